@@ -1,0 +1,20 @@
+//! What a row is. No I/O and no arithmetic happen here.
+//!
+//! A *row* is the bytes stored for one (category, id): the weights and, contiguous behind them, the
+//! optimizer state. Tables whose [`GroupSpec`]s are equal share a *group*, and all rows of a group have
+//! one [`RowLayout`].
+#![forbid(unsafe_code)]
+
+mod bag;
+mod initializer;
+mod key;
+mod layout;
+mod optimizer;
+mod spec;
+
+pub use bag::{BagError, IdBag, Pooling};
+pub use initializer::Initializer;
+pub use key::{Category, RowKey};
+pub use layout::{Dtype, LINE_BYTES, RowLayout};
+pub use optimizer::OptimizerSpec;
+pub use spec::{GroupSpec, IdRange, SpecError, StalenessBound, TableSpec};

@@ -1,0 +1,91 @@
+//! Which optimizer updates a row, and how much state it keeps beside the weights.
+
+use serde::{Deserialize, Serialize};
+
+/// An optimizer and its hyper-parameters. The learning rate is the default of the table; every update
+/// may name another one (schedules), so it is not part of a group's identity.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum OptimizerSpec {
+    /// `w -= lr * g`. No state.
+    Sgd {
+        /// Learning rate.
+        lr: f32,
+    },
+    /// `s += g*g; w -= lr * g / (sqrt(s) + eps)`. State: `dim` floats.
+    Adagrad {
+        /// Learning rate.
+        lr: f32,
+        /// Added to the root.
+        eps: f32,
+        /// Value the accumulator is born with.
+        initial_accumulator: f32,
+    },
+    /// Adagrad with one accumulator per row: `s += mean(g*g)`. State: 1 float.
+    RowwiseAdagrad {
+        /// Learning rate.
+        lr: f32,
+        /// Added to the root.
+        eps: f32,
+        /// Value the accumulator is born with.
+        initial_accumulator: f32,
+    },
+    /// Adam on touched rows (as `torch.optim.SparseAdam`): moments of absent rows stand still, the bias
+    /// correction counts the table's steps. State: `2 * dim` floats.
+    Adam {
+        /// Learning rate.
+        lr: f32,
+        /// Decay of the first moment.
+        beta1: f32,
+        /// Decay of the second moment.
+        beta2: f32,
+        /// Added to the root.
+        eps: f32,
+    },
+}
+
+impl OptimizerSpec {
+    /// Floats of state a row of `dim` weights carries.
+    pub fn state_floats(&self, dim: usize) -> usize {
+        match self {
+            Self::Sgd { .. } => 0,
+            Self::Adagrad { .. } => dim,
+            Self::RowwiseAdagrad { .. } => 1,
+            Self::Adam { .. } => 2 * dim,
+        }
+    }
+
+    /// The value every float of a new row's state is born with.
+    pub fn initial_state(&self) -> f32 {
+        match *self {
+            Self::Adagrad { initial_accumulator, .. } | Self::RowwiseAdagrad { initial_accumulator, .. } => {
+                initial_accumulator
+            }
+            Self::Sgd { .. } | Self::Adam { .. } => 0.0,
+        }
+    }
+
+    /// The table's default learning rate.
+    pub fn lr(&self) -> f32 {
+        match *self {
+            Self::Sgd { lr }
+            | Self::Adagrad { lr, .. }
+            | Self::RowwiseAdagrad { lr, .. }
+            | Self::Adam { lr, .. } => lr,
+        }
+    }
+
+    /// The same optimizer with another learning rate.
+    #[must_use]
+    pub fn with_lr(mut self, rate: f32) -> Self {
+        match &mut self {
+            Self::Sgd { lr }
+            | Self::Adagrad { lr, .. }
+            | Self::RowwiseAdagrad { lr, .. }
+            | Self::Adam { lr, .. } => {
+                *lr = rate;
+            }
+        }
+        self
+    }
+}
