@@ -1,0 +1,80 @@
+# `make` sets everything up and trains the demo; `make help` lists the rest.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := train
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+TOOLS := $(VENV)/.stamp-tools
+CORE := $(VENV)/.stamp-core
+# One interpreter for every cargo call, so that the binding is not rebuilt when PATH differs.
+export PYO3_PYTHON := $(CURDIR)/$(VENV)/bin/python
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+# The binding holds no logic and links no Python: its tests are Python's.
+CARGO_TESTS := --workspace --exclude rowmill-python --locked
+
+.PHONY: train
+train: setup ## Set up, then train a DLRM on a generated click log with memory for a quarter of its rows
+	$(VENV)/bin/rowmill train --config examples/quickstart.toml
+
+.PHONY: setup
+setup: $(CORE) ## Install what is missing, build the wheel into .venv
+
+$(TOOLS): requirements.lock tools/setup.sh
+	tools/setup.sh
+	touch $@
+
+$(CORE): $(TOOLS) $(RUST_SOURCES) pyproject.toml
+	$(VENV)/bin/maturin develop --release --uv --quiet
+	touch $@
+
+.PHONY: test
+test: test-rust test-python ## Run every test of every language
+
+.PHONY: test-rust
+test-rust: $(TOOLS) ## Run the Rust tests, and the model checks under loom
+	cargo test $(CARGO_TESTS)
+	RUSTFLAGS="--cfg loom" cargo test --package rowmill-store --lib --release --locked --target-dir $(TARGET)/loom -- loom
+
+.PHONY: test-python
+test-python: setup ## Run the Python tests
+	$(VENV)/bin/pytest
+
+.PHONY: lint
+lint: $(TOOLS) ## Check format, lints and types; warnings are errors
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/pyright
+
+.PHONY: format
+format: $(TOOLS) ## Rewrite sources in the one format
+	cargo fmt --all
+	$(VENV)/bin/ruff check --fix-only
+	$(VENV)/bin/ruff format
+
+.PHONY: bench
+bench: setup ## Run every benchmark in its quick form; results go to benchmarks/results
+	for run in benchmarks/*/run.py; do \
+		question=$$(basename "$$(dirname "$$run")"); \
+		echo "== $$question"; \
+		$(VENV)/bin/python "$$run" --quick --out "benchmarks/results/$$question.json"; \
+	done
+
+.PHONY: lock
+lock: $(TOOLS) ## Pin the newest allowed Python packages in requirements.lock
+	$(VENV)/bin/uv pip compile pyproject.toml --group dev --universal --generate-hashes --upgrade \
+		--no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements.lock
+
+.PHONY: clean
+clean: ## Remove everything that was built, keep what was measured
+	rm -rf $(TARGET) $(VENV) out dist python/rowmill/_core*.so
+
+.PHONY: help
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

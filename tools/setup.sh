@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Brings a machine to the point where everything here builds and tests: a C linker, Python 3.11
+# or newer, Rust, and .venv with the packages of requirements.lock. Safe to run again; touches
+# the system only for what is missing, and through apt only.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+rust_wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        return 1
+    fi
+}
+
+apt_updated=false
+# apt_install PACKAGE...: false where there is no apt, no root, or no such package.
+apt_install() {
+    command -v apt-get >/dev/null || return 1
+    if ! $apt_updated; then
+        as_root apt-get update -qq >&2 || return 1
+        apt_updated=true
+    fi
+    say "installing $* with apt"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+# at_least HAVE WANTED: compares versions.
+at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
+
+python_ok() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+find_python() {
+    local name
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        if command -v "$name" >/dev/null && python_ok "$name"; then
+            command -v "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+cargo_version() { cargo --version 2>/dev/null | awk '{print $2}'; }
+cargo_ok() { local have; have=$(cargo_version) && [ -n "$have" ] && at_least "$have" "$rust_wanted"; }
+
+command -v cc >/dev/null || apt_install gcc libc6-dev ||
+    fail "no C compiler: install gcc (a linker for Rust), then run make again"
+
+python=$(find_python) || {
+    apt_install python3 python3-venv || true
+    python=$(find_python) || fail "no Python 3.11 or newer with venv: install it, then run make again"
+}
+
+# rustup reads rust-toolchain.toml by itself; without it, Debian's rust for browsers is new enough.
+if ! cargo_ok; then
+    if command -v rustup >/dev/null; then
+        rustup toolchain install >&2 || true
+    elif ! { apt_install rustup || apt_install cargo-web rustc-web rustfmt-web; }; then
+        say "apt has neither rustup nor a new cargo"
+    fi
+    cargo_ok || fail "cargo is $(cargo_version || true), $rust_wanted is needed: install it with rustup, then run make again"
+fi
+
+if ! [ -x .venv/bin/python ] || ! python_ok .venv/bin/python; then
+    say "making .venv with $("$python" --version)"
+    "$python" -m venv --clear .venv
+fi
+
+# uv comes from the lock too, by pip; then uv installs the rest.
+uv_wanted=$(sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements.lock)
+if [ "$(.venv/bin/uv --version 2>/dev/null | awk '{print $2}')" != "$uv_wanted" ]; then
+    uv_lock=$(mktemp)
+    trap 'rm -f "$uv_lock"' EXIT
+    awk '/^uv==/ {on = 1} on {print} on && !/\\$/ {exit}' requirements.lock >"$uv_lock"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r "$uv_lock"
+fi
+say "installing the packages of requirements.lock into .venv"
+VIRTUAL_ENV="$PWD/.venv" .venv/bin/uv pip sync --quiet --require-hashes requirements.lock
