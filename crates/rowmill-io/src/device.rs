@@ -91,3 +91,37 @@ pub enum DeviceError {
         holder: u32,
     },
 }
+
+impl DeviceError {
+    /// The error for a failed call of the operating system on `bytes` bytes of `name` at `offset`.
+    pub fn from_io(
+        operation: &'static str,
+        name: impl Into<String>,
+        offset: u64,
+        bytes: usize,
+        source: io::Error,
+    ) -> Self {
+        let name = name.into();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full { name, offset, bytes },
+            io::ErrorKind::NotFound => Self::Missing { name },
+            _ => Self::Io { operation, name, offset, source },
+        }
+    }
+}
+
+impl Span {
+    /// First byte after the span.
+    pub fn end(self) -> u64 {
+        self.offset + self.bytes as u64
+    }
+
+    /// # Panics
+    /// When the span is empty or not made of whole blocks: its caller computed it wrongly.
+    pub(crate) fn assert_whole_blocks(self) {
+        assert!(
+            self.bytes > 0 && (self.offset | self.bytes as u64).is_multiple_of(BLOCK_BYTES as u64),
+            "{self:?} is not made of whole blocks"
+        );
+    }
+}

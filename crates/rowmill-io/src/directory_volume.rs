@@ -1,0 +1,240 @@
+//! A volume that is a directory of a real file system.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+use crate::file_device::FileDevice;
+use crate::{AlignedBuffer, BLOCK_BYTES, Device, DeviceError, FileWriter, Volume, VolumeLock};
+
+/// The file whose lock is the volume's. It holds the pid of the last holder and is no part of the content.
+const LOCK_NAME: &str = "LOCK";
+
+/// How device reads are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoChoice {
+    /// `io_uring` where the kernel allows it, `pread` otherwise.
+    #[default]
+    Auto,
+    /// Always `pread`.
+    Pread,
+}
+
+/// A directory. Devices in it are read and written past the page cache (`O_DIRECT`) where the file system
+/// allows it; where not, their pages are dropped from the cache after use, so that the page cache never
+/// stands in for memory the store was not given.
+#[derive(Debug)]
+pub struct DirectoryVolume {
+    path: PathBuf,
+    choice: IoChoice,
+    /// Why `O_DIRECT` is not used, once the file system has refused it.
+    direct_refused: OnceLock<String>,
+}
+
+impl DirectoryVolume {
+    /// An existing directory.
+    ///
+    /// # Errors
+    /// [`DeviceError::Missing`] when there is none.
+    pub fn open(path: &Path, choice: IoChoice) -> Result<Self, DeviceError> {
+        let metadata = fs::metadata(path).map_err(|error| path_error("open", path, error))?;
+        if !metadata.is_dir() {
+            return Err(path_error("open", path, io::Error::from(io::ErrorKind::NotADirectory)));
+        }
+        let volume = Self { path: path.to_owned(), choice, direct_refused: OnceLock::new() };
+        if let Err(refused) = probe_direct(path) {
+            // The cell is new: nothing else can have set it.
+            let _ = volume.direct_refused.set(refused);
+        }
+        Ok(volume)
+    }
+
+    /// A directory that is made when it is missing, with its parents.
+    ///
+    /// # Errors
+    /// As the operating system.
+    pub fn create(path: &Path, choice: IoChoice) -> Result<Self, DeviceError> {
+        if !path.is_dir() {
+            fs::create_dir_all(path).map_err(|error| path_error("create", path, error))?;
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            sync_directory(parent.unwrap_or(Path::new(".")))?;
+        }
+        Self::open(path, choice)
+    }
+
+    fn file_path(&self, name: &str) -> Result<PathBuf, DeviceError> {
+        let plain = !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != "..";
+        if plain && name != LOCK_NAME {
+            return Ok(self.path.join(name));
+        }
+        let reason = io::Error::new(io::ErrorKind::InvalidInput, "not a plain file name, or reserved");
+        Err(path_error("naming", &self.path.join(name), reason))
+    }
+}
+
+impl Volume for DirectoryVolume {
+    fn device(&self, name: &str, writable: bool) -> Result<Arc<dyn Device>, DeviceError> {
+        let direct = self.direct_refused.get().is_none();
+        let device = FileDevice::open(&self.file_path(name)?, writable, direct)?;
+        if direct && !device.is_direct() {
+            // Another device may have been told the same at the same time.
+            let _ = self.direct_refused.set("the file system refuses O_DIRECT".to_owned());
+        }
+        Ok(Arc::new(device))
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn FileWriter>, DeviceError> {
+        let path = self.file_path(name)?;
+        let file = File::create(&path).map_err(|error| path_error("create", &path, error))?;
+        Ok(Box::new(DirectoryFileWriter { writer: BufWriter::with_capacity(WRITER_BYTES, file), path }))
+    }
+
+    fn open(&self, name: &str) -> Result<Box<dyn Read + Send>, DeviceError> {
+        let path = self.file_path(name)?;
+        let file = File::open(&path).map_err(|error| path_error("open", &path, error))?;
+        Ok(Box::new(BufReader::with_capacity(WRITER_BYTES, file)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), DeviceError> {
+        let from = self.file_path(from)?;
+        fs::rename(&from, self.file_path(to)?).map_err(|error| path_error("rename", &from, error))
+    }
+
+    fn remove(&self, name: &str) -> Result<(), DeviceError> {
+        let path = self.file_path(name)?;
+        fs::remove_file(&path).map_err(|error| path_error("remove", &path, error))
+    }
+
+    fn list(&self) -> Result<Vec<String>, DeviceError> {
+        let failed = |error| path_error("list", &self.path, error);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if let Ok(name) = entry.file_name().into_string()
+                && name != LOCK_NAME
+                && entry.file_type().map_err(failed)?.is_file()
+            {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        sync_directory(&self.path)
+    }
+
+    fn lock(&self) -> Result<Box<dyn VolumeLock>, DeviceError> {
+        let path = self.path.join(LOCK_NAME);
+        let failed = |error| path_error("lock", &path, error);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        // SAFETY: flock touches no memory of ours; the descriptor is open.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(failed(error));
+            }
+            let mut holder = String::new();
+            // Whoever holds the lock may not have written its pid yet: 0 then stands for "unknown".
+            let _ = file.read_to_string(&mut holder);
+            return Err(DeviceError::Locked {
+                name: self.location(),
+                holder: holder.trim().parse().unwrap_or(0),
+            });
+        }
+        file.set_len(0).and_then(|()| file.rewind()).map_err(failed)?;
+        writeln!(file, "{}", std::process::id()).map_err(failed)?;
+        Ok(Box::new(DirectoryLock { _file: file }))
+    }
+
+    fn location(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn describe(&self) -> String {
+        let engine = match self.choice {
+            IoChoice::Auto | IoChoice::Pread => "pread",
+        };
+        match self.direct_refused.get() {
+            None => format!("{engine}, O_DIRECT"),
+            Some(refused) => format!("{engine}, through the page cache but dropped from it ({refused})"),
+        }
+    }
+}
+
+/// Buffer of a file being written or read from its beginning.
+const WRITER_BYTES: usize = 64 * 1024;
+
+struct DirectoryFileWriter {
+    writer: BufWriter<File>,
+    path: PathBuf,
+}
+
+impl Write for DirectoryFileWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writer.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+impl FileWriter for DirectoryFileWriter {
+    fn sync(&mut self) -> Result<(), DeviceError> {
+        self.writer
+            .flush()
+            .and_then(|()| self.writer.get_ref().sync_data())
+            .map_err(|error| path_error("sync", &self.path, error))
+    }
+}
+
+/// The lock goes with the open file, also when the process dies.
+#[derive(Debug)]
+struct DirectoryLock {
+    _file: File,
+}
+
+impl VolumeLock for DirectoryLock {}
+
+fn path_error(operation: &'static str, path: &Path, error: io::Error) -> DeviceError {
+    DeviceError::from_io(operation, path.display().to_string(), 0, 0, error)
+}
+
+fn sync_directory(path: &Path) -> Result<(), DeviceError> {
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| path_error("sync", path, error))
+}
+
+/// Write and read a block of a nameless file with `O_DIRECT`. Only a refusal counts: where nothing can be
+/// written, or there are no nameless files, the first device shows what the file system does.
+fn probe_direct(path: &Path) -> Result<(), String> {
+    let nameless = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_TMPFILE | libc::O_DIRECT)
+        .open(path)
+        .and_then(|file| {
+            let mut block = AlignedBuffer::new(BLOCK_BYTES);
+            file.write_all_at(&block, 0)?;
+            file.read_exact_at(&mut block, 0)
+        });
+    match nameless {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Err(format!("the file system refuses O_DIRECT: {error}"))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,148 @@
+//! A device that is a file of a real file system.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use crate::pread;
+use crate::{AlignedBuffer, BLOCK_BYTES, Device, DeviceError, Span};
+
+/// Largest copy made for a write whose caller's memory is not aligned: long enough for the device's full
+/// sequential speed.
+const BOUNCE_BYTES: usize = 256 * 1024;
+
+/// A file, past the page cache where the file system allows it.
+#[derive(Debug)]
+pub(crate) struct FileDevice {
+    file: File,
+    name: String,
+    /// Opened with `O_DIRECT`; otherwise pages are dropped from the cache after use.
+    direct: bool,
+}
+
+impl FileDevice {
+    /// Open `path`, creating it when `writable` and missing. `direct` asks for `O_DIRECT`; a file system
+    /// that refuses it gives a device with `is_direct()` false.
+    pub(crate) fn open(path: &Path, writable: bool, direct: bool) -> Result<Self, DeviceError> {
+        let name = path.display().to_string();
+        let open = |flags: i32| {
+            OpenOptions::new()
+                .read(true)
+                .write(writable)
+                .create(writable)
+                .truncate(false)
+                .custom_flags(flags)
+                .open(path)
+        };
+        let opened = if direct {
+            match open(libc::O_DIRECT) {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open(0).map(|file| (file, false)),
+                other => other.map(|file| (file, true)),
+            }
+        } else {
+            open(0).map(|file| (file, false))
+        };
+        let (file, direct) =
+            opened.map_err(|error| DeviceError::from_io("open", name.as_str(), 0, 0, error))?;
+        Ok(Self { file, name, direct })
+    }
+
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn error(&self, operation: &'static str, offset: u64, bytes: usize, source: io::Error) -> DeviceError {
+        DeviceError::from_io(operation, self.name.as_str(), offset, bytes, source)
+    }
+
+    fn write_aligned(&self, mut offset: u64, mut blocks: &[u8]) -> Result<(), DeviceError> {
+        while !blocks.is_empty() {
+            let written = match self.file.write_at(blocks, offset) {
+                // A direct write may only go on from a block boundary, so a torn last block is repeated.
+                Ok(written) => written / BLOCK_BYTES * BLOCK_BYTES,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(self.error("write", offset, blocks.len(), error)),
+            };
+            if written == 0 {
+                let stuck = io::Error::new(ErrorKind::WriteZero, "less than one block was taken");
+                return Err(self.error("write", offset, blocks.len(), stuck));
+            }
+            blocks = &blocks[written..];
+            offset += written as u64;
+        }
+        Ok(())
+    }
+
+    /// Tell the kernel that cached pages of the span (all after `offset` when `bytes` is 0) are not needed.
+    fn drop_cache(&self, offset: u64, bytes: u64) {
+        // SAFETY: posix_fadvise touches no memory of ours; the descriptor is open. It is advice: what it
+        // returns changes nothing.
+        unsafe {
+            libc::posix_fadvise(
+                self.file.as_raw_fd(),
+                offset as i64,
+                bytes as i64,
+                libc::POSIX_FADV_DONTNEED,
+            );
+        }
+    }
+}
+
+impl Device for FileDevice {
+    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, Result<&[u8], DeviceError>)) {
+        pread::read(&self.file, &self.name, spans, deliver);
+        if !self.direct {
+            for span in spans {
+                self.drop_cache(span.offset, span.bytes as u64);
+            }
+        }
+    }
+
+    fn write(&self, offset: u64, blocks: &[u8]) -> Result<(), DeviceError> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        Span { offset, bytes: blocks.len() }.assert_whole_blocks();
+        if !self.direct || AlignedBuffer::is_aligned(blocks) {
+            return self.write_aligned(offset, blocks);
+        }
+        let mut bounce = AlignedBuffer::new(blocks.len().min(BOUNCE_BYTES));
+        for (position, part) in blocks.chunks(BOUNCE_BYTES).enumerate() {
+            bounce[..part.len()].copy_from_slice(part);
+            self.write_aligned(offset + (position * BOUNCE_BYTES) as u64, &bounce[..part.len()])?;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        self.file.sync_data().map_err(|error| self.error("sync", 0, 0, error))?;
+        if !self.direct {
+            self.drop_cache(0, 0);
+        }
+        Ok(())
+    }
+
+    fn discard(&self, span: Span) -> Result<(), DeviceError> {
+        span.assert_whole_blocks();
+        // SAFETY: fallocate touches no memory of ours; the descriptor is open for writing or the call fails.
+        let result = unsafe {
+            libc::fallocate(
+                self.file.as_raw_fd(),
+                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                span.offset as i64,
+                span.bytes as i64,
+            )
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(self.error("discard", span.offset, span.bytes, io::Error::last_os_error()))
+    }
+
+    fn bytes(&self) -> u64 {
+        // fstat of an open local file cannot fail; a network file system that lost it has nothing to read.
+        self.file.metadata().map_or(0, |metadata| metadata.len())
+    }
+}

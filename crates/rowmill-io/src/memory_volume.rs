@@ -1,0 +1,393 @@
+//! A volume in memory: for tests, and the simulated machine that loses its power.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Debug, Formatter};
+use std::io::{self, Cursor, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::memory_file::{Fates, MemoryFile};
+use crate::seeded::Seeded;
+use crate::{Device, DeviceError, FileWriter, Span, Volume, VolumeLock};
+
+/// A volume that lives as long as its last handle; clones share it, so a store can be closed and opened
+/// again within the process.
+///
+/// A [`MemoryVolume::crashable`] one remembers what was not synced and can [`crash`](Self::crash).
+#[derive(Clone)]
+pub struct MemoryVolume {
+    machine: Arc<Machine>,
+}
+
+/// What a crash left.
+#[derive(Debug)]
+pub struct Crash {
+    /// The volume as found after the crash. The crashed one answers everything with an error.
+    pub volume: MemoryVolume,
+    /// Unsynced changes of content that survived whole.
+    pub changes_kept: usize,
+    /// Unsynced changes of content of which nothing survived.
+    pub changes_lost: usize,
+    /// Unsynced changes of content of which some sectors may have survived.
+    pub changes_torn: usize,
+    /// Unsynced creations, renames and removals that did not survive.
+    pub names_lost: usize,
+}
+
+struct Machine {
+    crashable: bool,
+    folder: Mutex<Folder>,
+    /// Looked at under the lock of whatever is used, so that nothing changes after the crash took it.
+    crashed: AtomicBool,
+    locked: AtomicBool,
+}
+
+type File = Arc<RwLock<MemoryFile>>;
+
+#[derive(Default)]
+struct Folder {
+    names: BTreeMap<String, File>,
+    /// As of the last sync; kept only by crashable volumes, as are the changes since.
+    names_synced: BTreeMap<String, File>,
+    changes: Vec<NameChange>,
+}
+
+enum NameChange {
+    Create(String, File),
+    Rename(String, File),
+    Remove(String),
+}
+
+impl MemoryVolume {
+    /// An empty volume that takes no more memory than its content.
+    pub fn new() -> Self {
+        Self::with(false, Folder::default())
+    }
+
+    /// An empty volume that can lose its power; it keeps unsynced writes twice.
+    pub fn crashable() -> Self {
+        Self::with(true, Folder::default())
+    }
+
+    /// Lose the power: the volume as the next start of the machine finds it.
+    ///
+    /// Synced content and names are there. Of what was not synced, each write survives whole, not at all,
+    /// or by random 512 B sectors, independently of others and of their order; so do names, where a rename
+    /// happens as a whole or not at all. Every handle of the crashed volume answers with an error from now
+    /// on, and its lock is gone with it.
+    ///
+    /// # Panics
+    /// When the volume was not made by [`MemoryVolume::crashable`].
+    pub fn crash(&self, seed: u64) -> Crash {
+        assert!(self.machine.crashable, "make the volume with MemoryVolume::crashable() to crash it");
+        let mut seeded = Seeded::new(seed);
+        let mut folder = self.machine.folder.lock();
+        self.machine.crashed.store(true, Ordering::Release);
+        let Folder { mut names_synced, changes, .. } = std::mem::take(&mut *folder);
+        drop(folder);
+        let names_lost = survive_names(&mut names_synced, changes, &mut seeded);
+        let mut fates = Fates::default();
+        let mut names = BTreeMap::new();
+        for (name, file) in names_synced {
+            let file = file.write().after_crash(&mut seeded, &mut fates);
+            names.insert(name, Arc::new(RwLock::new(file)));
+        }
+        let found = Folder { names_synced: names.clone(), names, changes: Vec::new() };
+        Crash {
+            volume: Self::with(true, found),
+            changes_kept: fates.kept,
+            changes_lost: fates.lost,
+            changes_torn: fates.torn,
+            names_lost,
+        }
+    }
+
+    /// Bytes of all files, holes included.
+    pub fn bytes(&self) -> u64 {
+        self.machine.folder.lock().names.values().map(|file| file.read().bytes()).sum()
+    }
+
+    fn with(crashable: bool, folder: Folder) -> Self {
+        let machine = Machine {
+            crashable,
+            folder: Mutex::new(folder),
+            crashed: AtomicBool::new(false),
+            locked: AtomicBool::new(false),
+        };
+        Self { machine: Arc::new(machine) }
+    }
+
+    /// The file of a name, made when `create` is set.
+    fn file(&self, name: &str, create: bool) -> Result<File, DeviceError> {
+        let mut folder = self.machine.folder.lock();
+        self.machine.check_power("open", name)?;
+        if let Some(file) = folder.names.get(name) {
+            return Ok(Arc::clone(file));
+        }
+        if !create {
+            return Err(DeviceError::Missing { name: name.to_owned() });
+        }
+        let file = Arc::new(RwLock::new(MemoryFile::new(self.machine.crashable)));
+        folder.names.insert(name.to_owned(), Arc::clone(&file));
+        self.machine.note(&mut folder, || NameChange::Create(name.to_owned(), Arc::clone(&file)));
+        Ok(file)
+    }
+}
+
+impl Default for MemoryVolume {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Debug for MemoryVolume {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryVolume({} bytes)", self.bytes())
+    }
+}
+
+impl Volume for MemoryVolume {
+    fn device(&self, name: &str, writable: bool) -> Result<Arc<dyn Device>, DeviceError> {
+        let file = self.file(name, writable)?;
+        let machine = Arc::clone(&self.machine);
+        Ok(Arc::new(MemoryDevice { name: name.to_owned(), writable, file, machine }))
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn FileWriter>, DeviceError> {
+        let file = self.file(name, true)?;
+        {
+            let mut content = file.write();
+            self.machine.check_power("create", name)?;
+            if content.bytes() > 0 {
+                content.truncate();
+            }
+        }
+        let machine = Arc::clone(&self.machine);
+        Ok(Box::new(MemoryFileWriter { name: name.to_owned(), file, machine, offset: 0 }))
+    }
+
+    fn open(&self, name: &str) -> Result<Box<dyn Read + Send>, DeviceError> {
+        let file = self.file(name, false)?;
+        let content = file.read();
+        let mut bytes = vec![0; content.bytes() as usize];
+        content
+            .read(0, &mut bytes)
+            .map_err(|error| DeviceError::from_io("open", name, 0, bytes.len(), error))?;
+        Ok(Box::new(Cursor::new(bytes)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), DeviceError> {
+        let mut folder = self.machine.folder.lock();
+        self.machine.check_power("rename", from)?;
+        let Some(file) = folder.names.remove(from) else {
+            return Err(DeviceError::Missing { name: from.to_owned() });
+        };
+        folder.names.insert(to.to_owned(), Arc::clone(&file));
+        self.machine.note(&mut folder, || NameChange::Rename(to.to_owned(), file));
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> Result<(), DeviceError> {
+        let mut folder = self.machine.folder.lock();
+        self.machine.check_power("remove", name)?;
+        if folder.names.remove(name).is_none() {
+            return Err(DeviceError::Missing { name: name.to_owned() });
+        }
+        self.machine.note(&mut folder, || NameChange::Remove(name.to_owned()));
+        Ok(())
+    }
+
+    fn list(&self) -> Result<Vec<String>, DeviceError> {
+        let folder = self.machine.folder.lock();
+        self.machine.check_power("list", "the volume")?;
+        Ok(folder.names.keys().cloned().collect())
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        let mut folder = self.machine.folder.lock();
+        self.machine.check_power("sync", "the volume")?;
+        if self.machine.crashable && !folder.changes.is_empty() {
+            folder.changes.clear();
+            folder.names_synced = folder.names.clone();
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<Box<dyn VolumeLock>, DeviceError> {
+        self.machine.check_power("lock", "the volume")?;
+        if self.machine.locked.swap(true, Ordering::Acquire) {
+            return Err(DeviceError::Locked { name: self.location(), holder: std::process::id() });
+        }
+        Ok(Box::new(MemoryLock { machine: Arc::clone(&self.machine) }))
+    }
+
+    fn location(&self) -> String {
+        "memory".to_owned()
+    }
+
+    fn describe(&self) -> String {
+        "memory".to_owned()
+    }
+}
+
+impl Machine {
+    fn check_power(&self, operation: &'static str, name: &str) -> Result<(), DeviceError> {
+        if self.crashed.load(Ordering::Acquire) {
+            let source = io::Error::other("the simulated machine has lost its power");
+            return Err(DeviceError::from_io(operation, name, 0, 0, source));
+        }
+        Ok(())
+    }
+
+    fn note(&self, folder: &mut Folder, change: impl FnOnce() -> NameChange) {
+        if self.crashable {
+            folder.changes.push(change());
+        }
+    }
+}
+
+/// Apply a random part of `changes` to `names`; how many were lost.
+fn survive_names(names: &mut BTreeMap<String, File>, changes: Vec<NameChange>, seeded: &mut Seeded) -> usize {
+    // A journal keeps a prefix; a file system without one keeps anything.
+    let journal = seeded.one_in(2);
+    let prefix = seeded.below(changes.len() as u64 + 1) as usize;
+    let mut lost = 0;
+    for (position, change) in changes.into_iter().enumerate() {
+        if if journal { position >= prefix } else { seeded.one_in(2) } {
+            lost += 1;
+            continue;
+        }
+        match change {
+            NameChange::Create(name, file) => drop(names.insert(name, file)),
+            NameChange::Rename(to, file) => {
+                names.retain(|_, other| !Arc::ptr_eq(other, &file));
+                names.insert(to, file);
+            }
+            NameChange::Remove(name) => drop(names.remove(&name)),
+        }
+    }
+    lost
+}
+
+#[derive(Debug)]
+struct MemoryDevice {
+    name: String,
+    writable: bool,
+    file: File,
+    machine: Arc<Machine>,
+}
+
+impl MemoryDevice {
+    fn check_writable(&self, operation: &'static str, offset: u64) -> Result<(), DeviceError> {
+        if self.writable {
+            return Ok(());
+        }
+        let source = io::Error::new(io::ErrorKind::PermissionDenied, "the device was opened for reading");
+        Err(DeviceError::from_io(operation, self.name.as_str(), offset, 0, source))
+    }
+}
+
+impl Device for MemoryDevice {
+    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, Result<&[u8], DeviceError>)) {
+        // Copied out, so that `deliver` may use the device.
+        let mut copy = vec![0; spans.iter().map(|span| span.bytes).max().unwrap_or(0)];
+        for (position, span) in spans.iter().enumerate() {
+            span.assert_whole_blocks();
+            let into = &mut copy[..span.bytes];
+            let result = self.machine.check_power("read", &self.name).and_then(|()| {
+                self.file.read().read(span.offset, into).map_err(|error| {
+                    DeviceError::from_io("read", self.name.as_str(), span.offset, span.bytes, error)
+                })
+            });
+            deliver(position, result.map(|()| &*into));
+        }
+    }
+
+    fn write(&self, offset: u64, blocks: &[u8]) -> Result<(), DeviceError> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        Span { offset, bytes: blocks.len() }.assert_whole_blocks();
+        self.check_writable("write", offset)?;
+        let mut file = self.file.write();
+        self.machine.check_power("write", &self.name)?;
+        file.write(offset, blocks);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        let mut file = self.file.write();
+        self.machine.check_power("sync", &self.name)?;
+        file.sync();
+        Ok(())
+    }
+
+    fn discard(&self, span: Span) -> Result<(), DeviceError> {
+        span.assert_whole_blocks();
+        self.check_writable("discard", span.offset)?;
+        let mut file = self.file.write();
+        self.machine.check_power("discard", &self.name)?;
+        file.discard(span.offset, span.bytes as u64);
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.file.read().bytes()
+    }
+}
+
+struct MemoryFileWriter {
+    name: String,
+    file: File,
+    machine: Arc<Machine>,
+    offset: u64,
+}
+
+impl Write for MemoryFileWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut file = self.file.write();
+        self.machine.check_power("write", &self.name).map_err(io::Error::other)?;
+        file.write(self.offset, bytes);
+        self.offset += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl FileWriter for MemoryFileWriter {
+    fn sync(&mut self) -> Result<(), DeviceError> {
+        let mut file = self.file.write();
+        self.machine.check_power("sync", &self.name)?;
+        file.sync();
+        Ok(())
+    }
+}
+
+struct MemoryLock {
+    machine: Arc<Machine>,
+}
+
+impl Debug for MemoryLock {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryLock(held: {})", self.machine.locked.load(Ordering::Relaxed))
+    }
+}
+
+impl VolumeLock for MemoryLock {}
+
+impl Drop for MemoryLock {
+    fn drop(&mut self) {
+        self.machine.locked.store(false, Ordering::Release);
+    }
+}
+
+impl Debug for Machine {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "Machine(crashable: {})", self.crashable)
+    }
+}

@@ -1,0 +1,109 @@
+//! Reads one after the other: the engine for where `io_uring` is refused.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+
+use crate::read_plan::{MERGED_BYTES_MAX, ReadPlan};
+use crate::{AlignedBuffer, BLOCK_BYTES, DeviceError, Span};
+
+struct ThreadBuffer {
+    plan: ReadPlan,
+    buffer: AlignedBuffer,
+}
+
+impl ThreadBuffer {
+    fn new() -> Self {
+        Self { plan: ReadPlan::default(), buffer: AlignedBuffer::new(MERGED_BYTES_MAX) }
+    }
+}
+
+thread_local! {
+    static BUFFER: RefCell<Option<ThreadBuffer>> = const { RefCell::new(None) };
+}
+
+/// Memory a thread keeps for this engine.
+pub(crate) const BYTES_PER_THREAD: usize = MERGED_BYTES_MAX + ReadPlan::BYTES_MAX;
+
+/// [`crate::Device::read`] over a file.
+pub(crate) fn read(
+    file: &File,
+    name: &str,
+    spans: &[Span],
+    deliver: &mut dyn FnMut(usize, Result<&[u8], DeviceError>),
+) {
+    // Taken out while in use: a `deliver` that reads again works with a buffer of its own.
+    let mut thread = BUFFER.take().unwrap_or_else(ThreadBuffer::new);
+    let ThreadBuffer { plan, buffer } = &mut thread;
+    plan.start(spans);
+    while let Some(run) = plan.next_run(spans) {
+        let positions = plan.positions(run);
+        if run.bytes > buffer.len() {
+            let position = positions[0] as usize;
+            read_wide(file, name, spans[position], &mut |result| deliver(position, result));
+            continue;
+        }
+        let blocks = &mut buffer[..run.bytes];
+        if read_exactly(file, run.offset, blocks).is_ok() {
+            for position in positions {
+                let span = spans[*position as usize];
+                let start = (span.offset - run.offset) as usize;
+                deliver(*position as usize, Ok(&blocks[start..start + span.bytes]));
+            }
+        } else {
+            for position in positions {
+                read_span(file, name, spans[*position as usize], blocks, &mut |result| {
+                    deliver(*position as usize, result);
+                });
+            }
+        }
+    }
+    BUFFER.set(Some(thread));
+}
+
+/// Read one span by itself into the beginning of `buffer`, so that an error of a neighbour is not its own.
+pub(crate) fn read_span(
+    file: &File,
+    name: &str,
+    span: Span,
+    buffer: &mut [u8],
+    deliver: &mut dyn FnMut(Result<&[u8], DeviceError>),
+) {
+    let blocks = &mut buffer[..span.bytes];
+    let result = read_exactly(file, span.offset, blocks);
+    deliver(match result {
+        Ok(()) => Ok(blocks),
+        Err(error) => Err(DeviceError::from_io("read", name, span.offset, span.bytes, error)),
+    });
+}
+
+/// Read a span too wide for any kept buffer into one that lives for this call.
+pub(crate) fn read_wide(
+    file: &File,
+    name: &str,
+    span: Span,
+    deliver: &mut dyn FnMut(Result<&[u8], DeviceError>),
+) {
+    read_span(file, name, span, &mut AlignedBuffer::new(span.bytes), deliver);
+}
+
+/// Fill `blocks` from `offset`; the end of the file is an error, short reads go on.
+fn read_exactly(file: &File, mut offset: u64, mut blocks: &mut [u8]) -> io::Result<()> {
+    while !blocks.is_empty() {
+        match file.read_at(blocks, offset) {
+            // A direct read may only go on from a block boundary; less than a block is left only at the end.
+            Ok(count) if count < BLOCK_BYTES => {
+                return Err(io::Error::new(ErrorKind::UnexpectedEof, "the file ends before the span does"));
+            }
+            Ok(count) => {
+                let whole = count / BLOCK_BYTES * BLOCK_BYTES;
+                blocks = &mut blocks[whole..];
+                offset += whole as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
