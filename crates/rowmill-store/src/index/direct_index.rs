@@ -1,0 +1,191 @@
+//! An index for ids `0..rows`: two arrays addressed by the id itself.
+//!
+//! The ids of one shard are those with the shard's low bits; the rest of the id is the position.
+
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use super::flags::{self, FREQUENCY_MAX};
+use super::location::{Location, Place};
+use super::prefetch::prefetch;
+use super::zeroed_array::ZeroedArray;
+
+/// An id that a dense table cannot hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("id {id} is outside 0..{rows}", id = *.id as i64)]
+pub(crate) struct IdOutOfRange {
+    /// The id.
+    pub(crate) id: u64,
+    /// Number of ids of the table.
+    pub(crate) rows: u64,
+}
+
+/// Ids of one (shard, dense table) to locations and flags.
+pub(crate) struct DirectIndex {
+    /// [`Location::stored`], or zero for an id without a row.
+    locations: ZeroedArray<u32>,
+    flags: ZeroedArray<AtomicU8>,
+    shard: u64,
+    shard_bits: u32,
+    len: usize,
+}
+
+impl DirectIndex {
+    /// An index for those of `0..rows` that fall to `shard` out of `shards`.
+    pub(crate) fn new(rows: u64, shard: usize, shards: usize) -> Self {
+        let local = local_rows(rows, shard, shards);
+        Self {
+            locations: ZeroedArray::new(local),
+            flags: ZeroedArray::new(local),
+            shard: shard as u64,
+            shard_bits: shards.ilog2(),
+            len: 0,
+        }
+    }
+
+    /// Find the first id that a table of `rows` cannot hold, before a batch changes anything.
+    ///
+    /// # Errors
+    /// [`IdOutOfRange`] with that id.
+    pub(crate) fn check(ids: &[u64], rows: u64) -> Result<(), IdOutOfRange> {
+        match ids.iter().find(|&&id| id >= rows) {
+            None => Ok(()),
+            Some(&id) => Err(IdOutOfRange { id, rows }),
+        }
+    }
+
+    /// Start loading the entry of `id`.
+    #[inline]
+    pub(crate) fn prefetch(&self, id: u64) {
+        let local = self.local(id);
+        prefetch(self.locations.as_ptr().wrapping_add(local));
+        prefetch(self.flags.as_ptr().wrapping_add(local));
+    }
+
+    /// Where the entry of `id` is; none for an id without a row or out of range.
+    #[inline]
+    pub(crate) fn find(&self, id: u64) -> Option<Place> {
+        let local = self.local(id);
+        match self.locations.get(local) {
+            Some(&location) if location != 0 => Some(place(local)),
+            _ => None,
+        }
+    }
+
+    /// Where the row of an entry is.
+    #[inline]
+    pub(crate) fn location(&self, place: Place) -> Location {
+        Location::from_stored(self.locations[local_of(place)])
+    }
+
+    /// Say that the row of an entry has moved.
+    #[inline]
+    pub(crate) fn set_location(&mut self, place: Place, location: Location) {
+        debug_assert_ne!(self.locations[local_of(place)], 0, "the place has no entry");
+        self.locations[local_of(place)] = location.stored();
+    }
+
+    /// How often the row was touched, up to [`FREQUENCY_MAX`].
+    #[inline]
+    pub(crate) fn frequency(&self, place: Place) -> u8 {
+        flags::frequency(self.flags[local_of(place)].load(Relaxed).into())
+    }
+
+    /// Count an access, as [`HashIndex::touch`](super::HashIndex::touch) does.
+    #[inline]
+    pub(crate) fn touch(&self, place: Place) {
+        let word = &self.flags[local_of(place)];
+        let bits = word.load(Relaxed);
+        if flags::frequency(bits.into()) < FREQUENCY_MAX {
+            let _ = word.compare_exchange(bits, bits + 1, Relaxed, Relaxed);
+        }
+    }
+
+    /// Replace the frequency.
+    #[inline]
+    pub(crate) fn set_frequency(&mut self, place: Place, frequency: u8) {
+        let word = self.flags[local_of(place)].get_mut();
+        *word = flags::with_frequency((*word).into(), 0, frequency) as u8;
+    }
+
+    /// The clock of the row, or [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
+    #[inline]
+    pub(crate) fn clock(&self, place: Place) -> u8 {
+        flags::clock(self.flags[local_of(place)].load(Relaxed).into())
+    }
+
+    /// Replace the clock.
+    #[inline]
+    pub(crate) fn set_clock(&mut self, place: Place, clock: u8) {
+        let word = self.flags[local_of(place)].get_mut();
+        *word = flags::with_clock((*word).into(), 0, clock) as u8;
+    }
+
+    /// Add an id that is not there, with frequency and clock zero.
+    ///
+    /// # Panics
+    /// When the id is out of range: [`DirectIndex::check`] comes first.
+    #[inline]
+    pub(crate) fn insert(&mut self, id: u64, location: Location) -> Place {
+        let local = self.local(id);
+        debug_assert_eq!(self.locations[local], 0, "id {id} is already in the index");
+        self.locations[local] = location.stored();
+        self.len += 1;
+        place(local)
+    }
+
+    /// Remove an id with its flags; returns where its row was.
+    pub(crate) fn remove(&mut self, id: u64) -> Option<Location> {
+        let place = self.find(id)?;
+        let location = self.location(place);
+        self.locations[local_of(place)] = 0;
+        *self.flags[local_of(place)].get_mut() = 0;
+        self.len -= 1;
+        Some(location)
+    }
+
+    /// Bytes of an index like this once every page of it was touched; untouched pages take none.
+    pub(crate) fn bytes_for(rows: u64, shard: usize, shards: usize) -> usize {
+        let local = local_rows(rows, shard, shards);
+        ZeroedArray::<u32>::bytes_for(local) + ZeroedArray::<AtomicU8>::bytes_for(local)
+    }
+
+    /// Bytes of memory once every page was touched.
+    pub(crate) fn bytes(&self) -> usize {
+        self.locations.bytes() + self.flags.bytes()
+    }
+
+    /// Number of ids that have a row.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Visit every id that has a row, in ascending order.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(u64, Location)) {
+        for (local, &location) in self.locations.iter().enumerate() {
+            if location != 0 {
+                visit((local as u64) << self.shard_bits | self.shard, Location::from_stored(location));
+            }
+        }
+    }
+
+    #[inline]
+    fn local(&self, id: u64) -> usize {
+        (id >> self.shard_bits) as usize
+    }
+}
+
+/// How many of `0..rows` fall to a shard.
+fn local_rows(rows: u64, shard: usize, shards: usize) -> usize {
+    debug_assert!(shards.is_power_of_two() && shard < shards);
+    rows.saturating_sub(shard as u64).div_ceil(shards as u64) as usize
+}
+
+#[inline]
+fn place(local: usize) -> Place {
+    Place::new(local as u32 + 1)
+}
+
+#[inline]
+fn local_of(place: Place) -> usize {
+    place.get() as usize - 1
+}

@@ -1,0 +1,38 @@
+//! The six bits an entry keeps beside its location: two of access frequency, four of clock.
+
+/// Bits of one entry.
+pub(super) const FLAG_BITS: u32 = 6;
+/// Largest access frequency.
+pub(crate) const FREQUENCY_MAX: u8 = 3;
+/// A clock this large says that the exact count is kept elsewhere, by the caller; 0..=14 are exact.
+pub(crate) const CLOCK_OVERFLOW: u8 = 15;
+
+const FREQUENCY_MASK: u32 = 0b00_0011;
+const CLOCK_MASK: u32 = 0b11_1100;
+const CLOCK_SHIFT: u32 = 2;
+
+/// The access frequency within an entry's bits, which start at bit 0 of `bits`.
+#[inline]
+pub(super) fn frequency(bits: u32) -> u8 {
+    (bits & FREQUENCY_MASK) as u8
+}
+
+/// The clock within an entry's bits.
+#[inline]
+pub(super) fn clock(bits: u32) -> u8 {
+    ((bits & CLOCK_MASK) >> CLOCK_SHIFT) as u8
+}
+
+/// `word` with the frequency at `shift` replaced.
+#[inline]
+pub(super) fn with_frequency(word: u32, shift: u32, frequency: u8) -> u32 {
+    debug_assert!(frequency <= FREQUENCY_MAX, "frequency {frequency} needs more than two bits");
+    word & !(FREQUENCY_MASK << shift) | u32::from(frequency & FREQUENCY_MAX) << shift
+}
+
+/// `word` with the clock at `shift` replaced.
+#[inline]
+pub(super) fn with_clock(word: u32, shift: u32, clock: u8) -> u32 {
+    debug_assert!(clock <= CLOCK_OVERFLOW, "clock {clock} needs more than four bits");
+    word & !(CLOCK_MASK << shift) | u32::from(clock & CLOCK_OVERFLOW) << (CLOCK_SHIFT + shift)
+}

@@ -1,0 +1,415 @@
+//! An index for any 64-bit ids: a hash table of cache-line buckets, looked up in batches.
+//!
+//! A bucket is one 64-byte line with five entries: full ids, locations, and the flags of all five in
+//! one word. A lookup therefore reads one line, and the row it leads to is the only other miss. An id's
+//! home bucket is the high part of `hash * buckets`, for any number of buckets; an entry that does not
+//! fit goes to the next bucket with room, and the full buckets on its way get an overflow bit, which
+//! stays until the index is rebuilt. A lookup ends at the first bucket without that bit.
+//!
+//! Growing keeps the order of home buckets, so it is one sequential pass from the old memory to the
+//! new, and the old is given back on the way: the two together never take noticeably more than the new
+//! one alone will. The price of that order is that inserting rows in bucket order into an index that
+//! still grows would pile them up at its low end; [`HashIndex::for_each`] therefore does not run in
+//! bucket order.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use super::flags::{self, FLAG_BITS, FREQUENCY_MAX};
+use super::location::{Location, Place};
+use super::prefetch::prefetch;
+use super::shard::mix;
+use super::zeroed_array::{PAGE_BYTES, Zeroed, ZeroedArray};
+
+/// Entries of a bucket: five of 12 bytes and a word of flags fill a 64-byte line.
+const ENTRIES: usize = 5;
+/// Rows per bucket at which the index grows: a load of 0.8, 16 bytes per row. Beyond it lookups of
+/// absent ids walk through ever longer runs of full buckets.
+const ROWS_PER_BUCKET_MAX: usize = 4;
+/// Growth by half leaves at most 24 bytes per row.
+const GROWTH_NUMERATOR: usize = 3;
+const GROWTH_DENOMINATOR: usize = 2;
+/// Buckets come in whole pages.
+const PAGE_BUCKETS: usize = PAGE_BYTES / size_of::<Bucket>();
+/// A [`Place`] has 29 bits for the bucket: 2^31 rows at a load of 0.8, as many as locations can name.
+const BUCKETS_MAX: usize = 1 << 29;
+/// Set in the flags of a bucket that an entry was pushed out of since the last rebuild.
+const OVERFLOW: u32 = 1 << 30;
+/// Old buckets given back at a time while growing: 4 MiB, two huge pages.
+const RELEASE_BUCKETS: usize = (4 << 20) / size_of::<Bucket>();
+/// Buckets prefetched ahead of the lookup. A core has 10-16 misses in flight; below 16 they are not all
+/// used, beyond 32 nothing is gained (measured on 32 M rows: 8 -> 21, 16 -> 27, 32 -> 28, 64 -> 28 M/s).
+pub(super) const PREFETCH_DISTANCE: usize = 32;
+
+#[repr(C, align(64))]
+struct Bucket {
+    /// Zero where the location is zero.
+    ids: [u64; ENTRIES],
+    /// [`Location::stored`], or zero for an empty entry.
+    locations: [u32; ENTRIES],
+    /// Six bits per entry, then the overflow bit.
+    flags: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Bucket>() == 64);
+const _: () = assert!(ENTRIES as u32 * FLAG_BITS <= 30);
+
+// SAFETY: numbers and an atomic number, all of which may be zero, and no drop.
+unsafe impl Zeroed for Bucket {}
+
+impl Bucket {
+    /// Bit `e` is set when entry `e` holds `id`, or is empty and `id` is 0. Without branches: which
+    /// entry matches is random, and a wrong guess costs more than five comparisons.
+    #[inline]
+    fn matches(&self, id: u64) -> u32 {
+        (0..ENTRIES).fold(0, |matches, e| matches | u32::from(self.ids[e] == id) << e)
+    }
+
+    /// The entry that holds `id`.
+    #[inline]
+    fn entry_of(&self, id: u64) -> Option<usize> {
+        let mut matches = self.matches(id);
+        while matches != 0 {
+            let e = matches.trailing_zeros() as usize;
+            if self.locations[e] != 0 {
+                return Some(e);
+            }
+            matches &= matches - 1;
+        }
+        None
+    }
+
+    #[inline]
+    fn empty_entry(&self) -> Option<usize> {
+        self.locations.iter().position(|&location| location == 0)
+    }
+
+    #[inline]
+    fn overflowed(&self) -> bool {
+        self.flags.load(Relaxed) & OVERFLOW != 0
+    }
+}
+
+/// Ids of one (shard, table), any of the 2^64, to locations and flags.
+pub(crate) struct HashIndex {
+    buckets: ZeroedArray<Bucket>,
+    len: usize,
+    /// Removals since the last rebuild. Removing leaves overflow bits behind; unchecked, endless
+    /// removing and inserting would set them all and every lookup of an absent id would walk the table.
+    removed: usize,
+}
+
+impl HashIndex {
+    /// An index without rows, which takes no memory.
+    pub(crate) fn new() -> Self {
+        Self { buckets: ZeroedArray::new(0), len: 0, removed: 0 }
+    }
+
+    /// Start loading the home bucket of `id`.
+    #[inline]
+    pub(crate) fn prefetch(&self, id: u64) {
+        prefetch(self.buckets.as_ptr().wrapping_add(self.home(id)));
+    }
+
+    /// Where the entry of `id` is.
+    #[inline]
+    pub(crate) fn find(&self, id: u64) -> Option<Place> {
+        self.find_from(self.home(id), id)
+    }
+
+    /// Look up every id in order, with buckets prefetched ahead: `found(position, place)`.
+    #[inline]
+    pub(crate) fn find_many(&self, ids: &[u64], mut found: impl FnMut(usize, Option<Place>)) {
+        let mut homes = [0_u32; PREFETCH_DISTANCE];
+        let hash_and_prefetch = |id: u64, home: &mut u32| {
+            *home = self.home(id) as u32;
+            prefetch(self.buckets.as_ptr().wrapping_add(*home as usize));
+        };
+        for (&id, home) in ids.iter().zip(&mut homes) {
+            hash_and_prefetch(id, home);
+        }
+        for (position, &id) in ids.iter().enumerate() {
+            let ahead = &mut homes[position % PREFETCH_DISTANCE];
+            let home = *ahead as usize;
+            if let Some(&later) = ids.get(position + PREFETCH_DISTANCE) {
+                hash_and_prefetch(later, ahead);
+            }
+            found(position, self.find_from(home, id));
+        }
+    }
+
+    /// Where the row of an entry is.
+    #[inline]
+    pub(crate) fn location(&self, place: Place) -> Location {
+        let (bucket, e) = split(place);
+        Location::from_stored(self.buckets[bucket].locations[e])
+    }
+
+    /// Say that the row of an entry has moved.
+    #[inline]
+    pub(crate) fn set_location(&mut self, place: Place, location: Location) {
+        let (bucket, e) = split(place);
+        debug_assert_ne!(self.buckets[bucket].locations[e], 0, "the place has no entry");
+        self.buckets[bucket].locations[e] = location.stored();
+    }
+
+    /// How often the row was touched, up to [`FREQUENCY_MAX`].
+    #[inline]
+    pub(crate) fn frequency(&self, place: Place) -> u8 {
+        let (word, shift) = self.flags_of(place);
+        flags::frequency(word.load(Relaxed) >> shift)
+    }
+
+    /// Count an access.
+    ///
+    /// A saturated frequency writes nothing, so hot rows stay shared in the caches. Otherwise one
+    /// attempt is made: when another thread changes the same bucket at that moment this access goes
+    /// uncounted, but no bit of another entry can be lost.
+    #[inline]
+    pub(crate) fn touch(&self, place: Place) {
+        let (word, shift) = self.flags_of(place);
+        let bits = word.load(Relaxed);
+        if flags::frequency(bits >> shift) < FREQUENCY_MAX {
+            let _ = word.compare_exchange(bits, bits + (1 << shift), Relaxed, Relaxed);
+        }
+    }
+
+    /// Replace the frequency.
+    #[inline]
+    pub(crate) fn set_frequency(&mut self, place: Place, frequency: u8) {
+        let (word, shift) = self.flags_of_mut(place);
+        *word = flags::with_frequency(*word, shift, frequency);
+    }
+
+    /// The clock of the row, or [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
+    #[inline]
+    pub(crate) fn clock(&self, place: Place) -> u8 {
+        let (word, shift) = self.flags_of(place);
+        flags::clock(word.load(Relaxed) >> shift)
+    }
+
+    /// Replace the clock.
+    #[inline]
+    pub(crate) fn set_clock(&mut self, place: Place, clock: u8) {
+        let (word, shift) = self.flags_of_mut(place);
+        *word = flags::with_clock(*word, shift, clock);
+    }
+
+    /// Add an id that is not there, with frequency and clock zero. Grows the index unless `reserve` has
+    /// made room.
+    #[inline]
+    pub(crate) fn insert(&mut self, id: u64, location: Location) -> Place {
+        debug_assert!(self.find(id).is_none(), "id {id} is already in the index");
+        self.reserve(1);
+        self.len += 1;
+        insert_into(&mut self.buckets, id, location.stored(), 0)
+    }
+
+    /// Remove an id with its flags; returns where its row was.
+    pub(crate) fn remove(&mut self, id: u64) -> Option<Location> {
+        let place = self.find(id)?;
+        let location = self.location(place);
+        let (bucket, e) = split(place);
+        self.set_frequency(place, 0);
+        self.set_clock(place, 0);
+        self.buckets[bucket].ids[e] = 0;
+        self.buckets[bucket].locations[e] = 0;
+        self.len -= 1;
+        self.removed += 1;
+        Some(location)
+    }
+
+    /// Make room for `rows` more, so that inserting them moves nothing.
+    #[inline]
+    pub(crate) fn reserve(&mut self, rows: usize) {
+        let wanted = self.buckets_with(rows);
+        if wanted != self.buckets.len() || self.removed > wanted {
+            self.rebuild(wanted);
+        }
+    }
+
+    /// Bytes that inserting `rows` more would add to [`HashIndex::bytes`]. While growing, 4 MiB more are
+    /// taken for a moment, or the old size of an index smaller than that.
+    pub(crate) fn grow_bytes_if_inserting(&self, rows: usize) -> usize {
+        ZeroedArray::<Bucket>::bytes_for(self.buckets_with(rows)) - self.bytes()
+    }
+
+    /// Bytes of an index that room for `rows` was reserved in; one that grew to them takes up to 1.5
+    /// times as much.
+    pub(crate) fn bytes_for(rows: usize) -> usize {
+        ZeroedArray::<Bucket>::bytes_for(buckets_for(rows))
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.buckets.bytes()
+    }
+
+    /// Number of ids.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Visit every id, in no useful order.
+    ///
+    /// Pages of buckets are visited in steps of about the golden ratio of their number, which leaves
+    /// any prefix of the visit spread evenly over the hashes. Were they visited in order, whoever inserts
+    /// what is visited into another index that still grows would fill that from its low end and probe
+    /// through ever longer runs of full buckets: quadratic time.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(u64, Location)) {
+        let pages = self.buckets.len() / PAGE_BUCKETS;
+        let step = coprime_step(pages);
+        let mut page = 0;
+        for _ in 0..pages {
+            for bucket in &self.buckets[page * PAGE_BUCKETS..][..PAGE_BUCKETS] {
+                for (&id, &location) in bucket.ids.iter().zip(&bucket.locations) {
+                    if location != 0 {
+                        visit(id, Location::from_stored(location));
+                    }
+                }
+            }
+            page = (page + step) % pages;
+        }
+    }
+
+    /// How many buckets a lookup of `id` reads.
+    #[cfg(test)]
+    pub(super) fn buckets_to_find(&self, id: u64) -> usize {
+        let (mut b, mut read) = (self.home(id), 1);
+        while self.buckets.get(b).is_some_and(|bucket| bucket.entry_of(id).is_none() && bucket.overflowed()) {
+            b = next(b, self.buckets.len());
+            read += 1;
+        }
+        read
+    }
+
+    #[inline]
+    fn home(&self, id: u64) -> usize {
+        home(id, self.buckets.len())
+    }
+
+    #[inline]
+    fn find_from(&self, home: usize, id: u64) -> Option<Place> {
+        let mut b = home;
+        loop {
+            // An index without memory has no bucket at all.
+            let bucket = self.buckets.get(b)?;
+            if let Some(e) = bucket.entry_of(id) {
+                return Some(place(b, e));
+            }
+            if !bucket.overflowed() {
+                return None;
+            }
+            b = next(b, self.buckets.len());
+            if b == home {
+                return None;
+            }
+        }
+    }
+
+    #[inline]
+    fn flags_of(&self, place: Place) -> (&AtomicU32, u32) {
+        let (bucket, e) = split(place);
+        (&self.buckets[bucket].flags, e as u32 * FLAG_BITS)
+    }
+
+    #[inline]
+    fn flags_of_mut(&mut self, place: Place) -> (&mut u32, u32) {
+        let (bucket, e) = split(place);
+        (self.buckets[bucket].flags.get_mut(), e as u32 * FLAG_BITS)
+    }
+
+    /// Buckets the index has once `rows` more are in it.
+    #[inline]
+    fn buckets_with(&self, rows: usize) -> usize {
+        let (buckets, rows) = (self.buckets.len(), self.len + rows);
+        if rows <= buckets * ROWS_PER_BUCKET_MAX {
+            return buckets;
+        }
+        let grown = (buckets * GROWTH_NUMERATOR / GROWTH_DENOMINATOR).next_multiple_of(PAGE_BUCKETS);
+        grown.min(BUCKETS_MAX).max(buckets_for(rows))
+    }
+
+    /// Move every entry into `buckets` new buckets, without overflow bits that nothing needs any more.
+    #[cold]
+    #[inline(never)]
+    fn rebuild(&mut self, buckets: usize) {
+        assert!(buckets <= BUCKETS_MAX, "an index holds at most 2^31 rows");
+        let mut old = std::mem::replace(&mut self.buckets, ZeroedArray::new(buckets));
+        self.removed = 0;
+        let mut released = 0;
+        for b in 0..old.len() {
+            let bucket = &mut old[b];
+            let bits = *bucket.flags.get_mut();
+            for e in 0..ENTRIES {
+                if bucket.locations[e] != 0 {
+                    let entry_bits = bits >> (e as u32 * FLAG_BITS) & ((1 << FLAG_BITS) - 1);
+                    insert_into(&mut self.buckets, bucket.ids[e], bucket.locations[e], entry_bits);
+                }
+            }
+            if b - released == RELEASE_BUCKETS {
+                old.release(released..b);
+                released = b;
+            }
+        }
+    }
+}
+
+/// Put an entry into the first bucket with room from its home on. There is room: the load is bounded.
+#[inline]
+fn insert_into(buckets: &mut [Bucket], id: u64, location: u32, bits: u32) -> Place {
+    let mut b = home(id, buckets.len());
+    loop {
+        let bucket = &mut buckets[b];
+        if let Some(e) = bucket.empty_entry() {
+            bucket.ids[e] = id;
+            bucket.locations[e] = location;
+            *bucket.flags.get_mut() |= bits << (e as u32 * FLAG_BITS);
+            return place(b, e);
+        }
+        *bucket.flags.get_mut() |= OVERFLOW;
+        b = next(b, buckets.len());
+    }
+}
+
+/// The bucket a lookup starts at (multiply-shift: Lemire, "Fast random integer generation in an
+/// interval", 2019). It depends on the high bits of the hash only.
+#[inline]
+fn home(id: u64, buckets: usize) -> usize {
+    ((u128::from(mix(id)) * buckets as u128) >> 64) as usize
+}
+
+#[inline]
+fn next(b: usize, buckets: usize) -> usize {
+    if b + 1 == buckets { 0 } else { b + 1 }
+}
+
+/// Least buckets, in whole pages, that hold `rows`.
+fn buckets_for(rows: usize) -> usize {
+    rows.div_ceil(ROWS_PER_BUCKET_MAX).next_multiple_of(PAGE_BUCKETS)
+}
+
+/// The bucket in the high bits, the entry plus one in the low three.
+#[inline]
+fn place(bucket: usize, e: usize) -> Place {
+    Place::new((bucket as u32) << 3 | (e as u32 + 1))
+}
+
+#[inline]
+fn split(place: Place) -> (usize, usize) {
+    let place = place.get();
+    ((place >> 3) as usize, (place & 7) as usize - 1)
+}
+
+/// A step near the golden ratio of `count` that visits all of `0..count` before it repeats.
+fn coprime_step(count: usize) -> usize {
+    const GOLDEN: f64 = 0.618_033_988_749_894_9;
+    let mut step = ((count as f64 * GOLDEN) as usize).max(1);
+    while greatest_common_divisor(step, count) > 1 {
+        step += 1;
+    }
+    step
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}

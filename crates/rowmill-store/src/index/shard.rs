@@ -1,0 +1,67 @@
+//! Which shard an id belongs to, and the hash behind it.
+
+/// Mix all 64 bits of an id into all 64 bits of its hash; a bijection, so no two ids collide fully.
+///
+/// The finaliser of `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014, with the constants of Stafford's
+/// variant 13): consecutive ids, ids that differ only in high bits and pre-hashed ids all spread.
+#[inline]
+pub(super) fn mix(id: u64) -> u64 {
+    let id = (id ^ (id >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let id = (id ^ (id >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    id ^ (id >> 31)
+}
+
+/// The shard of an id of a sparse table, out of `shards` (a power of two).
+///
+/// Shards take the low bits of the hash, buckets within a shard the high ones: the ids of one shard
+/// spread over its buckets as well as all ids would.
+#[inline]
+pub(crate) fn shard_of(id: u64, shards: usize) -> usize {
+    debug_assert!(shards.is_power_of_two());
+    (mix(id) & (shards as u64 - 1)) as usize
+}
+
+/// The shard of an id of a dense table: its low bits, so that the ids of one shard are dense as well.
+#[inline]
+pub(crate) fn dense_shard_of(id: u64, shards: usize) -> usize {
+    debug_assert!(shards.is_power_of_two());
+    (id & (shards as u64 - 1)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ids of one shard must fill the buckets of that shard evenly, whatever pattern the ids have:
+    /// the sum of squared deviations over 256 bins stays near its expectation of 255.
+    #[test]
+    fn shard_bits_and_bucket_bits_are_independent() {
+        const BINS: usize = 256;
+        let patterns: [(&str, fn(u64) -> u64); 4] = [
+            ("consecutive", |i| i),
+            ("equal low bits", |i| i << 32),
+            ("strided", |i| i * 4096 + 7),
+            ("prehashed", |i| mix(i ^ 0x5eed)),
+        ];
+        for (name, pattern) in patterns {
+            for shards in [1, 16, 256] {
+                let mut counts = [0_u32; BINS];
+                let mut rows = 0;
+                for id in (0..400_000 * shards as u64).map(pattern) {
+                    if shard_of(id, shards) == shards / 2 {
+                        counts[((u128::from(mix(id)) * BINS as u128) >> 64) as usize] += 1;
+                        rows += 1;
+                    }
+                    if rows == 100_000 {
+                        break;
+                    }
+                }
+                assert_eq!(rows, 100_000);
+                let expected = rows as f64 / BINS as f64;
+                let chi_squared: f64 =
+                    counts.iter().map(|&count| (count as f64 - expected).powi(2) / expected).sum();
+                assert!((170.0..350.0).contains(&chi_squared), "{name}, {shards} shards: {chi_squared}");
+            }
+        }
+    }
+}

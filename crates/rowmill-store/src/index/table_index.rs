@@ -1,0 +1,164 @@
+//! The index of one (shard, table), of the kind that its id range asks for.
+
+use rowmill_rows::IdRange;
+
+use super::direct_index::DirectIndex;
+use super::hash_index::{HashIndex, PREFETCH_DISTANCE};
+use super::location::{Location, Place};
+
+/// An index for any ids, or for a dense range of them.
+pub(crate) enum TableIndex {
+    /// Any ids.
+    Hash(HashIndex),
+    /// A dense range.
+    Direct(DirectIndex),
+}
+
+/// Run the same call on whichever index there is.
+macro_rules! either {
+    ($self:expr, $index:ident => $call:expr) => {
+        match $self {
+            TableIndex::Hash($index) => $call,
+            TableIndex::Direct($index) => $call,
+        }
+    };
+}
+
+impl TableIndex {
+    /// An empty index for the ids of `shard` out of `shards`.
+    pub(crate) fn new(ids: IdRange, shard: usize, shards: usize) -> Self {
+        match ids {
+            IdRange::Sparse => Self::Hash(HashIndex::new()),
+            IdRange::Dense { rows } => Self::Direct(DirectIndex::new(rows, shard, shards)),
+        }
+    }
+
+    /// Start loading what `find` will read.
+    #[inline]
+    pub(crate) fn prefetch(&self, id: u64) {
+        either!(self, index => index.prefetch(id));
+    }
+
+    /// Where the entry of `id` is; none for an id without a row or out of range.
+    #[inline]
+    pub(crate) fn find(&self, id: u64) -> Option<Place> {
+        either!(self, index => index.find(id))
+    }
+
+    /// Look up every id in order, prefetching ahead: `found(position, place)`.
+    #[inline]
+    pub(crate) fn find_many(&self, ids: &[u64], mut found: impl FnMut(usize, Option<Place>)) {
+        match self {
+            Self::Hash(index) => index.find_many(ids, found),
+            Self::Direct(index) => {
+                for &id in ids.iter().take(PREFETCH_DISTANCE) {
+                    index.prefetch(id);
+                }
+                for (position, &id) in ids.iter().enumerate() {
+                    if let Some(&later) = ids.get(position + PREFETCH_DISTANCE) {
+                        index.prefetch(later);
+                    }
+                    found(position, index.find(id));
+                }
+            }
+        }
+    }
+
+    /// Where the row of an entry is.
+    #[inline]
+    pub(crate) fn location(&self, place: Place) -> Location {
+        either!(self, index => index.location(place))
+    }
+
+    /// Say that the row of an entry has moved.
+    #[inline]
+    pub(crate) fn set_location(&mut self, place: Place, location: Location) {
+        either!(self, index => index.set_location(place, location));
+    }
+
+    /// How often the row was touched, up to [`FREQUENCY_MAX`](super::FREQUENCY_MAX).
+    #[inline]
+    pub(crate) fn frequency(&self, place: Place) -> u8 {
+        either!(self, index => index.frequency(place))
+    }
+
+    /// Count an access; under contention it may go uncounted.
+    #[inline]
+    pub(crate) fn touch(&self, place: Place) {
+        either!(self, index => index.touch(place));
+    }
+
+    /// Replace the frequency.
+    #[inline]
+    pub(crate) fn set_frequency(&mut self, place: Place, frequency: u8) {
+        either!(self, index => index.set_frequency(place, frequency));
+    }
+
+    /// Set the frequency to zero.
+    #[inline]
+    pub(crate) fn reset_frequency(&mut self, place: Place) {
+        self.set_frequency(place, 0);
+    }
+
+    /// The clock of the row, or [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
+    #[inline]
+    pub(crate) fn clock(&self, place: Place) -> u8 {
+        either!(self, index => index.clock(place))
+    }
+
+    /// Replace the clock.
+    #[inline]
+    pub(crate) fn set_clock(&mut self, place: Place, clock: u8) {
+        either!(self, index => index.set_clock(place, clock));
+    }
+
+    /// Add an id that is not there and is in range, with frequency and clock zero.
+    #[inline]
+    pub(crate) fn insert(&mut self, id: u64, location: Location) -> Place {
+        either!(self, index => index.insert(id, location))
+    }
+
+    /// Remove an id with its flags; returns where its row was.
+    pub(crate) fn remove(&mut self, id: u64) -> Option<Location> {
+        either!(self, index => index.remove(id))
+    }
+
+    /// Make room for `rows` more, so that inserting them moves nothing.
+    pub(crate) fn reserve(&mut self, rows: usize) {
+        if let Self::Hash(index) = self {
+            index.reserve(rows);
+        }
+    }
+
+    /// Bytes that inserting `rows` more would add to [`TableIndex::bytes`].
+    pub(crate) fn grow_bytes_if_inserting(&self, rows: usize) -> usize {
+        match self {
+            Self::Hash(index) => index.grow_bytes_if_inserting(rows),
+            Self::Direct(_) => 0,
+        }
+    }
+
+    /// Bytes of an index for the ids of `shard`, once it has room for `rows`; an index that grew to
+    /// them takes up to 1.5 times as much.
+    pub(crate) fn bytes_for(ids: IdRange, rows: usize, shard: usize, shards: usize) -> usize {
+        match ids {
+            IdRange::Sparse => HashIndex::bytes_for(rows),
+            IdRange::Dense { rows } => DirectIndex::bytes_for(rows, shard, shards),
+        }
+    }
+
+    /// Bytes of memory, once every page was touched.
+    pub(crate) fn bytes(&self) -> usize {
+        either!(self, index => index.bytes())
+    }
+
+    /// Number of ids.
+    pub(crate) fn len(&self) -> usize {
+        either!(self, index => index.len())
+    }
+
+    /// Visit every id, in an order of the index's own.
+    pub(crate) fn for_each(&self, visit: impl FnMut(u64, Location)) {
+        either!(self, index => index.for_each(visit));
+    }
+}

@@ -1,0 +1,417 @@
+//! Every index against a `HashMap` under random operations, and the cases that break hash tables:
+//! ids 0 and `u64::MAX` beside zero memory, ids equal in their low bits, endless replacing, copying one
+//! index into another in its own order, growth under a memory limit, and threads that touch one bucket.
+//! `measure_lookups` (ignored) prints how fast lookups are.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use proptest::prelude::*;
+use rowmill_rows::IdRange;
+
+use super::hash_index::HashIndex;
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Insert the id, or move it if it is there.
+    Set(u64, Location),
+    Remove(u64),
+    Touch(u64),
+    Frequency(u64, u8),
+    Clock(u64, u8),
+    Reserve(usize),
+    /// Insert or move this many ids from `first` on, `stride` apart.
+    Fill(u64, u64, u32),
+    /// Remove as many.
+    Clear(u64, u64, u32),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Entry {
+    location: Option<Location>,
+    frequency: u8,
+    clock: u8,
+}
+
+fn location(word: u32) -> Location {
+    if word & 1 == 0 { Location::resident(word >> 2) } else { Location::device(word >> 1) }
+}
+
+/// Few enough ids that steps meet, from every part of the id space.
+fn sparse_id() -> impl Strategy<Value = u64> + Clone {
+    prop_oneof![
+        Just(0),
+        Just(u64::MAX),
+        0..200_u64,
+        (0..200_u64).prop_map(|high| high << 48 | 0xabcd),
+        (0..200_u64).prop_map(|i| u64::MAX - i),
+    ]
+}
+
+fn steps(id: impl Strategy<Value = u64> + Clone, fill: u32) -> impl Strategy<Value = Vec<Step>> {
+    let one = prop_oneof![
+        6 => (id.clone(), any::<u32>()).prop_map(|(id, word)| Step::Set(id, location(word))),
+        4 => id.clone().prop_map(Step::Remove),
+        4 => id.clone().prop_map(Step::Touch),
+        2 => (id.clone(), 0..=FREQUENCY_MAX).prop_map(|(id, frequency)| Step::Frequency(id, frequency)),
+        4 => (id.clone(), 0..=CLOCK_OVERFLOW).prop_map(|(id, clock)| Step::Clock(id, clock)),
+        1 => (0..2000_usize).prop_map(Step::Reserve),
+        1 => (id.clone(), prop_oneof![Just(1), Just(1 << 32)], 1..fill).prop_map(|(f, s, n)| Step::Fill(f, s, n)),
+        1 => (id, prop_oneof![Just(1), Just(1 << 32)], 1..fill).prop_map(|(f, s, n)| Step::Clear(f, s, n)),
+    ];
+    prop::collection::vec(one, 1..60)
+}
+
+struct Pair {
+    index: TableIndex,
+    model: HashMap<u64, Entry>,
+    accepts: Box<dyn Fn(u64) -> bool>,
+}
+
+impl Pair {
+    fn set(&mut self, id: u64, location: Location) {
+        if !(self.accepts)(id) {
+            assert_eq!(self.index.find(id), None);
+            return;
+        }
+        match self.index.find(id) {
+            Some(place) => self.index.set_location(place, location),
+            None => {
+                let place = self.index.insert(id, location);
+                assert_eq!(self.index.find(id), Some(place));
+            }
+        }
+        self.model.entry(id).or_default().location = Some(location);
+    }
+
+    fn remove(&mut self, id: u64) {
+        let expected = self.model.remove(&id).and_then(|entry| entry.location);
+        assert_eq!(self.index.remove(id), expected);
+    }
+
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Set(id, location) => self.set(id, location),
+            Step::Remove(id) => self.remove(id),
+            Step::Reserve(rows) => {
+                let (before, grown) = (self.index.bytes(), self.index.grow_bytes_if_inserting(rows));
+                self.index.reserve(rows);
+                assert_eq!(self.index.bytes(), before + grown);
+                assert_eq!(self.index.grow_bytes_if_inserting(rows), 0);
+            }
+            Step::Fill(first, stride, count) => {
+                for i in 0..u64::from(count) {
+                    self.set(first.wrapping_add(i * stride), location(i as u32 * 3));
+                }
+            }
+            Step::Clear(first, stride, count) => {
+                (0..u64::from(count)).for_each(|i| self.remove(first.wrapping_add(i * stride)));
+            }
+            Step::Touch(id) | Step::Frequency(id, _) | Step::Clock(id, _) => {
+                let Some(place) = self.index.find(id) else { return };
+                let entry = self.model.get_mut(&id).expect("an id the model lacks");
+                match *step {
+                    Step::Frequency(_, frequency) => {
+                        self.index.set_frequency(place, frequency);
+                        entry.frequency = frequency;
+                    }
+                    Step::Clock(_, clock) => {
+                        self.index.set_clock(place, clock);
+                        entry.clock = clock;
+                    }
+                    _ => {
+                        self.index.touch(place);
+                        entry.frequency = (entry.frequency + 1).min(FREQUENCY_MAX);
+                    }
+                }
+            }
+        }
+    }
+
+    fn entry(&self, place: Place) -> Entry {
+        Entry {
+            location: Some(self.index.location(place)),
+            frequency: self.index.frequency(place),
+            clock: self.index.clock(place),
+        }
+    }
+
+    /// The two agree on every id, present or not, found alone, in a batch or by visiting all.
+    fn compare(&self, absent: &[u64]) {
+        assert_eq!(self.index.len(), self.model.len());
+        let mut visited = HashMap::new();
+        self.index.for_each(|id, location| assert_eq!(visited.insert(id, location), None));
+        assert_eq!(visited.len(), self.model.len());
+        let ids: Vec<u64> = self.model.keys().chain(absent).copied().collect();
+        let mut next = 0;
+        self.index.find_many(&ids, |position, place| {
+            assert_eq!(position, next);
+            next += 1;
+            let id = ids[position];
+            assert_eq!(place, self.index.find(id));
+            assert_eq!(place.map(|place| self.entry(place)), self.model.get(&id).copied());
+            assert_eq!(visited.get(&id).copied(), self.model.get(&id).and_then(|entry| entry.location));
+        });
+        assert_eq!(next, ids.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn hash_index_is_a_map(steps in steps(sparse_id(), 3000), absent in prop::collection::vec(sparse_id(), 50)) {
+        let mut pair = Pair {
+            index: TableIndex::new(IdRange::Sparse, 0, 1),
+            model: HashMap::new(),
+            accepts: Box::new(|_| true),
+        };
+        for step in &steps {
+            pair.run(step);
+        }
+        pair.compare(&absent);
+    }
+
+    #[test]
+    fn direct_index_is_a_map(
+        rows in 1..5000_u64,
+        shard_bits in 0..4_u32,
+        shard in 0..8_u64,
+        steps in steps(0..700_u64, 300),
+        absent in prop::collection::vec(any::<u64>(), 50),
+    ) {
+        let shards = 1_u64 << shard_bits;
+        let shard = shard % shards;
+        let of_shard = |id: u64| id << shard_bits | shard;
+        let mut pair = Pair {
+            index: TableIndex::new(IdRange::Dense { rows }, shard as usize, shards as usize),
+            model: HashMap::new(),
+            accepts: Box::new(move |id| id < rows && id % shards == shard),
+        };
+        for step in steps {
+            pair.run(&match step {
+                Step::Set(id, location) => Step::Set(of_shard(id), location),
+                Step::Remove(id) => Step::Remove(of_shard(id)),
+                Step::Touch(id) => Step::Touch(of_shard(id)),
+                Step::Frequency(id, frequency) => Step::Frequency(of_shard(id), frequency),
+                Step::Clock(id, clock) => Step::Clock(of_shard(id), clock),
+                Step::Reserve(rows) => Step::Reserve(rows),
+                Step::Fill(first, _, count) => Step::Fill(of_shard(first), shards, count),
+                Step::Clear(first, _, count) => Step::Clear(of_shard(first), shards, count),
+            });
+        }
+        let absent: Vec<u64> = absent.into_iter().map(of_shard).collect();
+        pair.compare(&absent);
+    }
+}
+
+#[test]
+fn a_dense_table_has_a_place_for_each_of_its_ids_and_no_other() {
+    for (rows, shards) in [(1_u64, 4_usize), (10, 4), (11, 8), (4096, 1)] {
+        let ids = IdRange::Dense { rows };
+        let mut indexes: Vec<TableIndex> =
+            (0..shards).map(|shard| TableIndex::new(ids, shard, shards)).collect();
+        for id in 0..rows {
+            indexes[dense_shard_of(id, shards)].insert(id, Location::device(id as u32));
+        }
+        assert_eq!(indexes.iter().map(|index| index.len() as u64).sum::<u64>(), rows);
+        for id in rows..rows + 2 * shards as u64 {
+            assert_eq!(indexes[dense_shard_of(id, shards)].find(id), None);
+        }
+        for (shard, index) in indexes.iter().enumerate() {
+            assert_eq!(index.bytes(), TableIndex::bytes_for(ids, 0, shard, shards));
+        }
+    }
+    assert_eq!(DirectIndex::check(&[0, 9], 10), Ok(()));
+    let error = DirectIndex::check(&[3, 10, u64::MAX], 10).unwrap_err();
+    assert_eq!(error, IdOutOfRange { id: 10, rows: 10 });
+    assert_eq!(DirectIndex::check(&[u64::MAX], 10).unwrap_err().to_string(), "id -1 is outside 0..10");
+}
+
+#[test]
+fn memory_stays_between_16_and_24_bytes_per_row() {
+    let mut index = HashIndex::new();
+    assert_eq!(index.bytes(), 0);
+    for id in 0..300_000_u64 {
+        let grown = index.grow_bytes_if_inserting(1);
+        let before = index.bytes();
+        index.insert(id << 20, Location::resident(id as u32));
+        assert_eq!(index.bytes(), before + grown);
+        if index.len() > 20_000 {
+            let per_row = index.bytes() as f64 / index.len() as f64;
+            assert!((16.0..24.5).contains(&per_row), "{per_row} bytes per row at {}", index.len());
+        }
+    }
+    let mut reserved = HashIndex::new();
+    reserved.reserve(300_000);
+    assert_eq!(reserved.bytes(), HashIndex::bytes_for(300_000));
+    assert!(reserved.bytes() < 16 * 300_000 + 4096);
+}
+
+#[test]
+fn inserts_after_a_reserve_move_nothing() {
+    let mut index = HashIndex::new();
+    for id in 0..1000 {
+        index.insert(id, Location::device(id as u32));
+    }
+    index.reserve(5000);
+    let places: Vec<_> = (0..1000).map(|id| index.find(id).unwrap()).collect();
+    for id in 1000..6000 {
+        index.insert(id, Location::device(id as u32));
+    }
+    for (id, place) in places.into_iter().enumerate() {
+        assert_eq!(index.location(place), Location::device(id as u32));
+    }
+}
+
+/// Replacing rows for ever at a constant number of them must not wear the index out: overflow bits that
+/// nothing needs would send every lookup of an absent id through the whole table.
+#[test]
+fn replacing_for_ever_keeps_lookups_of_absent_ids_short() {
+    const ROWS: u64 = 20_000;
+    let mut index = HashIndex::new();
+    (0..ROWS).for_each(|id| _ = index.insert(id, Location::device(0)));
+    let bytes = index.bytes();
+    for id in ROWS..50 * ROWS {
+        index.insert(id, Location::device(0));
+        index.remove(id - ROWS).unwrap();
+    }
+    assert_eq!(index.bytes(), bytes);
+    let buckets = (0..10_000).map(|i| index.buckets_to_find(u64::MAX - i)).sum::<usize>();
+    assert!(buckets < 30_000, "{buckets} buckets read for 10000 absent ids");
+}
+
+/// Copying an index in the order it is visited, into one that grows on the way, must not pile rows up:
+/// in bucket order the average insert would probe hundreds of buckets here.
+#[test]
+fn copying_an_index_in_its_own_order_is_linear() {
+    let mut source = HashIndex::new();
+    (0..400_000).for_each(|id| _ = source.insert(id, Location::device(id as u32)));
+    let (mut copy, mut buckets) = (HashIndex::new(), 0);
+    source.for_each(|id, location| {
+        buckets += copy.buckets_to_find(id);
+        copy.insert(id, location);
+    });
+    assert_eq!(copy.len(), source.len());
+    assert!(buckets < 20 * copy.len(), "{} buckets per insert", buckets as f64 / copy.len() as f64);
+}
+
+/// Growing gives the old memory back on the way. Peak memory is of a whole process, so this takes one of
+/// its own, away from the tests that run beside it.
+#[test]
+fn growing_does_not_hold_old_and_new_at_once() {
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "index::tests::growth_in_a_process_of_its_own", "--ignored"])
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+#[test]
+#[ignore = "run by growing_does_not_hold_old_and_new_at_once"]
+fn growth_in_a_process_of_its_own() {
+    const ROWS: usize = 4_000_000;
+    let mut index = HashIndex::new();
+    index.reserve(ROWS);
+    (0..ROWS as u64).for_each(|id| _ = index.insert(id, Location::device(id as u32)));
+    let old_bytes = index.bytes();
+    let before = peak_resident_bytes();
+    let growth = index.grow_bytes_if_inserting(1);
+    index.reserve(1);
+    assert!(growth > old_bytes / 4);
+    let peak = peak_resident_bytes() - before;
+    assert!(peak < growth + (8 << 20), "grew by {growth} bytes, taking {peak} on the way");
+}
+
+/// High-water mark of resident memory of this process.
+fn peak_resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+/// Threads that touch the five entries of one bucket never disturb each other's bits or the clocks.
+#[test]
+fn touching_loses_no_bits_of_neighbours() {
+    for ids in [IdRange::Sparse, IdRange::Dense { rows: 64 }] {
+        for round in 0..200 {
+            let mut index = TableIndex::new(ids, 0, 1);
+            // 64 ids in a page of 64 buckets: several share one.
+            let places: Vec<_> = (0..64).map(|id| index.insert(id, Location::device(id as u32))).collect();
+            for (id, &place) in places.iter().enumerate() {
+                index.set_clock(place, (id + round) as u8 % 16);
+            }
+            let (index, places) = (&index, &places);
+            std::thread::scope(|scope| {
+                for thread in 0..2 {
+                    scope.spawn(move || {
+                        for i in 0..places.len() * 20 {
+                            index.touch(places[(i * (2 * thread + 1)) % places.len()]);
+                        }
+                    });
+                }
+            });
+            for (id, &place) in places.iter().enumerate() {
+                assert_eq!(index.clock(place), (id + round) as u8 % 16);
+                assert_eq!(index.frequency(place), FREQUENCY_MAX, "40 touches saturate");
+                assert_eq!(index.location(place), Location::device(id as u32));
+            }
+        }
+    }
+}
+
+/// `cargo test --release -p rowmill-store measure_lookups -- --ignored --nocapture`
+#[test]
+#[ignore = "a measurement of a minute, not a check"]
+fn measure_lookups() {
+    const ROWS: u64 = 32_000_000;
+    const BATCH: usize = 4096;
+    let scrambled = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def0;
+    let started = Instant::now();
+    let mut hash = TableIndex::new(IdRange::Sparse, 0, 1);
+    (0..ROWS).for_each(|i| _ = hash.insert(scrambled(i), Location::device(i as u32)));
+    println!("growing inserts: {:.1} M/s, {} bytes", rate(ROWS, started), hash.bytes());
+    let mut direct = TableIndex::new(IdRange::Dense { rows: ROWS }, 0, 1);
+    let started = Instant::now();
+    (0..ROWS).for_each(|i| _ = direct.insert(i, Location::device(i as u32)));
+    println!("direct inserts: {:.1} M/s, {} bytes", rate(ROWS, started), direct.bytes());
+
+    let picks: Vec<u64> = (0..8_000_000_u64).map(|i| (scrambled(i) >> 20) % ROWS).collect();
+    let present: Vec<u64> = picks.iter().map(|&i| scrambled(i)).collect();
+    let absent: Vec<u64> = picks.iter().map(|&i| scrambled(i + ROWS)).collect();
+    for (name, index, ids) in
+        [("hash", &hash, &present), ("hash, absent", &hash, &absent), ("direct", &direct, &picks)]
+    {
+        for round in 0..3 {
+            let started = Instant::now();
+            let (mut found, mut sum) = (0_u64, 0_u64);
+            for ids in ids.chunks(BATCH) {
+                index.find_many(ids, |_, place| {
+                    if let Some(place) = place {
+                        found += 1;
+                        sum += u64::from(index.location(place).row().unwrap());
+                        index.touch(place);
+                    }
+                });
+            }
+            println!(
+                "{name} round {round}: {:.1} M finds/s ({found} found, {sum})",
+                rate(ids.len() as u64, started)
+            );
+        }
+    }
+    let started = Instant::now();
+    let mut copy = TableIndex::new(IdRange::Sparse, 0, 1);
+    copy.reserve(hash.len());
+    hash.for_each(|id, location| _ = copy.insert(id, location));
+    println!("copy into reserved: {:.1} M/s", rate(ROWS, started));
+    let started = Instant::now();
+    let mut copy = TableIndex::new(IdRange::Sparse, 0, 1);
+    hash.for_each(|id, location| _ = copy.insert(id, location));
+    println!("copy while growing: {:.1} M/s", rate(ROWS, started));
+}
+
+fn rate(count: u64, started: Instant) -> f64 {
+    count as f64 / started.elapsed().as_secs_f64() / 1e6
+}
