@@ -1,1 +1,35 @@
-//! Placeholder until the crate is filled in the next commit.
+//! Arithmetic on rows: everything between the store's row pointers and a vector of floats.
+//!
+//! The kernels do no I/O, start no threads and know neither index nor cache: they take slices and row
+//! pointers. Each is one generic algorithm over a small vector trait (`arch`), compiled for AVX-512, AVX2
+//! and a portable set, chosen once at run time.
+//!
+//! Invariants:
+//! - every instruction set gives the same bits, so a run can move between machines;
+//! - sums are taken in lookup order, so equal input gives equal bits;
+//! - where `torch` fuses a multiplication with an addition, so do the kernels, and nowhere else.
+// The generic algorithms only get the right instructions when they are inlined into the functions that
+// enable them.
+#![allow(clippy::inline_always)]
+
+mod accumulate;
+mod arch;
+mod finite;
+mod gather;
+mod initialize;
+mod lookups;
+mod normal_quantile;
+mod optimizer;
+mod pool;
+mod segment_unique;
+mod sums;
+
+pub use accumulate::{LookupOrder, accumulate_range, accumulate_range_with};
+pub use arch::InstructionSet;
+pub use finite::{first_non_finite, first_non_finite_with};
+pub use gather::{gather, gather_with};
+pub use initialize::{RowInitializer, initialize};
+pub use lookups::{Lookups, RowPtr, SKIP};
+pub use optimizer::{RowUpdater, Update};
+pub use pool::{pool, pool_with};
+pub use segment_unique::{UniqueScratch, segment_unique};

@@ -1,0 +1,220 @@
+//! Accumulate: the backward of an embedding bag, from gradients of bags to gradients of unique rows.
+
+use std::ops::Range;
+
+use rowmill_rows::Pooling;
+
+use crate::arch::{InstructionSet, Kernel, Vector};
+use crate::sums::{Sums, sum_all};
+use crate::{Lookups, SKIP};
+
+/// Lookups sorted by unique row: for each row the bags that looked it up, in lookup order.
+///
+/// Built once per step by a counting sort; ranges of unique rows can then be accumulated by different
+/// threads. The buffers are kept from step to step.
+#[derive(Clone, Debug, Default)]
+pub struct LookupOrder {
+    /// Row `u` was looked up by `bags[starts[u]..starts[u + 1]]`; one entry more while building.
+    starts: Vec<u32>,
+    /// The bag of each lookup.
+    bags: Vec<u32>,
+    /// What the bag's gradient is multiplied with; empty for plain sums.
+    factors: Vec<f32>,
+}
+
+impl LookupOrder {
+    /// Sort `lookups`, whose indices are below `unique`.
+    ///
+    /// # Panics
+    /// If an index is neither [`SKIP`] nor below `unique`, or offsets do not fit the lookups.
+    pub fn build(&mut self, lookups: &Lookups<'_>, unique: usize) {
+        lookups.assert_shape();
+        let Lookups { inverse, offsets, weights, pooling } = *lookups;
+        assert!(inverse.len() < SKIP as usize, "too many lookups for 32-bit positions");
+        let begin = offsets.first().map_or(0, |&offset| offset as usize);
+        let end = offsets.last().map_or(0, |&offset| offset as usize);
+
+        // Counts two places behind their row turn into starts one place behind it, which then serve as
+        // cursors and end up as the starts of the next row.
+        self.starts.clear();
+        self.starts.resize(unique + 2, 0);
+        for &index in &inverse[begin..end] {
+            if index != SKIP {
+                assert!((index as usize) < unique, "unique index {index} of {unique}");
+                self.starts[index as usize + 2] += 1;
+            }
+        }
+        let mut total = 0;
+        for start in &mut self.starts {
+            total += *start;
+            *start = total;
+        }
+
+        let scaled = weights.is_some() || pooling == Pooling::Mean;
+        self.bags.clear();
+        self.bags.resize(total as usize, 0);
+        self.factors.clear();
+        self.factors.resize(if scaled { total as usize } else { 0 }, 0.0);
+        for bag in 0..lookups.bags() {
+            let range = offsets[bag] as usize..offsets[bag + 1] as usize;
+            let share = match pooling {
+                Pooling::Sum => 1.0,
+                Pooling::Mean => 1.0 / lookups.count(bag).max(1) as f32,
+            };
+            for lookup in range {
+                let index = inverse[lookup];
+                if index == SKIP {
+                    continue;
+                }
+                let cursor = &mut self.starts[index as usize + 1];
+                self.bags[*cursor as usize] = bag as u32;
+                if scaled {
+                    self.factors[*cursor as usize] = weights.map_or(share, |weights| weights[lookup]);
+                }
+                *cursor += 1;
+            }
+        }
+        self.starts.truncate(unique + 1);
+    }
+
+    /// Number of unique rows.
+    pub fn unique(&self) -> usize {
+        self.starts.len().saturating_sub(1)
+    }
+
+    /// Lookups of the unique rows in `range`, padding left out: what a split between threads balances.
+    ///
+    /// # Panics
+    /// If the range does not lie inside the unique rows.
+    pub fn lookups(&self, range: Range<usize>) -> usize {
+        if range.is_empty() { 0 } else { (self.starts[range.end] - self.starts[range.start]) as usize }
+    }
+
+    /// Bytes the buffers hold.
+    pub fn bytes(&self) -> usize {
+        4 * (self.starts.capacity() + self.bags.capacity() + self.factors.capacity())
+    }
+}
+
+/// The gradient of unique row `range.start + i` at `out[i * dim..][..dim]`: the sum over its lookups of
+/// the bag's gradient at `gradients + bag * stride`, times the lookup's weight, or divided by the bag's
+/// count for a mean.
+///
+/// Terms are added in lookup order after being rounded, as `torch` adds up a sparse gradient. Bags count
+/// from the first offset the order was built with.
+///
+/// # Panics
+/// If `out` is not `range.len() * dim` floats or the range does not lie inside the unique rows.
+///
+/// # Safety
+/// `gradients` has `dim` readable floats at `bag * stride` for every bag of the lookups.
+pub unsafe fn accumulate_range(
+    order: &LookupOrder,
+    range: Range<usize>,
+    gradients: *const f32,
+    stride: usize,
+    dim: usize,
+    out: &mut [f32],
+) {
+    // SAFETY: the caller's.
+    unsafe { accumulate_range_with(InstructionSet::best(), order, range, gradients, stride, dim, out) }
+}
+
+/// [`accumulate_range`] with a chosen instruction set.
+///
+/// # Panics
+/// As for [`accumulate_range`].
+///
+/// # Safety
+/// As for [`accumulate_range`].
+pub unsafe fn accumulate_range_with(
+    set: InstructionSet,
+    order: &LookupOrder,
+    range: Range<usize>,
+    gradients: *const f32,
+    stride: usize,
+    dim: usize,
+    out: &mut [f32],
+) {
+    assert!(range.start <= range.end && range.end <= order.unique(), "rows {range:?} of {}", order.unique());
+    assert_eq!(out.len(), range.len() * dim, "one gradient per row");
+    if range.is_empty() {
+        return;
+    }
+    let starts = &order.starts[range.start..=range.end];
+    let accumulate = Accumulate { order, starts, gradients, stride, dim, out: out.as_mut_ptr() };
+    // SAFETY: the caller's, and `out` has room.
+    unsafe { set.run(accumulate) }
+}
+
+struct Accumulate<'a> {
+    order: &'a LookupOrder,
+    starts: &'a [u32],
+    gradients: *const f32,
+    stride: usize,
+    dim: usize,
+    out: *mut f32,
+}
+
+impl Kernel for Accumulate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller's; factors exist where they are asked for.
+        unsafe {
+            if self.order.factors.is_empty() {
+                sum_all::<V, _>(&Rows::<false>(&self), self.dim);
+            } else {
+                sum_all::<V, _>(&Rows::<true>(&self), self.dim);
+            }
+        }
+    }
+}
+
+/// One sum per unique row, one term per lookup.
+struct Rows<'a, const SCALED: bool>(&'a Accumulate<'a>);
+
+impl<const SCALED: bool> Sums for Rows<'_, SCALED> {
+    const DIVIDE: bool = false;
+
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0.starts.len() - 1
+    }
+
+    #[inline(always)]
+    unsafe fn terms(&self, sum: usize) -> Range<usize> {
+        // SAFETY: `sum` is below `len`, and there is one start more.
+        unsafe { *self.0.starts.get_unchecked(sum) as usize..*self.0.starts.get_unchecked(sum + 1) as usize }
+    }
+
+    #[inline(always)]
+    unsafe fn term(&self, term: usize) -> *const f32 {
+        // SAFETY: starts lie inside `bags`, and every bag has a gradient.
+        unsafe { self.0.gradients.add(*self.0.order.bags.get_unchecked(term) as usize * self.0.stride) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<V: Vector>(&self, sum: V, vector: V, term: usize) -> V {
+        // SAFETY: the caller's; there is one factor per bag entry.
+        unsafe {
+            if SCALED {
+                sum.add(vector.mul(V::splat(*self.0.order.factors.get_unchecked(term))))
+            } else {
+                sum.add(vector)
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn divisor(&self, _sum: usize) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    unsafe fn target(&self, sum: usize) -> *mut f32 {
+        // SAFETY: `out` has one gradient per row.
+        unsafe { self.0.out.add(sum * self.0.dim) }
+    }
+}

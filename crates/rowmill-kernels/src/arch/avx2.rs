@@ -1,0 +1,100 @@
+//! Eight floats: AVX2 with fused multiply-add (Haswell and Zen, and later).
+
+use std::arch::x86_64::{
+    __m256, __m256i, _mm256_add_ps, _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_sqrt_ps, _mm256_storeu_ps,
+    _mm256_sub_ps,
+};
+
+use super::{Kernel, Vector};
+
+/// Whether this machine has the set.
+pub(super) fn is_available() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+}
+
+/// Run `kernel` with the set enabled.
+///
+/// # Safety
+/// The machine has the set ([`is_available`]); the kernel's arguments are what it asks for.
+#[target_feature(enable = "avx,avx2,fma")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller's.
+    unsafe { kernel.run::<Lanes8>() }
+}
+
+/// Eight floats.
+#[derive(Clone, Copy)]
+struct Lanes8(__m256);
+
+/// The eight words from position `8 - count` have their first `count` sign bits set.
+static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[inline(always)]
+unsafe fn mask(count: usize) -> __m256i {
+    debug_assert!(count <= 8);
+    // SAFETY: `count` is at most 8, so eight words follow; the set is enabled.
+    unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - count).cast()) }
+}
+
+// SAFETY of all methods: the set is enabled where a `Vector` may be used, and the caller answers for the
+// pointers; masked lanes are not touched.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Vector for Lanes8 {
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self(unsafe { _mm256_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(source: *const f32) -> Self {
+        Self(unsafe { _mm256_loadu_ps(source) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(source: *const f32, count: usize) -> Self {
+        Self(unsafe { _mm256_maskload_ps(source, mask(count)) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, target: *mut f32) {
+        unsafe { _mm256_storeu_ps(target, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, target: *mut f32, count: usize) {
+        unsafe { _mm256_maskstore_ps(target, mask(count), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Self(unsafe { _mm256_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        Self(unsafe { _mm256_sub_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        Self(unsafe { _mm256_mul_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        Self(unsafe { _mm256_div_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, term.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn sqrt(self) -> Self {
+        Self(unsafe { _mm256_sqrt_ps(self.0) })
+    }
+}

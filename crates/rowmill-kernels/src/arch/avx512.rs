@@ -1,0 +1,99 @@
+//! Sixteen floats: AVX-512 (F, DQ, BW and VL: Skylake servers, Zen 4, and later).
+
+use std::arch::x86_64::{
+    __m512, _mm512_add_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_sqrt_ps, _mm512_storeu_ps, _mm512_sub_ps,
+};
+
+use super::{Kernel, Vector};
+
+/// Whether this machine has the set.
+pub(super) fn is_available() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && super::avx2::is_available()
+}
+
+/// Run `kernel` with the set enabled.
+///
+/// # Safety
+/// The machine has the set ([`is_available`]); the kernel's arguments are what it asks for.
+#[target_feature(enable = "avx,avx2,fma,avx512f,avx512dq,avx512bw,avx512vl")]
+pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller's.
+    unsafe { kernel.run::<Lanes16>() }
+}
+
+/// Sixteen floats.
+#[derive(Clone, Copy)]
+struct Lanes16(__m512);
+
+#[inline(always)]
+fn mask(count: usize) -> u16 {
+    debug_assert!(count < 16);
+    (1 << count) - 1
+}
+
+// SAFETY of all methods: the set is enabled where a `Vector` may be used, and the caller answers for the
+// pointers; masked lanes are not touched.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Vector for Lanes16 {
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self(unsafe { _mm512_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(source: *const f32) -> Self {
+        Self(unsafe { _mm512_loadu_ps(source) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(source: *const f32, count: usize) -> Self {
+        Self(unsafe { _mm512_maskz_loadu_ps(mask(count), source) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, target: *mut f32) {
+        unsafe { _mm512_storeu_ps(target, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, target: *mut f32, count: usize) {
+        unsafe { _mm512_mask_storeu_ps(target, mask(count), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Self(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        Self(unsafe { _mm512_sub_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        Self(unsafe { _mm512_mul_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        Self(unsafe { _mm512_div_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, term.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn sqrt(self) -> Self {
+        Self(unsafe { _mm512_sqrt_ps(self.0) })
+    }
+}

@@ -1,0 +1,171 @@
+//! Instruction sets: one vector trait, one file per set, one place that chooses.
+//!
+//! A kernel is a struct of its arguments that implements [`Kernel`]: its `run` is generic over [`Vector`]
+//! and inlined into one function per instruction set, where that set is enabled. Adding a kernel touches
+//! no file here; adding an instruction set adds one file and three lines here.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use std::sync::OnceLock;
+
+/// A vector of `LANES` floats. Every operation rounds as IEEE 754 asks, lane by lane, so that all
+/// instruction sets agree to the last bit.
+///
+/// # Safety
+/// All methods may only run where the instruction set of the implementor is enabled, that is below
+/// [`InstructionSet::run`]. Pointers need no alignment.
+pub(crate) trait Vector: Copy {
+    /// Floats per vector, at most 16.
+    const LANES: usize;
+
+    /// `value` in every lane.
+    unsafe fn splat(value: f32) -> Self;
+    /// Reads `LANES` floats.
+    unsafe fn load(source: *const f32) -> Self;
+    /// Reads the first `count < LANES` floats, the other lanes are 0.
+    unsafe fn load_first(source: *const f32, count: usize) -> Self;
+    /// Writes `LANES` floats.
+    unsafe fn store(self, target: *mut f32);
+    /// Writes the first `count < LANES` floats.
+    unsafe fn store_first(self, target: *mut f32, count: usize);
+    /// `self + other`
+    unsafe fn add(self, other: Self) -> Self;
+    /// `self - other`
+    unsafe fn sub(self, other: Self) -> Self;
+    /// `self * other`
+    unsafe fn mul(self, other: Self) -> Self;
+    /// `self / other`
+    unsafe fn div(self, other: Self) -> Self;
+    /// `self * factor + term`, rounded once.
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
+    /// Square root.
+    unsafe fn sqrt(self) -> Self;
+
+    /// Reads `count <= LANES` floats; free of branches where `count` is known to be `LANES`.
+    #[inline(always)]
+    unsafe fn load_up_to(source: *const f32, count: usize) -> Self {
+        // SAFETY: the caller's.
+        unsafe { if count == Self::LANES { Self::load(source) } else { Self::load_first(source, count) } }
+    }
+
+    /// Writes `count <= LANES` floats; free of branches where `count` is known to be `LANES`.
+    #[inline(always)]
+    unsafe fn store_up_to(self, target: *mut f32, count: usize) {
+        // SAFETY: the caller's.
+        unsafe { if count == Self::LANES { self.store(target) } else { self.store_first(target, count) } }
+    }
+}
+
+/// The arguments of one kernel call.
+pub(crate) trait Kernel {
+    /// What the call returns.
+    type Output;
+
+    /// The algorithm. Must be `#[inline(always)]`, as must everything it calls per element: code that is
+    /// not inlined is compiled without the instruction set.
+    ///
+    /// # Safety
+    /// Only [`InstructionSet::run`] may call it; the arguments must be what the kernel asks for.
+    unsafe fn run<V: Vector>(self) -> Self::Output;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+/// An instruction set this machine has: a value of this type is the proof that its kernels may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InstructionSet(Kind);
+
+impl InstructionSet {
+    /// The fastest set of this machine, found once.
+    pub fn best() -> Self {
+        static BEST: OnceLock<InstructionSet> = OnceLock::new();
+        *BEST.get_or_init(|| Self::available()[0])
+    }
+
+    /// Every set this machine has, fastest first. Tests run each of them.
+    pub fn available() -> Vec<Self> {
+        let mut sets = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            if avx512::is_available() {
+                sets.push(Self(Kind::Avx512));
+            }
+            if avx2::is_available() {
+                sets.push(Self(Kind::Avx2));
+            }
+        }
+        sets.push(Self(Kind::Portable));
+        sets
+    }
+
+    /// Name for logs and reports.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            Kind::Portable => "portable",
+        }
+    }
+
+    /// Run a kernel with this set.
+    ///
+    /// # Safety
+    /// The kernel's arguments must be what it asks for.
+    #[inline]
+    pub(crate) unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `self` exists, so the machine has the set; the arguments are the caller's duty.
+        unsafe {
+            match self.0 {
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx512 => avx512::run(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Kind::Avx2 => avx2::run(kernel),
+                Kind::Portable => kernel.run::<portable::Lanes4>(),
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for InstructionSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// Ask for the `bytes` bytes at `target`; never faults, so any address will do.
+#[inline(always)]
+pub(crate) fn prefetch(target: *const f32, bytes: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let target = target.cast::<i8>();
+        // SAFETY: a prefetch is a hint and reads nothing the program can see.
+        unsafe {
+            for line in (0..bytes).step_by(LINE_BYTES) {
+                _mm_prefetch::<_MM_HINT_T0>(target.wrapping_add(line));
+            }
+            // Rows need not start on a line: the last byte may lie on one more.
+            _mm_prefetch::<_MM_HINT_T0>(target.wrapping_add(bytes - 1));
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        let _ = (target, bytes, LINE_BYTES);
+    }
+}

@@ -1,0 +1,164 @@
+//! Initialize: the weights a row is born with, a pure function of (seed, category, id, element).
+//!
+//! Random bits come from a counter: element pairs of a row are the outputs of `SplitMix64` (Steele, Lea and
+//! Flood 2014, "Fast splittable pseudorandom number generators") whose state starts at a hash of seed,
+//! category and id. Its output function, Stafford's "Mix13" variant of the `MurmurHash3` finalizer, flips
+//! each output bit with probability near one half for every flipped input bit and passes `BigCrush` on plain
+//! counters. For one (seed, category) the hash is a bijection of the id: no two ids share a state.
+//!
+//! Stores on disk depend on these bits (an unseen id has its initial value without being stored), so they
+//! never change: a test pins them.
+
+use rowmill_rows::Initializer;
+
+use crate::arch::{InstructionSet, Kernel, Vector};
+use crate::normal_quantile::{lower_tail, quantile};
+
+/// Draws made at a time: small enough for registers and first-level cache, enough for whole vectors.
+const BLOCK: usize = 32;
+
+/// 2^64 divided by the golden ratio: the odd step between counters.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Draws the initial weights of one table.
+#[derive(Clone, Copy, Debug)]
+pub struct RowInitializer {
+    distribution: Distribution,
+    /// Hash of seed and category.
+    key: u64,
+    set: InstructionSet,
+}
+
+/// An [`Initializer`] with everything computed that does not depend on the row.
+#[derive(Clone, Copy, Debug)]
+enum Distribution {
+    Constant { value: f32 },
+    Uniform { low: f32, high: f32, largest: f32 },
+    Normal { mean: f64, std: f64 },
+    Truncated { mean: f64, scale: f64, begin: f64, width: f64, low: f32, high: f32 },
+}
+
+/// Fill `weights` for one row; for many rows keep a [`RowInitializer`].
+pub fn initialize(initializer: &Initializer, seed: u64, category: u32, id: u64, weights: &mut [f32]) {
+    RowInitializer::new(initializer, seed, category).fill(id, weights);
+}
+
+impl RowInitializer {
+    /// For the rows of `category` in a store seeded with `seed`.
+    pub fn new(initializer: &Initializer, seed: u64, category: u32) -> Self {
+        Self::with(InstructionSet::best(), initializer, seed, category)
+    }
+
+    /// [`RowInitializer::new`] with a chosen instruction set.
+    pub fn with(set: InstructionSet, initializer: &Initializer, seed: u64, category: u32) -> Self {
+        let key = absorb(absorb(0, seed), u64::from(category));
+        Self { distribution: Distribution::new(initializer), key, set }
+    }
+
+    /// Fill `weights` with the initial weights of row `id`.
+    pub fn fill(&self, id: u64, weights: &mut [f32]) {
+        if let Distribution::Constant { value } = self.distribution {
+            weights.fill(value);
+            return;
+        }
+        let fill = Fill { distribution: self.distribution, state: absorb(self.key, id), weights };
+        // SAFETY: the kernel asks for nothing.
+        unsafe { self.set.run(fill) }
+    }
+}
+
+impl Distribution {
+    fn new(initializer: &Initializer) -> Self {
+        match *initializer {
+            Initializer::Zeros => Self::Constant { value: 0.0 },
+            Initializer::Constant { value } => Self::Constant { value },
+            Initializer::Uniform { low, high } => Self::Uniform { low, high, largest: high.next_down() },
+            Initializer::Normal { mean, std } => Self::Normal { mean: f64::from(mean), std: f64::from(std) },
+            Initializer::TruncatedNormal { mean, std, low, high } => {
+                let (mean, std) = (f64::from(mean), f64::from(std));
+                let (mut begin, mut end) = ((f64::from(low) - mean) / std, (f64::from(high) - mean) / std);
+                // Probabilities near 0 have more digits than those near 1: draw from the mirror image
+                // where the interval lies in the upper tail.
+                let mut scale = std;
+                if begin > 0.0 {
+                    (begin, end, scale) = (-end, -begin, -std);
+                }
+                let begin = lower_tail(begin);
+                let end = if end <= 0.0 { lower_tail(end) } else { 1.0 - lower_tail(-end) };
+                Self::Truncated { mean, scale, begin, width: end - begin, low, high }
+            }
+        }
+    }
+}
+
+struct Fill<'a> {
+    distribution: Distribution,
+    state: u64,
+    weights: &'a mut [f32],
+}
+
+impl Kernel for Fill<'_> {
+    type Output = ();
+
+    /// Plain loops over blocks: the compiler vectorises them for each instruction set.
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        for (block, weights) in self.weights.chunks_mut(BLOCK).enumerate() {
+            let draws = draw_block(self.state, block);
+            match self.distribution {
+                Distribution::Constant { value } => weights.fill(value),
+                Distribution::Uniform { low, high, largest } => {
+                    for (weight, bits) in weights.iter_mut().zip(draws) {
+                        // 24 bits: every multiple of 2^-24 below 1 is a float, equally likely.
+                        let u = (bits >> 8) as i32 as f32 / (1 << 24) as f32;
+                        *weight = (low * (1.0 - u) + high * u).clamp(low, largest);
+                    }
+                }
+                Distribution::Normal { mean, std } => {
+                    for (weight, bits) in weights.iter_mut().zip(draws) {
+                        *weight = (mean + std * quantile(open_unit(bits))) as f32;
+                    }
+                }
+                Distribution::Truncated { mean, scale, begin, width, low, high } => {
+                    for (weight, bits) in weights.iter_mut().zip(draws) {
+                        let z = quantile(begin + width * open_unit(bits));
+                        *weight = ((mean + scale * z) as f32).clamp(low, high);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The draws of elements `block * BLOCK..` of a row.
+#[inline(always)]
+fn draw_block(state: u64, block: usize) -> [u32; BLOCK] {
+    let mut draws = [0; BLOCK];
+    let first = (block * BLOCK / 2) as u64;
+    for (word, pair) in draws.chunks_exact_mut(2).enumerate() {
+        let bits = mix(state.wrapping_add((first + word as u64 + 1).wrapping_mul(STEP)));
+        pair[0] = bits as u32;
+        pair[1] = (bits >> 32) as u32;
+    }
+    draws
+}
+
+/// The middle of one of 2^32 equal pieces of (0, 1).
+#[inline(always)]
+fn open_unit(bits: u32) -> f64 {
+    (f64::from(bits) + 0.5) / (1_u64 << 32) as f64
+}
+
+/// Mix `value` into `state`; a bijection of `value`.
+#[inline(always)]
+fn absorb(state: u64, value: u64) -> u64 {
+    mix((state ^ value).wrapping_add(STEP))
+}
+
+/// Stafford's Mix13, a bijection.
+#[inline(always)]
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}

@@ -1,0 +1,42 @@
+//! Adagrad (Duchi et al. 2011): `s += g * g; w -= lr * (g / (sqrt(s) + eps))`.
+//!
+//! Rounded as `torch.optim.Adagrad` treats sparse gradients: the square and the quotient on their own, the
+//! last step fused. (torch's own square root is off by one unit in the last place for one element in
+//! hundreds; ours is the correctly rounded one.)
+
+use super::{Elementwise, Update};
+use crate::arch::Vector;
+
+#[derive(Clone, Copy)]
+pub(super) struct Adagrad {
+    lr: f32,
+    eps: f32,
+}
+
+impl Adagrad {
+    pub(super) fn new(eps: f32, update: &Update) -> Self {
+        Self { lr: update.lr, eps }
+    }
+}
+
+impl Elementwise for Adagrad {
+    #[inline(always)]
+    unsafe fn block<V: Vector>(
+        self,
+        row: *mut f32,
+        gradient: *const f32,
+        dim: usize,
+        column: usize,
+        count: usize,
+    ) {
+        // SAFETY: the caller's; the state is `dim` floats behind the weights.
+        unsafe {
+            let (w, s) = (row.add(column), row.add(dim + column));
+            let g = V::load_up_to(gradient.add(column), count);
+            let sum = V::load_up_to(s, count).add(g.mul(g));
+            sum.store_up_to(s, count);
+            let step = g.div(sum.sqrt().add(V::splat(self.eps)));
+            V::splat(-self.lr).mul_add(step, V::load_up_to(w, count)).store_up_to(w, count);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Adam (Kingma and Ba 2015) on the rows a step touches, as `torch.optim.SparseAdam`:
+//! `m += (g - m) * (1 - beta1); v += (g * g - v) * (1 - beta2); w -= rate * (m / (sqrt(v) + eps))` with
+//! `rate = lr * sqrt(1 - beta2^step) / (1 - beta1^step)`. Moments of rows a step does not touch stand still.
+
+use super::{Elementwise, Update, written};
+use crate::arch::Vector;
+
+#[derive(Clone, Copy)]
+pub(super) struct Adam {
+    rate: f32,
+    /// `1 - beta1` and `1 - beta2`
+    gains: (f32, f32),
+    eps: f32,
+}
+
+impl Adam {
+    pub(super) fn new(beta1: f32, beta2: f32, eps: f32, update: &Update) -> Self {
+        debug_assert!(update.step > 0, "steps count from 1");
+        let (beta1, beta2) = (written(beta1), written(beta2));
+        let (correction1, correction2) = (1.0 - power(beta1, update.step), 1.0 - power(beta2, update.step));
+        let rate = written(update.lr) * correction2.sqrt() / correction1;
+        Self { rate: rate as f32, gains: ((1.0 - beta1) as f32, (1.0 - beta2) as f32), eps }
+    }
+}
+
+impl Elementwise for Adam {
+    #[inline(always)]
+    unsafe fn block<V: Vector>(
+        self,
+        row: *mut f32,
+        gradient: *const f32,
+        dim: usize,
+        column: usize,
+        count: usize,
+    ) {
+        // SAFETY: the caller's; first and second moments lie behind the weights.
+        unsafe {
+            let (w, m, v) = (row.add(column), row.add(dim + column), row.add(2 * dim + column));
+            let g = V::load_up_to(gradient.add(column), count);
+            let first = V::load_up_to(m, count);
+            let first = first.add(g.sub(first).mul(V::splat(self.gains.0)));
+            first.store_up_to(m, count);
+            let second = V::load_up_to(v, count);
+            let second = second.add(g.mul(g).sub(second).mul(V::splat(self.gains.1)));
+            second.store_up_to(v, count);
+            let step = first.div(second.sqrt().add(V::splat(self.eps)));
+            V::load_up_to(w, count).sub(V::splat(self.rate).mul(step)).store_up_to(w, count);
+        }
+    }
+}
+
+/// `base^exponent` by squaring: `f64::powf` may differ from one C library to the next.
+fn power(mut base: f64, mut exponent: u64) -> f64 {
+    let mut result = 1.0;
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result *= base;
+        }
+        base *= base;
+        exponent >>= 1;
+    }
+    result
+}

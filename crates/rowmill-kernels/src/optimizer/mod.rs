@@ -1,0 +1,167 @@
+//! Optimizers: one gradient and one row in, the row updated in place.
+//!
+//! One optimizer is one file: a [`Rule`] made from its hyper-parameters and the [`Update`], generic over
+//! the vector type. This file names it once, in [`RowUpdater::apply_many`].
+
+mod adagrad;
+mod adam;
+mod rowwise_adagrad;
+mod sgd;
+
+use rowmill_rows::OptimizerSpec;
+
+use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
+
+/// How many rows ahead of the one being updated are prefetched; the same trade as for sums.
+const PREFETCH_DISTANCE: usize = 16;
+
+/// What changes from one step to the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// Learning rate of this step.
+    pub lr: f32,
+    /// Number of this step of the table, counted from 1 (bias correction of Adam).
+    pub step: u64,
+}
+
+/// Applies one optimizer to rows of one width.
+#[derive(Clone, Copy, Debug)]
+pub struct RowUpdater {
+    optimizer: OptimizerSpec,
+    dim: usize,
+    set: InstructionSet,
+}
+
+/// The arithmetic of one optimizer at one step.
+pub(crate) trait Rule: Copy {
+    /// Update `dim` weights at `row` and the state behind them.
+    ///
+    /// # Safety
+    /// Weights, state and gradient may be accessed; only called below [`InstructionSet::run`].
+    unsafe fn apply<V: Vector>(self, row: *mut f32, gradient: *const f32, dim: usize);
+}
+
+impl RowUpdater {
+    /// For rows of `dim` weights under `optimizer`; its learning rate is not used, every update names one.
+    pub fn new(optimizer: &OptimizerSpec, dim: usize) -> Self {
+        Self::with(InstructionSet::best(), optimizer, dim)
+    }
+
+    /// [`RowUpdater::new`] with a chosen instruction set.
+    pub fn with(set: InstructionSet, optimizer: &OptimizerSpec, dim: usize) -> Self {
+        Self { optimizer: *optimizer, dim, set }
+    }
+
+    /// Update one row.
+    ///
+    /// # Panics
+    /// If the gradient is not `dim` floats.
+    ///
+    /// # Safety
+    /// `row` points to `dim` weights and the optimizer's state behind them, which nobody else uses
+    /// meanwhile.
+    pub unsafe fn apply(&self, row: *mut f32, gradient: &[f32], update: &Update) {
+        // SAFETY: the caller's.
+        unsafe { self.apply_many(&[row], gradient, update) }
+    }
+
+    /// Update `rows[i]` with `gradients[i * dim..][..dim]`, in order.
+    ///
+    /// # Panics
+    /// If there is not one gradient per row.
+    ///
+    /// # Safety
+    /// Every row points to `dim` weights and the optimizer's state behind them, which nobody else uses
+    /// meanwhile; none overlaps the gradients.
+    pub unsafe fn apply_many(&self, rows: &[*mut f32], gradients: &[f32], update: &Update) {
+        assert_eq!(gradients.len(), rows.len() * self.dim, "one gradient per row");
+        // SAFETY: the caller's.
+        unsafe {
+            match self.optimizer {
+                OptimizerSpec::Sgd { .. } => self.run(sgd::Sgd::new(update), rows, gradients),
+                OptimizerSpec::Adagrad { eps, .. } => {
+                    self.run(adagrad::Adagrad::new(eps, update), rows, gradients);
+                }
+                OptimizerSpec::RowwiseAdagrad { eps, .. } => {
+                    self.run(rowwise_adagrad::RowwiseAdagrad::new(eps, update), rows, gradients);
+                }
+                OptimizerSpec::Adam { beta1, beta2, eps, .. } => {
+                    self.run(adam::Adam::new(beta1, beta2, eps, update), rows, gradients);
+                }
+            }
+        }
+    }
+
+    unsafe fn run<R: Rule>(&self, rule: R, rows: &[*mut f32], gradients: &[f32]) {
+        let row_bytes = 4 * (self.dim + self.optimizer.state_floats(self.dim));
+        // SAFETY: the caller's; there is one gradient per row.
+        unsafe { self.set.run(ApplyMany { rule, rows, gradients, dim: self.dim, row_bytes }) }
+    }
+}
+
+struct ApplyMany<'a, R> {
+    rule: R,
+    rows: &'a [*mut f32],
+    gradients: &'a [f32],
+    dim: usize,
+    row_bytes: usize,
+}
+
+impl<R: Rule> Kernel for ApplyMany<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        for &row in &self.rows[..self.rows.len().min(PREFETCH_DISTANCE)] {
+            prefetch(row, self.row_bytes);
+        }
+        for (i, &row) in self.rows.iter().enumerate() {
+            if let Some(&ahead) = self.rows.get(i + PREFETCH_DISTANCE) {
+                prefetch(ahead, self.row_bytes);
+            }
+            // SAFETY: the caller's; there is one gradient per row.
+            unsafe { self.rule.apply::<V>(row, self.gradients.as_ptr().add(i * self.dim), self.dim) };
+        }
+    }
+}
+
+/// A rule that treats every element alike.
+pub(crate) trait Elementwise: Copy {
+    /// Update weights `column..column + count` of a row; `count` is at most `LANES`.
+    ///
+    /// # Safety
+    /// As for [`Rule::apply`], and the columns lie inside the row.
+    unsafe fn block<V: Vector>(
+        self,
+        row: *mut f32,
+        gradient: *const f32,
+        dim: usize,
+        column: usize,
+        count: usize,
+    );
+}
+
+impl<E: Elementwise> Rule for E {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, row: *mut f32, gradient: *const f32, dim: usize) {
+        // SAFETY: the caller's; columns stay below `dim`.
+        unsafe {
+            let mut column = 0;
+            while column + V::LANES <= dim {
+                self.block::<V>(row, gradient, dim, column, V::LANES);
+                column += V::LANES;
+            }
+            if column < dim {
+                self.block::<V>(row, gradient, dim, column, dim - column);
+            }
+        }
+    }
+}
+
+/// The decimal number a hyper-parameter was written as.
+///
+/// Specs keep f32, `torch` computes with f64: `0.999` as f32 is off by 1.3e-8, which is 1.3e-5 of
+/// `1 - 0.999`. The shortest decimal that reads as this f32 is what the user wrote.
+fn written(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}

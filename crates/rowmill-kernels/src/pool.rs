@@ -1,0 +1,118 @@
+//! Pool: the forward of an embedding bag, from rows where they lie to one vector per bag.
+
+use std::ops::Range;
+
+use rowmill_rows::Pooling;
+
+use crate::arch::{InstructionSet, Kernel, Vector};
+use crate::sums::{Sums, sum_all};
+use crate::{Lookups, RowPtr, SKIP};
+
+/// Bag `b` of `lookups` becomes the sum (or mean) of its rows at `out + b * out_stride`.
+///
+/// Rows are added in lookup order, weights by a fused multiply-add, a mean is the sum divided by the
+/// number of lookups that are not padding: bit for bit what `torch.nn.EmbeddingBag` computes on a CPU.
+/// Empty bags become 0.
+///
+/// # Safety
+/// Every index in `lookups.inverse` is [`SKIP`] or below `rows.len()`; rows looked up have `dim` readable
+/// floats that nobody writes meanwhile; the offsets do not decrease; `out` has `dim` writable floats at
+/// every `b * out_stride`, apart from the rows.
+pub unsafe fn pool(rows: &[RowPtr], lookups: &Lookups<'_>, dim: usize, out: *mut f32, out_stride: usize) {
+    // SAFETY: the caller's.
+    unsafe { pool_with(InstructionSet::best(), rows, lookups, dim, out, out_stride) }
+}
+
+/// [`pool`] with a chosen instruction set.
+///
+/// # Safety
+/// As for [`pool`].
+pub unsafe fn pool_with(
+    set: InstructionSet,
+    rows: &[RowPtr],
+    lookups: &Lookups<'_>,
+    dim: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    lookups.assert_shape();
+    debug_assert!(lookups.inverse.iter().all(|&unique| unique == SKIP || (unique as usize) < rows.len()));
+    let pool = Pool { rows, lookups: *lookups, dim, out, out_stride };
+    // SAFETY: the caller's.
+    unsafe { set.run(pool) }
+}
+
+struct Pool<'a> {
+    rows: &'a [RowPtr],
+    lookups: Lookups<'a>,
+    dim: usize,
+    out: *mut f32,
+    out_stride: usize,
+}
+
+impl Kernel for Pool<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller's.
+        unsafe {
+            match (self.lookups.weights, self.lookups.pooling) {
+                (None, Pooling::Sum) => sum_all::<V, _>(&Bags::<false, false>(&self, &[]), self.dim),
+                (None, Pooling::Mean) => sum_all::<V, _>(&Bags::<false, true>(&self, &[]), self.dim),
+                (Some(weights), _) => sum_all::<V, _>(&Bags::<true, false>(&self, weights), self.dim),
+            }
+        }
+    }
+}
+
+/// One sum per bag, one term per lookup; the slice holds the weights, if any.
+struct Bags<'a, const WEIGHTED: bool, const MEAN: bool>(&'a Pool<'a>, &'a [f32]);
+
+impl<const WEIGHTED: bool, const MEAN: bool> Sums for Bags<'_, WEIGHTED, MEAN> {
+    const DIVIDE: bool = MEAN;
+
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.0.lookups.bags()
+    }
+
+    #[inline(always)]
+    unsafe fn terms(&self, sum: usize) -> Range<usize> {
+        let offsets = self.0.lookups.offsets;
+        // SAFETY: `sum` is below `len`, and there is one offset more.
+        unsafe { *offsets.get_unchecked(sum) as usize..*offsets.get_unchecked(sum + 1) as usize }
+    }
+
+    #[inline(always)]
+    unsafe fn term(&self, term: usize) -> *const f32 {
+        // SAFETY: offsets lie inside the lookups, indices inside the rows.
+        unsafe {
+            let unique = *self.0.lookups.inverse.get_unchecked(term);
+            if unique == SKIP { std::ptr::null() } else { *self.0.rows.get_unchecked(unique as usize) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add<V: Vector>(&self, sum: V, vector: V, term: usize) -> V {
+        // SAFETY: the caller's; there is one weight per lookup.
+        unsafe {
+            if WEIGHTED {
+                V::splat(*self.1.get_unchecked(term)).mul_add(vector, sum)
+            } else {
+                sum.add(vector)
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn divisor(&self, sum: usize) -> f32 {
+        self.0.lookups.count(sum).max(1) as f32
+    }
+
+    #[inline(always)]
+    unsafe fn target(&self, sum: usize) -> *mut f32 {
+        // SAFETY: the caller gives room at every bag's place.
+        unsafe { self.0.out.add(sum * self.0.out_stride) }
+    }
+}

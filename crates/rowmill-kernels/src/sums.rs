@@ -1,0 +1,187 @@
+//! Many sums of vectors, each held in registers: the shape shared by pooling (rows into bags) and its
+//! transpose (gradients of bags into gradients of rows).
+
+use std::ops::Range;
+
+use crate::arch::{Vector, prefetch};
+
+/// How many terms ahead of the one being added are prefetched: at 64 B rows enough to keep the line fill
+/// buffers of a core busy, at 512 B rows (8 lines each) still within its first-level cache.
+/// Distances from 8 to 48 measure the same.
+const PREFETCH_DISTANCE: usize = 16;
+
+/// A list of sums over one list of terms.
+pub(crate) trait Sums {
+    /// Whether each sum is divided by [`Sums::divisor`].
+    const DIVIDE: bool;
+
+    /// Number of sums.
+    fn len(&self) -> usize;
+    /// The terms of sum `sum`.
+    unsafe fn terms(&self, sum: usize) -> Range<usize>;
+    /// Where term `term` lies; null for a term that is left out.
+    unsafe fn term(&self, term: usize) -> *const f32;
+    /// `sum + factor * vector`, with the factor and the rounding of term `term`.
+    unsafe fn add<V: Vector>(&self, sum: V, vector: V, term: usize) -> V;
+    /// What the sum is divided by at the end.
+    unsafe fn divisor(&self, sum: usize) -> f32;
+    /// Where the sum goes.
+    unsafe fn target(&self, sum: usize) -> *mut f32;
+}
+
+/// Compute all sums of vectors of `dim` floats.
+///
+/// # Safety
+/// All terms are null or point to `dim` readable floats, all targets to `dim` writable ones; ranges of
+/// terms are in order.
+#[inline(always)]
+pub(crate) unsafe fn sum_all<V: Vector, S: Sums>(sums: &S, dim: usize) {
+    if sums.len() == 0 || dim == 0 {
+        return;
+    }
+    // SAFETY: the caller's; a width is only taken where `dim` says so.
+    unsafe {
+        let first = sums.terms(0).start;
+        let end = sums.terms(sums.len() - 1).end;
+        for term in first..end.min(first + PREFETCH_DISTANCE) {
+            prefetch_term(sums, term, dim);
+        }
+        // The usual widths get loops of their own, without a choice per bag.
+        if dim == 8 * V::LANES {
+            one_block::<V, S, 8>(sums, end);
+        } else if dim == 4 * V::LANES {
+            one_block::<V, S, 4>(sums, end);
+        } else if dim == 2 * V::LANES {
+            one_block::<V, S, 2>(sums, end);
+        } else if dim == V::LANES {
+            one_block::<V, S, 1>(sums, end);
+        } else {
+            any_width::<V, S>(sums, end, dim);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn prefetch_term<S: Sums>(sums: &S, term: usize, dim: usize) {
+    // SAFETY: the caller's.
+    let vector = unsafe { sums.term(term) };
+    if !vector.is_null() {
+        prefetch(vector, 4 * dim);
+    }
+}
+
+#[inline(always)]
+unsafe fn one_block<V: Vector, S: Sums, const N: usize>(sums: &S, end: usize) {
+    for sum in 0..sums.len() {
+        // SAFETY: the caller's.
+        unsafe { block::<V, S, N, true>(sums, sum, end, 0, N * V::LANES) };
+    }
+}
+
+/// Vectors of any width: blocks of 8, 4, 2 and 1 registers, then the tail. Only the first block
+/// prefetches, for the whole vector.
+#[inline(always)]
+unsafe fn any_width<V: Vector, S: Sums>(sums: &S, end: usize, dim: usize) {
+    for sum in 0..sums.len() {
+        // SAFETY: the caller's; each block fits the columns that are left.
+        unsafe {
+            let mut column = 0;
+            while dim - column >= 8 * V::LANES {
+                if column == 0 {
+                    block::<V, S, 8, true>(sums, sum, end, column, dim);
+                } else {
+                    block::<V, S, 8, false>(sums, sum, end, column, dim);
+                }
+                column += 8 * V::LANES;
+            }
+            if column == 0 {
+                prefetch_ahead(sums, sum, end, dim);
+            }
+            if dim - column >= 4 * V::LANES {
+                block::<V, S, 4, false>(sums, sum, end, column, dim);
+                column += 4 * V::LANES;
+            }
+            if dim - column >= 2 * V::LANES {
+                block::<V, S, 2, false>(sums, sum, end, column, dim);
+                column += 2 * V::LANES;
+            }
+            if dim - column >= V::LANES {
+                block::<V, S, 1, false>(sums, sum, end, column, dim);
+                column += V::LANES;
+            }
+            if column < dim {
+                tail::<V, S>(sums, sum, column, dim - column);
+            }
+        }
+    }
+}
+
+/// Prefetch for every term of `sum` the one that comes [`PREFETCH_DISTANCE`] later.
+#[inline(always)]
+unsafe fn prefetch_ahead<S: Sums>(sums: &S, sum: usize, end: usize, dim: usize) {
+    // SAFETY: the caller's; terms before `end` exist.
+    unsafe {
+        for term in sums.terms(sum) {
+            if term + PREFETCH_DISTANCE < end {
+                prefetch_term(sums, term + PREFETCH_DISTANCE, dim);
+            }
+        }
+    }
+}
+
+/// Columns `column..column + N * LANES` of one sum, in `N` registers.
+#[inline(always)]
+unsafe fn block<V: Vector, S: Sums, const N: usize, const PREFETCH: bool>(
+    sums: &S,
+    sum: usize,
+    end: usize,
+    column: usize,
+    dim: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut registers = [V::splat(0.0); N];
+        for term in sums.terms(sum) {
+            if PREFETCH && term + PREFETCH_DISTANCE < end {
+                prefetch_term(sums, term + PREFETCH_DISTANCE, dim);
+            }
+            let vector = sums.term(term);
+            if vector.is_null() {
+                continue;
+            }
+            let vector = vector.add(column);
+            for (n, register) in registers.iter_mut().enumerate() {
+                *register = sums.add(*register, V::load(vector.add(n * V::LANES)), term);
+            }
+        }
+        if S::DIVIDE {
+            let divisor = V::splat(sums.divisor(sum));
+            for register in &mut registers {
+                *register = register.div(divisor);
+            }
+        }
+        let target = sums.target(sum).add(column);
+        for (n, register) in registers.into_iter().enumerate() {
+            register.store(target.add(n * V::LANES));
+        }
+    }
+}
+
+/// The last `count < LANES` columns of one sum.
+#[inline(always)]
+unsafe fn tail<V: Vector, S: Sums>(sums: &S, sum: usize, column: usize, count: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut register = V::splat(0.0);
+        for term in sums.terms(sum) {
+            let vector = sums.term(term);
+            if !vector.is_null() {
+                register = sums.add(register, V::load_first(vector.add(column), count), term);
+            }
+        }
+        if S::DIVIDE {
+            register = register.div(V::splat(sums.divisor(sum)));
+        }
+        register.store_first(sums.target(sum).add(column), count);
+    }
+}
