@@ -1,0 +1,320 @@
+//! The device log of one group: rows appended in segments, read back by row number, freed by segment.
+//!
+//! Appended rows collect in tail buffers; full segments are written by a thread of the log. Every row is
+//! *retained* when appended and has to be *released* when neither the index nor a checkpoint being
+//! written names it any more; a segment without retained rows becomes free. What may be written again,
+//! and when, is decided in `segment_table`; what a block must look like, in `trailer`.
+//!
+//! The log does not know which rows are current, moves nothing by itself, and does not recover rows that
+//! no checkpoint names: after a crash it begins at the state of the last checkpoint.
+
+mod counters;
+mod error;
+mod geometry;
+mod live_counts;
+mod reader;
+mod reading;
+mod scan;
+mod segment_table;
+mod state;
+mod tail;
+mod tail_buffer;
+#[cfg(test)]
+mod tests;
+mod trailer;
+
+use std::fmt::{self, Debug, Formatter};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use parking_lot::{Mutex, RwLock};
+use rowmill_io::{Device, DeviceError, Span};
+use rowmill_rows::RowKey;
+
+use counters::Counters;
+use live_counts::LiveCounts;
+use reader::Scratch;
+use reading::Readings;
+use segment_table::SegmentTable;
+use tail::Tail;
+
+pub(crate) use counters::LogCounts;
+pub(crate) use error::{Fault, LogError, Part};
+pub(crate) use geometry::{Geometry, ROW_NUMBERS};
+pub(crate) use segment_table::{LogSpace, Victim};
+pub(crate) use state::{LogState, SegmentRecord};
+
+/// How a log is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogConfig {
+    /// Group of the log, for trailers and errors.
+    pub(crate) group: u32,
+    /// Shape of the segments; what it was when the log was made.
+    pub(crate) geometry: Geometry,
+    /// Segments held in memory on their way to the device; at least 2 let appending and writing overlap.
+    /// 0 opens the log for reading only.
+    pub(crate) tail_buffers: usize,
+    /// Memory for the checksums of segments; those not asked for lately are forgotten and read again.
+    pub(crate) checksum_bytes_max: usize,
+    /// A number that differs at every opening of the store, drawn at random.
+    pub(crate) incarnation: u64,
+}
+
+/// The device log of one group. All methods may be called from any thread.
+pub(crate) struct Log {
+    shared: Arc<Shared>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// What the callers and the writer thread share.
+struct Shared {
+    group: u32,
+    geometry: Geometry,
+    device: Arc<dyn Device>,
+    tail: Tail,
+    table: RwLock<SegmentTable>,
+    live: LiveCounts,
+    readings: Readings,
+    scratch: Mutex<Vec<Scratch>>,
+    counters: Counters,
+}
+
+/// Protects a reader: row numbers looked up after this was made, and read before it is dropped, never
+/// give another row's bytes. Not for keeping: freed places cannot be reused meanwhile.
+#[must_use = "rows are protected only while this lives"]
+pub(crate) struct Reading<'a> {
+    log: &'a Log,
+    stamp: u64,
+}
+
+impl Log {
+    /// The log as the checkpoint `state` describes it. Afterwards [`Log::retain`] every row of the
+    /// index, then call [`Log::loaded`].
+    ///
+    /// # Errors
+    /// [`LogError::BadState`] when the state cannot be true or the file is too short for it;
+    /// [`LogError::Poisoned`] when the operating system gives no thread.
+    pub(crate) fn open(
+        device: Arc<dyn Device>,
+        config: LogConfig,
+        state: &LogState,
+    ) -> Result<Self, LogError> {
+        let LogConfig { group, geometry, tail_buffers, checksum_bytes_max, incarnation } = config;
+        let bad_state = |reason| LogError::BadState { group, reason };
+        let live = LiveCounts::default();
+        let table =
+            SegmentTable::new(geometry, state, incarnation, checksum_bytes_max, &live).map_err(bad_state)?;
+        let needed = state.segments.iter().map(|segment| geometry.place_offset(segment.place + 1)).max();
+        if let Some(needed) = needed.filter(|needed| *needed > device.bytes()) {
+            return Err(bad_state(format!("it needs {needed} bytes, the file has {}", device.bytes())));
+        }
+        let shared = Arc::new(Shared {
+            group,
+            geometry,
+            device,
+            tail: Tail::new(&geometry, tail_buffers),
+            table: RwLock::new(table),
+            live,
+            readings: Readings::default(),
+            scratch: Mutex::default(),
+            counters: Counters::default(),
+        });
+        let writer = if tail_buffers > 0 {
+            let (name, shared) = (format!("rowmill-log-{group}"), Arc::clone(&shared));
+            let spawned =
+                thread::Builder::new().name(name.clone()).spawn(move || shared.write_sealed_segments());
+            Some(spawned.map_err(|source| LogError::Poisoned {
+                group,
+                cause: Arc::new(DeviceError::Io {
+                    operation: "starting the writer thread",
+                    name,
+                    offset: 0,
+                    source,
+                }),
+            })?)
+        } else {
+            None
+        };
+        Ok(Self { shared, writer })
+    }
+
+    /// Append a row, retained once; its number. Waits while every tail buffer is on its way to the
+    /// device.
+    ///
+    /// # Errors
+    /// [`LogError::Poisoned`], [`LogError::Full`] or [`LogError::ReadOnly`]; nothing is appended then.
+    ///
+    /// # Panics
+    /// When `row` is not as long as the stride.
+    pub(crate) fn append(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
+        self.shared.append(key, row)
+    }
+
+    /// Begin to read: call this before looking up the row numbers.
+    pub(crate) fn reading(&self) -> Reading<'_> {
+        Reading { log: self, stamp: self.shared.readings.begin() }
+    }
+
+    /// Whether `number` may name a row: for checking an index that was read from a file.
+    pub(crate) fn has_row(&self, number: u32) -> bool {
+        let (place, index) = self.shared.geometry.locate(number);
+        self.shared.table.read().find(place, index) != segment_table::Whereabouts::Nowhere
+    }
+
+    /// Count one more holder of a row that is retained already, or of any row before [`Log::loaded`].
+    pub(crate) fn retain(&self, number: u32) {
+        self.shared.live.retain(self.shared.geometry.locate(number).0);
+    }
+
+    /// Count one holder less. Call it after the index has changed, under the lock that protects the
+    /// index, so that nobody can look the number up afterwards.
+    ///
+    /// # Panics
+    /// When the rows of that segment were released more often than retained.
+    pub(crate) fn release(&self, number: u32) {
+        let (place, _) = self.shared.geometry.locate(number);
+        if self.shared.live.release(place) {
+            self.shared.table.write().emptied(place, &self.shared.live, &self.shared.readings);
+        }
+    }
+
+    /// Every row of the loaded index is retained: segments without any are free once the next
+    /// checkpoint is durable.
+    pub(crate) fn loaded(&self) {
+        self.shared.table.write().loaded(&self.shared.live, &self.shared.readings);
+    }
+
+    /// Seal the open segment early and wait until all sealed ones are written (not yet durable).
+    ///
+    /// # Errors
+    /// [`LogError::Poisoned`].
+    pub(crate) fn flush(&self) -> Result<(), LogError> {
+        self.shared.flush()
+    }
+
+    /// Make what is written durable.
+    ///
+    /// # Errors
+    /// [`LogError::Poisoned`], and the log is so from then on.
+    pub(crate) fn sync(&self) -> Result<(), LogError> {
+        self.shared.sync()
+    }
+
+    /// Seal the open segment, without waiting, and start a new epoch; the number of the one that ended.
+    ///
+    /// Until [`Log::checkpoint_durable`] of that number, appended rows are taken to belong to the
+    /// checkpoint, so the old version of a frozen row may be appended and released at once.
+    pub(crate) fn cut(&self) -> u64 {
+        self.shared.cut()
+    }
+
+    /// What the manifest of the checkpoint cut at `cut` has to hold: call it after [`Log::flush`] and
+    /// [`Log::sync`] that followed the last row of the checkpoint, before anything is cut again.
+    pub(crate) fn state(&self, cut: u64) -> LogState {
+        self.shared.table.read().state(cut)
+    }
+
+    /// The manifest of `cut` is durable: places freed before that cut may be written again. A checkpoint
+    /// that failed is simply never reported.
+    pub(crate) fn checkpoint_durable(&self, cut: u64) {
+        self.shared.table.write().checkpoint_durable(cut, &self.shared.readings);
+    }
+
+    /// Give free places at the end of the file back to the file system; their bytes.
+    pub(crate) fn discard_free_end(&self) -> u64 {
+        let shared = &self.shared;
+        let (first, count) = shared.table.write().take_free_end();
+        if count == 0 {
+            return 0;
+        }
+        let bytes = shared.geometry.place_bytes() * count as usize;
+        // A refusal costs nothing but the space: the places are unused either way.
+        let discarded = shared.device.discard(Span { offset: shared.geometry.place_offset(first), bytes });
+        shared.table.write().discarded(first, count);
+        if discarded.is_ok() { bytes as u64 } else { 0 }
+    }
+
+    /// The segment whose cleaning pays most, none when all are full of retained rows.
+    pub(crate) fn victim(&self) -> Option<Victim> {
+        self.shared.table.read().victim(&self.shared.live)
+    }
+
+    /// Read a whole segment from the device and visit its rows, current or not; healthy blocks are
+    /// visited even if others are not. A segment that fails is not offered as a victim again.
+    ///
+    /// # Errors
+    /// [`LogError::Moved`] when no segment lies in `place`, else the first damage found.
+    pub(crate) fn segment_rows(
+        &self,
+        place: u32,
+        visit: &mut dyn FnMut(u32, RowKey, &[u8]),
+    ) -> Result<(), LogError> {
+        let _reading = self.reading();
+        self.shared.segment_rows(place, visit)
+    }
+
+    /// Bytes of the file by what may become of them.
+    pub(crate) fn space(&self) -> LogSpace {
+        self.shared.table.read().space(&self.shared.live)
+    }
+
+    /// Memory held: tail buffers, checksums, tables, scratch.
+    pub(crate) fn bytes(&self) -> usize {
+        let shared = &self.shared;
+        shared.tail.bytes(&shared.geometry)
+            + shared.table.read().bytes()
+            + shared.live.bytes()
+            + shared.scratch_bytes()
+    }
+
+    /// What the log has done since it was opened.
+    pub(crate) fn counts(&self) -> LogCounts {
+        self.shared.counters.counts()
+    }
+
+    /// Shape of the segments.
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.shared.geometry
+    }
+}
+
+impl Reading<'_> {
+    /// Read rows and hand each one to `deliver(position in wanted, result)` exactly once, in any order.
+    ///
+    /// Rows still in tail buffers come from memory; every other block is read once, however many wanted
+    /// rows lie in it, and checked before its rows are delivered. The keys guard the rows in memory;
+    /// those on the device are guarded by the checksum of their block. `deliver` may append.
+    pub(crate) fn read(
+        &self,
+        wanted: &[(u32, RowKey)],
+        deliver: &mut dyn FnMut(usize, Result<&[u8], LogError>),
+    ) {
+        self.log.shared.read(wanted, deliver);
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.log.shared.readings.end(self.stamp);
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.shared.tail.end();
+        if let Some(writer) = self.writer.take() {
+            // A panic of the writer has poisoned the log; there is nobody left to tell.
+            let _ = writer.join();
+        }
+    }
+}
+
+impl Debug for Log {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Log")
+            .field("group", &self.shared.group)
+            .field("geometry", &self.shared.geometry)
+            .field("space", &self.space())
+            .finish_non_exhaustive()
+    }
+}

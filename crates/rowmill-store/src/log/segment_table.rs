@@ -1,0 +1,479 @@
+//! Which segment lies in which place, which places may be written again, and which segment to clean.
+//!
+//! Invariants:
+//! - A sequence number is given out once in the life of the file, crashes included.
+//! - A place that a durable checkpoint names is not written until a later checkpoint is durable.
+//! - A place is not written while a reader that may have looked up a row in it is reading.
+//! - The lowest place is reused first, so that a file whose rows become fewer ends in free places.
+//!
+//! Epochs: a *cut* ends epoch `c`. Until checkpoint `c` is durable, what is appended in epoch `c + 1` may
+//! still be named by it (frozen rows reach the log after the cut), so every segment remembers the last
+//! checkpoint that may name it. One that is freed before any cut could name it is reusable at once; any
+//! other one waits for a checkpoint whose cut came after the freeing.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::geometry::Geometry;
+use super::live_counts::LiveCounts;
+use super::reading::Readings;
+use super::state::{LogState, SegmentRecord};
+
+/// Sequence numbers skipped at most when a log is opened.
+const INCARNATION_BITS: u32 = 40;
+
+/// Where the rows of a segment are to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whereabouts {
+    /// In a tail buffer, as long as the buffer still holds `sequence`.
+    Tail { buffer: u32, sequence: u64 },
+    /// On the device.
+    Device,
+    /// Nowhere: the place holds no segment, or not that many rows.
+    Nowhere,
+}
+
+/// Bytes of the log by what may become of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LogSpace {
+    /// Rows that are retained, without trailers and padding.
+    pub(crate) live: u64,
+    /// Places of segments with retained rows.
+    pub(crate) used: u64,
+    /// Places that wait for a checkpoint before they can be written again.
+    pub(crate) pinned: u64,
+    /// Places that can be written, now or as soon as the readers of today are done.
+    pub(crate) free: u64,
+}
+
+/// A segment worth cleaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Victim {
+    /// Where it lies.
+    pub(crate) place: u32,
+    /// Rows that have to move.
+    pub(crate) live_rows: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    /// No segment, or one that no reader may look into any more.
+    Empty,
+    /// In a tail buffer: still taking rows, or sealed and on its way to the device.
+    Tail { buffer: u32, sealed: bool },
+    /// On the device.
+    Written,
+}
+
+#[derive(Debug)]
+struct Segment {
+    status: Status,
+    sequence: u64,
+    /// How many segments this log had opened before; ages are differences of it.
+    birth: u64,
+    /// Set when sealed.
+    rows: u32,
+    /// The last checkpoint that may name this segment.
+    named_until: u64,
+    /// Epoch in which the last retained row went.
+    freed_in: Option<u64>,
+    /// Found corrupt: cleaning it again would fail again.
+    damaged: bool,
+    checksums: Option<Arc<[u32]>>,
+    /// Checksums asked for since the hand last came by.
+    recent: AtomicBool,
+}
+
+/// A segment on the device, as its reader needs it.
+#[derive(Clone, Debug)]
+pub(super) struct OnDevice {
+    pub(super) sequence: u64,
+    pub(super) rows: u32,
+    pub(super) checksums: Option<Arc<[u32]>>,
+}
+
+#[derive(Debug)]
+pub(super) struct SegmentTable {
+    geometry: Geometry,
+    segments: Vec<Segment>,
+    free: BTreeSet<u32>,
+    /// Freed places that wait for readers, oldest first, with their stamps.
+    resting: VecDeque<(u64, u32)>,
+    /// Freed places that wait for a checkpoint, with the epoch they were freed in.
+    pinned: Vec<(u64, u32)>,
+    epoch: u64,
+    /// The cut whose checkpoint is being written.
+    checkpointing: Option<u64>,
+    next_sequence: u64,
+    births: u64,
+    /// Segments up to this sequence number are durable.
+    durable_sequence: u64,
+    checksum_bytes: usize,
+    checksum_bytes_max: usize,
+    /// Next place whose checksums may be forgotten.
+    hand: usize,
+}
+
+impl SegmentTable {
+    /// The table of a checkpoint. `incarnation` differs from open to open, so that what a crash left in
+    /// free places never carries a sequence number given out again.
+    pub(super) fn new(
+        geometry: Geometry,
+        state: &LogState,
+        incarnation: u64,
+        checksum_bytes_max: usize,
+        live: &LiveCounts,
+    ) -> Result<Self, String> {
+        let skip = 1 + (incarnation & ((1 << INCARNATION_BITS) - 1));
+        let next_sequence = state.next_sequence.checked_add(skip).ok_or("sequence numbers ran out")?;
+        let mut table = Self {
+            geometry,
+            segments: Vec::new(),
+            free: BTreeSet::new(),
+            resting: VecDeque::new(),
+            pinned: Vec::new(),
+            epoch: state.cut.checked_add(1).ok_or("epochs ran out")?,
+            checkpointing: None,
+            next_sequence,
+            births: 0,
+            durable_sequence: state.next_sequence,
+            checksum_bytes: 0,
+            checksum_bytes_max,
+            hand: 0,
+        };
+        let mut records: Vec<&SegmentRecord> = state.segments.iter().collect();
+        records.sort_unstable_by_key(|record| record.sequence);
+        for record in records {
+            table.adopt(*record, state, live)?;
+        }
+        table.free =
+            (0..).zip(&table.segments).filter(|(_, s)| s.status == Status::Empty).map(|(p, _)| p).collect();
+        Ok(table)
+    }
+
+    fn adopt(&mut self, record: SegmentRecord, state: &LogState, live: &LiveCounts) -> Result<(), String> {
+        let SegmentRecord { place, sequence, rows } = record;
+        if place >= self.geometry.places_max() {
+            return Err(format!("place {place} of {}", self.geometry.places_max()));
+        }
+        if rows == 0 || rows > self.geometry.rows_per_segment() {
+            return Err(format!(
+                "{rows} rows in place {place}, which has room for {}",
+                self.geometry.rows_per_segment()
+            ));
+        }
+        if sequence >= state.next_sequence {
+            return Err(format!("segment {sequence} of {}", state.next_sequence));
+        }
+        self.cover(place, live);
+        if self.segments[place as usize].status != Status::Empty {
+            return Err(format!("two segments in place {place}"));
+        }
+        self.segments[place as usize] = Segment {
+            status: Status::Written,
+            sequence,
+            birth: self.births,
+            rows,
+            named_until: state.cut,
+            ..Segment::EMPTY
+        };
+        self.births += 1;
+        Ok(())
+    }
+
+    /// Have an entry and a counter for every place up to `place`.
+    fn cover(&mut self, place: u32, live: &LiveCounts) {
+        for place in self.segments.len() as u32..=place {
+            live.cover(place);
+            self.segments.push(Segment::EMPTY);
+        }
+    }
+
+    /// Give the lowest reusable place, or a new one, to a segment that tail buffer `buffer` collects;
+    /// its place and sequence number, `None` when row numbers have run out.
+    pub(super) fn open(&mut self, buffer: u32, live: &LiveCounts, readings: &Readings) -> Option<(u32, u64)> {
+        self.settle(readings);
+        let place = match self.free.pop_first() {
+            Some(place) => place,
+            None if (self.segments.len() as u32) < self.geometry.places_max() => {
+                let place = self.segments.len() as u32;
+                self.cover(place, live);
+                place
+            }
+            None => return None,
+        };
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.segments[place as usize] = Segment {
+            status: Status::Tail { buffer, sealed: false },
+            sequence,
+            birth: self.births,
+            named_until: self.checkpointing.unwrap_or(self.epoch),
+            ..Segment::EMPTY
+        };
+        self.births += 1;
+        Some((place, sequence))
+    }
+
+    /// The segment in `place` takes no more rows.
+    pub(super) fn sealed(&mut self, place: u32, rows: u32, live: &LiveCounts, readings: &Readings) {
+        let segment = &mut self.segments[place as usize];
+        let Status::Tail { buffer, sealed: false } = segment.status else {
+            panic!("place {place} is sealed once, while it is open: {:?}", segment.status)
+        };
+        segment.status = Status::Tail { buffer, sealed: true };
+        segment.rows = rows;
+        self.emptied(place, live, readings);
+    }
+
+    /// The segment in `place` has reached the device.
+    pub(super) fn written(&mut self, place: u32, checksums: Arc<[u32]>, readings: &Readings) {
+        let segment = &mut self.segments[place as usize];
+        segment.status = Status::Written;
+        if segment.freed_in.is_some() {
+            self.retire(place, readings);
+        } else {
+            self.remember(place, checksums);
+        }
+    }
+
+    /// The last retained row of `place` may have gone.
+    pub(super) fn emptied(&mut self, place: u32, live: &LiveCounts, readings: &Readings) {
+        let segment = &mut self.segments[place as usize];
+        let complete = matches!(segment.status, Status::Tail { sealed: true, .. } | Status::Written);
+        if !complete || segment.freed_in.is_some() || live.of(place) > 0 {
+            return;
+        }
+        segment.freed_in = Some(self.epoch);
+        if segment.status == Status::Written {
+            self.retire(place, readings);
+        }
+    }
+
+    /// Queue a freed place that is not being written for reuse.
+    fn retire(&mut self, place: u32, readings: &Readings) {
+        self.forget(place);
+        let segment = &self.segments[place as usize];
+        let freed_in = segment.freed_in.expect("only freed places retire");
+        if segment.named_until < freed_in {
+            self.pinned.push((freed_in, place));
+        } else {
+            self.rest(place, readings);
+        }
+    }
+
+    fn rest(&mut self, place: u32, readings: &Readings) {
+        self.segments[place as usize].status = Status::Empty;
+        self.resting.push_back((readings.freed(), place));
+    }
+
+    /// Free the places that no reader can be looking into any more.
+    fn settle(&mut self, readings: &Readings) {
+        if self.resting.is_empty() {
+            return;
+        }
+        let clear = readings.clear_up_to();
+        while let Some(&(stamp, place)) = self.resting.front() {
+            if stamp > clear {
+                break;
+            }
+            self.resting.pop_front();
+            self.free.insert(place);
+        }
+    }
+
+    /// End the epoch; its number names the checkpoint.
+    pub(super) fn cut(&mut self) -> u64 {
+        let cut = self.epoch;
+        self.epoch += 1;
+        self.checkpointing = Some(cut);
+        cut
+    }
+
+    /// Checkpoint `cut` is durable: what was freed before it is no longer named by anything.
+    pub(super) fn checkpoint_durable(&mut self, cut: u64, readings: &Readings) {
+        if self.checkpointing.is_some_and(|current| current <= cut) {
+            self.checkpointing = None;
+        }
+        for (freed_in, place) in std::mem::take(&mut self.pinned) {
+            if freed_in <= cut {
+                self.rest(place, readings);
+            } else {
+                self.pinned.push((freed_in, place));
+            }
+        }
+        self.settle(readings);
+    }
+
+    /// Everything up to `sequence` is durable.
+    pub(super) fn synced(&mut self, sequence: u64) {
+        self.durable_sequence = self.durable_sequence.max(sequence);
+    }
+
+    /// What checkpoint `cut` names: durable segments that held its rows when it was cut, or may have
+    /// been given some since.
+    pub(super) fn state(&self, cut: u64) -> LogState {
+        let named = |segment: &Segment| {
+            segment.status == Status::Written
+                && segment.sequence <= self.durable_sequence
+                && segment.named_until <= cut
+                && segment.freed_in.is_none_or(|freed_in| freed_in > cut)
+        };
+        let segments = (0..)
+            .zip(&self.segments)
+            .filter(|(_, segment)| named(segment))
+            .map(|(place, segment)| SegmentRecord { place, sequence: segment.sequence, rows: segment.rows })
+            .collect();
+        LogState { cut, next_sequence: self.next_sequence, segments }
+    }
+
+    /// Free every segment without a retained row, once after the index of a checkpoint was loaded.
+    pub(super) fn loaded(&mut self, live: &LiveCounts, readings: &Readings) {
+        for place in 0..self.segments.len() as u32 {
+            self.emptied(place, live, readings);
+        }
+    }
+
+    /// Where row `index` of `place` is to be read.
+    pub(super) fn find(&self, place: u32, index: u32) -> Whereabouts {
+        let Some(segment) = self.segments.get(place as usize) else { return Whereabouts::Nowhere };
+        match segment.status {
+            Status::Tail { buffer, .. } => Whereabouts::Tail { buffer, sequence: segment.sequence },
+            Status::Written if index < segment.rows => Whereabouts::Device,
+            Status::Written | Status::Empty => Whereabouts::Nowhere,
+        }
+    }
+
+    /// The segment in `place`, if it is on the device.
+    pub(super) fn on_device(&self, place: u32) -> Option<OnDevice> {
+        let segment =
+            self.segments.get(place as usize).filter(|segment| segment.status == Status::Written)?;
+        if segment.checksums.is_some() && !segment.recent.load(Ordering::Relaxed) {
+            segment.recent.store(true, Ordering::Relaxed);
+        }
+        Some(OnDevice {
+            sequence: segment.sequence,
+            rows: segment.rows,
+            checksums: segment.checksums.clone(),
+        })
+    }
+
+    /// Keep the checksums of segment `sequence` for the next reader.
+    pub(super) fn learned(&mut self, place: u32, sequence: u64, checksums: Arc<[u32]>) {
+        let segment = &self.segments[place as usize];
+        if segment.sequence == sequence && segment.status == Status::Written && segment.freed_in.is_none() {
+            self.remember(place, checksums);
+        }
+    }
+
+    fn remember(&mut self, place: u32, checksums: Arc<[u32]>) {
+        self.forget(place);
+        self.checksum_bytes += checksums_bytes(&checksums);
+        self.segments[place as usize].checksums = Some(checksums);
+        // Second chance: one turn clears the marks, so two turns always find something to forget.
+        for _ in 0..2 * self.segments.len() {
+            if self.checksum_bytes <= self.checksum_bytes_max {
+                break;
+            }
+            self.hand = (self.hand + 1) % self.segments.len();
+            if !std::mem::take(self.segments[self.hand].recent.get_mut()) {
+                self.forget(self.hand as u32);
+            }
+        }
+    }
+
+    fn forget(&mut self, place: u32) {
+        if let Some(checksums) = self.segments[place as usize].checksums.take() {
+            self.checksum_bytes -= checksums_bytes(&checksums);
+        }
+    }
+
+    /// Do not offer `place` for cleaning again.
+    pub(super) fn damaged(&mut self, place: u32, sequence: u64) {
+        let segment = &mut self.segments[place as usize];
+        segment.damaged |= segment.sequence == sequence;
+    }
+
+    /// The segment whose cleaning pays most.
+    pub(super) fn victim(&self, live: &LiveCounts) -> Option<Victim> {
+        let room = self.geometry.rows_per_segment();
+        let mut best: Option<(f64, Victim)> = None;
+        for (place, segment) in (0..).zip(&self.segments) {
+            if segment.status != Status::Written || segment.freed_in.is_some() || segment.damaged {
+                continue;
+            }
+            let live_rows = live.of(place);
+            if live_rows >= room {
+                continue;
+            }
+            let share = f64::from(live_rows) / f64::from(room);
+            let age = (self.births - segment.birth) as f64;
+            let worth = (1.0 - share) / (1.0 + share) * age;
+            if best.is_none_or(|(most, _)| worth > most) {
+                best = Some((worth, Victim { place, live_rows }));
+            }
+        }
+        best.map(|(_, victim)| victim)
+    }
+
+    /// Bytes by what may become of them.
+    pub(super) fn space(&self, live: &LiveCounts) -> LogSpace {
+        let place_bytes = self.geometry.place_bytes() as u64;
+        let rows: u64 = (0..self.segments.len() as u32).map(|place| u64::from(live.of(place))).sum();
+        let free = (self.free.len() + self.resting.len()) as u64;
+        let pinned = self.pinned.len() as u64;
+        LogSpace {
+            live: rows * self.geometry.stride() as u64,
+            used: (self.segments.len() as u64 - free - pinned) * place_bytes,
+            pinned: pinned * place_bytes,
+            free: free * place_bytes,
+        }
+    }
+
+    /// Take the free places at the end of the file out of use: the first of them and their number.
+    pub(super) fn take_free_end(&mut self) -> (u32, u32) {
+        let places = self.segments.len() as u32;
+        let mut first = places;
+        while first > 0 && self.free.remove(&(first - 1)) {
+            first -= 1;
+        }
+        (first, places - first)
+    }
+
+    /// The places from [`SegmentTable::take_free_end`] were given back to the file system. If the file
+    /// has grown meanwhile they are free places within it.
+    pub(super) fn discarded(&mut self, first: u32, count: u32) {
+        if self.segments.len() as u32 == first + count {
+            self.segments.truncate(first as usize);
+        } else {
+            self.free.extend(first..first + count);
+        }
+    }
+
+    /// Memory held.
+    pub(super) fn bytes(&self) -> usize {
+        self.checksum_bytes
+            + self.segments.capacity() * size_of::<Segment>()
+            + (self.free.len() + self.resting.capacity() + self.pinned.capacity()) * size_of::<(u64, u32)>()
+    }
+}
+
+impl Segment {
+    const EMPTY: Self = Self {
+        status: Status::Empty,
+        sequence: 0,
+        birth: 0,
+        rows: 0,
+        named_until: 0,
+        freed_in: None,
+        damaged: false,
+        checksums: None,
+        recent: AtomicBool::new(false),
+    };
+}
+
+fn checksums_bytes(checksums: &Arc<[u32]>) -> usize {
+    // An `Arc` keeps two counters before its content.
+    checksums.len() * size_of::<u32>() + 2 * size_of::<usize>()
+}

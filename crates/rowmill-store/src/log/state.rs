@@ -1,0 +1,56 @@
+//! What a checkpoint has to remember of a log.
+
+use serde::{Deserialize, Serialize};
+
+/// The segments a checkpoint names, as written into its manifest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LogState {
+    /// The cut that the checkpoint belongs to; 0 before the first.
+    pub(crate) cut: u64,
+    /// Sequence numbers below this are used.
+    pub(crate) next_sequence: u64,
+    /// The segments, by place.
+    pub(crate) segments: Vec<SegmentRecord>,
+}
+
+/// One segment named by a checkpoint; in JSON the array `[place, sequence, rows]`, because a store has
+/// many of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(u32, u64, u32)", into = "(u32, u64, u32)")]
+pub(crate) struct SegmentRecord {
+    /// Where the segment lies, in places from the beginning of the file.
+    pub(crate) place: u32,
+    /// Its sequence number, never used for another segment of this log.
+    pub(crate) sequence: u64,
+    /// Rows in it.
+    pub(crate) rows: u32,
+}
+
+impl From<(u32, u64, u32)> for SegmentRecord {
+    fn from((place, sequence, rows): (u32, u64, u32)) -> Self {
+        Self { place, sequence, rows }
+    }
+}
+
+impl From<SegmentRecord> for (u32, u64, u32) {
+    fn from(record: SegmentRecord) -> Self {
+        (record.place, record.sequence, record.rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_a_short_array_in_json() {
+        let state = LogState {
+            cut: 2,
+            next_sequence: 10,
+            segments: vec![SegmentRecord { place: 1, sequence: 9, rows: 64 }],
+        };
+        let json = serde_json::to_string(&state).unwrap();
+        assert_eq!(json, r#"{"cut":2,"next_sequence":10,"segments":[[1,9,64]]}"#);
+        assert_eq!(serde_json::from_str::<LogState>(&json).unwrap(), state);
+    }
+}

@@ -1,0 +1,246 @@
+//! The end of the log that is still in memory, and the thread that writes it.
+//!
+//! A fixed ring of buffers: one takes rows, the sealed ones wait in order for the writer thread, the rest
+//! are idle. Appending waits when none is idle, so the device sets the pace. Once a write or a sync has
+//! failed nothing is written any more: the log is poisoned, its buffers stay readable.
+//!
+//! Lock order: tail state, then segment table, then readers' stamps; the lock of a buffer is taken after
+//! the tail state and never held while taking another one.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use rowmill_io::DeviceError;
+use rowmill_rows::RowKey;
+
+use super::counters::add;
+use super::geometry::Geometry;
+use super::tail_buffer::TailBuffer;
+use super::{LogError, Shared};
+
+#[derive(Debug)]
+pub(super) struct Tail {
+    state: Mutex<State>,
+    /// A buffer became idle, a segment was written, or the log was poisoned.
+    progress: Condvar,
+    /// A segment was sealed, or the writer has to end.
+    work: Condvar,
+    buffers: Box<[RwLock<TailBuffer>]>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: Option<Open>,
+    idle: Vec<u32>,
+    sealed: VecDeque<Open>,
+    /// Sequence numbers of the segments sealed and written last; both go up in the same order.
+    sealed_sequence: u64,
+    written_sequence: u64,
+    poison: Option<Arc<DeviceError>>,
+    ending: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    buffer: u32,
+    place: u32,
+    sequence: u64,
+    rows: u32,
+}
+
+impl Tail {
+    pub(super) fn new(geometry: &Geometry, buffers: usize) -> Self {
+        Self {
+            state: Mutex::new(State { idle: (0..buffers as u32).rev().collect(), ..State::default() }),
+            progress: Condvar::new(),
+            work: Condvar::new(),
+            buffers: (0..buffers).map(|_| RwLock::new(TailBuffer::new(geometry))).collect(),
+        }
+    }
+
+    /// The buffer with this number.
+    pub(super) fn buffer(&self, buffer: u32) -> &RwLock<TailBuffer> {
+        &self.buffers[buffer as usize]
+    }
+
+    /// Memory of the buffers.
+    pub(super) fn bytes(&self, geometry: &Geometry) -> usize {
+        self.buffers.len() * geometry.place_bytes()
+    }
+
+    /// Let the writer end after the segment it is writing; sealed segments stay unwritten.
+    pub(super) fn end(&self) {
+        self.state.lock().ending = true;
+        self.work.notify_all();
+    }
+}
+
+impl Shared {
+    pub(super) fn append(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
+        assert_eq!(row.len(), self.geometry.stride(), "rows of a log have one length");
+        let mut state = self.tail.state.lock();
+        let open = self.open_segment(&mut state)?;
+        let index = self.tail.buffer(open.buffer).write().push(&self.geometry, key, row);
+        self.live.retain(open.place);
+        open.rows = index + 1;
+        let place = open.place;
+        if open.rows == self.geometry.rows_per_segment() {
+            self.seal(&mut state);
+        }
+        add(&self.counters.rows_appended, 1);
+        Ok(self.geometry.number(place, index))
+    }
+
+    /// The segment that takes rows, once there is a buffer for one.
+    fn open_segment<'a>(&self, state: &'a mut MutexGuard<'_, State>) -> Result<&'a mut Open, LogError> {
+        while state.open.is_none() {
+            self.refuse_if_poisoned(state)?;
+            let Some(buffer) = state.idle.pop() else {
+                if self.tail.buffers.is_empty() {
+                    return Err(LogError::ReadOnly { group: self.group });
+                }
+                self.tail.progress.wait(state);
+                continue;
+            };
+            let Some((place, sequence)) = self.table.write().open(buffer, &self.live, &self.readings) else {
+                state.idle.push(buffer);
+                return Err(LogError::Full { group: self.group, places: self.geometry.places_max() });
+            };
+            self.tail.buffer(buffer).write().start(sequence);
+            state.open = Some(Open { buffer, place, sequence, rows: 0 });
+        }
+        self.refuse_if_poisoned(state)?;
+        Ok(state.open.as_mut().expect("the loop ends with an open segment"))
+    }
+
+    fn refuse_if_poisoned(&self, state: &State) -> Result<(), LogError> {
+        match &state.poison {
+            Some(cause) => Err(LogError::Poisoned { group: self.group, cause: Arc::clone(cause) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Hand the open segment, if any, to the writer.
+    fn seal(&self, state: &mut State) {
+        // A segment is opened for a row, so it has one.
+        let Some(open) = state.open.take() else { return };
+        self.table.write().sealed(open.place, open.rows, &self.live, &self.readings);
+        state.sealed_sequence = open.sequence;
+        state.sealed.push_back(open);
+        self.tail.work.notify_one();
+    }
+
+    /// Seal the open segment and start a new epoch.
+    pub(super) fn cut(&self) -> u64 {
+        let mut state = self.tail.state.lock();
+        self.seal(&mut state);
+        // Still under the tail's lock: a row appended after the cut belongs to the new epoch.
+        self.table.write().cut()
+    }
+
+    /// Seal the open segment and wait until everything sealed is written.
+    pub(super) fn flush(&self) -> Result<(), LogError> {
+        let mut state = self.tail.state.lock();
+        self.seal(&mut state);
+        let last = state.sealed_sequence;
+        loop {
+            self.refuse_if_poisoned(&state)?;
+            if state.written_sequence >= last {
+                return Ok(());
+            }
+            self.tail.progress.wait(&mut state);
+        }
+    }
+
+    /// Make what is written durable.
+    pub(super) fn sync(&self) -> Result<(), LogError> {
+        let written = {
+            let state = self.tail.state.lock();
+            self.refuse_if_poisoned(&state)?;
+            state.written_sequence
+        };
+        if let Err(cause) = self.device.sync() {
+            return Err(self.poison(cause));
+        }
+        self.table.write().synced(written);
+        Ok(())
+    }
+
+    /// Refuse everything from now on; the first cause stays.
+    fn poison(&self, cause: DeviceError) -> LogError {
+        let mut state = self.tail.state.lock();
+        let cause = Arc::clone(state.poison.get_or_insert_with(|| Arc::new(cause)));
+        self.tail.progress.notify_all();
+        LogError::Poisoned { group: self.group, cause }
+    }
+
+    /// The writer thread: write sealed segments in order until the end or a failure.
+    pub(super) fn write_sealed_segments(&self) {
+        let _alarm = Alarm(self);
+        while let Some(next) = self.next_sealed() {
+            match self.write_segment(next) {
+                Ok(checksums) => {
+                    self.table.write().written(next.place, checksums, &self.readings);
+                    let mut state = self.tail.state.lock();
+                    state.sealed.pop_front();
+                    state.written_sequence = next.sequence;
+                    state.idle.push(next.buffer);
+                    self.tail.progress.notify_all();
+                }
+                Err(cause) => {
+                    self.poison(cause);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn next_sealed(&self) -> Option<Open> {
+        let mut state = self.tail.state.lock();
+        loop {
+            if state.ending || state.poison.is_some() {
+                return None;
+            }
+            if let Some(next) = state.sealed.front() {
+                return Some(*next);
+            }
+            self.tail.work.wait(&mut state);
+        }
+    }
+
+    fn write_segment(&self, segment: Open) -> Result<Arc<[u32]>, DeviceError> {
+        let buffer = self.tail.buffer(segment.buffer);
+        buffer.write().clear_rest(&self.geometry);
+        // Readers go on while the checksums are computed and while the device writes.
+        let checksums = buffer.read().checksums(&self.geometry);
+        buffer.write().seal(&self.geometry, self.group, &checksums);
+        let sealed = buffer.read();
+        let place = self.geometry.place_offset(segment.place);
+        for (offset, blocks) in sealed.pieces(&self.geometry) {
+            if !blocks.is_empty() {
+                self.device.write(place + offset as u64, blocks)?;
+                add(&self.counters.bytes_written, blocks.len());
+            }
+        }
+        self.counters.segments_written.fetch_add(1, Ordering::Relaxed);
+        Ok(checksums)
+    }
+}
+
+/// Poisons the log when the writer thread panics, so that nobody waits for it for ever.
+struct Alarm<'a>(&'a Shared);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.poison(DeviceError::Io {
+                operation: "write",
+                name: format!("the log of group {}", self.0.group),
+                offset: 0,
+                source: std::io::Error::other("the writer thread panicked"),
+            });
+        }
+    }
+}
