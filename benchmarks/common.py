@@ -1,0 +1,222 @@
+"""What every benchmark shares: arguments, interleaved rounds, spread, the machine, one JSON object.
+
+A benchmark answers one question by running variants of the same work beside each other. Variants
+run in interleaved rounds, the starting one rotating, so that a noisy minute on a shared host falls
+on all of them; what is reported is the median over rounds with its spread, in wall time and in CPU
+time of the process. Nothing here knows the store.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line of every benchmark says."""
+
+    quick: bool
+    seed: int
+    out: Path | None
+    command: str
+
+
+def parse_arguments(description: str | None) -> Settings:
+    """Reads `[--quick] [--seed N] [--out FILE]`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="end within 10 minutes on 2 cores")
+    parser.add_argument("--seed", type=int, default=1, help="seed of ids, rows and models")
+    parser.add_argument("--out", type=Path, help="write the JSON object here, not to the screen")
+    arguments = parser.parse_args()
+    script = Path(sys.argv[0]).resolve()
+    name = script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script.name
+    command = " ".join(["python", str(name), *sys.argv[1:]])
+    return Settings(arguments.quick, arguments.seed, arguments.out, command)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One variant, run once."""
+
+    variant: str
+    round: int
+    units: int
+    wall_s: float
+    cpu_s: float
+    device_read_bytes: int
+    device_write_bytes: int
+    resident_bytes: int
+
+
+def cpu_s() -> float:
+    """CPU time of this process so far, all threads, user and system."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def device_bytes() -> tuple[int, int]:
+    """Bytes this process made devices read and write; pages served from a cache do not count."""
+    counters = dict(
+        line.split(": ") for line in Path("/proc/self/io").read_text().splitlines() if line
+    )
+    return int(counters["read_bytes"]), int(counters["write_bytes"])
+
+
+def resident_bytes() -> int:
+    """Memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(variant: str, number: int, work: Callable[[], int]) -> Sample:
+    """Runs `work` once; it returns how many units (rows, steps) it did."""
+    reads, writes = device_bytes()
+    cpu, wall = cpu_s(), time.perf_counter()
+    units = work()
+    wall_s, used_cpu_s = time.perf_counter() - wall, cpu_s() - cpu
+    reads_after, writes_after = device_bytes()
+    return Sample(
+        variant=variant,
+        round=number,
+        units=units,
+        wall_s=wall_s,
+        cpu_s=used_cpu_s,
+        device_read_bytes=reads_after - reads,
+        device_write_bytes=writes_after - writes,
+        resident_bytes=resident_bytes(),
+    )
+
+
+@dataclass(frozen=True)
+class Median:
+    """The middle of several measurements, and how far apart they lie relative to it."""
+
+    value: float
+    spread: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Median":
+        """Takes the median, and (largest - smallest) / median."""
+        ordered = sorted(values)
+        middle = statistics.median(ordered)
+        return cls(middle, (ordered[-1] - ordered[0]) / middle if middle else 0.0)
+
+
+def units_per_s(samples: Iterable[Sample]) -> Median:
+    """Units per second of wall time."""
+    return Median.of(sample.units / sample.wall_s for sample in samples)
+
+
+def cpu_us_per_unit(samples: Iterable[Sample]) -> Median:
+    """Microseconds of CPU, all threads, per unit."""
+    return Median.of(sample.cpu_s * 1e6 / sample.units for sample in samples)
+
+
+def ratio(samples: list[Sample], baseline: list[Sample]) -> Median:
+    """Rate over the baseline's, round by round: host noise moves both sides of a round alike."""
+    return Median.of(
+        (ours.units / ours.wall_s) / (theirs.units / theirs.wall_s)
+        for ours, theirs in zip(samples, baseline, strict=True)
+    )
+
+
+def machine() -> dict[str, str | int]:
+    """The machine and the versions a figure belongs to."""
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    huge_pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "kernel": platform.release(),
+        "huge_pages": huge_pages.read_text().strip() if huge_pages.exists() else "none",
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "rowmill": metadata.version("rowmill"),
+        "commit": commit or "unknown",
+    }
+
+
+@dataclass
+class Benchmark:
+    """Collects cells and a summary, and writes the one JSON object."""
+
+    settings: Settings
+    cells: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
+    summary: dict[str, float] = field(default_factory=dict[str, float])
+
+    def compare(
+        self, variants: Mapping[str, Callable[[], int]], *, rounds: int, warm_up: int = 1
+    ) -> dict[str, list[Sample]]:
+        """Runs every variant once per round and keeps every measurement as a cell.
+
+        Args:
+            variants: Name -> work that returns the units it did.
+            rounds: Measured rounds.
+            warm_up: Rounds run first and thrown away.
+        """
+        names = list(variants)
+        samples: dict[str, list[Sample]] = {name: [] for name in names}
+        for number in range(-warm_up, rounds):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                sample = measure(name, number, variants[name])
+                print(
+                    f"{name}, round {number}: {sample.units / sample.wall_s:,.0f}/s",
+                    file=sys.stderr,
+                )
+                if number >= 0:
+                    samples[name].append(sample)
+                    self.cells.append(asdict(sample))
+        return samples
+
+    def summarize(self, name: str, median: Median) -> None:
+        """Adds a figure and its spread to the summary."""
+        self.summary[name] = median.value
+        self.summary[f"{name}_spread"] = median.spread
+
+    def write(self) -> None:
+        """Writes the JSON object to `--out`, else prints it."""
+        text = json.dumps(
+            {
+                "summary": self.summary,
+                "cells": self.cells,
+                "machine": machine(),
+                "command": self.settings.command,
+            },
+            indent=1,
+        )
+        if self.settings.out is None:
+            print(text)
+        else:
+            self.settings.out.parent.mkdir(parents=True, exist_ok=True)
+            self.settings.out.write_text(text + "\n")
+            print(f"wrote {self.settings.out}", file=sys.stderr)
