@@ -15,6 +15,9 @@ pub struct Span {
     pub bytes: usize,
 }
 
+/// The bytes of one span, borrowed for the moment, or why there are none.
+pub type ReadResult<'a> = Result<&'a [u8], DeviceError>;
+
 /// Blocks that can be read in batches, written, and made durable.
 ///
 /// A device knows nothing of rows or checksums: it may return stale, torn or foreign bytes, and its
@@ -24,7 +27,7 @@ pub trait Device: Send + Sync + Debug {
     /// Read every span, in any order, and hand each one to `deliver(position in spans, result)` exactly
     /// once. The bytes are borrowed: copy what must outlive the call. At most a fixed number of reads
     /// is in flight, whatever the batch; neighbouring spans may be read as one.
-    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, Result<&[u8], DeviceError>));
+    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>));
 
     /// Write `blocks` (a multiple of [`BLOCK_BYTES`]) at `offset`, growing the device if needed.
     ///

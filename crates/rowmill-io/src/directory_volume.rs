@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 
 use crate::file_device::FileDevice;
-use crate::{AlignedBuffer, BLOCK_BYTES, Device, DeviceError, FileWriter, Volume, VolumeLock};
+use crate::{AlignedBuffer, BLOCK_BYTES, Device, DeviceError, FileWriter, Volume, VolumeLock, thread_ring};
 
 /// The file whose lock is the volume's. It holds the pid of the last holder and is no part of the content.
 const LOCK_NAME: &str = "LOCK";
@@ -79,7 +79,7 @@ impl DirectoryVolume {
 impl Volume for DirectoryVolume {
     fn device(&self, name: &str, writable: bool) -> Result<Arc<dyn Device>, DeviceError> {
         let direct = self.direct_refused.get().is_none();
-        let device = FileDevice::open(&self.file_path(name)?, writable, direct)?;
+        let device = FileDevice::open(&self.file_path(name)?, writable, direct, self.choice)?;
         if direct && !device.is_direct() {
             // Another device may have been told the same at the same time.
             let _ = self.direct_refused.set("the file system refuses O_DIRECT".to_owned());
@@ -163,12 +163,13 @@ impl Volume for DirectoryVolume {
     }
 
     fn describe(&self) -> String {
-        let engine = match self.choice {
-            IoChoice::Auto | IoChoice::Pread => "pread",
-        };
-        match self.direct_refused.get() {
-            None => format!("{engine}, O_DIRECT"),
-            Some(refused) => format!("{engine}, through the page cache but dropped from it ({refused})"),
+        if let Some(refused) = self.direct_refused.get() {
+            return format!("pread through the page cache, which is told to forget ({refused})");
+        }
+        match (self.choice, thread_ring::support()) {
+            (IoChoice::Pread, _) => "pread (as asked), O_DIRECT".to_owned(),
+            (IoChoice::Auto, Ok(ring)) => format!("{ring}, O_DIRECT"),
+            (IoChoice::Auto, Err(refused)) => format!("pread ({refused}), O_DIRECT"),
         }
     }
 }

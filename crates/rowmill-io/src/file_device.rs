@@ -6,18 +6,23 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::pread;
-use crate::{AlignedBuffer, BLOCK_BYTES, Device, DeviceError, Span};
+use crate::registered_files::Presence;
+use crate::ring::Source;
+use crate::{
+    AlignedBuffer, BLOCK_BYTES, Device, DeviceError, IoChoice, ReadResult, Span, pread, thread_ring,
+};
 
 /// Largest copy made for a write whose caller's memory is not aligned: long enough for the device's full
 /// sequential speed.
-const BOUNCE_BYTES: usize = 256 * 1024;
+pub(crate) const BOUNCE_BYTES: usize = 256 * 1024;
 
 /// A file, past the page cache where the file system allows it.
 #[derive(Debug)]
 pub(crate) struct FileDevice {
+    presence: Presence,
     file: File,
     name: String,
+    choice: IoChoice,
     /// Opened with `O_DIRECT`; otherwise pages are dropped from the cache after use.
     direct: bool,
 }
@@ -25,7 +30,12 @@ pub(crate) struct FileDevice {
 impl FileDevice {
     /// Open `path`, creating it when `writable` and missing. `direct` asks for `O_DIRECT`; a file system
     /// that refuses it gives a device with `is_direct()` false.
-    pub(crate) fn open(path: &Path, writable: bool, direct: bool) -> Result<Self, DeviceError> {
+    pub(crate) fn open(
+        path: &Path,
+        writable: bool,
+        direct: bool,
+        choice: IoChoice,
+    ) -> Result<Self, DeviceError> {
         let name = path.display().to_string();
         let open = |flags: i32| {
             OpenOptions::new()
@@ -46,7 +56,7 @@ impl FileDevice {
         };
         let (file, direct) =
             opened.map_err(|error| DeviceError::from_io("open", name.as_str(), 0, 0, error))?;
-        Ok(Self { file, name, direct })
+        Ok(Self { file, name, presence: Presence::new(), choice, direct })
     }
 
     pub(crate) fn is_direct(&self) -> bool {
@@ -91,7 +101,14 @@ impl FileDevice {
 }
 
 impl Device for FileDevice {
-    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, Result<&[u8], DeviceError>)) {
+    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>)) {
+        // Reads through the page cache block the thread inside the ring: pread does the same with less.
+        if self.direct && self.choice == IoChoice::Auto {
+            let source = Source { file: &self.file, presence: &self.presence, name: &self.name };
+            if thread_ring::read(&source, spans, deliver) {
+                return;
+            }
+        }
         pread::read(&self.file, &self.name, spans, deliver);
         if !self.direct {
             for span in spans {

@@ -3,6 +3,7 @@
 //! Nothing here knows what a row is.
 
 mod aligned_buffer;
+mod arena;
 mod checksum;
 mod device;
 mod directory_volume;
@@ -11,12 +12,16 @@ mod memory_file;
 mod memory_volume;
 mod pread;
 mod read_plan;
+mod registered_files;
+mod ring;
 mod seeded;
+mod thread_ring;
 mod volume;
 
 pub use aligned_buffer::AlignedBuffer;
 pub use checksum::checksum;
-pub use device::{BLOCK_BYTES, Device, DeviceError, Span};
+pub use device::{BLOCK_BYTES, Device, DeviceError, ReadResult, Span};
 pub use directory_volume::{DirectoryVolume, IoChoice};
 pub use memory_volume::{Crash, MemoryVolume};
+pub use thread_ring::io_bytes_per_thread;
 pub use volume::{FileWriter, Volume, VolumeLock};

@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn holes_and_discarded_ranges_read_as_zeros() {
         let mut file = MemoryFile::new(false);
-        file.write(2 * PAGE_BYTES as u64, &[9; 2 * PAGE_BYTES]);
+        file.write(2 * PAGE_BYTES as u64, &vec![9; 2 * PAGE_BYTES]);
         file.discard(2 * PAGE_BYTES as u64 + 512, PAGE_BYTES as u64);
         let bytes = content(&file);
         assert!(bytes[..2 * PAGE_BYTES].iter().all(|byte| *byte == 0));

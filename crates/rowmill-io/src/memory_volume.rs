@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::memory_file::{Fates, MemoryFile};
 use crate::seeded::Seeded;
-use crate::{Device, DeviceError, FileWriter, Span, Volume, VolumeLock};
+use crate::{Device, DeviceError, FileWriter, ReadResult, Span, Volume, VolumeLock};
 
 /// A volume that lives as long as its last handle; clones share it, so a store can be closed and opened
 /// again within the process.
@@ -290,7 +290,7 @@ impl MemoryDevice {
 }
 
 impl Device for MemoryDevice {
-    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, Result<&[u8], DeviceError>)) {
+    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>)) {
         // Copied out, so that `deliver` may use the device.
         let mut copy = vec![0; spans.iter().map(|span| span.bytes).max().unwrap_or(0)];
         for (position, span) in spans.iter().enumerate() {

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 
 use crate::read_plan::{MERGED_BYTES_MAX, ReadPlan};
-use crate::{AlignedBuffer, BLOCK_BYTES, DeviceError, Span};
+use crate::{AlignedBuffer, BLOCK_BYTES, DeviceError, ReadResult, Span};
 
 struct ThreadBuffer {
     plan: ReadPlan,
@@ -27,12 +27,7 @@ thread_local! {
 pub(crate) const BYTES_PER_THREAD: usize = MERGED_BYTES_MAX + ReadPlan::BYTES_MAX;
 
 /// [`crate::Device::read`] over a file.
-pub(crate) fn read(
-    file: &File,
-    name: &str,
-    spans: &[Span],
-    deliver: &mut dyn FnMut(usize, Result<&[u8], DeviceError>),
-) {
+pub(crate) fn read(file: &File, name: &str, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>)) {
     // Taken out while in use: a `deliver` that reads again works with a buffer of its own.
     let mut thread = BUFFER.take().unwrap_or_else(ThreadBuffer::new);
     let ThreadBuffer { plan, buffer } = &mut thread;
@@ -68,7 +63,7 @@ pub(crate) fn read_span(
     name: &str,
     span: Span,
     buffer: &mut [u8],
-    deliver: &mut dyn FnMut(Result<&[u8], DeviceError>),
+    deliver: &mut dyn FnMut(ReadResult<'_>),
 ) {
     let blocks = &mut buffer[..span.bytes];
     let result = read_exactly(file, span.offset, blocks);
@@ -79,12 +74,7 @@ pub(crate) fn read_span(
 }
 
 /// Read a span too wide for any kept buffer into one that lives for this call.
-pub(crate) fn read_wide(
-    file: &File,
-    name: &str,
-    span: Span,
-    deliver: &mut dyn FnMut(Result<&[u8], DeviceError>),
-) {
+pub(crate) fn read_wide(file: &File, name: &str, span: Span, deliver: &mut dyn FnMut(ReadResult<'_>)) {
     read_span(file, name, span, &mut AlignedBuffer::new(span.bytes), deliver);
 }
 

@@ -1,0 +1,139 @@
+//! The memory that one ring's reads go to, handed out in runs of blocks.
+
+use crate::read_plan::MERGED_BYTES_MAX;
+use crate::{AlignedBuffer, BLOCK_BYTES};
+
+/// Blocks of an arena: 1 MiB, so that a full queue of single blocks takes half of it and sixteen merged
+/// reads of the largest size fit too.
+const BLOCKS: usize = 256;
+
+const WORDS: usize = BLOCKS / u64::BITS as usize;
+
+/// Memory of an arena.
+pub(crate) const ARENA_BYTES: usize = BLOCKS * BLOCK_BYTES;
+
+// A run lies within one word of the map, and an empty arena can always take the largest.
+const _: () = assert!(MERGED_BYTES_MAX / BLOCK_BYTES <= u64::BITS as usize);
+
+/// Block-aligned memory with a map of its free blocks.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    memory: AlignedBuffer,
+    free: [u64; WORDS],
+}
+
+/// Blocks of an arena that belong to one read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    first: u16,
+    blocks: u16,
+}
+
+impl Arena {
+    pub(crate) fn new() -> Self {
+        Self { memory: AlignedBuffer::new(ARENA_BYTES), free: [u64::MAX; WORDS] }
+    }
+
+    /// Room for `bytes` (whole blocks, at most [`MERGED_BYTES_MAX`]), if there is any.
+    pub(crate) fn take(&mut self, bytes: usize) -> Option<Place> {
+        let blocks = bytes / BLOCK_BYTES;
+        debug_assert!((1..=MERGED_BYTES_MAX / BLOCK_BYTES).contains(&blocks));
+        for (word, free) in self.free.iter_mut().enumerate() {
+            let starts = starts_of_runs(*free, blocks);
+            if starts != 0 {
+                let first = starts.trailing_zeros();
+                *free &= !(mask(blocks) << first);
+                return Some(Place {
+                    first: (word * u64::BITS as usize) as u16 + first as u16,
+                    blocks: blocks as u16,
+                });
+            }
+        }
+        None
+    }
+
+    pub(crate) fn give_back(&mut self, place: Place) {
+        let bits = mask(usize::from(place.blocks)) << (u32::from(place.first) % u64::BITS);
+        let free = &mut self.free[usize::from(place.first) / u64::BITS as usize];
+        debug_assert_eq!(*free & bits, 0, "a place is given back once");
+        *free |= bits;
+    }
+
+    /// Take everything back.
+    pub(crate) fn clear(&mut self) {
+        self.free = [u64::MAX; WORDS];
+    }
+
+    pub(crate) fn bytes_mut(&mut self, place: Place) -> &mut [u8] {
+        let start = usize::from(place.first) * BLOCK_BYTES;
+        &mut self.memory[start..start + usize::from(place.blocks) * BLOCK_BYTES]
+    }
+
+    /// All of it, for registration with the kernel.
+    pub(crate) fn memory_mut(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+}
+
+fn mask(blocks: usize) -> u64 {
+    (1 << blocks) - 1
+}
+
+/// Bits of `free` at which `blocks` set bits begin.
+fn starts_of_runs(free: u64, blocks: usize) -> u64 {
+    let mut starts = free;
+    let mut covered = 1;
+    while covered < blocks {
+        let step = covered.min(blocks - covered);
+        starts &= starts >> step;
+        covered += step;
+    }
+    starts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seeded::Seeded;
+
+    #[test]
+    fn starts_agree_with_counting() {
+        let mut seeded = Seeded::new(1);
+        for _ in 0..2000 {
+            let free = seeded.next() | seeded.next();
+            let blocks = 1 + seeded.below(16) as usize;
+            let expected = (0..=64 - blocks)
+                .filter(|start| (free >> start) & mask(blocks) == mask(blocks))
+                .fold(0, |bits, start| bits | 1_u64 << start);
+            assert_eq!(starts_of_runs(free, blocks), expected);
+        }
+    }
+
+    #[test]
+    fn places_never_overlap_and_all_come_back() {
+        let mut seeded = Seeded::new(2);
+        let mut arena = Arena::new();
+        let mut taken: Vec<(Place, u8)> = Vec::new();
+        for step in 0..5000_u32 {
+            let bytes = (1 + seeded.below(16) as usize) * BLOCK_BYTES;
+            match arena.take(bytes) {
+                Some(place) if seeded.below(3) > 0 || taken.is_empty() => {
+                    arena.bytes_mut(place).fill(step as u8);
+                    taken.push((place, step as u8));
+                }
+                other => {
+                    if let Some(place) = other {
+                        arena.give_back(place);
+                    }
+                    let (place, fill) = taken.swap_remove(seeded.below(taken.len() as u64) as usize);
+                    assert!(arena.bytes_mut(place).iter().all(|byte| *byte == fill));
+                    arena.give_back(place);
+                }
+            }
+        }
+        for (place, _) in taken {
+            arena.give_back(place);
+        }
+        assert_eq!(arena.free, [u64::MAX; WORDS]);
+    }
+}

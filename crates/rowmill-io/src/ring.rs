@@ -1,0 +1,324 @@
+//! Batched reads through `io_uring`: one ring per thread, made when the thread first reads.
+//!
+//! Invariants:
+//! - Nothing is in flight between calls, so the arena may go whenever the ring does. A `deliver` that
+//!   panics is held up until the last read has landed.
+//! - A ring is used only by the thread, and in the process, that made it.
+//! - A ring that the kernel no longer serves leaves its arena allocated for ever, because a read may still
+//!   land in it; the spans not read yet are read through `pread`.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
+
+use io_uring::{Builder, IoUring, opcode, squeue, types};
+
+use crate::arena::{ARENA_BYTES, Arena, Place};
+use crate::read_plan::{MERGED_BYTES_MAX, ReadPlan, Run};
+use crate::registered_files::{Presence, RegisteredFiles};
+use crate::{AlignedBuffer, ReadResult, Span, pread};
+
+/// Reads in flight. The device gives 107 k 4 KiB reads/s at 64 and 111 k at 256: what more depth adds is
+/// latency and memory.
+const QUEUE_DEPTH: usize = 128;
+
+/// Completions waited for at once, at most. Each wake-up costs the thread a few microseconds; waiting for
+/// all of the queue would leave the device idle while the batch is worked on.
+const WAIT_COMPLETIONS: usize = 64;
+
+/// How often a submission may be interrupted, or find the kernel short of memory, before the ring is given
+/// up.
+const ENTER_TRIES: usize = 1000;
+
+/// Memory of the two queues: 128 entries of 64 bytes, twice as many of 16 bytes, and their heads.
+const QUEUES_BYTES: usize = 16 * 1024;
+
+/// Memory that a ring holds.
+pub(crate) const BYTES_PER_RING: usize = ARENA_BYTES + QUEUES_BYTES + ReadPlan::BYTES_MAX;
+
+/// What to read from.
+pub(crate) struct Source<'a> {
+    pub(crate) file: &'a File,
+    pub(crate) presence: &'a Presence,
+    pub(crate) name: &'a str,
+}
+
+/// Told of every span of a batch.
+pub(crate) type Deliver<'a> = &'a mut dyn FnMut(usize, ReadResult<'_>);
+
+pub(crate) struct Ring {
+    queues: IoUring,
+    arena: ManuallyDrop<Arena>,
+    flags: &'static str,
+    buffers_registered: bool,
+    files: Option<RegisteredFiles>,
+    plan: ReadPlan,
+    in_flight: InFlight,
+    process: u32,
+}
+
+/// Reads that the kernel has, by the number they go under.
+struct InFlight {
+    reads: Box<[(Run, Place); QUEUE_DEPTH]>,
+    free: Vec<u16>,
+}
+
+/// What one call reads.
+struct Batch<'a> {
+    source: &'a Source<'a>,
+    spans: &'a [Span],
+    descriptor: RawFd,
+    /// The file's slot among the registered ones.
+    slot: Option<u32>,
+}
+
+/// Waits, when it goes, for whatever is still in flight.
+struct Drain<'a>(&'a mut Ring);
+
+impl Ring {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (queues, flags) = build()?;
+        let mut arena = ManuallyDrop::new(Arena::new());
+        let memory = arena.memory_mut();
+        let buffer = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() };
+        // A user's limit of locked memory (ENOMEM) must not cost the ring: reads work without.
+        // SAFETY: the arena lives as long as the ring, or for ever.
+        let buffers_registered = unsafe { queues.submitter().register_buffers(&[buffer]) }.is_ok();
+        let files = RegisteredFiles::register(&queues.submitter());
+        Ok(Self {
+            queues,
+            arena,
+            flags,
+            buffers_registered,
+            files,
+            plan: ReadPlan::default(),
+            in_flight: InFlight::new(),
+            process: std::process::id(),
+        })
+    }
+
+    /// Whether the ring can take a batch. The child of a fork must not touch its parent's queues, and a
+    /// ring that failed still owes reads.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.process == std::process::id() && self.in_flight.count() == 0
+    }
+
+    /// How the ring is set up, for people.
+    pub(crate) fn describe(&self) -> String {
+        let registered = match (self.buffers_registered, self.files.is_some()) {
+            (true, true) => "registered buffers and files",
+            (true, false) => "registered buffers",
+            (false, true) => "registered files",
+            (false, false) => "nothing registered",
+        };
+        format!("io_uring ({}, {registered}, {QUEUE_DEPTH} reads in flight)", self.flags)
+    }
+
+    /// [`crate::Device::read`] over a file. After an error the ring is not usable any more; every span was
+    /// delivered all the same.
+    pub(crate) fn read(
+        &mut self,
+        source: &Source<'_>,
+        spans: &[Span],
+        deliver: Deliver<'_>,
+    ) -> io::Result<()> {
+        assert_eq!(self.in_flight.count(), 0, "the ring was left with reads in flight");
+        let descriptor = source.file.as_raw_fd();
+        let submitter = self.queues.submitter();
+        let slot = self.files.as_mut().and_then(|files| files.slot(&submitter, source.presence, descriptor));
+        let batch = Batch { source, spans, descriptor, slot };
+        self.plan.start(spans);
+        let drain = Drain(self);
+        let ring = &mut *drain.0;
+        let mut waiting = ring.plan.next_run(spans);
+        loop {
+            ring.fill(&batch, &mut waiting, deliver);
+            let in_flight = ring.in_flight.count();
+            if in_flight == 0 {
+                debug_assert!(waiting.is_none(), "an empty arena takes every run");
+                return Ok(());
+            }
+            if let Err(error) = ring.enter(in_flight.min(WAIT_COMPLETIONS)) {
+                ring.finish_by_pread(&batch, waiting, deliver);
+                return Err(error);
+            }
+            ring.complete(&batch, deliver);
+        }
+    }
+
+    /// Queue reads until the queue or the arena is full.
+    fn fill(&mut self, batch: &Batch<'_>, waiting: &mut Option<Run>, deliver: Deliver<'_>) {
+        let mut queue = self.queues.submission();
+        while let Some(run) = *waiting {
+            if run.bytes > MERGED_BYTES_MAX {
+                let position = self.plan.positions(run)[0] as usize;
+                pread::read_wide(
+                    batch.source.file,
+                    batch.source.name,
+                    batch.spans[position],
+                    &mut |result| {
+                        deliver(position, result);
+                    },
+                );
+            } else {
+                let Some(number) = self.in_flight.free.last().copied() else { return };
+                let Some(place) = self.arena.take(run.bytes) else { return };
+                self.in_flight.free.pop();
+                self.in_flight.reads[usize::from(number)] = (run, place);
+                let entry = batch.entry(run.offset, self.arena.bytes_mut(place), self.buffers_registered);
+                // SAFETY: the buffer lies in the arena, which outlives the read, and its place is not
+                // handed out again before the read has completed; the file is open for as long as `batch`
+                // lives, and `Drain` leaves nothing in flight after that.
+                let pushed = unsafe { queue.push(&entry.user_data(u64::from(number))) };
+                pushed.expect("the queue has an entry for every read in flight");
+            }
+            *waiting = self.plan.next_run(batch.spans);
+        }
+    }
+
+    /// Hand the queued reads to the kernel and wait until `completions` have landed.
+    fn enter(&mut self, completions: usize) -> io::Result<()> {
+        for _ in 0..ENTER_TRIES {
+            match self.queues.submit_and_wait(completions) {
+                Ok(_) => return Ok(()),
+                Err(error) => match error.kind() {
+                    ErrorKind::Interrupted => {}
+                    // Short of memory for requests; what is in flight gives some back.
+                    ErrorKind::WouldBlock | ErrorKind::ResourceBusy => std::thread::yield_now(),
+                    _ => return Err(error),
+                },
+            }
+        }
+        Err(io::Error::other("the kernel takes no more reads"))
+    }
+
+    /// Deliver what has landed.
+    fn complete(&mut self, batch: &Batch<'_>, deliver: Deliver<'_>) {
+        for completion in self.queues.completion() {
+            let number = completion.user_data() as u16;
+            let (run, place) = self.in_flight.reads[usize::from(number)];
+            // Before anything is delivered: should `deliver` panic, this read is not waited for again.
+            self.in_flight.free.push(number);
+            let landed = usize::try_from(completion.result()) == Ok(run.bytes);
+            batch.deliver(self.plan.positions(run), run, self.arena.bytes_mut(place), landed, deliver);
+            self.arena.give_back(place);
+        }
+    }
+
+    /// Deliver without the ring what is in flight and what has not been queued. What is in flight may
+    /// still land in the arena, so none of it is used again.
+    fn finish_by_pread(&mut self, batch: &Batch<'_>, waiting: Option<Run>, deliver: Deliver<'_>) {
+        let mut buffer = AlignedBuffer::new(MERGED_BYTES_MAX);
+        let mut owed: Vec<Run> = waiting.into_iter().collect();
+        let numbers = (0..QUEUE_DEPTH as u16).filter(|number| !self.in_flight.free.contains(number));
+        owed.extend(numbers.map(|number| self.in_flight.reads[usize::from(number)].0));
+        while let Some(run) = owed.pop().or_else(|| self.plan.next_run(batch.spans)) {
+            for position in self.plan.positions(run) {
+                let span = batch.spans[*position as usize];
+                let mut deliver_span = |result: ReadResult<'_>| deliver(*position as usize, result);
+                if span.bytes > buffer.len() {
+                    pread::read_wide(batch.source.file, batch.source.name, span, &mut deliver_span);
+                } else {
+                    pread::read_span(
+                        batch.source.file,
+                        batch.source.name,
+                        span,
+                        &mut buffer,
+                        &mut deliver_span,
+                    );
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.in_flight.count() == 0 {
+            // SAFETY: the arena is not used after this, and no read can land in it.
+            unsafe { ManuallyDrop::drop(&mut self.arena) }
+        }
+    }
+}
+
+impl Drop for Drain<'_> {
+    fn drop(&mut self) {
+        let ring = &mut *self.0;
+        while ring.in_flight.count() > 0 {
+            if ring.enter(ring.in_flight.count()).is_err() {
+                return;
+            }
+            for completion in ring.queues.completion() {
+                ring.in_flight.free.push(completion.user_data() as u16);
+            }
+        }
+        ring.arena.clear();
+    }
+}
+
+impl InFlight {
+    fn new() -> Self {
+        Self {
+            reads: Box::new([(Run::default(), Place::default()); QUEUE_DEPTH]),
+            free: (0..QUEUE_DEPTH as u16).rev().collect(),
+        }
+    }
+
+    fn count(&self) -> usize {
+        QUEUE_DEPTH - self.free.len()
+    }
+}
+
+impl Batch<'_> {
+    fn entry(&self, offset: u64, buffer: &mut [u8], buffers_registered: bool) -> squeue::Entry {
+        let (start, bytes) = (buffer.as_mut_ptr(), buffer.len() as u32);
+        let file = types::Fd(self.descriptor);
+        match (buffers_registered, self.slot.map(types::Fixed)) {
+            (true, Some(slot)) => opcode::ReadFixed::new(slot, start, bytes, 0).offset(offset).build(),
+            (true, None) => opcode::ReadFixed::new(file, start, bytes, 0).offset(offset).build(),
+            (false, Some(slot)) => opcode::Read::new(slot, start, bytes).offset(offset).build(),
+            (false, None) => opcode::Read::new(file, start, bytes).offset(offset).build(),
+        }
+    }
+
+    /// Deliver the spans of a run that landed whole in `blocks`; of one that did not, read each by itself,
+    /// so that the error of one is not its neighbour's.
+    fn deliver(&self, positions: &[u32], run: Run, blocks: &mut [u8], landed: bool, deliver: Deliver<'_>) {
+        for position in positions {
+            let span = self.spans[*position as usize];
+            if landed {
+                let start = (span.offset - run.offset) as usize;
+                deliver(*position as usize, Ok(&blocks[start..start + span.bytes]));
+            } else {
+                pread::read_span(self.source.file, self.source.name, span, blocks, &mut |result| {
+                    deliver(*position as usize, result);
+                });
+            }
+        }
+    }
+}
+
+/// The best ring that the kernel gives.
+fn build() -> io::Result<(IoUring, &'static str)> {
+    type Setup = fn(&mut Builder) -> &mut Builder;
+    // Best first. Completions are worked on only when this thread asks for them (Linux 6.1), or at least
+    // without interrupting it (5.19); older kernels refuse flags that they do not know.
+    let setups: [(Setup, &'static str); 3] = [
+        (
+            |ring| ring.setup_single_issuer().setup_coop_taskrun().setup_defer_taskrun(),
+            "SINGLE_ISSUER, COOP_TASKRUN, DEFER_TASKRUN",
+        ),
+        (|ring| ring.setup_coop_taskrun(), "COOP_TASKRUN"),
+        (|ring| ring, "no flags"),
+    ];
+    let mut refused = io::Error::from(ErrorKind::Unsupported);
+    for (setup, flags) in setups {
+        match setup(&mut IoUring::builder()).build(QUEUE_DEPTH as u32) {
+            Ok(ring) => return Ok((ring, flags)),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(refused)
+}
