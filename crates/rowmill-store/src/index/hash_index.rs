@@ -32,12 +32,15 @@ const GROWTH_DENOMINATOR: usize = 2;
 const PAGE_BUCKETS: usize = PAGE_BYTES / size_of::<Bucket>();
 /// A [`Place`] has 29 bits for the bucket: 2^31 rows at a load of 0.8, as many as locations can name.
 const BUCKETS_MAX: usize = 1 << 29;
+/// Buckets visited in a row by [`HashIndex::for_each`]: 1 KiB, enough to read memory in order, and few
+/// enough that their rows make no long run in a smaller index they are copied to.
+const VISIT_BUCKETS: usize = 16;
 /// Set in the flags of a bucket that an entry was pushed out of since the last rebuild.
 const OVERFLOW: u32 = 1 << 30;
 /// Old buckets given back at a time while growing: 4 MiB, two huge pages.
 const RELEASE_BUCKETS: usize = (4 << 20) / size_of::<Bucket>();
-/// Buckets prefetched ahead of the lookup. A core has 10-16 misses in flight; below 16 they are not all
-/// used, beyond 32 nothing is gained (measured on 32 M rows: 8 -> 21, 16 -> 27, 32 -> 28, 64 -> 28 M/s).
+/// Buckets prefetched ahead of the lookup. A core has 10-16 misses in flight, so at least as many must be
+/// asked for; on 32 M rows 16, 32 and 64 measure alike.
 pub(super) const PREFETCH_DISTANCE: usize = 32;
 
 #[repr(C, align(64))]
@@ -50,7 +53,7 @@ struct Bucket {
     flags: AtomicU32,
 }
 
-const _: () = assert!(size_of::<Bucket>() == 64);
+const _: () = assert!(size_of::<Bucket>() == 64 && PAGE_BUCKETS.is_multiple_of(VISIT_BUCKETS));
 const _: () = assert!(ENTRIES as u32 * FLAG_BITS <= 30);
 
 // SAFETY: numbers and an atomic number, all of which may be zero, and no drop.
@@ -251,24 +254,37 @@ impl HashIndex {
 
     /// Visit every id, in no useful order.
     ///
-    /// Pages of buckets are visited in steps of about the golden ratio of their number, which leaves
-    /// any prefix of the visit spread evenly over the hashes. Were they visited in order, whoever inserts
+    /// Runs of buckets are visited in steps of about the golden ratio of their number, which leaves any
+    /// prefix of the visit spread evenly over the hashes. Were they visited in order, whoever inserts
     /// what is visited into another index that still grows would fill that from its low end and probe
     /// through ever longer runs of full buckets: quadratic time.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(u64, Location)) {
-        let pages = self.buckets.len() / PAGE_BUCKETS;
-        let step = coprime_step(pages);
-        let mut page = 0;
-        for _ in 0..pages {
-            for bucket in &self.buckets[page * PAGE_BUCKETS..][..PAGE_BUCKETS] {
+        let runs = self.buckets.len() / VISIT_BUCKETS;
+        let step = coprime_step(runs);
+        let mut run = 0;
+        for _ in 0..runs {
+            for bucket in &self.buckets[run * VISIT_BUCKETS..][..VISIT_BUCKETS] {
                 for (&id, &location) in bucket.ids.iter().zip(&bucket.locations) {
                     if location != 0 {
                         visit(id, Location::from_stored(location));
                     }
                 }
             }
-            page = (page + step) % pages;
+            run = (run + step) % runs;
         }
+    }
+
+    /// Read one word of the home bucket of every id: the memory traffic of lookups without their work.
+    #[cfg(test)]
+    pub(super) fn read_homes(&self, ids: &[u64]) -> u64 {
+        let mut sum = 0;
+        for (position, &id) in ids.iter().enumerate() {
+            if let Some(&later) = ids.get(position + PREFETCH_DISTANCE) {
+                self.prefetch(later);
+            }
+            sum += u64::from(self.buckets[self.home(id)].locations[0]);
+        }
+        sum
     }
 
     /// How many buckets a lookup of `id` reads.
