@@ -31,6 +31,7 @@ apt_install() {
         as_root apt-get update -qq >&2 || return 1
         apt_updated=true
     fi
+    apt-cache show "$1" >/dev/null 2>&1 || return 1
     say "installing $* with apt"
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
 }
@@ -54,7 +55,7 @@ find_python() {
 cargo_version() { cargo --version 2>/dev/null | awk '{print $2}'; }
 cargo_ok() { local have; have=$(cargo_version) && [ -n "$have" ] && at_least "$have" "$rust_wanted"; }
 
-command -v cc >/dev/null || apt_install gcc libc6-dev ||
+command -v cc >/dev/null || apt_install gcc libc6-dev ca-certificates ||
     fail "no C compiler: install gcc (a linker for Rust), then run make again"
 
 python=$(find_python) || {

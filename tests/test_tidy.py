@@ -1,0 +1,185 @@
+"""The repository's own rules, as a test.
+
+Rules that nobody checks decay: files grow past one sitting, notes to self stay behind, a crate
+forgets the shared lints, an address or a path of somebody's machine slips in. Each test here names
+the file and line that broke a rule. What is checked is what git tracks.
+"""
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LINES_OF_CODE_MAX = 600
+FILE_BYTES_MAX = 1 << 20
+# Files that may be longer, each with the reason: none so far.
+LONGER: dict[str, int] = {}
+
+# Crates that may hold unsafe code; the rest forbid it.
+UNSAFE_CRATES = {"rowmill-kernels", "rowmill-io", "rowmill-store", "rowmill-python"}
+
+# Which crates a crate may build on: the road of ARCHITECTURE.md, one direction only.
+CRATE_IMPORTS = {
+    "rowmill-rows": set[str](),
+    "rowmill-kernels": {"rowmill-rows"},
+    "rowmill-io": set[str](),
+    "rowmill-store": {"rowmill-rows", "rowmill-kernels", "rowmill-io"},
+    "rowmill-testkit": {"rowmill-rows", "rowmill-io"},
+    "rowmill-python": {"rowmill-rows", "rowmill-store"},
+}
+
+# Addresses a text may name: the licence, papers, and the pages of software we compare with.
+HOSTS = {"www.apache.org", "arxiv.org", "doi.org"}
+# Cargo writes the name of its index into its lock.
+ADDRESS_FREE = {"Cargo.lock"}
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\0")
+    paths = [ROOT / name for name in listed if name and (not suffixes or name.endswith(suffixes))]
+    # A file deleted but not yet committed is still listed.
+    return [path for path in paths if path.is_file()]
+
+
+def texts(*suffixes: str) -> Iterator[tuple[str, list[str]]]:
+    for path in tracked(*suffixes):
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        yield str(path.relative_to(ROOT)), text.splitlines()
+
+
+def matches(pattern: str, *suffixes: str) -> list[str]:
+    expression = re.compile(pattern)
+    return [
+        f"{name}:{number}: {line.strip()}"
+        for name, lines in texts(*suffixes)
+        for number, line in enumerate(lines, 1)
+        if expression.search(line)
+    ]
+
+
+def code_lines(name: str, lines: list[str]) -> int:
+    comment = "//" if name.endswith((".rs", ".go")) else "#"
+    return sum(1 for line in lines if line.strip() and not line.strip().startswith(comment))
+
+
+def test_files_can_be_read_in_one_sitting() -> None:
+    counts = {name: code_lines(name, lines) for name, lines in texts(".rs", ".py", ".go", ".sh")}
+    assert {
+        name: count for name, count in counts.items() if count > LONGER.get(name, LINES_OF_CODE_MAX)
+    } == {}
+    assert set(LONGER) <= set(counts), "an exception for a file that is gone"
+
+
+def test_no_large_files() -> None:
+    sizes = {str(path.relative_to(ROOT)): path.stat().st_size for path in tracked()}
+    assert {name: size for name, size in sizes.items() if size > FILE_BYTES_MAX} == {}
+
+
+def test_nothing_is_left_unfinished() -> None:
+    # The patterns are written so that they do not match themselves.
+    assert matches(r"\b(TO|FIX)(DO|ME)\b|\bXX{2}\b") == []
+    assert matches(r"\b(todo|unimplemented|dbg)!\(|#\[ignore\]", ".rs") == []
+    assert matches(r"raise\s+NotImplementedE|\bassert\s+True\b|pytest\.skip\(\)", ".py") == []
+
+
+def test_no_paths_of_one_machine() -> None:
+    assert matches(r"(^|[^A-Za-z0-9_.])/(work|farm|root|home/\w+|Users/\w+)/") == []
+
+
+def test_no_addresses_but_of_papers_and_the_licence() -> None:
+    expression = re.compile(r"https?://([A-Za-z0-9.-]+)")
+    found = [
+        f"{name}:{number}: {host}"
+        for name, lines in texts()
+        if name not in ADDRESS_FREE
+        for number, line in enumerate(lines, 1)
+        for host in expression.findall(line)
+        if host not in HOSTS
+    ]
+    assert found == []
+
+
+def test_lines_end_clean() -> None:
+    assert matches(r"[ \t]+$|\r") == []
+
+
+def crates() -> list[Path]:
+    return sorted(path.parent for path in (ROOT / "crates").glob("*/Cargo.toml"))
+
+
+@pytest.mark.parametrize("crate", crates(), ids=lambda path: path.name)
+def test_crate_shares_the_lints_and_builds_on_earlier_rooms_only(crate: Path) -> None:
+    manifest = tomllib.loads((crate / "Cargo.toml").read_text())
+    assert manifest["package"]["name"] == crate.name
+    assert manifest["lints"] == {"workspace": True}
+    imports = {name for name in manifest.get("dependencies", {}) if name.startswith("rowmill-")}
+    assert imports <= CRATE_IMPORTS[crate.name]
+    if crate.name not in UNSAFE_CRATES:
+        assert "#![forbid(unsafe_code)]" in (crate / "src/lib.rs").read_text()
+
+
+def test_every_dependency_has_its_reason() -> None:
+    lines = (ROOT / "Cargo.toml").read_text().splitlines()
+    start = lines.index("[workspace.dependencies]")
+    end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith("["))
+    bare = [
+        lines[i]
+        for i in range(start + 1, end)
+        if re.match(r"[a-z]", lines[i])
+        and not lines[i].startswith("rowmill-")
+        and not re.match(r"#|[a-z]", lines[i - 1])
+    ]
+    assert bare == []
+
+
+def test_unsafe_blocks_are_documented_one_by_one_or_for_a_whole_impl() -> None:
+    """The lint is denied for all; where it is allowed, one comment answers for every method."""
+    lints = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["lints"]
+    assert lints["clippy"]["undocumented_unsafe_blocks"] == "deny"
+    bare = [
+        f"{name}:{number + 1}"
+        for name, lines in texts(".rs")
+        for number, line in enumerate(lines)
+        if "allow(clippy::undocumented_unsafe_blocks" in line
+        and not any("SAFETY of all" in above for above in comment_above(lines, number))
+    ]
+    assert bare == []
+
+
+def comment_above(lines: list[str], number: int) -> Iterator[str]:
+    for above in reversed(lines[:number]):
+        if not above.strip().startswith("//"):
+            return
+        yield above
+
+
+def test_every_benchmark_has_its_question_and_its_runner() -> None:
+    folders = {path.parent for path in tracked() if path.is_relative_to(ROOT / "benchmarks")}
+    questions = folders - {ROOT / "benchmarks", ROOT / "benchmarks/results"}
+    top = {
+        ROOT / "benchmarks" / path.relative_to(ROOT / "benchmarks").parts[0] for path in questions
+    }
+    missing = [
+        f"{folder.name}/{name}"
+        for folder in sorted(top)
+        for name in ("run.py", "README.md")
+        if not (folder / name).is_file()
+    ]
+    assert missing == []
+
+
+def test_locks_are_complete_and_hold_no_addresses() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if re.match(r"[A-Za-z0-9]", line)]
+    assert len(pins) > 20
+    assert [line for line in pins if "==" not in line or not line.endswith("\\")] == []
