@@ -1,0 +1,259 @@
+//! How fast are the kernels on this machine? Prints nanoseconds of CPU time per lookup, id or row.
+//!
+//! `cargo run --release -p rowmill-kernels --example kernel_speed [FILTER]` takes about half a minute.
+//! Rows lie at random in half a GiB of huge pages, as they do in a store, so the figures of pool, gather
+//! and apply contain the cost of bringing rows in from memory; ids are uniform (the worst case) or Zipf.
+
+use std::hint::black_box;
+
+use rowmill_kernels::{
+    InstructionSet, LookupOrder, Lookups, RowInitializer, RowPtr, RowUpdater, UniqueScratch, Update,
+    accumulate_range, first_non_finite, gather, pool_with, segment_unique,
+};
+use rowmill_rows::{Initializer, OptimizerSpec, Pooling};
+
+const MEMORY_BYTES: usize = 1 << 29;
+const BAGS: usize = 2048;
+/// Batches that are cycled through, so that their rows do not stay in the caches.
+const BATCHES: usize = 64;
+const ROUNDS: usize = 5;
+const ROUND_SECONDS: f64 = 0.05;
+
+fn main() {
+    let filter = std::env::args().nth(1).unwrap_or_default();
+    let memory = Memory::new();
+    println!("{:44} {:>9}", "CPU ns per lookup, id or row", "best");
+    for (name, question) in QUESTIONS {
+        if name.contains(&filter) {
+            question(&memory);
+        }
+    }
+}
+
+type Question = fn(&Memory);
+
+const QUESTIONS: [(&str, Question); 6] = [
+    ("unique", unique_speed),
+    ("pool", pool_speed),
+    ("gather", gather_speed),
+    ("accumulate", accumulate_speed),
+    ("apply", apply_speed),
+    ("initialize", initialize_speed),
+];
+
+fn unique_speed(_memory: &Memory) {
+    for (ids_name, zipf) in [("uniform", false), ("zipf", true)] {
+        for length in [1, 20] {
+            let batches: Vec<Vec<u64>> =
+                (0..BATCHES).map(|seed| ids(seed, BAGS * length, 1 << 20, zipf)).collect();
+            let mut scratch = UniqueScratch::default();
+            let (mut unique, mut inverse) = (Vec::new(), vec![0; BAGS * length]);
+            report(&format!("unique {ids_name} {}", BAGS * length), BAGS * length, |batch| {
+                segment_unique(&batches[batch], None, &mut scratch, &mut unique, &mut inverse)
+            });
+        }
+    }
+}
+
+fn pool_speed(memory: &Memory) {
+    for set in InstructionSet::available() {
+        for dim in [16, 64, 128] {
+            for length in [1, 20] {
+                for (ids_name, zipf) in [("uniform", false), ("zipf", true)] {
+                    let batches: Vec<Batch> =
+                        (0..BATCHES).map(|seed| Batch::new(memory, seed, length, dim, zipf)).collect();
+                    let mut out = vec![0.0; BAGS * dim];
+                    let name = format!("pool {set} D={dim} L={length} {ids_name}");
+                    report(&name, BAGS * length, |batch| {
+                        let batch = &batches[batch];
+                        // SAFETY: rows lie in `memory`, `out` has `dim` floats per bag.
+                        unsafe {
+                            pool_with(set, &batch.rows, &batch.lookups(), dim, out.as_mut_ptr(), dim);
+                        }
+                        out[0]
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn gather_speed(memory: &Memory) {
+    for dim in [16, 64, 128] {
+        let batches: Vec<Batch> = (0..BATCHES).map(|seed| Batch::new(memory, seed, 1, dim, false)).collect();
+        let mut out = vec![0.0; BAGS * dim];
+        let rows = batches[0].rows.len();
+        report(&format!("gather D={dim}"), rows, |batch| {
+            let rows = &batches[batch].rows[..rows.min(batches[batch].rows.len())];
+            // SAFETY: rows lie in `memory`.
+            unsafe { gather(rows, dim, &mut out, dim) };
+            out[0]
+        });
+    }
+}
+
+fn accumulate_speed(memory: &Memory) {
+    for dim in [16, 64, 128] {
+        for length in [1, 20] {
+            let batches: Vec<Batch> =
+                (0..BATCHES).map(|seed| Batch::new(memory, seed, length, dim, true)).collect();
+            let gradients = vec![1.0; BAGS * dim];
+            let mut order = LookupOrder::default();
+            let mut out = Vec::new();
+            report(&format!("order D={dim} L={length} zipf"), BAGS * length, |batch| {
+                order.build(&batches[batch].lookups(), batches[batch].rows.len());
+                order.unique()
+            });
+            order.build(&batches[0].lookups(), batches[0].rows.len());
+            report(&format!("accumulate D={dim} L={length} zipf"), BAGS * length, |_| {
+                out.resize(order.unique() * dim, 0.0);
+                // SAFETY: one gradient per bag.
+                unsafe {
+                    accumulate_range(&order, 0..order.unique(), gradients.as_ptr(), dim, dim, &mut out);
+                }
+                out[0]
+            });
+            report(&format!("finite D={dim} (per bag)"), BAGS, |_| first_non_finite(&gradients));
+        }
+    }
+}
+
+fn apply_speed(memory: &Memory) {
+    let optimizers = [
+        ("sgd", OptimizerSpec::Sgd { lr: 0.0 }),
+        ("adagrad", OptimizerSpec::Adagrad { lr: 0.0, eps: 1e-8, initial_accumulator: 0.0 }),
+        ("rowwise adagrad", OptimizerSpec::RowwiseAdagrad { lr: 0.0, eps: 1e-8, initial_accumulator: 0.0 }),
+        ("adam", OptimizerSpec::Adam { lr: 0.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 }),
+    ];
+    for dim in [16, 64, 128] {
+        for (name, optimizer) in optimizers {
+            let stride = (dim + optimizer.state_floats(dim)).next_multiple_of(4);
+            let batches: Vec<Batch> =
+                (0..BATCHES).map(|seed| Batch::new(memory, seed, 1, stride, false)).collect();
+            let count = batches.iter().map(|batch| batch.rows.len()).min().unwrap_or(0);
+            let gradients = vec![1e-3; count * dim];
+            let updater = RowUpdater::new(&optimizer, dim);
+            let mut step = 0;
+            report(&format!("apply {name} D={dim}"), count, |batch| {
+                step += 1;
+                let rows: Vec<*mut f32> =
+                    batches[batch].rows[..count].iter().map(|row| row.cast_mut()).collect();
+                // SAFETY: rows lie in `memory`, `stride` apart, and nobody else uses them.
+                unsafe { updater.apply_many(&rows, &gradients, &Update { lr: 1e-3, step }) };
+            });
+        }
+    }
+}
+
+fn initialize_speed(_memory: &Memory) {
+    let initializers = [
+        ("uniform", Initializer::Uniform { low: -0.1, high: 0.1 }),
+        ("normal", Initializer::Normal { mean: 0.0, std: 0.1 }),
+        ("truncated", Initializer::TruncatedNormal { mean: 0.0, std: 0.1, low: -0.2, high: 0.2 }),
+    ];
+    for dim in [16, 64] {
+        for (name, initializer) in initializers {
+            let rows = RowInitializer::new(&initializer, 1, 2);
+            let mut weights = vec![0.0; dim];
+            report(&format!("initialize {name} D={dim} (per row)"), 1000, |batch| {
+                for id in 0..1000 {
+                    rows.fill(batch as u64 * 1000 + id, &mut weights);
+                }
+                weights[0]
+            });
+        }
+    }
+}
+
+/// Print the best of some rounds, in ns of this thread's CPU time per unit.
+fn report<T>(name: &str, units: usize, mut call: impl FnMut(usize) -> T) {
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let (start, mut calls) = (cpu_seconds(), 0);
+        while cpu_seconds() - start < ROUND_SECONDS {
+            for batch in 0..BATCHES {
+                black_box(call(batch));
+            }
+            calls += BATCHES;
+        }
+        best = best.min((cpu_seconds() - start) * 1e9 / (calls * units) as f64);
+    }
+    println!("{name:44} {best:9.2}");
+}
+
+/// CPU time of this thread: neighbours on the machine disturb it less than the wall clock.
+fn cpu_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a timespec to write to.
+    let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(status, 0, "this system has no clock for the CPU time of a thread");
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// Half a GiB of huge pages with finite floats in them.
+struct Memory {
+    floats: Vec<f32>,
+    start: usize,
+}
+
+impl Memory {
+    fn new() -> Self {
+        const HUGE_BYTES: usize = 2 << 20;
+        let mut floats: Vec<f32> = Vec::with_capacity((MEMORY_BYTES + HUGE_BYTES) / 4);
+        let start = floats.as_ptr().align_offset(HUGE_BYTES);
+        // SAFETY: the range lies inside the allocation; the advice does not change what is in it.
+        unsafe {
+            libc::madvise(floats.as_mut_ptr().add(start).cast(), MEMORY_BYTES, libc::MADV_HUGEPAGE);
+        }
+        floats.resize(floats.capacity(), 0.01);
+        Self { floats, start }
+    }
+
+    fn row(&self, stride: usize, row: usize) -> RowPtr {
+        &raw const self.floats[self.start + row * stride]
+    }
+}
+
+/// A batch of bags of one length, made unique.
+struct Batch {
+    rows: Vec<RowPtr>,
+    inverse: Vec<u32>,
+    offsets: Vec<i64>,
+}
+
+impl Batch {
+    fn new(memory: &Memory, seed: usize, length: usize, stride: usize, zipf: bool) -> Self {
+        let ids = ids(seed, BAGS * length, (MEMORY_BYTES / 4 / stride) as u64, zipf);
+        let (mut unique, mut inverse) = (Vec::new(), vec![0; ids.len()]);
+        segment_unique(&ids, None, &mut UniqueScratch::default(), &mut unique, &mut inverse);
+        let rows = unique.iter().map(|&id| memory.row(stride, id as usize)).collect();
+        let offsets = (0..=BAGS).map(|bag| (bag * length) as i64).collect();
+        Self { rows, inverse, offsets }
+    }
+
+    fn lookups(&self) -> Lookups<'_> {
+        Lookups { inverse: &self.inverse, offsets: &self.offsets, weights: None, pooling: Pooling::Sum }
+    }
+}
+
+/// Ids below `range`, uniform or roughly Zipf with exponent 1.05 (the inverse of its integral), scattered
+/// over the range.
+fn ids(seed: usize, count: usize, range: u64, zipf: bool) -> Vec<u64> {
+    const EXPONENT: f64 = 1.05;
+    let mut state = 0x5851_f42d_4c95_7f2d_u64.wrapping_mul(seed as u64 + 1);
+    let total = 1.0 - (range as f64).powf(1.0 - EXPONENT);
+    (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let u = (state >> 11) as f64 / (1_u64 << 53) as f64;
+            if zipf {
+                let rank = (1.0 - u * total).powf(1.0 / (1.0 - EXPONENT)) as u64;
+                rank.wrapping_mul(0x9e37_79b9_7f4a_7c15) % range
+            } else {
+                (u * range as f64) as u64
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,159 @@
+//! Optimizers against the formulas element by element, and against numbers printed by torch.
+
+use proptest::prelude::*;
+use rowmill_kernels::{InstructionSet, RowUpdater, Update};
+use rowmill_rows::OptimizerSpec;
+
+use crate::data::{Random, bits, dims};
+
+/// One row, one step, as the papers write it; rounded where the kernels promise to round.
+fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &Update) {
+    let dim = gradient.len();
+    let (weights, state) = row.split_at_mut(dim);
+    match *optimizer {
+        OptimizerSpec::Sgd { .. } => {
+            for (w, g) in weights.iter_mut().zip(gradient) {
+                *w = (-update.lr).mul_add(*g, *w);
+            }
+        }
+        OptimizerSpec::Adagrad { eps, .. } => {
+            for ((w, s), g) in weights.iter_mut().zip(state).zip(gradient) {
+                *s += g * g;
+                *w = (-update.lr).mul_add(g / (s.sqrt() + eps), *w);
+            }
+        }
+        OptimizerSpec::RowwiseAdagrad { eps, .. } => {
+            let mut partials = [0.0_f32; 16];
+            for (i, g) in gradient.iter().enumerate() {
+                partials[i % 16] += g * g;
+            }
+            let mut half = 8;
+            while half > 0 {
+                for i in 0..half {
+                    partials[i] += partials[i + half];
+                }
+                half /= 2;
+            }
+            state[0] += partials[0] / dim as f32;
+            let rate = update.lr / (state[0].sqrt() + eps);
+            for (w, g) in weights.iter_mut().zip(gradient) {
+                *w = (-rate).mul_add(*g, *w);
+            }
+        }
+        OptimizerSpec::Adam { beta1, beta2, eps, .. } => {
+            let decimal = |value: f32| format!("{value}").parse::<f64>().unwrap();
+            let (beta1, beta2) = (decimal(beta1), decimal(beta2));
+            let power = |beta: f64| (0..update.step).fold(1.0, |product, _| product * beta);
+            let rate = decimal(update.lr) * (1.0 - power(beta2)).sqrt() / (1.0 - power(beta1));
+            let (first, second) = state.split_at_mut(dim);
+            for i in 0..dim {
+                let g = gradient[i];
+                first[i] += (g - first[i]) * (1.0 - beta1) as f32;
+                second[i] += (g * g - second[i]) * (1.0 - beta2) as f32;
+                weights[i] -= rate as f32 * (first[i] / (second[i].sqrt() + eps));
+            }
+        }
+    }
+}
+
+fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
+    prop::sample::select(vec![
+        OptimizerSpec::Sgd { lr: 9.0 },
+        OptimizerSpec::Adagrad { lr: 9.0, eps: 1e-10, initial_accumulator: 0.0 },
+        OptimizerSpec::RowwiseAdagrad { lr: 9.0, eps: 1e-8, initial_accumulator: 0.0 },
+        OptimizerSpec::Adam { lr: 9.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+    ])
+}
+
+proptest! {
+    #[test]
+    fn agree_with_the_formulas(optimizer in optimizers(), dim in dims(), count in 1_usize..40, seed: u64) {
+        let mut random = Random::new(seed);
+        let floats = dim + optimizer.state_floats(dim);
+        // A canary behind each row must survive.
+        let stride = floats + random.below(3) + 1;
+        let mut memory = random.floats(count * stride);
+        for row in memory.chunks_mut(stride) {
+            row[dim..floats].iter_mut().for_each(|state| *state = state.abs());
+        }
+        // Rows in any order, one of them twice: the second update sees the first.
+        let mut order: Vec<usize> = (0..count).map(|_| random.below(count)).collect();
+        order.push(order[0]);
+        let gradients = random.floats(order.len() * dim);
+        // Few steps: the formula above multiplies its powers out, the kernel squares.
+        let update = Update { lr: 0.02, step: 1 + random.below(2) as u64 };
+        let mut expected = memory.clone();
+        for (i, &row) in order.iter().enumerate() {
+            naive(&optimizer, &mut expected[row * stride..][..floats], &gradients[i * dim..][..dim], &update);
+        }
+        for set in InstructionSet::available() {
+            let mut memory = memory.clone();
+            let start = memory.as_mut_ptr();
+            let rows: Vec<*mut f32> = order.iter().map(|&row| start.wrapping_add(row * stride)).collect();
+            // SAFETY: rows lie in `memory` and hold weights and state.
+            unsafe { RowUpdater::with(set, &optimizer, dim).apply_many(&rows, &gradients, &update) };
+            prop_assert_eq!(bits(&memory), bits(&expected), "{} {:?} dim {}", set, optimizer, dim);
+        }
+    }
+}
+
+/// Bits of one row after three sparse gradients, as torch 2.15 printed them.
+#[test]
+fn three_steps_of_torch() {
+    const GRADIENTS: [[f32; 5]; 3] =
+        [[0.1, -0.2, 0.3, 1e-3, 5.0], [0.4, 0.2, -0.1, 2e-3, -3.0], [-0.3, 0.05, 0.7, 0.0, 1.0]];
+    let sgd = OptimizerSpec::Sgd { lr: 0.0 };
+    let adagrad = OptimizerSpec::Adagrad { lr: 0.0, eps: 1e-10, initial_accumulator: 0.1 };
+    let adam = OptimizerSpec::Adam { lr: 0.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+    let cases: [(OptimizerSpec, &[u32]); 3] = [
+        // torch.optim.SGD([p], lr=0.02)
+        (sgd, &[0x3efd_f3b7, 0xbfa0_20c5, 0x3e90_624e, 0x3fff_fe08, 0xbf42_8f5c]),
+        // torch.optim.Adagrad([p], lr=0.02, eps=1e-10, initial_accumulator_value=0.1): weights, sum
+        (
+            adagrad,
+            &[
+                0x3efa_2657,
+                0xbfa0_2357,
+                0x3e8c_367c,
+                0x3fff_f9c8,
+                0xbf36_8b2b,
+                0x3eb8_51ec,
+                0x3e3a_e148,
+                0x3f30_a3d7,
+                0x3dcc_cf6c,
+                0x420c_6666,
+            ],
+        ),
+        // torch.optim.SparseAdam([p], lr=0.02): weights, exp_avg, exp_avg_sq
+        (
+            adam,
+            &[
+                0x3eea_e500,
+                0xbf9d_f652,
+                0x3e83_ff0b,
+                0x3ff9_0f82,
+                0xbf3a_99cc,
+                0x3c67_03b0,
+                0x3bde_d286,
+                0x3dae_b1c4,
+                0x3988_d6d4,
+                0x3e70_a3d8,
+                0x3988_3874,
+                0x38ac_c374,
+                0x3a1a_9d7d,
+                0x31ab_97b4,
+                0x3d0f_1e52,
+            ],
+        ),
+    ];
+    for (optimizer, expected) in cases {
+        let mut row = vec![0.5, -1.25, 0.3, 2.0, -0.7];
+        row.resize(5 + optimizer.state_floats(5), optimizer.initial_state());
+        let updater = RowUpdater::new(&optimizer, 5);
+        for (gradient, step) in GRADIENTS.iter().zip(1..) {
+            // SAFETY: the row holds weights and state.
+            unsafe { updater.apply(row.as_mut_ptr(), gradient, &Update { lr: 0.02, step }) };
+        }
+        assert_eq!(bits(&row), expected, "{optimizer:?}: {row:?}");
+    }
+}

@@ -1,0 +1,82 @@
+//! Pooling against a loop over bags, lookups and columns.
+
+use proptest::prelude::*;
+use rowmill_kernels::{InstructionSet, Lookups, RowPtr, pool, pool_with};
+use rowmill_rows::Pooling;
+
+use crate::data::{Bags, Random, bags, bits, dims};
+
+fn naive(rows: &[Vec<f32>], bags: &Bags, dim: usize, out: &mut [f32], out_stride: usize) {
+    for bag in 0..bags.offsets.len() - 1 {
+        for column in 0..dim {
+            let (mut sum, mut count) = (0.0_f32, 0);
+            for (lookup, unique) in bags.bag(bag) {
+                let value = rows[unique][column];
+                sum = match &bags.weights {
+                    Some(weights) => weights[lookup].mul_add(value, sum),
+                    None => sum + value,
+                };
+                count += 1;
+            }
+            let mean = bags.pooling == Pooling::Mean && count > 0;
+            out[bag * out_stride + column] = if mean { sum / count as f32 } else { sum };
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_the_loop(bags in bags(), dim in dims(), gap in 0_usize..4, seed: u64) {
+        let mut random = Random::new(seed);
+        let rows: Vec<Vec<f32>> = (0..bags.unique).map(|_| random.floats(dim + 3)).collect();
+        // Rows start anywhere, as optimizer state makes them.
+        let shift = random.below(4);
+        let pointers: Vec<RowPtr> = rows.iter().map(|row| row[shift..].as_ptr()).collect();
+        let rows: Vec<Vec<f32>> = rows.iter().map(|row| row[shift..].to_vec()).collect();
+        let stride = dim + gap;
+        let before = random.floats((bags.offsets.len() - 1) * stride);
+        let mut expected = before.clone();
+        naive(&rows, &bags, dim, &mut expected, stride);
+        for set in InstructionSet::available() {
+            let mut out = before.clone();
+            // SAFETY: indices are below `unique`, rows have `dim` floats, `out` a stride per bag.
+            unsafe { pool_with(set, &pointers, &bags.lookups(), dim, out.as_mut_ptr(), stride) };
+            prop_assert_eq!(bits(&out), bits(&expected), "{} dim {}", set, dim);
+        }
+    }
+}
+
+#[test]
+fn a_piece_of_the_offsets_is_a_piece_of_the_bags() {
+    let rows = [[1.0_f32], [10.0], [100.0]];
+    let pointers: Vec<RowPtr> = rows.iter().map(|row| row.as_ptr()).collect();
+    let offsets = [0, 2, 3, 5];
+    let lookups =
+        |offsets| Lookups { inverse: &[0, 1, 2, 2, 0], offsets, weights: None, pooling: Pooling::Sum };
+    let (mut whole, mut pieces) = ([0.0; 3], [0.0; 3]);
+    // SAFETY: rows of one float, room for three bags.
+    unsafe {
+        pool(&pointers, &lookups(&offsets), 1, whole.as_mut_ptr(), 1);
+        pool(&pointers, &lookups(&offsets[..2]), 1, pieces.as_mut_ptr(), 1);
+        pool(&pointers, &lookups(&offsets[1..]), 1, pieces[1..].as_mut_ptr(), 1);
+    }
+    assert_eq!(whole, [11.0, 100.0, 101.0]);
+    assert_eq!(whole, pieces);
+}
+
+#[test]
+fn no_bags_and_no_offsets_are_nothing_to_do() {
+    for offsets in [&[][..], &[0]] {
+        let lookups = Lookups { inverse: &[], offsets, weights: None, pooling: Pooling::Mean };
+        // SAFETY: nothing is read or written.
+        unsafe { pool(&[], &lookups, 16, std::ptr::NonNull::dangling().as_ptr(), 16) };
+    }
+}
+
+#[test]
+#[should_panic(expected = "weights are defined for sums only")]
+fn a_weighted_mean_is_refused() {
+    let lookups = Lookups { inverse: &[], offsets: &[0], weights: Some(&[]), pooling: Pooling::Mean };
+    // SAFETY: nothing is read or written.
+    unsafe { pool(&[], &lookups, 16, std::ptr::NonNull::dangling().as_ptr(), 16) };
+}
