@@ -11,7 +11,7 @@ use crate::BLOCK_BYTES;
 use crate::seeded::Seeded;
 
 /// Part of a block that a disk writes as a whole.
-const SECTOR_BYTES: usize = 512;
+pub(crate) const SECTOR_BYTES: usize = 512;
 
 /// Memory is taken in pages of this size; a page never written to takes none.
 const PAGE_BYTES: usize = 64 * 1024;

@@ -23,9 +23,9 @@ pub struct MemoryVolume {
 
 /// What a crash left.
 #[derive(Debug)]
-pub struct Crash {
+pub struct Crash<V> {
     /// The volume as found after the crash. The crashed one answers everything with an error.
-    pub volume: MemoryVolume,
+    pub volume: V,
     /// Unsynced changes of content that survived whole.
     pub changes_kept: usize,
     /// Unsynced changes of content of which nothing survived.
@@ -34,6 +34,13 @@ pub struct Crash {
     pub changes_torn: usize,
     /// Unsynced creations, renames and removals that did not survive.
     pub names_lost: usize,
+}
+
+impl<V> Crash<V> {
+    pub(crate) fn map<W>(self, wrap: impl FnOnce(V) -> W) -> Crash<W> {
+        let Self { volume, changes_kept, changes_lost, changes_torn, names_lost } = self;
+        Crash { volume: wrap(volume), changes_kept, changes_lost, changes_torn, names_lost }
+    }
 }
 
 struct Machine {
@@ -80,7 +87,7 @@ impl MemoryVolume {
     ///
     /// # Panics
     /// When the volume was not made by [`MemoryVolume::crashable`].
-    pub fn crash(&self, seed: u64) -> Crash {
+    pub fn crash(&self, seed: u64) -> Crash<Self> {
         assert!(self.machine.crashable, "make the volume with MemoryVolume::crashable() to crash it");
         let mut seeded = Seeded::new(seed);
         let mut folder = self.machine.folder.lock();

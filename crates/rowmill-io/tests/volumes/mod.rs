@@ -1,8 +1,13 @@
 //! The volumes that tests run over.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use rowmill_io::{BLOCK_BYTES, DirectoryVolume, IoChoice, MemoryVolume, Span, Volume};
+use rowmill_io::{
+    BLOCK_BYTES, DirectoryVolume, FaultyVolume, IoChoice, MemoryVolume, Span, ThrottleLimits,
+    ThrottledVolume, Volume,
+};
 
 /// `count` blocks from `first`.
 pub(crate) fn span(first: u64, count: usize) -> Span {
@@ -21,4 +26,14 @@ pub(crate) fn each_volume(test: impl Fn(&dyn Volume)) {
     }
     test(&MemoryVolume::new());
     test(&MemoryVolume::crashable());
+    test(&FaultyVolume::over_memory(MemoryVolume::crashable(), 1));
+    let folder = tempfile::tempdir().unwrap();
+    let directory = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+    test(&FaultyVolume::new(Arc::new(directory), 1));
+    let limits = ThrottleLimits {
+        reads_per_s: Some(10_000_000),
+        bytes_per_s: Some(100 << 30),
+        read_latency: Duration::from_micros(1),
+    };
+    test(&ThrottledVolume::new(Arc::new(MemoryVolume::new()), limits));
 }

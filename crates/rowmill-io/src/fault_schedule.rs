@@ -1,0 +1,197 @@
+//! Which operation goes wrong, and how: equal seed and equal order of operations, equal faults.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::BLOCK_BYTES;
+use crate::seeded::Seeded;
+
+/// A way for a device or file to fail its user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A read fails (EIO).
+    ReadError,
+    /// A read succeeds with one bit flipped.
+    BitFlip,
+    /// A read succeeds with one block as it was before it was last written while a fault of this kind was
+    /// injected. Devices only.
+    StaleRead,
+    /// A read succeeds with one block taken from another place. Devices only.
+    MisdirectedRead,
+    /// A write fails (EIO); the beginning of it may have been written.
+    WriteError,
+    /// A write fails for lack of space; the beginning of it may have been written.
+    Full,
+    /// A write succeeds of which only some sectors reach the device.
+    TornWrite,
+    /// A sync of a device, a file or the volume fails (EIO) and makes nothing durable.
+    SyncError,
+    /// A sync of a device, a file or the volume succeeds and makes nothing durable.
+    LostSync,
+    /// A rename fails (EIO) and changes nothing.
+    RenameError,
+}
+
+impl Fault {
+    /// Every kind.
+    pub const ALL: [Self; 10] = [
+        Self::ReadError,
+        Self::BitFlip,
+        Self::StaleRead,
+        Self::MisdirectedRead,
+        Self::WriteError,
+        Self::Full,
+        Self::TornWrite,
+        Self::SyncError,
+        Self::LostSync,
+        Self::RenameError,
+    ];
+}
+
+/// Which of the operations that a fault could hit it does hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Each one.
+    Always,
+    /// One, counted from 1 and from the injection.
+    Nth(u64),
+    /// Each with this chance, by the seed.
+    OneIn(u64),
+}
+
+/// Rules, and what came of them, for one machine between two crashes.
+#[derive(Debug)]
+pub(crate) struct FaultSchedule {
+    /// Shared by the machine before and after a crash.
+    state: Arc<Mutex<State>>,
+    /// The machine has crashed: its operations suffer nothing more than that.
+    crashed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    rules: Vec<Rule>,
+    seeded: Seeded,
+    fired: BTreeMap<Fault, u64>,
+    /// Per device, blocks as they were before their last write.
+    older: HashMap<String, HashMap<u64, Vec<u8>>>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    fault: Fault,
+    when: When,
+    /// Only names that begin so.
+    prefix: String,
+    seen: u64,
+}
+
+/// A fault to apply now, with a random number for its details.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hit {
+    pub(crate) fault: Fault,
+    pub(crate) random: u64,
+}
+
+impl FaultSchedule {
+    pub(crate) fn new(seed: u64) -> Self {
+        let state = State {
+            rules: Vec::new(),
+            seeded: Seeded::new(seed),
+            fired: BTreeMap::new(),
+            older: HashMap::new(),
+        };
+        Self { state: Arc::new(Mutex::new(state)), crashed: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn inject(&self, prefix: &str, fault: Fault, when: When) {
+        assert!(!matches!(when, When::Nth(0) | When::OneIn(0)), "counting begins with 1");
+        self.state.lock().rules.push(Rule { fault, when, prefix: prefix.to_owned(), seen: 0 });
+    }
+
+    pub(crate) fn heal(&self) {
+        let mut state = self.state.lock();
+        state.rules.clear();
+        state.older.clear();
+    }
+
+    pub(crate) fn fired(&self, fault: Fault) -> u64 {
+        self.state.lock().fired.get(&fault).copied().unwrap_or(0)
+    }
+
+    /// End with the machine: a seed for what the crash leaves, and the schedule of the machine after it.
+    pub(crate) fn crash(&self) -> (u64, Self) {
+        self.crashed.store(true, Ordering::Release);
+        let mut state = self.state.lock();
+        state.older.clear();
+        (state.seeded.next(), Self { state: Arc::clone(&self.state), crashed: AtomicBool::new(false) })
+    }
+
+    /// The fault, if any, that hits an operation on `name` which could suffer `possible` ones. It counts as
+    /// fired: the caller must apply it.
+    pub(crate) fn hit(&self, name: &str, possible: impl Fn(&Past<'_>, Fault) -> bool) -> Option<Hit> {
+        if self.crashed.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let State { rules, seeded, fired, older } = &mut *state;
+        let past = Past(older.get(name));
+        let mut found = None;
+        for rule in rules {
+            if !name.starts_with(&rule.prefix) || !possible(&past, rule.fault) {
+                continue;
+            }
+            rule.seen += 1;
+            let hits = match rule.when {
+                When::Always => true,
+                When::Nth(position) => rule.seen == position,
+                When::OneIn(chance) => seeded.one_in(chance),
+            };
+            // One operation suffers one fault; rules that come later still count it.
+            if hits && found.is_none() {
+                found = Some(Hit { fault: rule.fault, random: seeded.next() });
+            }
+        }
+        if let Some(hit) = found {
+            *fired.entry(hit.fault).or_insert(0) += 1;
+        }
+        found
+    }
+
+    /// Whether blocks about to be overwritten must be shown to [`Self::remember`].
+    pub(crate) fn remembers(&self, name: &str) -> bool {
+        let rules = &self.state.lock().rules;
+        rules.iter().any(|rule| rule.fault == Fault::StaleRead && name.starts_with(&rule.prefix))
+    }
+
+    pub(crate) fn remember(&self, name: &str, block: u64, content: &[u8]) {
+        let mut state = self.state.lock();
+        state.older.entry(name.to_owned()).or_default().insert(block, content.to_vec());
+    }
+
+    /// The block as it was before, if that is known.
+    pub(crate) fn older(&self, name: &str, block: u64) -> Option<Vec<u8>> {
+        self.state.lock().older.get(name)?.get(&block).cloned()
+    }
+
+    /// A name now stands for something else.
+    pub(crate) fn forget(&self, name: &str) {
+        self.state.lock().older.remove(name);
+    }
+}
+
+/// Older content of one device.
+pub(crate) struct Past<'a>(Option<&'a HashMap<u64, Vec<u8>>>);
+
+impl Past<'_> {
+    /// The blocks of a range of which an older version is known.
+    pub(crate) fn blocks(&self, offset: u64, bytes: usize) -> impl Iterator<Item = u64> {
+        let first = offset / BLOCK_BYTES as u64;
+        let range = first..first + (bytes / BLOCK_BYTES) as u64;
+        range.filter(|block| self.0.is_some_and(|blocks| blocks.contains_key(block)))
+    }
+}

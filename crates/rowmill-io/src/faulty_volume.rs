@@ -1,0 +1,227 @@
+//! A volume that goes wrong on purpose.
+
+use std::fmt::{self, Debug, Formatter};
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use crate::fault_schedule::{FaultSchedule, Hit};
+use crate::faulty_device::FaultyDevice;
+use crate::memory_file::SECTOR_BYTES;
+use crate::{Crash, Device, DeviceError, Fault, FileWriter, MemoryVolume, Volume, VolumeLock, When};
+
+/// Any volume, with faults injected by rules. Clones share the volume, its rules and its counts, so that a
+/// test can hold one while a store holds another.
+#[derive(Clone)]
+pub struct FaultyVolume {
+    inner: Arc<dyn Volume>,
+    /// The same, when it is one that can crash.
+    memory: Option<MemoryVolume>,
+    schedule: Arc<FaultSchedule>,
+}
+
+impl FaultyVolume {
+    /// `inner`, without a fault so far.
+    pub fn new(inner: Arc<dyn Volume>, seed: u64) -> Self {
+        Self { inner, memory: None, schedule: Arc::new(FaultSchedule::new(seed)) }
+    }
+
+    /// A [`MemoryVolume::crashable`] one, without a fault so far.
+    pub fn over_memory(memory: MemoryVolume, seed: u64) -> Self {
+        Self { memory: Some(memory.clone()), ..Self::new(Arc::new(memory), seed) }
+    }
+
+    /// Let operations of every device and file suffer a fault from now on.
+    pub fn inject(&self, fault: Fault, when: When) {
+        self.inject_on("", fault, when);
+    }
+
+    /// Let operations of the devices and files whose names begin with `prefix` suffer a fault from now on.
+    /// A sync of the volume itself goes by the name `.`, a rename by its source.
+    pub fn inject_on(&self, prefix: &str, fault: Fault, when: When) {
+        self.schedule.inject(prefix, fault, when);
+    }
+
+    /// Inject nothing more. What has gone wrong stays wrong; counts stay.
+    pub fn heal(&self) {
+        self.schedule.heal();
+    }
+
+    /// How often a fault has hit.
+    pub fn fired(&self, fault: Fault) -> u64 {
+        self.schedule.fired(fault)
+    }
+
+    /// Lose the power, by the volume's seed; see [`MemoryVolume::crash`]. The volume found afterwards has
+    /// the same rules and goes on with the same counts.
+    ///
+    /// # Panics
+    /// When the volume was not made by [`FaultyVolume::over_memory`].
+    pub fn crash(&self) -> Crash<Self> {
+        let memory = self.memory.as_ref().expect("only a volume over memory crashes");
+        let (seed, schedule) = self.schedule.crash();
+        memory.crash(seed).map(|memory| Self {
+            inner: Arc::new(memory.clone()),
+            memory: Some(memory),
+            schedule: Arc::new(schedule),
+        })
+    }
+}
+
+impl Debug for FaultyVolume {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyVolume({:?})", self.inner)
+    }
+}
+
+impl Volume for FaultyVolume {
+    fn device(&self, name: &str, writable: bool) -> Result<Arc<dyn Device>, DeviceError> {
+        let inner = self.inner.device(name, writable)?;
+        Ok(Arc::new(FaultyDevice::new(inner, name, Arc::clone(&self.schedule))))
+    }
+
+    fn create(&self, name: &str) -> Result<Box<dyn FileWriter>, DeviceError> {
+        self.schedule.forget(name);
+        let inner = self.inner.create(name)?;
+        Ok(Box::new(FaultyWriter { inner, name: name.to_owned(), schedule: Arc::clone(&self.schedule) }))
+    }
+
+    fn open(&self, name: &str) -> Result<Box<dyn Read + Send>, DeviceError> {
+        let inner = self.inner.open(name)?;
+        Ok(Box::new(FaultyReader { inner, name: name.to_owned(), schedule: Arc::clone(&self.schedule) }))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), DeviceError> {
+        if self.schedule.hit(from, |_, fault| fault == Fault::RenameError).is_some() {
+            return Err(DeviceError::from_io("rename", from, 0, 0, io_error()));
+        }
+        self.schedule.forget(from);
+        self.schedule.forget(to);
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), DeviceError> {
+        self.schedule.forget(name);
+        self.inner.remove(name)
+    }
+
+    fn list(&self) -> Result<Vec<String>, DeviceError> {
+        self.inner.list()
+    }
+
+    fn sync(&self) -> Result<(), DeviceError> {
+        sync_fault(&self.schedule, ".").unwrap_or_else(|| self.inner.sync())
+    }
+
+    fn lock(&self) -> Result<Box<dyn VolumeLock>, DeviceError> {
+        self.inner.lock()
+    }
+
+    fn location(&self) -> String {
+        self.inner.location()
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, with injected faults", self.inner.describe())
+    }
+}
+
+struct FaultyWriter {
+    inner: Box<dyn FileWriter>,
+    name: String,
+    schedule: Arc<FaultSchedule>,
+}
+
+impl Write for FaultyWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let Some(Hit { fault, random }) = self.schedule.hit(&self.name, |_, fault| is_write_fault(fault))
+        else {
+            return self.inner.write(bytes);
+        };
+        if fault == Fault::TornWrite {
+            let mut torn = bytes.to_vec();
+            for sector in torn_sectors(bytes.len(), random) {
+                torn[sector].fill(0);
+            }
+            self.inner.write_all(&torn)?;
+            return Ok(bytes.len());
+        }
+        self.inner.write_all(&bytes[..(random % bytes.len() as u64) as usize])?;
+        Err(write_error(fault))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl FileWriter for FaultyWriter {
+    fn sync(&mut self) -> Result<(), DeviceError> {
+        sync_fault(&self.schedule, &self.name).unwrap_or_else(|| self.inner.sync())
+    }
+}
+
+struct FaultyReader {
+    inner: Box<dyn Read + Send>,
+    name: String,
+    schedule: Arc<FaultSchedule>,
+}
+
+impl Read for FaultyReader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(into)?;
+        let possible = |fault| matches!(fault, Fault::ReadError | Fault::BitFlip);
+        if count > 0
+            && let Some(Hit { fault, random }) = self.schedule.hit(&self.name, |_, fault| possible(fault))
+        {
+            if fault == Fault::ReadError {
+                return Err(io_error());
+            }
+            flip_bit(&mut into[..count], random);
+        }
+        Ok(count)
+    }
+}
+
+pub(crate) fn io_error() -> io::Error {
+    io::Error::from_raw_os_error(libc::EIO)
+}
+
+pub(crate) fn is_write_fault(fault: Fault) -> bool {
+    matches!(fault, Fault::WriteError | Fault::Full | Fault::TornWrite)
+}
+
+pub(crate) fn write_error(fault: Fault) -> io::Error {
+    match fault {
+        Fault::Full => io::Error::from_raw_os_error(libc::ENOSPC),
+        _ => io_error(),
+    }
+}
+
+/// What a sync that is hit by a fault answers.
+pub(crate) fn sync_fault(schedule: &FaultSchedule, name: &str) -> Option<Result<(), DeviceError>> {
+    let hit = schedule.hit(name, |_, fault| matches!(fault, Fault::SyncError | Fault::LostSync))?;
+    Some(match hit.fault {
+        Fault::SyncError => Err(DeviceError::from_io("sync", name, 0, 0, io_error())),
+        _ => Ok(()),
+    })
+}
+
+pub(crate) fn flip_bit(bytes: &mut [u8], random: u64) {
+    let bit = random % (bytes.len() as u64 * 8);
+    bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+}
+
+/// The sectors, at least one, of a write of `bytes` bytes that do not reach the device.
+pub(crate) fn torn_sectors(bytes: usize, random: u64) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let sectors = bytes.div_ceil(SECTOR_BYTES);
+    let lost = (random >> 8) as usize % sectors;
+    // Either all from one on, or every so many: a write that was cut, or one that went out of order.
+    let step = if random & 1 == 0 { 1 } else { 2 + (random >> 1) as usize % 4 };
+    (lost..sectors).step_by(step).map(move |sector| {
+        let start = sector * SECTOR_BYTES;
+        start..(start + SECTOR_BYTES).min(bytes)
+    })
+}

@@ -1,0 +1,45 @@
+//! Reads reach the disk: the kernel's own count of bytes read grows by what was asked for, also when the
+//! same blocks were read or written a moment ago. Alone in its process, because that count is the
+//! process's.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use rowmill_io::{BLOCK_BYTES, DirectoryVolume, IoChoice, Span, Volume};
+
+const BLOCKS: u64 = 1024;
+
+fn disk_read_bytes() -> Option<u64> {
+    let io = fs::read_to_string("/proc/self/io").ok()?;
+    io.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
+}
+
+#[test]
+fn every_read_is_a_read_of_the_disk() {
+    for choice in [IoChoice::Auto, IoChoice::Pread] {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = DirectoryVolume::open(folder.path(), choice).unwrap();
+        let described = volume.describe();
+        if disk_read_bytes().is_none() || !described.ends_with("O_DIRECT") || is_in_memory(folder.path()) {
+            eprintln!("skipped: {} is no disk whose reads are counted ({described})", volume.location());
+            return;
+        }
+        let device = volume.device("device", true).unwrap();
+        device.write(0, &vec![1; (BLOCKS as usize) * BLOCK_BYTES]).unwrap();
+        device.sync().unwrap();
+        let spans: Vec<Span> = (0..BLOCKS)
+            .map(|i| Span { offset: i * 389 % BLOCKS * BLOCK_BYTES as u64, bytes: BLOCK_BYTES })
+            .collect();
+        for _ in 0..3 {
+            let before = disk_read_bytes().unwrap();
+            device.read(&spans, &mut |_, result| assert_eq!(result.unwrap()[0], 1));
+            let grown = disk_read_bytes().unwrap() - before;
+            assert_eq!(grown, BLOCKS * BLOCK_BYTES as u64, "{described}");
+        }
+    }
+}
+
+/// File systems without a block device below (tmpfs, overlays of it) have device numbers with major 0.
+fn is_in_memory(folder: &std::path::Path) -> bool {
+    libc::major(fs::metadata(folder).unwrap().dev()) == 0
+}

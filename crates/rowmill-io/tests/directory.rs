@@ -1,0 +1,117 @@
+//! What only a real directory can get wrong: locks of other processes, refused names and files, a full
+//! disk, a file cut short.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rowmill_io::{BLOCK_BYTES, DeviceError, DirectoryVolume, IoChoice, Span, Volume, io_bytes_per_thread};
+
+const LOCK_FOLDER: &str = "ROWMILL_TEST_LOCK_FOLDER";
+
+/// Run again by itself in a second process, which holds the lock until its input ends.
+#[test]
+fn the_lock_of_another_process_is_seen_with_its_pid_and_ends_with_it() {
+    if let Ok(folder) = std::env::var(LOCK_FOLDER) {
+        let volume = DirectoryVolume::open(Path::new(&folder), IoChoice::Auto).unwrap();
+        let _held = volume.lock().unwrap();
+        println!("held");
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_lock_of_another_process_is_seen_with_its_pid_and_ends_with_it", "--nocapture"])
+        .env(LOCK_FOLDER, folder.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(other.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().ends_with("held")));
+    match volume.lock() {
+        Err(DeviceError::Locked { holder, name }) => {
+            assert_eq!((holder, name), (other.id(), volume.location()));
+        }
+        result => panic!("{result:?}"),
+    }
+    other.kill().unwrap();
+    other.wait().unwrap();
+    volume.lock().unwrap();
+}
+
+#[test]
+fn only_plain_names_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+    for name in ["", ".", "..", "a/b", "/etc/passwd", "LOCK"] {
+        assert!(matches!(volume.create(name), Err(DeviceError::Io { .. })), "{name:?}");
+        assert!(matches!(volume.device(name, true), Err(DeviceError::Io { .. })), "{name:?}");
+        assert!(matches!(
+            volume.rename("x", name),
+            Err(DeviceError::Io { .. } | DeviceError::Missing { .. })
+        ));
+    }
+    std::fs::create_dir(folder.path().join("nested")).unwrap();
+    assert!(volume.list().unwrap().is_empty(), "folders are no part of the content");
+}
+
+#[test]
+fn a_directory_must_be_there_or_be_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a/b");
+    assert!(matches!(DirectoryVolume::open(&path, IoChoice::Auto), Err(DeviceError::Missing { .. })));
+    DirectoryVolume::create(&path, IoChoice::Auto).unwrap().create("file").unwrap();
+    assert_eq!(DirectoryVolume::create(&path, IoChoice::Auto).unwrap().list().unwrap(), ["file"]);
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    assert!(DirectoryVolume::open(&folder.path().join("file"), IoChoice::Auto).is_err());
+}
+
+#[test]
+fn a_full_disk_is_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("/dev/full", folder.path().join("full")).unwrap();
+    let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+    match volume.device("full", true).unwrap().write(0, &[0; BLOCK_BYTES]) {
+        Err(DeviceError::Full { bytes, .. }) => assert_eq!(bytes, BLOCK_BYTES),
+        other => panic!("{other:?}"),
+    }
+    let mut file = volume.create("full").unwrap();
+    file.write_all(b"content").unwrap();
+    assert!(matches!(file.sync(), Err(DeviceError::Full { .. })));
+}
+
+#[test]
+fn a_file_cut_inside_a_block_fails_there_and_nowhere_else() {
+    for choice in [IoChoice::Auto, IoChoice::Pread] {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = DirectoryVolume::open(folder.path(), choice).unwrap();
+        let device = volume.device("device", true).unwrap();
+        device.write(0, &vec![1; 8 * BLOCK_BYTES]).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(folder.path().join("device")).unwrap();
+        file.set_len(5 * BLOCK_BYTES as u64 + 100).unwrap();
+        let spans: Vec<Span> =
+            (0..8).map(|block| Span { offset: block * BLOCK_BYTES as u64, bytes: BLOCK_BYTES }).collect();
+        let mut good = [None; 8];
+        device.read(&spans, &mut |position, result| {
+            if let Err(DeviceError::Io { source, .. }) = &result {
+                assert_eq!(source.kind(), std::io::ErrorKind::UnexpectedEof);
+            }
+            good[position] = Some(result.is_ok());
+        });
+        assert_eq!(good, [true, true, true, true, true, false, false, false].map(Some));
+    }
+}
+
+#[test]
+fn the_way_of_reading_is_told_with_its_reason_and_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let pread = DirectoryVolume::open(folder.path(), IoChoice::Pread).unwrap().describe();
+    assert!(pread.starts_with("pread"), "{pread}");
+    let auto = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap().describe();
+    println!("{auto}");
+    assert!(auto.starts_with("io_uring") || auto.contains("refuse"), "{auto}");
+    let (auto, pread) = (io_bytes_per_thread(IoChoice::Auto), io_bytes_per_thread(IoChoice::Pread));
+    assert!(pread <= auto && auto <= 2 << 20, "{pread} {auto}");
+}
