@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use rowmill_io::DeviceError;
 
+/// The bytes of one row, or why there are none.
+pub(crate) type RowResult<'a> = Result<&'a [u8], LogError>;
+
 /// What the log of a group could not do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

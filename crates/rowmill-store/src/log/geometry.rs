@@ -5,7 +5,7 @@ use rowmill_io::{BLOCK_BYTES, Span};
 use super::trailer;
 
 /// Row numbers leave the top bit to the index, which marks resident rows with it.
-pub(crate) const ROW_NUMBERS: u64 = 1 << 31;
+const ROW_NUMBERS: u64 = 1 << 31;
 
 /// The shape of every segment of one log.
 ///

@@ -39,10 +39,10 @@ use segment_table::SegmentTable;
 use tail::Tail;
 
 pub(crate) use counters::LogCounts;
-pub(crate) use error::{Fault, LogError, Part};
-pub(crate) use geometry::{Geometry, ROW_NUMBERS};
+pub(crate) use error::{Fault, LogError, Part, RowResult};
+pub(crate) use geometry::Geometry;
 pub(crate) use segment_table::{LogSpace, Victim};
-pub(crate) use state::{LogState, SegmentRecord};
+pub(crate) use state::LogState;
 
 /// How a log is opened.
 #[derive(Clone, Copy, Debug)]
@@ -284,11 +284,7 @@ impl Reading<'_> {
     /// Rows still in tail buffers come from memory; every other block is read once, however many wanted
     /// rows lie in it, and checked before its rows are delivered. The keys guard the rows in memory;
     /// those on the device are guarded by the checksum of their block. `deliver` may append.
-    pub(crate) fn read(
-        &self,
-        wanted: &[(u32, RowKey)],
-        deliver: &mut dyn FnMut(usize, Result<&[u8], LogError>),
-    ) {
+    pub(crate) fn read(&self, wanted: &[(u32, RowKey)], deliver: &mut dyn FnMut(usize, RowResult<'_>)) {
         self.log.shared.read(wanted, deliver);
     }
 }

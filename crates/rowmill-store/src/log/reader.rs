@@ -7,7 +7,7 @@ use rowmill_io::{BLOCK_BYTES, DeviceError, Span};
 use rowmill_rows::RowKey;
 
 use super::counters::add;
-use super::error::{Fault, Part};
+use super::error::{Fault, Part, RowResult};
 use super::segment_table::{OnDevice, Whereabouts};
 use super::trailer::{self, Expected};
 use super::{LogError, Shared};
@@ -109,11 +109,7 @@ impl Scratch {
 
 impl Shared {
     /// See [`super::Log::read`].
-    pub(super) fn read(
-        &self,
-        wanted: &[(u32, RowKey)],
-        deliver: &mut dyn FnMut(usize, Result<&[u8], LogError>),
-    ) {
+    pub(super) fn read(&self, wanted: &[(u32, RowKey)], deliver: &mut dyn FnMut(usize, RowResult<'_>)) {
         let mut scratch = self.scratch.lock().pop().unwrap_or_default();
         self.locate(wanted, &mut scratch);
         self.deliver_from_tail(wanted, &mut scratch, deliver);
@@ -167,7 +163,7 @@ impl Shared {
         &self,
         wanted: &[(u32, RowKey)],
         scratch: &mut Scratch,
-        deliver: &mut dyn FnMut(usize, Result<&[u8], LogError>),
+        deliver: &mut dyn FnMut(usize, RowResult<'_>),
     ) {
         let Scratch { tail, row, blocks, moved, .. } = scratch;
         let mut hits = 0;
@@ -187,7 +183,7 @@ impl Shared {
                 None if !image.holds(sequence) => match self.table.read().find(place, index) {
                     Whereabouts::Device => blocks.push(self.in_block(place, index, position)),
                     Whereabouts::Tail { buffer, sequence } => {
-                        tail.push(InTail { position, buffer, sequence })
+                        tail.push(InTail { position, buffer, sequence });
                     }
                     Whereabouts::Nowhere => moved.push(position),
                 },
@@ -262,7 +258,7 @@ impl Shared {
         &self,
         wanted: &[(u32, RowKey)],
         scratch: &Scratch,
-        deliver: &mut dyn FnMut(usize, Result<&[u8], LogError>),
+        deliver: &mut dyn FnMut(usize, RowResult<'_>),
     ) {
         let stride = self.geometry.stride();
         self.device.read(&scratch.spans, &mut |position, blocks| {

@@ -56,9 +56,10 @@ pub(crate) struct Victim {
     pub(crate) live_rows: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Status {
     /// No segment, or one that no reader may look into any more.
+    #[default]
     Empty,
     /// In a tail buffer: still taking rows, or sealed and on its way to the device.
     Tail { buffer: u32, sealed: bool },
@@ -66,7 +67,7 @@ enum Status {
     Written,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Segment {
     status: Status,
     sequence: u64,
@@ -176,7 +177,7 @@ impl SegmentTable {
             birth: self.births,
             rows,
             named_until: state.cut,
-            ..Segment::EMPTY
+            ..Segment::default()
         };
         self.births += 1;
         Ok(())
@@ -186,7 +187,7 @@ impl SegmentTable {
     fn cover(&mut self, place: u32, live: &LiveCounts) {
         for place in self.segments.len() as u32..=place {
             live.cover(place);
-            self.segments.push(Segment::EMPTY);
+            self.segments.push(Segment::default());
         }
     }
 
@@ -210,7 +211,7 @@ impl SegmentTable {
             sequence,
             birth: self.births,
             named_until: self.checkpointing.unwrap_or(self.epoch),
-            ..Segment::EMPTY
+            ..Segment::default()
         };
         self.births += 1;
         Some((place, sequence))
@@ -457,20 +458,6 @@ impl SegmentTable {
             + self.segments.capacity() * size_of::<Segment>()
             + (self.free.len() + self.resting.capacity() + self.pinned.capacity()) * size_of::<(u64, u32)>()
     }
-}
-
-impl Segment {
-    const EMPTY: Self = Self {
-        status: Status::Empty,
-        sequence: 0,
-        birth: 0,
-        rows: 0,
-        named_until: 0,
-        freed_in: None,
-        damaged: false,
-        checksums: None,
-        recent: AtomicBool::new(false),
-    };
 }
 
 fn checksums_bytes(checksums: &Arc<[u32]>) -> usize {

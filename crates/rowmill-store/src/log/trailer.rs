@@ -220,6 +220,7 @@ mod tests {
         let trailer = sealed(&geometry);
         assert_eq!(&trailer[..12], b"RMSEGMNT\x01\0\0\0");
         assert_eq!(&trailer[16..40], b"M\0\0\0\0\0\0\0\x03\0\0\0F\0\0\0@\0\0\0\x0d\0\0\0");
-        assert_eq!(crc32c_of(&trailer), 0);
+        assert_eq!(checksum(&trailer, 0), 3_149_871_130);
+        assert_eq!(block_checksum(&geometry, 77, 1, &[0x5A; BLOCK_BYTES]), 1_291_058_791);
     }
 }

@@ -1,0 +1,130 @@
+//! Threads that append, overwrite, read and checkpoint at once.
+//!
+//! Every row carries its id and version, so a reader can tell a wrong row from an old one. The index is a
+//! locked map, as the shards' indexes are; readers look up under the lock and read after it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
+
+use super::*;
+
+const STRIDE: usize = 128;
+const IDS: u64 = 400;
+
+fn version_of(bytes: &[u8], id: u64, newest: u64) -> Option<u64> {
+    (0..=newest).rev().find(|version| bytes == row(STRIDE, id, *version))
+}
+
+#[test]
+fn readers_never_see_another_row_while_places_are_recycled() {
+    let log = Log::open(memory_device(), config(STRIDE), &LogState::default()).unwrap();
+    let index: RwLock<HashMap<u64, (u32, u64)>> = RwLock::default();
+    for id in 0..IDS {
+        index.write().insert(id, (log.append(key(id), &row(STRIDE, id, 0)).unwrap(), 0));
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for seed in 0..2u64 {
+            let (log, index, done) = (&log, &index, &done);
+            scope.spawn(move || {
+                let mut at = seed;
+                let mut reads = 0u64;
+                while !done.load(Ordering::Relaxed) || reads == 0 {
+                    let reading = log.reading();
+                    let wanted: Vec<_> = {
+                        let index = index.read();
+                        (0..32)
+                            .map(|step| (at + step * 7) % IDS)
+                            .map(|id| (index[&id].0, key(id), index[&id].1))
+                            .collect()
+                    };
+                    let numbers: Vec<_> = wanted.iter().map(|(number, key, _)| (*number, *key)).collect();
+                    reading.read(&numbers, &mut |position, result| {
+                        let (_, key, version) = wanted[position];
+                        match result {
+                            Ok(bytes) => assert_eq!(version_of(bytes, key.id, version), Some(version)),
+                            // Released since it was looked up.
+                            Err(LogError::Moved { .. }) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    });
+                    at += 13;
+                    reads += 1;
+                }
+            });
+        }
+        let checkpointer = scope.spawn(|| {
+            let mut cuts = 0;
+            while !done.load(Ordering::Relaxed) {
+                let _ = checkpoint(&log);
+                cuts += 1;
+            }
+            cuts
+        });
+        for round in 1..=60 {
+            for id in 0..IDS {
+                if (id * 31 + round) % 3 == 0 {
+                    continue;
+                }
+                let number = log.append(key(id), &row(STRIDE, id, round)).unwrap();
+                let mut index = index.write();
+                let (old, _) = index.insert(id, (number, round)).unwrap();
+                log.release(old);
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(checkpointer.join().unwrap() > 0);
+    });
+    let _ = (checkpoint(&log), checkpoint(&log));
+    let space = log.space();
+    assert_eq!((space.live, space.pinned), (IDS * STRIDE as u64, 0));
+    let counts = log.counts();
+    assert!(counts.rows_read > 0 && counts.tail_hits > 0 && counts.corrupt == 0, "{counts:?}");
+    let places = (space.used + space.free) / log.geometry().place_bytes() as u64;
+    assert!(places < counts.segments_written, "places were recycled: {places} for {counts:?}");
+    let index = index.into_inner();
+    for (id, (number, version)) in index {
+        assert_eq!(read_one(&log, number, id).unwrap(), row(STRIDE, id, version));
+    }
+}
+
+#[test]
+fn appending_from_several_threads_keeps_every_row() {
+    let log = Log::open(memory_device(), config(STRIDE), &LogState::default()).unwrap();
+    let numbers: Vec<Vec<u32>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|thread| {
+                let log = &log;
+                scope.spawn(move || {
+                    let numbers = append(log, thread * 1000..thread * 1000 + 700);
+                    log.flush().unwrap();
+                    numbers
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (thread, numbers) in (0..).zip(&numbers) {
+        for (at, number) in (0..).zip(numbers) {
+            let id = thread * 1000 + at;
+            assert_eq!(read_one(&log, *number, id).unwrap(), row(STRIDE, id, 0));
+        }
+    }
+    assert_eq!(log.counts().rows_appended, 2800);
+}
+
+#[test]
+fn delivering_may_append() {
+    let log = Log::open(memory_device(), config(STRIDE), &LogState::default()).unwrap();
+    let numbers = append(&log, 0..500);
+    let wanted: Vec<_> = (0..).zip(&numbers).map(|(id, number)| (*number, key(id))).collect();
+    let mut copies = Vec::new();
+    log.reading().read(&wanted, &mut |position, result| {
+        copies.push((log.append(wanted[position].1, result.unwrap()).unwrap(), wanted[position].1));
+    });
+    for ((_, wanted), result) in copies.iter().zip(read(&log, &copies)) {
+        assert_eq!(result.unwrap(), row(STRIDE, wanted.id, 0));
+    }
+}
