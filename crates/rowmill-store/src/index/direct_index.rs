@@ -20,6 +20,7 @@ pub(crate) struct IdOutOfRange {
 }
 
 /// Ids of one (shard, dense table) to locations and flags.
+#[derive(Debug)]
 pub(crate) struct DirectIndex {
     /// [`Location::stored`], or zero for an id without a row.
     locations: ZeroedArray<u32>,

@@ -93,6 +93,7 @@ impl Bucket {
 }
 
 /// Ids of one (shard, table), any of the 2^64, to locations and flags.
+#[derive(Debug)]
 pub(crate) struct HashIndex {
     buckets: ZeroedArray<Bucket>,
     len: usize,

@@ -7,6 +7,7 @@ use super::hash_index::{HashIndex, PREFETCH_DISTANCE};
 use super::location::{Location, Place};
 
 /// An index for any ids, or for a dense range of them.
+#[derive(Debug)]
 pub(crate) enum TableIndex {
     /// Any ids.
     Hash(HashIndex),
@@ -92,12 +93,6 @@ impl TableIndex {
     #[inline]
     pub(crate) fn set_frequency(&mut self, place: Place, frequency: u8) {
         either!(self, index => index.set_frequency(place, frequency));
-    }
-
-    /// Set the frequency to zero.
-    #[inline]
-    pub(crate) fn reset_frequency(&mut self, place: Place) {
-        self.set_frequency(place, 0);
     }
 
     /// The clock of the row, or [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).

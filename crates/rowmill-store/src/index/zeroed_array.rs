@@ -1,6 +1,7 @@
 //! A large array that starts as zeros and takes memory only where it is touched.
 
 use std::alloc::{Layout, handle_alloc_error};
+use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::{NonNull, null_mut};
@@ -92,6 +93,12 @@ impl<T: Zeroed> DerefMut for ZeroedArray<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as in `deref`, and `&mut self` makes the reference unique.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Zeroed> Debug for ZeroedArray<T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} elements", self.len)
     }
 }
 

@@ -1,0 +1,71 @@
+//! Bytes of the caller's own that belong to a checkpoint: dense weights, the data position.
+
+use std::io::Read;
+
+use rowmill_io::{DeviceError, Volume};
+use serde::{Deserialize, Serialize};
+
+use super::error::FileError;
+use super::name;
+
+/// Longest name: with its epoch it must fit a file name.
+const NAME_BYTES_MAX: usize = 100;
+
+/// An attachment as a manifest names it. The file holds nothing but its bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AttachmentEntry {
+    /// Name the caller knows it by.
+    pub(crate) name: String,
+    /// Name in the volume.
+    pub(crate) file: String,
+    /// Length in bytes.
+    pub(crate) len: u64,
+    /// CRC32C of all of it.
+    pub(crate) crc: u32,
+}
+
+/// Write an attachment of checkpoint `epoch` and make its content durable; its name becomes so with the
+/// manifest.
+///
+/// # Errors
+/// [`FileError::AttachmentName`], or when writing fails.
+pub(crate) fn save_attachment(
+    volume: &dyn Volume,
+    epoch: u64,
+    name: &str,
+    bytes: &[u8],
+) -> Result<AttachmentEntry, FileError> {
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(letter) {
+        return Err(FileError::AttachmentName { name: name.to_owned() });
+    }
+    let file = name::attachment(epoch, name);
+    let mut writer = volume.create(&file)?;
+    writer
+        .write_all(bytes)
+        .map_err(|error| DeviceError::from_io("write", file.as_str(), 0, bytes.len(), error))?;
+    writer.sync()?;
+    let (len, crc) = (bytes.len() as u64, crc32c::crc32c(bytes));
+    Ok(AttachmentEntry { name: name.to_owned(), file, len, crc })
+}
+
+/// Read an attachment back.
+///
+/// # Errors
+/// [`FileError::Corrupt`] when it is not what was saved.
+pub(crate) fn load_attachment(volume: &dyn Volume, entry: &AttachmentEntry) -> Result<Vec<u8>, FileError> {
+    let AttachmentEntry { file, len, crc, .. } = entry;
+    let reader = volume.open(file).map_err(FileError::opening)?;
+    let mut bytes = Vec::new();
+    reader
+        .take(len.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(|error| DeviceError::from_io("read", file.as_str(), 0, bytes.len(), error))?;
+    if bytes.len() as u64 != *len {
+        return Err(FileError::corrupt(file, format!("it is not {len} bytes long")));
+    }
+    if crc32c::crc32c(&bytes) != *crc {
+        return Err(FileError::corrupt(file, "it does not match its checksum in the manifest"));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,96 @@
+//! Index changes between two checkpoints.
+//!
+//! A record is 16 bytes: id (8), category (4), row number or `u32::MAX` for a deleted row (4). Later
+//! records of a key replace earlier ones. Frames hold up to 4096 records.
+
+use rowmill_io::Volume;
+use rowmill_rows::{Category, RowKey};
+
+use super::error::FileError;
+use super::frame::{FileEntry, FrameReader, FrameWriter, PAYLOAD_BYTES_MAX};
+use super::name;
+use crate::index::Location;
+
+const MAGIC: [u8; 8] = *b"rowmdelt";
+const RECORD_BYTES: usize = 16;
+const DELETED: u32 = u32::MAX;
+
+const _: () = assert!(PAYLOAD_BYTES_MAX.is_multiple_of(RECORD_BYTES));
+
+/// Records index changes as they happen.
+#[derive(Debug)]
+pub(crate) struct DeltaWriter {
+    frames: FrameWriter,
+}
+
+impl DeltaWriter {
+    /// Bytes of memory a writer takes.
+    pub(crate) const BUFFER_BYTES: usize = FrameWriter::BUFFER_BYTES;
+
+    /// Begin the changes that belong to checkpoint `epoch`.
+    pub(crate) fn create(volume: &dyn Volume, epoch: u64) -> Result<Self, FileError> {
+        Ok(Self { frames: FrameWriter::create(volume, name::delta(epoch), MAGIC)? })
+    }
+
+    /// The row of `key` is now at `row` on the device, or deleted. Buffered; nothing is durable before
+    /// [`DeltaWriter::finish`].
+    ///
+    /// # Errors
+    /// When the buffer was full and could not be written. The change is lost then, and every later call
+    /// fails.
+    pub(crate) fn record(&mut self, key: RowKey, row: Option<u32>) -> Result<(), FileError> {
+        debug_assert!(row.is_none_or(|row| row <= Location::ROW_MAX));
+        let mut record = [0; RECORD_BYTES];
+        record[..8].copy_from_slice(&key.id.to_le_bytes());
+        record[8..12].copy_from_slice(&key.category.0.to_le_bytes());
+        record[12..].copy_from_slice(&row.unwrap_or(DELETED).to_le_bytes());
+        self.frames.put(&record);
+        if self.frames.room() == 0 { self.frames.end_frame() } else { Ok(()) }
+    }
+
+    /// Make all changes durable; what the manifest says of the file.
+    ///
+    /// # Errors
+    /// When this or any earlier write failed.
+    pub(crate) fn finish(self) -> Result<FileEntry, FileError> {
+        self.frames.finish()
+    }
+}
+
+/// Reads index changes back.
+pub(crate) struct DeltaReader {
+    frames: FrameReader,
+}
+
+impl DeltaReader {
+    /// Open a file that the manifest names.
+    pub(crate) fn open(volume: &dyn Volume, file: &FileEntry) -> Result<Self, FileError> {
+        Ok(Self { frames: FrameReader::open(volume, file, MAGIC)? })
+    }
+
+    /// Hand every change to `change(key, row)`, in the order they were recorded.
+    ///
+    /// # Errors
+    /// The first of `change`, or [`FileError`] when the file is damaged; changes handed out before that
+    /// are right but not all.
+    pub(crate) fn for_each<E: From<FileError>>(
+        mut self,
+        mut change: impl FnMut(RowKey, Option<u32>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while let Some(payload) = self.frames.next()? {
+            let (records, rest) = payload.as_chunks::<RECORD_BYTES>();
+            if !rest.is_empty() {
+                return Err(self.frames.corrupt("a frame does not hold whole records").into());
+            }
+            for record in records {
+                let (id, rest) = record.split_first_chunk::<8>().expect("16 bytes");
+                let (category, row) = rest.split_first_chunk::<4>().expect("8 bytes");
+                let row = u32::from_le_bytes(row.try_into().expect("4 bytes"));
+                let key =
+                    RowKey { category: Category(u32::from_le_bytes(*category)), id: u64::from_le_bytes(*id) };
+                change(key, (row != DELETED).then_some(row))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,56 @@
+//! What can be wrong with the files of a checkpoint.
+
+use rowmill_io::DeviceError;
+
+/// Why a file of a checkpoint could not be written or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum FileError {
+    /// The volume has no manifest: there is no checkpoint, hence no store.
+    #[error("there is no {name}")]
+    Missing {
+        /// The manifest.
+        name: &'static str,
+    },
+    /// A newer build wrote the manifest.
+    #[error("{name} has format version {found}, this build reads up to {supported}")]
+    Newer {
+        /// The manifest.
+        name: &'static str,
+        /// Its version.
+        found: u32,
+        /// Newest version this build reads.
+        supported: u32,
+    },
+    /// The bytes of a file are not those that were written.
+    #[error("{name} is damaged: {what}")]
+    Corrupt {
+        /// The file.
+        name: String,
+        /// How that was seen.
+        what: String,
+    },
+    /// A name that cannot be part of a file name.
+    #[error("an attachment's name has 1 to 100 letters, digits, '.', '_' or '-', got {name:?}")]
+    AttachmentName {
+        /// The name.
+        name: String,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl FileError {
+    pub(super) fn corrupt(name: &str, what: impl Into<String>) -> Self {
+        Self::Corrupt { name: name.to_owned(), what: what.into() }
+    }
+
+    /// The error of opening a file that a manifest names.
+    pub(super) fn opening(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Missing { name } => Self::Corrupt { name, what: "it does not exist".into() },
+            error => Self::Device(error),
+        }
+    }
+}

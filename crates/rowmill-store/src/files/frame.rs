@@ -1,0 +1,236 @@
+//! Files of checksummed frames, written once from beginning to end and read the same way.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | what the file holds (`rowmdelt`, `rowmsnap`) |
+//! | 4 | format version |
+//! | 4 | CRC32C of the 12 bytes before |
+//! | then per frame: 4 | length of the payload |
+//! | 4 | CRC32C of the frame's number (8 bytes, from 0), the length and the payload |
+//! | length | payload |
+//!
+//! Length and CRC32C of the whole file stand in the manifest. A frame is handed out only after its own
+//! checksum was right, so a reader may use it at once; the end of the file is reported only if the whole
+//! file is the one the manifest names.
+
+use std::fmt::{self, Debug, Formatter};
+use std::io::{self, BufReader, ErrorKind, Read};
+
+use rowmill_io::{DeviceError, FileWriter, Volume};
+use serde::{Deserialize, Serialize};
+
+use super::FORMAT_VERSION;
+use super::error::FileError;
+
+/// Longest payload; a damaged length must not make a reader ask for gigabytes.
+pub(super) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
+/// Length and checksum in front of a payload.
+const FRAME_HEADER_BYTES: usize = 8;
+/// Enough for the file system to read ahead in few calls.
+const READ_BUFFER_BYTES: usize = 256 << 10;
+
+/// A file as a manifest names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileEntry {
+    /// Name in the volume.
+    pub(crate) name: String,
+    /// Length in bytes.
+    pub(crate) len: u64,
+    /// CRC32C of all of it.
+    pub(crate) crc: u32,
+}
+
+/// Writes frames. After a failed write every later call fails too: the file would have a gap.
+pub(super) struct FrameWriter {
+    file: Box<dyn FileWriter>,
+    /// What is written so far.
+    entry: FileEntry,
+    /// The frame being filled, behind room for its header.
+    frame: Vec<u8>,
+    frames: u64,
+    failed: bool,
+}
+
+impl FrameWriter {
+    /// Bytes of memory.
+    pub(super) const BUFFER_BYTES: usize = FRAME_HEADER_BYTES + PAYLOAD_BYTES_MAX;
+
+    /// Create a file.
+    pub(super) fn create(volume: &dyn Volume, name: String, magic: [u8; 8]) -> Result<Self, FileError> {
+        let file = volume.create(&name)?;
+        let mut frame = Vec::with_capacity(Self::BUFFER_BYTES);
+        frame.resize(FRAME_HEADER_BYTES, 0);
+        let entry = FileEntry { name, len: 0, crc: 0 };
+        let mut writer = Self { file, entry, frame, frames: 0, failed: false };
+        writer.write(&file_header(magic))?;
+        Ok(writer)
+    }
+
+    /// The payload being filled has this many bytes left.
+    pub(super) fn room(&self) -> usize {
+        Self::BUFFER_BYTES - self.frame.len()
+    }
+
+    /// Add to the payload; there must be room.
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        debug_assert!(bytes.len() <= self.room());
+        self.frame.extend_from_slice(bytes);
+    }
+
+    /// Write the frame, if it has a payload.
+    pub(super) fn end_frame(&mut self) -> Result<(), FileError> {
+        let length = self.frame.len() - FRAME_HEADER_BYTES;
+        if length == 0 {
+            return Ok(());
+        }
+        let mut frame = std::mem::take(&mut self.frame);
+        let length = length as u32;
+        let crc = frame_checksum(self.frames, length, &frame[FRAME_HEADER_BYTES..]);
+        frame[..4].copy_from_slice(&length.to_le_bytes());
+        frame[4..8].copy_from_slice(&crc.to_le_bytes());
+        let written = self.write(&frame);
+        frame.truncate(FRAME_HEADER_BYTES);
+        self.frame = frame;
+        self.frames += 1;
+        written
+    }
+
+    /// End the file and make its content durable; its name becomes so with the manifest.
+    pub(super) fn finish(mut self) -> Result<FileEntry, FileError> {
+        self.end_frame()?;
+        if self.failed {
+            return Err(self.failed_before());
+        }
+        self.file.sync()?;
+        Ok(self.entry)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+        if self.failed {
+            return Err(self.failed_before());
+        }
+        let FileEntry { name, len, crc } = &mut self.entry;
+        if let Err(error) = self.file.write_all(bytes) {
+            self.failed = true;
+            return Err(DeviceError::from_io("write", name.as_str(), *len, bytes.len(), error).into());
+        }
+        *len += bytes.len() as u64;
+        *crc = crc32c::crc32c_append(*crc, bytes);
+        Ok(())
+    }
+
+    fn failed_before(&self) -> FileError {
+        let FileEntry { name, len, .. } = &self.entry;
+        let source = io::Error::other("an earlier write of this file failed");
+        DeviceError::from_io("write", name.as_str(), *len, 0, source).into()
+    }
+}
+
+impl Debug for FrameWriter {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "FrameWriter({:?}, {} frames)", self.entry, self.frames)
+    }
+}
+
+/// Reads and checks frames.
+pub(super) struct FrameReader {
+    file: BufReader<Box<dyn Read + Send>>,
+    expected: FileEntry,
+    payload: Vec<u8>,
+    frames: u64,
+    /// Bytes read, and their checksum.
+    len: u64,
+    crc: u32,
+}
+
+impl FrameReader {
+    /// Open a file that a manifest names.
+    pub(super) fn open(volume: &dyn Volume, expected: &FileEntry, magic: [u8; 8]) -> Result<Self, FileError> {
+        let file = volume.open(&expected.name).map_err(FileError::opening)?;
+        let file = BufReader::with_capacity(READ_BUFFER_BYTES, file);
+        let mut reader =
+            Self { file, expected: expected.clone(), payload: Vec::new(), frames: 0, len: 0, crc: 0 };
+        let mut header = [0; 16];
+        reader.read(&mut header)?;
+        if header != file_header(magic) {
+            return Err(reader.corrupt("its header is not of this kind and version"));
+        }
+        Ok(reader)
+    }
+
+    /// The next payload, or none at the verified end of the file.
+    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, FileError> {
+        if self.len == self.expected.len {
+            return self.check_end().map(|()| None);
+        }
+        let mut header = [0; FRAME_HEADER_BYTES];
+        self.read(&mut header)?;
+        let [l0, l1, l2, l3, c0, c1, c2, c3] = header;
+        let (length, crc) = (u32::from_le_bytes([l0, l1, l2, l3]), u32::from_le_bytes([c0, c1, c2, c3]));
+        if length == 0 || length as usize > PAYLOAD_BYTES_MAX {
+            return Err(self.corrupt(format!("frame {} claims {length} bytes", self.frames)));
+        }
+        let mut payload = std::mem::take(&mut self.payload);
+        payload.resize(length as usize, 0);
+        self.read(&mut payload)?;
+        self.payload = payload;
+        if frame_checksum(self.frames, length, &self.payload) != crc {
+            return Err(self.corrupt(format!("frame {} does not match its checksum", self.frames)));
+        }
+        self.frames += 1;
+        Ok(Some(&self.payload))
+    }
+
+    /// The error for a payload that cannot be what was written.
+    pub(super) fn corrupt(&self, what: impl Into<String>) -> FileError {
+        FileError::corrupt(&self.expected.name, what)
+    }
+
+    fn check_end(&mut self) -> Result<(), FileError> {
+        if self.crc != self.expected.crc {
+            return Err(self.corrupt("the file does not match its checksum in the manifest"));
+        }
+        match self.file.read(&mut [0]) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(self.corrupt(format!("it is longer than {} bytes", self.expected.len))),
+            Err(error) => Err(self.failed(1, error)),
+        }
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), FileError> {
+        if bytes.len() as u64 > self.expected.len - self.len {
+            return Err(self.corrupt(format!("a frame crosses its end at {} bytes", self.expected.len)));
+        }
+        match self.file.read_exact(bytes) {
+            Ok(()) => {
+                self.len += bytes.len() as u64;
+                self.crc = crc32c::crc32c_append(self.crc, bytes);
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(self.corrupt(format!("it is shorter than {} bytes", self.expected.len)))
+            }
+            Err(error) => Err(self.failed(bytes.len(), error)),
+        }
+    }
+
+    fn failed(&self, bytes: usize, error: io::Error) -> FileError {
+        DeviceError::from_io("read", self.expected.name.as_str(), self.len, bytes, error).into()
+    }
+}
+
+fn file_header(magic: [u8; 8]) -> [u8; 16] {
+    let mut header = [0; 16];
+    header[..8].copy_from_slice(&magic);
+    header[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    let crc = crc32c::crc32c(&header[..12]);
+    header[12..].copy_from_slice(&crc.to_le_bytes());
+    header
+}
+
+/// The number of the frame is under its checksum, so frames cannot change places.
+fn frame_checksum(number: u64, length: u32, payload: &[u8]) -> u32 {
+    let crc = crc32c::crc32c(&number.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc, &length.to_le_bytes());
+    crc32c::crc32c_append(crc, payload)
+}

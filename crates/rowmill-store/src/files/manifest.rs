@@ -1,0 +1,194 @@
+//! The one file that says what a checkpoint is.
+//!
+//! First a line that every build can read, whatever the version of the rest:
+//!
+//! ```text
+//! rowmill-manifest <format version> <CRC32C of the rest, 8 hexadecimal digits> <bytes of the rest>
+//! ```
+//!
+//! then JSON, so that a person can read it too (`tail -n +2 MANIFEST | jq`). Fields unknown to this build are ignored; a build that
+//! writes something an older one must not ignore raises the format version.
+
+use std::io::Read;
+
+use rowmill_io::{DeviceError, Volume};
+use rowmill_rows::{Category, GroupSpec, TableSpec};
+use serde::{Deserialize, Serialize};
+
+use super::attachment::AttachmentEntry;
+use super::error::FileError;
+use super::frame::FileEntry;
+use super::name::{MANIFEST, MANIFEST_NEW};
+use crate::log::LogState;
+
+/// Version of every file of a store. Older ones stay readable, newer ones are refused.
+pub(crate) const FORMAT_VERSION: u32 = 1;
+/// First word of the header line.
+const MAGIC: &str = "rowmill-manifest";
+/// Longest header line, generously.
+const HEADER_BYTES_MAX: usize = 80;
+/// Largest manifest: some ten million segments, petabytes of rows.
+const BYTES_MAX: u64 = 256 << 20;
+
+/// A checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// As in the header line.
+    pub(crate) format_version: u32,
+    /// Number of the checkpoint.
+    pub(crate) epoch: u64,
+    /// Seed of every initializer.
+    pub(crate) seed: u64,
+    /// Version of rowmill that created the store, for people.
+    pub(crate) created_by: String,
+    /// Groups by number.
+    pub(crate) groups: Vec<GroupEntry>,
+    /// Tables, in the order of their creation.
+    pub(crate) tables: Vec<TableEntry>,
+    /// The index at some earlier checkpoint; none as long as the deltas say all.
+    #[serde(default)]
+    pub(crate) snapshot: Option<FileEntry>,
+    /// Index changes since the snapshot, oldest first.
+    #[serde(default)]
+    pub(crate) deltas: Vec<FileEntry>,
+    /// Bytes of the caller's own.
+    #[serde(default)]
+    pub(crate) attachments: Vec<AttachmentEntry>,
+}
+
+/// A group and its log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct GroupEntry {
+    /// What its tables agree on.
+    pub(crate) spec: GroupSpec,
+    /// Shards, a power of two.
+    pub(crate) shards: u32,
+    /// Bytes from one row to the next.
+    pub(crate) stride: u32,
+    /// Bytes of a segment of the log.
+    pub(crate) segment_bytes: u64,
+    /// Device that holds the log.
+    pub(crate) log_device: String,
+    /// Segments that hold rows of this checkpoint.
+    pub(crate) log: LogState,
+}
+
+/// A table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TableEntry {
+    /// Name.
+    pub(crate) name: String,
+    /// Category of its rows.
+    pub(crate) category: Category,
+    /// Number of its group.
+    pub(crate) group: u32,
+    /// What it was created with.
+    pub(crate) spec: TableSpec,
+    /// Updates applied, the step count of Adam.
+    pub(crate) steps: u64,
+    /// Rows in it.
+    pub(crate) rows: u64,
+    /// Ids looked up since the table was created.
+    #[serde(default)]
+    pub(crate) accesses: u64,
+    /// Rows born since the table was created.
+    #[serde(default)]
+    pub(crate) births: u64,
+}
+
+impl Manifest {
+    /// Make this the checkpoint of the volume, in one step: a crash at any instant leaves the previous
+    /// manifest or this one, and every file that one names.
+    ///
+    /// # Errors
+    /// When the volume fails. The previous checkpoint is still there unless the very last sync failed,
+    /// when either may be; nothing should be written to the volume any more then.
+    pub(crate) fn save(&self, volume: &dyn Volume) -> Result<(), FileError> {
+        debug_assert_eq!(self.format_version, FORMAT_VERSION);
+        let json = serde_json::to_vec(self).expect("a manifest has neither odd keys nor odd numbers");
+        let mut bytes = header_line(self.format_version, crc32c::crc32c(&json), json.len()).into_bytes();
+        bytes.extend_from_slice(&json);
+        let mut file = volume.create(MANIFEST_NEW)?;
+        file.write_all(&bytes)
+            .map_err(|error| DeviceError::from_io("write", MANIFEST_NEW, 0, bytes.len(), error))?;
+        file.sync()?;
+        // The names of the files this manifest names must not come later than its own.
+        volume.sync()?;
+        volume.rename(MANIFEST_NEW, MANIFEST)?;
+        volume.sync()?;
+        Ok(())
+    }
+
+    /// The checkpoint of the volume.
+    ///
+    /// # Errors
+    /// [`FileError::Missing`] when there is none, [`FileError::Newer`], or [`FileError::Corrupt`].
+    pub(crate) fn load(volume: &dyn Volume) -> Result<Self, FileError> {
+        let file = match volume.open(MANIFEST) {
+            Ok(file) => file,
+            Err(DeviceError::Missing { .. }) => return Err(FileError::Missing { name: MANIFEST }),
+            Err(error) => return Err(error.into()),
+        };
+        let mut bytes = Vec::new();
+        file.take(BYTES_MAX)
+            .read_to_end(&mut bytes)
+            .map_err(|error| DeviceError::from_io("read", MANIFEST, 0, bytes.len(), error))?;
+        Self::parse(&bytes)
+    }
+
+    /// Names of all files but the logs.
+    pub(super) fn file_names(&self) -> impl Iterator<Item = &str> {
+        let index = self.snapshot.iter().chain(&self.deltas).map(|file| file.name.as_str());
+        index.chain(self.attachments.iter().map(|attachment| attachment.file.as_str()))
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, FileError> {
+        let corrupt = |what: String| FileError::corrupt(MANIFEST, what);
+        let json = check_header(bytes)?;
+        let manifest: Self = serde_json::from_slice(json)
+            .map_err(|error| corrupt(format!("its JSON does not fit: {error}")))?;
+        if manifest.format_version != FORMAT_VERSION {
+            return Err(corrupt(format!("it claims format version {}", manifest.format_version)));
+        }
+        if let Some(group) = manifest.groups.iter().find(|group| !group.shards.is_power_of_two()) {
+            return Err(corrupt(format!("a group has {} shards, not a power of two", group.shards)));
+        }
+        if let Some(table) =
+            manifest.tables.iter().find(|table| table.group as usize >= manifest.groups.len())
+        {
+            return Err(corrupt(format!(
+                "table {:?} is in group {}, which is not there",
+                table.name, table.group
+            )));
+        }
+        Ok(manifest)
+    }
+}
+
+fn header_line(version: u32, crc: u32, len: usize) -> String {
+    format!("{MAGIC} {version} {crc:08x} {len}\n")
+}
+
+/// The JSON behind a header line that is right.
+fn check_header(bytes: &[u8]) -> Result<&[u8], FileError> {
+    let corrupt = |what: &str| FileError::corrupt(MANIFEST, what);
+    let head = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
+    let end = head.iter().position(|&byte| byte == b'\n').ok_or_else(|| corrupt("it has no header line"))?;
+    let (line, json) = bytes.split_at(end + 1);
+    let line = str::from_utf8(line).map_err(|_| corrupt("its header line is not text"))?;
+    let mut words = line.split_ascii_whitespace();
+    if words.next() != Some(MAGIC) {
+        return Err(corrupt("it does not begin as a manifest does"));
+    }
+    let version =
+        words.next().and_then(|word| word.parse().ok()).ok_or_else(|| corrupt("it has no version"))?;
+    if version > FORMAT_VERSION {
+        return Err(FileError::Newer { name: MANIFEST, found: version, supported: FORMAT_VERSION });
+    }
+    // Written anew from what was found, the line must come out the same: no other spelling of the length
+    // or checksum passes.
+    if line != header_line(FORMAT_VERSION, crc32c::crc32c(json), json.len()) {
+        return Err(corrupt("length, checksum or version in its header line do not fit the rest"));
+    }
+    Ok(json)
+}

@@ -1,0 +1,33 @@
+//! What a checkpoint consists of besides the logs: small files beside them in the store's volume.
+//!
+//! A checkpoint is the file `MANIFEST`. It names everything else: the segments of every log, a snapshot
+//! of the index and the changes of the index since (deltas), and attachments. Nothing a manifest names is
+//! ever written again; a new checkpoint writes new files, then replaces the manifest in one step, and only
+//! then are the files it no longer names removed.
+//!
+//! Every byte is under a checksum that is checked before it is used: damage is an error that names the
+//! file, never data. The formats are described where they are written: [`Manifest`], the frames of
+//! deltas and snapshots in `frame`, their records in `delta` and `snapshot`. Integers are little-endian.
+
+mod attachment;
+mod delta;
+mod error;
+mod frame;
+mod garbage;
+mod manifest;
+mod name;
+mod snapshot;
+
+pub(crate) use attachment::{AttachmentEntry, load_attachment, save_attachment};
+pub(crate) use delta::{DeltaReader, DeltaWriter};
+pub(crate) use error::FileError;
+pub(crate) use frame::FileEntry;
+pub(crate) use garbage::collect_garbage;
+pub(crate) use manifest::{FORMAT_VERSION, GroupEntry, Manifest, TableEntry};
+pub(crate) use snapshot::{SnapshotReader, SnapshotWriter};
+
+/// The file of index changes, as a manifest names it.
+pub(crate) type DeltaFile = FileEntry;
+
+#[cfg(test)]
+mod tests;

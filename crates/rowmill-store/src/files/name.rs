@@ -1,0 +1,47 @@
+//! What the files of a store are called.
+//!
+//! Every name but the manifest's holds the epoch of the first checkpoint that names the file, so that
+//! what a crash left behind can be told from what the next checkpoint is writing.
+
+/// The checkpoint.
+pub(super) const MANIFEST: &str = "MANIFEST";
+/// A manifest being written.
+pub(super) const MANIFEST_NEW: &str = "MANIFEST.new";
+
+pub(super) fn delta(epoch: u64) -> String {
+    format!("index-{epoch}.delta")
+}
+
+pub(super) fn snapshot(epoch: u64) -> String {
+    format!("index-{epoch}.snapshot")
+}
+
+pub(super) fn attachment(epoch: u64, name: &str) -> String {
+    format!("attachment-{epoch}-{name}")
+}
+
+/// The epoch in the name of a delta, snapshot or attachment; none for any other file.
+pub(super) fn epoch_of(name: &str) -> Option<u64> {
+    let epoch = match name.strip_prefix("index-") {
+        Some(rest) => rest.strip_suffix(".delta").or_else(|| rest.strip_suffix(".snapshot"))?,
+        None => name.strip_prefix("attachment-")?.split_once('-')?.0,
+    };
+    epoch.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_are_read_from_our_names_only() {
+        for epoch in [0, 7, u64::MAX] {
+            assert_eq!(epoch_of(&delta(epoch)), Some(epoch));
+            assert_eq!(epoch_of(&snapshot(epoch)), Some(epoch));
+            assert_eq!(epoch_of(&attachment(epoch, "state-9.pt")), Some(epoch));
+        }
+        for other in ["MANIFEST", "group-1.log", "index-.delta", "index-1", "attachment-1", "notes.txt"] {
+            assert_eq!(epoch_of(other), None, "{other}");
+        }
+    }
+}
