@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
 use rowmill_io::{AlignedBuffer, BLOCK_BYTES, DirectoryVolume, IoChoice, Span, Volume};
+use rowmill_testkit::Rng64;
 
 const ROUNDS: usize = 5;
 
@@ -85,9 +86,9 @@ fn write_file(path: &Path, bytes: u64) -> Result<(), Box<dyn Error>> {
     let mut file =
         OpenOptions::new().write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT).open(path)?;
     let mut piece = AlignedBuffer::new(1 << 20);
-    let mut positions = Positions::new(1);
+    let mut positions = Rng64::new(1);
     for _ in 0..bytes / piece.len() as u64 {
-        piece.as_chunks_mut::<8>().0.iter_mut().for_each(|word| *word = positions.next().to_le_bytes());
+        piece.as_chunks_mut::<8>().0.iter_mut().for_each(|word| *word = positions.next_u64().to_le_bytes());
         file.write_all(&piece)?;
     }
     file.sync_all()?;
@@ -106,7 +107,7 @@ fn measure_raw(probe: &Probe, blocks: u64, seed: u64) -> Result<Measurement, Box
     // SAFETY: the memory outlives the ring's reads: the loop below ends with nothing in flight.
     unsafe { ring.submitter().register_buffers(&[buffer])? };
     ring.submitter().register_files(&[file.as_raw_fd()])?;
-    let mut positions = Positions::new(seed);
+    let mut positions = Rng64::new(seed);
     let mut free: Vec<usize> = (0..probe.depth).collect();
     let mut reads = 0_u64;
     let (start, cpu) = (Instant::now(), cpu_time());
@@ -143,7 +144,7 @@ fn measure_device(probe: &Probe, blocks: u64, seed: u64) -> Result<Measurement, 
     let volume = DirectoryVolume::open(folder, IoChoice::Auto)?;
     let name = probe.path.file_name().and_then(|name| name.to_str()).ok_or("the file has no plain name")?;
     let device = volume.device(name, false)?;
-    let mut positions = Positions::new(seed);
+    let mut positions = Rng64::new(seed);
     let mut reads = 0_u64;
     let mut sum = 0_u64;
     let (start, cpu) = (Instant::now(), cpu_time());
@@ -189,24 +190,4 @@ fn cpu_time() -> Duration {
     unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
     let seconds = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
-}
-
-/// Seeded numbers (xorshift64*), good enough to be no pattern to the disk.
-struct Positions(u64);
-
-impl Positions {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
-    }
 }

@@ -6,13 +6,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use rowmill_io::{BLOCK_BYTES, DirectoryVolume, IoChoice, Span, Volume};
+use rowmill_testkit::disk_read_bytes;
 
 const BLOCKS: u64 = 1024;
-
-fn disk_read_bytes() -> Option<u64> {
-    let io = fs::read_to_string("/proc/self/io").ok()?;
-    io.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
-}
 
 #[test]
 fn every_read_is_a_read_of_the_disk() {

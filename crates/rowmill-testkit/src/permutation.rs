@@ -1,0 +1,83 @@
+//! A shuffled order of many ids that takes no memory.
+
+use crate::rng::mix64;
+
+/// A seeded bijection of the numbers below a size, computed and not stored.
+///
+/// Neighbours end up far apart. It is a tool to spread ids, not a uniformly random permutation.
+#[derive(Clone, Debug)]
+pub struct Permutation {
+    size: u64,
+    /// Of the smallest power of two that holds the size: the bijection works on all words of so many bits
+    /// and is walked until it lands below the size (Black and Rogaway, "Ciphers with arbitrary finite
+    /// domains", 2002), twice on average at worst.
+    mask: u64,
+    shift: u32,
+    multipliers: [u64; 3],
+}
+
+impl Permutation {
+    /// A bijection of the numbers below `size`.
+    ///
+    /// # Panics
+    /// When `size` is 0.
+    pub fn new(size: u64, seed: u64) -> Self {
+        assert!(size > 0, "there is nothing to permute");
+        let bits = (u64::BITS - (size - 1).leading_zeros()).max(1);
+        Self {
+            size,
+            mask: u64::MAX >> (u64::BITS - bits),
+            shift: bits.div_ceil(2),
+            // Odd, so that multiplying can be undone.
+            multipliers: [1, 2, 3].map(|round| mix64(seed.wrapping_add(round)) | 1),
+        }
+    }
+
+    /// Where `number`, below the size, goes.
+    pub fn of(&self, number: u64) -> u64 {
+        debug_assert!(number < self.size);
+        let mut word = number;
+        loop {
+            for multiplier in self.multipliers {
+                word = word.wrapping_add(1).wrapping_mul(multiplier) & self.mask;
+                word ^= word >> self.shift;
+            }
+            if word < self.size {
+                return word;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_is_hit_once() {
+        for size in [1, 2, 3, 5, 64, 1000, 1023, 1025, 70_001] {
+            for seed in 0..4 {
+                let permutation = Permutation::new(size, seed);
+                let mut seen = vec![false; size as usize];
+                for number in 0..size {
+                    let to = permutation.of(number) as usize;
+                    assert!(!std::mem::replace(&mut seen[to], true), "{to} is hit twice");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_part() {
+        let size = 1 << 20;
+        let permutation = Permutation::new(size, 9);
+        let near = (0..10_000).filter(|n| permutation.of(*n).abs_diff(permutation.of(n + 1)) < 64).count();
+        assert!(near < 20, "{near} of 10,000 neighbours stay within 64");
+    }
+
+    #[test]
+    fn the_whole_range_of_words_can_be_permuted() {
+        let permutation = Permutation::new(u64::MAX, 1);
+        assert_ne!(permutation.of(0), permutation.of(u64::MAX - 1));
+    }
+}
