@@ -36,7 +36,7 @@ use live_counts::LiveCounts;
 use reader::Scratch;
 use reading::Readings;
 use segment_table::SegmentTable;
-use tail::Tail;
+use tail::{Stream, Tail};
 
 pub(crate) use counters::LogCounts;
 pub(crate) use error::{Fault, LogError, Part, RowResult};
@@ -51,7 +51,7 @@ pub(crate) struct LogConfig {
     pub(crate) group: u32,
     /// Shape of the segments; what it was when the log was made.
     pub(crate) geometry: Geometry,
-    /// Segments held in memory on their way to the device; at least 2 let appending and writing overlap.
+    /// Segments held in memory on their way to the device; 4 let appending, cleaning and writing overlap.
     /// 0 opens the log for reading only.
     pub(crate) tail_buffers: usize,
     /// Memory for the checksums of segments; those not asked for lately are forgotten and read again.
@@ -147,7 +147,18 @@ impl Log {
     /// # Panics
     /// When `row` is not as long as the stride.
     pub(crate) fn append(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
-        self.shared.append(key, row)
+        self.shared.append(Stream::Changed, key, row)
+    }
+
+    /// Append a row that cleaning moves, as [`Log::append`] does; such rows get segments of their own.
+    ///
+    /// # Errors
+    /// As [`Log::append`].
+    ///
+    /// # Panics
+    /// As [`Log::append`].
+    pub(crate) fn append_moved(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
+        self.shared.append(Stream::Moved, key, row)
     }
 
     /// Begin to read: call this before looking up the row numbers.
@@ -184,7 +195,7 @@ impl Log {
         self.shared.table.write().loaded(&self.shared.live, &self.shared.readings);
     }
 
-    /// Seal the open segment early and wait until all sealed ones are written (not yet durable).
+    /// Seal the open segments early and wait until all sealed ones are written (not yet durable).
     ///
     /// # Errors
     /// [`LogError::Poisoned`].
@@ -200,7 +211,7 @@ impl Log {
         self.shared.sync()
     }
 
-    /// Seal the open segment, without waiting, and start a new epoch; the number of the one that ended.
+    /// Seal the open segments, without waiting, and start a new epoch; the number of the one that ended.
     ///
     /// Until [`Log::checkpoint_durable`] of that number, appended rows are taken to belong to the
     /// checkpoint, so the old version of a frozen row may be appended and released at once.

@@ -177,7 +177,7 @@ impl Model {
                 && *current == number
             {
                 assert_eq!(bytes, row(*stride, owner.id, *version));
-                *current = log.append(owner, bytes).unwrap();
+                *current = log.append_moved(owner, bytes).unwrap();
                 log.release(number);
                 moved += 1;
             }

@@ -1,5 +1,7 @@
 //! When a place may be written again, and that reading, flushing and the tail agree about where rows are.
 
+use std::collections::BTreeSet;
+
 use super::super::live_counts::LiveCounts;
 use super::super::reading::Readings;
 use super::super::segment_table::SegmentTable;
@@ -274,7 +276,7 @@ fn cleaning_moves_live_rows_and_frees_the_victim() {
     log.segment_rows(victim.place, &mut |number, owner, bytes| {
         assert_eq!(bytes, row(STRIDE, owner.id, 0));
         if owner.id < per_segment + quarter as u64 {
-            moved.push((log.append(owner, bytes).unwrap(), owner));
+            moved.push((log.append_moved(owner, bytes).unwrap(), owner));
             log.release(number);
         }
     })
@@ -283,6 +285,32 @@ fn cleaning_moves_live_rows_and_frees_the_victim() {
     assert_eq!(log.victim().unwrap().place, 0);
     assert!(read(&log, &moved).iter().all(Result::is_ok));
     assert!(matches!(log.segment_rows(victim.place, &mut |_, _, _| ()), Err(LogError::Moved { .. })));
+}
+
+#[test]
+fn moved_rows_get_segments_of_their_own_even_with_one_buffer() {
+    for tail_buffers in [1, 2, 3] {
+        let config = LogConfig { tail_buffers, ..config(STRIDE) };
+        let log = Log::open(memory_device(), config, &LogState::default()).unwrap();
+        let mut rows = Vec::new();
+        for id in 0..200 {
+            let bytes = row(STRIDE, id, 0);
+            let number = match id % 3 {
+                0 => log.append_moved(key(id), &bytes),
+                _ => log.append(key(id), &bytes),
+            };
+            rows.push((number.unwrap(), key(id)));
+        }
+        log.flush().unwrap();
+        for ((_, key), result) in rows.iter().zip(read(&log, &rows)) {
+            assert_eq!(result.unwrap(), row(STRIDE, key.id, 0));
+        }
+        let places = |moved: bool| -> BTreeSet<u32> {
+            let of_kind = rows.iter().filter(|(_, key)| (key.id % 3 == 0) == moved);
+            of_kind.map(|(number, _)| place(&log, *number)).collect()
+        };
+        assert!(places(true).is_disjoint(&places(false)));
+    }
 }
 
 #[test]
