@@ -46,6 +46,7 @@ test-python: setup ## Run the Python tests
 
 .PHONY: lint
 lint: $(TOOLS) ## Check format, lints and types; warnings are errors
+	@cargo clippy --version >/dev/null 2>&1 || { echo "lint: no clippy: install Rust with rustup"; exit 1; }
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	$(VENV)/bin/ruff check
