@@ -12,9 +12,9 @@
 use rowmill_rows::Initializer;
 
 use crate::arch::{InstructionSet, Kernel, Vector};
-use crate::normal_quantile::{lower_tail, quantile};
+use crate::normal_quantile::{lower_tail, quantiles};
 
-/// Draws made at a time: small enough for registers and first-level cache, enough for whole vectors.
+/// Most draws made at a time: their buffers stay in the first-level cache.
 const BLOCK: usize = 32;
 
 /// 2^64 divided by the golden ratio: the odd step between counters.
@@ -100,29 +100,40 @@ struct Fill<'a> {
 impl Kernel for Fill<'_> {
     type Output = ();
 
-    /// Plain loops over blocks: the compiler vectorises them for each instruction set.
+    /// Plain loops of a length known only at run time: these the compiler vectorises for each instruction
+    /// set, short loops of a fixed length it unrolls instead.
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
+        let (mut draws, mut values) = ([0; BLOCK], [0.0; BLOCK]);
         for (block, weights) in self.weights.chunks_mut(BLOCK).enumerate() {
-            let draws = draw_block(self.state, block);
+            let count = weights.len();
+            let values = &mut values[..count];
+            draw(self.state, block * BLOCK, &mut draws[..count.next_multiple_of(2)]);
             match self.distribution {
                 Distribution::Constant { value } => weights.fill(value),
                 Distribution::Uniform { low, high, largest } => {
                     for (weight, bits) in weights.iter_mut().zip(draws) {
                         // 24 bits: every multiple of 2^-24 below 1 is a float, equally likely.
                         let u = (bits >> 8) as i32 as f32 / (1 << 24) as f32;
-                        *weight = (low * (1.0 - u) + high * u).clamp(low, largest);
+                        *weight = (low * (1.0 - u) + high * u).max(low).min(largest);
                     }
                 }
                 Distribution::Normal { mean, std } => {
-                    for (weight, bits) in weights.iter_mut().zip(draws) {
-                        *weight = (mean + std * quantile(open_unit(bits))) as f32;
+                    for (value, bits) in values.iter_mut().zip(draws) {
+                        *value = open_unit(bits);
+                    }
+                    quantiles(values);
+                    for (weight, z) in weights.iter_mut().zip(values) {
+                        *weight = (mean + std * *z) as f32;
                     }
                 }
                 Distribution::Truncated { mean, scale, begin, width, low, high } => {
-                    for (weight, bits) in weights.iter_mut().zip(draws) {
-                        let z = quantile(begin + width * open_unit(bits));
-                        *weight = ((mean + scale * z) as f32).clamp(low, high);
+                    for (value, bits) in values.iter_mut().zip(draws) {
+                        *value = begin + width * open_unit(bits);
+                    }
+                    quantiles(values);
+                    for (weight, z) in weights.iter_mut().zip(values) {
+                        *weight = ((mean + scale * *z) as f32).max(low).min(high);
                     }
                 }
             }
@@ -130,17 +141,16 @@ impl Kernel for Fill<'_> {
     }
 }
 
-/// The draws of elements `block * BLOCK..` of a row.
+/// The draws of a row from element `first` on, an even number of them from an even place.
 #[inline(always)]
-fn draw_block(state: u64, block: usize) -> [u32; BLOCK] {
-    let mut draws = [0; BLOCK];
-    let first = (block * BLOCK / 2) as u64;
-    for (word, pair) in draws.chunks_exact_mut(2).enumerate() {
-        let bits = mix(state.wrapping_add((first + word as u64 + 1).wrapping_mul(STEP)));
+fn draw(state: u64, first: usize, draws: &mut [u32]) {
+    let mut counter = state.wrapping_add((first as u64 / 2).wrapping_mul(STEP));
+    for pair in draws.chunks_exact_mut(2) {
+        counter = counter.wrapping_add(STEP);
+        let bits = mix(counter);
         pair[0] = bits as u32;
         pair[1] = (bits >> 32) as u32;
     }
-    draws
 }
 
 /// The middle of one of 2^32 equal pieces of (0, 1).

@@ -9,6 +9,9 @@ use std::f64::consts::{LN_2, SQRT_2};
 /// Half width of the central region.
 const CENTRE: f64 = 0.425;
 
+/// Probability where the far tail begins: `exp(-25)`.
+const FAR: f64 = 1.388_794_386_496_402e-11;
+
 const CENTRE_ABOVE: [f64; 8] = [
     3.387_132_872_796_366_5,
     133.141_667_891_784_38,
@@ -71,29 +74,52 @@ const FAR_BELOW: [f64; 8] = [
 ];
 
 /// The `z` below which a standard normal variable falls with probability `p`, `0 < p < 1`.
-#[inline(always)]
-pub(crate) fn quantile(p: f64) -> f64 {
-    let q = p - 0.5;
-    if q.abs() <= CENTRE { centre(q) } else { tail(p) }
-}
-
-/// `quantile(0.5 + q)` for `|q| <= 0.425`.
-#[inline(always)]
-pub(crate) fn centre(q: f64) -> f64 {
-    let r = CENTRE * CENTRE - q * q;
-    q * polynomial(&CENTRE_ABOVE, r) / polynomial(&CENTRE_BELOW, r)
-}
-
-/// `quantile(p)` where `centre` does not reach.
-#[inline(always)]
-fn tail(p: f64) -> f64 {
-    let outside = p.min(1.0 - p);
-    let r = (-ln(outside)).sqrt();
-    let z = if r <= 5.0 {
-        polynomial(&NEAR_ABOVE, r - 1.6) / polynomial(&NEAR_BELOW, r - 1.6)
+fn quantile(p: f64) -> f64 {
+    let tail = tail_of(p);
+    if tail < FAR {
+        let r = (-ln(tail)).sqrt() - 5.0;
+        with_sign_of(p, polynomial(&FAR_ABOVE, r) / polynomial(&FAR_BELOW, r))
     } else {
-        polynomial(&FAR_ABOVE, r - 5.0) / polynomial(&FAR_BELOW, r - 5.0)
-    };
+        quantile_near(p)
+    }
+}
+
+/// Replace each probability by its [`quantile`].
+#[inline(always)]
+pub(crate) fn quantiles(probabilities: &mut [f64]) {
+    let far = probabilities.iter().fold(false, |far, &p| far | (tail_of(p) < FAR));
+    if far {
+        // Only distributions truncated to a far tail come here.
+        for value in probabilities {
+            *value = quantile(*value);
+        }
+    } else {
+        for value in probabilities {
+            *value = quantile_near(*value);
+        }
+    }
+}
+
+/// The quantile outside the far tails. Both formulas are computed and one chosen: as vector code that is
+/// faster than a branch that one in seven draws takes.
+#[inline(always)]
+fn quantile_near(p: f64) -> f64 {
+    let q = p - 0.5;
+    let r = CENTRE * CENTRE - q * q;
+    let centre = q * polynomial(&CENTRE_ABOVE, r) / polynomial(&CENTRE_BELOW, r);
+    let r = (-ln(tail_of(p))).sqrt() - 1.6;
+    let near = with_sign_of(p, polynomial(&NEAR_ABOVE, r) / polynomial(&NEAR_BELOW, r));
+    if q.abs() <= CENTRE { centre } else { near }
+}
+
+/// The smaller of the probabilities of both sides.
+#[inline(always)]
+fn tail_of(p: f64) -> f64 {
+    if p < 0.5 { p } else { 1.0 - p }
+}
+
+#[inline(always)]
+fn with_sign_of(p: f64, z: f64) -> f64 {
     if p < 0.5 { -z } else { z }
 }
 
@@ -111,7 +137,8 @@ pub(crate) fn lower_tail(z: f64) -> f64 {
 
 #[inline(always)]
 fn polynomial(coefficients: &[f64; 8], x: f64) -> f64 {
-    coefficients.iter().rev().fold(0.0, |sum, coefficient| sum * x + coefficient)
+    let [lower @ .., highest] = coefficients;
+    lower.iter().rev().fold(*highest, |sum, coefficient| sum * x + coefficient)
 }
 
 /// Natural logarithm of a positive normal float: with `x = 2^e * m` and `s = (m - 1) / (m + 1)`, it is
@@ -127,7 +154,7 @@ fn ln(x: f64) -> f64 {
     let exponent = (exponent + i64::from(upper)) as f64;
     let s = (mantissa - 1.0) / (mantissa + 1.0);
     let square = s * s;
-    let series = (0..11).rev().fold(0.0, |sum, k| sum * square + 2.0 / f64::from(2 * k + 1));
+    let series = (0..10).rev().fold(2.0 / 21.0, |sum, k| sum * square + 2.0 / f64::from(2 * k + 1));
     exponent * LN_2 + s * series
 }
 
