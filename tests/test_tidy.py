@@ -5,6 +5,7 @@ forgets the shared lints, an address or a path of somebody's machine slips in. E
 the file and line that broke a rule. What is checked is what git tracks.
 """
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -32,6 +33,12 @@ CRATE_IMPORTS = {
     "rowmill-testkit": {"rowmill-rows", "rowmill-io"},
     "rowmill-python": {"rowmill-rows", "rowmill-store"},
 }
+
+# The same for the modules and packages of python/rowmill: each imports earlier ones only.
+PYTHON_ROAD = """
+    _core errors size init ragged config ops nn optim steps tables store conversion
+    data models metrics report inspection train cli
+""".split()
 
 # Addresses a text may name: the licence, papers, and the pages of software we compare with.
 HOSTS = {"www.apache.org", "arxiv.org", "doi.org"}
@@ -126,6 +133,44 @@ def test_crate_shares_the_lints_and_builds_on_earlier_rooms_only(crate: Path) ->
     assert imports <= CRATE_IMPORTS[crate.name]
     if crate.name not in UNSAFE_CRATES:
         assert "#![forbid(unsafe_code)]" in (crate / "src/lib.rs").read_text()
+
+
+def imported_rooms(path: Path) -> Iterator[str]:
+    """Rooms that a module needs to run; what it names for its type checker alone is left out."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (name.name.split(".")[1] for name in node.names if "rowmill." in name.name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rowmill":
+            room = (node.module or "").split(".")[1:2]
+            yield from room or (name.name for name in node.names)
+
+
+def test_python_rooms_import_earlier_ones_only() -> None:
+    package = ROOT / "python/rowmill"
+    found: list[str] = []
+    for path in package.rglob("*.py"):
+        room = path.relative_to(package).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        assert room in PYTHON_ROAD, f"say where {room} stands on the road"
+        rank = PYTHON_ROAD.index(room)
+        found += [
+            f"{path.relative_to(ROOT)} imports {other}"
+            for other in imported_rooms(path)
+            if other in PYTHON_ROAD and PYTHON_ROAD.index(other) > rank
+        ]
+        if room == "models":
+            assert set(imported_rooms(path)) <= {"models"}, f"{path.name} knows where rows are"
+    assert found == []
 
 
 def test_every_dependency_has_its_reason() -> None:
