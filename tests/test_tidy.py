@@ -35,10 +35,28 @@ CRATE_IMPORTS = {
 }
 
 # The same for the modules and packages of python/rowmill: each imports earlier ones only.
-PYTHON_ROAD = """
-    _core errors size init ragged config ops nn optim steps tables store conversion
-    data models metrics report inspection train cli
-""".split()
+PYTHON_ROAD = [
+    "_core",
+    "errors",
+    "size",
+    "init",
+    "ragged",
+    "config",
+    "ops",
+    "nn",
+    "optim",
+    "steps",
+    "tables",
+    "store",
+    "conversion",
+    "data",
+    "models",
+    "metrics",
+    "report",
+    "inspection",
+    "train",
+    "cli",
+]
 
 # Addresses a text may name: the licence, papers, and the pages of software we compare with.
 HOSTS = {"www.apache.org", "arxiv.org", "doi.org"}
