@@ -1,1 +1,77 @@
-//! Placeholder until the crate is filled in the next commit.
+//! The row store: embedding rows larger than memory, updated in place, with bounded staleness,
+//! lookahead, and checkpoints that a crash cannot damage.
+//!
+//! ```
+//! # use rowmill_store::*;
+//! # fn main() -> Result<(), StoreError> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! let options = StoreOptions { memory: 64 << 20, ..StoreOptions::default() };
+//! let store = Store::open(folder.path(), options)?;
+//! let spec = TableSpec {
+//!     dim: 4,
+//!     dtype: Dtype::F32,
+//!     optimizer: OptimizerSpec::Sgd { lr: 0.5 },
+//!     initializer: Initializer::Zeros,
+//!     staleness: StalenessBound::Steps(0),
+//!     ids: IdRange::Sparse,
+//! };
+//! let users = store.table("users", &spec)?;
+//! users.rmw(&[7, 7], &[1.0; 8], None, None)?; // gradients of one row add up
+//! let mut row = [0.0; 4];
+//! users.get(&[7], &mut row)?;
+//! assert_eq!(row, [-1.0; 4]);
+//! store.checkpoint(&[])?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! How a call runs: ids are split by shard ([`Table`], `keys`), shards find or make their rows
+//! (`shard`, `acquire`), cold rows come from the log (`log`), and the work is done on addresses of rows
+//! (`resolve`, `lookup`, `update`). What must survive a crash is written by `checkpoint`.
+
+mod account;
+mod acquire;
+mod bits;
+mod budget;
+mod checkpoint;
+mod compaction;
+mod core;
+mod error;
+mod files;
+mod gate;
+mod group;
+mod hot_rows;
+mod index;
+mod index_log;
+mod keys;
+mod log;
+mod lookahead;
+mod lookup;
+mod mapping;
+mod options;
+mod policy;
+mod read;
+mod recovery;
+mod resolve;
+mod scatter;
+mod shard;
+mod stats;
+mod store;
+mod table;
+mod table_state;
+mod ticket;
+mod update;
+
+pub use checkpoint::CheckpointInfo;
+pub use error::StoreError;
+pub use lookahead::Destination;
+pub use lookup::{Lookup, RowGradients};
+pub use options::StoreOptions;
+pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
+pub use rowmill_rows::{
+    Dtype, IdBag, IdRange, Initializer, OptimizerSpec, Pooling, StalenessBound, TableSpec,
+};
+pub use stats::{Stats, TableStats};
+pub use store::Store;
+pub use table::Table;
+pub use ticket::Ticket;

@@ -94,6 +94,9 @@ pub(crate) struct TableEntry {
     /// Rows born since the table was created.
     #[serde(default)]
     pub(crate) births: u64,
+    /// Sampled counts of the most looked-up ids.
+    #[serde(default)]
+    pub(crate) hot: Vec<(u64, u64)>,
 }
 
 impl Manifest {

@@ -37,7 +37,8 @@ mod tests {
     #[test]
     fn shard_bits_and_bucket_bits_are_independent() {
         const BINS: usize = 256;
-        let patterns: [(&str, fn(u64) -> u64); 4] = [
+        type Pattern = fn(u64) -> u64;
+        let patterns: [(&str, Pattern); 4] = [
             ("consecutive", |i| i),
             ("equal low bits", |i| i << 32),
             ("strided", |i| i * 4096 + 7),

@@ -74,12 +74,11 @@ impl Pair {
             assert_eq!(self.index.find(id), None);
             return;
         }
-        match self.index.find(id) {
-            Some(place) => self.index.set_location(place, location),
-            None => {
-                let place = self.index.insert(id, location);
-                assert_eq!(self.index.find(id), Some(place));
-            }
+        if let Some(place) = self.index.find(id) {
+            self.index.set_location(place, location);
+        } else {
+            let place = self.index.insert(id, location);
+            assert_eq!(self.index.find(id), Some(place));
         }
         self.model.entry(id).or_default().location = Some(location);
     }

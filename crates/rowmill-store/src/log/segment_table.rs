@@ -424,9 +424,8 @@ impl SegmentTable {
             if live_rows >= room {
                 continue;
             }
-            let share = f64::from(live_rows) / f64::from(room);
             let age = (self.births - segment.birth) as f64;
-            let worth = (1.0 - share) / (1.0 + share) * age;
+            let worth = age * f64::from(room - live_rows) / f64::from(room + live_rows);
             if best.is_none_or(|(most, _)| worth > most) {
                 best = Some((worth, Victim { place, live_rows }));
             }

@@ -1,0 +1,281 @@
+//! Taking the rows of a training read: clocks first, then births, then addresses.
+//!
+//! Clocks are taken in one order by everybody: shard by shard, ascending, and within a shard all rows of
+//! the call at once or none. So two calls never wait for each other in a circle. A ticket that makes
+//! several calls can still close one; the youngest ticket of a circle then gives way with an error.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rowmill_kernels::RowPtr;
+
+use crate::StoreError;
+use crate::group::Group;
+use crate::keys::Keys;
+use crate::read::AHEAD;
+use crate::scatter::Scatter;
+use crate::shard::{Clock, Miss};
+use crate::ticket::{Held, TicketState};
+
+/// Waits are cut into slices, so that a circle of waiting tickets and the deadline are noticed.
+const WAIT_SLICE: Duration = Duration::from_millis(20);
+
+/// What a call wants beside addresses.
+#[derive(Debug)]
+pub(crate) struct Wish<'a> {
+    /// Make rows that are missing.
+    pub(crate) births: bool,
+    /// Take clocks for this ticket; by position, whether the ticket does not hold the row yet (`None`:
+    /// it holds none of them).
+    pub(crate) clocks: Option<(&'a TicketState, Option<Vec<bool>>)>,
+    /// Bound of every table of the group.
+    pub(crate) bounds: Vec<Option<u8>>,
+}
+
+/// Addresses of rows as they were when the shard was last looked at.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    /// Address of each position; null where the row is cold or unseen.
+    pub(crate) rows: Vec<RowPtr>,
+    /// Generation of each shard's slots when its addresses were taken.
+    pub(crate) moves: Vec<u64>,
+    /// Cold rows.
+    pub(crate) misses: Vec<Miss>,
+    /// Positions without a row (only where births were not wished).
+    pub(crate) unseen: Vec<u32>,
+}
+
+struct ShardEntered {
+    moves: u64,
+    misses: Vec<Miss>,
+    unseen: Vec<u32>,
+}
+
+/// A row beyond its bound.
+struct Blocked {
+    position: u32,
+    outstanding: u32,
+    /// Gate generation to wait on.
+    seen: u64,
+}
+
+impl Group {
+    /// Enter every shard: take clocks, make missing rows, note addresses.
+    ///
+    /// # Errors
+    /// Staleness timeout or conflict, too little memory, a poisoned store. No clock of this call is held
+    /// then.
+    pub(crate) fn enter(&self, keys: &Keys, wish: &Wish<'_>) -> Result<Entered, StoreError> {
+        let mut rows = vec![std::ptr::null(); keys.len()];
+        let out = Scatter::new(&mut rows);
+        let mut results = self.for_each_shard(keys, |shard| self.enter_shard(keys, shard, wish, &out));
+        // Whatever stopped first decides; what was taken behind it is given back, so that waiting keeps
+        // to the order of shards.
+        if let Some(first) = results.iter().position(|(_, result)| !matches!(result, Ok(Ok(_)))) {
+            for (shard, result) in results.drain(first + 1..).collect::<Vec<_>>() {
+                if matches!(result, Ok(Ok(_))) {
+                    self.leave_shard(keys, shard, wish);
+                }
+            }
+            let (shard, _) = results.pop().expect("there is a first");
+            let rest = (shard..self.shards.len()).filter(|&shard| !keys.of_shard(shard).is_empty());
+            for shard in rest {
+                match self.enter_waiting(keys, shard, wish, &out) {
+                    Ok(entered) => results.push((shard, Ok(Ok(entered)))),
+                    Err(error) => {
+                        for (shard, _) in results {
+                            self.leave_shard(keys, shard, wish);
+                        }
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        let mut entered =
+            Entered { rows: Vec::new(), moves: vec![0; self.shards.len()], misses: Vec::new(), unseen: Vec::new() };
+        for (shard, result) in results {
+            let Ok(Ok(part)) = result else { unreachable!("blocked shards were entered above") };
+            entered.moves[shard] = part.moves;
+            entered.misses.extend(part.misses);
+            entered.unseen.extend(part.unseen);
+        }
+        entered.rows = rows;
+        Ok(entered)
+    }
+
+    /// Enter one shard, or say which row blocks; then no clock of this shard was taken.
+    fn enter_shard(
+        &self,
+        keys: &Keys,
+        shard: usize,
+        wish: &Wish<'_>,
+        out: &Scatter<'_, RowPtr>,
+    ) -> Result<Result<ShardEntered, Blocked>, StoreError> {
+        let cell = &self.shards[shard];
+        let positions = keys.of_shard(shard);
+        let mut state = cell.state.write();
+        let mut misses = Vec::new();
+        let mut unseen = Vec::new();
+        for (chunk_number, chunk) in positions.chunks(AHEAD).enumerate() {
+            for &position in chunk {
+                let (table, id) = keys.at(position);
+                state.index(table).prefetch(id);
+            }
+            for (within, &position) in chunk.iter().enumerate() {
+                let (table, id) = keys.at(position);
+                let place = match state.index(table).find(id) {
+                    Some(place) => place,
+                    None if wish.births => match state.birth(&self.core, table, id) {
+                        Ok((place, _)) => place,
+                        Err(error) => {
+                            drop(state);
+                            self.undo(keys, shard, &positions[..chunk_number * AHEAD + within], wish);
+                            return Err(error);
+                        }
+                    },
+                    None => {
+                        unseen.push(position);
+                        continue;
+                    }
+                };
+                if wish.takes(position)
+                    && let Some(bound) = wish.bounds[table as usize]
+                {
+                    match state.take_clock(table, id, place, bound) {
+                        Clock::Taken(outstanding) => self.counters.count_staleness(outstanding),
+                        Clock::Blocked(outstanding) => {
+                            let seen = cell.gate.generation();
+                            drop(state);
+                            self.undo(keys, shard, &positions[..chunk_number * AHEAD + within], wish);
+                            return Ok(Err(Blocked { position, outstanding, seen }));
+                        }
+                    }
+                }
+                let location = state.index(table).location(place);
+                if let Some(slot) = location.slot() {
+                    state.touch(table, place, slot);
+                    // SAFETY: every position belongs to one shard, and one thread enters a shard.
+                    unsafe { out.set(position as usize, state.row(&self.core, slot).cast_const()) };
+                } else if let Some(row) = location.row() {
+                    // SAFETY: as above. A second entry after a wait must not leave an old address.
+                    unsafe { out.set(position as usize, std::ptr::null()) };
+                    misses.push(Miss { position, row });
+                }
+            }
+        }
+        Ok(Ok(ShardEntered { moves: state.moves(), misses, unseen }))
+    }
+
+    /// Enter a shard, waiting for blocked rows until the deadline.
+    fn enter_waiting(
+        &self,
+        keys: &Keys,
+        shard: usize,
+        wish: &Wish<'_>,
+        out: &Scatter<'_, RowPtr>,
+    ) -> Result<ShardEntered, StoreError> {
+        let begun = Instant::now();
+        let mut waited = false;
+        let result = loop {
+            match self.enter_shard(keys, shard, wish, out) {
+                Err(error) => break Err(error),
+                Ok(Ok(entered)) => break Ok(entered),
+                Ok(Err(blocked)) => {
+                    let (table, id) = keys.at(blocked.position);
+                    let row = (self.core.number, table, id);
+                    let (ticket, _) = wish.clocks.as_ref().expect("only clocks block");
+                    if !waited {
+                        waited = true;
+                        ticket.set_partial(self.taken_before(keys, shard, wish));
+                    }
+                    ticket.set_waits_for(Some(row));
+                    if begun.elapsed() > WAIT_SLICE && self.tickets.must_give_way(ticket) {
+                        break Err(StoreError::StepConflict { ticket: ticket.id(), key: self.key(table, id) });
+                    }
+                    if begun.elapsed() >= self.wait_deadline {
+                        break Err(self.timeout(row, blocked.outstanding, begun.elapsed(), ticket));
+                    }
+                    self.shards[shard].gate.wait(blocked.seen, WAIT_SLICE.min(self.wait_deadline));
+                }
+            }
+        };
+        if waited {
+            let (ticket, _) = wish.clocks.as_ref().expect("only clocks block");
+            ticket.set_waits_for(None);
+            ticket.set_partial(Vec::new());
+            self.counters.clock_waits.fetch_add(1, Relaxed);
+            self.counters.clock_wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
+        }
+        result
+    }
+
+    /// Rows whose clocks this call took in the shards before `shard`.
+    fn taken_before(&self, keys: &Keys, shard: usize, wish: &Wish<'_>) -> Vec<Held> {
+        (0..shard)
+            .flat_map(|shard| keys.of_shard(shard))
+            .filter(|&&position| wish.takes(position))
+            .map(|&position| {
+                let (table, id) = keys.at(position);
+                (self.core.number, table, id)
+            })
+            .collect()
+    }
+
+    fn timeout(&self, row: Held, outstanding: u32, waited: Duration, waiter: &TicketState) -> StoreError {
+        let (_, table, id) = row;
+        let tables = self.tables.read();
+        let holders: Vec<String> = self
+            .tickets
+            .holders(row)
+            .into_iter()
+            .map(|(ticket, age)| {
+                let own = if ticket == waiter.id() { " (this step itself)" } else { "" };
+                format!("step {ticket}{own} for {age:.1?}")
+            })
+            .collect();
+        StoreError::StalenessTimeout {
+            key: rowmill_rows::RowKey { category: tables[table as usize].category, id },
+            table: tables[table as usize].name.clone(),
+            outstanding,
+            bound: tables[table as usize].bound().unwrap_or(0),
+            waited,
+            holders: if holders.is_empty() { "steps that have ended since".into() } else { holders.join(", ") },
+        }
+    }
+
+    /// Give back the clocks a call took in a shard.
+    pub(crate) fn leave_shard(&self, keys: &Keys, shard: usize, wish: &Wish<'_>) {
+        self.undo(keys, shard, keys.of_shard(shard), wish);
+    }
+
+    fn undo(&self, keys: &Keys, shard: usize, positions: &[u32], wish: &Wish<'_>) {
+        if wish.clocks.is_none() {
+            return;
+        }
+        let cell = &self.shards[shard];
+        let mut state = cell.state.write();
+        for &position in positions {
+            let (table, id) = keys.at(position);
+            if wish.takes(position)
+                && wish.bounds[table as usize].is_some()
+                && let Some(place) = state.index(table).find(id)
+            {
+                state.release_clock(table, id, place);
+            }
+        }
+        drop(state);
+        cell.gate.open();
+    }
+}
+
+impl Wish<'_> {
+    /// Whether the clock of the row at `position` is to be taken.
+    #[inline]
+    fn takes(&self, position: u32) -> bool {
+        match &self.clocks {
+            None => false,
+            Some((_, None)) => true,
+            Some((_, Some(fresh))) => fresh[position as usize],
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! One memory budget for index, rows, buffers and I/O.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What is left of a budget for rows, and how much of it is taken. All figures are bytes.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    memory: u64,
+    row_memory: Option<u64>,
+    /// Buffers of fixed size: logs, I/O rings, scratch.
+    fixed: AtomicU64,
+    /// Write buffers of the logs (part of `fixed`): with `row_memory` they come out of the rows' part.
+    log_buffers: AtomicU64,
+    /// Index memory of all shards.
+    index: AtomicU64,
+    /// Memory of resident rows and their bookkeeping.
+    rows: AtomicU64,
+}
+
+impl Budget {
+    pub(crate) fn new(memory: u64, row_memory: Option<u64>) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self { memory, row_memory, fixed: zero(), log_buffers: zero(), index: zero(), rows: zero() }
+    }
+
+    /// The whole budget.
+    pub(crate) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// What rows and log buffers are sized from before anything is allocated.
+    pub(crate) fn row_target(&self) -> u64 {
+        self.row_memory.unwrap_or(self.memory / 2)
+    }
+
+    /// Whether `row_memory` fixes the part for rows (then bookkeeping is not charged to it).
+    pub(crate) fn rows_are_fixed(&self) -> bool {
+        self.row_memory.is_some()
+    }
+
+    pub(crate) fn add_fixed(&self, bytes: u64) {
+        self.fixed.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn add_log_buffers(&self, bytes: u64) {
+        self.log_buffers.fetch_add(bytes, Relaxed);
+        self.fixed.fetch_add(bytes, Relaxed);
+    }
+
+    /// An index changed size.
+    pub(crate) fn resize_index(&self, before: usize, after: usize) {
+        if after >= before {
+            self.index.fetch_add((after - before) as u64, Relaxed);
+        } else {
+            self.index.fetch_sub((before - after) as u64, Relaxed);
+        }
+    }
+
+    pub(crate) fn index_bytes(&self) -> u64 {
+        self.index.load(Relaxed)
+    }
+
+    pub(crate) fn fixed_bytes(&self) -> u64 {
+        self.fixed.load(Relaxed)
+    }
+
+    pub(crate) fn row_bytes(&self) -> u64 {
+        self.rows.load(Relaxed)
+    }
+
+    /// Bytes that resident rows may take now.
+    pub(crate) fn row_limit(&self) -> u64 {
+        let left = self.memory.saturating_sub(self.fixed_bytes() + self.index_bytes());
+        match self.row_memory {
+            Some(rows) => rows.saturating_sub(self.log_buffers.load(Relaxed)),
+            None => left,
+        }
+    }
+
+    /// Take `bytes` for rows unless that would exceed the limit.
+    pub(crate) fn take_rows(&self, bytes: u64) -> bool {
+        let limit = self.row_limit();
+        self.rows.fetch_update(Relaxed, Relaxed, |used| (used + bytes <= limit).then_some(used + bytes)).is_ok()
+    }
+
+    /// Take `bytes` for rows whatever the limit: the few slots without which a shard cannot work.
+    pub(crate) fn force_rows(&self, bytes: u64) {
+        self.rows.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn give_rows(&self, bytes: u64) {
+        self.rows.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Whether rows take more than their limit (the index has grown since).
+    pub(crate) fn rows_over(&self) -> u64 {
+        self.row_bytes().saturating_sub(self.row_limit())
+    }
+
+    /// The least memory this store could work with, given what is not rows.
+    pub(crate) fn needed(&self, row_bytes_min: u64) -> u64 {
+        self.fixed_bytes() + self.index_bytes() + row_bytes_min
+    }
+}

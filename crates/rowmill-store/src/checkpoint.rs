@@ -1,0 +1,299 @@
+//! Making everything durable at once.
+//!
+//! A checkpoint has four parts in time. *Snapshot* (now and then): the index is written out while work
+//! goes on; whatever changes meanwhile is in the index log as well, which is replayed over it. *Cut*: for
+//! an instant nobody changes rows; what is dirty becomes frozen and the index log is switched. *Save*:
+//! frozen rows are appended to the log, in the background of other work. *Commit*: logs and files are
+//! synced, then the manifest is replaced. A crash before that leaves the previous checkpoint, whose
+//! segments were not written over.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rowmill_io::Volume;
+
+use crate::files::{
+    self, AttachmentEntry, FORMAT_VERSION, FileEntry, FileError, GroupEntry, Manifest, SnapshotWriter, TableEntry,
+};
+use crate::store::{Store, log_name};
+use crate::{StoreError, group::Group};
+
+/// Frozen rows saved under one hold of a shard's lock: about 50 us.
+const SAVE_ROWS: usize = 256;
+/// The index is written out anew when the changes since the last time are more than this share of it.
+const DELTA_SHARE: u64 = 2;
+/// And larger than this many bytes.
+const DELTA_BYTES_MIN: u64 = 1 << 20;
+/// Bytes of one index entry in a snapshot.
+const ENTRY_BYTES: u64 = 12;
+
+/// What a completed checkpoint was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointInfo {
+    /// Its number; later ones are larger.
+    pub epoch: u64,
+    /// Rows saved: those changed since the previous one and still in memory.
+    pub rows_saved: u64,
+    /// Bytes written to the logs.
+    pub log_bytes: u64,
+    /// Bytes of index files and attachments written.
+    pub file_bytes: u64,
+    /// How long changes of rows were held up.
+    pub stall: Duration,
+    /// How long it took altogether.
+    pub duration: Duration,
+}
+
+/// What the durable checkpoint consists of.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    /// Number of the next checkpoint.
+    next_epoch: u64,
+    snapshot: Option<FileEntry>,
+    deltas: Vec<FileEntry>,
+    attachments: Vec<AttachmentEntry>,
+}
+
+impl Saved {
+    pub(crate) fn new(next_epoch: u64, manifest: Option<&Manifest>) -> Self {
+        let mut saved = Self { next_epoch, snapshot: None, deltas: Vec::new(), attachments: Vec::new() };
+        if let Some(manifest) = manifest {
+            saved.snapshot.clone_from(&manifest.snapshot);
+            saved.deltas.clone_from(&manifest.deltas);
+            saved.attachments.clone_from(&manifest.attachments);
+        }
+        saved
+    }
+}
+
+/// What a cut fixed for the manifest.
+struct Cut {
+    /// Number of the cut in each group's log.
+    logs: Vec<u64>,
+    tables: Vec<TableEntry>,
+}
+
+/// The manifest of a volume; `None` when there is no store.
+pub(crate) fn load_manifest(volume: &dyn Volume) -> Result<Option<Manifest>, StoreError> {
+    match Manifest::load(volume) {
+        Ok(manifest) => Ok(Some(manifest)),
+        Err(FileError::Missing { .. }) => Ok(None),
+        Err(error) => Err(at(volume, error)),
+    }
+}
+
+/// A file error as the store's user sees it.
+pub(crate) fn at(volume: &dyn Volume, error: FileError) -> StoreError {
+    match error {
+        FileError::Newer { found, supported, .. } => {
+            StoreError::Newer { location: volume.location(), found, supported }
+        }
+        error => error.into(),
+    }
+}
+
+impl From<FileError> for StoreError {
+    fn from(error: FileError) -> Self {
+        match error {
+            FileError::Device(rowmill_io::DeviceError::Full { .. }) => Self::Full { cause: error.to_string() },
+            FileError::Device(error) => Self::Device(error),
+            FileError::AttachmentName { name } => Self::Option {
+                option: "attachment name",
+                expected: "1 to 100 letters, digits, '.', '_' or '-'".into(),
+                got: name,
+            },
+            error => Self::Corrupt { what: error.to_string() },
+        }
+    }
+}
+
+impl Store {
+    /// Make rows, optimizer state and `attachments` (name and bytes each) durable, all or nothing. Work
+    /// may go on meanwhile; what it changes after the cut belongs to the next checkpoint. Call it between
+    /// steps: open clocks are not saved.
+    ///
+    /// # Errors
+    /// Whatever fails refuses all later writes; the previous checkpoint stays what the store opens at.
+    pub fn checkpoint(&self, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
+        self.check_writable("a checkpoint")?;
+        let mut saved = self.saved.lock();
+        self.write_checkpoint(&mut saved, attachments).inspect_err(|error| {
+            if !matches!(error, StoreError::Option { .. }) {
+                self.poison(error);
+            }
+        })
+    }
+
+    fn write_checkpoint(&self, saved: &mut Saved, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
+        let begun = Instant::now();
+        let epoch = saved.next_epoch;
+        let written_before = self.log_bytes_written();
+        let attached = attachments
+            .iter()
+            .map(|(name, bytes)| files::save_attachment(&*self.volume, epoch, name, bytes))
+            .collect::<Result<Vec<_>, _>>()?;
+        let snapshot = if self.snapshot_is_due(saved) { Some(self.write_snapshot(epoch)?) } else { None };
+
+        let cut_at = Instant::now();
+        let cut = self.cut(epoch + 1)?;
+        let stall = cut_at.elapsed();
+
+        let groups = self.groups.read().clone();
+        let mut rows_saved = 0;
+        for group in &groups {
+            rows_saved += save_frozen(group)?;
+        }
+        for group in &groups {
+            group.core.log.flush()?;
+            group.core.log.sync()?;
+        }
+        let delta = self.index_log.finish_cut()?;
+
+        let mut file_bytes = delta.len + attached.iter().map(|entry| entry.len).sum::<u64>();
+        let mut next = Saved {
+            next_epoch: epoch + 1,
+            snapshot: saved.snapshot.clone(),
+            deltas: saved.deltas.clone(),
+            attachments: attached,
+        };
+        if let Some(snapshot) = snapshot {
+            file_bytes += snapshot.len;
+            next.snapshot = Some(snapshot);
+            next.deltas.clear();
+        }
+        next.deltas.push(delta);
+        let manifest = self.manifest(epoch, &next, cut.tables, &cut.logs, &groups);
+        manifest.save(&*self.volume)?;
+        *saved = next;
+        for (group, cut) in groups.iter().zip(&cut.logs) {
+            group.core.log.checkpoint_durable(*cut);
+            group.core.log.discard_free_end();
+        }
+        files::collect_garbage(&*self.volume, &manifest)?;
+        self.counters.checkpoints.fetch_add(1, Relaxed);
+        let log_bytes = self.log_bytes_written() - written_before;
+        Ok(CheckpointInfo { epoch, rows_saved, log_bytes, file_bytes, stall, duration: begun.elapsed() })
+    }
+
+    /// Number of the last durable checkpoint, 0 if there is none.
+    pub fn checkpoint_epoch(&self) -> u64 {
+        self.saved.lock().next_epoch - 1
+    }
+
+    /// An attachment of the last durable checkpoint.
+    ///
+    /// # Errors
+    /// When it is damaged.
+    pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.check_open()?;
+        let saved = self.saved.lock();
+        let Some(entry) = saved.attachments.iter().find(|entry| entry.name == name) else { return Ok(None) };
+        Ok(Some(files::load_attachment(&*self.volume, entry)?))
+    }
+
+    /// Names of the attachments of the last durable checkpoint.
+    pub fn attachment_names(&self) -> Vec<String> {
+        self.saved.lock().attachments.iter().map(|entry| entry.name.clone()).collect()
+    }
+
+    fn snapshot_is_due(&self, saved: &Saved) -> bool {
+        let rows: usize = self.tables.read().values().map(|(group, table)| group.len(table.local)).sum();
+        let changes: u64 = saved.deltas.iter().map(|delta| delta.len).sum();
+        changes > (rows as u64 * ENTRY_BYTES / DELTA_SHARE).max(DELTA_BYTES_MIN)
+    }
+
+    /// Write where every row is on the device, shard by shard, while work goes on.
+    fn write_snapshot(&self, epoch: u64) -> Result<FileEntry, StoreError> {
+        let mut writer = SnapshotWriter::create(&*self.volume, epoch)?;
+        for group in self.groups.read().iter() {
+            let tables = group.tables.read().clone();
+            for cell in &group.shards {
+                for table in &tables {
+                    let mut entries = Vec::new();
+                    cell.state.read().on_device(table.local, |id, row| entries.push((id, row)));
+                    for (id, row) in entries {
+                        writer.push(table.category, id, row)?;
+                    }
+                }
+            }
+        }
+        Ok(writer.finish()?)
+    }
+
+    /// Divide changes into those that belong to this checkpoint and those of the next, `next_epoch`.
+    fn cut(&self, next_epoch: u64) -> Result<Cut, StoreError> {
+        let _nobody_changes = self.changes.write();
+        let groups = self.groups.read();
+        // Births and evictions happen outside of changes, so every shard is held as well.
+        let mut shards: Vec<_> =
+            groups.iter().flat_map(|group| group.shards.iter()).map(|cell| cell.state.write()).collect();
+        self.index_log.cut(next_epoch)?;
+        let logs = groups.iter().map(|group| group.core.log.cut()).collect();
+        for shard in &mut shards {
+            shard.freeze();
+        }
+        let rows_of = |group: u32, local: u32| -> u64 {
+            let before: usize = groups.iter().take(group as usize).map(|group| group.shards.len()).sum();
+            let own = groups[group as usize].shards.len();
+            shards[before..before + own].iter().map(|shard| shard.index(local).len() as u64).sum()
+        };
+        let mut tables: Vec<TableEntry> = self
+            .tables
+            .read()
+            .iter()
+            .map(|(name, (group, state))| TableEntry {
+                name: name.clone(),
+                category: state.category,
+                group: group.core.number,
+                spec: state.spec,
+                steps: state.steps(),
+                rows: rows_of(group.core.number, state.local),
+                accesses: state.accesses(),
+                births: state.births(),
+                hot: state.hot_counts(),
+            })
+            .collect();
+        tables.sort_by_key(|table| table.category);
+        Ok(Cut { logs, tables })
+    }
+
+    fn manifest(&self, epoch: u64, saved: &Saved, tables: Vec<TableEntry>, cuts: &[u64], groups: &[std::sync::Arc<Group>]) -> Manifest {
+        let group = |(group, cut): (&std::sync::Arc<Group>, &u64)| GroupEntry {
+            spec: group.core.spec,
+            shards: group.shards.len() as u32,
+            stride: group.core.layout.stride as u32,
+            segment_bytes: group.core.segment_bytes as u64,
+            log_device: log_name(group.core.number),
+            log: group.core.log.state(*cut),
+        };
+        Manifest {
+            format_version: FORMAT_VERSION,
+            epoch,
+            seed: self.options.seed,
+            created_by: env!("CARGO_PKG_VERSION").to_owned(),
+            groups: groups.iter().zip(cuts).map(group).collect(),
+            tables,
+            snapshot: saved.snapshot.clone(),
+            deltas: saved.deltas.clone(),
+            attachments: saved.attachments.clone(),
+        }
+    }
+
+    fn log_bytes_written(&self) -> u64 {
+        self.groups.read().iter().map(|group| group.core.log.counts().bytes_written).sum()
+    }
+}
+
+fn save_frozen(group: &Group) -> Result<u64, StoreError> {
+    let mut rows = 0;
+    for cell in &group.shards {
+        loop {
+            let (saved, more) = cell.state.write().save_some(&group.core, SAVE_ROWS)?;
+            rows += saved as u64;
+            if !more {
+                break;
+            }
+        }
+    }
+    Ok(rows)
+}

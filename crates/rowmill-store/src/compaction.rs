@@ -1,0 +1,103 @@
+//! Space reclaim: rows of mostly dead segments move to the end of the log.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::StoreError;
+use crate::group::Group;
+
+/// Segments are cleaned while their places hold more than this many times the live bytes.
+const SPACE_MAX: f64 = 1.3;
+/// And more than this many segments beyond, so that a small store is left alone.
+const SEGMENTS_SPARE: u64 = 4;
+/// How often the thread looks when nobody wakes it.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// The thread that cleans.
+#[derive(Debug)]
+pub(crate) struct Compaction {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    mutex: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Compaction {
+    pub(crate) fn start(groups: Arc<RwLock<Vec<Arc<Group>>>>) -> Result<Self, StoreError> {
+        let shared = Arc::new(Shared::default());
+        let seen = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("rowmill-compaction".into()).spawn(move || {
+            while !seen.stop.load(Relaxed) {
+                let groups: Vec<_> = groups.read().clone();
+                for group in groups {
+                    // A write that failed has poisoned the log, and every writer is told; a damaged
+                    // segment is not offered again.
+                    while !seen.stop.load(Relaxed) && matches!(group.clean_one(), Ok(true)) {}
+                }
+                let mut guard = seen.mutex.lock();
+                if !seen.stop.load(Relaxed) {
+                    seen.wake.wait_for(&mut guard, PERIOD);
+                }
+            }
+        })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.shared.stop.store(true, Relaxed);
+        drop(self.shared.mutex.lock());
+        self.shared.wake.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has been printed; there is nothing to save from it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Compaction {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Group {
+    /// Clean one segment if space asks for it; whether one was cleaned.
+    ///
+    /// # Errors
+    /// When the segment is damaged or its rows cannot be written.
+    pub(crate) fn clean_one(&self) -> Result<bool, StoreError> {
+        let log = &self.core.log;
+        let space = log.space();
+        let spare = SEGMENTS_SPARE * log.geometry().place_bytes() as u64;
+        if space.used as f64 <= space.live as f64 * SPACE_MAX + spare as f64 {
+            return Ok(false);
+        }
+        let Some(victim) = log.victim() else { return Ok(false) };
+        let tables = self.tables.read().clone();
+        let mut failure = None;
+        let mut moved = 0;
+        log.segment_rows(victim.place, &mut |row, key, bytes| {
+            if failure.is_some() {
+                return;
+            }
+            let Some(table) = tables.iter().find(|table| table.category == key.category) else { return };
+            let shard = crate::keys::home(table.spec.ids, key.id, self.shards.len());
+            match self.shards[shard].state.write().relocate(&self.core, key, table.local, row, bytes) {
+                Ok(was_current) => moved += u64::from(was_current),
+                Err(error) => failure = Some(error),
+            }
+        })?;
+        self.counters.compactions.fetch_add(1, Relaxed);
+        self.counters.rows_compacted.fetch_add(moved, Relaxed);
+        failure.map_or(Ok(true), Err)
+    }
+}

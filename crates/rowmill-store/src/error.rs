@@ -1,0 +1,243 @@
+//! What can go wrong in a store, in terms its user can act on.
+
+use std::time::Duration;
+
+use rowmill_io::DeviceError;
+use rowmill_rows::{BagError, RowKey, SpecError};
+
+use crate::files::FileError;
+use crate::log::LogError;
+
+/// Every failure of a store operation. Unless a variant says otherwise the operation changed nothing
+/// and the store stays usable.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// There is no store where one was expected.
+    #[error("no store at {location}: check the path, or open with create=True")]
+    Missing {
+        /// Where it was looked for.
+        location: String,
+    },
+    /// The store was written by a newer build.
+    #[error(
+        "{location} has format version {found}, this build reads up to {supported}: upgrade rowmill to open it"
+    )]
+    Newer {
+        /// The store.
+        location: String,
+        /// Its version.
+        found: u32,
+        /// Newest version this build reads.
+        supported: u32,
+    },
+    /// Bytes on the device do not match their checksum. They were not returned.
+    #[error("{what}: the stored bytes are damaged; restore the folder from a copy, or remove it")]
+    Corrupt {
+        /// What was damaged and how that was seen.
+        what: String,
+    },
+    /// A device or file operation failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The device has no space left. Writes are refused from now on, reads go on.
+    #[error("{cause}; the store refuses writes until it is reopened, then it stands at its last checkpoint")]
+    Full {
+        /// Which write found no space.
+        cause: String,
+    },
+    /// An earlier write or sync failed; writes are refused, reads of healthy rows go on.
+    #[error(
+        "the store refuses writes since an earlier failure ({cause}); fix the cause and reopen it: it will \
+         stand at its last checkpoint"
+    )]
+    Poisoned {
+        /// The first failure.
+        cause: String,
+    },
+    /// A write to a store opened read-only.
+    #[error("{operation} needs a writable store, this one was opened with read_only=True")]
+    ReadOnly {
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+    /// The memory budget cannot hold what must be in memory.
+    #[error("memory={given} bytes is too small: {what} needs at least {needed} bytes")]
+    MemoryTooSmall {
+        /// The budget.
+        given: u64,
+        /// The least that would do.
+        needed: u64,
+        /// What needs it.
+        what: String,
+    },
+    /// A table is opened with a spec other than the one it was made with.
+    #[error("table {table:?} has {field} {stored}, not {given}: open it with the stored value, or use another name")]
+    SpecMismatch {
+        /// The table.
+        table: String,
+        /// The field that differs.
+        field: &'static str,
+        /// Value in the store.
+        stored: String,
+        /// Value given.
+        given: String,
+    },
+    /// A spec that no table can have.
+    #[error("table {table:?}: {source}")]
+    Spec {
+        /// The table.
+        table: String,
+        /// What is wrong.
+        source: SpecError,
+    },
+    /// A table that does not exist.
+    #[error("no table {name:?} in this store; it has: {known}")]
+    UnknownTable {
+        /// The name asked for.
+        name: String,
+        /// Names that exist.
+        known: String,
+    },
+    /// An id outside a dense table.
+    #[error("id {id} is outside table {table:?}, which holds ids 0..{rows}")]
+    IdRange {
+        /// The table.
+        table: String,
+        /// The id.
+        id: i64,
+        /// Number of ids of the table.
+        rows: u64,
+    },
+    /// An argument whose length does not fit the others.
+    #[error("{argument} has {got} values, expected {expected} ({why})")]
+    Length {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Values given.
+        got: usize,
+        /// Values needed.
+        expected: usize,
+        /// Where the number comes from.
+        why: String,
+    },
+    /// Bags that cannot be pooled.
+    #[error("table {table:?}: {source}")]
+    Bag {
+        /// The table.
+        table: String,
+        /// What is wrong.
+        source: BagError,
+    },
+    /// Tables of different groups in one fused call.
+    #[error("tables {first:?} and {second:?} have different specs and cannot share one lookup")]
+    MixedGroups {
+        /// A table.
+        first: String,
+        /// A table of another group.
+        second: String,
+    },
+    /// Features of one table in one call with different padding ids.
+    #[error("features of table {table:?} in one lookup must share one padding id: use two lookups")]
+    MixedPadding {
+        /// The table.
+        table: String,
+    },
+    /// A gradient, value or rate that is not a finite number. No row was changed.
+    #[error("{argument} of table {table:?} is {value} at position {position}: not a finite number; no row was changed")]
+    NotFinite {
+        /// `gradients`, `values` or `lr`.
+        argument: &'static str,
+        /// The table.
+        table: String,
+        /// The first offending value.
+        value: f32,
+        /// Its position in the argument.
+        position: usize,
+    },
+    /// A row stayed beyond its staleness bound until the deadline.
+    #[error(
+        "waited {waited:?} for {key} of table {table:?}: {outstanding} outstanding gets, staleness bound \
+         {bound}, held by {holders}; finish or drop those steps, or raise the bound"
+    )]
+    StalenessTimeout {
+        /// The row.
+        key: RowKey,
+        /// Its table.
+        table: String,
+        /// Outstanding gets of the row.
+        outstanding: u32,
+        /// The bound.
+        bound: u8,
+        /// Time waited.
+        waited: Duration,
+        /// Tickets that hold the row, with their age.
+        holders: String,
+    },
+    /// Two steps wait for rows of each other; this one, the younger, gives way.
+    #[error(
+        "step {ticket} and another step wait for rows of each other (here {key}); this younger step gives way: \
+         drop it and run it again, or fetch all tables of a step in one call"
+    )]
+    StepConflict {
+        /// The ticket that gave way.
+        ticket: u64,
+        /// The row it waited for.
+        key: RowKey,
+    },
+    /// More steps are open than can be.
+    #[error("{open} steps are open, the limit is {limit}: finish or drop steps before starting more")]
+    TooManySteps {
+        /// Open tickets.
+        open: usize,
+        /// The bound on open tickets.
+        limit: usize,
+    },
+    /// An option outside its range.
+    #[error("{option} must be {expected}, got {got}")]
+    Option {
+        /// Name of the option.
+        option: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it was.
+        got: String,
+    },
+    /// A reader's checkpoint has been replaced and its space reused.
+    #[error("the checkpoint this reader stands on was replaced by a newer one; open the store again")]
+    Superseded,
+}
+
+impl StoreError {
+    /// Whether the store must refuse writes after this.
+    pub(crate) fn poisons(&self) -> bool {
+        matches!(self, Self::Full { .. } | Self::Poisoned { .. })
+    }
+}
+
+impl From<LogError> for StoreError {
+    fn from(error: LogError) -> Self {
+        match error {
+            LogError::Poisoned { cause, .. } if matches!(*cause, DeviceError::Full { .. }) => {
+                Self::Full { cause: cause.to_string() }
+            }
+            LogError::Poisoned { .. } | LogError::Full { .. } => Self::Poisoned { cause: error.to_string() },
+            LogError::Corrupt { .. } | LogError::Moved { .. } | LogError::BadState { .. } => {
+                Self::Corrupt { what: error.to_string() }
+            }
+            LogError::Read { ref cause, .. } => match &**cause {
+                DeviceError::Io { operation, name, offset, source } => Self::Device(DeviceError::Io {
+                    operation,
+                    name: name.clone(),
+                    offset: *offset,
+                    source: std::io::Error::new(source.kind(), error.to_string()),
+                }),
+                _ => Self::Corrupt { what: error.to_string() },
+            },
+            LogError::ReadOnly { .. } => Self::ReadOnly { operation: "writing rows" },
+        }
+    }
+}

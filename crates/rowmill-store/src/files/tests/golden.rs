@@ -1,0 +1,75 @@
+//! Files of format version 1, as the build that introduced it wrote them, stay readable. If one of these
+//! tests fails the format has changed: raise the version and keep reading the old one.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::*;
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/format-1")
+}
+
+fn golden_changes() -> Vec<Change> {
+    vec![(key(0, 0), Some(0)), (key(1, u64::MAX), Some((1 << 31) - 1)), (key(0, 0x0123_4567_89ab_cdef), None)]
+}
+
+fn golden_entries() -> Vec<(u32, u64, u32)> {
+    vec![(0, 0, 5), (0, u64::MAX, 6), (1, 0x0123_4567_89ab_cdef, (1 << 31) - 1)]
+}
+
+fn golden_checkpoint(volume: &dyn Volume) -> Manifest {
+    let mut written = manifest(2);
+    let spec = TableSpec {
+        optimizer: OptimizerSpec::Sgd { lr: 0.1 },
+        initializer: Initializer::Zeros,
+        staleness: StalenessBound::Infinite,
+        ids: IdRange::Dense { rows: 1000 },
+        ..table_spec(8)
+    };
+    let group = GroupEntry { log_device: "group-1.log".into(), ..group_entry(spec.group()) };
+    let table = TableEntry {
+        name: "dense".into(),
+        category: Category(2),
+        group: 1,
+        spec,
+        ..written.tables[0].clone()
+    };
+    written.groups.push(group);
+    written.tables.push(table);
+    written.snapshot = Some(write_snapshot(volume, 1, &golden_entries()));
+    written.deltas = vec![write_delta(volume, 2, &golden_changes())];
+    written.attachments = vec![save_attachment(volume, 2, "dense.pt", b"dense weights").unwrap()];
+    written.save(volume).unwrap();
+    written
+}
+
+#[test]
+fn format_1_is_read() {
+    let volume = volume();
+    for file in fs::read_dir(folder()).unwrap() {
+        let file = file.unwrap();
+        write_file(&volume, file.file_name().to_str().unwrap(), &fs::read(file.path()).unwrap());
+    }
+    let found = Manifest::load(&volume).unwrap();
+    assert_eq!(found, golden_checkpoint(&MemoryVolume::new()));
+    let (changes, result) = read_delta(&volume, &found.deltas[0]);
+    result.unwrap();
+    assert_eq!(changes, golden_changes());
+    let (entries, result) = read_snapshot(&volume, found.snapshot.as_ref().unwrap());
+    result.unwrap();
+    assert_eq!(entries, golden_entries());
+    assert_eq!(load_attachment(&volume, &found.attachments[0]).unwrap(), b"dense weights");
+}
+
+/// `cargo test -p rowmill-store write_golden_files -- --ignored`, only while no release has this version.
+#[test]
+#[ignore = "writes the files that format_1_is_read reads"]
+fn write_golden_files() {
+    let volume = volume();
+    golden_checkpoint(&volume);
+    fs::create_dir_all(folder()).unwrap();
+    for name in volume.list().unwrap() {
+        fs::write(folder().join(&name), read_file(&volume, &name)).unwrap();
+    }
+}

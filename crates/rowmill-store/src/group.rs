@@ -1,0 +1,223 @@
+//! A group: tables of one spec, their rows spread over shards.
+//!
+//! Who may touch what: a shard's rows, index and clocks belong to whoever holds its lock. Locks are taken
+//! one at a time, or all in ascending order for reading. Nobody reads a device while holding one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use parking_lot::RwLock;
+use rayon::prelude::*;
+use rowmill_rows::{IdRange, RowKey};
+
+use crate::StoreError;
+use crate::core::Core;
+use crate::gate::Gate;
+use crate::index::TableIndex;
+use crate::keys::Keys;
+use crate::log::{LogError, Reading};
+use crate::shard::{Miss, SLOTS_MIN, Shard};
+use crate::stats::Counters;
+use crate::table_state::TableState;
+use crate::ticket::Tickets;
+
+/// Batches with fewer rows than this are not worth spreading over threads (a hand-over costs about 5 us).
+const PARALLEL_ROWS_MIN: usize = 4096;
+/// Bytes of cold rows read in one go: deep enough for the device, small beside any budget.
+const COLD_BYTES: usize = 1 << 20;
+
+/// A shard with its lock and gate, on cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct ShardCell {
+    pub(crate) state: RwLock<Shard>,
+    pub(crate) gate: Gate,
+}
+
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) core: Core,
+    pub(crate) shards: Box<[ShardCell]>,
+    pub(crate) tables: RwLock<Vec<Arc<TableState>>>,
+    pub(crate) tickets: Arc<Tickets>,
+    pub(crate) threads: Arc<rayon::ThreadPool>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) wait_deadline: std::time::Duration,
+    /// Numbers given to lookups.
+    pub(crate) serial: AtomicU64,
+}
+
+/// How many shards a group gets: enough that threads rarely meet, few enough that each has rows to
+/// choose from when one must leave.
+pub(crate) fn shards_for(row_bytes: u64, stride: usize) -> usize {
+    const SHARDS_MAX: u64 = 16;
+    const SLOTS_PER_SHARD: u64 = 512;
+    let slots = row_bytes / stride as u64;
+    let wanted = (slots / SLOTS_PER_SHARD).clamp(1, SHARDS_MAX) as usize;
+    if wanted.is_power_of_two() { wanted } else { wanted.next_power_of_two() / 2 }
+}
+
+impl Group {
+    pub(crate) fn new(
+        core: Core,
+        tickets: Arc<Tickets>,
+        threads: Arc<rayon::ThreadPool>,
+        counters: Arc<Counters>,
+        wait_deadline: std::time::Duration,
+    ) -> Result<Self, StoreError> {
+        let row_bytes = core.budget.row_target().max(core.budget.memory().min(1 << 46));
+        let slots_max = ((row_bytes as usize / core.layout.stride) / core.shards * 5 / 4 + SLOTS_MIN).min(1 << 30);
+        let expected_bytes = core.budget.row_target() as usize / core.shards;
+        let shards = (0..core.shards)
+            .map(|_| Ok(ShardCell { state: RwLock::new(Shard::new(&core, slots_max, expected_bytes)?), gate: Gate::new() }))
+            .collect::<Result<_, StoreError>>()?;
+        Ok(Self {
+            core,
+            shards,
+            tables: RwLock::default(),
+            tickets,
+            threads,
+            counters,
+            wait_deadline,
+            serial: AtomicU64::new(1),
+        })
+    }
+
+    /// Add a table; every shard gets an index for it.
+    pub(crate) fn add_table(&self, table: &Arc<TableState>) {
+        let mut tables = self.tables.write();
+        debug_assert_eq!(table.local as usize, tables.len());
+        for (number, cell) in self.shards.iter().enumerate() {
+            let index = TableIndex::new(table.spec.ids, number, self.shards.len());
+            cell.state.write().add_table(&self.core, Arc::clone(table), index);
+        }
+        tables.push(Arc::clone(table));
+    }
+
+    /// Key of an id of a table.
+    pub(crate) fn key(&self, table: u32, id: u64) -> RowKey {
+        RowKey { category: self.tables.read()[table as usize].category, id }
+    }
+
+    /// The rows of one table, split by shard.
+    pub(crate) fn keys(&self, table: &TableState, ids: &[u64]) -> Keys {
+        Keys::of_table(table.local, ids, table.spec.ids, self.shards.len())
+    }
+
+    /// The rows of several tables, split by shard.
+    pub(crate) fn split(&self, keys: &mut Keys) {
+        let tables = self.tables.read();
+        keys.split(self.shards.len(), |table| tables[table as usize].spec.ids);
+    }
+
+    /// Run `work` for every shard that has rows of `keys`, on several threads if that pays; the results
+    /// by shard.
+    pub(crate) fn for_each_shard<T: Send>(&self, keys: &Keys, work: impl Fn(usize) -> T + Sync + Send) -> Vec<(usize, T)> {
+        let busy = (0..self.shards.len()).filter(|&shard| !keys.of_shard(shard).is_empty());
+        if keys.len() < PARALLEL_ROWS_MIN || self.threads.current_num_threads() < 2 {
+            return busy.map(|shard| (shard, work(shard))).collect();
+        }
+        let busy: Vec<usize> = busy.collect();
+        self.threads.install(|| busy.into_par_iter().map(|shard| (shard, work(shard))).collect())
+    }
+
+    /// Whether a call over this many rows is spread over threads.
+    pub(crate) fn in_parallel(&self, rows: usize) -> bool {
+        rows >= PARALLEL_ROWS_MIN && self.threads.current_num_threads() >= 2
+    }
+
+    /// Rows read from the device in one go.
+    pub(crate) fn cold_chunk(&self) -> usize {
+        (COLD_BYTES / self.core.layout.stride).max(16)
+    }
+
+    /// Read cold rows; `deliver(number of the miss, row bytes)` for each that was still where the index
+    /// said. Rows that moved meanwhile are simply not delivered: look them up again.
+    ///
+    /// # Errors
+    /// The first read that failed; others may have been delivered.
+    pub(crate) fn read_cold(
+        &self,
+        reading: &Reading<'_>,
+        keys: &Keys,
+        misses: &[Miss],
+        deliver: impl FnMut(usize, &[u8]),
+    ) -> Result<(), StoreError> {
+        let begun = Instant::now();
+        let result = self.read_ahead(reading, keys, misses, deliver);
+        self.counters.cold_reads.fetch_add(misses.len() as u64, Relaxed);
+        self.counters.cold_wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
+        result
+    }
+
+    /// As [`Group::read_cold`], by a thread nobody waits for.
+    pub(crate) fn read_ahead(
+        &self,
+        reading: &Reading<'_>,
+        keys: &Keys,
+        misses: &[Miss],
+        mut deliver: impl FnMut(usize, &[u8]),
+    ) -> Result<(), StoreError> {
+        if misses.is_empty() {
+            return Ok(());
+        }
+        let wanted: Vec<(u32, RowKey)> = {
+            let tables = self.tables.read();
+            let key = |miss: &Miss| {
+                let (table, id) = keys.at(miss.position);
+                RowKey { category: tables[table as usize].category, id }
+            };
+            misses.iter().map(|miss| (miss.row, key(miss))).collect()
+        };
+        let mut failure = None;
+        reading.read(&wanted, &mut |number, result| match result {
+            Ok(bytes) => deliver(number, bytes),
+            Err(LogError::Moved { .. }) => {}
+            Err(error) => {
+                failure.get_or_insert(error);
+            }
+        });
+        failure.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Give clocks back without changing rows.
+    pub(crate) fn release(&self, table: u32, ids: &[u64]) {
+        let range = self.tables.read()[table as usize].spec.ids;
+        let keys = Keys::of_table(table, ids, range, self.shards.len());
+        for (shard, cell) in self.shards.iter().enumerate() {
+            if keys.of_shard(shard).is_empty() {
+                continue;
+            }
+            let mut state = cell.state.write();
+            for &position in keys.of_shard(shard) {
+                let id = keys.ids[position as usize];
+                if let Some(place) = state.index(table).find(id) {
+                    state.release_clock(table, id, place);
+                }
+            }
+            drop(state);
+            cell.gate.open();
+        }
+    }
+
+    /// Rows of a table.
+    pub(crate) fn len(&self, table: u32) -> usize {
+        self.shards.iter().map(|cell| cell.state.read().index(table).len()).sum()
+    }
+
+    /// Check that every id is one the table may hold.
+    ///
+    /// # Errors
+    /// [`StoreError::IdRange`] with the first that is not.
+    pub(crate) fn check_ids(table: &TableState, ids: &[u64]) -> Result<(), StoreError> {
+        let IdRange::Dense { rows } = table.spec.ids else { return Ok(()) };
+        // The loop has no exit, so that it vectorises; the search runs for the error only.
+        let largest = ids.iter().fold(0, |largest, &id| largest.max(id));
+        if largest < rows {
+            return Ok(());
+        }
+        let id = ids.iter().copied().find(|&id| id >= rows).unwrap_or(largest);
+        Err(StoreError::IdRange { table: table.name.clone(), id: id as i64, rows })
+    }
+}

@@ -1,0 +1,76 @@
+//! The ids of a table that are looked up most, from a sample.
+//!
+//! Space-Saving (Metwally, Agrawal, El Abbadi, ICDT 2005) over every 61st lookup: an id outside the list
+//! takes the place and count of the least counted one, so counts are upper bounds and truly hot ids stay.
+
+/// Ids kept; the list shown to people is shorter.
+const KEPT: usize = 64;
+/// One lookup of this many is counted; a prime, so that it does not fall in step with a batch's shape.
+const SAMPLE: u64 = 61;
+
+/// Sampled counts of the most looked-up ids.
+#[derive(Debug, Default)]
+pub(crate) struct HotRows {
+    counts: Vec<(u64, u64)>,
+    /// Lookups to skip before the next one counts.
+    skip: u64,
+}
+
+impl HotRows {
+    /// Continue from saved counts.
+    pub(crate) fn restore(counts: Vec<(u64, u64)>) -> Self {
+        Self { counts, skip: 0 }
+    }
+
+    /// Count a sample of these lookups.
+    pub(crate) fn observe(&mut self, ids: &[u64]) {
+        let mut next = self.skip as usize;
+        while let Some(&id) = ids.get(next) {
+            self.count(id);
+            next += SAMPLE as usize;
+        }
+        self.skip = (next - ids.len()) as u64;
+    }
+
+    fn count(&mut self, id: u64) {
+        if let Some(entry) = self.counts.iter_mut().find(|(other, _)| *other == id) {
+            entry.1 += 1;
+        } else if self.counts.len() < KEPT {
+            self.counts.push((id, 1));
+        } else if let Some(least) = self.counts.iter_mut().min_by_key(|(_, count)| *count) {
+            *least = (id, least.1 + 1);
+        }
+    }
+
+    /// Ids with their estimated number of lookups, most first.
+    pub(crate) fn top(&self, count: usize) -> Vec<(u64, u64)> {
+        let mut top = self.counts.clone();
+        top.sort_unstable_by_key(|&(id, count)| (std::cmp::Reverse(count), id));
+        top.truncate(count);
+        top.iter_mut().for_each(|(_, count)| *count *= SAMPLE);
+        top
+    }
+
+    /// The raw counts, for a checkpoint.
+    pub(crate) fn counts(&self) -> &[(u64, u64)] {
+        &self.counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hot_ids_rise_above_a_stream_of_cold_ones() {
+        let mut hot = HotRows::default();
+        for batch in 0..2000_u64 {
+            let ids: Vec<u64> = (0..100).map(|i| if i % 4 == 0 { 7 } else { 1000 + batch * 100 + i }).collect();
+            hot.observe(&ids);
+        }
+        let (id, count) = hot.top(1)[0];
+        assert_eq!(id, 7);
+        let real = 2000 * 25;
+        assert!((real / 2..real * 2).contains(&count), "estimated {count} of {real} lookups");
+    }
+}

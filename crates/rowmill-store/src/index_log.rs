@@ -1,0 +1,89 @@
+//! The log of index changes between two checkpoints, and the switch from one to the next at a cut.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rowmill_io::Volume;
+use rowmill_rows::RowKey;
+
+use crate::StoreError;
+use crate::files::{DeltaFile, DeltaWriter};
+
+/// Where index changes are written. Changes are infallible to record: a write that fails is kept and
+/// surfaces at the checkpoint that needs it.
+#[derive(Debug)]
+pub(crate) struct IndexLog {
+    volume: Arc<dyn Volume>,
+    current: Mutex<Option<DeltaWriter>>,
+    /// Takes the rows frozen by the cut that is being saved.
+    frozen: Mutex<Option<DeltaWriter>>,
+    error: Mutex<Option<StoreError>>,
+}
+
+impl IndexLog {
+    /// A log that writes from epoch `epoch` on; a read-only store writes none.
+    pub(crate) fn new(volume: Arc<dyn Volume>, epoch: Option<u64>) -> Result<Self, StoreError> {
+        let log =
+            Self { volume, current: Mutex::new(None), frozen: Mutex::new(None), error: Mutex::new(None) };
+        if let Some(epoch) = epoch {
+            *log.current.lock() = Some(log.begin(epoch)?);
+        }
+        Ok(log)
+    }
+
+    fn begin(&self, epoch: u64) -> Result<DeltaWriter, StoreError> {
+        Ok(DeltaWriter::create(&*self.volume, epoch)?)
+    }
+
+    /// A row is now at `row` on the device, or gone.
+    pub(crate) fn record(&self, key: RowKey, row: Option<u32>) {
+        self.write(&self.current, key, row);
+    }
+
+    /// As [`IndexLog::record`], for a row that belongs to the cut being saved.
+    pub(crate) fn record_frozen(&self, key: RowKey, row: Option<u32>) {
+        self.write(&self.frozen, key, row);
+    }
+
+    fn write(&self, writer: &Mutex<Option<DeltaWriter>>, key: RowKey, row: Option<u32>) {
+        let mut writer = writer.lock();
+        let writer = writer.as_mut().expect("a store that changes rows has its index log open");
+        if let Err(error) = writer.record(key, row) {
+            self.error.lock().get_or_insert(error.into());
+        }
+    }
+
+    /// The cut: changes up to now belong to the checkpoint, later ones to the next, which is `epoch`.
+    pub(crate) fn cut(&self, epoch: u64) -> Result<(), StoreError> {
+        let next = self.begin(epoch)?;
+        let previous = self.current.lock().replace(next);
+        *self.frozen.lock() = previous;
+        Ok(())
+    }
+
+    /// Close the file of the cut; its name and checksum for the manifest.
+    pub(crate) fn finish_cut(&self) -> Result<DeltaFile, StoreError> {
+        if let Some(error) = self.error.lock().take() {
+            return Err(error);
+        }
+        let writer = self.frozen.lock().take().expect("a cut was made");
+        Ok(writer.finish()?)
+    }
+
+    /// Bytes of buffers.
+    pub(crate) fn bytes() -> usize {
+        2 * DeltaWriter::BUFFER_BYTES
+    }
+}
+
+impl From<io::Error> for StoreError {
+    fn from(error: io::Error) -> Self {
+        Self::Device(rowmill_io::DeviceError::Io {
+            operation: "write",
+            name: "index log".into(),
+            offset: 0,
+            source: error,
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! Bringing cold rows into memory before they are asked for.
+//!
+//! A thread of the store takes announced ids from a bounded queue, reads the cold ones and puts them
+//! where the coming get finds them. It never takes clocks, never waits for one and skips rows whose clock
+//! somebody holds: they are being updated, and the update brings them in (MLKV, Section III-C). A read
+//! that fails is only counted, because the get that needs the row will meet the same error and report it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::{Relaxed, SeqCst}};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use rowmill_kernels::{UniqueScratch, segment_unique};
+
+use crate::StoreError;
+use crate::group::Group;
+use crate::keys::Keys;
+use crate::read::{as_bytes, copy_row};
+use crate::shard::Miss;
+
+/// Announcements that may wait; more are dropped and counted.
+const QUEUE: usize = 64;
+
+/// Where announced rows go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Into memory, kept there until the get that uses them (at most half of the rows' memory).
+    Buffer,
+    /// Into the cache, where they compete with other rows.
+    Cache,
+}
+
+/// Ids of tables of one group that will be asked for soon.
+#[derive(Debug)]
+pub(crate) struct Announcement {
+    pub(crate) group: Arc<Group>,
+    /// Table within the group, and its ids.
+    pub(crate) ids: Vec<(u32, Vec<u64>)>,
+    pub(crate) destination: Destination,
+}
+
+/// The queue and the thread behind it.
+#[derive(Debug)]
+pub(crate) struct Lookahead {
+    sender: Option<SyncSender<Announcement>>,
+    thread: Option<JoinHandle<()>>,
+    pending: Arc<AtomicU64>,
+}
+
+impl Lookahead {
+    pub(crate) fn start() -> Result<Self, StoreError> {
+        let (sender, receiver) = sync_channel(QUEUE);
+        let pending = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&pending);
+        let thread = std::thread::Builder::new().name("rowmill-lookahead".into()).spawn(move || work(&receiver, &seen))?;
+        Ok(Self { sender: Some(sender), thread: Some(thread), pending })
+    }
+
+    /// Queue an announcement; `false` when the queue is full and it was dropped.
+    pub(crate) fn announce(&self, announcement: Announcement) -> bool {
+        self.pending.fetch_add(1, SeqCst);
+        let sent = self.sender.as_ref().is_some_and(|sender| sender.try_send(announcement).is_ok());
+        if !sent {
+            self.pending.fetch_sub(1, SeqCst);
+        }
+        sent
+    }
+
+    /// Announcements not worked off yet.
+    pub(crate) fn pending(&self) -> u64 {
+        self.pending.load(SeqCst)
+    }
+
+    /// Let the thread finish what is queued and end it.
+    pub(crate) fn stop(&mut self) {
+        self.sender = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has been printed; there is nothing to save from it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Lookahead {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn work(receiver: &Receiver<Announcement>, pending: &AtomicU64) {
+    let mut scratch = UniqueScratch::default();
+    while let Ok(announcement) = receiver.recv() {
+        let Announcement { group, ids, destination } = announcement;
+        let mut keys = Keys::default();
+        for (table, ids) in &ids {
+            let mut unique = Vec::new();
+            segment_unique(ids, None, &mut scratch, &mut unique, &mut vec![0; ids.len()]);
+            keys.ids.extend_from_slice(&unique);
+            keys.tables.resize(keys.ids.len(), *table);
+        }
+        group.split(&mut keys);
+        if group.look_ahead(&keys, destination).is_err() {
+            group.counters.lookahead_errors.fetch_add(1, Relaxed);
+        }
+        pending.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Group {
+    /// Bring the cold rows of `keys` into memory, as far as there is room for announced rows.
+    fn look_ahead(&self, keys: &Keys, destination: Destination) -> Result<(), StoreError> {
+        self.counters.lookahead_rows.fetch_add(keys.len() as u64, Relaxed);
+        let reading = self.core.log.reading();
+        let mut misses = Vec::new();
+        for (shard, cell) in self.shards.iter().enumerate() {
+            if keys.of_shard(shard).is_empty() {
+                continue;
+            }
+            let mut state = cell.state.write();
+            for &position in keys.of_shard(shard) {
+                let (table, id) = keys.at(position);
+                let Some(place) = state.index(table).find(id) else { continue };
+                let location = state.index(table).location(place);
+                if let Some(slot) = location.slot() {
+                    if destination == Destination::Buffer {
+                        state.await_use(slot);
+                    }
+                } else if let Some(row) = location.row()
+                    && state.outstanding(table, id, place) == 0
+                {
+                    misses.push(Miss { position, row });
+                }
+            }
+        }
+        let width = self.core.layout.stride / 4;
+        for chunk in misses.chunks(self.cold_chunk()) {
+            let mut rows = vec![0.0_f32; chunk.len() * width];
+            let mut read = vec![false; chunk.len()];
+            self.read_ahead(&reading, keys, chunk, |number, bytes| {
+                copy_row(bytes, &mut rows[number * width..][..width]);
+                read[number] = true;
+            })?;
+            for (number, &miss) in chunk.iter().enumerate().filter(|(number, _)| read[*number]) {
+                if !self.admit_announced(keys, miss, as_bytes(&rows[number * width..][..width]), destination)? {
+                    return Ok(());
+                }
+                self.counters.lookahead_loaded.fetch_add(1, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Put an announced row into memory; `false` when no more announced rows may be kept.
+    fn admit_announced(&self, keys: &Keys, miss: Miss, bytes: &[u8], destination: Destination) -> Result<bool, StoreError> {
+        let (table, id) = keys.at(miss.position);
+        let mut state = self.shards[self.home(keys, miss.position)].state.write();
+        let place = state.index(table).find(id);
+        let Some(place) = place.filter(|&place| state.index(table).location(place).row() == Some(miss.row)) else {
+            return Ok(true);
+        };
+        if destination == Destination::Buffer && !state.may_await() {
+            return Ok(false);
+        }
+        let slot = state.admit(&self.core, table, id, place, miss.row, bytes)?;
+        if destination == Destination::Buffer {
+            state.await_use(slot);
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,75 @@
+//! How a store is opened.
+
+use std::time::Duration;
+
+use rowmill_io::IoChoice;
+
+use crate::StoreError;
+
+/// Smallest budget that makes sense: buffers and a few rows.
+const MEMORY_MIN: u64 = 1 << 20;
+
+/// Options of [`crate::Store::open`].
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Bytes of memory for everything: index, rows, buffers, I/O.
+    pub memory: u64,
+    /// Expert: bytes for resident rows and the log's write buffers alone, instead of what `memory` leaves.
+    pub row_memory: Option<u64>,
+    /// Threads that share the work of a large batch.
+    pub threads: usize,
+    /// Seed of the initializers.
+    pub seed: u64,
+    /// Longest wait for a row beyond its staleness bound.
+    pub wait_deadline: Duration,
+    /// Make the store if there is none.
+    pub create: bool,
+    /// Refuse every change; the store may be open for writing elsewhere.
+    pub read_only: bool,
+    /// How devices are read.
+    pub io: IoChoice,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            memory: 1 << 30,
+            row_memory: None,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            seed: 0,
+            wait_deadline: Duration::from_secs(30),
+            create: true,
+            read_only: false,
+            io: IoChoice::Auto,
+        }
+    }
+}
+
+impl StoreOptions {
+    pub(crate) fn validate(&self) -> Result<(), StoreError> {
+        if self.memory < MEMORY_MIN {
+            return Err(StoreError::Option {
+                option: "memory",
+                expected: format!("at least {MEMORY_MIN} bytes"),
+                got: self.memory.to_string(),
+            });
+        }
+        if let Some(rows) = self.row_memory
+            && rows > self.memory
+        {
+            return Err(StoreError::Option {
+                option: "row_memory",
+                expected: format!("at most memory ({} bytes)", self.memory),
+                got: rows.to_string(),
+            });
+        }
+        if self.threads == 0 || self.threads > 256 {
+            return Err(StoreError::Option {
+                option: "threads",
+                expected: "between 1 and 256".into(),
+                got: self.threads.to_string(),
+            });
+        }
+        Ok(())
+    }
+}

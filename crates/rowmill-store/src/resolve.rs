@@ -1,0 +1,149 @@
+//! From keys to addresses that stay valid while they are used.
+
+use parking_lot::RwLockReadGuard;
+use rowmill_kernels::RowPtr;
+
+use crate::StoreError;
+use crate::acquire::Entered;
+use crate::group::Group;
+use crate::keys::Keys;
+use crate::log::Reading;
+use crate::read::{as_bytes, copy_row};
+use crate::shard::{Miss, Shard};
+
+/// Rows read from the device for one call, at addresses that do not move.
+#[derive(Debug, Default)]
+struct ColdRows {
+    chunks: Vec<Vec<f32>>,
+    /// Where each row came from, with its number within the chunks.
+    origins: Vec<(Miss, usize, usize)>,
+}
+
+impl Group {
+    /// Run `work` on the addresses of all rows of `keys` while nothing can move or change them.
+    ///
+    /// Rows in memory are used where they are. Cold rows are read, used from the buffer they were read
+    /// into, and brought into memory afterwards.
+    ///
+    /// # Errors
+    /// When a row cannot be read.
+    pub(crate) fn with_rows<T>(
+        &self,
+        reading: &Reading<'_>,
+        keys: &Keys,
+        mut entered: Entered,
+        work: impl FnOnce(&[RowPtr]) -> T,
+    ) -> Result<T, StoreError> {
+        let mut cold = ColdRows::default();
+        let mut initial = Vec::new();
+        let mut fixed = vec![false; keys.len()];
+        let mut rounds = 0;
+        loop {
+            rounds += 1;
+            if let Some(miss) = entered.misses.first() {
+                self.check_rounds(rounds, keys, miss)?;
+            }
+            let unseen = std::mem::take(&mut entered.unseen);
+            let values = self.initial_rows(keys, &unseen);
+            for (number, &position) in unseen.iter().enumerate() {
+                entered.rows[position as usize] = values[number * self.core.layout.dim..].as_ptr();
+                fixed[position as usize] = true;
+            }
+            initial.push(values);
+            for chunk in entered.misses.chunks(self.cold_chunk()) {
+                self.read_into(reading, keys, chunk, &mut cold, &mut entered.rows, &mut fixed)?;
+            }
+            entered.misses.clear();
+            let guards: Vec<_> = self.shards.iter().map(|cell| cell.state.read()).collect();
+            self.verify(keys, &guards, &mut entered, &fixed);
+            if entered.misses.is_empty() && entered.unseen.is_empty() {
+                let result = work(&entered.rows);
+                drop(guards);
+                self.admit_cold(keys, &cold)?;
+                return Ok(result);
+            }
+        }
+    }
+
+    /// Values of rows that do not exist, `dim` floats each.
+    fn initial_rows(&self, keys: &Keys, unseen: &[u32]) -> Vec<f32> {
+        let dim = self.core.layout.dim;
+        let mut rows = vec![0.0; unseen.len() * dim];
+        for (row, &position) in rows.chunks_exact_mut(dim).zip(unseen) {
+            let (table, id) = keys.at(position);
+            let category = self.key(table, id).category;
+            rowmill_kernels::initialize(&self.core.spec.initializer, self.core.seed, category.0, id, row);
+        }
+        rows
+    }
+
+    fn read_into(
+        &self,
+        reading: &Reading<'_>,
+        keys: &Keys,
+        misses: &[Miss],
+        cold: &mut ColdRows,
+        rows: &mut [RowPtr],
+        fixed: &mut [bool],
+    ) -> Result<(), StoreError> {
+        let width = self.core.layout.stride / 4;
+        let mut chunk = vec![0.0_f32; misses.len() * width];
+        let number_of_chunk = cold.chunks.len();
+        self.read_cold(reading, keys, misses, |number, bytes| {
+            let row = &mut chunk[number * width..][..width];
+            copy_row(bytes, row);
+            let position = misses[number].position as usize;
+            rows[position] = row.as_ptr();
+            fixed[position] = true;
+            cold.origins.push((misses[number], number_of_chunk, number));
+        })?;
+        // Moving the vector does not move its elements, so the addresses taken above stay valid.
+        cold.chunks.push(chunk);
+        Ok(())
+    }
+
+    /// Look again at the shards whose slots changed since their addresses were taken. Rows that left
+    /// memory meanwhile become misses, deleted ones unseen.
+    fn verify(&self, keys: &Keys, guards: &[RwLockReadGuard<'_, Shard>], entered: &mut Entered, fixed: &[bool]) {
+        for (shard, state) in guards.iter().enumerate() {
+            let positions = keys.of_shard(shard);
+            let unchanged = entered.moves[shard] == state.moves();
+            let complete = || positions.iter().all(|&position| !entered.rows[position as usize].is_null());
+            if positions.is_empty() || (unchanged && complete()) {
+                continue;
+            }
+            entered.moves[shard] = state.moves();
+            for &position in positions {
+                if fixed[position as usize] {
+                    continue;
+                }
+                let (table, id) = keys.at(position);
+                let Some(place) = state.index(table).find(id) else {
+                    // Deleted meanwhile: it reads as it would be born.
+                    entered.unseen.push(position);
+                    continue;
+                };
+                let location = state.index(table).location(place);
+                match (location.slot(), location.row()) {
+                    (Some(slot), _) => entered.rows[position as usize] = state.row(&self.core, slot),
+                    (None, Some(row)) => {
+                        entered.rows[position as usize] = std::ptr::null();
+                        entered.misses.push(Miss { position, row });
+                    }
+                    (None, None) => unreachable!("a row is in memory or on the device"),
+                }
+            }
+        }
+    }
+
+    /// Bring the rows that were read into memory, those still where they were.
+    fn admit_cold(&self, keys: &Keys, cold: &ColdRows) -> Result<(), StoreError> {
+        let width = self.core.layout.stride / 4;
+        for &(miss, chunk, number) in &cold.origins {
+            let row = &cold.chunks[chunk][number * width..][..width];
+            debug_assert_eq!(as_bytes(row).len(), self.core.layout.stride);
+            self.admit(keys, miss, row)?;
+        }
+        Ok(())
+    }
+}

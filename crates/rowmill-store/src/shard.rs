@@ -1,0 +1,588 @@
+//! One shard of a group: the rows in memory, where every row is, and who holds it.
+//!
+//! A shard has one writer at a time (its lock is outside, in [`crate::group`]), so everything here is
+//! plain words. Invariants:
+//! * a slot's device row number is valid exactly while the slot is *clean*: dirtying a row releases it;
+//! * *frozen* means: dirty at the last checkpoint cut, unchanged since and not yet saved. Frozen and
+//!   dirty exclude each other; an update of a frozen row first appends the old version (copy on update);
+//! * `moves` grows whenever a slot stops holding a row, so a reader that let go of the lock can tell
+//!   whether its row pointers still hold.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rowmill_rows::RowKey;
+
+use crate::StoreError;
+use crate::bits::Bits;
+use crate::core::Core;
+use crate::index::{CLOCK_OVERFLOW, Location, Place, TableIndex};
+use crate::mapping::{Mapping, Zeroable};
+use crate::policy::{Policy, Standing};
+use crate::table_state::TableState;
+
+/// Slots are taken from the budget this many at a time.
+const GROW_SLOTS: usize = 32;
+/// A shard works with this few slots even when the budget has nothing left.
+pub(crate) const SLOTS_MIN: usize = 8;
+/// Bookkeeping per slot beside the row: its [`SlotMeta`], queue and ghost entries.
+pub(crate) const SLOT_OVERHEAD_BYTES: usize = size_of::<SlotMeta>() + 12;
+/// Lookahead may keep this share of a shard's slots from leaving.
+const AWAITED_SHARE: usize = 2;
+const NO_ROW: u32 = u32::MAX;
+const VACANT: u32 = u32::MAX;
+
+/// Which row a slot holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotMeta {
+    id: u64,
+    /// Table within the group, or `VACANT`.
+    table: u32,
+    /// Where the device has the same bytes, or `NO_ROW`.
+    row: u32,
+}
+
+// SAFETY: three integers without padding; zero bytes are a value of each.
+unsafe impl Zeroable for SlotMeta {}
+
+/// A cold row that an operation has to read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Miss {
+    /// Position of the row among the operation's keys.
+    pub(crate) position: u32,
+    /// Where the device has it.
+    pub(crate) row: u32,
+}
+
+/// What an acquired clock looked like, for statistics and errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// The clock was taken; this many gets were outstanding before.
+    Taken(u32),
+    /// The bound is reached.
+    Blocked(u32),
+}
+
+pub(crate) struct Shard {
+    rows: Mapping<u8>,
+    meta: Mapping<SlotMeta>,
+    /// Slots in use or free; those beyond were never touched.
+    slots: usize,
+    free: Vec<u32>,
+    dirty: Bits,
+    frozen: Bits,
+    awaited: Bits,
+    policy: Policy,
+    indexes: Vec<TableIndex>,
+    /// The tables of the group, beside their indexes.
+    tables: Vec<Arc<TableState>>,
+    /// Exact clocks of the entries whose four bits overflowed.
+    clocks_beyond: HashMap<(u32, u64), u32>,
+    moves: u64,
+    /// Frozen slots below this one are saved.
+    save_from: u32,
+    /// Rows lookahead could not keep since the last one it could.
+    refused: usize,
+    index_bytes: usize,
+    /// Rows evicted, for statistics.
+    pub(crate) evictions: u64,
+}
+
+impl std::fmt::Debug for Shard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shard").field("slots", &self.slots).field("free", &self.free.len()).finish_non_exhaustive()
+    }
+}
+
+impl Shard {
+    /// A shard with room for up to `slots_max` rows.
+    pub(crate) fn new(core: &Core, slots_max: usize, expected_bytes: usize) -> Result<Self, StoreError> {
+        let reserve = |error: std::io::Error| StoreError::MemoryTooSmall {
+            given: core.budget.memory(),
+            needed: (slots_max * core.layout.stride) as u64,
+            what: format!("address space for {slots_max} row slots ({error})"),
+        };
+        Ok(Self {
+            rows: Mapping::new(slots_max * core.layout.stride, expected_bytes).map_err(reserve)?,
+            meta: Mapping::new(slots_max, expected_bytes / core.layout.stride * size_of::<SlotMeta>())
+                .map_err(reserve)?,
+            slots: 0,
+            free: Vec::new(),
+            dirty: Bits::default(),
+            frozen: Bits::default(),
+            awaited: Bits::default(),
+            policy: Policy::default(),
+            indexes: Vec::new(),
+            tables: Vec::new(),
+            save_from: 0,
+            refused: 0,
+            clocks_beyond: HashMap::new(),
+            moves: 0,
+            index_bytes: 0,
+            evictions: 0,
+        })
+    }
+
+    // ------------------------------------------------------------------ looking up
+
+    /// The index of a table.
+    #[inline]
+    pub(crate) fn index(&self, table: u32) -> &TableIndex {
+        &self.indexes[table as usize]
+    }
+
+    /// The key of an id of a table.
+    fn key(&self, table: u32, id: u64) -> RowKey {
+        RowKey { category: self.tables[table as usize].category, id }
+    }
+
+    /// Address of the row in `slot`.
+    #[inline]
+    pub(crate) fn row(&self, core: &Core, slot: u32) -> *mut f32 {
+        self.rows.pointer(slot as usize * core.layout.stride).cast()
+    }
+
+    /// Count a use of a resident row. Shared access suffices. A row that lookahead brought is not
+    /// counted at its first use: that use is what it was brought for.
+    #[inline]
+    pub(crate) fn touch(&self, table: u32, place: Place, slot: u32) {
+        if self.awaited.get(slot) {
+            self.awaited.clear_shared(slot);
+        } else {
+            self.indexes[table as usize].touch(place);
+        }
+    }
+
+    /// Generation of the slots: unchanged means that no slot lost its row.
+    #[inline]
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves
+    }
+
+    /// Rows in memory.
+    pub(crate) fn resident(&self) -> usize {
+        self.slots - self.free.len()
+    }
+
+    // ------------------------------------------------------------------ tables
+
+    /// Add an index for the next table of the group.
+    pub(crate) fn add_table(&mut self, core: &Core, table: Arc<TableState>, index: TableIndex) {
+        debug_assert_eq!(table.local as usize, self.indexes.len());
+        self.indexes.push(index);
+        self.tables.push(table);
+        self.charge_index(core);
+    }
+
+    // ------------------------------------------------------------------ clocks
+
+    /// Take the clock of an entry unless more than `bound` gets are outstanding.
+    #[inline]
+    pub(crate) fn take_clock(&mut self, table: u32, id: u64, place: Place, bound: u8) -> Clock {
+        let outstanding = self.outstanding(table, id, place);
+        if outstanding > u32::from(bound) {
+            return Clock::Blocked(outstanding);
+        }
+        self.set_outstanding(table, id, place, outstanding + 1);
+        Clock::Taken(outstanding)
+    }
+
+    /// Give one get of an entry back. Releasing what nobody holds (the row was deleted and born again)
+    /// does nothing.
+    #[inline]
+    pub(crate) fn release_clock(&mut self, table: u32, id: u64, place: Place) {
+        let outstanding = self.outstanding(table, id, place);
+        if outstanding > 0 {
+            self.set_outstanding(table, id, place, outstanding - 1);
+        }
+    }
+
+    /// Outstanding gets of an entry.
+    #[inline]
+    pub(crate) fn outstanding(&self, table: u32, id: u64, place: Place) -> u32 {
+        match self.indexes[table as usize].clock(place) {
+            CLOCK_OVERFLOW => self.clocks_beyond.get(&(table, id)).copied().unwrap_or(u32::from(CLOCK_OVERFLOW)),
+            exact => u32::from(exact),
+        }
+    }
+
+    #[inline]
+    fn set_outstanding(&mut self, table: u32, id: u64, place: Place, outstanding: u32) {
+        let index = &mut self.indexes[table as usize];
+        if outstanding < u32::from(CLOCK_OVERFLOW) {
+            if index.clock(place) == CLOCK_OVERFLOW {
+                self.clocks_beyond.remove(&(table, id));
+            }
+            index.set_clock(place, outstanding as u8);
+        } else {
+            index.set_clock(place, CLOCK_OVERFLOW);
+            self.clocks_beyond.insert((table, id), outstanding);
+        }
+    }
+
+    // ------------------------------------------------------------------ rows coming in
+
+    /// Make the missing row of `id`: its weights drawn, its state at its initial value.
+    ///
+    /// # Errors
+    /// When the index would exceed the budget, or room cannot be made because writes fail.
+    pub(crate) fn birth(&mut self, core: &Core, table: u32, id: u64) -> Result<(Place, u32), StoreError> {
+        let index = &self.indexes[table as usize];
+        let growth = index.grow_bytes_if_inserting(1);
+        if growth > 0 {
+            core.check_index_growth(growth as u64)?;
+        }
+        let slot = self.take_slot(core)?;
+        let place = self.indexes[table as usize].insert(id, Location::resident(slot));
+        if growth > 0 {
+            self.charge_index(core);
+        }
+        // SAFETY: `slot` is in use by nobody else and the row memory of a slot holds `stride` bytes,
+        // which cover the weights and state of the layout; the exclusive borrow excludes readers.
+        let row = unsafe { std::slice::from_raw_parts_mut(self.row(core, slot), core.layout.stride / 4) };
+        core.initialize(self.key(table, id), row);
+        self.occupy(core, slot, table, id, NO_ROW);
+        self.dirty.set(slot);
+        self.tables[table as usize].count_birth();
+        Ok((place, slot))
+    }
+
+    /// Bring a cold row whose bytes were read from `row` into memory.
+    ///
+    /// # Errors
+    /// When room cannot be made because writes fail.
+    pub(crate) fn admit(&mut self, core: &Core, table: u32, id: u64, place: Place, row: u32, bytes: &[u8]) -> Result<u32, StoreError> {
+        debug_assert_eq!(self.index(table).location(place), Location::device(row));
+        let slot = self.take_slot(core)?;
+        // SAFETY: the slot's memory holds `stride` bytes and `bytes` is one row of that length; the two
+        // do not overlap because `bytes` never points into slot memory.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.row(core, slot).cast::<u8>(), core.layout.stride) };
+        self.indexes[table as usize].set_location(place, Location::resident(slot));
+        self.occupy(core, slot, table, id, row);
+        Ok(slot)
+    }
+
+    fn occupy(&mut self, core: &Core, slot: u32, table: u32, id: u64, row: u32) {
+        self.meta.set(slot as usize, SlotMeta { id, table, row });
+        self.policy.admit(slot, core.policy_hash(table, id));
+    }
+
+    /// Prepare the row in `slot` for a change in place.
+    ///
+    /// # Errors
+    /// When the old version of a frozen row cannot be saved.
+    #[inline]
+    pub(crate) fn begin_update(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
+        if self.dirty.get(slot) {
+            return Ok(());
+        }
+        let meta = self.meta.get(slot as usize);
+        if self.frozen.get(slot) {
+            let row = self.save_frozen(core, slot)?;
+            core.log.release(row);
+        } else if meta.row != NO_ROW {
+            core.log.release(meta.row);
+        }
+        self.meta.set(slot as usize, SlotMeta { row: NO_ROW, ..meta });
+        self.dirty.set(slot);
+        Ok(())
+    }
+
+    /// Whether one more row may be kept for a coming use.
+    pub(crate) fn may_await(&self) -> bool {
+        self.awaited.count() * AWAITED_SHARE < self.slots.max(SLOTS_MIN)
+    }
+
+    /// Keep a resident row from leaving until its next use, unless half of the slots are kept already.
+    pub(crate) fn await_use(&mut self, slot: u32) -> bool {
+        if !self.may_await() {
+            // Rows announced and never used would block lookahead for good: after as many refusals as
+            // there are slots, start afresh.
+            self.refused += 1;
+            if self.refused > self.slots {
+                self.awaited.clear_all();
+                self.refused = 0;
+            }
+            return false;
+        }
+        self.refused = 0;
+        self.awaited.set(slot);
+        true
+    }
+
+    // ------------------------------------------------------------------ rows going out
+
+    /// A slot to put a row into: a free one, a new one, or that of the row least worth keeping.
+    fn take_slot(&mut self, core: &Core) -> Result<u32, StoreError> {
+        if let Some(slot) = self.free.pop() {
+            return Ok(slot);
+        }
+        let room = (self.meta.capacity() - self.slots).min(GROW_SLOTS);
+        if room > 0 && (core.take_rows(room) || (self.slots < SLOTS_MIN && core.force_rows(room))) {
+            let first = self.slots as u32;
+            self.slots += room;
+            self.free.extend((first + 1..first + room as u32).rev());
+            for slot in first..first + room as u32 {
+                self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
+            }
+            for bits in [&mut self.dirty, &mut self.frozen, &mut self.awaited] {
+                bits.grow(self.slots);
+            }
+            return Ok(first);
+        }
+        self.evict(core)
+    }
+
+    /// Free the slot of the row least worth keeping.
+    fn evict(&mut self, core: &Core) -> Result<u32, StoreError> {
+        let (meta, awaited) = (&self.meta, &self.awaited);
+        let indexes = std::cell::RefCell::new(&mut self.indexes);
+        let entry = |slot: u32| {
+            let row = meta.get(slot as usize);
+            let place = indexes.borrow()[row.table as usize].find(row.id).expect("a resident row is indexed");
+            (row, place)
+        };
+        let victim = self.policy.evict(
+            |slot| {
+                if meta.get(slot as usize).table == VACANT {
+                    return Standing::Vacant;
+                }
+                let (row, place) = entry(slot);
+                let indexes = indexes.borrow();
+                let index = &indexes[row.table as usize];
+                if awaited.get(slot) || index.clock(place) > 0 {
+                    Standing::Held
+                } else {
+                    Standing::Uses(index.frequency(place))
+                }
+            },
+            |slot| {
+                let row = meta.get(slot as usize);
+                core.policy_hash(row.table, row.id)
+            },
+            |slot, all| {
+                let (row, place) = entry(slot);
+                let mut indexes = indexes.borrow_mut();
+                let index = &mut indexes[row.table as usize];
+                let uses = if all { 0 } else { index.frequency(place) - 1 };
+                index.set_frequency(place, uses);
+            },
+        );
+        let victim = victim.expect("a shard has slots before it evicts");
+        let meta = self.meta.get(victim as usize);
+        if let Err(error) = self.vacate(core, victim) {
+            // The row stays where it is; the policy forgot its slot when it chose it.
+            self.policy.admit(victim, core.policy_hash(meta.table, meta.id));
+            return Err(error);
+        }
+        Ok(victim)
+    }
+
+    /// Move the row in `slot`, if any, out of memory.
+    fn vacate(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
+        let meta = self.meta.get(slot as usize);
+        if meta.table == VACANT {
+            return Ok(());
+        }
+        let row = if self.frozen.get(slot) {
+            self.save_frozen(core, slot)?
+        } else if self.dirty.get(slot) {
+            let row = self.append(core, slot, meta)?;
+            core.index_log.record(self.key(meta.table, meta.id), Some(row));
+            row
+        } else {
+            meta.row
+        };
+        let index = &mut self.indexes[meta.table as usize];
+        let place = index.find(meta.id).expect("a resident row is indexed");
+        index.set_location(place, Location::device(row));
+        index.set_frequency(place, 0);
+        self.clear_slot(slot);
+        self.evictions += 1;
+        Ok(())
+    }
+
+    fn clear_slot(&mut self, slot: u32) {
+        self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
+        self.dirty.clear(slot);
+        self.frozen.clear(slot);
+        self.awaited.clear(slot);
+        self.moves += 1;
+    }
+
+    fn append(&self, core: &Core, slot: u32, meta: SlotMeta) -> Result<u32, StoreError> {
+        // SAFETY: the slot holds a row of `stride` initialised bytes, and `&self` under the shard's lock
+        // excludes writers.
+        let bytes = unsafe { std::slice::from_raw_parts(self.row(core, slot).cast::<u8>(), core.layout.stride) };
+        core.append(self.key(meta.table, meta.id), bytes)
+    }
+
+    /// Append a frozen row for the checkpoint that froze it. The slot is clean afterwards.
+    fn save_frozen(&mut self, core: &Core, slot: u32) -> Result<u32, StoreError> {
+        let meta = self.meta.get(slot as usize);
+        let row = self.append(core, slot, meta)?;
+        core.index_log.record_frozen(self.key(meta.table, meta.id), Some(row));
+        self.meta.set(slot as usize, SlotMeta { row, ..meta });
+        self.frozen.clear(slot);
+        Ok(row)
+    }
+
+    /// Remove a row; whether there was one.
+    ///
+    /// # Errors
+    /// When the old version of a frozen row cannot be saved.
+    pub(crate) fn delete(&mut self, core: &Core, table: u32, id: u64) -> Result<bool, StoreError> {
+        let Some(place) = self.index(table).find(id) else { return Ok(false) };
+        match self.index(table).location(place).slot() {
+            Some(slot) => {
+                if self.frozen.get(slot) {
+                    self.save_frozen(core, slot)?;
+                }
+                let meta = self.meta.get(slot as usize);
+                if meta.row != NO_ROW {
+                    core.log.release(meta.row);
+                }
+                // The slot stays in the policy's queue and is handed out when its turn comes.
+                self.clear_slot(slot);
+            }
+            None => {
+                let row = self.index(table).location(place).row().expect("a row is in memory or on the device");
+                core.log.release(row);
+            }
+        }
+        self.indexes[table as usize].remove(id);
+        self.clocks_beyond.remove(&(table, id));
+        core.index_log.record(self.key(table, id), None);
+        Ok(true)
+    }
+
+    /// The log moved a row (compaction): point to its new place if it is still the current version.
+    /// Returns whether it was.
+    pub(crate) fn relocate(&mut self, core: &Core, key: RowKey, table: u32, old: u32, bytes: &[u8]) -> Result<bool, StoreError> {
+        let Some(place) = self.index(table).find(key.id) else { return Ok(false) };
+        let location = self.index(table).location(place);
+        let current = match location.slot() {
+            Some(slot) => self.meta.get(slot as usize).row,
+            None => location.row().unwrap_or(NO_ROW),
+        };
+        if current != old {
+            return Ok(false);
+        }
+        let new = core.append(key, bytes)?;
+        core.index_log.record(key, Some(new));
+        match location.slot() {
+            Some(slot) => {
+                let meta = self.meta.get(slot as usize);
+                self.meta.set(slot as usize, SlotMeta { row: new, ..meta });
+            }
+            None => self.indexes[table as usize].set_location(place, Location::device(new)),
+        }
+        core.log.release(old);
+        Ok(true)
+    }
+
+    /// Shrink to at most `slots` slots: rows in the slots beyond move to the device. Returns slots given up.
+    ///
+    /// # Errors
+    /// When a row cannot be written; the slots freed so far stay free.
+    pub(crate) fn shrink(&mut self, core: &Core, slots: usize) -> Result<usize, StoreError> {
+        let target = slots.max(SLOTS_MIN);
+        if self.slots <= target {
+            return Ok(0);
+        }
+        for slot in target..self.slots {
+            self.vacate(core, slot as u32)?;
+        }
+        let given = self.slots - target;
+        self.slots = target;
+        self.free.retain(|&slot| (slot as usize) < target);
+        self.policy.rename(|slot| ((slot as usize) < target).then_some(slot));
+        for bits in [&mut self.dirty, &mut self.frozen, &mut self.awaited] {
+            bits.truncate(target);
+        }
+        self.rows.release_from(target * core.layout.stride);
+        self.meta.release_from(target);
+        core.give_rows(given);
+        Ok(given)
+    }
+
+    // ------------------------------------------------------------------ checkpoints
+
+    /// The cut: what is dirty now belongs to the checkpoint.
+    pub(crate) fn freeze(&mut self) {
+        debug_assert_eq!(self.frozen.count(), 0, "one checkpoint at a time");
+        std::mem::swap(&mut self.dirty, &mut self.frozen);
+        self.dirty.grow(self.slots);
+        self.save_from = 0;
+    }
+
+    /// Save up to `rows` frozen rows; how many were, and whether there are more.
+    pub(crate) fn save_some(&mut self, core: &Core, rows: usize) -> Result<(usize, bool), StoreError> {
+        for saved in 0..rows {
+            let Some(slot) = self.frozen.first_from(self.save_from) else { return Ok((saved, false)) };
+            self.save_frozen(core, slot)?;
+            self.save_from = slot;
+        }
+        Ok((rows, self.frozen.count() > 0))
+    }
+
+    /// Visit the rows of a table that the device has in their current version, with their row numbers.
+    pub(crate) fn on_device(&self, table: u32, mut visit: impl FnMut(u64, u32)) {
+        self.index(table).for_each(|id, location| {
+            let row = location.slot().map_or_else(|| location.row(), |slot| Some(self.meta.get(slot as usize).row));
+            if let Some(row) = row.filter(|&row| row != NO_ROW) {
+                visit(id, row);
+            }
+        });
+    }
+
+    /// Rows that the next checkpoint would have to save.
+    pub(crate) fn dirty_rows(&self) -> usize {
+        self.dirty.count() + self.frozen.count()
+    }
+
+    /// Enter a row found in a checkpoint.
+    ///
+    /// # Errors
+    /// When the index exceeds the budget.
+    pub(crate) fn restore(&mut self, core: &Core, table: u32, id: u64, row: Option<u32>) -> Result<(), StoreError> {
+        let index = &mut self.indexes[table as usize];
+        match (index.find(id), row) {
+            (Some(place), Some(row)) => index.set_location(place, Location::device(row)),
+            (None, Some(row)) => {
+                let growth = index.grow_bytes_if_inserting(1);
+                if growth > 0 {
+                    core.check_index_growth(growth as u64)?;
+                }
+                index.insert(id, Location::device(row));
+                if growth > 0 {
+                    self.charge_index(core);
+                }
+            }
+            (Some(_), None) => {
+                index.remove(id);
+            }
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    // ------------------------------------------------------------------ accounts
+
+    fn charge_index(&mut self, core: &Core) {
+        let bytes = self.indexes.iter().map(TableIndex::bytes).sum();
+        core.budget.resize_index(self.index_bytes, bytes);
+        self.index_bytes = bytes;
+    }
+
+    /// Bytes of memory: (rows, index, bookkeeping).
+    pub(crate) fn bytes(&self, core: &Core) -> (usize, usize, usize) {
+        let meta = self.slots * size_of::<SlotMeta>() + self.free.capacity() * 4 + self.dirty.bytes() * 3;
+        (self.slots * core.layout.stride, self.index_bytes, meta + self.policy.bytes())
+    }
+
+    /// Slots in the arena.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+}

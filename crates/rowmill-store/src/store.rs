@@ -1,0 +1,496 @@
+//! The store: tables in groups, one memory budget, checkpoints.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use parking_lot::{Mutex, RwLock};
+use rowmill_io::{DirectoryVolume, Volume, VolumeLock};
+use rowmill_kernels::RowUpdater;
+use rowmill_rows::{Category, GroupSpec, IdBag, TableSpec};
+
+use crate::budget::Budget;
+use crate::checkpoint::Saved;
+use crate::compaction::Compaction;
+use crate::core::Core;
+use crate::group::{Group, shards_for};
+use crate::index_log::IndexLog;
+use crate::log::{Geometry, Log, LogConfig, LogState};
+use crate::lookahead::{Announcement, Destination, Lookahead};
+use crate::lookup::{Lookup, RowGradients};
+use crate::options::StoreOptions;
+use crate::shard::SLOTS_MIN;
+use crate::stats::Counters;
+use crate::table::Table;
+use crate::table_state::TableState;
+use crate::ticket::{Ticket, Tickets};
+use crate::{Stats, StoreError};
+
+/// Write buffers of a log: one takes rows while others are on their way to the device.
+const TAIL_BUFFERS: usize = 3;
+/// A log's buffers take one part in this many of the rows' memory.
+const TAIL_SHARE: u64 = 16;
+/// Tables of a store, a bound on what a manifest may hold.
+const TABLES_MAX: usize = 1 << 16;
+
+pub(crate) type Groups = Arc<RwLock<Vec<Arc<Group>>>>;
+pub(crate) type TableEntry = (Arc<Group>, Arc<TableState>);
+
+/// An open store. All methods may be called from any thread; dropping it loses what was changed since
+/// the last checkpoint.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) volume: Arc<dyn Volume>,
+    pub(crate) options: StoreOptions,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) groups: Groups,
+    pub(crate) tables: RwLock<BTreeMap<String, TableEntry>>,
+    pub(crate) tickets: Arc<Tickets>,
+    pub(crate) threads: Arc<rayon::ThreadPool>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) index_log: Arc<IndexLog>,
+    /// Held shared by every change of rows, exclusively by the cut of a checkpoint.
+    pub(crate) changes: Arc<RwLock<()>>,
+    /// What the last checkpoint consists of; its lock admits one checkpoint at a time.
+    pub(crate) saved: Mutex<Saved>,
+    next_category: AtomicU32,
+    poison: Mutex<Option<String>>,
+    closed: AtomicBool,
+    lookahead: Mutex<Option<Lookahead>>,
+    compaction: Mutex<Option<Compaction>>,
+    lock: Mutex<Option<Box<dyn VolumeLock>>>,
+    /// Differs at every opening.
+    incarnation: u64,
+}
+
+impl Store {
+    /// Open the store in a folder, or make it.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`], a locked folder, or a
+    /// budget too small for the index.
+    pub fn open(path: &Path, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
+        options.validate()?;
+        let missing = || StoreError::Missing { location: path.display().to_string() };
+        if !path.is_dir() {
+            if !options.create || options.read_only {
+                return Err(missing());
+            }
+            std::fs::create_dir_all(path).map_err(|source| rowmill_io::DeviceError::Io {
+                operation: "creating",
+                name: path.display().to_string(),
+                offset: 0,
+                source,
+            })?;
+        }
+        let volume: Arc<dyn Volume> = Arc::new(DirectoryVolume::open(path, options.io)?);
+        Self::open_volume(volume, options)
+    }
+
+    /// Open the store in a volume, or make it.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
+        options.validate()?;
+        let lock = if options.read_only { None } else { Some(volume.lock()?) };
+        let manifest = crate::checkpoint::load_manifest(&*volume)?;
+        if manifest.is_none() && (!options.create || options.read_only) {
+            return Err(StoreError::Missing { location: volume.location() });
+        }
+        let mut options = options;
+        if let Some(manifest) = &manifest {
+            // Rows not born yet must be born as they would have been.
+            options.seed = manifest.seed;
+        }
+        let epoch = manifest.as_ref().map_or(0, |manifest| manifest.epoch) + 1;
+        let threads = rayon::ThreadPoolBuilder::new()
+            .num_threads(options.threads)
+            .thread_name(|number| format!("rowmill-worker-{number}"))
+            .build()
+            .map_err(|error| StoreError::Option {
+                option: "threads",
+                expected: format!("a number of threads that can be started ({error})"),
+                got: options.threads.to_string(),
+            })?;
+        let index_log = IndexLog::new(Arc::clone(&volume), (!options.read_only).then_some(epoch))?;
+        let budget = Arc::new(Budget::new(options.memory, options.row_memory));
+        // One ring per worker, for lookahead, and for the thread that calls.
+        let rings = options.threads + 2;
+        budget.add_fixed((rings * rowmill_io::io_bytes_per_thread(options.io) + IndexLog::bytes()) as u64);
+        let saved = Saved::new(epoch, manifest.as_ref());
+        let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();
+        let next_category = last.map_or(0, |category| category + 1);
+        let store = Self {
+            volume,
+            budget,
+            groups: Groups::default(),
+            tables: RwLock::default(),
+            tickets: Arc::default(),
+            threads: Arc::new(threads),
+            counters: Arc::default(),
+            index_log: Arc::new(index_log),
+            changes: Arc::default(),
+            saved: Mutex::new(saved),
+            next_category: AtomicU32::new(next_category),
+            poison: Mutex::default(),
+            closed: AtomicBool::new(false),
+            lookahead: Mutex::new(Some(Lookahead::start()?)),
+            compaction: Mutex::default(),
+            lock: Mutex::new(lock),
+            incarnation: incarnation(),
+            options,
+        };
+        if let Some(manifest) = manifest {
+            store.recover(&manifest)?;
+        }
+        if !store.options.read_only {
+            *store.compaction.lock() = Some(Compaction::start(Arc::clone(&store.groups))?);
+        }
+        Ok(Arc::new(store))
+    }
+
+    /// Create a table, or open it if it exists with the same spec (learning rate and staleness bound may
+    /// differ: they are the caller's, not the rows').
+    ///
+    /// # Errors
+    /// [`StoreError::Spec`], [`StoreError::SpecMismatch`] with the first field that differs, or too
+    /// little memory for one more group.
+    pub fn table(self: &Arc<Self>, name: &str, spec: &TableSpec) -> Result<Table, StoreError> {
+        self.check_open()?;
+        spec.validate().map_err(|source| StoreError::Spec { table: name.to_owned(), source })?;
+        if let Some((group, state)) = self.tables.read().get(name) {
+            check_spec(name, &state.spec, spec)?;
+            return Ok(Table::new(Arc::clone(self), Arc::clone(group), Arc::clone(state), *spec));
+        }
+        self.check_writable("creating a table")?;
+        let mut tables = self.tables.write();
+        if let Some((group, state)) = tables.get(name) {
+            check_spec(name, &state.spec, spec)?;
+            return Ok(Table::new(Arc::clone(self), Arc::clone(group), Arc::clone(state), *spec));
+        }
+        if tables.len() >= TABLES_MAX {
+            return Err(StoreError::Option {
+                option: "tables",
+                expected: format!("at most {TABLES_MAX}"),
+                got: (tables.len() + 1).to_string(),
+            });
+        }
+        let group = self.group(&spec.group())?;
+        let category = Category(self.next_category.fetch_add(1, Relaxed));
+        let entry = self.enter_table(&mut tables, name, category, &group, spec, 0);
+        Ok(Table::new(Arc::clone(self), entry.0, entry.1, *spec))
+    }
+
+    /// Open a table that exists.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownTable`] with the names that exist.
+    pub fn open_table(self: &Arc<Self>, name: &str) -> Result<Table, StoreError> {
+        self.check_open()?;
+        let tables = self.tables.read();
+        let Some((group, state)) = tables.get(name) else {
+            let known: Vec<&str> = tables.keys().map(String::as_str).collect();
+            return Err(StoreError::UnknownTable { name: name.to_owned(), known: known.join(", ") });
+        };
+        Ok(Table::new(Arc::clone(self), Arc::clone(group), Arc::clone(state), state.spec))
+    }
+
+    /// Names of all tables, sorted.
+    pub fn table_names(&self) -> Vec<String> {
+        self.tables.read().keys().cloned().collect()
+    }
+
+    pub(crate) fn enter_table(
+        &self,
+        tables: &mut BTreeMap<String, TableEntry>,
+        name: &str,
+        category: Category,
+        group: &Arc<Group>,
+        spec: &TableSpec,
+        steps: u64,
+    ) -> TableEntry {
+        let local = group.tables.read().len() as u32;
+        let state = Arc::new(TableState::new(name.to_owned(), category, local, *spec, steps));
+        group.add_table(&state);
+        tables.insert(name.to_owned(), (Arc::clone(group), Arc::clone(&state)));
+        (Arc::clone(group), state)
+    }
+
+    /// The group of a spec, made if there is none.
+    fn group(&self, spec: &GroupSpec) -> Result<Arc<Group>, StoreError> {
+        if let Some(group) = self.groups.read().iter().find(|group| group.core.spec == *spec) {
+            return Ok(Arc::clone(group));
+        }
+        let segment_bytes = segment_bytes(self.budget.row_target());
+        self.open_group(spec, segment_bytes, &LogState::default())
+    }
+
+    /// Make the group of a spec around its log.
+    pub(crate) fn open_group(
+        &self,
+        spec: &GroupSpec,
+        segment_bytes: usize,
+        state: &LogState,
+    ) -> Result<Arc<Group>, StoreError> {
+        let mut groups = self.groups.write();
+        let number = groups.len() as u32;
+        let layout = spec.layout();
+        let geometry = Geometry::new(layout.stride, segment_bytes);
+        let writable = !self.options.read_only;
+        let config = LogConfig {
+            group: number,
+            geometry,
+            tail_buffers: if writable { TAIL_BUFFERS } else { 0 },
+            checksum_bytes_max: (self.budget.memory() / 64) as usize,
+            incarnation: self.incarnation,
+        };
+        let device = self.volume.device(&log_name(number), writable)?;
+        let log = Log::open(device, config, state)?;
+        self.budget.add_log_buffers(log.bytes() as u64);
+        let shards = shards_for(self.budget.row_target(), layout.stride);
+        let core = Core {
+            number,
+            spec: *spec,
+            segment_bytes,
+            layout,
+            updater: RowUpdater::new(&spec.optimizer, layout.dim),
+            log,
+            index_log: Arc::clone(&self.index_log),
+            budget: Arc::clone(&self.budget),
+            seed: self.options.seed,
+            shards,
+        };
+        let rows_min = (shards * SLOTS_MIN) as u64 * core.slot_bytes();
+        if self.budget.row_limit() < self.budget.row_bytes() + rows_min {
+            let given = self.options.row_memory.unwrap_or(self.options.memory);
+            let lacking = self.budget.row_bytes() + rows_min - self.budget.row_limit();
+            return Err(StoreError::MemoryTooSmall {
+                given,
+                needed: given + lacking * 2,
+                what: format!("one more group of tables (rows of {} bytes) with its write buffers", layout.stride),
+            });
+        }
+        let group = Arc::new(Group::new(
+            core,
+            Arc::clone(&self.tickets),
+            Arc::clone(&self.threads),
+            Arc::clone(&self.counters),
+            self.options.wait_deadline,
+        )?);
+        groups.push(Arc::clone(&group));
+        Ok(group)
+    }
+
+    /// Begin a training step.
+    ///
+    /// # Errors
+    /// [`StoreError::TooManySteps`].
+    pub fn ticket(&self) -> Result<Ticket, StoreError> {
+        self.check_writable("a training step")?;
+        Ticket::new(&self.tickets, &self.groups)
+    }
+
+    /// Pool many features in one call. All tables must be of one group. Bag `b` of feature `f` is written
+    /// to `out[b * row_stride + f * dim..]`. With a ticket this is a training read: missing rows are born
+    /// and clocks are taken; without, missing rows read as they would be born.
+    ///
+    /// # Errors
+    /// Wrong shapes, ids outside a dense table, a row beyond its bound until the deadline, or a failed read.
+    pub fn lookup(
+        &self,
+        bags: &[(&Table, IdBag<'_>)],
+        out: &mut [f32],
+        row_stride: usize,
+        ticket: Option<&Ticket>,
+    ) -> Result<Lookup, StoreError> {
+        self.check_open()?;
+        if ticket.is_some() {
+            self.check_writable("a training read")?;
+        }
+        let Some((first, _)) = bags.first() else {
+            return Err(StoreError::Length { argument: "bags", got: 0, expected: 1, why: "one feature at least".into() });
+        };
+        if let Some((other, _)) = bags.iter().find(|(table, _)| table.group().core.number != first.group().core.number) {
+            return Err(StoreError::MixedGroups { first: first.name().into(), second: other.name().into() });
+        }
+        let owned: Vec<_> = bags.iter().map(|(table, bag)| (Arc::clone(table.state()), *bag)).collect();
+        first.group().lookup(&owned, out, row_stride, ticket)
+    }
+
+    /// The backward of [`Store::lookup`]: gradients of the pooled vectors, laid out as they were, become
+    /// one optimizer step on every distinct row; the rows' clocks are given back. `rates` holds one
+    /// learning rate per feature.
+    ///
+    /// # Errors
+    /// Wrong shapes or gradients that are not finite (nothing changes then), or rows that cannot be read.
+    pub fn apply(
+        &self,
+        lookup: &Lookup,
+        gradients: &[f32],
+        row_stride: usize,
+        rates: &[f32],
+        ticket: Option<&Ticket>,
+    ) -> Result<(), StoreError> {
+        self.check_writable("an update")?;
+        let _change = self.changes.read();
+        self.settle(lookup.group().apply(lookup, gradients, row_stride, rates, ticket))
+    }
+
+    /// The gradients of a lookup's distinct rows, for an update of one's own later.
+    ///
+    /// # Errors
+    /// Wrong shapes or gradients that are not finite.
+    pub fn row_gradients(
+        &self,
+        lookup: &Lookup,
+        gradients: &[f32],
+        row_stride: usize,
+    ) -> Result<Vec<RowGradients>, StoreError> {
+        self.check_open()?;
+        lookup.group().row_gradients(lookup, gradients, row_stride)
+    }
+
+    /// Announce ids that will be asked for soon; returns at once. `false` when some were dropped because
+    /// too many announcements wait.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or ids outside a dense table.
+    pub fn lookahead(&self, ids: &[(&Table, &[u64])], destination: Destination) -> Result<bool, StoreError> {
+        self.check_open()?;
+        let mut by_group: Vec<Announcement> = Vec::new();
+        for (table, ids) in ids {
+            Group::check_ids(table.state(), ids)?;
+            let group = table.group();
+            let entry = (table.state().local, ids.to_vec());
+            match by_group.iter_mut().find(|other| other.group.core.number == group.core.number) {
+                Some(announcement) => announcement.ids.push(entry),
+                None => by_group.push(Announcement { group: Arc::clone(group), ids: vec![entry], destination }),
+            }
+        }
+        let lookahead = self.lookahead.lock();
+        let Some(lookahead) = lookahead.as_ref() else { return Err(StoreError::Closed) };
+        let mut all = true;
+        for announcement in by_group {
+            if !lookahead.announce(announcement) {
+                self.counters.lookahead_dropped.fetch_add(1, Relaxed);
+                all = false;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Announcements that lookahead has not worked off yet.
+    pub fn lookahead_pending(&self) -> u64 {
+        self.lookahead.lock().as_ref().map_or(0, Lookahead::pending)
+    }
+
+    /// Where the store is.
+    pub fn location(&self) -> String {
+        self.volume.location()
+    }
+
+    /// The seed rows are born with: that of the first opening.
+    pub fn seed(&self) -> u64 {
+        self.options.seed
+    }
+
+    /// Whether the store refuses changes.
+    pub fn is_read_only(&self) -> bool {
+        self.options.read_only
+    }
+
+    /// End the store's threads and give the volume to others. Nothing is saved: what changed since the
+    /// last checkpoint is lost. Later calls fail with [`StoreError::Closed`].
+    pub fn close(&self) {
+        self.closed.store(true, Relaxed);
+        *self.lookahead.lock() = None;
+        *self.compaction.lock() = None;
+        *self.lock.lock() = None;
+    }
+
+    // ------------------------------------------------------------------ states
+
+    pub(crate) fn check_open(&self) -> Result<(), StoreError> {
+        if self.closed.load(Relaxed) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    pub(crate) fn check_writable(&self, operation: &'static str) -> Result<(), StoreError> {
+        self.check_open()?;
+        if self.options.read_only {
+            return Err(StoreError::ReadOnly { operation });
+        }
+        match &*self.poison.lock() {
+            Some(cause) => Err(StoreError::Poisoned { cause: cause.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Pass a result on; a failed write refuses all later ones.
+    pub(crate) fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(error) = &result
+            && error.poisons()
+        {
+            self.poison.lock().get_or_insert_with(|| error.to_string());
+        }
+        result
+    }
+
+    /// Refuse every later write.
+    pub(crate) fn poison(&self, cause: &StoreError) {
+        self.poison.lock().get_or_insert_with(|| cause.to_string());
+    }
+
+    /// The figures of the store.
+    pub fn stats(&self) -> Stats {
+        crate::account::stats(self)
+    }
+
+    /// The figures as Prometheus text.
+    pub fn metrics(&self) -> String {
+        self.stats().prometheus()
+    }
+}
+
+/// File of a group's log.
+pub(crate) fn log_name(group: u32) -> String {
+    format!("group-{group}.log")
+}
+
+/// Bytes of a log segment: large enough for fast writes, small beside the rows' memory.
+fn segment_bytes(row_bytes: u64) -> usize {
+    const SEGMENT_MIN: u64 = 16 << 10;
+    const SEGMENT_MAX: u64 = 1 << 20;
+    let wanted = (row_bytes / TAIL_SHARE / TAIL_BUFFERS as u64).clamp(SEGMENT_MIN, SEGMENT_MAX);
+    if wanted.is_power_of_two() { wanted as usize } else { wanted.next_power_of_two() as usize / 2 }
+}
+
+/// A number that differs from opening to opening: segments written by a run that crashed must not look
+/// like those of the next.
+fn incarnation() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
+
+fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), StoreError> {
+    let mismatch = |field, stored: String, given: String| {
+        Err(StoreError::SpecMismatch { table: table.to_owned(), field, stored, given })
+    };
+    if stored.dim != given.dim {
+        return mismatch("dim", stored.dim.to_string(), given.dim.to_string());
+    }
+    if stored.dtype != given.dtype {
+        return mismatch("dtype", format!("{:?}", stored.dtype), format!("{:?}", given.dtype));
+    }
+    if stored.optimizer.with_lr(0.0) != given.optimizer.with_lr(0.0) {
+        return mismatch("optimizer", format!("{:?}", stored.optimizer), format!("{:?}", given.optimizer));
+    }
+    if stored.initializer != given.initializer {
+        return mismatch("initializer", format!("{:?}", stored.initializer), format!("{:?}", given.initializer));
+    }
+    if stored.ids != given.ids {
+        return mismatch("ids", format!("{:?}", stored.ids), format!("{:?}", given.ids));
+    }
+    Ok(())
+}

@@ -1,0 +1,282 @@
+//! A table as its user sees it.
+
+use std::sync::Arc;
+
+use rowmill_kernels::{UniqueScratch, first_non_finite, segment_unique};
+use rowmill_rows::{IdBag, Pooling, TableSpec};
+
+use crate::group::Group;
+use crate::lookahead::Destination;
+use crate::read::Part;
+use crate::store::Store;
+use crate::table_state::TableState;
+use crate::ticket::{Released, Ticket};
+use crate::{Stats, StoreError};
+
+/// A table of a store. Every method takes a batch; ids may repeat unless a method says otherwise.
+#[derive(Clone, Debug)]
+pub struct Table {
+    store: Arc<Store>,
+    group: Arc<Group>,
+    state: Arc<TableState>,
+    spec: TableSpec,
+}
+
+impl Table {
+    pub(crate) fn new(store: Arc<Store>, group: Arc<Group>, state: Arc<TableState>, spec: TableSpec) -> Self {
+        Self { store, group, state, spec }
+    }
+
+    pub(crate) fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    pub(crate) fn state(&self) -> &Arc<TableState> {
+        &self.state
+    }
+
+    /// The table's name.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    /// The spec this handle was opened with.
+    pub fn spec(&self) -> &TableSpec {
+        &self.spec
+    }
+
+    /// Number of the table's group: tables of one group can share a lookup.
+    pub fn group_number(&self) -> u32 {
+        self.group.core.number
+    }
+
+    /// The store the table belongs to.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Rows.
+    pub fn len(&self) -> usize {
+        self.group.len(self.state.local)
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Optimizer steps taken so far.
+    pub fn steps(&self) -> u64 {
+        self.state.steps()
+    }
+
+    /// Bytes of a row with its optimizer state.
+    pub fn row_bytes(&self) -> usize {
+        self.group.core.layout.stride
+    }
+
+    /// Floats of optimizer state per row.
+    pub fn state_floats(&self) -> usize {
+        self.group.core.layout.state_floats
+    }
+
+    /// Whether each id has a row.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`].
+    pub fn contains(&self, ids: &[u64]) -> Result<Vec<bool>, StoreError> {
+        self.store.check_open()?;
+        let keys = self.group.keys(&self.state, ids);
+        let mut found = vec![false; ids.len()];
+        for (shard, cell) in self.group.shards.iter().enumerate() {
+            let state = cell.state.read();
+            for &position in keys.of_shard(shard) {
+                found[position as usize] = state.index(self.state.local).find(ids[position as usize]).is_some();
+            }
+        }
+        Ok(found)
+    }
+
+    /// Copy the weights of `ids` to `out` (`dim` floats per id). An id without a row yields its initial
+    /// value and stays without one. Takes no clocks.
+    ///
+    /// # Errors
+    /// Wrong length, ids outside a dense table, or a row that cannot be read.
+    pub fn get(&self, ids: &[u64], out: &mut [f32]) -> Result<(), StoreError> {
+        self.store.check_open()?;
+        self.check("out", ids, out.len(), self.spec.dim as usize)?;
+        self.group.read(&self.state, ids, Part::Weights, out)
+    }
+
+    /// Copy the optimizer state of `ids` to `out` (`state_floats` floats per id).
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn get_state(&self, ids: &[u64], out: &mut [f32]) -> Result<(), StoreError> {
+        self.store.check_open()?;
+        self.check("out", ids, out.len(), self.state_floats())?;
+        self.group.read(&self.state, ids, Part::State, out)
+    }
+
+    /// As [`Table::get`], as a training read: rows that are missing are born, and with a ticket each
+    /// row's clock is taken once, waiting for rows beyond the staleness bound.
+    ///
+    /// # Errors
+    /// Also [`StoreError::StalenessTimeout`] and [`StoreError::StepConflict`].
+    pub fn get_or_init(&self, ids: &[u64], out: &mut [f32], ticket: Option<&Ticket>) -> Result<(), StoreError> {
+        self.store.check_writable("a training read")?;
+        self.check("out", ids, out.len(), self.spec.dim as usize)?;
+        self.store.settle(self.group.fetch(&self.state, ids, out, ticket))
+    }
+
+    /// Store weights (`dim` floats per id); of an id given twice the last value stays. Rows that are
+    /// missing are born; optimizer state stays as it is. With a ticket the rows' clocks are given back.
+    ///
+    /// # Errors
+    /// Wrong length, values that are not finite (nothing changes then), or a failed write.
+    pub fn put(&self, ids: &[u64], values: &[f32], ticket: Option<&Ticket>) -> Result<(), StoreError> {
+        self.check("values", ids, values.len(), self.spec.dim as usize)?;
+        self.write(ids, values, 0, ticket)
+    }
+
+    /// Store optimizer state (`state_floats` floats per id), as [`Table::put`] stores weights.
+    ///
+    /// # Errors
+    /// As [`Table::put`].
+    pub fn put_state(&self, ids: &[u64], values: &[f32]) -> Result<(), StoreError> {
+        self.check("values", ids, values.len(), self.state_floats())?;
+        self.write(ids, values, self.group.core.layout.state_offset() / 4, None)
+    }
+
+    fn write(&self, ids: &[u64], values: &[f32], start: usize, ticket: Option<&Ticket>) -> Result<(), StoreError> {
+        self.store.check_writable("put")?;
+        if let Some(position) = first_non_finite(values) {
+            return Err(StoreError::NotFinite {
+                argument: "values",
+                table: self.name().to_owned(),
+                value: values[position],
+                position,
+            });
+        }
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let width = values.len() / ids.len();
+        let (unique, inverse) = distinct(ids);
+        let mut last = vec![0_usize; unique.len()];
+        for (position, &which) in inverse.iter().enumerate() {
+            last[which as usize] = position;
+        }
+        let keys = self.group.keys(&self.state, &unique);
+        let released = self.released(ticket, &unique);
+        let _change = self.store.changes.read();
+        self.store.settle(self.group.update(&keys, &released, &|position, row: *mut f32| {
+            let values = &values[last[position as usize] * width..][..width];
+            // SAFETY: `row` is a resident row of this group under its shard's write lock; `start + width`
+            // floats lie inside it (weights or state).
+            unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), row.add(start), width) };
+        }))
+    }
+
+    /// Take one optimizer step on every distinct row of `ids` with the sum of its gradients (`dim` floats
+    /// per id) at learning rate `rate` (the table's own if `None`). Rows that are missing are born first.
+    /// With a ticket the rows' clocks are given back.
+    ///
+    /// # Errors
+    /// Wrong length, gradients that are not finite (nothing changes then), or a failed read or write.
+    pub fn rmw(
+        &self,
+        ids: &[u64],
+        gradients: &[f32],
+        rate: Option<f32>,
+        ticket: Option<&Ticket>,
+    ) -> Result<(), StoreError> {
+        self.store.check_writable("rmw")?;
+        let dim = self.spec.dim as usize;
+        self.check("gradients", ids, gradients.len(), dim)?;
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let offsets: Vec<i64> = (0..=ids.len() as i64).collect();
+        let bag = IdBag { ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
+        let lookup = self.group.prepare(&[(Arc::clone(&self.state), bag)])?;
+        let rate = rate.unwrap_or_else(|| self.spec.optimizer.lr());
+        let _change = self.store.changes.read();
+        self.store.settle(self.group.apply(&lookup, gradients, dim, &[rate], ticket))
+    }
+
+    /// Remove rows; how many there were.
+    ///
+    /// # Errors
+    /// A failed write.
+    pub fn delete(&self, ids: &[u64]) -> Result<usize, StoreError> {
+        self.store.check_writable("delete")?;
+        Group::check_ids(&self.state, ids)?;
+        let keys = self.group.keys(&self.state, ids);
+        let _change = self.store.changes.read();
+        self.store.settle(self.group.delete(&keys))
+    }
+
+    /// Announce ids that will be asked for soon; see [`Store::lookahead`].
+    ///
+    /// # Errors
+    /// As [`Store::lookahead`].
+    pub fn lookahead(&self, ids: &[u64], destination: Destination) -> Result<bool, StoreError> {
+        self.store.lookahead(&[(self, ids)], destination)
+    }
+
+    /// Visit every row in batches of at most `batch`: `visit(ids, weights)`. Rows born or deleted during
+    /// the scan may or may not be seen. The order is the store's own. `visit` returns whether to go on.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub fn scan(&self, batch: usize, mut visit: impl FnMut(&[u64], &[f32]) -> bool) -> Result<(), StoreError> {
+        self.store.check_open()?;
+        let dim = self.spec.dim as usize;
+        for cell in &self.group.shards {
+            let mut ids = Vec::new();
+            cell.state.read().index(self.state.local).for_each(|id, _| ids.push(id));
+            for ids in ids.chunks(batch.max(1)) {
+                let mut weights = vec![0.0; ids.len() * dim];
+                self.group.read(&self.state, ids, Part::Weights, &mut weights)?;
+                if !visit(ids, &weights) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The most looked-up ids with an estimate of their lookups, most first.
+    pub fn hottest(&self, count: usize) -> Vec<(u64, u64)> {
+        self.state.hottest(count)
+    }
+
+    /// The figures of the whole store.
+    pub fn stats(&self) -> Stats {
+        self.store.stats()
+    }
+
+    fn released(&self, ticket: Option<&Ticket>, ids: &[u64]) -> Released {
+        ticket.map_or(Released::None, |ticket| {
+            ticket.state.take(self.group.core.number, self.state.local, None, ids)
+        })
+    }
+
+    fn check(&self, argument: &'static str, ids: &[u64], got: usize, width: usize) -> Result<(), StoreError> {
+        Group::check_ids(&self.state, ids)?;
+        let expected = ids.len() * width;
+        if got == expected {
+            return Ok(());
+        }
+        let why = format!("{} ids of table {:?} with {width} floats each", ids.len(), self.name());
+        Err(StoreError::Length { argument, got, expected, why })
+    }
+}
+
+fn distinct(ids: &[u64]) -> (Vec<u64>, Vec<u32>) {
+    let mut unique = Vec::new();
+    let mut inverse = vec![0; ids.len()];
+    segment_unique(ids, None, &mut UniqueScratch::default(), &mut unique, &mut inverse);
+    (unique, inverse)
+}

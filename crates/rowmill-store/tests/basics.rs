@@ -1,0 +1,125 @@
+//! The first things a user does: create, read, update, close, open again. If one of these breaks, nothing
+//! else is worth looking at.
+
+use std::sync::Arc;
+
+use rowmill_store::*;
+
+fn options(memory: u64) -> StoreOptions {
+    StoreOptions { memory, threads: 2, seed: 7, ..StoreOptions::default() }
+}
+
+fn spec(dim: u32, optimizer: OptimizerSpec) -> TableSpec {
+    TableSpec {
+        dim,
+        dtype: Dtype::F32,
+        optimizer,
+        initializer: Initializer::Uniform { low: -0.5, high: 0.5 },
+        staleness: StalenessBound::Steps(0),
+        ids: IdRange::Sparse,
+    }
+}
+
+const SGD: OptimizerSpec = OptimizerSpec::Sgd { lr: 0.5 };
+const ADAGRAD: OptimizerSpec = OptimizerSpec::Adagrad { lr: 0.5, eps: 1e-10, initial_accumulator: 0.0 };
+
+#[test]
+fn a_row_is_born_the_same_whoever_asks_first() {
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(8 << 20)).unwrap();
+    let table = store.table("t", &spec(16, SGD)).unwrap();
+    let mut seen = vec![0.0; 32];
+    table.get(&[5, u64::MAX], &mut seen).unwrap();
+    assert_eq!(table.len(), 0, "evaluation inserts nothing");
+    let mut born = vec![0.0; 32];
+    table.get_or_init(&[u64::MAX, 5], &mut born, None).unwrap();
+    assert_eq!(table.len(), 2);
+    assert_eq!((&seen[..16], &seen[16..]), (&born[16..], &born[..16]));
+    assert_ne!(seen[..16], seen[16..]);
+}
+
+#[test]
+fn gradients_of_a_repeated_id_add_up_once() {
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(8 << 20)).unwrap();
+    let table = store.table("t", &TableSpec { initializer: Initializer::Zeros, ..spec(4, SGD) }).unwrap();
+    table.rmw(&[1, 2, 1], &[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0], None, None).unwrap();
+    let mut rows = [0.0; 8];
+    table.get(&[1, 2], &mut rows).unwrap();
+    assert_eq!(rows, [-2.0, -2.0, -2.0, -2.0, -1.0, -1.0, -1.0, -1.0]);
+}
+
+#[test]
+fn rows_beyond_memory_come_back_from_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path(), options(2 << 20)).unwrap();
+    let table = store.table("t", &spec(64, ADAGRAD)).unwrap();
+    let count = 20_000_u64; // 10 MB of rows in at most 2 MiB
+    for from in (0..count).step_by(1000) {
+        let ids: Vec<u64> = (from..from + 1000).collect();
+        let values: Vec<f32> =
+            ids.iter().flat_map(|&id| (0..64).map(move |i| id as f32 + i as f32 / 64.0)).collect();
+        table.put(&ids, &values, None).unwrap();
+    }
+    assert_eq!(table.len(), 20_000);
+    let ids: Vec<u64> = (0..count).rev().collect();
+    let mut rows = vec![0.0; ids.len() * 64];
+    table.get(&ids, &mut rows).unwrap();
+    for (row, &id) in rows.chunks(64).zip(&ids) {
+        assert!(row.iter().enumerate().all(|(i, &value)| value == id as f32 + i as f32 / 64.0), "row {id}");
+    }
+    let stats = store.stats();
+    assert!(stats.cold_reads > 10_000 && stats.evictions > 10_000, "{stats:?}");
+    assert!(
+        stats.row_bytes + stats.index_bytes + stats.overhead_bytes + stats.buffer_bytes <= 2 << 20,
+        "{stats:?}"
+    );
+}
+
+#[test]
+fn a_store_opens_where_its_last_checkpoint_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let ids: Vec<u64> = (0..5000).collect();
+    let (mut saved, mut state) = (vec![0.0; 5000 * 16], vec![0.0; 5000 * 16]);
+    {
+        let store = Store::open(folder.path(), options(4 << 20)).unwrap();
+        let table = store.table("t", &spec(16, ADAGRAD)).unwrap();
+        table.rmw(&ids, &vec![0.25; 5000 * 16], None, None).unwrap();
+        store.checkpoint(&[("dense", b"weights")]).unwrap();
+        table.rmw(&ids[..100], &vec![0.5; 1600], None, None).unwrap();
+        table.delete(&[4999]).unwrap();
+        let info = store.checkpoint(&[("dense", b"more weights")]).unwrap();
+        assert_eq!((info.epoch, info.rows_saved), (2, 100));
+        table.get(&ids, &mut saved).unwrap();
+        table.get_state(&ids, &mut state).unwrap();
+        table.rmw(&ids, &vec![1.0; 5000 * 16], None, None).unwrap(); // lost: no checkpoint follows
+    }
+    let store = Store::open(folder.path(), options(4 << 20)).unwrap();
+    let table = store.open_table("t").unwrap();
+    assert_eq!((table.len(), table.steps(), store.checkpoint_epoch()), (4999, 2, 2));
+    assert_eq!(store.attachment("dense").unwrap().unwrap(), b"more weights");
+    let (mut rows, mut states) = (vec![0.0; 5000 * 16], vec![0.0; 5000 * 16]);
+    table.get(&ids, &mut rows).unwrap();
+    table.get_state(&ids, &mut states).unwrap();
+    assert_eq!(rows, saved);
+    assert_eq!(states, state);
+}
+
+#[test]
+fn a_fused_lookup_is_the_sum_of_its_rows_and_its_backward_one_step() {
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(8 << 20)).unwrap();
+    let zero = TableSpec { initializer: Initializer::Zeros, ..spec(2, SGD) };
+    let (a, b) = (store.table("a", &zero).unwrap(), store.table("b", &zero).unwrap());
+    a.put(&[1, 2], &[1.0, 10.0, 2.0, 20.0], None).unwrap();
+    b.put(&[1], &[5.0, 50.0], None).unwrap();
+    let ticket = store.ticket().unwrap();
+    let bag = |ids, offsets| IdBag { ids, offsets, weights: None, padding: None, pooling: Pooling::Sum };
+    let bags = [(&a, bag(&[1, 2, 1], &[0, 2, 3])), (&b, bag(&[1, 9], &[0, 1, 2]))];
+    let mut out = [0.0; 8];
+    let lookup = store.lookup(&bags, &mut out, 4, Some(&ticket)).unwrap();
+    assert_eq!(out, [3.0, 30.0, 5.0, 50.0, 1.0, 10.0, 0.0, 0.0]);
+    assert_eq!(ticket.rows_held(), 4);
+    store.apply(&lookup, &[1.0; 8], 4, &[0.5, 0.5], Some(&ticket)).unwrap();
+    assert_eq!(ticket.rows_held(), 0);
+    let mut rows = [0.0; 4];
+    a.get(&[1, 2], &mut rows).unwrap();
+    assert_eq!(rows, [0.0, 9.0, 1.5, 19.5], "row 1 was in both bags");
+}
