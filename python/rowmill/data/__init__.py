@@ -1,0 +1,27 @@
+"""Click logs: reading, features, batches, and a generator of logs whose best possible AUC is known."""
+
+from rowmill.data.batches import Batch, batches
+from rowmill.data.block import MISSING_ID, Block
+from rowmill.data.errors import DataError
+from rowmill.data.features import FullIds, HashedIds, IdWay, Vocabulary, fit_vocabulary, id_way
+from rowmill.data.schema import CRITEO, Schema, load_schema
+from rowmill.data.source import Source, open_source
+
+__all__ = [
+    "CRITEO",
+    "MISSING_ID",
+    "Batch",
+    "Block",
+    "DataError",
+    "FullIds",
+    "HashedIds",
+    "IdWay",
+    "Schema",
+    "Source",
+    "Vocabulary",
+    "batches",
+    "fit_vocabulary",
+    "id_way",
+    "load_schema",
+    "open_source",
+]

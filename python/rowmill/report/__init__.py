@@ -1,0 +1,33 @@
+"""What a run leaves behind: `report.json` for programs and `report.html`, one file, for people."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from rowmill.report.page import report_page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["report_page", "write_report"]
+
+
+def write_report(report: dict[str, Any], out: Path) -> None:
+    """Write `report.json` and `report.html` into a folder; each appears whole or not at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
+    for name, content in (("report.json", text), ("report.html", report_page(report))):
+        unfinished = out / f".{name}"
+        unfinished.write_text(content, encoding="utf-8")
+        unfinished.replace(out / name)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: a figure that does not exist is null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}  # pyright: ignore
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]  # pyright: ignore
+    return None if isinstance(value, float) and not math.isfinite(value) else value
