@@ -3,8 +3,7 @@
 use crate::read_plan::MERGED_BYTES_MAX;
 use crate::{AlignedBuffer, BLOCK_BYTES};
 
-/// Blocks of an arena: 1 MiB, so that a full queue of single blocks takes half of it and sixteen merged
-/// reads of the largest size fit too.
+/// Blocks of an arena: 1 MiB, a full queue of single blocks or sixteen merged reads of the largest size.
 const BLOCKS: usize = 256;
 
 const WORDS: usize = BLOCKS / u64::BITS as usize;

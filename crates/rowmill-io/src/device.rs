@@ -6,6 +6,9 @@ use std::io;
 /// Unit of every read, write and checksum, in bytes.
 pub const BLOCK_BYTES: usize = 4096;
 
+/// No device is this long: an offset beyond is a mistake of its caller.
+const DEVICE_BYTES_MAX: u64 = 1 << 60;
+
 /// Whole consecutive blocks of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -120,11 +123,13 @@ impl Span {
     }
 
     /// # Panics
-    /// When the span is empty or not made of whole blocks: its caller computed it wrongly.
+    /// When the span is empty, not made of whole blocks, or absurdly far out: its caller computed it wrongly.
     pub(crate) fn assert_whole_blocks(self) {
         assert!(
-            self.bytes > 0 && (self.offset | self.bytes as u64).is_multiple_of(BLOCK_BYTES as u64),
-            "{self:?} is not made of whole blocks"
+            self.bytes > 0
+                && (self.offset | self.bytes as u64).is_multiple_of(BLOCK_BYTES as u64)
+                && self.offset < DEVICE_BYTES_MAX,
+            "{self:?} is not made of whole blocks below {DEVICE_BYTES_MAX}"
         );
     }
 }

@@ -6,8 +6,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use crate::read_plan::SPANS_MAX;
 use crate::registered_files::Presence;
-use crate::ring::Source;
+use crate::ring::{Deliver, Source};
 use crate::{
     AlignedBuffer, BLOCK_BYTES, Device, DeviceError, IoChoice, ReadResult, Span, pread, thread_ring,
 };
@@ -67,6 +68,22 @@ impl FileDevice {
         DeviceError::from_io(operation, self.name.as_str(), offset, bytes, source)
     }
 
+    fn read_some(&self, spans: &[Span], deliver: Deliver<'_>) {
+        // Reads through the page cache block the thread inside the ring: pread does the same with less.
+        if self.direct && self.choice == IoChoice::Auto {
+            let source = Source { file: &self.file, presence: &self.presence, name: &self.name };
+            if thread_ring::read(&source, spans, deliver) {
+                return;
+            }
+        }
+        pread::read(&self.file, &self.name, spans, deliver);
+        if !self.direct {
+            for span in spans {
+                self.drop_cache(span.offset, span.bytes as u64);
+            }
+        }
+    }
+
     fn write_aligned(&self, mut offset: u64, mut blocks: &[u8]) -> Result<(), DeviceError> {
         while !blocks.is_empty() {
             let written = match self.file.write_at(blocks, offset) {
@@ -102,18 +119,8 @@ impl FileDevice {
 
 impl Device for FileDevice {
     fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>)) {
-        // Reads through the page cache block the thread inside the ring: pread does the same with less.
-        if self.direct && self.choice == IoChoice::Auto {
-            let source = Source { file: &self.file, presence: &self.presence, name: &self.name };
-            if thread_ring::read(&source, spans, deliver) {
-                return;
-            }
-        }
-        pread::read(&self.file, &self.name, spans, deliver);
-        if !self.direct {
-            for span in spans {
-                self.drop_cache(span.offset, span.bytes as u64);
-            }
+        for (turn, some) in spans.chunks(SPANS_MAX).enumerate() {
+            self.read_some(some, &mut |position, result| deliver(turn * SPANS_MAX + position, result));
         }
     }
 

@@ -33,24 +33,20 @@ pub(crate) fn read(file: &File, name: &str, spans: &[Span], deliver: &mut dyn Fn
     let ThreadBuffer { plan, buffer } = &mut thread;
     plan.start(spans);
     while let Some(run) = plan.next_run(spans) {
-        let positions = plan.positions(run);
         if run.bytes > buffer.len() {
-            let position = positions[0] as usize;
+            let position = plan.wide_position(run);
             read_wide(file, name, spans[position], &mut |result| deliver(position, result));
             continue;
         }
         let blocks = &mut buffer[..run.bytes];
-        if read_exactly(file, run.offset, blocks).is_ok() {
-            for position in positions {
-                let span = spans[*position as usize];
+        let landed = read_exactly(file, run.offset, blocks).is_ok();
+        for position in plan.positions(run) {
+            let span = spans[position];
+            if landed {
                 let start = (span.offset - run.offset) as usize;
-                deliver(*position as usize, Ok(&blocks[start..start + span.bytes]));
-            }
-        } else {
-            for position in positions {
-                read_span(file, name, spans[*position as usize], blocks, &mut |result| {
-                    deliver(*position as usize, result);
-                });
+                deliver(position, Ok(&blocks[start..start + span.bytes]));
+            } else {
+                read_span(file, name, span, blocks, &mut |result| deliver(position, result));
             }
         }
     }

@@ -115,3 +115,30 @@ fn the_way_of_reading_is_told_with_its_reason_and_its_memory() {
     let (auto, pread) = (io_bytes_per_thread(IoChoice::Auto), io_bytes_per_thread(IoChoice::Pread));
     assert!(pread <= auto && auto <= 2 << 20, "{pread} {auto}");
 }
+
+#[test]
+fn threads_beyond_the_rings_read_too_and_ended_threads_leave_theirs() {
+    const THREADS: usize = 80;
+    let folder = tempfile::tempdir().unwrap();
+    let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+    let device = volume.device("device", true).unwrap();
+    device.write(0, &vec![5; 64 * BLOCK_BYTES]).unwrap();
+    let spans: Vec<Span> =
+        (0..32).map(|i| Span { offset: 2 * i * BLOCK_BYTES as u64, bytes: BLOCK_BYTES }).collect();
+    for _ in 0..2 {
+        let all_read = std::sync::Barrier::new(THREADS);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    let mut delivered = 0;
+                    device.read(&spans, &mut |_, result| {
+                        assert_eq!(result.unwrap()[7], 5);
+                        delivered += 1;
+                    });
+                    assert_eq!(delivered, spans.len());
+                    all_read.wait();
+                });
+            }
+        });
+    }
+}
