@@ -28,6 +28,11 @@ impl AlignedBuffer {
         bytes.as_ptr().addr().is_multiple_of(BLOCK_BYTES)
     }
 
+    /// The first byte, for those who share the memory with the kernel and may not borrow all of it.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
     fn layout(bytes: usize) -> Layout {
         // An empty buffer still owns a block: one rule for allocation and release.
         Layout::from_size_align(bytes.max(BLOCK_BYTES), BLOCK_BYTES).expect("a buffer fits the address space")

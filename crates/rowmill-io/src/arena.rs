@@ -28,6 +28,12 @@ pub(crate) struct Place {
     blocks: u16,
 }
 
+impl Place {
+    pub(crate) fn bytes(self) -> usize {
+        usize::from(self.blocks) * BLOCK_BYTES
+    }
+}
+
 impl Arena {
     pub(crate) fn new() -> Self {
         Self { memory: AlignedBuffer::new(ARENA_BYTES), free: [u64::MAX; WORDS] }
@@ -63,14 +69,24 @@ impl Arena {
         self.free = [u64::MAX; WORDS];
     }
 
-    pub(crate) fn bytes_mut(&mut self, place: Place) -> &mut [u8] {
-        let start = usize::from(place.first) * BLOCK_BYTES;
-        &mut self.memory[start..start + usize::from(place.blocks) * BLOCK_BYTES]
+    /// Where a place begins.
+    pub(crate) fn start_of(&self, place: Place) -> *mut u8 {
+        self.memory.start().wrapping_add(usize::from(place.first) * BLOCK_BYTES)
+    }
+
+    /// The blocks of a place.
+    ///
+    /// # Safety
+    /// The place is taken, and the kernel does not write to it any more.
+    pub(crate) unsafe fn bytes_mut(&mut self, place: Place) -> &mut [u8] {
+        // SAFETY: the place lies within the memory, which is initialised. Only the bytes of the place are
+        // borrowed, because others may be written by the kernel; by the caller's promise these are not.
+        unsafe { std::slice::from_raw_parts_mut(self.start_of(place), place.bytes()) }
     }
 
     /// All of it, for registration with the kernel.
-    pub(crate) fn memory_mut(&mut self) -> &mut [u8] {
-        &mut self.memory
+    pub(crate) fn as_iovec(&self) -> libc::iovec {
+        libc::iovec { iov_base: self.memory.start().cast(), iov_len: ARENA_BYTES }
     }
 }
 
@@ -117,7 +133,8 @@ mod tests {
             let bytes = (1 + seeded.below(16) as usize) * BLOCK_BYTES;
             match arena.take(bytes) {
                 Some(place) if seeded.below(3) > 0 || taken.is_empty() => {
-                    arena.bytes_mut(place).fill(step as u8);
+                    // SAFETY: the place is taken, and there is no kernel here.
+                    unsafe { arena.bytes_mut(place) }.fill(step as u8);
                     taken.push((place, step as u8));
                 }
                 other => {
@@ -125,7 +142,8 @@ mod tests {
                         arena.give_back(place);
                     }
                     let (place, fill) = taken.swap_remove(seeded.below(taken.len() as u64) as usize);
-                    assert!(arena.bytes_mut(place).iter().all(|byte| *byte == fill));
+                    // SAFETY: as above.
+                    assert!(unsafe { arena.bytes_mut(place) }.iter().all(|byte| *byte == fill));
                     arena.give_back(place);
                 }
             }

@@ -79,12 +79,10 @@ struct Drain<'a>(&'a mut Ring);
 impl Ring {
     pub(crate) fn new() -> io::Result<Self> {
         let (queues, flags) = build()?;
-        let mut arena = ManuallyDrop::new(Arena::new());
-        let memory = arena.memory_mut();
-        let buffer = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() };
+        let arena = ManuallyDrop::new(Arena::new());
         // A user's limit of locked memory (ENOMEM) must not cost the ring: reads work without.
         // SAFETY: the arena lives as long as the ring, or for ever.
-        let buffers_registered = unsafe { queues.submitter().register_buffers(&[buffer]) }.is_ok();
+        let buffers_registered = unsafe { queues.submitter().register_buffers(&[arena.as_iovec()]) }.is_ok();
         let files = RegisteredFiles::register(&queues.submitter());
         Ok(Self {
             queues,
@@ -152,21 +150,17 @@ impl Ring {
         let mut queue = self.queues.submission();
         while let Some(run) = *waiting {
             if run.bytes > MERGED_BYTES_MAX {
-                let position = self.plan.wide_position(run);
-                pread::read_wide(
-                    batch.source.file,
-                    batch.source.name,
-                    batch.spans[position],
-                    &mut |result| {
-                        deliver(position, result);
-                    },
-                );
+                let (source, position) = (batch.source, self.plan.wide_position(run));
+                pread::read_wide(source.file, source.name, batch.spans[position], &mut |result| {
+                    deliver(position, result);
+                });
             } else {
                 let Some(number) = self.in_flight.free.last().copied() else { return };
                 let Some(place) = self.arena.take(run.bytes) else { return };
                 self.in_flight.free.pop();
                 self.in_flight.reads[usize::from(number)] = (run, place);
-                let entry = batch.entry(run.offset, self.arena.bytes_mut(place), self.buffers_registered);
+                let into = (self.arena.start_of(place), place.bytes() as u32);
+                let entry = batch.entry(run.offset, into, self.buffers_registered);
                 // SAFETY: the buffer lies in the arena, which outlives the read, and its place is not
                 // handed out again before the read has completed; the file is open for as long as `batch`
                 // lives, and `Drain` leaves nothing in flight after that.
@@ -201,7 +195,9 @@ impl Ring {
             // Before anything is delivered: should `deliver` panic, this read is not waited for again.
             self.in_flight.free.push(number);
             let landed = usize::try_from(completion.result()) == Ok(run.bytes);
-            batch.deliver(self.plan.positions(run), run, self.arena.bytes_mut(place), landed, deliver);
+            // SAFETY: the place was taken for this read, which has completed.
+            let blocks = unsafe { self.arena.bytes_mut(place) };
+            batch.deliver(self.plan.positions(run), run, blocks, landed, deliver);
             self.arena.give_back(place);
         }
     }
@@ -265,8 +261,8 @@ impl InFlight {
 }
 
 impl Batch<'_> {
-    fn entry(&self, offset: u64, buffer: &mut [u8], buffers_registered: bool) -> squeue::Entry {
-        let (start, bytes) = (buffer.as_mut_ptr(), buffer.len() as u32);
+    fn entry(&self, offset: u64, into: (*mut u8, u32), buffers_registered: bool) -> squeue::Entry {
+        let (start, bytes) = into;
         let file = types::Fd(self.descriptor);
         match (buffers_registered, self.slot.map(types::Fixed)) {
             (true, Some(slot)) => opcode::ReadFixed::new(slot, start, bytes, 0).offset(offset).build(),
