@@ -33,12 +33,13 @@ fn main() {
 
 type Question = fn(&Memory);
 
-const QUESTIONS: [(&str, Question); 6] = [
+const QUESTIONS: [(&str, Question); 7] = [
     ("unique", unique_speed),
     ("pool", pool_speed),
     ("gather", gather_speed),
     ("accumulate", accumulate_speed),
     ("apply", apply_speed),
+    ("backward", backward_speed),
     ("initialize", initialize_speed),
 ];
 
@@ -141,6 +142,41 @@ fn apply_speed(memory: &Memory) {
                     batches[batch].rows[..count].iter().map(|row| row.cast_mut()).collect();
                 // SAFETY: rows lie in `memory`, `stride` apart, and nobody else uses them.
                 unsafe { updater.apply_many(&rows, &gradients, &Update { lr: 1e-3, step }) };
+            });
+        }
+    }
+}
+
+/// The whole backward of a step: sort, sum, update.
+fn backward_speed(memory: &Memory) {
+    for dim in [16, 64, 128] {
+        for length in [1, 20] {
+            let batches: Vec<Batch> =
+                (0..BATCHES).map(|seed| Batch::new(memory, seed, length, dim, true)).collect();
+            let gradients = vec![1e-3; BAGS * dim];
+            let updater = RowUpdater::new(&OptimizerSpec::Sgd { lr: 0.0 }, dim);
+            let update = Update { lr: 1e-3, step: 1 };
+            let mut order = LookupOrder::default();
+            let mut sums = vec![0.0; BAGS * length * dim];
+            let rows =
+                |batch: &Batch| -> Vec<*mut f32> { batch.rows.iter().map(|row| row.cast_mut()).collect() };
+            report(&format!("backward in two passes D={dim} L={length} zipf"), BAGS * length, |batch| {
+                let (lookups, rows) = (batches[batch].lookups(), rows(&batches[batch]));
+                order.build(&lookups, rows.len());
+                let sums = &mut sums[..rows.len() * dim];
+                // SAFETY: rows lie in `memory`, one gradient per bag.
+                unsafe {
+                    accumulate_range(&order, 0..rows.len(), gradients.as_ptr(), dim, dim, sums);
+                    updater.apply_many(&rows, sums, &update);
+                }
+            });
+            report(&format!("backward in one pass D={dim} L={length} zipf"), BAGS * length, |batch| {
+                let (lookups, rows) = (batches[batch].lookups(), rows(&batches[batch]));
+                order.build(&lookups, rows.len());
+                // SAFETY: as above.
+                unsafe {
+                    updater.apply_lookups(&rows, &order, 0..rows.len(), gradients.as_ptr(), dim, &update);
+                }
             });
         }
     }

@@ -38,38 +38,36 @@ impl LookupOrder {
         // cursors and end up as the starts of the next row.
         self.starts.clear();
         self.starts.resize(unique + 2, 0);
+        // Slices of their own: through `self` every store makes the compiler load the pointers again.
+        let starts = self.starts.as_mut_slice();
         for &index in &inverse[begin..end] {
             if index != SKIP {
                 assert!((index as usize) < unique, "unique index {index} of {unique}");
-                self.starts[index as usize + 2] += 1;
+                starts[index as usize + 2] += 1;
             }
         }
         let mut total = 0;
-        for start in &mut self.starts {
+        for start in starts.iter_mut() {
             total += *start;
             *start = total;
         }
 
+        // Every entry is written below, so what a batch before left there may stay.
         let scaled = weights.is_some() || pooling == Pooling::Mean;
-        self.bags.clear();
         self.bags.resize(total as usize, 0);
-        self.factors.clear();
         self.factors.resize(if scaled { total as usize } else { 0 }, 0.0);
-        for bag in 0..lookups.bags() {
-            let range = offsets[bag] as usize..offsets[bag + 1] as usize;
-            let share = match pooling {
-                Pooling::Sum => 1.0,
-                Pooling::Mean => 1.0 / lookups.count(bag).max(1) as f32,
-            };
-            for lookup in range {
-                let index = inverse[lookup];
+        let (bags, factors) = (self.bags.as_mut_slice(), self.factors.as_mut_slice());
+        for (bag, ends) in offsets.windows(2).enumerate() {
+            let range = ends[0] as usize..ends[1] as usize;
+            let share = if pooling == Pooling::Mean { 1.0 / lookups.count(bag).max(1) as f32 } else { 1.0 };
+            for (lookup, &index) in range.clone().zip(&inverse[range]) {
                 if index == SKIP {
                     continue;
                 }
-                let cursor = &mut self.starts[index as usize + 1];
-                self.bags[*cursor as usize] = bag as u32;
+                let cursor = &mut starts[index as usize + 1];
+                bags[*cursor as usize] = bag as u32;
                 if scaled {
-                    self.factors[*cursor as usize] = weights.map_or(share, |weights| weights[lookup]);
+                    factors[*cursor as usize] = weights.map_or(share, |weights| weights[lookup]);
                 }
                 *cursor += 1;
             }
@@ -136,24 +134,35 @@ pub unsafe fn accumulate_range_with(
     dim: usize,
     out: &mut [f32],
 ) {
-    assert!(range.start <= range.end && range.end <= order.unique(), "rows {range:?} of {}", order.unique());
     assert_eq!(out.len(), range.len() * dim, "one gradient per row");
-    if range.is_empty() {
-        return;
-    }
-    let starts = &order.starts[range.start..=range.end];
-    let accumulate = Accumulate { order, starts, gradients, stride, dim, out: out.as_mut_ptr() };
     // SAFETY: the caller's, and `out` has room.
-    unsafe { set.run(accumulate) }
+    unsafe { set.run(Accumulate::new(order, range, gradients, stride, dim, out.as_mut_ptr())) }
 }
 
-struct Accumulate<'a> {
+pub(crate) struct Accumulate<'a> {
     order: &'a LookupOrder,
     starts: &'a [u32],
     gradients: *const f32,
     stride: usize,
     dim: usize,
     out: *mut f32,
+}
+
+impl<'a> Accumulate<'a> {
+    /// The arguments of [`accumulate_range`], checked as far as they can be.
+    #[inline(always)]
+    pub(crate) fn new(
+        order: &'a LookupOrder,
+        range: Range<usize>,
+        gradients: *const f32,
+        stride: usize,
+        dim: usize,
+        out: *mut f32,
+    ) -> Self {
+        assert!(range.start <= range.end && range.end <= order.unique(), "a range outside the unique rows");
+        let starts = if range.is_empty() { &[][..] } else { &order.starts[range.start..=range.end] };
+        Self { order, starts, gradients, stride, dim, out }
+    }
 }
 
 impl Kernel for Accumulate<'_> {
@@ -180,7 +189,7 @@ impl<const SCALED: bool> Sums for Rows<'_, SCALED> {
 
     #[inline(always)]
     fn len(&self) -> usize {
-        self.0.starts.len() - 1
+        self.0.starts.len().saturating_sub(1)
     }
 
     #[inline(always)]

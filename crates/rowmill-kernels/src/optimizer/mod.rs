@@ -1,19 +1,27 @@
 //! Optimizers: one gradient and one row in, the row updated in place.
 //!
 //! One optimizer is one file: a [`Rule`] made from its hyper-parameters and the [`Update`], generic over
-//! the vector type. This file names it once, in [`RowUpdater::apply_many`].
+//! the vector type. This file names it once, in `RowUpdater::dispatch`.
 
 mod adagrad;
 mod adam;
 mod rowwise_adagrad;
 mod sgd;
 
+use std::ops::Range;
+
 use rowmill_rows::OptimizerSpec;
 
+use crate::LookupOrder;
+use crate::accumulate::Accumulate;
 use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
 
 /// How many rows ahead of the one being updated are prefetched; the same trade as for sums.
 const PREFETCH_DISTANCE: usize = 16;
+
+/// Gradients accumulated before their rows are updated: with the rows themselves, which are fetched in the
+/// meantime, they fit a first-level cache of 32 KiB.
+const CHUNK_BYTES: usize = 8 << 10;
 
 /// What changes from one step to the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,6 +84,37 @@ impl RowUpdater {
     pub unsafe fn apply_many(&self, rows: &[*mut f32], gradients: &[f32], update: &Update) {
         assert_eq!(gradients.len(), rows.len() * self.dim, "one gradient per row");
         // SAFETY: the caller's.
+        unsafe { self.dispatch(rows, Gradients::Rows(gradients), update) }
+    }
+
+    /// Accumulate and apply in one go: update `rows[i]`, the unique row `range.start + i` of `order`, with
+    /// the sum over its lookups that [`accumulate_range`](crate::accumulate_range) computes, bit for bit,
+    /// without a round trip of the sums through memory.
+    ///
+    /// # Panics
+    /// If there is not one row per unique row of the range, or the range does not lie inside the order.
+    ///
+    /// # Safety
+    /// As for [`RowUpdater::apply_many`], and `gradients` has `dim` readable floats at `bag * stride` for
+    /// every bag of the lookups.
+    pub unsafe fn apply_lookups(
+        &self,
+        rows: &[*mut f32],
+        order: &LookupOrder,
+        range: Range<usize>,
+        gradients: *const f32,
+        stride: usize,
+        update: &Update,
+    ) {
+        assert!(range.end <= order.unique(), "rows {range:?} of {}", order.unique());
+        assert_eq!(range.len(), rows.len(), "one row per unique row");
+        let source = Gradients::Bags { order, first: range.start, gradients, stride };
+        // SAFETY: the caller's.
+        unsafe { self.dispatch(rows, source, update) }
+    }
+
+    unsafe fn dispatch(&self, rows: &[*mut f32], gradients: Gradients<'_>, update: &Update) {
+        // SAFETY: the caller's.
         unsafe {
             match self.optimizer {
                 OptimizerSpec::Sgd { .. } => self.run(sgd::Sgd::new(update), rows, gradients),
@@ -92,26 +131,50 @@ impl RowUpdater {
         }
     }
 
-    unsafe fn run<R: Rule>(&self, rule: R, rows: &[*mut f32], gradients: &[f32]) {
+    unsafe fn run<R: Rule>(&self, rule: R, rows: &[*mut f32], gradients: Gradients<'_>) {
         let row_bytes = 4 * (self.dim + self.optimizer.state_floats(self.dim));
         // SAFETY: the caller's; there is one gradient per row.
-        unsafe { self.set.run(ApplyMany { rule, rows, gradients, dim: self.dim, row_bytes }) }
+        unsafe { self.set.run(Apply { rule, rows, gradients, dim: self.dim, row_bytes }) }
     }
 }
 
-struct ApplyMany<'a, R> {
+/// Where the gradients of rows come from.
+#[derive(Clone, Copy)]
+enum Gradients<'a> {
+    /// One per row.
+    Rows(&'a [f32]),
+    /// The bags that looked the rows up; the first row is unique row `first`.
+    Bags { order: &'a LookupOrder, first: usize, gradients: *const f32, stride: usize },
+}
+
+struct Apply<'a, R> {
     rule: R,
     rows: &'a [*mut f32],
-    gradients: &'a [f32],
+    gradients: Gradients<'a>,
     dim: usize,
     row_bytes: usize,
 }
 
-impl<R: Rule> Kernel for ApplyMany<'_, R> {
+impl<R: Rule> Kernel for Apply<'_, R> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller's.
+        unsafe {
+            match self.gradients {
+                Gradients::Rows(gradients) => self.apply_rows::<V>(gradients),
+                Gradients::Bags { order, first, gradients, stride } => {
+                    self.apply_bags::<V>(order, first, gradients, stride);
+                }
+            }
+        }
+    }
+}
+
+impl<R: Rule> Apply<'_, R> {
+    #[inline(always)]
+    unsafe fn apply_rows<V: Vector>(&self, gradients: &[f32]) {
         for &row in &self.rows[..self.rows.len().min(PREFETCH_DISTANCE)] {
             prefetch(row, self.row_bytes);
         }
@@ -120,7 +183,34 @@ impl<R: Rule> Kernel for ApplyMany<'_, R> {
                 prefetch(ahead, self.row_bytes);
             }
             // SAFETY: the caller's; there is one gradient per row.
-            unsafe { self.rule.apply::<V>(row, self.gradients.as_ptr().add(i * self.dim), self.dim) };
+            unsafe { self.rule.apply::<V>(row, gradients.as_ptr().add(i * self.dim), self.dim) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn apply_bags<V: Vector>(
+        &self,
+        order: &LookupOrder,
+        first: usize,
+        gradients: *const f32,
+        stride: usize,
+    ) {
+        let chunk = (CHUNK_BYTES / self.row_bytes).max(4);
+        let mut sums = vec![0.0; chunk.min(self.rows.len()) * self.dim];
+        for (index, rows) in self.rows.chunks(chunk).enumerate() {
+            for &row in rows {
+                prefetch(row, self.row_bytes);
+            }
+            let begin = first + index * chunk;
+            let range = begin..begin + rows.len();
+            // SAFETY: the caller's; `sums` has room for a chunk.
+            unsafe {
+                let sums = sums.as_mut_ptr();
+                Accumulate::new(order, range, gradients, stride, self.dim, sums).run::<V>();
+                for (i, &row) in rows.iter().enumerate() {
+                    self.rule.apply::<V>(row, sums.add(i * self.dim), self.dim);
+                }
+            }
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Optimizers against the formulas element by element, and against numbers printed by torch.
 
 use proptest::prelude::*;
-use rowmill_kernels::{InstructionSet, RowUpdater, Update};
+use rowmill_kernels::{InstructionSet, LookupOrder, RowUpdater, Update, accumulate_range};
 use rowmill_rows::OptimizerSpec;
 
-use crate::data::{Random, bits, dims};
+use crate::data::{Random, bags, bits, dims};
 
 /// One row, one step, as the papers write it; rounded where the kernels promise to round.
 fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &Update) {
@@ -92,6 +92,45 @@ proptest! {
             let rows: Vec<*mut f32> = order.iter().map(|&row| start.wrapping_add(row * stride)).collect();
             // SAFETY: rows lie in `memory` and hold weights and state.
             unsafe { RowUpdater::with(set, &optimizer, dim).apply_many(&rows, &gradients, &update) };
+            prop_assert_eq!(bits(&memory), bits(&expected), "{} {:?} dim {}", set, optimizer, dim);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn accumulating_and_applying_in_one_go_changes_no_bit(
+        optimizer in optimizers(), bags in bags(), dim in dims(), first in 0.0..1.0, seed: u64,
+    ) {
+        let mut random = Random::new(seed);
+        let floats = dim + optimizer.state_floats(dim);
+        let stride = dim + random.below(3);
+        let mut memory = random.floats(bags.unique * floats);
+        for row in memory.chunks_mut(floats) {
+            row[dim..].iter_mut().for_each(|state| *state = state.abs());
+        }
+        let gradients = random.floats((bags.offsets.len() - 1) * stride);
+        let mut order = LookupOrder::default();
+        order.build(&bags.lookups(), bags.unique);
+        let range = (first * bags.unique as f64) as usize..bags.unique;
+        let mut sums = vec![0.0; range.len() * dim];
+        let update = Update { lr: 0.02, step: 3 };
+        let rows = |memory: &mut Vec<f32>| -> Vec<*mut f32> {
+            range.clone().map(|row| memory[row * floats..].as_mut_ptr()).collect()
+        };
+        let mut expected = memory.clone();
+        // SAFETY: rows lie in the vectors, a gradient of `dim` floats per bag in `gradients`.
+        unsafe {
+            accumulate_range(&order, range.clone(), gradients.as_ptr(), stride, dim, &mut sums);
+            RowUpdater::new(&optimizer, dim).apply_many(&rows(&mut expected), &sums, &update);
+        }
+        for set in InstructionSet::available() {
+            let mut memory = memory.clone();
+            let (rows, updater) = (rows(&mut memory), RowUpdater::with(set, &optimizer, dim));
+            // SAFETY: as above.
+            unsafe {
+                updater.apply_lookups(&rows, &order, range.clone(), gradients.as_ptr(), stride, &update);
+            }
             prop_assert_eq!(bits(&memory), bits(&expected), "{} {:?} dim {}", set, optimizer, dim);
         }
     }
