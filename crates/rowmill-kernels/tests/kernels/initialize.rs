@@ -141,3 +141,23 @@ fn a_wider_row_begins_like_a_narrow_one_under_every_instruction_set() {
         }
     }
 }
+
+/// Stores on disk depend on these bits. They come from a Python program that follows the description in
+/// the module and takes the quantile from `statistics.NormalDist`.
+#[test]
+fn the_bits_never_change() {
+    let uniform = Initializer::Uniform { low: -0.1, high: 0.1 };
+    let normal = Initializer::Normal { mean: 0.0, std: 0.01 };
+    let first = (1, 2, 3);
+    let last = (u64::MAX, u32::MAX, u64::MAX);
+    for (initializer, (seed, category, id), expected) in [
+        (uniform, first, [0x3cbe_c368, 0xbdaf_7251, 0x3d86_e40b, 0x3d94_d217, 0xbdb8_df99, 0xbce9_fafa]),
+        (normal, first, [0x3b42_118a, 0xbc6f_c821, 0x3c1b_e490, 0x3c33_78df, 0xbc87_d4d4, 0xbb6f_d95d]),
+        (uniform, last, [0xbd95_878f, 0x3d4b_f01e, 0x3d2f_bec1, 0x3d85_07f1, 0x3d04_f0f1, 0xbca5_1048]),
+        (normal, last, [0xbc34_c5d4, 0x3bdb_eed2, 0x3bb9_b02e, 0x3c18_fc32, 0x3b89_32f7, 0xbb27_4cf6]),
+    ] {
+        let mut weights = [0.0_f32; 6];
+        initialize(&initializer, seed, category, id, &mut weights);
+        assert_eq!(weights.map(f32::to_bits), expected, "{initializer:?}: {weights:?}");
+    }
+}
