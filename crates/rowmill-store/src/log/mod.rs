@@ -35,7 +35,7 @@ use counters::Counters;
 use live_counts::LiveCounts;
 use reader::Scratch;
 use reading::Readings;
-use segment_table::SegmentTable;
+use segment_table::{SegmentTable, Whereabouts};
 use tail::{Stream, Tail};
 
 pub(crate) use counters::LogCounts;
@@ -166,10 +166,10 @@ impl Log {
         Reading { log: self, stamp: self.shared.readings.begin() }
     }
 
-    /// Whether `number` may name a row: for checking an index that was read from a file.
+    /// Whether `number` names a row on the device: for checking an index that was read from a file.
     pub(crate) fn has_row(&self, number: u32) -> bool {
         let (place, index) = self.shared.geometry.locate(number);
-        self.shared.table.read().find(place, index) != segment_table::Whereabouts::Nowhere
+        matches!(self.shared.table.read().find(place), Whereabouts::Device { rows, .. } if index < rows)
     }
 
     /// Count one more holder of a row that is retained already, or of any row before [`Log::loaded`].

@@ -1,6 +1,10 @@
 //! Rows back from the log: from the tail buffers where they are still in memory, else from the device,
 //! where every block is checked before a byte of it is delivered.
+//!
+//! A batch is sorted by row number, which is the order on the device, so that one pass over it meets
+//! every segment and every block once.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rowmill_io::{BLOCK_BYTES, DeviceError, Span};
@@ -8,27 +12,32 @@ use rowmill_rows::RowKey;
 
 use super::counters::add;
 use super::error::{Fault, Part, RowResult};
-use super::segment_table::{OnDevice, Whereabouts};
+use super::segment_table::Whereabouts;
 use super::trailer::{self, Expected};
 use super::{LogError, Shared};
 
-/// What one call of `read` works with, kept from call to call.
+/// Scratches kept when nobody reads, and the entries that each of their lists may keep.
+const SCRATCHES_KEPT: usize = 8;
+const ENTRIES_KEPT: usize = 8192;
+
+/// What one call of `read` works with; its lists are kept from call to call.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// Positions of wanted rows that are nowhere.
+    /// Row number and, below it, position of every row still to be found.
+    pending: Vec<u64>,
+    /// Positions of rows that are nowhere.
     moved: Vec<u32>,
     tail: Vec<InTail>,
-    blocks: Vec<InBlock>,
-    segments: Vec<SegmentRead>,
+    rows: Vec<InBlock>,
     spans: Vec<Span>,
     /// What every span is, in the order of the spans.
     reads: Vec<SpanRead>,
+    /// The checksum of every block of every span.
+    expected: Vec<u32>,
+    unread: Vec<Unread>,
+    lost: Vec<Lost>,
     row: Vec<u8>,
 }
-
-/// Scratches kept when nobody reads, and the entries each may keep.
-const SCRATCHES_KEPT: usize = 8;
-const ENTRIES_KEPT: usize = 8192;
 
 #[derive(Clone, Copy, Debug)]
 struct InTail {
@@ -37,93 +46,103 @@ struct InTail {
     sequence: u64,
 }
 
+/// A wanted row and its first byte in the span that holds it.
 #[derive(Clone, Copy, Debug)]
 struct InBlock {
-    /// First block of the row, counted from the beginning of the file.
-    block: u64,
     position: u32,
-    /// First byte of the row in its block.
     offset: u32,
 }
 
-#[derive(Debug)]
-struct SegmentRead {
-    place: u32,
-    sequence: u64,
-    rows: u32,
-    checksums: Checksums,
-}
-
-/// What is known of a segment's blocks.
-#[derive(Debug)]
-enum Checksums {
-    Known(Arc<[u32]>),
-    /// To be read from the trailer.
-    Unread,
-    /// The trailer cannot be read or trusted.
-    Lost(LogError),
-    /// The segment was freed while this call was under way.
-    Freed,
-}
-
+/// A span: a block, or the blocks of one wide row.
 #[derive(Clone, Copy, Debug)]
 struct SpanRead {
-    /// Position of the segment in `segments`.
-    segment: u32,
+    sequence: u64,
     /// First block within the segment.
     block: u32,
-    /// First row in `blocks` that lies in the span; they end where those of the next span begin.
+    /// Its first row in `rows`; they end where those of the next span begin.
     first: u32,
 }
 
-impl Scratch {
-    fn clear(&mut self) {
-        self.moved.clear();
-        self.tail.clear();
-        self.blocks.clear();
-        self.segments.clear();
-        self.spans.clear();
-        self.reads.clear();
-    }
+/// A segment whose trailer has to be read before its spans can be checked.
+#[derive(Clone, Debug)]
+struct Unread {
+    name: SegmentName,
+    rows: u32,
+    spans: Range<usize>,
+}
 
-    fn shrink(&mut self) {
-        self.clear();
-        self.moved.shrink_to(ENTRIES_KEPT);
-        self.tail.shrink_to(ENTRIES_KEPT);
-        self.blocks.shrink_to(ENTRIES_KEPT);
-        self.segments.shrink_to(ENTRIES_KEPT);
-        self.spans.shrink_to(ENTRIES_KEPT);
-        self.reads.shrink_to(ENTRIES_KEPT);
+/// Spans that cannot be checked, because their trailer cannot be read or trusted.
+#[derive(Debug)]
+struct Lost {
+    spans: Range<usize>,
+    error: LogError,
+}
+
+/// A segment, for errors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SegmentName {
+    pub(super) place: u32,
+    pub(super) sequence: u64,
+}
+
+impl Scratch {
+    /// Forget the last batch, and memory that only an uncommonly large one needs.
+    fn clear(&mut self) {
+        fn clear<T>(list: &mut Vec<T>) {
+            list.clear();
+            list.shrink_to(ENTRIES_KEPT);
+        }
+        clear(&mut self.pending);
+        clear(&mut self.moved);
+        clear(&mut self.tail);
+        clear(&mut self.rows);
+        clear(&mut self.spans);
+        clear(&mut self.reads);
+        clear(&mut self.expected);
+        clear(&mut self.unread);
+        clear(&mut self.lost);
     }
 
     fn bytes(&self) -> usize {
-        self.moved.capacity() * size_of::<u32>()
-            + self.tail.capacity() * size_of::<InTail>()
-            + self.blocks.capacity() * size_of::<InBlock>()
-            + self.segments.capacity() * size_of::<SegmentRead>()
-            + self.spans.capacity() * size_of::<Span>()
-            + self.reads.capacity() * size_of::<SpanRead>()
-            + self.row.capacity()
+        fn bytes<T>(list: &Vec<T>) -> usize {
+            list.capacity() * size_of::<T>()
+        }
+        bytes(&self.pending)
+            + bytes(&self.moved)
+            + bytes(&self.tail)
+            + bytes(&self.rows)
+            + bytes(&self.spans)
+            + bytes(&self.reads)
+            + bytes(&self.expected)
+            + bytes(&self.unread)
+            + bytes(&self.lost)
+            + bytes(&self.row)
     }
 }
 
 impl Shared {
-    /// See [`super::Log::read`].
+    /// See [`super::Reading::read`].
     pub(super) fn read(&self, wanted: &[(u32, RowKey)], deliver: &mut dyn FnMut(usize, RowResult<'_>)) {
         let mut scratch = self.scratch.lock().pop().unwrap_or_default();
-        self.locate(wanted, &mut scratch);
-        self.deliver_from_tail(wanted, &mut scratch, deliver);
-        for position in &scratch.moved {
-            let (number, _) = wanted[*position as usize];
-            deliver(*position as usize, Err(LogError::Moved { group: self.group, number }));
-        }
-        if !scratch.blocks.is_empty() {
-            scratch.blocks.sort_unstable_by_key(|row| (row.block, row.position));
+        let order = (0..).zip(wanted).map(|(position, (number, _))| u64::from(*number) << 32 | position);
+        scratch.pending.extend(order);
+        // Rows found in a buffer that reached the device before they were copied need another round.
+        while !scratch.pending.is_empty() {
+            scratch.pending.sort_unstable();
             self.plan(&mut scratch);
-            self.learn_checksums(&mut scratch.segments);
-            self.deliver_from_device(wanted, &scratch, deliver);
+            self.deliver_from_tail(wanted, &mut scratch, deliver);
+            if !scratch.spans.is_empty() {
+                self.learn_checksums(&mut scratch);
+                self.deliver_from_device(&scratch, deliver);
+            }
+            for position in &scratch.moved {
+                let (number, _) = wanted[*position as usize];
+                deliver(*position as usize, Err(LogError::Moved { group: self.group, number }));
+            }
+            let late = std::mem::take(&mut scratch.pending);
+            scratch.clear();
+            scratch.pending = late;
         }
-        scratch.shrink();
         let mut kept = self.scratch.lock();
         if kept.len() < SCRATCHES_KEPT {
             kept.push(scratch);
@@ -135,41 +154,77 @@ impl Shared {
         self.scratch.lock().iter().map(Scratch::bytes).sum()
     }
 
-    fn locate(&self, wanted: &[(u32, RowKey)], scratch: &mut Scratch) {
+    /// Find the pending rows: in buffers, in blocks to be read, or nowhere.
+    fn plan(&self, scratch: &mut Scratch) {
         let table = self.table.read();
-        for (position, (number, _)) in (0..).zip(wanted) {
-            let (place, index) = self.geometry.locate(*number);
-            match table.find(place, index) {
-                Whereabouts::Device => scratch.blocks.push(self.in_block(place, index, position)),
+        let mut segment = (u32::MAX, Whereabouts::Nowhere);
+        let mut last_block = u32::MAX;
+        for at in 0..scratch.pending.len() {
+            let entry = scratch.pending[at];
+            let (number, position) = ((entry >> 32) as u32, entry as u32);
+            let (place, index) = self.geometry.locate(number);
+            if place != segment.0 {
+                segment = (place, table.find(place));
+                last_block = u32::MAX;
+            }
+            match segment.1 {
+                Whereabouts::Device { sequence, rows, checksums } if index < rows => {
+                    let block = self.geometry.block_of(index);
+                    if block != last_block {
+                        last_block = block;
+                        self.plan_span(scratch, SegmentName { place, sequence }, rows, checksums, block);
+                    }
+                    let offset = self.geometry.offset_in_block(index) as u32;
+                    scratch.rows.push(InBlock { position, offset });
+                }
                 Whereabouts::Tail { buffer, sequence } => {
                     scratch.tail.push(InTail { position, buffer, sequence });
                 }
-                Whereabouts::Nowhere => scratch.moved.push(position),
+                Whereabouts::Device { .. } | Whereabouts::Nowhere => scratch.moved.push(position),
             }
         }
+        scratch.pending.clear();
     }
 
-    fn in_block(&self, place: u32, index: u32, position: u32) -> InBlock {
-        let block = u64::from(place) * u64::from(self.geometry.place_blocks());
-        InBlock {
-            block: block + u64::from(self.geometry.block_of(index)),
-            position,
-            offset: self.geometry.offset_in_block(index) as u32,
+    /// Have the span that begins at `block` of a segment of `rows` rows read.
+    fn plan_span(
+        &self,
+        scratch: &mut Scratch,
+        name: SegmentName,
+        rows: u32,
+        checksums: Option<&[u32]>,
+        block: u32,
+    ) {
+        let blocks = self.geometry.blocks_per_row();
+        let span = scratch.spans.len();
+        if let Some(checksums) = checksums {
+            scratch.expected.extend_from_slice(&checksums[block as usize..(block + blocks) as usize]);
+        } else {
+            scratch.expected.extend((0..blocks).map(|_| 0));
+            match scratch.unread.last_mut() {
+                Some(unread) if unread.name.place == name.place => unread.spans.end = span + 1,
+                _ => scratch.unread.push(Unread { name, rows, spans: span..span + 1 }),
+            }
         }
+        scratch.spans.push(Span {
+            offset: self.geometry.place_offset(name.place) + u64::from(block) * BLOCK_BYTES as u64,
+            bytes: blocks as usize * BLOCK_BYTES,
+        });
+        scratch.reads.push(SpanRead { sequence: name.sequence, block, first: scratch.rows.len() as u32 });
     }
 
-    /// Deliver what the buffers hold; rows whose segment reached the device since join those to be read.
+    /// Deliver what the buffers hold; rows whose segment has left its buffer are pending again.
     fn deliver_from_tail(
         &self,
         wanted: &[(u32, RowKey)],
         scratch: &mut Scratch,
         deliver: &mut dyn FnMut(usize, RowResult<'_>),
     ) {
-        let Scratch { tail, row, blocks, moved, .. } = scratch;
+        let Scratch { tail, row, pending, moved, .. } = scratch;
         let mut hits = 0;
-        while let Some(InTail { position, buffer, sequence }) = tail.pop() {
+        for InTail { position, buffer, sequence } in tail.drain(..) {
             let (number, key) = wanted[position as usize];
-            let (place, index) = self.geometry.locate(number);
+            let (_, index) = self.geometry.locate(number);
             let image = self.tail.buffer(buffer).read();
             match image.row(&self.geometry, sequence, index) {
                 Some((owner, bytes)) if owner == key => {
@@ -180,121 +235,90 @@ impl Shared {
                     hits += 1;
                     deliver(position as usize, Ok(row));
                 }
-                None if !image.holds(sequence) => match self.table.read().find(place, index) {
-                    Whereabouts::Device => blocks.push(self.in_block(place, index, position)),
-                    Whereabouts::Tail { buffer, sequence } => {
-                        tail.push(InTail { position, buffer, sequence });
-                    }
-                    Whereabouts::Nowhere => moved.push(position),
-                },
+                None if !image.holds(sequence) => pending.push(u64::from(number) << 32 | u64::from(position)),
                 _ => moved.push(position),
             }
         }
         add(&self.counters.tail_hits, hits);
     }
 
-    /// One span for every block (or wide row) that holds wanted rows, and the segments they lie in.
-    fn plan(&self, scratch: &mut Scratch) {
-        let place_blocks = u64::from(self.geometry.place_blocks());
-        let span_bytes = self.geometry.blocks_per_row() as usize * BLOCK_BYTES;
-        let table = self.table.read();
-        let mut last_block = None;
-        for (first, row) in (0..).zip(&scratch.blocks) {
-            if last_block == Some(row.block) {
-                continue;
-            }
-            last_block = Some(row.block);
-            let place = (row.block / place_blocks) as u32;
-            if scratch.segments.last().is_none_or(|segment| segment.place != place) {
-                scratch.segments.push(SegmentRead::of(place, table.on_device(place)));
-            }
-            scratch.spans.push(Span { offset: row.block * BLOCK_BYTES as u64, bytes: span_bytes });
-            scratch.reads.push(SpanRead {
-                segment: scratch.segments.len() as u32 - 1,
-                block: (row.block % place_blocks) as u32,
-                first,
-            });
-        }
-    }
-
     /// Read the trailers of the segments whose checksums are not in memory.
-    fn learn_checksums(&self, segments: &mut [SegmentRead]) {
-        let mut unread: Vec<&mut SegmentRead> =
-            segments.iter_mut().filter(|segment| matches!(segment.checksums, Checksums::Unread)).collect();
-        if unread.is_empty() {
+    fn learn_checksums(&self, scratch: &mut Scratch) {
+        if scratch.unread.is_empty() {
             return;
         }
+        let Scratch { unread, lost, reads, expected, .. } = scratch;
+        let blocks_per_row = self.geometry.blocks_per_row() as usize;
         let head_bytes = trailer::head_bytes(self.geometry.data_blocks() as usize);
-        let spans: Vec<Span> =
-            unread.iter().map(|segment| self.geometry.trailer_span(segment.place, head_bytes)).collect();
-        self.device.read(&spans, &mut |position, head| {
-            let segment = &mut *unread[position];
-            segment.checksums = match self.checked_head(segment, head) {
-                Ok(checksums) => Checksums::Known(checksums),
-                Err(error) => Checksums::Lost(error),
-            };
-        });
-        add(&self.counters.blocks_read, spans.iter().map(|span| span.bytes / BLOCK_BYTES).sum());
-        let mut table = self.table.write();
-        for segment in unread {
-            if let Checksums::Known(checksums) = &segment.checksums {
-                table.learned(segment.place, segment.sequence, Arc::clone(checksums));
+        let heads: Vec<Span> =
+            unread.iter().map(|unread| self.geometry.trailer_span(unread.name.place, head_bytes)).collect();
+        let mut learned = Vec::with_capacity(heads.len());
+        self.device.read(&heads, &mut |position, head| {
+            let unread = &unread[position];
+            match self.checked_head(unread, head) {
+                Ok(checksums) => {
+                    for span in unread.spans.clone() {
+                        let block = reads[span].block as usize;
+                        expected[span * blocks_per_row..][..blocks_per_row]
+                            .copy_from_slice(&checksums[block..block + blocks_per_row]);
+                    }
+                    learned.push((unread.name, checksums));
+                }
+                Err(error) => lost.push(Lost { spans: unread.spans.clone(), error }),
             }
+        });
+        add(&self.counters.blocks_read, heads.iter().map(|head| head.bytes / BLOCK_BYTES).sum());
+        let mut table = self.table.write();
+        for (SegmentName { place, sequence }, checksums) in learned {
+            table.learned(place, sequence, checksums);
         }
     }
 
     fn checked_head(
         &self,
-        segment: &SegmentRead,
+        unread: &Unread,
         head: Result<&[u8], DeviceError>,
-    ) -> Result<Arc<[u32]>, LogError> {
+    ) -> Result<Box<[u32]>, LogError> {
         let head = head.map_err(|cause| self.unreadable(cause))?;
-        let expected = Expected { group: self.group, sequence: segment.sequence, rows: segment.rows };
+        let expected = Expected { group: self.group, sequence: unread.name.sequence, rows: unread.rows };
         trailer::checksums(head, &self.geometry, expected)
-            .map_err(|fault| self.corrupt(segment.into(), Part::Trailer, fault))
+            .map_err(|fault| self.corrupt(unread.name, Part::Trailer, fault))
     }
 
-    fn deliver_from_device(
-        &self,
-        wanted: &[(u32, RowKey)],
-        scratch: &Scratch,
-        deliver: &mut dyn FnMut(usize, RowResult<'_>),
-    ) {
+    fn deliver_from_device(&self, scratch: &Scratch, deliver: &mut dyn FnMut(usize, RowResult<'_>)) {
+        let Scratch { rows, spans, reads, expected, lost, .. } = scratch;
         let stride = self.geometry.stride();
-        self.device.read(&scratch.spans, &mut |position, blocks| {
-            let read = scratch.reads[position];
-            let end =
-                scratch.reads.get(position + 1).map_or(scratch.blocks.len(), |next| next.first as usize);
-            let rows = &scratch.blocks[read.first as usize..end];
-            let segment = &scratch.segments[read.segment as usize];
-            let checked = match &segment.checksums {
-                Checksums::Known(checksums) => self.checked(segment.into(), checksums, read.block, blocks),
-                Checksums::Lost(error) => Err(error.clone()),
-                Checksums::Freed | Checksums::Unread => {
-                    Err(LogError::Moved { group: self.group, number: wanted[rows[0].position as usize].0 })
-                }
+        let blocks_per_row = self.geometry.blocks_per_row() as usize;
+        self.device.read(spans, &mut |position, blocks| {
+            let SpanRead { sequence, block, first } = reads[position];
+            let end = reads.get(position + 1).map_or(rows.len(), |next| next.first as usize);
+            let checked = if let Some(lost) = lost.iter().find(|lost| lost.spans.contains(&position)) {
+                Err(lost.error.clone())
+            } else {
+                let place = (spans[position].offset / self.geometry.place_bytes() as u64) as u32;
+                let expected = &expected[position * blocks_per_row..][..blocks_per_row];
+                self.checked(SegmentName { place, sequence }, block, expected, blocks)
             };
-            for row in rows {
+            for row in &rows[first as usize..end] {
                 let at = row.offset as usize;
                 let bytes = checked.as_ref().map(|blocks| &blocks[at..at + stride]);
                 deliver(row.position as usize, bytes.map_err(LogError::clone));
             }
         });
-        add(&self.counters.rows_read, scratch.blocks.len());
-        add(&self.counters.blocks_read, scratch.spans.len() * self.geometry.blocks_per_row() as usize);
+        add(&self.counters.rows_read, rows.len());
+        add(&self.counters.blocks_read, spans.len() * blocks_per_row);
     }
 
-    /// The blocks from `first` on, once their checksums have proved right.
+    /// The blocks from `first` on, once they prove to have the `expected` checksums.
     pub(super) fn checked<'a>(
         &self,
         segment: SegmentName,
-        checksums: &[u32],
         first: u32,
+        expected: &[u32],
         blocks: Result<&'a [u8], DeviceError>,
     ) -> Result<&'a [u8], LogError> {
         let blocks = blocks.map_err(|cause| self.unreadable(cause))?;
-        for (block, content) in (first..).zip(blocks.chunks_exact(BLOCK_BYTES)) {
-            let expected = checksums[block as usize];
+        for ((block, &expected), content) in (first..).zip(expected).zip(blocks.chunks_exact(BLOCK_BYTES)) {
             let found = trailer::block_checksum(&self.geometry, segment.sequence, block, content);
             if found != expected {
                 return Err(self.corrupt(segment, Part::Block(block), Fault::Checksum { expected, found }));
@@ -311,32 +335,5 @@ impl Shared {
         add(&self.counters.corrupt, 1);
         let SegmentName { place, sequence } = segment;
         LogError::Corrupt { group: self.group, place, sequence, part, fault }
-    }
-}
-
-/// A segment, for errors.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SegmentName {
-    pub(super) place: u32,
-    pub(super) sequence: u64,
-}
-
-impl From<&SegmentRead> for SegmentName {
-    fn from(segment: &SegmentRead) -> Self {
-        Self { place: segment.place, sequence: segment.sequence }
-    }
-}
-
-impl SegmentRead {
-    fn of(place: u32, segment: Option<OnDevice>) -> Self {
-        match segment {
-            Some(OnDevice { sequence, rows, checksums }) => Self {
-                place,
-                sequence,
-                rows,
-                checksums: checksums.map_or(Checksums::Unread, Checksums::Known),
-            },
-            None => Self { place, sequence: 0, rows: 0, checksums: Checksums::Freed },
-        }
     }
 }

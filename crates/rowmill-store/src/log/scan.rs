@@ -1,20 +1,18 @@
 //! A whole segment back from the device, every block and key checked: for cleaning and for proof reading.
 
-use std::sync::Arc;
-
 use rowmill_io::{BLOCK_BYTES, Span};
 use rowmill_rows::RowKey;
 
 use super::counters::add;
 use super::error::Part;
 use super::reader::SegmentName;
-use super::segment_table::OnDevice;
+use super::segment_table::Whereabouts;
 use super::trailer::{self, Expected};
 use super::{LogError, Shared};
 
 /// Checksums of the blocks in use, and the keys of the rows.
 struct Contents {
-    checksums: Arc<[u32]>,
+    checksums: Box<[u32]>,
     keys: Vec<RowKey>,
 }
 
@@ -26,28 +24,28 @@ impl Shared {
         visit: &mut dyn FnMut(u32, RowKey, &[u8]),
     ) -> Result<(), LogError> {
         let number = self.geometry.number(place, 0);
-        let Some(segment) = self.table.read().on_device(place) else {
+        let Whereabouts::Device { sequence, rows, .. } = self.table.read().find(place) else {
             return Err(LogError::Moved { group: self.group, number });
         };
-        let result = self.scan(place, &segment, visit);
+        let result = self.scan(SegmentName { place, sequence }, rows, visit);
         if result.is_err() {
-            self.table.write().damaged(place, segment.sequence);
+            self.table.write().damaged(place, sequence);
         }
         result
     }
 
     fn scan(
         &self,
-        place: u32,
-        segment: &OnDevice,
+        name: SegmentName,
+        rows: u32,
         visit: &mut dyn FnMut(u32, RowKey, &[u8]),
     ) -> Result<(), LogError> {
         let geometry = &self.geometry;
-        let name = SegmentName { place, sequence: segment.sequence };
-        let Contents { checksums, keys } = self.contents(name, segment.rows)?;
+        let place = name.place;
+        let Contents { checksums, keys } = self.contents(name, rows)?;
         let unit = geometry.blocks_per_row();
         let rows_per_unit = geometry.rows_per_block();
-        let spans: Vec<Span> = (0..geometry.used_blocks(segment.rows) / unit)
+        let spans: Vec<Span> = (0..geometry.used_blocks(rows) / unit)
             .map(|at| Span {
                 offset: geometry.place_offset(place) + u64::from(at * unit) * BLOCK_BYTES as u64,
                 bytes: unit as usize * BLOCK_BYTES,
@@ -56,10 +54,10 @@ impl Shared {
         let mut result = Ok(());
         self.device.read(&spans, &mut |position, blocks| {
             let first = position as u32 * unit;
-            match self.checked(name, &checksums, first, blocks) {
+            match self.checked(name, first, &checksums[first as usize..][..unit as usize], blocks) {
                 Ok(blocks) => {
                     let index = position as u32 * rows_per_unit;
-                    for index in index..(index + rows_per_unit).min(segment.rows) {
+                    for index in index..(index + rows_per_unit).min(rows) {
                         let at = geometry.offset_in_block(index);
                         let row = &blocks[at..at + geometry.stride()];
                         visit(geometry.number(place, index), keys[index as usize], row);

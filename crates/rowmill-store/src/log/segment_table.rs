@@ -12,7 +12,6 @@
 //! other one waits for a checkpoint whose cut came after the freeing.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::geometry::Geometry;
@@ -25,12 +24,12 @@ const INCARNATION_BITS: u32 = 40;
 
 /// Where the rows of a segment are to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whereabouts {
+pub(super) enum Whereabouts<'a> {
     /// In a tail buffer, as long as the buffer still holds `sequence`.
     Tail { buffer: u32, sequence: u64 },
-    /// On the device.
-    Device,
-    /// Nowhere: the place holds no segment, or not that many rows.
+    /// On the device; the checksums are there unless they have to be read from the trailer.
+    Device { sequence: u64, rows: u32, checksums: Option<&'a [u32]> },
+    /// Nowhere: the place holds no segment.
     Nowhere,
 }
 
@@ -83,17 +82,9 @@ struct Segment {
     damaged: bool,
     /// Which write this was, counted from 1; 0 for those of the checkpoint the log was opened at.
     written_as: u64,
-    checksums: Option<Arc<[u32]>>,
+    checksums: Option<Box<[u32]>>,
     /// Checksums asked for since the hand last came by.
     recent: AtomicBool,
-}
-
-/// A segment on the device, as its reader needs it.
-#[derive(Clone, Debug)]
-pub(super) struct OnDevice {
-    pub(super) sequence: u64,
-    pub(super) rows: u32,
-    pub(super) checksums: Option<Arc<[u32]>>,
 }
 
 #[derive(Debug)]
@@ -233,7 +224,7 @@ impl SegmentTable {
     }
 
     /// The segment in `place` has reached the device.
-    pub(super) fn written(&mut self, place: u32, checksums: Arc<[u32]>, readings: &Readings) {
+    pub(super) fn written(&mut self, place: u32, checksums: Box<[u32]>, readings: &Readings) {
         let segment = &mut self.segments[place as usize];
         segment.status = Status::Written;
         self.segments_written += 1;
@@ -347,41 +338,34 @@ impl SegmentTable {
         }
     }
 
-    /// Where row `index` of `place` is to be read.
-    pub(super) fn find(&self, place: u32, index: u32) -> Whereabouts {
+    /// Where the rows of the segment in `place` are to be read.
+    pub(super) fn find(&self, place: u32) -> Whereabouts<'_> {
         let Some(segment) = self.segments.get(place as usize) else { return Whereabouts::Nowhere };
+        let sequence = segment.sequence;
         match segment.status {
-            Status::Tail { buffer, .. } => Whereabouts::Tail { buffer, sequence: segment.sequence },
-            Status::Written if index < segment.rows => Whereabouts::Device,
-            Status::Written | Status::Empty => Whereabouts::Nowhere,
+            Status::Tail { buffer, .. } => Whereabouts::Tail { buffer, sequence },
+            Status::Written => {
+                let checksums = segment.checksums.as_deref();
+                if checksums.is_some() && !segment.recent.load(Ordering::Relaxed) {
+                    segment.recent.store(true, Ordering::Relaxed);
+                }
+                Whereabouts::Device { sequence, rows: segment.rows, checksums }
+            }
+            Status::Empty => Whereabouts::Nowhere,
         }
-    }
-
-    /// The segment in `place`, if it is on the device.
-    pub(super) fn on_device(&self, place: u32) -> Option<OnDevice> {
-        let segment =
-            self.segments.get(place as usize).filter(|segment| segment.status == Status::Written)?;
-        if segment.checksums.is_some() && !segment.recent.load(Ordering::Relaxed) {
-            segment.recent.store(true, Ordering::Relaxed);
-        }
-        Some(OnDevice {
-            sequence: segment.sequence,
-            rows: segment.rows,
-            checksums: segment.checksums.clone(),
-        })
     }
 
     /// Keep the checksums of segment `sequence` for the next reader.
-    pub(super) fn learned(&mut self, place: u32, sequence: u64, checksums: Arc<[u32]>) {
+    pub(super) fn learned(&mut self, place: u32, sequence: u64, checksums: Box<[u32]>) {
         let segment = &self.segments[place as usize];
         if segment.sequence == sequence && segment.status == Status::Written && segment.freed_in.is_none() {
             self.remember(place, checksums);
         }
     }
 
-    fn remember(&mut self, place: u32, checksums: Arc<[u32]>) {
+    fn remember(&mut self, place: u32, checksums: Box<[u32]>) {
         self.forget(place);
-        self.checksum_bytes += checksums_bytes(&checksums);
+        self.checksum_bytes += size_of_val(&*checksums);
         self.segments[place as usize].checksums = Some(checksums);
         // Second chance: one turn clears the marks, so two turns always find something to forget.
         for _ in 0..2 * self.segments.len() {
@@ -397,7 +381,7 @@ impl SegmentTable {
 
     fn forget(&mut self, place: u32) {
         if let Some(checksums) = self.segments[place as usize].checksums.take() {
-            self.checksum_bytes -= checksums_bytes(&checksums);
+            self.checksum_bytes -= size_of_val(&*checksums);
         }
     }
 
@@ -412,7 +396,7 @@ impl SegmentTable {
     /// log-structured file system, 1991, section 3.6). Picking the emptiest one instead moves 2.4 times as
     /// many rows when a tenth of the rows takes 90 % of the changes, and as many when all rows change alike.
     ///
-    /// Looks at every place (80 us for 16 Ki of them); a log of 100 Ki segments would want a heap.
+    /// Looks at every place (about 10 ns each); a log of 100 Ki segments would want a heap.
     pub(super) fn victim(&self, live: &LiveCounts) -> Option<Victim> {
         let room = self.geometry.rows_per_segment();
         let mut best: Option<(f64, Victim)> = None;
@@ -473,9 +457,4 @@ impl SegmentTable {
             + self.segments.capacity() * size_of::<Segment>()
             + (self.free.len() + self.resting.capacity() + self.pinned.capacity()) * size_of::<(u64, u32)>()
     }
-}
-
-fn checksums_bytes(checksums: &Arc<[u32]>) -> usize {
-    // An `Arc` keeps two counters before its content.
-    checksums.len() * size_of::<u32>() + 2 * size_of::<usize>()
 }

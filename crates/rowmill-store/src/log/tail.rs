@@ -234,7 +234,7 @@ impl Shared {
         }
     }
 
-    fn write_segment(&self, segment: Open) -> Result<Arc<[u32]>, DeviceError> {
+    fn write_segment(&self, segment: Open) -> Result<Box<[u32]>, DeviceError> {
         let buffer = self.tail.buffer(segment.buffer);
         buffer.write().clear_rest(&self.geometry);
         // Readers go on while the checksums are computed and while the device writes.

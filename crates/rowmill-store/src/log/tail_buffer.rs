@@ -1,7 +1,5 @@
 //! One segment in memory: being filled, or on its way to the device.
 
-use std::sync::Arc;
-
 use rowmill_io::{AlignedBuffer, BLOCK_BYTES};
 use rowmill_rows::RowKey;
 
@@ -65,7 +63,7 @@ impl TailBuffer {
     }
 
     /// Checksums of the blocks in use.
-    pub(super) fn checksums(&self, geometry: &Geometry) -> Arc<[u32]> {
+    pub(super) fn checksums(&self, geometry: &Geometry) -> Box<[u32]> {
         (0..)
             .zip(self.data(geometry).chunks_exact(BLOCK_BYTES))
             .map(|(block, content)| trailer::block_checksum(geometry, self.sequence, block, content))

@@ -23,8 +23,6 @@
 //! and a flipped bit all fail alike, and because the expected value lies apart from the block, so does a
 //! lost write. The checksums of head and keys use the sequence number as their address.
 
-use std::sync::Arc;
-
 use rowmill_io::checksum;
 use rowmill_rows::{Category, RowKey};
 
@@ -103,7 +101,7 @@ pub(super) fn checksums(
     trailer: &[u8],
     geometry: &Geometry,
     expected: Expected,
-) -> Result<Arc<[u32]>, Fault> {
+) -> Result<Box<[u32]>, Fault> {
     if &trailer[..8] != MAGIC {
         return Err(Fault::NotATrailer);
     }

@@ -351,6 +351,6 @@ fn row_numbers_run_out_without_harm() {
     assert!(u64::from(geometry.number(geometry.places_max() - 1, geometry.rows_per_segment() - 1)) < 1 << 31);
     assert_eq!(table.open(0, &live, &readings), None);
     table.sealed(5, 1, &live, &readings);
-    table.written(5, Arc::from([0]), &readings);
+    table.written(5, Box::from([0]), &readings);
     assert_eq!(table.open(0, &live, &readings).map(|(place, _)| place), Some(5));
 }
