@@ -1,7 +1,39 @@
 //! The Python binding `rowmill._core`: converts buffers, releases the GIL, maps errors. No logic.
+//!
+//! Arrays come as contiguous buffers and are read and written in place while the GIL is released: as
+//! with `NumPy`, no other thread may change them meanwhile.
 
-use pyo3::prelude::*;
+#![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts arguments into owned values")]
+
+mod buffers;
+mod errors;
+mod scan;
+mod spec;
+mod stats;
+mod store;
+mod table;
+mod ticket;
+
+use pyo3::pymodule;
 
 /// The module `rowmill._core`.
 #[pymodule]
-mod _core {}
+mod _core {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::scan::Scan;
+    #[pymodule_export]
+    use crate::spec::row_stride;
+    #[pymodule_export]
+    use crate::store::{Lookup, Store};
+    #[pymodule_export]
+    use crate::table::Table;
+    #[pymodule_export]
+    use crate::ticket::Ticket;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,109 @@
+//! Python buffers as slices, checked once and named in errors.
+
+use pyo3::buffer::{Element, PyBuffer};
+use pyo3::prelude::*;
+use pyo3::types::PyByteArray;
+
+use crate::errors::invalid;
+
+/// A contiguous buffer of `T`, borrowed for one call.
+pub(crate) struct Buffer<T: Element>(PyBuffer<T>);
+
+impl<T: Element> Buffer<T> {
+    /// The buffer of an argument, to be read.
+    pub(crate) fn read(argument: &Bound<'_, PyAny>, name: &str, dtype: &str) -> PyResult<Self> {
+        let wrong =
+            |what: String| invalid(argument.py(), format!("{name} must be {what}, got {}", kind(argument)));
+        let buffer = PyBuffer::<T>::get(argument).map_err(|_| wrong(format!("an array of {dtype}")))?;
+        if !buffer.is_c_contiguous() {
+            return Err(invalid(
+                argument.py(),
+                format!("{name} must be contiguous: make a copy of it first"),
+            ));
+        }
+        Ok(Self(buffer))
+    }
+
+    /// The buffer of an argument, to be written.
+    pub(crate) fn write(argument: &Bound<'_, PyAny>, name: &str, dtype: &str) -> PyResult<Self> {
+        let buffer = Self::read(argument, name, dtype)?;
+        if buffer.0.readonly() {
+            return Err(invalid(argument.py(), format!("{name} must be writable, got a read-only array")));
+        }
+        Ok(buffer)
+    }
+
+    fn slice(&self) -> &[T] {
+        if self.0.item_count() == 0 {
+            return &[];
+        }
+        // SAFETY: the buffer is contiguous and holds `item_count` aligned items of type `T` (checked by
+        // `PyBuffer`), and stays in place while `self` lives; nobody writes it meanwhile (module docs).
+        unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.item_count()) }
+    }
+}
+
+impl Buffer<i64> {
+    /// Ids: the 64 bits of each, as they are.
+    pub(crate) fn ids(&self) -> &[u64] {
+        let ids = self.slice();
+        // SAFETY: i64 and u64 have one size and alignment, and every bit pattern is valid.
+        unsafe { std::slice::from_raw_parts(ids.as_ptr().cast(), ids.len()) }
+    }
+
+    /// Positions.
+    pub(crate) fn positions(&self) -> &[i64] {
+        self.slice()
+    }
+}
+
+impl Buffer<f32> {
+    /// Values to read.
+    pub(crate) fn values(&self) -> &[f32] {
+        self.slice()
+    }
+
+    /// Values to write; the buffer must come from [`Buffer::write`].
+    pub(crate) fn values_mut(&mut self) -> &mut [f32] {
+        if self.0.item_count() == 0 {
+            return &mut [];
+        }
+        // SAFETY: as in `slice`; the buffer is writable, and nobody else uses it meanwhile (module docs).
+        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.item_count()) }
+    }
+}
+
+/// An int64 array of ids.
+pub(crate) fn ids(argument: &Bound<'_, PyAny>) -> PyResult<Buffer<i64>> {
+    Buffer::read(argument, "ids", "int64")
+}
+
+/// A float32 array.
+pub(crate) fn floats(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<f32>> {
+    Buffer::read(argument, name, "float32")
+}
+
+/// A float32 array to be written.
+pub(crate) fn floats_mut(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<f32>> {
+    Buffer::write(argument, name, "float32")
+}
+
+/// Ids as bytes Python may keep and write.
+pub(crate) fn id_bytes<'py>(py: Python<'py>, ids: &[u64]) -> Bound<'py, PyByteArray> {
+    // SAFETY: every initialised u64 is eight initialised bytes.
+    PyByteArray::new(py, unsafe { std::slice::from_raw_parts(ids.as_ptr().cast(), size_of_val(ids)) })
+}
+
+/// Floats as bytes Python may keep and write.
+pub(crate) fn float_bytes<'py>(py: Python<'py>, values: &[f32]) -> Bound<'py, PyByteArray> {
+    // SAFETY: every initialised f32 is four initialised bytes.
+    PyByteArray::new(py, unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) })
+}
+
+/// What an argument is, for an error: its dtype if it has one.
+fn kind(argument: &Bound<'_, PyAny>) -> String {
+    match argument.getattr("dtype") {
+        Ok(dtype) => dtype.to_string(),
+        Err(_) => argument.get_type().name().map_or_else(|_| "another type".into(), |name| name.to_string()),
+    }
+}

@@ -1,0 +1,61 @@
+//! Errors of the store as the exceptions of `rowmill.errors`.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyModule, PyType};
+use rowmill_io::DeviceError;
+use rowmill_store::StoreError;
+
+/// The module that declares the exceptions.
+static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+
+/// `rowmill.errors.<class>(message)`.
+pub(crate) fn exception(py: Python<'_>, class: &str, message: impl Into<String>) -> PyErr {
+    let raise = || -> PyResult<PyErr> {
+        let errors =
+            ERRORS.get_or_try_init(py, || PyModule::import(py, "rowmill.errors").map(Bound::unbind))?;
+        let class = errors.bind(py).getattr(class)?.cast_into::<PyType>()?;
+        Ok(PyErr::from_type(class, (message.into(),)))
+    };
+    raise().unwrap_or_else(|error| error)
+}
+
+/// An argument that is wrong.
+pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
+    exception(py, "InvalidInput", message)
+}
+
+/// The exception of a store error.
+pub(crate) fn raised(py: Python<'_>, error: &StoreError) -> PyErr {
+    exception(py, class_of(error), error.to_string())
+}
+
+fn class_of(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Missing { .. } | StoreError::Device(DeviceError::Missing { .. }) => "StoreMissing",
+        StoreError::Newer { .. } => "StoreNewer",
+        StoreError::Corrupt { .. } => "StoreCorrupt",
+        StoreError::Full { .. } | StoreError::Device(DeviceError::Full { .. }) => "StoreFull",
+        StoreError::Device(DeviceError::Io { .. }) => "StoreIoError",
+        StoreError::Device(DeviceError::Locked { .. }) => "StoreLocked",
+        StoreError::Poisoned { .. } => "StorePoisoned",
+        StoreError::ReadOnly { .. } => "StoreReadOnly",
+        StoreError::Closed => "StoreClosed",
+        StoreError::Superseded => "StoreSuperseded",
+        StoreError::MemoryTooSmall { .. } => "MemoryTooSmall",
+        StoreError::SpecMismatch { .. } => "SpecMismatch",
+        StoreError::UnknownTable { .. } => "TableMissing",
+        StoreError::StalenessTimeout { .. } => "StalenessTimeout",
+        StoreError::StepConflict { .. } => "StepConflict",
+        StoreError::TooManySteps { .. } => "TooManySteps",
+        StoreError::Spec { .. }
+        | StoreError::IdRange { .. }
+        | StoreError::Length { .. }
+        | StoreError::Bag { .. }
+        | StoreError::MixedGroups { .. }
+        | StoreError::MixedPadding { .. }
+        | StoreError::NotFinite { .. }
+        | StoreError::Option { .. } => "InvalidInput",
+        _ => "RowmillError",
+    }
+}

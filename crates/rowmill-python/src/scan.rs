@@ -1,0 +1,58 @@
+//! All rows of a table, batch by batch.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyByteArray;
+use rowmill_store::StoreError;
+
+use crate::buffers::{float_bytes, id_bytes};
+use crate::errors::raised;
+
+/// Batches read ahead of the one in use.
+const AHEAD: usize = 2;
+
+type Batch = Result<(Vec<u64>, Vec<f32>), StoreError>;
+
+/// An iterator over batches; a thread of its own visits the rows, and ends with the iterator.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct Scan(Mutex<Receiver<Batch>>);
+
+impl Scan {
+    pub(crate) fn start(table: rowmill_store::Table, batch: usize) -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(AHEAD);
+        std::thread::Builder::new()
+            .name("rowmill-scan".into())
+            .spawn(move || visit(&table, batch, &sender))?;
+        Ok(Self(Mutex::new(receiver)))
+    }
+}
+
+fn visit(table: &rowmill_store::Table, batch: usize, sender: &SyncSender<Batch>) {
+    // A send fails once the iterator is gone: then there is nobody left to tell, either.
+    let end = table.scan(batch, |ids, weights| sender.send(Ok((ids.to_vec(), weights.to_vec()))).is_ok());
+    if let Err(error) = end {
+        let _ = sender.send(Err(error));
+    }
+}
+
+#[pymethods]
+impl Scan {
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    /// Ids (int64) and weights (float32) of the next rows, as bytes.
+    fn __next__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Option<(Bound<'py, PyByteArray>, Bound<'py, PyByteArray>)>> {
+        let next = py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).recv());
+        match next {
+            Err(_) => Ok(None),
+            Ok(Err(error)) => Err(raised(py, &error)),
+            Ok(Ok((ids, weights))) => Ok(Some((id_bytes(py, &ids), float_bytes(py, &weights)))),
+        }
+    }
+}

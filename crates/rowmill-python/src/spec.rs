@@ -1,0 +1,146 @@
+//! Table specs as dictionaries: `{"kind": "adagrad", "lr": 0.1, ...}`.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rowmill_rows::{Dtype, RowLayout};
+use rowmill_store::{IdRange, Initializer, OptimizerSpec, StalenessBound, TableSpec};
+
+use crate::errors::invalid;
+
+/// Bytes of a row of `dim` weights under an optimizer, in memory and on the device.
+#[pyfunction]
+pub(crate) fn row_stride(dim: usize, optimizer: &Bound<'_, PyDict>) -> PyResult<usize> {
+    Ok(RowLayout::new(dim, Dtype::F32, &read_optimizer(optimizer)?).stride)
+}
+
+/// A spec from the arguments of `Store.table`.
+pub(crate) fn read_spec(
+    dim: i64,
+    optimizer: &Bound<'_, PyDict>,
+    initializer: &Bound<'_, PyDict>,
+    staleness_bound: Option<i64>,
+    dense_rows: Option<i64>,
+) -> PyResult<TableSpec> {
+    let py = optimizer.py();
+    let staleness = match staleness_bound {
+        None => StalenessBound::Infinite,
+        Some(bound) => StalenessBound::Steps(u8::try_from(bound).map_err(|_| {
+            invalid(
+                py,
+                format!("staleness_bound must be between 0 and 255, or None for no bound, got {bound}"),
+            )
+        })?),
+    };
+    let ids = match dense_rows {
+        None => IdRange::Sparse,
+        Some(rows) => IdRange::Dense {
+            rows: u64::try_from(rows)
+                .map_err(|_| invalid(py, format!("num_rows must be positive, got {rows}")))?,
+        },
+    };
+    Ok(TableSpec {
+        dim: u32::try_from(dim)
+            .map_err(|_| invalid(py, format!("dim must be a positive number, got {dim}")))?,
+        dtype: Dtype::F32,
+        optimizer: read_optimizer(optimizer)?,
+        initializer: read_initializer(initializer)?,
+        staleness,
+        ids,
+    })
+}
+
+fn read_optimizer(spec: &Bound<'_, PyDict>) -> PyResult<OptimizerSpec> {
+    let value = |name| field(spec, name);
+    let (lr, initial) = (value("lr"), "initial_accumulator");
+    Ok(match kind(spec)?.as_str() {
+        "sgd" => OptimizerSpec::Sgd { lr: lr? },
+        "adagrad" => {
+            OptimizerSpec::Adagrad { lr: lr?, eps: value("eps")?, initial_accumulator: value(initial)? }
+        }
+        "rowwise_adagrad" => OptimizerSpec::RowwiseAdagrad {
+            lr: lr?,
+            eps: value("eps")?,
+            initial_accumulator: value(initial)?,
+        },
+        "adam" => OptimizerSpec::Adam {
+            lr: lr?,
+            beta1: value("beta1")?,
+            beta2: value("beta2")?,
+            eps: value("eps")?,
+        },
+        other => return Err(invalid(spec.py(), format!("unknown optimizer {other:?}"))),
+    })
+}
+
+fn read_initializer(spec: &Bound<'_, PyDict>) -> PyResult<Initializer> {
+    let value = |name| field(spec, name);
+    Ok(match kind(spec)?.as_str() {
+        "zeros" => Initializer::Zeros,
+        "constant" => Initializer::Constant { value: value("value")? },
+        "uniform" => Initializer::Uniform { low: value("low")?, high: value("high")? },
+        "normal" => Initializer::Normal { mean: value("mean")?, std: value("std")? },
+        "truncated_normal" => Initializer::TruncatedNormal {
+            mean: value("mean")?,
+            std: value("std")?,
+            low: value("low")?,
+            high: value("high")?,
+        },
+        other => return Err(invalid(spec.py(), format!("unknown initializer {other:?}"))),
+    })
+}
+
+/// An optimizer as a dictionary.
+pub(crate) fn optimizer_dict<'py>(
+    py: Python<'py>,
+    optimizer: &OptimizerSpec,
+) -> PyResult<Bound<'py, PyDict>> {
+    match *optimizer {
+        OptimizerSpec::Sgd { lr } => dict(py, "sgd", &[("lr", lr)]),
+        OptimizerSpec::Adagrad { lr, eps, initial_accumulator } => {
+            dict(py, "adagrad", &[("lr", lr), ("eps", eps), ("initial_accumulator", initial_accumulator)])
+        }
+        OptimizerSpec::RowwiseAdagrad { lr, eps, initial_accumulator } => dict(
+            py,
+            "rowwise_adagrad",
+            &[("lr", lr), ("eps", eps), ("initial_accumulator", initial_accumulator)],
+        ),
+        OptimizerSpec::Adam { lr, beta1, beta2, eps } => {
+            dict(py, "adam", &[("lr", lr), ("beta1", beta1), ("beta2", beta2), ("eps", eps)])
+        }
+    }
+}
+
+/// An initializer as a dictionary.
+pub(crate) fn initializer_dict<'py>(
+    py: Python<'py>,
+    initializer: &Initializer,
+) -> PyResult<Bound<'py, PyDict>> {
+    match *initializer {
+        Initializer::Zeros => dict(py, "zeros", &[]),
+        Initializer::Constant { value } => dict(py, "constant", &[("value", value)]),
+        Initializer::Uniform { low, high } => dict(py, "uniform", &[("low", low), ("high", high)]),
+        Initializer::Normal { mean, std } => dict(py, "normal", &[("mean", mean), ("std", std)]),
+        Initializer::TruncatedNormal { mean, std, low, high } => {
+            dict(py, "truncated_normal", &[("mean", mean), ("std", std), ("low", low), ("high", high)])
+        }
+    }
+}
+
+fn kind(spec: &Bound<'_, PyDict>) -> PyResult<String> {
+    spec.as_any().get_item("kind")?.extract()
+}
+
+fn field(spec: &Bound<'_, PyDict>, name: &str) -> PyResult<f32> {
+    spec.as_any().get_item(name)?.extract()
+}
+
+fn dict<'py>(py: Python<'py>, kind: &str, fields: &[(&str, f32)]) -> PyResult<Bound<'py, PyDict>> {
+    let spec = PyDict::new(py);
+    spec.set_item("kind", kind)?;
+    for (name, value) in fields {
+        // The shortest decimal of the f32: a person who wrote 0.1 reads 0.1, not 0.10000000149.
+        let shortest: f64 = value.to_string().parse().expect("a float prints as a number");
+        spec.set_item(name, shortest)?;
+    }
+    Ok(spec)
+}

@@ -1,0 +1,79 @@
+//! Figures of a store as dictionaries.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rowmill_store::{CheckpointInfo, Stats, TableStats};
+
+/// Set the named fields of a struct as entries of the same names.
+macro_rules! set_fields {
+    ($dict:expr, $source:expr, $($field:ident),+ $(,)?) => {
+        $($dict.set_item(stringify!($field), &$source.$field)?;)+
+    };
+}
+
+/// Every figure of a store; `tables` by name.
+pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    set_fields!(
+        out,
+        stats,
+        memory_budget,
+        index_bytes,
+        row_bytes,
+        row_limit,
+        overhead_bytes,
+        buffer_bytes,
+        rows_resident,
+        rows_dirty,
+        evictions,
+        device_live_bytes,
+        device_used_bytes,
+        device_pinned_bytes,
+        device_free_bytes,
+        device_bytes_written,
+        device_blocks_read,
+        corrupt_blocks,
+        calls,
+        lookups,
+        rows_looked_up,
+        cold_reads,
+        cold_wait_ns,
+        updates,
+        rows_updated,
+        deletes,
+        clock_waits,
+        clock_wait_ns,
+        staleness,
+        lookahead_rows,
+        lookahead_loaded,
+        lookahead_dropped,
+        lookahead_errors,
+        compactions,
+        rows_compacted,
+        checkpoints,
+        tickets,
+        io,
+    );
+    out.set_item("hit_rate", stats.hit_rate())?;
+    let tables = PyDict::new(py);
+    for table in &stats.tables {
+        tables.set_item(&table.name, table_dict(py, table)?)?;
+    }
+    out.set_item("tables", tables)?;
+    Ok(out)
+}
+
+fn table_dict<'py>(py: Python<'py>, table: &TableStats) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    set_fields!(out, table, group, rows, row_bytes, accesses, births, steps);
+    Ok(out)
+}
+
+/// What a checkpoint wrote.
+pub(crate) fn checkpoint_dict<'py>(py: Python<'py>, info: &CheckpointInfo) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    set_fields!(out, info, epoch, rows_saved, log_bytes, file_bytes);
+    out.set_item("stall_s", info.stall.as_secs_f64())?;
+    out.set_item("duration_s", info.duration.as_secs_f64())?;
+    Ok(out)
+}

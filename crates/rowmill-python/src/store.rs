@@ -1,0 +1,233 @@
+//! The store and its fused lookups.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyByteArray, PyBytes, PyDict};
+use rowmill_store::{IdBag, IoChoice, Pooling, StoreOptions};
+
+use crate::buffers::{Buffer, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer};
+use crate::errors::{invalid, raised};
+use crate::spec::read_spec;
+use crate::stats::{checkpoint_dict, stats_dict};
+use crate::table::{Table, destination};
+use crate::ticket::Ticket;
+
+/// An open store.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct Store(Arc<rowmill_store::Store>);
+
+/// What a fused lookup remembers for its backward.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct Lookup(rowmill_store::Lookup);
+
+type Rows<'py> = (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>);
+
+#[pymethods]
+impl Store {
+    #[staticmethod]
+    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, io))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
+    fn open(
+        py: Python<'_>,
+        path: PathBuf,
+        memory: u64,
+        row_memory: Option<u64>,
+        threads: usize,
+        seed: u64,
+        wait_deadline_s: f64,
+        create: bool,
+        read_only: bool,
+        io: &str,
+    ) -> PyResult<Self> {
+        let wait_deadline = Duration::try_from_secs_f64(wait_deadline_s).map_err(|error| {
+            invalid(
+                py,
+                format!("wait_deadline_s must be a number of seconds, got {wait_deadline_s}: {error}"),
+            )
+        })?;
+        let io = match io {
+            "auto" => IoChoice::Auto,
+            "pread" => IoChoice::Pread,
+            other => return Err(invalid(py, format!("io must be \"auto\" or \"pread\", got {other:?}"))),
+        };
+        let options =
+            StoreOptions { memory, row_memory, threads, seed, wait_deadline, create, read_only, io };
+        let store =
+            py.detach(|| rowmill_store::Store::open(&path, options)).map_err(|error| raised(py, &error))?;
+        Ok(Self(store))
+    }
+
+    #[getter]
+    fn seed(&self) -> u64 {
+        self.0.seed()
+    }
+
+    #[getter]
+    fn read_only(&self) -> bool {
+        self.0.is_read_only()
+    }
+
+    #[pyo3(signature = (name, *, dim, optimizer, initializer, staleness_bound, dense_rows))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
+    fn table(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        dim: i64,
+        optimizer: &Bound<'_, PyDict>,
+        initializer: &Bound<'_, PyDict>,
+        staleness_bound: Option<i64>,
+        dense_rows: Option<i64>,
+    ) -> PyResult<Table> {
+        let spec = read_spec(dim, optimizer, initializer, staleness_bound, dense_rows)?;
+        py.detach(|| self.0.table(name, &spec)).map(Table).map_err(|error| raised(py, &error))
+    }
+
+    fn open_table(&self, py: Python<'_>, name: &str) -> PyResult<Table> {
+        self.0.open_table(name).map(Table).map_err(|error| raised(py, &error))
+    }
+
+    fn table_names(&self) -> Vec<String> {
+        self.0.table_names()
+    }
+
+    fn ticket(&self, py: Python<'_>) -> PyResult<Ticket> {
+        self.0.ticket().map(Ticket::new).map_err(|error| raised(py, &error))
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one list per part of the bags")]
+    fn lookup(
+        &self,
+        py: Python<'_>,
+        tables: Vec<Bound<'_, Table>>,
+        ids: Vec<Bound<'_, PyAny>>,
+        offsets: Vec<Bound<'_, PyAny>>,
+        weights: Vec<Option<Bound<'_, PyAny>>>,
+        paddings: Vec<Option<i64>>,
+        means: Vec<bool>,
+        out: &Bound<'_, PyAny>,
+        row_stride: usize,
+        ticket: Option<&Bound<'_, Ticket>>,
+    ) -> PyResult<Lookup> {
+        let lengths = [ids.len(), offsets.len(), weights.len(), paddings.len(), means.len()];
+        if lengths.iter().any(|&length| length != tables.len()) {
+            return Err(invalid(py, format!("{} tables need as many bags, got {lengths:?}", tables.len())));
+        }
+        let ids = ids.iter().map(id_buffer).collect::<PyResult<Vec<_>>>()?;
+        let offsets = offsets
+            .iter()
+            .map(|offsets| Buffer::<i64>::read(offsets, "offsets", "int64"))
+            .collect::<PyResult<Vec<_>>>()?;
+        let weights = weights
+            .iter()
+            .map(|weights| weights.as_ref().map(|weights| floats(weights, "weights")).transpose())
+            .collect::<PyResult<Vec<_>>>()?;
+        let mut out = floats_mut(out, "out")?;
+        let ticket = Ticket::of(py, ticket)?;
+        let bags: Vec<(&rowmill_store::Table, IdBag<'_>)> = (0..tables.len())
+            .map(|feature| {
+                let bag = IdBag {
+                    ids: ids[feature].ids(),
+                    offsets: offsets[feature].positions(),
+                    weights: weights[feature].as_ref().map(Buffer::values),
+                    padding: paddings[feature].map(|id| id as u64),
+                    pooling: if means[feature] { Pooling::Mean } else { Pooling::Sum },
+                };
+                (&tables[feature].get().0, bag)
+            })
+            .collect();
+        py.detach(|| self.0.lookup(&bags, out.values_mut(), row_stride, ticket.as_deref()))
+            .map(Lookup)
+            .map_err(|error| raised(py, &error))
+    }
+
+    fn apply(
+        &self,
+        py: Python<'_>,
+        lookup: &Bound<'_, Lookup>,
+        gradients: &Bound<'_, PyAny>,
+        row_stride: usize,
+        rates: Vec<f32>,
+        ticket: Option<&Bound<'_, Ticket>>,
+    ) -> PyResult<()> {
+        let gradients = floats(gradients, "gradients")?;
+        let (ticket, lookup) = (Ticket::of(py, ticket)?, &lookup.get().0);
+        py.detach(|| self.0.apply(lookup, gradients.values(), row_stride, &rates, ticket.as_deref()))
+            .map_err(|error| raised(py, &error))
+    }
+
+    fn row_gradients<'py>(
+        &self,
+        py: Python<'py>,
+        lookup: &Bound<'py, Lookup>,
+        gradients: &Bound<'py, PyAny>,
+        row_stride: usize,
+    ) -> PyResult<Vec<Rows<'py>>> {
+        let gradients = floats(gradients, "gradients")?;
+        let lookup = &lookup.get().0;
+        let rows = py
+            .detach(|| self.0.row_gradients(lookup, gradients.values(), row_stride))
+            .map_err(|error| raised(py, &error))?;
+        Ok(rows.iter().map(|rows| (id_bytes(py, &rows.ids), float_bytes(py, &rows.values))).collect())
+    }
+
+    fn lookahead(
+        &self,
+        py: Python<'_>,
+        tables: Vec<Bound<'_, Table>>,
+        ids: Vec<Bound<'_, PyAny>>,
+        into: &str,
+    ) -> PyResult<bool> {
+        let destination = destination(py, into)?;
+        if tables.len() != ids.len() {
+            return Err(invalid(
+                py,
+                format!("{} tables need as many arrays of ids, got {}", tables.len(), ids.len()),
+            ));
+        }
+        let ids = ids.iter().map(id_buffer).collect::<PyResult<Vec<_>>>()?;
+        let pairs: Vec<_> = tables.iter().zip(&ids).map(|(table, ids)| (&table.get().0, ids.ids())).collect();
+        py.detach(|| self.0.lookahead(&pairs, destination)).map_err(|error| raised(py, &error))
+    }
+
+    fn lookahead_pending(&self) -> u64 {
+        self.0.lookahead_pending()
+    }
+
+    fn checkpoint<'py>(
+        &self,
+        py: Python<'py>,
+        attachments: Vec<(String, PyBackedBytes)>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let borrowed: Vec<(&str, &[u8])> =
+            attachments.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect();
+        let info = py.detach(|| self.0.checkpoint(&borrowed)).map_err(|error| raised(py, &error))?;
+        checkpoint_dict(py, &info)
+    }
+
+    fn attachment<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let bytes = py.detach(|| self.0.attachment(name)).map_err(|error| raised(py, &error))?;
+        Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
+    fn attachment_names(&self) -> Vec<String> {
+        self.0.attachment_names()
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.0.stats());
+        stats_dict(py, &stats)
+    }
+
+    fn metrics(&self, py: Python<'_>) -> String {
+        py.detach(|| self.0.metrics())
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.0.close());
+    }
+}

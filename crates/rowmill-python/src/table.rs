@@ -1,0 +1,165 @@
+//! A table: every method takes a batch of ids.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyDict};
+use rowmill_store::{Destination, IdRange, StalenessBound};
+
+use crate::buffers::{floats, floats_mut, ids as id_buffer};
+use crate::errors::{invalid, raised};
+use crate::scan::Scan;
+use crate::spec::{initializer_dict, optimizer_dict};
+use crate::ticket::Ticket;
+
+/// A table of a store.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct Table(pub(crate) rowmill_store::Table);
+
+/// Where announced rows go, by name.
+pub(crate) fn destination(py: Python<'_>, into: &str) -> PyResult<Destination> {
+    match into {
+        "buffer" => Ok(Destination::Buffer),
+        "cache" => Ok(Destination::Cache),
+        other => Err(invalid(py, format!("into must be \"buffer\" or \"cache\", got {other:?}"))),
+    }
+}
+
+#[pymethods]
+impl Table {
+    #[getter]
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    #[getter]
+    fn dim(&self) -> u32 {
+        self.0.spec().dim
+    }
+
+    #[getter]
+    fn dense_rows(&self) -> Option<u64> {
+        match self.0.spec().ids {
+            IdRange::Sparse => None,
+            IdRange::Dense { rows } => Some(rows),
+        }
+    }
+
+    #[getter]
+    fn staleness_bound(&self) -> Option<u8> {
+        match self.0.spec().staleness {
+            StalenessBound::Infinite => None,
+            StalenessBound::Steps(bound) => Some(bound),
+        }
+    }
+
+    #[getter]
+    fn group(&self) -> u32 {
+        self.0.group_number()
+    }
+
+    #[getter]
+    fn optimizer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        optimizer_dict(py, &self.0.spec().optimizer)
+    }
+
+    #[getter]
+    fn initializer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        initializer_dict(py, &self.0.spec().initializer)
+    }
+
+    #[getter]
+    fn state_floats(&self) -> usize {
+        self.0.state_floats()
+    }
+
+    #[getter]
+    fn row_bytes(&self) -> usize {
+        self.0.row_bytes()
+    }
+
+    #[getter]
+    fn steps(&self) -> u64 {
+        self.0.steps()
+    }
+
+    fn len(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.0.len())
+    }
+
+    fn scan(&self, py: Python<'_>, batch: usize) -> PyResult<Scan> {
+        // The check that the store is open comes with the first batch.
+        Scan::start(self.0.clone(), batch)
+            .map_err(|error| invalid(py, format!("cannot start a scan: {error}")))
+    }
+
+    fn hottest(&self, py: Python<'_>, count: usize) -> Vec<(i64, u64)> {
+        let hottest = py.detach(|| self.0.hottest(count));
+        hottest.into_iter().map(|(id, lookups)| (id as i64, lookups)).collect()
+    }
+
+    fn contains<'py>(&self, py: Python<'py>, ids: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyByteArray>> {
+        let ids = id_buffer(ids)?;
+        let found = py.detach(|| self.0.contains(ids.ids())).map_err(|error| raised(py, &error))?;
+        let bytes: Vec<u8> = found.into_iter().map(u8::from).collect();
+        Ok(PyByteArray::new(py, &bytes))
+    }
+
+    fn get(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (ids, mut out) = (id_buffer(ids)?, floats_mut(out, "out")?);
+        py.detach(|| self.0.get(ids.ids(), out.values_mut())).map_err(|error| raised(py, &error))
+    }
+
+    fn get_or_init(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        ticket: Option<&Bound<'_, Ticket>>,
+    ) -> PyResult<()> {
+        let (ids, mut out) = (id_buffer(ids)?, floats_mut(out, "out")?);
+        let ticket = Ticket::of(py, ticket)?;
+        py.detach(|| self.0.get_or_init(ids.ids(), out.values_mut(), ticket.as_deref()))
+            .map_err(|error| raised(py, &error))
+    }
+
+    fn put(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        ticket: Option<&Bound<'_, Ticket>>,
+    ) -> PyResult<()> {
+        let (ids, values) = (id_buffer(ids)?, floats(values, "values")?);
+        let ticket = Ticket::of(py, ticket)?;
+        py.detach(|| self.0.put(ids.ids(), values.values(), ticket.as_deref()))
+            .map_err(|error| raised(py, &error))
+    }
+
+    fn rmw(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        gradients: &Bound<'_, PyAny>,
+        lr: f32,
+        ticket: Option<&Bound<'_, Ticket>>,
+    ) -> PyResult<()> {
+        let (ids, gradients) = (id_buffer(ids)?, floats(gradients, "gradients")?);
+        let ticket = Ticket::of(py, ticket)?;
+        py.detach(|| self.0.rmw(ids.ids(), gradients.values(), Some(lr), ticket.as_deref()))
+            .map_err(|error| raised(py, &error))
+    }
+
+    fn delete(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let ids = id_buffer(ids)?;
+        py.detach(|| self.0.delete(ids.ids())).map_err(|error| raised(py, &error))
+    }
+
+    fn get_state(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (ids, mut out) = (id_buffer(ids)?, floats_mut(out, "out")?);
+        py.detach(|| self.0.get_state(ids.ids(), out.values_mut())).map_err(|error| raised(py, &error))
+    }
+
+    fn put_state(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, state: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (ids, state) = (id_buffer(ids)?, floats(state, "state")?);
+        py.detach(|| self.0.put_state(ids.ids(), state.values())).map_err(|error| raised(py, &error))
+    }
+}
