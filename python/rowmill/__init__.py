@@ -1,0 +1,59 @@
+"""Train embedding models whose tables outgrow memory.
+
+`open` a store, make tables in it, and use them through `rowmill.nn` modules, or convert an existing
+model with `convert`. Names are imported on first use, so that `rowmill --help` need not wait for
+torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rowmill import init, nn, optim
+    from rowmill._core import __version__
+    from rowmill.conversion import Conversion, convert, unconvert
+    from rowmill.errors import RowmillError
+    from rowmill.ragged import RaggedBatch
+    from rowmill.store import Store, open
+    from rowmill.tables import Table, Ticket
+
+__all__ = [
+    "Conversion",
+    "RaggedBatch",
+    "RowmillError",
+    "Store",
+    "Table",
+    "Ticket",
+    "__version__",
+    "convert",
+    "init",
+    "nn",
+    "open",
+    "optim",
+    "unconvert",
+]
+
+_HOMES = {
+    "Conversion": "conversion",
+    "RaggedBatch": "ragged",
+    "RowmillError": "errors",
+    "Store": "store",
+    "Table": "tables",
+    "Ticket": "tables",
+    "__version__": "_core",
+    "convert": "conversion",
+    "open": "store",
+    "unconvert": "conversion",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("init", "nn", "optim"):
+        return import_module(f"rowmill.{name}")
+    if name in _HOMES:
+        return getattr(import_module(f"rowmill.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'rowmill' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,99 @@
+"""What can go wrong, as exceptions a program can tell apart. The messages hold the numbers.
+
+The binding raises these classes too: it looks them up here by name, so a class is declared once.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "InvalidInput",
+    "MemoryTooSmall",
+    "RowmillError",
+    "SpecMismatch",
+    "StalenessTimeout",
+    "StepConflict",
+    "StoreClosed",
+    "StoreCorrupt",
+    "StoreFull",
+    "StoreIoError",
+    "StoreLocked",
+    "StoreMissing",
+    "StoreNewer",
+    "StorePoisoned",
+    "StoreReadOnly",
+    "StoreSuperseded",
+    "TableMissing",
+    "TooManySteps",
+]
+
+
+class RowmillError(Exception):
+    """Base of every error of this package."""
+
+
+class InvalidInput(RowmillError, ValueError):
+    """An argument is wrong; the message names it, what was expected and what came. Nothing changed."""
+
+
+class MemoryTooSmall(RowmillError, ValueError):
+    """The memory budget cannot hold what must be in memory; the message says how much is needed."""
+
+
+class SpecMismatch(InvalidInput):
+    """A table exists with another dim, optimizer, initializer or id range than the one given."""
+
+
+class TableMissing(RowmillError, LookupError):
+    """The store has no table of that name; the message lists the names it has."""
+
+
+class StoreMissing(RowmillError, FileNotFoundError):
+    """There is no store at that path."""
+
+
+class StoreLocked(RowmillError):
+    """Another process has the store open for writing."""
+
+
+class StoreFull(RowmillError, OSError):
+    """The device has no space left. The last checkpoint is whole."""
+
+
+class StoreIoError(RowmillError, OSError):
+    """The device failed to read or write."""
+
+
+class StoreCorrupt(RowmillError):
+    """Stored bytes do not match their checksum. They were not returned."""
+
+
+class StoreNewer(RowmillError):
+    """The store was written by a newer version of this package."""
+
+
+class StorePoisoned(RowmillError):
+    """An earlier write failed: changes are refused until the store is opened again."""
+
+
+class StoreReadOnly(RowmillError):
+    """A change was asked of a store opened with `read_only=True`."""
+
+
+class StoreClosed(RowmillError):
+    """The store was closed."""
+
+
+class StoreSuperseded(RowmillError):
+    """The checkpoint a reader stands on was replaced; open the store again."""
+
+
+class StalenessTimeout(RowmillError, TimeoutError):
+    """A row stayed beyond its staleness bound until the deadline; the message names it and its holder."""
+
+
+class StepConflict(RowmillError):
+    """A training step cannot go on: it lost its rows to an older step, or it had already ended."""
+
+
+class TooManySteps(RowmillError):
+    """More training steps are open at once than the store allows."""

@@ -1,0 +1,27 @@
+"""Modules whose weights live in a store: drop-in for torch's embeddings, and many features at once."""
+
+from rowmill.nn.collection import EmbeddingCollection, Feature, StackedBags
+from rowmill.nn.embedding import Embedding
+from rowmill.nn.embedding_bag import EmbeddingBag
+from rowmill.nn.stored import (
+    StoredModule,
+    dense_state_dict,
+    load_dense_state_dict,
+    stored_modules,
+    tables_of,
+)
+from rowmill.ragged import RaggedBatch
+
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingCollection",
+    "Feature",
+    "RaggedBatch",
+    "StackedBags",
+    "StoredModule",
+    "dense_state_dict",
+    "load_dense_state_dict",
+    "stored_modules",
+    "tables_of",
+]

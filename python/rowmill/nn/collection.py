@@ -1,0 +1,212 @@
+"""Many features at once: one store call per group of tables.
+
+Shapes: B samples, F features, D weights per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rowmill.errors import InvalidInput
+from rowmill.nn.stored import StoredModule
+from rowmill.ops.lookup import lookup
+from rowmill.ragged import RaggedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rowmill.tables import Destination, Table
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature of a batch, the table its ids are rows of, and how a bag becomes one vector.
+
+    Several features may share a table.
+    """
+
+    name: str
+    table: Table
+    pooling: Literal["sum", "mean"] = "sum"
+    padding_idx: int | None = None
+
+
+class EmbeddingCollection(StoredModule):
+    """Pooled vectors of many features, side by side.
+
+    Tables whose dim, optimizer and initializer agree form a group and cost one call of the store,
+    forward and backward, however many there are.
+
+    Examples:
+        >>> import tempfile, rowmill
+        >>> store = rowmill.open(tempfile.mkdtemp(), memory="16MiB")
+        >>> sgd = rowmill.optim.SGD(lr=0.1)
+        >>> tables = [store.table(name, dim=4, optimizer=sgd) for name in ("user", "clicks")]
+        >>> embeddings = EmbeddingCollection([Feature(t.name, t) for t in tables])
+        >>> batch = RaggedBatch.from_lists({"user": [[7], [8]], "clicks": [[1, 2, 3], []]})
+        >>> pooled = embeddings(batch)
+        >>> pooled.shape, embeddings.split(pooled)["clicks"].shape
+        (torch.Size([2, 8]), torch.Size([2, 4]))
+    """
+
+    def __init__(self, features: Iterable[Feature]) -> None:
+        super().__init__()
+        self.features = tuple(features)
+        names = [feature.name for feature in self.features]
+        if not names or len(set(names)) != len(names):
+            raise InvalidInput(f"features must have distinct names, got {names}")
+        if len({feature.table.store for feature in self.features}) != 1:
+            raise InvalidInput("features of one collection must have tables of one store")
+        for feature in self.features:
+            if feature.pooling not in ("sum", "mean"):
+                raise InvalidInput(
+                    f'pooling of {feature.name!r} must be "sum" or "mean", got {feature.pooling!r}'
+                )
+        self._calls = _calls(self.features)
+
+    def stored_tables(self) -> dict[str, Table]:
+        """The tables, as `<table name>.weight`."""
+        return {f"{feature.table.name}.weight": feature.table for feature in self.features}
+
+    @property
+    def dims(self) -> list[int]:
+        """The width of each feature's vector."""
+        return [feature.table.dim for feature in self.features]
+
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        """Pool the bags of every feature.
+
+        Args:
+            batch: Holds every feature of this collection, in any order; others are left alone.
+
+        Returns:
+            float32 [B, sum of dims], the features in the order of the constructor.
+        """
+        weights = batch.weights
+        places = self._places(batch)
+        device = batch.values.device
+        pooled: dict[int, Tensor] = {}
+        for positions in self._calls:
+            chosen = [self.features[position] for position in positions]
+            out = lookup(
+                [feature.table for feature in chosen],
+                batch.values.cpu(),
+                batch.offsets.cpu(),
+                None if weights is None else weights.cpu(),
+                features=[places[position] for position in positions],
+                means=[feature.pooling == "mean" for feature in chosen],
+                paddings=[feature.padding_idx for feature in chosen],
+                bags=batch.batch_size,
+                training=self.trains_rows,
+            )
+            if len(self._calls) == 1:
+                return out.to(device)
+            pooled.update(zip(positions, columns(out, chosen[0].table.dim), strict=True))
+        return torch.cat([pooled[position] for position in sorted(pooled)], dim=1).to(device)
+
+    def lookahead(self, batch: RaggedBatch, *, into: Destination = "buffer") -> bool:
+        """Announce the rows of a coming batch in one call; see `Store.lookahead`."""
+        ids: dict[Table, Tensor] = {}
+        for feature in self.features:
+            flat, _ = batch.bags(feature.name)
+            known = ids.get(feature.table)
+            ids[feature.table] = flat if known is None else torch.cat([known, flat])
+        return self.features[0].table.store.lookahead(ids, into=into)
+
+    def split(self, pooled: Tensor) -> dict[str, Tensor]:
+        """The result of forward by feature: views, no copies."""
+        names = [feature.name for feature in self.features]
+        return dict(zip(names, columns(pooled, self.dims), strict=True))
+
+    def _places(self, batch: RaggedBatch) -> list[int]:
+        place_of = {name: place for place, name in enumerate(batch.features)}
+        missing = [feature.name for feature in self.features if feature.name not in place_of]
+        if missing:
+            raise InvalidInput(f"the batch lacks features {missing}; it has {list(batch.features)}")
+        return [place_of[feature.name] for feature in self.features]
+
+    def extra_repr(self) -> str:
+        """The features with their tables."""
+        return ", ".join(f"{feature.name}->{feature.table.name}" for feature in self.features)
+
+
+def _calls(features: Sequence[Feature]) -> list[list[int]]:
+    """Positions of the features that share a store call: of one group, and one padding per table."""
+    calls: list[list[int]] = []
+    for position, feature in enumerate(features):
+        for call in calls:
+            others = [features[other] for other in call]
+            if others[0].table.group == feature.table.group and all(
+                other.table is not feature.table or other.padding_idx == feature.padding_idx
+                for other in others
+            ):
+                call.append(position)
+                break
+        else:
+            calls.append([position])
+    return calls
+
+
+def columns(pooled: Tensor, widths: int | list[int]) -> tuple[Tensor, ...]:
+    """Views of the columns of each feature."""
+    return torch.split(pooled, widths, dim=1)
+
+
+class StackedBags(nn.Module):
+    """One pooled vector per feature, stacked: what models take as their `embeddings`.
+
+    Args:
+        features: Features whose tables all have the same dim.
+    """
+
+    def __init__(self, features: Iterable[Feature]) -> None:
+        super().__init__()
+        self.collection = EmbeddingCollection(features)
+        if len(set(self.collection.dims)) != 1:
+            raise InvalidInput(f"stacked features need one dim, got {self.collection.dims}")
+        self.names = tuple(feature.name for feature in self.collection.features)
+
+    def forward(
+        self, ids: Tensor | Sequence[Tensor], offsets: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        """Pool the ids of every feature.
+
+        Args:
+            ids: int64 [B, F], or one flat tensor per feature.
+            offsets: With flat ids, where each of the B bags of a feature begins.
+
+        Returns:
+            float32 [B, F, D].
+        """
+        batch = self._batch(ids, offsets)
+        return self.collection(batch).view(batch.batch_size, len(self.names), -1)
+
+    def lookahead(
+        self,
+        ids: Tensor | Sequence[Tensor],
+        offsets: Sequence[Tensor] | None = None,
+        *,
+        into: Destination = "buffer",
+    ) -> bool:
+        """Announce the rows of a coming batch; arguments as in forward."""
+        return self.collection.lookahead(self._batch(ids, offsets), into=into)
+
+    def _batch(
+        self, ids: Tensor | Sequence[Tensor], offsets: Sequence[Tensor] | None
+    ) -> RaggedBatch:
+        count = len(self.names)
+        if isinstance(ids, Tensor):
+            if offsets is not None:
+                raise InvalidInput("offsets belong to flat ids: pass one id tensor per feature")
+            return RaggedBatch.from_dense(self.names, ids)
+        if offsets is None or len(ids) != count or len(offsets) != count:
+            raise InvalidInput(f"flat ids need {count} id tensors and as many offset tensors")
+        lengths = [
+            torch.cat([starts, starts.new_full((1,), len(flat))]).diff()
+            for flat, starts in zip(ids, offsets, strict=True)
+        ]
+        return RaggedBatch.from_lengths(self.names, torch.cat(list(ids)), torch.cat(lengths))

@@ -1,0 +1,61 @@
+"""Sizes as people write them: `"2GiB"`."""
+
+from __future__ import annotations
+
+import re
+
+from rowmill.errors import InvalidInput
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(size: int | str, *, name: str = "memory") -> int:
+    """The number of bytes of a size.
+
+    Args:
+        size: A number of bytes, or a number with a unit: B, KB, MB, GB, TB (powers of 1000),
+            KiB, MiB, GiB, TiB (powers of 1024), in any case.
+        name: The argument an error speaks of.
+
+    Examples:
+        >>> parse_size("1.5 GiB")
+        1610612736
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 0:
+            raise InvalidInput(f"{name} must not be negative, got {size}")
+        return size
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise InvalidInput(
+            f'{name} must be a number of bytes or a size such as "2GiB", got {size!r}'
+        )
+    return round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def format_size(bytes_: int) -> str:
+    """A number of bytes for a person to read, in powers of 1024.
+
+    Examples:
+        >>> format_size(1610612736)
+        '1.5 GiB'
+    """
+    size = float(bytes_)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,233 @@
+"""The store: one folder of rows, opened with one budget of memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote, urlsplit
+
+from rowmill import _core, init
+from rowmill.errors import InvalidInput
+from rowmill.optim import initializer_to_dict, optimizer_from_dict, optimizer_to_dict
+from rowmill.size import parse_size
+from rowmill.steps import ExplicitStep, StepKeeper
+from rowmill.tables import Destination, Ids, Table, Ticket, as_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rowmill.init import Initializer
+    from rowmill.optim import OptimizerSpec
+
+
+def open(
+    path_or_uri: str | os.PathLike[str],
+    *,
+    memory: int | str = "2GiB",
+    row_memory: int | str | None = None,
+    read_only: bool = False,
+    create: bool = True,
+    threads: int | None = None,
+    seed: int = 0,
+    wait_deadline_s: float = 30.0,
+    io: str = "auto",
+) -> Store:
+    """Open a store, or make one.
+
+    Args:
+        path_or_uri: A folder, or a `file://` URI of one.
+        memory: Bytes for everything the store keeps in memory, as a number or a size ("2GiB").
+        row_memory: Expert: bytes for rows and the log's write buffers alone, within `memory`.
+        read_only: Read the last checkpoint; another process may have the store open for writing.
+        create: Make the store if there is none.
+        threads: Threads that share a large batch; None: as many as the machine has cores.
+        seed: Seed of the initializers, fixed when the store is made.
+        wait_deadline_s: Longest wait, in seconds, for a row beyond its staleness bound.
+        io: "auto" (io_uring where the system allows it) or "pread".
+
+    Examples:
+        >>> import tempfile, rowmill
+        >>> with rowmill.open(tempfile.mkdtemp(), memory="16MiB") as store:
+        ...     words = store.table("words", dim=2, optimizer=rowmill.optim.SGD(lr=0.5))
+        ...     words.put([7], [[1.0, 1.0]])
+        ...     words.rmw([7, 7], [[1.0, 1.0], [1.0, 1.0]])
+        ...     words.get([7]).tolist()
+        [[0.0, 0.0]]
+    """
+    memory = parse_size(memory, name="memory")
+    core = _core.Store.open(
+        str(_local_path(path_or_uri)),
+        memory=memory,
+        row_memory=None if row_memory is None else parse_size(row_memory, name="row_memory"),
+        threads=threads if threads is not None else len(os.sched_getaffinity(0)),
+        seed=seed,
+        wait_deadline_s=wait_deadline_s,
+        create=create and not read_only,
+        read_only=read_only,
+        io=io,
+    )
+    return Store(core, str(path_or_uri), memory)
+
+
+class Store:
+    """An open store; tables are made by `table`.
+
+    Changes are durable from the next `checkpoint` on: a store opens at its last complete one, and
+    `close`, or leaving the `with` block, saves nothing by itself.
+    """
+
+    def __init__(self, core: _core.Store, location: str, memory: int) -> None:
+        self.core = core
+        self.location = location
+        self.memory = memory
+        """The budget, in bytes."""
+        self.seed: int = core.seed
+        """Seed of the initializers: that of the store's first opening."""
+        self.read_only: bool = core.read_only
+        self.steps = StepKeeper(core)
+        self._tables: dict[str, Table] = {}
+
+    def __repr__(self) -> str:
+        return f"Store({self.location!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Tables.
+
+    def table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        optimizer: OptimizerSpec,
+        initializer: Initializer | None = None,
+        staleness_bound: int | None = 0,
+        num_rows: int | None = None,
+    ) -> Table:
+        """The table of that name, made if it does not exist; an existing one must agree.
+
+        Args:
+            name: Any name.
+            dim: Weights per row.
+            optimizer: Updates the rows; its state lies beside their weights. Its rate is that of the next
+                updates, whatever it was before.
+            initializer: How missing rows are born; None: normal with standard deviation 0.01.
+            staleness_bound: A training get may proceed while at most this many gets of the row wait
+                for their update: 0 is synchronous, None unbounded.
+            num_rows: Ids are 0..num_rows (indexed directly, the fastest); None: any 64-bit id.
+        """
+        if initializer is None:
+            initializer = init.Normal(std=0.01)
+        core = self.core.table(
+            name,
+            dim=dim,
+            optimizer=optimizer_to_dict(optimizer),
+            initializer=initializer_to_dict(initializer),
+            staleness_bound=staleness_bound,
+            dense_rows=num_rows,
+        )
+        table = self._wrap(core, optimizer)
+        table.lr = optimizer.lr
+        return table
+
+    def open_table(self, name: str) -> Table:
+        """An existing table, with the spec it was made with."""
+        core = self.core.open_table(name)
+        return self._wrap(core, optimizer_from_dict(core.optimizer))
+
+    def table_names(self) -> list[str]:
+        """Names of all tables."""
+        return self.core.table_names()
+
+    def lookahead(self, ids: Mapping[Table, Ids], *, into: Destination = "buffer") -> bool:
+        """Bring rows that will be read soon into memory; returns at once, takes no clocks.
+
+        Rows whose clock somebody holds are left alone: their update brings them in.
+
+        Args:
+            ids: For each table the ids of coming batches, int64 of any shape. One call for all tables
+                is one announcement, of which only so many can wait.
+            into: "buffer" keeps rows until the read that needs them (at most half of the rows'
+                memory), "cache" lets them compete with other rows.
+
+        Returns:
+            False if rows were left out because too many announcements wait.
+        """
+        flat = [as_ids(table_ids)[0] for table_ids in ids.values()]
+        return self.core.lookahead([table.core for table in ids], flat, into)
+
+    def _wrap(self, core: _core.Table, optimizer: OptimizerSpec) -> Table:
+        # One object per table: its rate, its optimizer and its gradients of a step have one home.
+        table = self._tables.get(core.name)
+        if table is None:
+            table = self._tables[core.name] = Table(self, core, optimizer)
+        return table
+
+    # Steps.
+
+    def step(self) -> ExplicitStep:
+        """A training step with explicit ends: `with store.step(): forward; backward`.
+
+        Gradients of all backward passes within are summed and applied once when the block ends; an
+        exception drops them. Either way every clock is released. Without it, each backward pass is
+        a step.
+        """
+        return ExplicitStep(self.steps)
+
+    def ticket(self) -> Ticket:
+        """A hold on clocks for `get_or_init`, `put` and `rmw` of tables; modules need none."""
+        return Ticket(self.core.ticket())
+
+    # The whole store.
+
+    def checkpoint(self, *, attachments: Mapping[str, bytes] | None = None) -> dict[str, Any]:
+        """Make everything durable at once, with named bytes of the caller beside the rows.
+
+        Attachments are those of this checkpoint alone: earlier ones are gone.
+
+        Returns:
+            What was written: `epoch` (its number), `rows_saved`, `log_bytes`, `file_bytes`,
+            `stall_s` (how long changes were held up) and `duration_s`.
+        """
+        self.steps.flush_all()
+        return self.core.checkpoint(list((attachments or {}).items()))
+
+    def attachment_names(self) -> list[str]:
+        """Names of the last checkpoint's attachments."""
+        return self.core.attachment_names()
+
+    def attachment(self, name: str) -> bytes | None:
+        """Bytes attached to the last checkpoint, or None."""
+        return self.core.attachment(name)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the store since it was opened, and their parts per table."""
+        return self.core.stats()
+
+    def metrics(self) -> str:
+        """The same for Prometheus, in its text format."""
+        return self.core.metrics()
+
+    def close(self) -> None:
+        """Let go of the folder. Saves nothing: what changed since the last `checkpoint` is lost."""
+        self.core.close()
+
+
+def _local_path(path_or_uri: str | os.PathLike[str]) -> Path:
+    if not isinstance(path_or_uri, str):
+        return Path(path_or_uri)
+    parts = urlsplit(path_or_uri)
+    if "://" not in path_or_uri:
+        return Path(path_or_uri)
+    if parts.scheme != "file":
+        raise InvalidInput(
+            f"cannot open {path_or_uri!r}: a store lives in a folder; give its path or a file:// URI"
+        )
+    if parts.netloc not in ("", "localhost"):
+        raise InvalidInput(f"{path_or_uri!r} names host {parts.netloc!r}: write file:///path")
+    return Path(unquote(parts.path))

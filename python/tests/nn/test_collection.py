@@ -1,0 +1,137 @@
+"""Many features: one store call per group of tables, forward and backward, and torch's numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import rowmill
+from rowmill import RaggedBatch
+from rowmill.errors import InvalidInput
+from rowmill.init import Zeros
+from rowmill.models.embeddings import FeatureBags
+from rowmill.nn import EmbeddingCollection, Feature, StackedBags
+from rowmill.optim import SGD, Adagrad
+
+ROWS = 20
+
+
+def calls(store: rowmill.Store) -> tuple[int, int]:
+    stats = store.stats()
+    return stats["calls"], stats["updates"]
+
+
+def random_batch(features: list[str], size: int) -> RaggedBatch:
+    lengths = torch.randint(0, 4, (len(features), size))
+    values = torch.randint(0, ROWS, (int(lengths.sum()),))
+    return RaggedBatch.from_lengths(features, values, lengths)
+
+
+def test_one_store_call_per_group_and_direction(store: rowmill.Store) -> None:
+    tables = [store.table(f"t{i}", dim=4, optimizer=SGD(lr=0.1)) for i in range(5)]
+    tables += [store.table(f"u{i}", dim=8, optimizer=SGD(lr=0.1)) for i in range(3)]
+    features = [Feature(f"f{i}", table) for i, table in enumerate(tables)]
+    embeddings = EmbeddingCollection(features)
+    batch = random_batch([feature.name for feature in features], 16)
+    before = calls(store)
+    pooled = embeddings(batch)
+    assert pooled.shape == (16, 5 * 4 + 3 * 8)
+    assert calls(store) == (before[0] + 2, before[1])
+    pooled.sum().backward()
+    assert calls(store) == (before[0] + 2, before[1] + 2)
+
+
+def test_learning_rates_and_staleness_do_not_split_a_group(store: rowmill.Store) -> None:
+    one = store.table("a", dim=4, optimizer=Adagrad(lr=0.1), staleness_bound=0)
+    two = store.table("b", dim=4, optimizer=Adagrad(lr=0.2), staleness_bound=3)
+    other = store.table("c", dim=4, optimizer=Adagrad(lr=0.1, eps=1e-3))
+    assert one.group == two.group != other.group
+
+
+def test_features_agree_with_torch_bags_over_steps(store: rowmill.Store) -> None:
+    # Two groups, interleaved; "shared" serves two features with different pooling.
+    narrow = store.table("narrow", dim=3, optimizer=SGD(lr=0.2), num_rows=ROWS)
+    shared = store.table("shared", dim=2, optimizer=SGD(lr=0.1), num_rows=ROWS)
+    alone = store.table("alone", dim=2, optimizer=SGD(lr=0.5), num_rows=ROWS)
+    features = [
+        Feature("a", shared, "sum"),
+        Feature("b", narrow, "mean", padding_idx=3),
+        Feature("c", shared, "mean"),
+        Feature("d", alone, "sum"),
+    ]
+    embeddings = EmbeddingCollection(features)
+    weights = {t.name: nn.Parameter(t.get(torch.arange(ROWS))) for t in (narrow, shared, alone)}
+    optimizer = torch.optim.SGD(
+        [{"params": [weights[t.name]], "lr": t.lr} for t in (narrow, shared, alone)]
+    )
+    for _ in range(4):
+        batch = random_batch(["d", "c", "unused", "b", "a"], 7)
+        pooled = embeddings(batch)
+        expected = []
+        for feature in features:
+            ids, offsets = batch.bags(feature.name)
+            expected.append(
+                nn.functional.embedding_bag(
+                    ids,
+                    weights[feature.table.name],
+                    offsets,
+                    mode=feature.pooling,
+                    padding_idx=feature.padding_idx,
+                    include_last_offset=True,
+                )
+            )
+        torch.testing.assert_close(pooled, torch.cat(expected, 1), rtol=1e-6, atol=1e-6)
+        assert embeddings.split(pooled)["b"].shape == (7, 3)
+        upstream = torch.randn_like(pooled)
+        pooled.backward(upstream)
+        optimizer.zero_grad()
+        torch.cat(expected, 1).backward(upstream)
+        optimizer.step()
+        for table in (narrow, shared, alone):
+            rows = table.get(torch.arange(ROWS))
+            torch.testing.assert_close(rows, weights[table.name].data, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_of_a_batch_scale_ids_and_get_gradients(store: rowmill.Store) -> None:
+    tables = [store.table(f"t{i}", dim=2, optimizer=SGD(lr=0.1), num_rows=ROWS) for i in range(2)]
+    embeddings = EmbeddingCollection([Feature(t.name, t) for t in tables])
+    rows = torch.stack([t.get(torch.arange(ROWS)) for t in tables])
+    weights = torch.tensor([2.0, -1.0, 0.5], requires_grad=True)
+    offsets = torch.tensor([0, 2, 3])
+    batch = RaggedBatch(("t0", "t1"), torch.tensor([4, 5, 6]), offsets, weights)
+    pooled = embeddings(batch)
+    expected = torch.cat([2 * rows[0, 4] - rows[0, 5], 0.5 * rows[1, 6]])
+    torch.testing.assert_close(pooled[0].detach(), expected)
+    pooled.sum().backward()
+    sums = torch.stack([rows[0, 4].sum(), rows[0, 5].sum(), rows[1, 6].sum()])
+    torch.testing.assert_close(weights.grad, sums)
+
+
+def test_stacked_bags_take_what_models_give(store: rowmill.Store) -> None:
+    tables = [store.table(f"t{i}", dim=3, optimizer=SGD(lr=0.1), num_rows=ROWS) for i in range(4)]
+    stacked = StackedBags(Feature(t.name, t) for t in tables)
+    plain = FeatureBags(
+        nn.EmbeddingBag(ROWS, 3, mode="sum", _weight=t.get(torch.arange(ROWS))) for t in tables
+    )
+    ids = torch.randint(0, ROWS, (6, 4))
+    torch.testing.assert_close(stacked(ids), plain(ids))
+    flat = [torch.randint(0, ROWS, (9,)) for _ in tables]
+    starts = [torch.tensor([0, 2, 2, 7]) for _ in tables]
+    torch.testing.assert_close(stacked(flat, starts), plain(flat, starts))
+    assert stacked(ids).is_contiguous()
+
+
+def test_what_does_not_fit_is_named(store: rowmill.Store) -> None:
+    a = store.table("a", dim=2, optimizer=SGD(lr=0.1), initializer=Zeros())
+    b = store.table("b", dim=3, optimizer=SGD(lr=0.1))
+    with pytest.raises(InvalidInput, match="distinct names"):
+        EmbeddingCollection([Feature("x", a), Feature("x", b)])
+    with pytest.raises(InvalidInput, match="pooling of 'x'"):
+        EmbeddingCollection([Feature("x", a, "max")])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidInput, match=r"one dim, got \[2, 3\]"):
+        StackedBags([Feature("x", a), Feature("y", b)])
+    with pytest.raises(InvalidInput, match=r"lacks features \['y'\]; it has \['x'\]"):
+        EmbeddingCollection([Feature("x", a), Feature("y", b)])(
+            RaggedBatch.from_lists({"x": [[1]]})
+        )

@@ -1,0 +1,323 @@
+"""Training steps: who shares a ticket, when rows change, and that no clock outlives its step.
+
+At bound 0 a leaked clock would stop the next step for good, so the tests train on the same rows again
+and look at the number of open tickets. Waits have a deadline of 2 s (conftest), so a deadlock is a
+failure and not a hang.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rowmill.errors import InvalidInput, StalenessTimeout, StepConflict
+from rowmill.nn import EmbeddingBag
+from rowmill.optim import SGD
+
+if TYPE_CHECKING:
+    import rowmill
+
+IDS = torch.tensor([[0, 1]])
+
+
+def bag_of(
+    store: rowmill.Store, name: str = "t", *, dim: int = 1, bound: int | None = 0
+) -> EmbeddingBag:
+    """A bag over rows that start as 0 and move by the negative of their gradient."""
+    table = store.table(name, dim=dim, optimizer=SGD(lr=1.0), num_rows=8, staleness_bound=bound)
+    return EmbeddingBag(8, dim, mode="sum", table=table, _weight=torch.zeros(8, dim))
+
+
+def rows(bag: EmbeddingBag) -> list[float]:
+    return bag.weight[:2, 0].tolist()
+
+
+def tickets(store: rowmill.Store) -> int:
+    return store.stats()["tickets"]
+
+
+def test_a_module_called_twice_updates_once_with_the_sum(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    loss = bag(IDS).sum() + 2 * bag(IDS).sum()
+    loss.backward()
+    assert rows(bag) == [-3.0, -3.0]
+    assert store.stats()["tables"]["t"]["steps"] == 1
+    assert tickets(store) == 0
+
+
+def test_two_losses_of_one_step_are_summed_before_the_update(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    first, second = bag(IDS).sum(), bag(IDS).sum()
+    first.backward()
+    assert store.stats()["tables"]["t"]["steps"] == 0, "the other backward is still to come"
+    second.backward()
+    assert rows(bag) == [-2.0, -2.0]
+    assert store.stats()["tables"]["t"]["steps"] == 1
+    assert tickets(store) == 0
+
+
+def test_a_second_loss_that_never_comes_does_not_keep_the_first(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    loss, unused = bag(IDS).sum(), bag(torch.tensor([[2]])).sum()
+    loss.backward()
+    assert rows(bag) == [-1.0, -1.0], "reading applies what is there"
+    del unused
+    assert tickets(store) == 0
+
+
+def test_a_kept_output_does_not_stop_training(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    kept = bag(IDS)
+    for step in range(1, 4):
+        bag(IDS).sum().backward()
+        assert rows(bag) == [-float(step)] * 2
+    kept.sum().backward()
+    assert rows(bag) == [-4.0, -4.0]
+    assert tickets(store) == 0
+
+
+def test_a_checkpoint_holds_every_finished_backward(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    kept = bag(IDS)
+    thread = threading.Thread(target=lambda: bag(torch.tensor([[5]])).sum().backward())
+    thread.start()
+    thread.join()
+    bag(IDS).sum().backward()
+    store.checkpoint()
+    assert bag.table.core_get(IDS[0].numpy())[:, 0].tolist() == [-1.0, -1.0]
+    del kept
+
+
+def test_a_dropped_graph_releases_its_rows(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    out = bag(IDS)
+    assert tickets(store) == 1
+    del out
+    assert tickets(store) == 0
+    bag(IDS).sum().backward()
+    assert rows(bag) == [-1.0, -1.0]
+
+
+def test_a_step_that_raised_before_backward_leaks_nothing(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+
+    def step() -> None:
+        _ = bag(IDS).sum()
+        raise KeyError("data ended")
+
+    with pytest.raises(KeyError) as kept:
+        step()
+    # The exception holds the frame and with it the graph: training goes on all the same.
+    bag(IDS).sum().backward()
+    assert rows(bag) == [-1.0, -1.0]
+    del kept
+    assert tickets(store) == 0
+
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        raise KeyError("backward failed")
+
+
+def test_a_backward_that_raised_half_way_changes_no_row(store: rowmill.Store) -> None:
+    bag, other = bag_of(store), bag_of(store, "u")
+    # The gradient of `bag` arrives first: it enters the graph last.
+    loss = Raises.apply(other(IDS)).sum() + bag(IDS).sum()  # pyright: ignore
+    with pytest.raises(KeyError):
+        loss.backward()
+    assert (rows(bag), rows(other)) == ([0.0, 0.0], [0.0, 0.0])
+    del loss
+    assert tickets(store) == 0
+    bag(IDS).sum().backward()
+    assert rows(bag) == [-1.0, -1.0]
+
+
+def test_gradients_that_are_not_finite_change_no_row_and_name_the_table(
+    store: rowmill.Store,
+) -> None:
+    bag = bag_of(store)
+    with pytest.raises(InvalidInput, match=r'gradients of table "t" is NaN .*no row was changed'):
+        (bag(IDS).sum() * float("nan")).backward()
+    assert rows(bag) == [0.0, 0.0]
+    assert tickets(store) == 0
+    bag(IDS).sum().backward()
+    assert rows(bag) == [-1.0, -1.0]
+
+
+def test_a_second_backward_of_one_lookup_is_refused_outside_a_step(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    loss = bag(IDS).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(StepConflict, match="already applied"):
+        loss.backward()
+    assert rows(bag) == [-1.0, -1.0]
+
+
+def test_an_explicit_step_applies_once_at_its_end(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    with store.step():
+        for _ in range(3):
+            loss = bag(IDS).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            assert rows(bag) == [0.0, 0.0]
+    assert rows(bag) == [-6.0, -6.0]
+    assert store.stats()["tables"]["t"]["steps"] == 1
+    assert tickets(store) == 0
+
+
+def test_an_explicit_step_that_raised_changes_nothing(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+
+    def step() -> None:
+        with store.step():
+            bag(IDS).sum().backward()
+            raise KeyError("after backward")
+
+    with pytest.raises(KeyError):
+        step()
+    assert rows(bag) == [0.0, 0.0]
+    assert tickets(store) == 0
+
+
+def test_backward_after_the_end_of_its_step_is_refused(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    with store.step():
+        loss = bag(IDS).sum()
+    with pytest.raises(StepConflict, match="its step is over"):
+        loss.backward()
+    with store.step(), pytest.raises(StepConflict, match="does not nest"), store.step():
+        pass
+    bag(IDS).sum().backward()
+    assert rows(bag) == [-1.0, -1.0]
+
+
+def test_recomputed_forwards_belong_to_their_step(store: rowmill.Store) -> None:
+    bag = bag_of(store, dim=4)
+    plain = nn.EmbeddingBag(8, 4, mode="sum", _weight=torch.zeros(8, 4))
+    with torch.no_grad():
+        plain.weight += torch.arange(32).view(8, 4) / 10
+    bag.load_state_dict(plain.state_dict())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1.0)
+    for module in (bag, plain):
+
+        def block(ids: Tensor, module: nn.Module = module) -> Tensor:
+            return module(ids).sin()
+
+        loss = sum(
+            checkpoint(block, ids, use_reentrant=False).sum()  # pyright: ignore
+            for ids in (IDS, IDS + 1, IDS)
+        )
+        assert isinstance(loss, Tensor)
+        loss.backward()
+    optimizer.step()
+    torch.testing.assert_close(bag.weight, plain.weight.detach())
+    assert store.stats()["tables"]["t"]["steps"] == 1
+    assert tickets(store) == 0
+
+
+def test_a_pipeline_of_one_thread_does_not_block_itself(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    losses = [bag(IDS).sum()]
+    for _ in range(4):
+        losses.append(bag(IDS).sum())
+        losses.pop(0).backward()
+    losses.pop().backward()
+    assert rows(bag) == [-5.0, -5.0]
+    assert tickets(store) == 0
+
+
+def test_forward_and_backward_in_different_threads(store: rowmill.Store) -> None:
+    bag = bag_of(store, bound=4)
+    handover: list[Tensor] = []
+    ready, done = threading.Semaphore(0), threading.Semaphore(0)
+    errors: list[BaseException] = []
+
+    def backward() -> None:
+        try:
+            for _ in range(20):
+                ready.acquire()
+                handover.pop(0).backward()
+                done.release()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    for _ in range(20):
+        handover.append(bag(IDS).sum())
+        ready.release()
+    thread.join(timeout=60)
+    assert not errors
+    assert rows(bag) == [-20.0, -20.0]
+    assert tickets(store) == 0
+
+
+def test_another_worker_waits_for_a_row_until_it_is_updated(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    loss = bag(IDS).sum()
+    seen: list[float] = []
+    thread = threading.Thread(target=lambda: seen.append(bag(IDS).sum().item()))
+    thread.start()
+    loss.backward()
+    thread.join(timeout=60)
+    assert seen == [-2.0], "the waiting forward saw the update"
+    assert store.stats()["clock_waits"] <= 1
+
+
+def test_a_worker_that_waits_too_long_is_told_who_holds_the_row(store: rowmill.Store) -> None:
+    bag = bag_of(store)
+    loss = bag(IDS).sum()
+    errors: list[str] = []
+
+    def other() -> None:
+        with pytest.raises(StalenessTimeout) as error:
+            bag(IDS)
+        errors.append(str(error.value))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(timeout=60)
+    assert len(errors) == 1
+    assert 'of table "t"' in errors[0]
+    assert "held by" in errors[0]
+    loss.backward()
+    assert rows(bag) == [-1.0, -1.0]
+
+
+def test_two_workers_with_crossing_rows_finish(store: rowmill.Store) -> None:
+    a, b = bag_of(store, "a"), bag_of(store, "b")
+    conflicts: list[int] = []
+    errors: list[BaseException] = []
+
+    def work(first: EmbeddingBag, second: EmbeddingBag) -> None:
+        done = 0
+        while done < 25:
+            try:
+                loss = first(IDS).sum() + second(IDS).sum()
+                loss.backward()
+                done += 1
+            except StepConflict:
+                conflicts.append(1)
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=work, args=pair) for pair in ((a, b), (b, a))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not errors
+    assert (rows(a), rows(b)) == ([-50.0, -50.0], [-50.0, -50.0])
+    assert tickets(store) == 0

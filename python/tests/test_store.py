@@ -1,0 +1,132 @@
+"""Opening, naming and closing stores, and the errors of each: what a user meets first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rowmill
+from rowmill import errors
+from rowmill.optim import SGD, Adagrad
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_rows_and_attachments_survive_close_and_open(tmp_path: Path) -> None:
+    with rowmill.open(tmp_path / "s", memory="16MiB") as store:
+        table = store.table("words", dim=3, optimizer=Adagrad(lr=0.5), staleness_bound=4)
+        table.put([-1, 2**62], rows := table.get([5, 6]))
+        store.checkpoint(attachments={"position": b"\0\1"})
+    with rowmill.open(str(tmp_path / "s"), memory="16MiB") as store:
+        assert store.table_names() == ["words"]
+        table = store.open_table("words")
+        assert (table.dim, table.optimizer, table.staleness_bound) == (3, Adagrad(lr=0.5), 4)
+        assert (table.get([-1, 2**62]) == rows).all()
+        assert store.attachment("position") == b"\0\1"
+        assert store.attachment("other") is None
+
+
+def test_a_file_uri_names_the_same_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    with rowmill.open(folder, memory="16MiB") as store:
+        store.table("t", dim=1, optimizer=SGD(lr=1.0)).put([1], [[2.0]])
+        store.checkpoint()
+    uri = folder.as_uri()
+    assert "%20" in uri
+    with rowmill.open(uri, memory="16MiB") as store:
+        assert store.open_table("t").get([1]).tolist() == [[2.0]]
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/store", "file://elsewhere/store"])
+def test_other_places_are_refused(uri: str) -> None:
+    with pytest.raises(errors.InvalidInput, match=uri):
+        rowmill.open(uri)
+
+
+def test_a_missing_store_is_not_made_unasked(tmp_path: Path) -> None:
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(errors.StoreMissing, match="none"):
+            rowmill.open(tmp_path / "none", memory="16MiB", **options)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_store_has_one_writer(tmp_path: Path) -> None:
+    with (
+        rowmill.open(tmp_path / "s", memory="16MiB"),
+        pytest.raises(errors.StoreLocked, match="in use by another process"),
+    ):
+        rowmill.open(tmp_path / "s", memory="16MiB")
+
+
+def test_readers_stand_beside_the_writer_at_its_checkpoint(tmp_path: Path) -> None:
+    with rowmill.open(tmp_path / "s", memory="16MiB") as writer:
+        table = writer.table("t", dim=1, optimizer=SGD(lr=1.0))
+        table.put([1], [[2.0]])
+        writer.checkpoint()
+        table.put([1], [[3.0]])
+        with rowmill.open(tmp_path / "s", memory="16MiB", read_only=True) as reader:
+            seen = reader.open_table("t")
+            assert seen.get([1]).tolist() == [[2.0]]
+            with pytest.raises(errors.StoreReadOnly):
+                seen.put([1], [[4.0]])
+
+
+def test_memory_too_small_says_how_much_is_needed(tmp_path: Path) -> None:
+    with (
+        rowmill.open(tmp_path / "s", memory="16MiB", row_memory="4KiB") as store,
+        pytest.raises(errors.MemoryTooSmall, match=r"needs at least \d+ bytes"),
+    ):
+        store.table("wide", dim=16, optimizer=SGD(lr=1.0))
+
+
+def test_a_table_is_opened_with_the_spec_it_was_made_with(store: rowmill.Store) -> None:
+    store.table("t", dim=4, optimizer=SGD(lr=1.0))
+    assert store.table("t", dim=4, optimizer=SGD(lr=1.0)) is store.open_table("t")
+    with pytest.raises(errors.SpecMismatch, match=r"\"t\" has dim 4, not 8"):
+        store.table("t", dim=8, optimizer=SGD(lr=1.0))
+    with pytest.raises(errors.SpecMismatch, match="optimizer"):
+        store.table("t", dim=4, optimizer=Adagrad(lr=1.0))
+    with pytest.raises(errors.TableMissing, match=r"no table .*u.*\bt\b"):
+        store.open_table("u")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dim": 0}, "dim must be between"),
+        ({"optimizer": SGD(lr=-1.0)}, "optimizer lr must be a finite number >= 0"),
+        ({"optimizer": "adam"}, "optimizer must be one of rowmill.optim's SGD"),
+        (
+            {"initializer": rowmill.init.Uniform(1.0, 0.0)},
+            "initializer high must be greater than low",
+        ),
+        ({"initializer": 0.0}, "initializer must be one of rowmill.init's Zeros"),
+        ({"num_rows": 0}, "rows of a dense table must be between 1"),
+        ({"staleness_bound": 256}, "staleness_bound"),
+    ],
+)
+def test_wrong_specs_are_named(store: rowmill.Store, change: dict[str, object], says: str) -> None:
+    spec = {"dim": 4, "optimizer": SGD(lr=0.1), **change}
+    with pytest.raises(errors.InvalidInput, match=says):
+        store.table("t", **spec)  # pyright: ignore[reportArgumentType]
+    assert store.table_names() == []
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = rowmill.open(tmp_path / "s", memory="16MiB")
+    table = store.table("t", dim=1, optimizer=SGD(lr=1.0))
+    store.close()
+    store.close()
+    with pytest.raises(errors.StoreClosed):
+        table.get([1])
+
+
+def test_stats_count_and_metrics_name_the_tables(store: rowmill.Store) -> None:
+    table = store.table("clicks", dim=2, optimizer=SGD(lr=1.0))
+    table.get_or_init([1, 2, 2])
+    stats = store.stats()
+    assert (stats["calls"], stats["lookups"], stats["rows_looked_up"]) == (1, 3, 2)
+    assert stats["tables"]["clicks"]["rows"] == 2
+    assert 'rowmill_table_rows{table="clicks"} 2' in store.metrics()
