@@ -39,7 +39,7 @@ use segment_table::{SegmentTable, Whereabouts};
 use tail::{Stream, Tail};
 
 pub(crate) use counters::LogCounts;
-pub(crate) use error::{Fault, LogError, Part, RowResult};
+pub(crate) use error::{LogError, RowResult};
 pub(crate) use geometry::Geometry;
 pub(crate) use segment_table::{LogSpace, Victim};
 pub(crate) use state::LogState;

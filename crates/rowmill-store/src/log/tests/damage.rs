@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::super::{Fault, LogSpace, Part};
+use super::super::LogSpace;
+use super::super::error::{Fault, Part};
 use super::*;
 
 /// A log of rows of 64 bytes whose first two segments are on the device, opened afresh so that nothing of
