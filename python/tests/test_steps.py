@@ -8,6 +8,7 @@ failure and not a hang.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -297,7 +298,6 @@ def test_a_worker_that_waits_too_long_is_told_who_holds_the_row(store: rowmill.S
 
 def test_two_workers_with_crossing_rows_finish(store: rowmill.Store) -> None:
     a, b = bag_of(store, "a"), bag_of(store, "b")
-    conflicts: list[int] = []
     errors: list[BaseException] = []
 
     def work(first: EmbeddingBag, second: EmbeddingBag) -> None:
@@ -308,7 +308,8 @@ def test_two_workers_with_crossing_rows_finish(store: rowmill.Store) -> None:
                 loss.backward()
                 done += 1
             except StepConflict:
-                conflicts.append(1)
+                # The row is not kept for the step that waits: who gives way gives it time.
+                time.sleep(0.01)
             except BaseException as error:
                 errors.append(error)
                 return

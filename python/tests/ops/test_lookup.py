@@ -99,6 +99,30 @@ def test_a_model_is_exported_with_any_batch_size(tables: list[rowmill.Table], st
         torch.testing.assert_close(run(*args), model(*args))
 
 
+def test_export_in_training_mode_is_refused(tables: list[rowmill.Table]) -> None:
+    with pytest.raises(InvalidInput, match=r"call model.eval\(\) before"):
+        torch.export.export(Model(tables[0]), (torch.tensor([1]), torch.tensor([0])))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # raised by torch itself
+def test_a_compiled_model_trains_as_an_eager_one(store: rowmill.Store) -> None:
+    start, after = torch.rand(ROWS, 3), []
+    for name in ("eager", "compiled"):
+        torch.manual_seed(0)
+        table = store.table(name, dim=3, optimizer=SGD(lr=0.5), num_rows=ROWS)
+        table.put(torch.arange(ROWS), start)
+        model = Model(table)
+        run = torch.compile(model, backend="eager") if name == "compiled" else model
+        for ids in ([1, 2, 3], [3, 3, 4]):
+            run(torch.tensor(ids), torch.tensor([0, 2])).square().sum().backward()
+        model.eval()
+        with torch.no_grad():
+            run(torch.tensor([1]), torch.tensor([0]))
+        after.append(model.bag.weight)
+    assert (after[0] == after[1]).all()
+    assert not (after[0] == start).all()
+
+
 def test_the_operator_passes_torchs_own_checks(tables: list[rowmill.Table]) -> None:
     args = (torch.tensor([1, 2]), torch.tensor([0, 2]), None, [tables[0].handle])
     torch.library.opcheck(

@@ -1,25 +1,29 @@
 """The pooled lookup: ids in, pooled vectors out, and gradients back to the step that asked.
 
-Eager calls reach the store directly; a traced call (torch.export, torch.compile) records the
-operator `rowmill::lookup`, which reads without inserting and without clocks. The dispatcher costs a
-lookup of 26 tables some 0.1-0.2 ms, which is why eager calls go around it.
+Eager calls reach the store directly: the dispatcher would cost a lookup of 26 tables 0.1-0.2 ms. A
+traced call in evaluation (torch.export, torch.compile) records the operator `rowmill::lookup`, which
+reads without inserting and without clocks. A training call has effects no graph can carry, so a
+compiled model breaks its graph there.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rowmill.errors import InvalidInput
 from rowmill.ops.handles import table_of
 from rowmill.ops.lookup import cpu
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rowmill.tables import Table
+
+    _Plan = tuple[Sequence[Table], Sequence[int], Sequence[bool], Sequence[int | None], int]
 
 __all__ = ["NO_PADDING", "lookup"]
 
@@ -95,6 +99,13 @@ def lookup(
     Returns:
         float32 [bags, features * dim].
     """
+    plan = (tables, features, means, paddings, bags)
+    if training and torch.compiler.is_exporting():
+        raise InvalidInput(
+            "an exported lookup does not train rows: call model.eval() before torch.export.export"
+        )
+    if torch.is_grad_enabled() and (training or (weights is not None and weights.requires_grad)):
+        return _recorded_lookup(plan, ids, offsets, weights, training)
     if torch.compiler.is_compiling() or type(ids) is not Tensor:
         return torch.ops.rowmill.lookup(
             ids,
@@ -107,15 +118,20 @@ def lookup(
             bags,
             tables[0].dim,
         )
-    plan = (tables, features, means, paddings, bags)
-    grad = torch.is_grad_enabled()
-    if grad and (training or (weights is not None and weights.requires_grad)):
-        out = _Lookup.apply(_anchor if training else None, weights, ids, offsets, plan)
-        assert isinstance(out, Tensor)
-        return out
     tables[0].store.steps.flush()
     return cpu.lookup(tables, ids, offsets, weights, features, means, paddings, bags, None)[0]
 
+
+def _record(
+    plan: _Plan, ids: Tensor, offsets: Tensor, weights: Tensor | None, training: bool
+) -> Tensor:
+    out = _Lookup.apply(_anchor if training else None, weights, ids, offsets, plan)
+    assert isinstance(out, Tensor)
+    return out
+
+
+_recorded_lookup: Callable[..., Tensor] = cast("Any", torch.compiler.disable)(_record)
+"""A break in a compiled graph: what happens here cannot be traced."""
 
 _anchor = torch.empty(0, requires_grad=True)
 """Makes autograd record a lookup: the rows themselves are no tensors of the graph."""
