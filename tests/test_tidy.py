@@ -31,7 +31,7 @@ CRATE_IMPORTS = {
     "rowmill-io": set[str](),
     "rowmill-store": {"rowmill-rows", "rowmill-kernels", "rowmill-io"},
     "rowmill-testkit": {"rowmill-rows", "rowmill-io"},
-    "rowmill-python": {"rowmill-rows", "rowmill-store"},
+    "rowmill-python": {"rowmill-rows", "rowmill-io", "rowmill-store"},
 }
 
 # The same for the modules and packages of python/rowmill: each imports earlier ones only.
