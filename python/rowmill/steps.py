@@ -143,6 +143,7 @@ class Step:
             self._holds -= 1
             self._live.add(lookup)
             self._outstanding.update(lookup.tables)
+        self._look_again()
         return LookupGuard(self, lookup)
 
     def forget(self, lookup: PooledLookup) -> None:
@@ -184,6 +185,7 @@ class Step:
                 torch.autograd.Variable._execution_engine.queue_callback(  # pyright: ignore
                     lambda: self._backward_finished(task)
                 )
+        self._look_again()
 
     def _backward_finished(self, task: int) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urlsplit
+from weakref import WeakValueDictionary
 
 from rowmill import _core, init
 from rowmill.errors import InvalidInput
@@ -86,7 +87,8 @@ class Store:
         """Seed of the initializers: that of the store's first opening."""
         self.read_only: bool = core.read_only
         self.steps = StepKeeper(core)
-        self._tables: dict[str, Table] = {}
+        # Weak, so that a store nobody uses is let go at once and not by the garbage collector.
+        self._tables: WeakValueDictionary[str, Table] = WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"Store({self.location!r})"
@@ -165,7 +167,7 @@ class Store:
         # One object per table: its rate, its optimizer and its gradients of a step have one home.
         table = self._tables.get(core.name)
         if table is None:
-            table = self._tables[core.name] = Table(self, core, optimizer)
+            self._tables[core.name] = table = Table(self, core, optimizer)
         return table
 
     # Steps.
@@ -206,7 +208,19 @@ class Store:
         return self.core.attachment(name)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the store since it was opened, and their parts per table."""
+        """Figures of the store; counters run from its opening.
+
+        Memory, in bytes: `memory_budget`, `index_bytes`, `row_bytes`, `row_limit`, `overhead_bytes`,
+        `buffer_bytes`. Device: `device_live_bytes`, `device_used_bytes`, `device_pinned_bytes`,
+        `device_free_bytes`, `device_bytes_written`, `device_blocks_read`, `corrupt_blocks`. Rows:
+        `rows_resident`, `rows_dirty`, `evictions`, `deletes`. Reads: `calls`, `lookups` (ids),
+        `rows_looked_up` (distinct per call), `cold_reads`, `cold_wait_ns`, `hit_rate`. Updates:
+        `updates` (calls), `rows_updated`. Clocks: `clock_waits`, `clock_wait_ns`, `tickets` (open
+        steps), `staleness` (clocks taken, by gets outstanding before). Lookahead: `lookahead_rows`,
+        `lookahead_loaded`, `lookahead_dropped`, `lookahead_errors`. Also `compactions`,
+        `rows_compacted`, `checkpoints`, `io`. `tables` has per name: `group`, `rows`, `row_bytes`,
+        and since the table was made: `accesses`, `births`, `steps`.
+        """
         return self.core.stats()
 
     def metrics(self) -> str:

@@ -123,6 +123,14 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         table.get([1])
 
 
+def test_a_store_nobody_uses_is_let_go(tmp_path: Path) -> None:
+    store = rowmill.open(tmp_path / "s", memory="16MiB")
+    table = store.table("t", dim=1, optimizer=SGD(lr=1.0))
+    assert store.open_table("t") is table
+    del store, table
+    rowmill.open(tmp_path / "s", memory="16MiB").close()
+
+
 def test_stats_count_and_metrics_name_the_tables(store: rowmill.Store) -> None:
     table = store.table("clicks", dim=2, optimizer=SGD(lr=1.0))
     table.get_or_init([1, 2, 2])
