@@ -6,8 +6,8 @@ use rowmill_io::IoChoice;
 
 use crate::StoreError;
 
-/// Smallest budget that makes sense: buffers and a few rows.
-const MEMORY_MIN: u64 = 1 << 20;
+/// Smallest budget: I/O rings take about 1 MiB per thread, log buffers and index come on top.
+const MEMORY_MIN: u64 = 16 << 20;
 
 /// Options of [`crate::Store::open`].
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ impl StoreOptions {
         if self.memory < MEMORY_MIN {
             return Err(StoreError::Option {
                 option: "memory",
-                expected: format!("at least {MEMORY_MIN} bytes"),
+                expected: format!("at least {MEMORY_MIN} bytes (16 MiB)"),
                 got: self.memory.to_string(),
             });
         }
