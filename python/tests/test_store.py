@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import rowmill
@@ -121,6 +122,45 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(errors.StoreClosed):
         table.get([1])
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A store whose rows are on the device, at its first checkpoint."""
+    with rowmill.open(tmp_path / "saved", memory="16MiB") as store:
+        table = store.table("t", dim=16, optimizer=SGD(lr=1.0))
+        table.put(np.arange(5000), np.ones((5000, 16), np.float32))
+        store.checkpoint()
+    return tmp_path / "saved"
+
+
+def test_damaged_rows_are_an_error_and_never_data(saved: Path) -> None:
+    log = saved / "group-0.log"
+    content = bytearray(log.read_bytes())
+    # The third byte of every weight in every block: whatever block holds a row is hit.
+    content[2::4096] = bytes(byte ^ 1 for byte in content[2::4096])
+    log.write_bytes(content)
+    with rowmill.open(saved, memory="16MiB") as store:
+        table = store.open_table("t")
+        with pytest.raises(errors.StoreCorrupt, match=r"group 0.*damaged"):
+            table.get(np.arange(5000))
+        assert table.contains([0, 4999, 5000]).tolist() == [True, True, False]
+
+
+def test_a_store_of_a_newer_version_is_not_touched(saved: Path) -> None:
+    manifest = saved / "MANIFEST"
+    newer = manifest.read_bytes().replace(b"rowmill-manifest 1 ", b"rowmill-manifest 9 ", 1)
+    manifest.write_bytes(newer)
+    with pytest.raises(errors.StoreNewer, match=r"format version 9.* reads up to 1"):
+        rowmill.open(saved, memory="16MiB")
+    assert manifest.read_bytes() == newer
+
+
+def test_a_damaged_manifest_is_named(saved: Path) -> None:
+    manifest = saved / "MANIFEST"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"seed":0', b'"seed":1'))
+    with pytest.raises(errors.StoreCorrupt, match="MANIFEST"):
+        rowmill.open(saved, memory="16MiB")
 
 
 def test_a_store_nobody_uses_is_let_go(tmp_path: Path) -> None:

@@ -174,6 +174,20 @@ def test_weights_get_gradients_in_evaluation_too(store: rowmill.Store) -> None:
     assert (stored.weight == plain.weight).all()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_results_are_where_the_ids_are(store: rowmill.Store) -> None:
+    plain, stored = twins(store, mode="sum")
+    plain.cuda()
+    ids = torch.randint(0, ROWS, (4, 3), device="cuda")
+    out = stored(ids)
+    assert out.device == ids.device
+    out.sum().backward()
+    plain(ids).sum().backward()
+    assert plain.weight.grad is not None
+    expected = plain.weight.detach() - LR * plain.weight.grad
+    torch.testing.assert_close(stored.weight, expected.cpu())
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
