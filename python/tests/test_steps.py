@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import rowmill
 from rowmill.errors import InvalidInput, StalenessTimeout, StepConflict
 from rowmill.nn import EmbeddingBag
 from rowmill.optim import SGD
-
-if TYPE_CHECKING:
-    import rowmill
 
 IDS = torch.tensor([[0, 1]])
 
@@ -236,6 +235,54 @@ def test_a_pipeline_of_one_thread_does_not_block_itself(store: rowmill.Store) ->
     losses.pop().backward()
     assert rows(bag) == [-5.0, -5.0]
     assert tickets(store) == 0
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["forward", "backward", "backward two", "drop", "read"]), st.integers(0, 7)
+    ),
+    max_size=25,
+)
+
+
+@given(actions=actions, explicit=st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_every_backward_counts_exactly_once(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], explicit: bool
+) -> None:
+    # Losses are linear in the rows and the rate is 1: a row ends at minus the number of backward
+    # passes that reached it, wherever the steps' boundaries were.
+    with rowmill.open(
+        tmp_path_factory.mktemp("s") / "store", memory="16MiB", threads=1, wait_deadline_s=2.0
+    ) as store:
+        bags = [bag_of(store, "a"), bag_of(store, "b")]
+        expected = torch.zeros(2, 8)
+        pending: list[tuple[int, int, Tensor]] = []
+
+        def run() -> None:
+            for action, number in actions:
+                which, id_ = number % 2, number
+                if action == "forward":
+                    pending.append((which, id_, bags[which](torch.tensor([[id_]])).sum()))
+                elif action == "read":
+                    bags[which].table.get([id_])
+                elif action == "drop" and pending:
+                    pending.pop(number % len(pending))
+                elif action.startswith("backward") and pending:
+                    count = 2 if action.endswith("two") else 1
+                    taken = [pending.pop(number % len(pending)) for _ in pending[:count]]
+                    torch.stack([loss for _, _, loss in taken]).sum().backward()
+                    for table, row, _ in taken:
+                        expected[table, row] -= 1
+
+        if explicit:
+            with store.step():
+                run()
+        else:
+            run()
+        assert (torch.stack([bag.weight[:, 0] for bag in bags]) == expected).all()
+        pending.clear()
+        assert tickets(store) == 0
 
 
 def test_forward_and_backward_in_different_threads(store: rowmill.Store) -> None:
