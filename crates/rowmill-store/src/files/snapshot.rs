@@ -29,9 +29,6 @@ pub(crate) struct SnapshotWriter {
 }
 
 impl SnapshotWriter {
-    /// Bytes of memory a writer takes.
-    pub(crate) const BUFFER_BYTES: usize = FrameWriter::BUFFER_BYTES + ENTRIES_MAX * ENTRY_BYTES;
-
     /// Begin the snapshot of checkpoint `epoch`.
     pub(crate) fn create(volume: &dyn Volume, epoch: u64) -> Result<Self, FileError> {
         Ok(Self {

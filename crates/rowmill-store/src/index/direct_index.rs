@@ -9,16 +9,6 @@ use super::location::{Location, Place};
 use super::prefetch::prefetch;
 use super::zeroed_array::ZeroedArray;
 
-/// An id that a dense table cannot hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("id {id} is outside 0..{rows}", id = *.id as i64)]
-pub(crate) struct IdOutOfRange {
-    /// The id.
-    pub(crate) id: u64,
-    /// Number of ids of the table.
-    pub(crate) rows: u64,
-}
-
 /// Ids of one (shard, dense table) to locations and flags.
 #[derive(Debug)]
 pub(crate) struct DirectIndex {
@@ -40,17 +30,6 @@ impl DirectIndex {
             shard: shard as u64,
             shard_bits: shards.ilog2(),
             len: 0,
-        }
-    }
-
-    /// Find the first id that a table of `rows` cannot hold, before a batch changes anything.
-    ///
-    /// # Errors
-    /// [`IdOutOfRange`] with that id.
-    pub(crate) fn check(ids: &[u64], rows: u64) -> Result<(), IdOutOfRange> {
-        match ids.iter().find(|&&id| id >= rows) {
-            None => Ok(()),
-            Some(&id) => Err(IdOutOfRange { id, rows }),
         }
     }
 
@@ -124,7 +103,7 @@ impl DirectIndex {
     /// Add an id that is not there, with frequency and clock zero.
     ///
     /// # Panics
-    /// When the id is out of range: [`DirectIndex::check`] comes first.
+    /// When the id is out of range; callers check whole batches before they change anything.
     #[inline]
     pub(crate) fn insert(&mut self, id: u64, location: Location) -> Place {
         let local = self.local(id);
@@ -142,12 +121,6 @@ impl DirectIndex {
         *self.flags[local_of(place)].get_mut() = 0;
         self.len -= 1;
         Some(location)
-    }
-
-    /// Bytes of an index like this once every page of it was touched; untouched pages take none.
-    pub(crate) fn bytes_for(rows: u64, shard: usize, shards: usize) -> usize {
-        let local = local_rows(rows, shard, shards);
-        ZeroedArray::<u32>::bytes_for(local) + ZeroedArray::<AtomicU8>::bytes_for(local)
     }
 
     /// Bytes of memory once every page was touched.

@@ -39,10 +39,6 @@ const VISIT_BUCKETS: usize = 16;
 const OVERFLOW: u32 = 1 << 30;
 /// Old buckets given back at a time while growing: 4 MiB, two huge pages.
 const RELEASE_BUCKETS: usize = (4 << 20) / size_of::<Bucket>();
-/// Buckets prefetched ahead of the lookup. A core has 10-16 misses in flight, so at least as many must be
-/// asked for; on 32 M rows 16, 32 and 64 measure alike.
-pub(super) const PREFETCH_DISTANCE: usize = 32;
-
 #[repr(C, align(64))]
 struct Bucket {
     /// Zero where the location is zero.
@@ -108,7 +104,8 @@ impl HashIndex {
         Self { buckets: ZeroedArray::new(0), len: 0, removed: 0 }
     }
 
-    /// Start loading the home bucket of `id`.
+    /// Start loading the home bucket of `id`. Batches ask for 16 or more buckets, then look them up: a core
+    /// has 10-16 misses in flight, and more than that measures alike.
     #[inline]
     pub(crate) fn prefetch(&self, id: u64) {
         prefetch(self.buckets.as_ptr().wrapping_add(self.home(id)));
@@ -117,27 +114,21 @@ impl HashIndex {
     /// Where the entry of `id` is.
     #[inline]
     pub(crate) fn find(&self, id: u64) -> Option<Place> {
-        self.find_from(self.home(id), id)
-    }
-
-    /// Look up every id in order, with buckets prefetched ahead: `found(position, place)`.
-    #[inline]
-    pub(crate) fn find_many(&self, ids: &[u64], mut found: impl FnMut(usize, Option<Place>)) {
-        let mut homes = [0_u32; PREFETCH_DISTANCE];
-        let hash_and_prefetch = |id: u64, home: &mut u32| {
-            *home = self.home(id) as u32;
-            prefetch(self.buckets.as_ptr().wrapping_add(*home as usize));
-        };
-        for (&id, home) in ids.iter().zip(&mut homes) {
-            hash_and_prefetch(id, home);
-        }
-        for (position, &id) in ids.iter().enumerate() {
-            let ahead = &mut homes[position % PREFETCH_DISTANCE];
-            let home = *ahead as usize;
-            if let Some(&later) = ids.get(position + PREFETCH_DISTANCE) {
-                hash_and_prefetch(later, ahead);
+        let home = self.home(id);
+        let mut b = home;
+        loop {
+            // An index without memory has no bucket at all.
+            let bucket = self.buckets.get(b)?;
+            if let Some(e) = bucket.entry_of(id) {
+                return Some(place(b, e));
             }
-            found(position, self.find_from(home, id));
+            if !bucket.overflowed() {
+                return None;
+            }
+            b = next(b, self.buckets.len());
+            if b == home {
+                return None;
+            }
         }
     }
 
@@ -237,12 +228,6 @@ impl HashIndex {
         ZeroedArray::<Bucket>::bytes_for(self.buckets_with(rows)) - self.bytes()
     }
 
-    /// Bytes of an index that room for `rows` was reserved in; one that grew to them takes up to 1.5
-    /// times as much.
-    pub(crate) fn bytes_for(rows: usize) -> usize {
-        ZeroedArray::<Bucket>::bytes_for(buckets_for(rows))
-    }
-
     /// Bytes of memory.
     pub(crate) fn bytes(&self) -> usize {
         self.buckets.bytes()
@@ -278,14 +263,10 @@ impl HashIndex {
     /// Read one word of the home bucket of every id: the memory traffic of lookups without their work.
     #[cfg(test)]
     pub(super) fn read_homes(&self, ids: &[u64]) -> u64 {
-        let mut sum = 0;
-        for (position, &id) in ids.iter().enumerate() {
-            if let Some(&later) = ids.get(position + PREFETCH_DISTANCE) {
-                self.prefetch(later);
-            }
-            sum += u64::from(self.buckets[self.home(id)].locations[0]);
+        for &id in ids {
+            self.prefetch(id);
         }
-        sum
+        ids.iter().map(|&id| u64::from(self.buckets[self.home(id)].locations[0])).sum()
     }
 
     /// How many buckets a lookup of `id` reads.
@@ -302,25 +283,6 @@ impl HashIndex {
     #[inline]
     fn home(&self, id: u64) -> usize {
         home(id, self.buckets.len())
-    }
-
-    #[inline]
-    fn find_from(&self, home: usize, id: u64) -> Option<Place> {
-        let mut b = home;
-        loop {
-            // An index without memory has no bucket at all.
-            let bucket = self.buckets.get(b)?;
-            if let Some(e) = bucket.entry_of(id) {
-                return Some(place(b, e));
-            }
-            if !bucket.overflowed() {
-                return None;
-            }
-            b = next(b, self.buckets.len());
-            if b == home {
-                return None;
-            }
-        }
     }
 
     #[inline]

@@ -72,8 +72,7 @@ impl std::fmt::Debug for Location {
 
 /// A handle to an entry of one index, so that what follows a lookup need not look again.
 ///
-/// Valid until the next insert, remove or reserve of that index, with one relief: the inserts promised
-/// by a `reserve` move nothing. Never zero, so that `Option<Place>` is four bytes.
+/// Valid until the next insert or remove of that index. Never zero, so that `Option<Place>` is four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place(NonZeroU32);
 

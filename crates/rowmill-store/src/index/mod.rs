@@ -22,9 +22,7 @@ mod shard;
 mod table_index;
 mod zeroed_array;
 
-pub(crate) use direct_index::{DirectIndex, IdOutOfRange};
-pub(crate) use flags::{CLOCK_OVERFLOW, FREQUENCY_MAX};
-pub(crate) use hash_index::HashIndex;
+pub(crate) use flags::CLOCK_OVERFLOW;
 pub(crate) use location::{Location, Place};
 pub(crate) use shard::{dense_shard_of, shard_of};
 pub(crate) use table_index::TableIndex;

@@ -3,7 +3,7 @@
 use rowmill_rows::IdRange;
 
 use super::direct_index::DirectIndex;
-use super::hash_index::{HashIndex, PREFETCH_DISTANCE};
+use super::hash_index::HashIndex;
 use super::location::{Location, Place};
 
 /// An index for any ids, or for a dense range of them.
@@ -44,25 +44,6 @@ impl TableIndex {
     #[inline]
     pub(crate) fn find(&self, id: u64) -> Option<Place> {
         either!(self, index => index.find(id))
-    }
-
-    /// Look up every id in order, prefetching ahead: `found(position, place)`.
-    #[inline]
-    pub(crate) fn find_many(&self, ids: &[u64], mut found: impl FnMut(usize, Option<Place>)) {
-        match self {
-            Self::Hash(index) => index.find_many(ids, found),
-            Self::Direct(index) => {
-                for &id in ids.iter().take(PREFETCH_DISTANCE) {
-                    index.prefetch(id);
-                }
-                for (position, &id) in ids.iter().enumerate() {
-                    if let Some(&later) = ids.get(position + PREFETCH_DISTANCE) {
-                        index.prefetch(later);
-                    }
-                    found(position, index.find(id));
-                }
-            }
-        }
     }
 
     /// Where the row of an entry is.
@@ -118,27 +99,11 @@ impl TableIndex {
         either!(self, index => index.remove(id))
     }
 
-    /// Make room for `rows` more, so that inserting them moves nothing.
-    pub(crate) fn reserve(&mut self, rows: usize) {
-        if let Self::Hash(index) = self {
-            index.reserve(rows);
-        }
-    }
-
     /// Bytes that inserting `rows` more would add to [`TableIndex::bytes`].
     pub(crate) fn grow_bytes_if_inserting(&self, rows: usize) -> usize {
         match self {
             Self::Hash(index) => index.grow_bytes_if_inserting(rows),
             Self::Direct(_) => 0,
-        }
-    }
-
-    /// Bytes of an index for the ids of `shard`, once it has room for `rows`; an index that grew to
-    /// them takes up to 1.5 times as much.
-    pub(crate) fn bytes_for(ids: IdRange, rows: usize, shard: usize, shards: usize) -> usize {
-        match ids {
-            IdRange::Sparse => HashIndex::bytes_for(rows),
-            IdRange::Dense { rows } => DirectIndex::bytes_for(rows, shard, shards),
         }
     }
 

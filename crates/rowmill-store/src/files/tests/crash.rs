@@ -109,7 +109,7 @@ impl Volume for Stopping {
     }
 }
 
-fn content(epoch: u64) -> (Vec<Change>, Vec<(u32, u64, u32)>, Vec<u8>) {
+fn content(epoch: u64) -> (Vec<Change>, Vec<Entry>, Vec<u8>) {
     let rows = 0..10 + epoch as u32;
     let changes = rows.clone().map(|row| (key(0, u64::from(row)), Some(row))).collect();
     (changes, rows.map(|row| (1, epoch, row)).collect(), epoch.to_le_bytes().repeat(200))

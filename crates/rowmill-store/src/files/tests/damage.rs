@@ -55,7 +55,7 @@ fn damage_of_a_delta_is_seen_and_what_came_before_it_is_right() {
 fn damage_of_a_snapshot_is_seen_and_what_came_before_it_is_right() {
     let volume = volume();
     // Three frames, because the category changes.
-    let entries: Vec<(u32, u64, u32)> = (0..12).map(|i| (i / 4, u64::from(i) << 50, i * 7)).collect();
+    let entries: Vec<Entry> = (0..12).map(|i| (i / 4, u64::from(i) << 50, i * 7)).collect();
     let file = write_snapshot(&volume, 4, &entries);
     damage_everywhere(&volume, &file.name.clone(), || {
         let (read, result) = read_snapshot(&volume, &file);
@@ -75,7 +75,7 @@ fn damage_of_an_attachment_is_seen() {
 #[test]
 fn frames_cannot_change_places() {
     let volume = volume();
-    let entries: Vec<(u32, u64, u32)> = (0..8).map(|i| (i / 4, u64::from(i), i)).collect();
+    let entries: Vec<Entry> = (0..8).map(|i| (i / 4, u64::from(i), i)).collect();
     let file = write_snapshot(&volume, 4, &entries);
     let good = read_file(&volume, &file.name);
     let (header, frames) = good.split_at(16);
@@ -136,7 +136,9 @@ fn fields_may_come_and_go_but_not_contradict_each_other() {
     let mut other = json.clone();
     let fields = other.as_object_mut().unwrap();
     fields.insert("of tomorrow".into(), 1.into());
-    ["snapshot", "deltas", "attachments"].map(|optional| fields.remove(optional).unwrap());
+    for optional in ["snapshot", "deltas", "attachments"] {
+        fields.remove(optional).unwrap();
+    }
     fields["tables"][0].as_object_mut().unwrap().insert("also".into(), "new".into());
     write_json(&volume, &other);
     assert_eq!(Manifest::load(&volume).unwrap(), written);

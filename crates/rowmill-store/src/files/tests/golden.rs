@@ -14,7 +14,7 @@ fn golden_changes() -> Vec<Change> {
     vec![(key(0, 0), Some(0)), (key(1, u64::MAX), Some((1 << 31) - 1)), (key(0, 0x0123_4567_89ab_cdef), None)]
 }
 
-fn golden_entries() -> Vec<(u32, u64, u32)> {
+fn golden_entries() -> Vec<Entry> {
     vec![(0, 0, 5), (0, u64::MAX, 6), (1, 0x0123_4567_89ab_cdef, (1 << 31) - 1)]
 }
 

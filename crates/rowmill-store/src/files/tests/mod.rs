@@ -13,10 +13,11 @@ use rowmill_rows::{
 };
 
 use super::*;
-use crate::log::{LogState, SegmentRecord};
 
 /// A change of the index.
 type Change = (RowKey, Option<u32>);
+/// Category, id and row number in a snapshot.
+type Entry = (u32, u64, u32);
 
 fn key(category: u32, id: u64) -> RowKey {
     RowKey { category: Category(category), id }
@@ -34,14 +35,13 @@ fn table_spec(dim: u32) -> TableSpec {
 }
 
 fn group_entry(spec: GroupSpec) -> GroupEntry {
-    let record = |place, sequence, rows| SegmentRecord { place, sequence, rows };
     GroupEntry {
         spec,
         shards: 4,
         stride: spec.layout().stride as u32,
         segment_bytes: 1 << 20,
         log_device: "group-0.log".into(),
-        log: LogState { cut: 2, next_sequence: 9, segments: vec![record(0, 7, 64), record(2, 8, 3)] },
+        log: serde_json::from_str(r#"{"cut":2,"next_sequence":9,"segments":[[0,7,64],[2,8,3]]}"#).unwrap(),
     }
 }
 
@@ -74,7 +74,9 @@ fn manifest(epoch: u64) -> Manifest {
 
 fn write_delta(volume: &dyn Volume, epoch: u64, changes: &[Change]) -> FileEntry {
     let mut writer = DeltaWriter::create(volume, epoch).unwrap();
-    changes.iter().for_each(|&(key, row)| writer.record(key, row).unwrap());
+    for &(key, row) in changes {
+        writer.record(key, row).unwrap();
+    }
     writer.finish().unwrap()
 }
 
@@ -90,14 +92,16 @@ fn read_delta(volume: &dyn Volume, file: &FileEntry) -> (Vec<Change>, Result<(),
     (changes, result)
 }
 
-fn write_snapshot(volume: &dyn Volume, epoch: u64, entries: &[(u32, u64, u32)]) -> FileEntry {
+fn write_snapshot(volume: &dyn Volume, epoch: u64, entries: &[Entry]) -> FileEntry {
     let mut writer = SnapshotWriter::create(volume, epoch).unwrap();
-    entries.iter().for_each(|&(category, id, row)| writer.push(Category(category), id, row).unwrap());
+    for &(category, id, row) in entries {
+        writer.push(Category(category), id, row).unwrap();
+    }
     writer.finish().unwrap()
 }
 
 /// All entries up to the first error, and that error.
-fn read_snapshot(volume: &dyn Volume, file: &FileEntry) -> (Vec<(u32, u64, u32)>, Result<(), FileError>) {
+fn read_snapshot(volume: &dyn Volume, file: &FileEntry) -> (Vec<Entry>, Result<(), FileError>) {
     let mut entries = Vec::new();
     let result = SnapshotReader::open(volume, file).and_then(|reader| {
         reader.for_each_chunk(|category, ids, rows| {

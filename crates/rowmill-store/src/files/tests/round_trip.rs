@@ -89,7 +89,9 @@ fn only_what_no_checkpoint_needs_is_removed() {
     written.save(&volume).unwrap();
     let next = write_delta(&volume, 3, &change);
     let others = ["MANIFEST", "group-0.log", "group-7.log", "notes.txt", &next.name];
-    others[1..4].iter().for_each(|name| write_file(&volume, name, b"x"));
+    for name in &others[1..4] {
+        write_file(&volume, name, b"x");
+    }
     write_file(&volume, "MANIFEST.new", b"torn");
 
     let mut removed = collect_garbage(&volume, &written).unwrap();
