@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import BinaryAUROC
 
 
@@ -43,15 +45,24 @@ class ClickMetrics:
         """`{"auc":, "logloss":, "ne":}`."""
         if self.rows == 0:
             return {"auc": None, "logloss": None, "ne": None}
-        rate, logloss = float(self._rate.compute()), float(self._loss.compute())
+        rate, logloss = _value(self._rate), _value(self._loss)
         if not 0.0 < rate < 1.0:
             return {"auc": None, "logloss": logloss, "ne": None}
         share = torch.tensor(rate, dtype=torch.float64)
         entropy = float(-(share * share.log() + (1 - share) * (1 - share).log()))
-        return {"auc": float(self._auc.compute()), "logloss": logloss, "ne": logloss / entropy}
+        return {
+            "auc": _value(self._auc),
+            "logloss": logloss,
+            "ne": logloss / entropy,
+        }
 
     def reset(self) -> None:
         """Forget all rows."""
         self.rows = 0
         for metric in (self._auc, self._loss, self._rate):
             metric.reset()
+
+
+def _value(metric: Metric) -> float:
+    value: Any = metric.compute()
+    return float(value)

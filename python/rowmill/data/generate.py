@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -196,6 +197,7 @@ def _writer(file: Path, schema: pa.Schema, settings: GenerateConfig) -> pq.Parqu
     # of the bytes for twice the time.
     small = [f"C{t + 1}" for t, law in enumerate(id_laws(settings)) if law.ids <= BLOCK_ROWS // 4]
     dense = [f"I{f + 1}" for f in range(_DENSE)]
+    dictionaries: Any = [*dense, *small]
     return pq.ParquetWriter(
-        file, schema, compression="none", use_dictionary=[*dense, *small], write_statistics=False
+        file, schema, compression="none", use_dictionary=dictionaries, write_statistics=False
     )

@@ -117,9 +117,8 @@ def measured_reuse(ids: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray
     _, counts = np.unique(ids, return_counts=True)
     group = np.searchsorted(np.array(REUSE_EDGES), counts, side="left") - 1
     size = len(REUSE_EDGES)
-    return np.bincount(group, minlength=size).astype(float), np.bincount(
-        group, weights=counts, minlength=size
-    )
+    ids_per_group = np.bincount(group, minlength=size).astype(np.float64)
+    return ids_per_group, np.bincount(group, weights=counts, minlength=size).astype(np.float64)
 
 
 def _inverse(uniform: NDArray[np.float64], piece: ZipfPiece) -> NDArray[np.float64]:

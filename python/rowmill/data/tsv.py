@@ -136,8 +136,10 @@ def _first_bad(text: pa.Array, kind: pa.DataType) -> tuple[int, str]:
 
 def _hex_ids(text: pa.Array, name: str, path: Path, first_line: int) -> pa.Array:
     """Ids of up to 16 hex digits; null stays null."""
-    widths = pc.fill_null(pc.binary_length(text), 0).to_numpy(zero_copy_only=False)
-    padded = pc.fill_null(pc.utf8_lpad(text, _HEX_DIGITS_MAX, "0"), "0" * _HEX_DIGITS_MAX)
+    widths = pc.fill_null(pc.call_function("binary_length", [text]), 0).to_numpy(
+        zero_copy_only=False
+    )
+    padded = pc.fill_null(_padded(text), "0" * _HEX_DIGITS_MAX)
     long = np.flatnonzero(widths > _HEX_DIGITS_MAX)
     if len(long):
         row = int(long[0])
@@ -163,6 +165,11 @@ def _hex_ids(text: pa.Array, name: str, path: Path, first_line: int) -> pa.Array
             f"{path}, line {first_line + row}: {name} is {MISSING_ID:x}, which stands for missing"
         )
     return pa.array(ids, mask=missing)
+
+
+def _padded(text: pa.Array) -> pa.Array:
+    options = pc.PadOptions(_HEX_DIGITS_MAX, "0")
+    return pc.call_function("utf8_lpad", [text], options)
 
 
 def _characters(padded: pa.Array) -> NDArray[np.uint8]:

@@ -67,8 +67,8 @@ def report_page(report: dict[str, Any]) -> str:
 
 
 def _tiles(report: dict[str, Any]) -> list[str]:
-    test, train, teacher = report["test"], report["train"], report["teacher"] or {}
-    run = report["run"]
+    test, train, run = report["test"], report["train"], report["run"]
+    teacher: dict[str, float | None] = report["teacher"] or {}
 
     def beside(name: str) -> str:
         return f"the teacher's: {_fixed(teacher[name])}" if teacher.get(name) is not None else ""
@@ -99,8 +99,8 @@ def _tiles(report: dict[str, Any]) -> list[str]:
 
 
 def _charts(report: dict[str, Any]) -> list[str]:
-    curve, test, teacher = report["curve"], report["test"], report["teacher"] or {}
-    run = report["run"]
+    curve, test, run = report["curve"], report["test"], report["run"]
+    teacher: dict[str, float | None] = report["teacher"] or {}
 
     def line(key: str, name: str) -> Line:
         return Line(name, [(point["rows"], point[key]) for point in curve])
@@ -157,7 +157,7 @@ def _table(title: str, values: dict[str, str]) -> str:
     return f'<div class="card"><h2>{escape(title)}</h2><table>{rows}</table></div>'
 
 
-def _flat(config: dict[str, Any]) -> dict[str, str]:
+def _flat(config: dict[str, dict[str, Any] | None]) -> dict[str, str]:
     return {
         f"{section}.{key}": "-" if value is None else str(value)
         for section, values in config.items()

@@ -1,0 +1,189 @@
+"""The command line: `rowmill train`, `rowmill inspect`, `rowmill data generate`.
+
+Flags come from the fields of `rowmill.config`. Bad input ends with one line on standard error and exit code 2, a
+failure of the store or the machine with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from rowmill.config import ConfigError, load_config, section_from, settings_of
+from rowmill.errors import InvalidInput, MemoryTooSmall, RowmillError, StoreMissing, TableMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rowmill.config import Config
+
+_TRAIN_SECTIONS = ("data", "model", "rows", "store", "train")
+_BAD_INPUT = (InvalidInput, MemoryTooSmall, StoreMissing, TableMissing)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return parsed.command(parsed)
+    except _BAD_INPUT as error:
+        print(f"rowmill: {error}", file=sys.stderr)
+        return 2
+    except RowmillError as error:
+        print(f"rowmill: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(
+            f"rowmill: {error.strerror or error}: {error.filename or ''}".rstrip(": "),
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        print("rowmill: interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rowmill", description="Train click models whose embedding tables outgrow memory."
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train", help="train a click model from a log, and report how good it is"
+    )
+    train.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with settings; flags win over it"
+    )
+    for section in _TRAIN_SECTIONS:
+        _add_flags(train, section)
+    train.set_defaults(command=_train)
+
+    inspect = commands.add_parser(
+        "inspect", help="print tables, sizes, hottest rows and health of a store"
+    )
+    inspect.add_argument("store", type=Path, metavar="STORE")
+    inspect.add_argument(
+        "--hottest", type=int, default=10, metavar="N", help="rows to list (default 10)"
+    )
+    inspect.set_defaults(command=_inspect)
+
+    data = commands.add_parser("data", help="make data").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    generate = data.add_parser(
+        "generate", help="write a click log whose best possible AUC is known"
+    )
+    generate.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder of the log"
+    )
+    _add_flags(generate, "generate")
+    generate.set_defaults(command=_generate)
+    return parser
+
+
+def _add_flags(parser: argparse.ArgumentParser, section: str) -> None:
+    group = parser.add_argument_group(f"[{section}]")
+    for key, (hint, setting) in settings_of(section).items():
+        if setting.flag is None:
+            continue
+        options: dict[str, Any] = {
+            "dest": f"{section}.{key}",
+            "default": None,
+            "help": setting.help,
+        }
+        if hint is bool:
+            options["action"] = "store_true"
+        elif get_origin(hint) is not None and get_args(hint) and isinstance(get_args(hint)[0], str):
+            options["metavar"] = "|".join(get_args(hint))
+        else:
+            options["metavar"] = key.rsplit("_", 1)[-1].upper()
+        group.add_argument(setting.flag, **options)
+
+
+def _flags(parsed: argparse.Namespace, section: str) -> dict[tuple[str, str], Any]:
+    return {
+        (section, key): value
+        for key in settings_of(section)
+        if (value := getattr(parsed, f"{section}.{key}", None)) is not None
+    }
+
+
+def _train(parsed: argparse.Namespace) -> int:
+    flags = {
+        key: value for section in _TRAIN_SECTIONS for key, value in _flags(parsed, section).items()
+    }
+    config = load_config(parsed.config, flags)
+    if config.data.path is None:
+        raise ConfigError(
+            "no data: name a click log with --data, or in [data] path of the config file"
+        )
+    from rich.console import Console
+
+    from rowmill.train import train
+
+    console = Console()
+    report = train(config, console)
+    _print_result(report, config, console)
+    return 0
+
+
+def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
+    test, train = report["test"], report["train"]
+    teacher: dict[str, float | None] = report["teacher"] or {}
+
+    def shown(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    def against(name: str, form: str) -> str:
+        value = shown(test[name], form)
+        return f"{value}   (teacher {shown(teacher[name], form)})" if name in teacher else value
+
+    for name, value in [
+        ("test AUC", against("auc", ".4f")),
+        ("test logloss", against("logloss", ".4f")),
+        ("normalized entropy", against("ne", ".4f")),
+        ("rows per second", shown(train["rows_per_s"], ",.0f")),
+        ("hit rate", shown(train["hit_rate"], ".2%")),
+        ("stall share", shown(train["stall_share"], ".2%")),
+        ("report", str(config.train.out / "report.html")),
+    ]:
+        console.print(f"[dim]{name:<20}[/dim]{value}", highlight=False, soft_wrap=True)
+
+
+def _inspect(parsed: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from rowmill.inspection import print_store
+
+    print_store(parsed.store, Console(), hottest=parsed.hottest)
+    return 0
+
+
+def _generate(parsed: argparse.Namespace) -> int:
+    from rowmill.data.generate import generate
+
+    values = {key: value for (_, key), value in _flags(parsed, "generate").items()}
+    sidecar = generate(parsed.out, section_from("generate", values))
+    print(f"{parsed.out}: the teacher's scores are in {sidecar.name}")
+    return 0
+
+
+class _Version(argparse.Action):
+    """Prints the version; asks the binding only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from rowmill import __version__
+
+        print(f"rowmill {__version__}")
+        parser.exit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The machine a run took place on, as far as figures depend on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def describe_machine(threads: int) -> dict[str, Any]:
+    """Processor, cores, memory, and the versions in use."""
+    return {
+        "processor": _first_value("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": threads,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+    }
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use now."""
+    return (_kilobytes("VmRSS") or 0) * 1024
+
+
+def _kilobytes(name: str) -> int | None:
+    value = _first_value("/proc/self/status", name)
+    return int(value.split()[0]) if value else None
+
+
+def _first_value(file: str, name: str) -> str | None:
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), None)

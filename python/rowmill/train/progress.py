@@ -1,0 +1,79 @@
+"""What a person sees while a run goes on: a line on the terminal, and TensorBoard events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from rich.console import Console
+
+
+class RunProgress:
+    """Shows points of the curves as they come. Where nobody watches (no terminal) it prints a line at a tenth each."""
+
+    def __init__(self, console: Console, events: Path, *, total: int, done: int) -> None:
+        self._console = console
+        self._total = total
+        self._next_line = done
+        self._events = SummaryWriter(str(events), purge_step=None)
+        self._progress = Progress(
+            TextColumn("[bold]train"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("rows  {task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("train", total=total, completed=done, figures="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+        self._events.close()
+
+    def show(self, point: dict[str, Any], done: int) -> None:
+        """One more point, `done` rows after the start."""
+        figures = describe(point)
+        self._progress.update(self._task, completed=done, figures=figures)
+        for name, value in point.items():
+            if name not in ("step", "rows") and value is not None:
+                self._events.add_scalar(f"train/{name}", value, point["step"])
+        if not self._console.is_terminal and done >= self._next_line:
+            self._console.print(
+                f"{done:>12,} of {self._total:,} rows  {figures}", highlight=False, soft_wrap=True
+            )
+            self._next_line = done + self._total // 10
+
+    def test(self, metrics: dict[str, float | None], step: int) -> None:
+        """The figures of the test part."""
+        for name, value in metrics.items():
+            if value is not None:
+                self._events.add_scalar(f"test/{name}", value, step)
+
+
+def describe(point: dict[str, Any]) -> str:
+    """A point of the curves in one short line."""
+
+    def text(name: str, form: str) -> str:
+        value = point.get(name)
+        return "-" if value is None else format(value, form)
+
+    return (
+        f"loss {text('logloss', '.4f')}  auc {text('auc', '.4f')}  {text('rows_per_s', ',.0f')} rows/s  "
+        f"hit {text('hit_rate', '.1%')}  stall {text('stall_share', '.1%')}"
+    )

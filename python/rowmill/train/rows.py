@@ -1,0 +1,295 @@
+"""The half of a model that lies in tables: in a store, or in plain torch modules to compare with.
+
+Both give the model its `embeddings`, take part in every step, and count what they did, so that the training loop
+does not ask which one it has. `plain_rows` begins with the initial values that the store would have drawn.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import rowmill
+from rowmill.config import ConfigError
+from rowmill.models import FeatureBags
+from rowmill.nn import Feature, StackedBags
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from rowmill.config import Config, RowsConfig
+    from rowmill.data import IdWay, Source
+    from rowmill.optim import OptimizerSpec
+    from rowmill.store import Store
+    from rowmill.tables import Table
+
+
+@dataclass(frozen=True)
+class RowCounters:
+    """Figures since the start.
+
+    Distinct rows asked for by steps, those read from the device while a step waited, the seconds it
+    waited for them, and bytes of rows in memory now.
+    """
+
+    looked_up: int
+    cold: int
+    stalled_s: float
+    resident_bytes: int
+
+
+class RowSide(Protocol):
+    """What the training loop needs of the tables."""
+
+    @property
+    def embeddings(self) -> nn.Module:
+        """Called as `embeddings(ids, offsets)`, gives `[B, F, D]`."""
+        ...
+
+    def inputs(self, ids_BF: Tensor) -> Tensor:
+        """What the embeddings take for the ids of a batch."""
+        ...
+
+    def lookahead(self, ids_BF: Tensor) -> None:
+        """A batch with these ids comes soon."""
+        ...
+
+    def step(self) -> None:
+        """A backward pass is over."""
+        ...
+
+    def counters(self) -> RowCounters:
+        """Figures since the start."""
+        ...
+
+    def save(self, attachments: Mapping[str, bytes]) -> None:
+        """Make rows and attachments durable together."""
+        ...
+
+    def attachment(self, name: str) -> bytes | None:
+        """What the last `save` attached."""
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """Figures for the report."""
+        ...
+
+
+class StoredRows:
+    """Rows in a store, updated by backward itself."""
+
+    def __init__(self, store: Store, tables: list[Table]) -> None:
+        self.store = store
+        self.tables = tables
+        self.embeddings: nn.Module = StackedBags(Feature(table.name, table) for table in tables)
+
+    def inputs(self, ids_BF: Tensor) -> Tensor:
+        """The ids themselves."""
+        return ids_BF
+
+    def lookahead(self, ids_BF: Tensor) -> None:
+        """Ask the store to have the rows in memory by the time they are needed."""
+        self.store.lookahead(dict(zip(self.tables, ids_BF.t().contiguous(), strict=True)))
+
+    def step(self) -> None:
+        """Backward has updated the rows."""
+
+    def counters(self) -> RowCounters:
+        """Figures since the store was opened."""
+        stats = self.store.stats()
+        return RowCounters(
+            looked_up=stats["rows_looked_up"],
+            cold=stats["cold_reads"],
+            stalled_s=stats["cold_wait_ns"] / 1e9,
+            resident_bytes=stats["row_bytes"],
+        )
+
+    def save(self, attachments: Mapping[str, bytes]) -> None:
+        """One atomic checkpoint."""
+        self.store.checkpoint(attachments=attachments)
+
+    def attachment(self, name: str) -> bytes | None:
+        """What the last checkpoint holds beside the rows."""
+        return self.store.attachment(name)
+
+    def summary(self) -> dict[str, Any]:
+        """Live rows and bytes, memory, and traffic of the device."""
+        stats = self.store.stats()
+        tables = [stats["tables"][table.name] for table in self.tables]
+        return {
+            "live_rows": sum(table["rows"] for table in tables),
+            "live_row_bytes": sum(table["rows"] * table["row_bytes"] for table in tables),
+            **{
+                name: stats[name]
+                for name in (
+                    "memory_budget",
+                    "row_limit",
+                    "row_bytes",
+                    "index_bytes",
+                    "overhead_bytes",
+                    "buffer_bytes",
+                    "rows_resident",
+                    "evictions",
+                    "lookups",
+                    "rows_looked_up",
+                    "cold_reads",
+                    "lookahead_loaded",
+                    "device_blocks_read",
+                    "device_bytes_written",
+                    "io",
+                )
+            },
+        }
+
+
+@contextmanager
+def stored_rows(
+    config: Config, source: Source, *, way: IdWay, path: Path, threads: int
+) -> Generator[StoredRows]:
+    """Open the store at `path` with one table per id feature."""
+    store = rowmill.open(
+        path,
+        memory=config.store.memory,
+        row_memory=config.store.row_memory,
+        threads=threads,
+        seed=config.train.seed,
+    )
+    with store:
+        yield StoredRows(store, _tables(store, config, source, way))
+
+
+def _tables(store: Store, config: Config, source: Source, way: IdWay) -> list[Table]:
+    names = source.schema.ids
+    sizes = way.rows(len(names)) or [None] * len(names)
+    width = config.rows.initial_width
+    return [
+        store.table(
+            name,
+            dim=config.model.dim,
+            optimizer=_row_optimizer(config.rows),
+            initializer=rowmill.init.Uniform(-width, width),
+            staleness_bound=config.store.staleness_bound,
+            num_rows=size,
+        )
+        for name, size in zip(names, sizes, strict=True)
+    ]
+
+
+def _row_optimizer(rows: RowsConfig) -> OptimizerSpec:
+    optim = rowmill.optim
+    if rows.optimizer == "sgd":
+        return optim.SGD(lr=rows.lr)
+    if rows.optimizer == "adagrad":
+        return optim.Adagrad(lr=rows.lr)
+    if rows.optimizer == "rowwise_adagrad":
+        return optim.RowwiseAdagrad(lr=rows.lr)
+    return optim.Adam(lr=rows.lr)
+
+
+class PlainRows:
+    """Rows in `torch.nn.EmbeddingBag` modules, updated by a torch optimizer.
+
+    Every distinct id of the log gets a place when the run begins, so this takes memory for all of them.
+    """
+
+    def __init__(
+        self, distinct: list[NDArray[np.int64]], weights: list[Tensor], rows: RowsConfig
+    ) -> None:
+        self._distinct = distinct
+        self._looked_up = 0
+        self.embeddings: nn.Module = FeatureBags(
+            nn.EmbeddingBag(
+                weight.shape[0], weight.shape[1], mode="sum", sparse=True, _weight=weight
+            )
+            for weight in weights
+        )
+        self._parameters = list(self.embeddings.parameters())
+        self._optimizer = _torch_optimizer(self._parameters, rows)
+
+    def inputs(self, ids_BF: Tensor) -> Tensor:
+        """The place of every id among the distinct ids of its feature."""
+        ids = ids_BF.numpy()
+        self._looked_up += ids.size
+        places = [np.searchsorted(known, ids[:, f]) for f, known in enumerate(self._distinct)]
+        return torch.from_numpy(np.stack(places, axis=1))
+
+    def lookahead(self, ids_BF: Tensor) -> None:
+        """Everything is in memory."""
+
+    def step(self) -> None:
+        """Update the rows."""
+        # torch asks for a decision: its own sparse gradients need no check.
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def counters(self) -> RowCounters:
+        """Nothing is ever cold."""
+        return RowCounters(self._looked_up, 0, 0.0, self._bytes())
+
+    def save(self, attachments: Mapping[str, bytes]) -> None:
+        """Plain rows are not kept."""
+
+    def attachment(self, name: str) -> bytes | None:
+        """Nothing is kept."""
+        return None
+
+    def summary(self) -> dict[str, Any]:
+        """Live rows and bytes."""
+        rows = sum(len(known) for known in self._distinct)
+        return {"live_rows": rows, "live_row_bytes": self._bytes()}
+
+    def _bytes(self) -> int:
+        state = sum(
+            value.nbytes
+            for entry in self._optimizer.state.values()
+            for value in entry.values()
+            if isinstance(value, Tensor)
+        )
+        return sum(weight.nbytes for weight in self._parameters) + state
+
+
+@contextmanager
+def plain_rows(config: Config, source: Source, *, way: IdWay, threads: int) -> Generator[PlainRows]:
+    """All distinct ids of the log in torch modules, with the initial values a store would draw."""
+    distinct = _distinct_ids(source, way)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        rowmill.open(
+            folder, memory=config.store.memory, threads=threads, seed=config.train.seed
+        ) as store,
+    ):
+        tables = _tables(store, config, source, way)
+        weights = [
+            table.get(torch.from_numpy(ids)) for table, ids in zip(tables, distinct, strict=True)
+        ]
+    yield PlainRows(distinct, weights, config.rows)
+
+
+def _torch_optimizer(parameters: list[nn.Parameter], rows: RowsConfig) -> torch.optim.Optimizer:
+    if rows.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rows.lr)
+    if rows.optimizer == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=rows.lr)
+    if rows.optimizer == "adam":
+        return torch.optim.SparseAdam(parameters, lr=rows.lr)
+    raise ConfigError(
+        f"rows.optimizer = {rows.optimizer!r} has no counterpart in torch: drop --plain"
+    )
+
+
+def _distinct_ids(source: Source, way: IdWay) -> list[NDArray[np.int64]]:
+    distinct = [np.empty(0, np.int64) for _ in source.schema.ids]
+    for block in source.blocks(0, source.rows):
+        ids = way.apply(block.ids)
+        distinct = [np.union1d(known, ids[:, f]) for f, known in enumerate(distinct)]
+    return distinct

@@ -1,0 +1,307 @@
+"""The training loop, and what surrounds it.
+
+Three ways to run it:
+
+    rowmill train --data clicks.parquet --out out/clicks
+    rowmill train --config examples/quickstart.toml
+    rowmill train --config examples/quickstart.toml --resume
+
+The loop is `Trainer.fit` with `Trainer.train_step`: batches come with a view of the next few, whose rows are being fetched meanwhile; forward makes
+one fused lookup; backward updates the stored rows itself; the dense half has an optimizer of torch. Every batch is
+predicted before it is trained on, so the curves over training rows are honest. A checkpoint holds rows and
+everything else at once, so a run that was killed goes on from the last one with the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from rowmill.config import ConfigError
+from rowmill.data import CRITEO, batches, id_way, load_schema, open_source
+from rowmill.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
+from rowmill.metrics import ClickMetrics
+from rowmill.models import DLRM, FFNN, DCNv2
+from rowmill.report import write_report
+from rowmill.train.machine import describe_machine, resident_bytes
+from rowmill.train.progress import RunProgress
+from rowmill.train.rows import plain_rows, stored_rows
+from rowmill.train.state import ATTACHMENT, RunState, dense_parameters, identity_of, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+    from rich.console import Console
+    from torch import Tensor, nn
+
+    from rowmill.config import Config, ModelConfig
+    from rowmill.data import Batch, IdWay, Source
+    from rowmill.train.rows import RowSide
+
+_TEST_BATCH = 4096
+
+
+def train(config: Config, console: Console) -> dict[str, Any]:
+    """Train, test, and write `report.json`, `report.html` and TensorBoard events into the run's folder.
+
+    Returns:
+        The content of `report.json`.
+    """
+    out = config.train.out
+    with open_trainer(config, console) as trainer:
+        total = config.train.epochs * trainer.train_rows
+        with RunProgress(console, out / "events", total=total, done=trainer.rows_seen) as progress:
+            trainer.fit(progress)
+            test = trainer.test()
+            progress.test(test, trainer.state.step)
+        report = trainer.report(test)
+    write_report(report, out)
+    return report
+
+
+@contextmanager
+def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
+    """A trainer at the first row, or where the last checkpoint left it; its store is closed at the end."""
+    threads = _threads(config)
+    torch.set_num_threads(threads)
+    source = _open_data(config, console)
+    train_rows = _train_rows(config, source)
+    way = id_way(
+        config.data.ids,
+        source,
+        train_rows=train_rows,
+        buckets=config.data.buckets,
+        min_count=config.data.min_count,
+    )
+    config.train.out.mkdir(parents=True, exist_ok=True)
+    if config.train.plain:
+        opened = plain_rows(config, source, way=way, threads=threads)
+    else:
+        opened = stored_rows(config, source, way=way, path=_store_folder(config), threads=threads)
+    with opened as rows:
+        trainer = Trainer(config, source, way, train_rows, rows)
+        if config.train.resume:
+            trainer.resume(console)
+        yield trainer
+
+
+class Trainer:
+    """A model, its rows and its optimizer, on their way through the data."""
+
+    def __init__(
+        self, config: Config, source: Source, way: IdWay, train_rows: int, rows: RowSide
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.way = way
+        self.train_rows = train_rows
+        self.rows = rows
+        torch.manual_seed(config.train.seed)
+        self.model = build_model(config.model, rows.embeddings, source)
+        self.optimizer = torch.optim.Adam(dense_parameters(self.model), lr=config.train.dense_lr)
+        self.state = RunState()
+        self._identity = identity_of(
+            config, rows=source.rows, train_rows=train_rows, vocabulary=way.fingerprint()
+        )
+        self._window = ClickMetrics()
+        self._since = time.perf_counter()
+        self._counted = rows.counters()
+
+    @property
+    def rows_seen(self) -> int:
+        """Rows trained on, over all epochs."""
+        return self.state.epoch * self.train_rows + self.state.row
+
+    def fit(self, progress: RunProgress) -> None:
+        """Train to the end of the last epoch."""
+        every = self.config.train.checkpoint_every
+        self._since, self._counted = time.perf_counter(), self.rows.counters()
+        while self.state.epoch < self.config.train.epochs:
+            for batch in self.ahead(self.state.row, self.train_rows, self.config.train.batch):
+                self.train_step(batch)
+                save = every and self.state.step % every == 0
+                # A point at every checkpoint leaves nothing half-measured to save.
+                if save or self.state.step % self.config.train.log_every == 0:
+                    self._add_point(progress)
+                if save:
+                    self.save()
+            self.state.epoch, self.state.row = self.state.epoch + 1, 0
+        self._add_point(progress)
+        self.save()
+
+    def train_step(self, batch: Batch) -> Tensor:
+        """Predict a batch, then learn from it; returns the loss it had before."""
+        logits = self.model(batch.dense, self.rows.inputs(batch.ids))
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.rows.step()
+        self.state.step += 1
+        self.state.row = batch.stop
+        self._window.update(logits, batch.labels)
+        return loss.detach()
+
+    @torch.no_grad()
+    def test(self) -> dict[str, float | None]:
+        """Metrics of the test part; unseen ids count with their initial rows and are not kept."""
+        metrics = ClickMetrics()
+        self.model.eval()
+        for batch in self.ahead(self.train_rows, self.source.rows, _TEST_BATCH):
+            metrics.update(self.model(batch.dense, self.rows.inputs(batch.ids)), batch.labels)
+        self.model.train()
+        return metrics.compute()
+
+    def save(self) -> None:
+        """One checkpoint of rows and everything else."""
+        packed = pack(self.state, self.model, self.optimizer, self._identity)
+        self.rows.save({ATTACHMENT: packed})
+
+    def resume(self, console: Console) -> None:
+        """Go back to the last checkpoint, if there is one."""
+        packed = self.rows.attachment(ATTACHMENT)
+        if packed is None:
+            console.print("No checkpoint yet: starting from the first row")
+            return
+        self.state = unpack(packed, self.model, self.optimizer, self._identity)
+        console.print(
+            f"Resuming at step {self.state.step:,}, row {self.rows_seen:,}", highlight=False
+        )
+
+    def report(self, test: dict[str, float | None]) -> dict[str, Any]:
+        """The content of `report.json`."""
+        config, state = self.config, self.state
+        path = config.data.path
+        return {
+            "test": test,
+            "train": {
+                "rows_per_s": self.rows_seen / state.seconds if state.seconds else None,
+                "stall_share": state.stall_share,
+                "hit_rate": state.hit_rate,
+            },
+            "teacher": None if path is None else teacher_scores(path, self.train_rows),
+            "config": config.as_dict(),
+            "machine": describe_machine(_threads(config)),
+            "run": {
+                "train_rows": self.train_rows,
+                "test_rows": self.source.rows - self.train_rows,
+                "steps": state.step,
+                "seconds": state.seconds,
+                **self.rows.summary(),
+            },
+            "curve": state.curve,
+        }
+
+    def ahead(self, start: int, stop: int, batch: int) -> Iterator[Batch]:
+        """Batches, each one announced to the rows while the few before it are worked on."""
+        stream = batches(self.source, self.way, start=start, stop=stop, batch=batch)
+        waiting: deque[Batch] = deque()
+        for coming in stream:
+            # The first batch of all is read at once; announcing it would only fetch its rows twice.
+            if waiting:
+                self.rows.lookahead(coming.ids)
+            waiting.append(coming)
+            if len(waiting) > self.config.store.lookahead:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _add_point(self, progress: RunProgress) -> None:
+        if self._window.rows == 0:
+            return
+        now, counted = time.perf_counter(), self.rows.counters()
+        seconds = now - self._since
+        looked_up = counted.looked_up - self._counted.looked_up
+        cold = counted.cold - self._counted.cold
+        stalled_s = counted.stalled_s - self._counted.stalled_s
+        self.state.seconds += seconds
+        self.state.looked_up += looked_up
+        self.state.cold += cold
+        self.state.stalled_s += stalled_s
+        point = {
+            "step": self.state.step,
+            "rows": self.rows_seen,
+            **self._window.compute(),
+            "rows_per_s": self._window.rows / seconds,
+            "hit_rate": 1.0 - cold / looked_up if looked_up else None,
+            "stall_share": min(stalled_s / seconds, 1.0),
+            "row_bytes": counted.resident_bytes,
+            "process_bytes": resident_bytes(),
+        }
+        self.state.curve.append(point)
+        progress.show(point, self.rows_seen)
+        self._window.reset()
+        self._since, self._counted = now, counted
+
+
+def build_model(config: ModelConfig, embeddings: nn.Module, source: Source) -> nn.Module:
+    """The model that the settings name, over the features of the data."""
+    features, dense, dim = len(source.schema.ids), len(source.schema.dense), config.dim
+    if config.kind == "dlrm":
+        return DLRM(
+            embeddings,
+            features=features,
+            dim=dim,
+            dense_features=dense,
+            bottom=config.bottom,
+            top=config.top,
+        )
+    if config.kind == "dcn_v2":
+        return DCNv2(
+            embeddings,
+            features=features,
+            dim=dim,
+            dense_features=dense,
+            cross_layers=config.cross_layers,
+            rank=config.rank,
+            deep=config.deep,
+        )
+    return FFNN(embeddings, features=features, dim=dim, dense_features=dense, hidden=config.deep)
+
+
+def _threads(config: Config) -> int:
+    return config.train.threads or len(os.sched_getaffinity(0))
+
+
+def _open_data(config: Config, console: Console) -> Source:
+    path = config.data.path
+    if path is None:
+        raise ConfigError("data.path is not set: name the click log with --data")
+    if config.generate is not None and not (path / TEACHER_FILE).exists():
+        console.print(f"Generating {config.generate.rows:,} rows in {path}", highlight=False)
+    if config.generate is not None:
+        generate(path, config.generate)
+    schema = CRITEO if config.data.schema is None else load_schema(config.data.schema)
+    if config.generate is not None and config.data.schema is None:
+        schema = generated_schema(config.generate)
+    return open_source(path, schema)
+
+
+def _train_rows(config: Config, source: Source) -> int:
+    asked = config.data.train_rows
+    train_rows = source.rows - source.rows // 5 if asked is None else asked
+    if train_rows > source.rows or train_rows == 0:
+        raise ConfigError(
+            f"data.train_rows = {train_rows}, but {config.data.path} has {source.rows} rows"
+        )
+    return train_rows
+
+
+def _store_folder(config: Config) -> Path:
+    given = config.store.path
+    folder = config.train.out / "store" if given is None else given
+    if not config.train.resume and folder.exists() and any(folder.iterdir()):
+        if given is not None:
+            raise ConfigError(
+                f"store {folder} is not empty: pass --resume to go on with its run, "
+                "or give --store another folder"
+            )
+        shutil.rmtree(folder)  # The folder that the run before made for itself.
+    return folder

@@ -1,0 +1,111 @@
+"""What a run must remember to go on as if it had never stopped, and its form inside a checkpoint."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rowmill.config import ConfigError
+
+if TYPE_CHECKING:
+    from rowmill.config import Config
+
+ATTACHMENT = "rowmill.train"
+
+
+@dataclass
+class RunState:
+    """Position in the data, and what was measured on the way there."""
+
+    epoch: int = 0
+    row: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    looked_up: int = 0
+    cold: int = 0
+    stalled_s: float = 0.0
+    curve: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the rows that steps asked for and found in memory."""
+        return 1.0 - self.cold / self.looked_up if self.looked_up else None
+
+    @property
+    def stall_share(self) -> float | None:
+        """Share of the time in which the loop waited for cold rows."""
+        return min(self.stalled_s / self.seconds, 1.0) if self.seconds else None
+
+
+def pack(
+    state: RunState, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+) -> bytes:
+    """Everything outside the rows as bytes: state, dense weights, their optimizer, the random stream."""
+    buffer = io.BytesIO()
+    content = {
+        "identity": json.dumps(identity, sort_keys=True),
+        "state": json.dumps(vars(state)),
+        "model": dense_state(model),
+        "optimizer": optimizer.state_dict(),
+        "random": torch.get_rng_state(),
+    }
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def unpack(
+    packed: bytes, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+) -> RunState:
+    """Put a packed run back; raise if it was another run than the one described by `identity`."""
+    content = torch.load(io.BytesIO(packed), weights_only=True)
+    before = json.loads(content["identity"])
+    for key, value in json.loads(json.dumps(identity)).items():
+        if before.get(key) != value:
+            raise ConfigError(
+                f"cannot resume: {key} was {before.get(key)!r} and is {value!r}; "
+                "use the settings of the first run, or start a new one with another --out"
+            )
+    model.load_state_dict(content["model"], strict=False)
+    optimizer.load_state_dict(content["optimizer"])
+    torch.set_rng_state(content["random"])
+    return RunState(**json.loads(content["state"]))
+
+
+def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of everything but the embeddings."""
+    return [parameter for name, parameter in model.named_parameters() if not _is_row(name)]
+
+
+def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state of everything but the embeddings."""
+    parts = {name: part.state_dict() for name, part in model.named_children() if not _is_row(name)}
+    return {f"{name}.{key}": value for name, state in parts.items() for key, value in state.items()}
+
+
+def identity_of(
+    config: Config, *, rows: int, train_rows: int, vocabulary: str | None
+) -> dict[str, Any]:
+    """What must not change between the parts of one run."""
+    settings = config.as_dict()
+    return {
+        "data rows": rows,
+        "train rows": train_rows,
+        "vocabulary": vocabulary,
+        **{f"model.{key}": value for key, value in settings["model"].items()},
+        **{f"rows.{key}": value for key, value in settings["rows"].items()},
+        **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
+        **{
+            f"train.{key}": settings["train"][key]
+            for key in ("batch", "seed", "dense_lr", "log_every", "plain")
+        },
+        "store.staleness_bound": settings["store"]["staleness_bound"],
+    }
+
+
+def _is_row(name: str) -> bool:
+    return name.split(".")[0] == "embeddings"

@@ -1,0 +1,144 @@
+"""The command line as a person meets it: help, one-line errors with exit code 2, and the conventions of a run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rowmill
+from rowmill.cli import main
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("--version")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"rowmill {rowmill.__version__}\n"
+
+
+def test_help_names_the_conventional_flags_and_does_not_wait_for_torch() -> None:
+    program = (
+        "import sys\nfrom rowmill.cli import main\n"
+        "try: main(['train', '--help'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    for flag in (
+        "--data",
+        "--train-rows",
+        "--epochs",
+        "--seed",
+        "--memory",
+        "--store",
+        "--out",
+        "--resume",
+    ):
+        assert flag in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "no data: name a click log with --data"),
+        (["train", "--data", "nowhere.parquet"], "data nowhere.parquet does not exist"),
+        (
+            ["train", "--data", "x", "--batch", "0"],
+            "train.batch = '0'; it must be an integer of at least 1",
+        ),
+        (
+            ["train", "--data", "x", "--model", "wide"],
+            "model.kind = 'wide'; it must be one of dlrm",
+        ),
+        (
+            ["train", "--data", "x", "--memory", "2 pounds"],
+            "store.memory must be a number of bytes",
+        ),
+        (["train", "--config", "nowhere.toml"], "config file nowhere.toml does not exist"),
+        (["data", "generate", "--out", "x"], "generate.rows is not set"),
+        (["inspect", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rowmill: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_wrong_column_is_one_line_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"label": [0, 1], "I1": [1, 2]}), log)
+    assert run("train", "--data", log, "--out", tmp_path / "out") == 2
+    assert "has no column 'I2'" in capsys.readouterr().err
+
+
+def test_more_train_rows_than_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("data", "generate", "--out", tmp_path / "log", "--rows", "100", "--rows-per-table", "10")
+    arguments = ["--data", tmp_path / "log", "--train-rows", "101", "--out", tmp_path / "out"]
+    assert run("train", *arguments) == 2
+    assert "data.train_rows = 101, but" in capsys.readouterr().err
+
+
+def test_generate_says_where_the_teacher_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run("data", "generate", "--out", tmp_path, "--rows", "100", "--seed", "5", "--zipf", "1.1")
+        == 0
+    )
+    assert "teacher.json" in capsys.readouterr().out
+    settings = json.loads((tmp_path / "teacher.json").read_text())["settings"]
+    assert (settings["rows"], settings["seed"], settings["zipf"]) == (100, 5, 1.1)
+
+
+def test_train_keeps_its_conventions_and_inspect_reads_what_it_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out, store = tmp_path / "log", tmp_path / "out", tmp_path / "rows"
+    run("data", "generate", "--out", log, "--rows", "5000", "--rows-per-table", "200")
+    arguments = ["--data", log, "--seed", "1", "--memory", "64MiB", "--store", store, "--out", out]
+    assert run("train", *arguments) == 0
+    printed = capsys.readouterr().out
+    for name in (
+        "test AUC",
+        "teacher",
+        "hit rate",
+        "stall share",
+        "rows per second",
+        "report.html",
+    ):
+        assert name in printed
+    report = json.loads((out / "report.json").read_text())
+    assert set(report["test"]) == {"auc", "logloss", "ne"}
+    assert set(report["train"]) == {"rows_per_s", "stall_share", "hit_rate"}
+    assert report["config"]["train"]["seed"] == 1
+    assert report["machine"]["cores"] >= 1
+    assert (report["run"]["train_rows"], report["run"]["test_rows"]) == (4000, 1000)
+    assert (out / "report.html").stat().st_size > 5000
+    assert list((out / "events").glob("events.out.tfevents.*"))
+
+    assert run("train", *arguments) == 2
+    assert "is not empty: pass --resume" in capsys.readouterr().err
+
+    assert run("inspect", store) == 0
+    shown = capsys.readouterr().out
+    for text in ("C26", "Adagrad", "healthy", "Hottest rows"):
+        assert text in shown

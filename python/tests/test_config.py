@@ -1,0 +1,94 @@
+"""Settings: a file, then flags, and an error that names key, value and fix for whatever does not fit."""
+
+from pathlib import Path
+
+import pytest
+
+from rowmill.config import SECTIONS, Config, ConfigError, load_config, settings_of
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_those_of_the_dataclasses() -> None:
+    assert load_config(None) == Config()
+
+
+def test_a_file_fills_sections_and_flags_win(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        '[data]\npath = "log"\ntrain_rows = 10\n[model]\nbottom = [8, 4]\n[train]\nbatch = 7\n'
+        '[store]\nstaleness_bound = "infinite"\n[rows]\nlr = 1\n[generate]\nrows = 5\n',
+    )
+    config = load_config(path, {("train", "batch"): "1_000", ("train", "resume"): True})
+    assert config.data.path == Path("log")
+    assert (config.data.train_rows, config.train.batch, config.train.resume) == (10, 1000, True)
+    assert config.model.bottom == (8, 4)
+    assert config.store.staleness_bound is None
+    assert isinstance(config.rows.lr, float)
+    assert config.generate is not None
+    assert config.generate.rows == 5
+
+
+def test_flags_alone_make_a_config() -> None:
+    flags = {("data", "path"): "log", ("store", "staleness_bound"): "3", ("rows", "lr"): "0.5"}
+    config = load_config(None, flags)
+    assert (config.data.path, config.store.staleness_bound, config.rows.lr) == (Path("log"), 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nbatch = 0", r"train\.batch = 0; it must be an integer of at least 1"),
+        ("[train]\nbatch = 1.5", r"train\.batch = 1\.5; it must be an integer"),
+        ("[train]\nbatch = true", r"train\.batch = True; it must be an integer"),
+        ('[train]\nbatch = "many"', r"train\.batch = 'many'; it must be an integer"),
+        ("[train]\nresume = 1", r"train\.resume = 1; it must be true or false"),
+        ("[train]\nbach = 1", r"unknown key train\.bach; known: epochs, batch"),
+        ("[trian]\nbatch = 1", r"unknown section \[trian\]; known: data, model"),
+        ("train = 1", "train is a section"),
+        ('[model]\nkind = "wide"', r"model\.kind = 'wide'; it must be one of dlrm, dcn_v2, ffnn"),
+        ("[model]\ntop = 5", r"model\.top = 5; it must be a list of integers"),
+        ("[model]\ntop = [5, 0]", r"model\.top = 0; it must be an integer of at least 1"),
+        ("[rows]\nlr = -1", r"rows\.lr = -1; it must be a number of at least 0"),
+        ("[rows]\nlr = nan", r"rows\.lr = nan; it must be a number"),
+        ("[data]\npath = 1.5", r"data\.path = 1\.5; it must be text"),
+        (
+            '[store]\nmemory = "2 pounds"',
+            r'store\.memory must be a number of bytes or a size such as "2GiB"',
+        ),
+        ('[store]\nrow_memory = "x"', r"store\.row_memory must be"),
+        ("[generate]\nseed = 1", r"generate\.rows is not set: rows of the log"),
+        ("[train]\nplain = true\nresume = true", "needs a store"),
+        ("[train\n", "not valid TOML"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=message)
+        if "memory" not in text
+        else pytest.raises(ValueError, match=message)
+    ):
+        load_config(write(tmp_path, text))
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"config file nowhere\.toml does not exist"):
+        load_config(Path("nowhere.toml"))
+
+
+def test_every_field_has_help_and_flags_are_distinct() -> None:
+    for sections in (("data", "model", "rows", "store", "train"), ("generate",)):
+        flags = [s.flag for name in sections for _, s in settings_of(name).values() if s.flag]
+        assert len(flags) == len(set(flags))
+    assert all(setting.help for name in SECTIONS for _, setting in settings_of(name).values())
+
+
+def test_a_config_becomes_plain_values() -> None:
+    plain = load_config(None, {("data", "path"): "a/b"}).as_dict()
+    assert plain["data"]["path"] == "a/b"
+    assert plain["train"]["out"] == "out/train"
+    assert plain["generate"] is None

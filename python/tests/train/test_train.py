@@ -1,0 +1,262 @@
+"""Training end to end: against plain torch, with hardly any memory, and cut off in the middle.
+
+The store may not change a single number: not by where rows lie, not by fetching them early, not by being closed and
+opened half-way. Plain torch updates the same model in the same order; it adds up in another order, so it agrees
+within 1e-5 of loss, not to the bit.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from rowmill.config import Config, ConfigError, GenerateConfig, load_config
+from rowmill.data.generate import generate
+from rowmill.train import train
+from rowmill.train.progress import RunProgress
+from rowmill.train.run import Trainer, open_trainer
+
+Make = Callable[..., Config]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("log")
+    generate(folder, GenerateConfig(rows=8_000, seed=1, rows_per_table=3_000))
+    return folder
+
+
+@pytest.fixture
+def make(log: Path, tmp_path: Path) -> Make:
+    def make_config(name: str = "run", **flags: Any) -> Config:
+        values: dict[tuple[str, str], Any] = {
+            ("data", "path"): log,
+            ("train", "out"): tmp_path / name,
+            ("train", "threads"): 1,
+            ("train", "batch"): 128,
+            ("store", "memory"): "256MiB",
+        }
+        for key, value in flags.items():
+            section, _, entry = key.partition("__")
+            values[section, entry] = value
+        return load_config(None, values)
+
+    return make_config
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO())
+
+
+def losses(trainer: Trainer, steps: int) -> list[float]:
+    stream = trainer.ahead(0, trainer.train_rows, trainer.config.train.batch)
+    return [float(trainer.train_step(batch)) for _, batch in zip(range(steps), stream, strict=False)]
+
+
+def fit(trainer: Trainer, out: Path) -> None:
+    with RunProgress(quiet(), out / "events", total=1, done=0) as progress:
+        trainer.fit(progress)
+
+
+def all_rows(trainer: Trainer) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Ids, weights and optimizer state of every table, by id."""
+    found = {}
+    for table in trainer.rows.tables:
+        ids = np.sort(np.concatenate([ids for ids, _ in table.scan()]))
+        found[table.name] = (ids, np.concatenate([table.get(ids), table.get_state(ids)], axis=1))
+    return found
+
+
+def same_rows(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, (ids, values) in one.items():
+        np.testing.assert_array_equal(ids, other[name][0])
+        np.testing.assert_array_equal(values.view(np.int32), other[name][1].view(np.int32))
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+@pytest.mark.parametrize("model", ["dlrm", "dcn_v2", "ffnn"])
+def test_losses_agree_with_plain_torch(make: Make, model: str, optimizer: str) -> None:
+    rate = 0.02 if optimizer == "adagrad" else 0.5
+    settings = {"model__kind": model, "rows__optimizer": optimizer, "rows__lr": rate}
+    with open_trainer(make("stored", **settings), quiet()) as stored:
+        ours = losses(stored, 50)
+    with open_trainer(make("plain", train__plain=True, **settings), quiet()) as plain:
+        theirs = losses(plain, 50)
+    assert ours[0] != ours[-1]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_rows_learn_in_both(make: Make) -> None:
+    with open_trainer(make(), quiet()) as trainer:
+        losses(trainer, 5)
+        for table in trainer.rows.tables[:3]:
+            ids, weights = next(table.scan())
+            assert len(ids) > 0
+            assert abs(weights).max() > 0.01
+
+
+def test_hardly_any_memory_and_any_lookahead_change_no_bit(make: Make) -> None:
+    results = []
+    for name, flags in {
+        "all": {},
+        "tenth": {"store__row_memory": "512KiB"},
+        "tenth, blind": {"store__row_memory": "512KiB", "store__lookahead": 0},
+        "tenth, far": {"store__row_memory": "512KiB", "store__lookahead": 20},
+    }.items():
+        config = make(name, **flags)
+        with open_trainer(config, quiet()) as trainer:
+            fit(trainer, config.train.out)
+            results.append((trainer.test(), all_rows(trainer)))
+            summary = trainer.report(trainer.test())["run"]
+            if name != "all":
+                assert summary["device_blocks_read"] > 1000, "nothing ever left the memory"
+    for test, rows in results[1:]:
+        assert test == results[0][0]
+        same_rows(rows, results[0][1])
+
+
+def test_a_run_cut_off_anywhere_goes_on_to_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"train__checkpoint_every": 20, "train__epochs": 2, "store__row_memory": "1MiB"}
+    settings["train__batch"] = 300
+    whole = make("whole", **settings)
+    with open_trainer(whole, quiet()) as trainer:
+        fit(trainer, whole.train.out)
+        expected = (trainer.test(), all_rows(trainer), dense(trainer))
+        curve = trainer.state.curve
+    # Before the first checkpoint, just after one, between two, and in the second epoch.
+    for cut in (7, 21, 55, 70):
+        config = make(f"cut {cut}", **settings)
+        cut_off(config, cut, monkeypatch)
+        again = make(f"cut {cut}", train__resume=True, **settings)
+        with open_trainer(again, quiet()) as trainer:
+            assert trainer.state.step == cut // 20 * 20
+            fit(trainer, again.train.out)
+            assert trainer.test() == expected[0]
+            same_rows(all_rows(trainer), expected[1])
+            for name, weight in dense(trainer).items():
+                assert torch.equal(weight, expected[2][name]), name
+            measured = [(point["step"], point["rows"], point["logloss"]) for point in trainer.state.curve]
+            assert measured == [(point["step"], point["rows"], point["logloss"]) for point in curve]
+
+
+class CutOffError(Exception):
+    pass
+
+
+def cut_off(config: Config, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until `steps` steps are done, then fail inside the next one, after its backward pass."""
+    with open_trainer(config, quiet()) as trainer, monkeypatch.context() as patched:
+        original = trainer.optimizer.step
+
+        def step() -> None:
+            if trainer.state.step == steps:
+                raise CutOffError
+            original()
+
+        patched.setattr(trainer.optimizer, "step", step)
+        with pytest.raises(CutOffError):
+            fit(trainer, config.train.out)
+
+
+def dense(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {
+        name: weight.detach().clone()
+        for name, weight in trainer.model.named_parameters()
+        if not name.startswith("embeddings")
+    }
+
+
+def test_resuming_another_run_is_refused(make: Make) -> None:
+    settings = {"train__checkpoint_every": 5, "data__train_rows": 1280}
+    with open_trainer(make(**settings), quiet()) as trainer:
+        fit(trainer, trainer.config.train.out)
+    for change, name in [
+        ({"train__batch": 64}, r"train\.batch was 128 and is 64"),
+        ({"data__train_rows": 640}, "train rows was 1280 and is 640"),
+        ({"model__top": [7]}, r"model\.top was"),
+    ]:
+        with pytest.raises(ConfigError, match=name), open_trainer(
+            make(train__resume=True, **{**settings, **change}), quiet()
+        ):
+            pass
+
+
+def test_a_finished_run_resumes_to_its_report(make: Make) -> None:
+    first = train(make(data__train_rows=2560), quiet())
+    again = train(make(data__train_rows=2560, train__resume=True), quiet())
+    assert again["test"] == first["test"]
+    assert again["run"]["steps"] == first["run"]["steps"] == 20
+    assert again["curve"] == first["curve"]
+
+
+def test_a_new_run_replaces_its_own_store_but_no_other(make: Make, tmp_path: Path) -> None:
+    train(make(data__train_rows=256), quiet())
+    report = train(make(data__train_rows=256), quiet())
+    assert report["run"]["steps"] == 2
+    given = {"store__path": tmp_path / "rows", "data__train_rows": 256}
+    train(make(**given), quiet())
+    with pytest.raises(ConfigError, match="is not empty: pass --resume"):
+        train(make(**given), quiet())
+
+
+def test_each_batch_is_announced_once_and_order_is_kept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make(store__lookahead=3, data__train_rows=128 * 8)
+    with open_trainer(config, quiet()) as trainer:
+        announced: list[torch.Tensor] = []
+        monkeypatch.setattr(trainer.rows, "lookahead", announced.append)
+        seen = []
+        for batch in trainer.ahead(0, trainer.train_rows, 128):
+            seen.append(batch.ids)
+            # The store knows of at most three batches beyond this one, and of all of them while there are any.
+            assert len(announced) == min(len(seen) + 2, 7)
+        plain = trainer.ahead(0, trainer.train_rows, 128)
+        assert all(torch.equal(a, b.ids) for a, b in zip(seen, plain, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(announced[:7], seen[1:], strict=True))
+
+
+def test_a_step_makes_one_store_call_forward_and_one_backward(make: Make) -> None:
+    with open_trainer(make(), quiet()) as trainer:
+        losses(trainer, 1)
+        before = trainer.rows.store.stats()
+        losses(trainer, 3)
+        after = trainer.rows.store.stats()
+    assert after["calls"] - before["calls"] == 3
+    assert after["updates"] - before["updates"] == 3
+
+
+def test_testing_keeps_no_row(make: Make) -> None:
+    with open_trainer(make(data__train_rows=1000), quiet()) as trainer:
+        losses(trainer, 7)
+        before = {table.name: len(table) for table in trainer.rows.tables}
+        trainer.test()
+        assert {table.name: len(table) for table in trainer.rows.tables} == before
+
+
+@pytest.mark.parametrize("way", ["hash", "vocabulary"])
+def test_other_ways_of_ids_train_too(make: Make, way: str) -> None:
+    config = make(data__ids=way, data__buckets=1000, data__train_rows=2560)
+    report = train(config, quiet())
+    assert report["run"]["live_rows"] > 1000
+    assert report["test"]["auc"] is not None
+
+
+def test_criteo_sample_reaches_the_promised_figures(make: Make, shared_data: Path) -> None:
+    """Default settings, first 64,000 rows train, last 16,000 test; the same bits with a tenth of the memory."""
+    flags = {"data__path": shared_data / "criteo/criteo80k.parquet", "train__batch": 256}
+    report = train(make("criteo", **flags), quiet())
+    assert report["run"]["train_rows"] == 64_000
+    assert report["test"]["auc"] >= 0.768
+    assert report["test"]["logloss"] <= 0.444
+    tenth = report["run"]["live_row_bytes"] // 10
+    small = train(make("small", store__row_memory=str(tenth), **flags), quiet())
+    assert small["test"] == report["test"]
+    read = small["run"]["cold_reads"] + small["run"]["lookahead_loaded"]
+    assert read > 50_000
