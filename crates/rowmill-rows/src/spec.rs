@@ -49,7 +49,7 @@ pub struct TableSpec {
 }
 
 /// What tables agree on to share a group: rows of one layout, one optimizer and one initializer
-/// (FusedRec, Section 3, groups categories by the same triple).
+/// (`FusedRec`, Section 3, groups categories by the same triple).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupSpec {
     /// Weights per row.

@@ -91,8 +91,12 @@ impl Group {
                 }
             }
         }
-        let mut entered =
-            Entered { rows: Vec::new(), moves: vec![0; self.shards.len()], misses: Vec::new(), unseen: Vec::new() };
+        let mut entered = Entered {
+            rows: Vec::new(),
+            moves: vec![0; self.shards.len()],
+            misses: Vec::new(),
+            unseen: Vec::new(),
+        };
         for (shard, result) in results {
             let Ok(Ok(part)) = result else { unreachable!("blocked shards were entered above") };
             entered.moves[shard] = part.moves;
@@ -100,6 +104,8 @@ impl Group {
             entered.unseen.extend(part.unseen);
         }
         entered.rows = rows;
+        // What cannot be written out is reported by the next change of a row.
+        let _ = self.shrink_if_over();
         Ok(entered)
     }
 
@@ -190,7 +196,10 @@ impl Group {
                     }
                     ticket.set_waits_for(Some(row));
                     if begun.elapsed() > WAIT_SLICE && self.tickets.must_give_way(ticket) {
-                        break Err(StoreError::StepConflict { ticket: ticket.id(), key: self.key(table, id) });
+                        break Err(StoreError::StepConflict {
+                            ticket: ticket.id(),
+                            key: self.key(table, id),
+                        });
                     }
                     if begun.elapsed() >= self.wait_deadline {
                         break Err(self.timeout(row, blocked.outstanding, begun.elapsed(), ticket));
@@ -239,7 +248,11 @@ impl Group {
             outstanding,
             bound: tables[table as usize].bound().unwrap_or(0),
             waited,
-            holders: if holders.is_empty() { "steps that have ended since".into() } else { holders.join(", ") },
+            holders: if holders.is_empty() {
+                "steps that have ended since".into()
+            } else {
+                holders.join(", ")
+            },
         }
     }
 

@@ -80,7 +80,9 @@ impl Budget {
     /// Take `bytes` for rows unless that would exceed the limit.
     pub(crate) fn take_rows(&self, bytes: u64) -> bool {
         let limit = self.row_limit();
-        self.rows.fetch_update(Relaxed, Relaxed, |used| (used + bytes <= limit).then_some(used + bytes)).is_ok()
+        self.rows
+            .fetch_update(Relaxed, Relaxed, |used| (used + bytes <= limit).then_some(used + bytes))
+            .is_ok()
     }
 
     /// Take `bytes` for rows whatever the limit: the few slots without which a shard cannot work.

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use rowmill_io::Volume;
 
 use crate::files::{
-    self, AttachmentEntry, FORMAT_VERSION, FileEntry, FileError, GroupEntry, Manifest, SnapshotWriter, TableEntry,
+    self, AttachmentEntry, FORMAT_VERSION, FileEntry, FileError, GroupEntry, Manifest, SnapshotWriter,
+    TableEntry,
 };
 use crate::store::{Store, log_name};
 use crate::{StoreError, group::Group};
@@ -95,7 +96,9 @@ pub(crate) fn at(volume: &dyn Volume, error: FileError) -> StoreError {
 impl From<FileError> for StoreError {
     fn from(error: FileError) -> Self {
         match error {
-            FileError::Device(rowmill_io::DeviceError::Full { .. }) => Self::Full { cause: error.to_string() },
+            FileError::Device(rowmill_io::DeviceError::Full { .. }) => {
+                Self::Full { cause: error.to_string() }
+            }
             FileError::Device(error) => Self::Device(error),
             FileError::AttachmentName { name } => Self::Option {
                 option: "attachment name",
@@ -124,7 +127,11 @@ impl Store {
         })
     }
 
-    fn write_checkpoint(&self, saved: &mut Saved, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
+    fn write_checkpoint(
+        &self,
+        saved: &mut Saved,
+        attachments: &[(&str, &[u8])],
+    ) -> Result<CheckpointInfo, StoreError> {
         let begun = Instant::now();
         let epoch = saved.next_epoch;
         let written_before = self.log_bytes_written();
@@ -257,7 +264,14 @@ impl Store {
         Ok(Cut { logs, tables })
     }
 
-    fn manifest(&self, epoch: u64, saved: &Saved, tables: Vec<TableEntry>, cuts: &[u64], groups: &[std::sync::Arc<Group>]) -> Manifest {
+    fn manifest(
+        &self,
+        epoch: u64,
+        saved: &Saved,
+        tables: Vec<TableEntry>,
+        cuts: &[u64],
+        groups: &[std::sync::Arc<Group>],
+    ) -> Manifest {
         let group = |(group, cut): (&std::sync::Arc<Group>, &u64)| GroupEntry {
             spec: group.core.spec,
             shards: group.shards.len() as u32,

@@ -8,6 +8,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::StoreError;
+use crate::balance::balance;
+use crate::budget::Budget;
 use crate::group::Group;
 
 /// Segments are cleaned while their places hold more than this many times the live bytes.
@@ -32,16 +34,24 @@ struct Shared {
 }
 
 impl Compaction {
-    pub(crate) fn start(groups: Arc<RwLock<Vec<Arc<Group>>>>) -> Result<Self, StoreError> {
+    pub(crate) fn start(
+        groups: Arc<RwLock<Vec<Arc<Group>>>>,
+        budget: Arc<Budget>,
+    ) -> Result<Self, StoreError> {
         let shared = Arc::new(Shared::default());
         let seen = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("rowmill-compaction".into()).spawn(move || {
             while !seen.stop.load(Relaxed) {
                 let groups: Vec<_> = groups.read().clone();
+                // What cannot be written out is reported by the next change of a row.
+                let _ = balance(&groups, &budget);
                 for group in groups {
                     // A write that failed has poisoned the log, and every writer is told; a damaged
                     // segment is not offered again.
-                    while !seen.stop.load(Relaxed) && matches!(group.clean_one(), Ok(true)) {}
+                    let mut cleaned = true;
+                    while cleaned && !seen.stop.load(Relaxed) {
+                        cleaned = group.clean_one().unwrap_or(false);
+                    }
                 }
                 let mut guard = seen.mutex.lock();
                 if !seen.stop.load(Relaxed) {

@@ -1,8 +1,9 @@
 //! What all shards of a group share: layout, optimizer, log and budget.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rowmill_kernels::{RowUpdater, initialize};
+use rowmill_kernels::RowUpdater;
 use rowmill_rows::{GroupSpec, RowKey, RowLayout};
 
 use crate::StoreError;
@@ -10,6 +11,7 @@ use crate::budget::Budget;
 use crate::index_log::IndexLog;
 use crate::log::Log;
 use crate::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
+use crate::table_state::TableState;
 
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -23,9 +25,14 @@ pub(crate) struct Core {
     pub(crate) log: Log,
     pub(crate) index_log: Arc<IndexLog>,
     pub(crate) budget: Arc<Budget>,
-    pub(crate) seed: u64,
     /// Shards of the group.
     pub(crate) shards: usize,
+    /// Memory of the group's resident rows.
+    pub(crate) used_bytes: AtomicU64,
+    /// What the group may take while others lack memory.
+    pub(crate) cap_bytes: AtomicU64,
+    /// Evictions counted when memory was last balanced.
+    pub(crate) evictions_seen: AtomicU64,
 }
 
 impl Core {
@@ -37,18 +44,30 @@ impl Core {
 
     /// Take memory for `slots` slots, if the budget has it.
     pub(crate) fn take_rows(&self, slots: usize) -> bool {
-        self.budget.take_rows(slots as u64 * self.slot_bytes())
+        let bytes = slots as u64 * self.slot_bytes();
+        let taken = self.used_bytes() + bytes <= self.cap_bytes.load(Relaxed) && self.budget.take_rows(bytes);
+        if taken {
+            self.used_bytes.fetch_add(bytes, Relaxed);
+        }
+        taken
     }
 
     /// Take memory for the few slots a shard cannot do without.
     pub(crate) fn force_rows(&self, slots: usize) -> bool {
+        self.used_bytes.fetch_add(slots as u64 * self.slot_bytes(), Relaxed);
         self.budget.force_rows(slots as u64 * self.slot_bytes());
         true
     }
 
     /// Give memory of `slots` slots back.
     pub(crate) fn give_rows(&self, slots: usize) {
+        self.used_bytes.fetch_sub(slots as u64 * self.slot_bytes(), Relaxed);
         self.budget.give_rows(slots as u64 * self.slot_bytes());
+    }
+
+    /// Memory of the group's resident rows.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Relaxed)
     }
 
     /// Whether the index may grow by `bytes` and leave the rows a minimum.
@@ -64,14 +83,17 @@ impl Core {
         Err(StoreError::MemoryTooSmall {
             given: self.budget.memory(),
             needed: needed + needed / 4,
-            what: format!("the index of the rows born so far ({} bytes) with its buffers", self.budget.index_bytes() + bytes),
+            what: format!(
+                "the index of the rows born so far ({} bytes) with its buffers",
+                self.budget.index_bytes() + bytes
+            ),
         })
     }
 
-    /// Fill `row` (`stride / 4` floats) as a row that was never seen.
-    pub(crate) fn initialize(&self, key: RowKey, row: &mut [f32]) {
+    /// Fill `row` (`stride / 4` floats) as a row of `table` that was never seen.
+    pub(crate) fn initialize(&self, table: &TableState, id: u64, row: &mut [f32]) {
         let (weights, rest) = row.split_at_mut(self.layout.dim);
-        initialize(&self.spec.initializer, self.seed, key.category.0, key.id, weights);
+        table.initializer.fill(id, weights);
         let (state, padding) = rest.split_at_mut(self.layout.state_floats);
         state.fill(self.spec.optimizer.initial_state());
         padding.fill(0.0);
@@ -87,7 +109,7 @@ impl Core {
 
     /// The hash the cache policy knows a row by.
     #[inline]
-    pub(crate) fn policy_hash(&self, table: u32, id: u64) -> u64 {
+    pub(crate) fn policy_hash(table: u32, id: u64) -> u64 {
         let mixed = (id ^ (u64::from(table) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
     }

@@ -5,7 +5,6 @@ use std::time::Duration;
 use rowmill_io::DeviceError;
 use rowmill_rows::{BagError, RowKey, SpecError};
 
-use crate::files::FileError;
 use crate::log::LogError;
 
 /// Every failure of a store operation. Unless a variant says otherwise the operation changed nothing
@@ -75,7 +74,9 @@ pub enum StoreError {
         what: String,
     },
     /// A table is opened with a spec other than the one it was made with.
-    #[error("table {table:?} has {field} {stored}, not {given}: open it with the stored value, or use another name")]
+    #[error(
+        "table {table:?} has {field} {stored}, not {given}: open it with the stored value, or use another name"
+    )]
     SpecMismatch {
         /// The table.
         table: String,
@@ -147,7 +148,9 @@ pub enum StoreError {
         table: String,
     },
     /// A gradient, value or rate that is not a finite number. No row was changed.
-    #[error("{argument} of table {table:?} is {value} at position {position}: not a finite number; no row was changed")]
+    #[error(
+        "{argument} of table {table:?} is {value} at position {position}: not a finite number; no row was changed"
+    )]
     NotFinite {
         /// `gradients`, `values` or `lr`.
         argument: &'static str,

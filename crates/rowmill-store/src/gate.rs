@@ -63,13 +63,24 @@ impl Gate {
     }
 
     #[cfg(not(loom))]
-    fn sleep<'a>(&self, guard: std::sync::MutexGuard<'a, ()>, slice: Duration) -> std::sync::MutexGuard<'a, ()> {
-        self.changed.wait_timeout(guard, slice).expect("the gate's mutex guards no data that could be broken").0
+    fn sleep<'a>(
+        &self,
+        guard: std::sync::MutexGuard<'a, ()>,
+        slice: Duration,
+    ) -> std::sync::MutexGuard<'a, ()> {
+        self.changed
+            .wait_timeout(guard, slice)
+            .expect("the gate's mutex guards no data that could be broken")
+            .0
     }
 
     /// The model has no clock: a wake-up that is lost shows as a deadlock.
     #[cfg(loom)]
-    fn sleep<'a>(&self, guard: loom::sync::MutexGuard<'a, ()>, _slice: Duration) -> loom::sync::MutexGuard<'a, ()> {
+    fn sleep<'a>(
+        &self,
+        guard: loom::sync::MutexGuard<'a, ()>,
+        _slice: Duration,
+    ) -> loom::sync::MutexGuard<'a, ()> {
         self.changed.wait(guard).unwrap()
     }
 }

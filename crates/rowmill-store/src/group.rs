@@ -67,10 +67,16 @@ impl Group {
         wait_deadline: std::time::Duration,
     ) -> Result<Self, StoreError> {
         let row_bytes = core.budget.row_target().max(core.budget.memory().min(1 << 46));
-        let slots_max = ((row_bytes as usize / core.layout.stride) / core.shards * 5 / 4 + SLOTS_MIN).min(1 << 30);
+        let slots_max =
+            ((row_bytes as usize / core.layout.stride) / core.shards * 5 / 4 + SLOTS_MIN).min(1 << 30);
         let expected_bytes = core.budget.row_target() as usize / core.shards;
         let shards = (0..core.shards)
-            .map(|_| Ok(ShardCell { state: RwLock::new(Shard::new(&core, slots_max, expected_bytes)?), gate: Gate::new() }))
+            .map(|_| {
+                Ok(ShardCell {
+                    state: RwLock::new(Shard::new(&core, slots_max, expected_bytes)?),
+                    gate: Gate::new(),
+                })
+            })
             .collect::<Result<_, StoreError>>()?;
         Ok(Self {
             core,
@@ -113,7 +119,11 @@ impl Group {
 
     /// Run `work` for every shard that has rows of `keys`, on several threads if that pays; the results
     /// by shard.
-    pub(crate) fn for_each_shard<T: Send>(&self, keys: &Keys, work: impl Fn(usize) -> T + Sync + Send) -> Vec<(usize, T)> {
+    pub(crate) fn for_each_shard<T: Send>(
+        &self,
+        keys: &Keys,
+        work: impl Fn(usize) -> T + Sync + Send,
+    ) -> Vec<(usize, T)> {
         let busy = (0..self.shards.len()).filter(|&shard| !keys.of_shard(shard).is_empty());
         if keys.len() < PARALLEL_ROWS_MIN || self.threads.current_num_threads() < 2 {
             return busy.map(|shard| (shard, work(shard))).collect();

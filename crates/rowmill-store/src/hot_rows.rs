@@ -47,7 +47,9 @@ impl HotRows {
         let mut top = self.counts.clone();
         top.sort_unstable_by_key(|&(id, count)| (std::cmp::Reverse(count), id));
         top.truncate(count);
-        top.iter_mut().for_each(|(_, count)| *count *= SAMPLE);
+        for (_, count) in &mut top {
+            *count *= SAMPLE;
+        }
         top
     }
 
@@ -65,7 +67,8 @@ mod tests {
     fn hot_ids_rise_above_a_stream_of_cold_ones() {
         let mut hot = HotRows::default();
         for batch in 0..2000_u64 {
-            let ids: Vec<u64> = (0..100).map(|i| if i % 4 == 0 { 7 } else { 1000 + batch * 100 + i }).collect();
+            let ids: Vec<u64> =
+                (0..100).map(|i| if i % 4 == 0 { 7 } else { 1000 + batch * 100 + i }).collect();
             hot.observe(&ids);
         }
         let (id, count) = hot.top(1)[0];

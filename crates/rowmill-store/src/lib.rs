@@ -31,6 +31,8 @@
 
 mod account;
 mod acquire;
+mod backward;
+mod balance;
 mod bits;
 mod budget;
 mod checkpoint;
@@ -62,10 +64,11 @@ mod table_state;
 mod ticket;
 mod update;
 
+pub use backward::RowGradients;
 pub use checkpoint::CheckpointInfo;
 pub use error::StoreError;
 pub use lookahead::Destination;
-pub use lookup::{Lookup, RowGradients};
+pub use lookup::Lookup;
 pub use options::StoreOptions;
 pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 pub use rowmill_rows::{

@@ -6,7 +6,10 @@
 //! that fails is only counted, because the get that needs the row will meet the same error and report it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::{Relaxed, SeqCst}};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
@@ -52,7 +55,9 @@ impl Lookahead {
         let (sender, receiver) = sync_channel(QUEUE);
         let pending = Arc::new(AtomicU64::new(0));
         let seen = Arc::clone(&pending);
-        let thread = std::thread::Builder::new().name("rowmill-lookahead".into()).spawn(move || work(&receiver, &seen))?;
+        let thread = std::thread::Builder::new()
+            .name("rowmill-lookahead".into())
+            .spawn(move || work(&receiver, &seen))?;
         Ok(Self { sender: Some(sender), thread: Some(thread), pending })
     }
 
@@ -141,7 +146,12 @@ impl Group {
                 read[number] = true;
             })?;
             for (number, &miss) in chunk.iter().enumerate().filter(|(number, _)| read[*number]) {
-                if !self.admit_announced(keys, miss, as_bytes(&rows[number * width..][..width]), destination)? {
+                if !self.admit_announced(
+                    keys,
+                    miss,
+                    as_bytes(&rows[number * width..][..width]),
+                    destination,
+                )? {
                     return Ok(());
                 }
                 self.counters.lookahead_loaded.fetch_add(1, Relaxed);
@@ -151,11 +161,18 @@ impl Group {
     }
 
     /// Put an announced row into memory; `false` when no more announced rows may be kept.
-    fn admit_announced(&self, keys: &Keys, miss: Miss, bytes: &[u8], destination: Destination) -> Result<bool, StoreError> {
+    fn admit_announced(
+        &self,
+        keys: &Keys,
+        miss: Miss,
+        bytes: &[u8],
+        destination: Destination,
+    ) -> Result<bool, StoreError> {
         let (table, id) = keys.at(miss.position);
         let mut state = self.shards[self.home(keys, miss.position)].state.write();
         let place = state.index(table).find(id);
-        let Some(place) = place.filter(|&place| state.index(table).location(place).row() == Some(miss.row)) else {
+        let Some(place) = place.filter(|&place| state.index(table).location(place).row() == Some(miss.row))
+        else {
             return Ok(true);
         };
         if destination == Destination::Buffer && !state.may_await() {

@@ -1,71 +1,67 @@
-//! Fused pooled lookups: many features of one group in one call, and their backward.
+//! Fused pooled lookups: many features of one group in one call. Their backward is in [`crate::backward`].
 //!
-//! Forward: ids become unique rows per table (FusedRec, Section 3: segment unique with inverse), rows
-//! become addresses, bags are summed straight from those addresses. Backward: gradients of bags are
-//! summed per unique row in lookup order, and every row takes one optimizer step.
+//! Ids become unique rows per table (`FusedRec`, Section 3: segment unique with inverse), rows
+//! become addresses, bags are summed straight from those addresses.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use rowmill_kernels::{LookupOrder, Lookups, RowPtr, UniqueScratch, Update, accumulate_range, pool, segment_unique};
+use rowmill_kernels::{Lookups, RowPtr, SKIP, UniqueScratch, pool, segment_unique};
 use rowmill_rows::{IdBag, Pooling};
 
 use crate::StoreError;
 use crate::acquire::Wish;
 use crate::group::Group;
 use crate::keys::Keys;
+use crate::log::Reading;
 use crate::table_state::TableState;
-use crate::ticket::{Released, Ticket};
+use crate::ticket::Ticket;
 
 /// Floats pooled per task when a call is spread over threads.
 const POOL_TASK_FLOATS: usize = 1 << 16;
-/// Rows whose gradients one task sums.
-const SUM_TASK_ROWS: usize = 2048;
 
 /// What a fused lookup remembers for its backward.
 #[derive(Debug)]
 pub struct Lookup {
-    group: Arc<Group>,
-    serial: u64,
-    features: Vec<Feature>,
-    tables: Vec<TableRows>,
-    keys: Keys,
+    pub(crate) group: Arc<Group>,
+    pub(crate) serial: u64,
+    pub(crate) features: Vec<Feature>,
+    pub(crate) tables: Vec<TableRows>,
+    pub(crate) keys: Keys,
 }
 
 /// One feature of a lookup.
 #[derive(Debug)]
-struct Feature {
+pub(crate) struct Feature {
     /// Position in `Lookup::tables`.
-    table: usize,
+    pub(crate) table: usize,
     /// First lookup of the feature among those of its table.
-    begin: usize,
-    offsets: Vec<i64>,
-    weights: Option<Vec<f32>>,
-    pooling: Pooling,
+    pub(crate) begin: usize,
+    pub(crate) offsets: Vec<i64>,
+    pub(crate) weights: Option<Vec<f32>>,
+    pub(crate) pooling: Pooling,
 }
 
 /// The distinct rows of one table in a lookup.
 #[derive(Debug)]
-struct TableRows {
-    table: Arc<TableState>,
+pub(crate) struct TableRows {
+    pub(crate) table: Arc<TableState>,
     /// Distinct ids, by first occurrence.
-    unique: Arc<[u64]>,
+    pub(crate) unique: Arc<[u64]>,
     /// For each lookup of the table's features its position in `unique`.
-    inverse: Vec<u32>,
+    pub(crate) inverse: Vec<u32>,
     /// Position of the first unique row among the keys of the whole lookup.
-    base: usize,
+    pub(crate) base: usize,
 }
 
-/// Gradients of the distinct rows of one table.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RowGradients {
-    /// Name of the table.
-    pub table: String,
-    /// Distinct ids.
-    pub ids: Vec<u64>,
-    /// `dim` floats per id.
-    pub values: Vec<f32>,
-}
+/// The ids that a lookup asks of one table: its padding id, the ids feature by feature, and their number.
+type TableIds<'a> = (Arc<TableState>, Option<u64>, Vec<&'a [u64]>, usize);
+
+/// Where pooled vectors go.
+struct Out(*mut f32);
+// SAFETY: the tasks that share it write disjoint floats.
+unsafe impl Sync for Out {}
 
 impl Lookup {
     /// Number of distinct rows.
@@ -99,7 +95,12 @@ impl Group {
         let reading = self.core.log.reading();
         let wish = self.wish(&lookup, ticket);
         let entered = self.enter(&lookup.keys, &wish)?;
-        let pooled = self.with_rows(&reading, &lookup.keys, entered, |rows| self.pool(&lookup, rows, out, row_stride));
+        let out = Out(out.as_mut_ptr());
+        let pooled = if entered.misses.len() <= self.cold_rows_max() {
+            self.with_rows(&reading, &lookup.keys, entered, |rows| self.pool(&lookup, rows, &out, row_stride))
+        } else {
+            self.pool_in_pieces(&reading, &lookup, &out, row_stride)
+        };
         if let Err(error) = pooled {
             for shard in 0..self.shards.len() {
                 self.leave_shard(&lookup.keys, shard, &wish);
@@ -131,7 +132,8 @@ impl Group {
         let entered = self.enter(&lookup.keys, &wish)?;
         let dim = self.core.layout.dim;
         let copied = self.with_rows(&reading, &lookup.keys, entered, |rows| {
-            let rows: Vec<RowPtr> = lookup.tables[0].inverse.iter().map(|&unique| rows[unique as usize]).collect();
+            let rows: Vec<RowPtr> =
+                lookup.tables[0].inverse.iter().map(|&unique| rows[unique as usize]).collect();
             // SAFETY: `with_rows` guarantees `dim` readable floats behind every address, and `out` holds
             // `dim` floats per id (checked by the caller).
             unsafe { rowmill_kernels::gather(&rows, dim, out, dim) };
@@ -148,7 +150,12 @@ impl Group {
         Ok(())
     }
 
-    fn check_out(&self, bags: &[(Arc<TableState>, IdBag<'_>)], len: usize, row_stride: usize) -> Result<(), StoreError> {
+    fn check_out(
+        &self,
+        bags: &[(Arc<TableState>, IdBag<'_>)],
+        len: usize,
+        row_stride: usize,
+    ) -> Result<(), StoreError> {
         let width = bags.len() * self.core.layout.dim;
         for (table, bag) in bags {
             bag.validate().map_err(|source| StoreError::Bag { table: table.name.clone(), source })?;
@@ -178,8 +185,11 @@ impl Group {
     }
 
     /// Distinct rows of every table, and where each feature's lookups lie.
-    pub(crate) fn prepare(self: &Arc<Self>, bags: &[(Arc<TableState>, IdBag<'_>)]) -> Result<Lookup, StoreError> {
-        let mut ids_of: Vec<(Arc<TableState>, Option<u64>, Vec<&[u64]>, usize)> = Vec::new();
+    pub(crate) fn prepare(
+        self: &Arc<Self>,
+        bags: &[(Arc<TableState>, IdBag<'_>)],
+    ) -> Result<Lookup, StoreError> {
+        let mut ids_of: Vec<TableIds<'_>> = Vec::new();
         let mut features = Vec::with_capacity(bags.len());
         for (table, bag) in bags {
             let known = ids_of.iter().position(|(other, ..)| other.local == table.local);
@@ -202,23 +212,26 @@ impl Group {
             *lookups += bag.ids.len();
         }
         let total: usize = ids_of.iter().map(|(.., lookups)| lookups).sum();
-        let unique_rows = |(table, padding, ids, lookups): (Arc<TableState>, Option<u64>, Vec<&[u64]>, usize)| {
-            thread_local! {
-                static SCRATCH: std::cell::RefCell<UniqueScratch> = std::cell::RefCell::default();
-            }
-            let joined: Vec<u64>;
-            let ids = if let [ids] = ids[..] {
-                ids
-            } else {
-                joined = ids.concat();
-                &joined
+        let unique_rows =
+            |(table, padding, ids, lookups): (Arc<TableState>, Option<u64>, Vec<&[u64]>, usize)| {
+                thread_local! {
+                    static SCRATCH: std::cell::RefCell<UniqueScratch> = std::cell::RefCell::default();
+                }
+                let joined: Vec<u64>;
+                let ids = if let [ids] = ids[..] {
+                    ids
+                } else {
+                    joined = ids.concat();
+                    &joined
+                };
+                let mut unique = Vec::new();
+                let mut inverse = vec![0; lookups];
+                SCRATCH.with_borrow_mut(|scratch| {
+                    segment_unique(ids, padding, scratch, &mut unique, &mut inverse)
+                });
+                table.count_accesses(ids);
+                TableRows { table, unique: unique.into(), inverse, base: 0 }
             };
-            let mut unique = Vec::new();
-            let mut inverse = vec![0; lookups];
-            SCRATCH.with_borrow_mut(|scratch| segment_unique(ids, padding, scratch, &mut unique, &mut inverse));
-            table.count_accesses(ids);
-            TableRows { table, unique: unique.into(), inverse, base: 0 }
-        };
         let mut tables: Vec<TableRows> = if self.in_parallel(total) {
             self.threads.install(|| ids_of.into_par_iter().map(unique_rows).collect())
         } else {
@@ -252,32 +265,17 @@ impl Group {
         Wish { births: ticket.is_some(), clocks, bounds }
     }
 
-    fn pool(&self, lookup: &Lookup, rows: &[RowPtr], out: &mut [f32], row_stride: usize) {
-        struct Out(*mut f32);
-        // SAFETY: tasks write disjoint rows and columns of `out`.
-        unsafe impl Sync for Out {}
+    /// Pool all bags, given the addresses of all rows.
+    fn pool(&self, lookup: &Lookup, rows: &[RowPtr], out: &Out, row_stride: usize) {
         struct Rows<'a>(&'a [RowPtr]);
         // SAFETY: the addresses are only read, and stay valid for the whole call (`with_rows`).
         unsafe impl Sync for Rows<'_> {}
-        let dim = self.core.layout.dim;
-        let (out, rows) = (Out(out.as_mut_ptr()), Rows(rows));
+        let rows = Rows(rows);
         let task = |number: usize, from: usize, to: usize| {
-            let (out, rows) = (&out, &rows);
-            let feature = &lookup.features[number];
-            let table = &lookup.tables[feature.table];
-            let lookups = Lookups {
-                inverse: &table.inverse[feature.begin..],
-                offsets: &feature.offsets[from..=to],
-                weights: feature.weights.as_deref(),
-                pooling: feature.pooling,
-            };
-            // SAFETY: inverse positions are below the table's unique rows, whose addresses begin at
-            // `base` and have `dim` readable floats; offsets were validated; `out` has room for bag
-            // `to - 1` of the last feature (checked), and no two tasks write the same floats.
-            unsafe {
-                let first = out.0.add(from * row_stride + number * dim);
-                pool(&rows.0[table.base..table.base + table.unique.len()], &lookups, dim, first, row_stride);
-            }
+            let rows = &rows;
+            let table = &lookup.tables[lookup.features[number].table];
+            let rows = &rows.0[table.base..table.base + table.unique.len()];
+            self.pool_bags(lookup, number, from..to, rows, out, row_stride);
         };
         let lookups: usize = lookup.tables.iter().map(|table| table.inverse.len()).sum();
         if !self.in_parallel(lookups) {
@@ -289,168 +287,103 @@ impl Group {
         let mut tasks = Vec::new();
         for (number, feature) in lookup.features.iter().enumerate() {
             let bags = feature.offsets.len() - 1;
-            let floats = (*feature.offsets.last().expect("validated") as usize * dim).max(1);
+            let floats = (*feature.offsets.last().expect("validated") as usize * self.core.layout.dim).max(1);
             let step = (bags * POOL_TASK_FLOATS / floats).max(1);
             tasks.extend((0..bags).step_by(step).map(|from| (number, from, (from + step).min(bags))));
         }
         self.threads.install(|| tasks.into_par_iter().for_each(|(number, from, to)| task(number, from, to)));
     }
 
-    /// Gradients of all distinct rows of a lookup, `dim` floats each, by position of its keys.
-    fn gradients_of(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<Vec<f32>, StoreError> {
-        struct Gradients<'a>(&'a [f32]);
-        let dim = self.core.layout.dim;
-        let rows = lookup.features.iter().map(|feature| feature.offsets.len() - 1).max().unwrap_or(0);
-        let width = lookup.features.len() * dim;
-        let needed = if rows == 0 { 0 } else { (rows - 1) * row_stride + width };
-        if gradients.len() < needed || (rows > 1 && row_stride < width) {
-            return Err(StoreError::Length {
-                argument: "gradients",
-                got: gradients.len(),
-                expected: needed.max(rows * width),
-                why: format!("{rows} bags of {} features of {dim} floats", lookup.features.len()),
-            });
-        }
-        if let Some(position) = rowmill_kernels::first_non_finite(gradients) {
-            let feature = (position % row_stride.max(1) / dim).min(lookup.features.len() - 1);
-            let table = &lookup.tables[lookup.features[feature].table].table;
-            return Err(StoreError::NotFinite {
-                argument: "gradients",
-                table: table.name.clone(),
-                value: gradients[position],
-                position,
-            });
-        }
-        let gradients = Gradients(gradients);
-        let mut sums = vec![0.0_f32; lookup.keys.len() * dim];
-        let mut rest = &mut sums[..];
-        let mut parts = Vec::new();
-        for (number, table) in lookup.tables.iter().enumerate() {
-            let (own, behind) = rest.split_at_mut(table.unique.len() * dim);
-            parts.push((number, own));
-            rest = behind;
-        }
-        let sum_table = |(number, sums): (usize, &mut [f32])| {
-            let gradients = &gradients;
-            let table = &lookup.tables[number];
-            let features = lookup.features.iter().enumerate().filter(|(_, feature)| feature.table == number);
-            for (nth, (column, feature)) in features.enumerate() {
-                let lookups = Lookups {
-                    inverse: &table.inverse[feature.begin..],
-                    offsets: &feature.offsets,
-                    weights: feature.weights.as_deref(),
-                    pooling: feature.pooling,
-                };
-                let mut order = LookupOrder::default();
-                order.build(&lookups, table.unique.len());
-                let sum = |first: usize, out: &mut [f32]| {
-                    let last = first + out.len() / dim;
-                    // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride + column *
-                    // dim`, inside `gradients` as checked above.
-                    unsafe {
-                        let base = gradients.0.as_ptr().add(column * dim);
-                        accumulate_range(&order, first..last, base, row_stride, dim, out);
-                    }
-                };
-                if feature.offsets.len() <= 1 {
-                    continue;
-                }
-                if nth > 0 {
-                    let mut more = vec![0.0; sums.len()];
-                    sum(0, &mut more);
-                    sums.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-                } else if self.in_parallel(table.inverse.len()) {
-                    sums.par_chunks_mut(SUM_TASK_ROWS * dim).enumerate().for_each(|(n, out)| sum(n * SUM_TASK_ROWS, out));
-                } else {
-                    sum(0, sums);
-                }
-            }
-        };
-        let lookups: usize = lookup.tables.iter().map(|table| table.inverse.len()).sum();
-        if self.in_parallel(lookups) {
-            self.threads.install(|| parts.into_par_iter().for_each(sum_table));
-        } else {
-            parts.into_iter().for_each(sum_table);
-        }
-        Ok(sums)
-    }
-
-    /// Take one optimizer step on every distinct row of `lookup`, and give its clocks back. `rates` has
-    /// one learning rate per feature; features of one table must agree.
-    pub(crate) fn apply(
+    /// Pool some bags of one feature; `rows` are the addresses of its table's distinct rows.
+    fn pool_bags(
         &self,
         lookup: &Lookup,
-        gradients: &[f32],
+        number: usize,
+        bags: Range<usize>,
+        rows: &[RowPtr],
+        out: &Out,
         row_stride: usize,
-        rates: &[f32],
-        ticket: Option<&Ticket>,
-    ) -> Result<(), StoreError> {
+    ) {
         let dim = self.core.layout.dim;
-        if rates.len() != lookup.features.len() {
-            return Err(StoreError::Length {
-                argument: "lr",
-                got: rates.len(),
-                expected: lookup.features.len(),
-                why: "one rate per feature".into(),
-            });
+        let feature = &lookup.features[number];
+        let lookups = Lookups {
+            inverse: &lookup.tables[feature.table].inverse[feature.begin..],
+            offsets: &feature.offsets[bags.start..=bags.end],
+            weights: feature.weights.as_deref(),
+            pooling: feature.pooling,
+        };
+        // SAFETY: inverse positions are below the number of the table's distinct rows, whose addresses
+        // have `dim` readable floats where these bags need them; offsets were validated; `out` has room
+        // for the last bag of the last feature (checked), and no two tasks write the same floats.
+        unsafe {
+            let first = out.0.add(bags.start * row_stride + number * dim);
+            pool(rows, &lookups, dim, first, row_stride);
         }
-        for (feature, &rate) in lookup.features.iter().zip(rates) {
-            check_rate(&lookup.tables[feature.table].table, rate)?;
-        }
-        let sums = self.gradients_of(lookup, gradients, row_stride)?;
-        let mut updates = vec![Update { lr: 0.0, step: 0 }; self.tables.read().len()];
-        for (number, table) in lookup.tables.iter().enumerate() {
-            let feature = lookup.features.iter().position(|feature| feature.table == number).expect("made for one");
-            updates[table.table.local as usize] = Update { lr: rates[feature], step: table.table.next_step() };
-        }
-        let released = ticket.map_or(Released::None, |ticket| self.released(lookup, ticket));
-        let tables = &lookup.keys.tables;
-        self.update(&lookup.keys, &released, &|position, row| {
-            let position = position as usize;
-            // SAFETY: `row` is a resident row of this group under its shard's write lock; the gradient
-            // has `dim` floats.
-            unsafe {
-                self.core.updater.apply(row, &sums[position * dim..][..dim], &updates[tables[position] as usize]);
+    }
+
+    /// Pool piece by piece, so that the cold rows of one piece fit the memory set aside for them.
+    fn pool_in_pieces(
+        &self,
+        reading: &Reading<'_>,
+        lookup: &Lookup,
+        out: &Out,
+        row_stride: usize,
+    ) -> Result<(), StoreError> {
+        let rows_max = self.cold_rows_max();
+        for (number, feature) in lookup.features.iter().enumerate() {
+            let table = &lookup.tables[feature.table];
+            let bags = feature.offsets.len() - 1;
+            let mut piece_of = vec![u32::MAX; table.unique.len()];
+            let mut needed: Vec<u32> = Vec::new();
+            let (mut begin, mut piece) = (0, 0);
+            for bag in 0..bags {
+                let lookups = feature.begin + feature.offsets[bag] as usize
+                    ..feature.begin + feature.offsets[bag + 1] as usize;
+                if needed.len() + lookups.len() > rows_max && bag > begin {
+                    self.pool_piece(reading, lookup, number, begin..bag, &needed, out, row_stride)?;
+                    needed.clear();
+                    (begin, piece) = (bag, piece + 1);
+                }
+                for &unique in &table.inverse[lookups] {
+                    if unique != SKIP && std::mem::replace(&mut piece_of[unique as usize], piece) != piece {
+                        needed.push(unique);
+                    }
+                }
             }
+            self.pool_piece(reading, lookup, number, begin..bags, &needed, out, row_stride)?;
+        }
+        Ok(())
+    }
+
+    /// Pool the bags of one piece, which need the distinct rows `needed` of their table.
+    #[allow(clippy::too_many_arguments)]
+    fn pool_piece(
+        &self,
+        reading: &Reading<'_>,
+        lookup: &Lookup,
+        number: usize,
+        bags: Range<usize>,
+        needed: &[u32],
+        out: &Out,
+        row_stride: usize,
+    ) -> Result<(), StoreError> {
+        let table = &lookup.tables[lookup.features[number].table];
+        let ids: Vec<u64> = needed.iter().map(|&unique| table.unique[unique as usize]).collect();
+        let keys = self.keys(&table.table, &ids);
+        let entered = self.enter(&keys, &Wish { births: false, clocks: None, bounds: Vec::new() })?;
+        self.with_rows(reading, &keys, entered, |found| {
+            let mut rows = vec![std::ptr::null(); table.unique.len()];
+            for (&unique, &row) in needed.iter().zip(found) {
+                rows[unique as usize] = row;
+            }
+            self.pool_bags(lookup, number, bags, &rows, out, row_stride);
         })
     }
 
-    fn released(&self, lookup: &Lookup, ticket: &Ticket) -> Released {
-        let per_table: Vec<Released> = lookup
-            .tables
-            .iter()
-            .map(|rows| ticket.state.take(self.core.number, rows.table.local, Some(lookup.serial), &rows.unique))
-            .collect();
-        if per_table.iter().all(|released| matches!(released, Released::All)) {
-            return Released::All;
-        }
-        let mut marks = vec![false; lookup.keys.len()];
-        for (rows, released) in lookup.tables.iter().zip(&per_table) {
-            for within in 0..rows.unique.len() {
-                marks[rows.base + within] = released.contains(within as u32);
-            }
-        }
-        Released::Some(marks)
-    }
-
-    /// The gradients of the distinct rows, per table, without changing anything.
-    pub(crate) fn row_gradients(
-        &self,
-        lookup: &Lookup,
-        gradients: &[f32],
-        row_stride: usize,
-    ) -> Result<Vec<RowGradients>, StoreError> {
-        let dim = self.core.layout.dim;
-        let sums = self.gradients_of(lookup, gradients, row_stride)?;
-        Ok(lookup
-            .tables
-            .iter()
-            .map(|rows| RowGradients {
-                table: rows.table.name.clone(),
-                ids: rows.unique.to_vec(),
-                values: sums[rows.base * dim..(rows.base + rows.unique.len()) * dim].to_vec(),
-            })
-            .collect())
+    /// Cold rows that one call may hold in buffers at once: an eighth of the memory.
+    fn cold_rows_max(&self) -> usize {
+        const COLD_SHARE: u64 = 8;
+        (self.core.budget.memory() / COLD_SHARE) as usize / self.core.layout.stride
     }
 }
 
@@ -459,12 +392,4 @@ impl Lookup {
     pub(crate) fn group(&self) -> &Arc<Group> {
         &self.group
     }
-}
-
-/// A learning rate must be a finite number that is not negative.
-pub(crate) fn check_rate(table: &TableState, rate: f32) -> Result<(), StoreError> {
-    if rate.is_finite() && rate >= 0.0 {
-        return Ok(());
-    }
-    Err(StoreError::NotFinite { argument: "lr", table: table.name.clone(), value: rate, position: 0 })
 }

@@ -95,7 +95,13 @@ impl<T: Zeroable> Mapping<T> {
         let end = self.capacity * size_of::<T>();
         if begin < end {
             // SAFETY: the range lies inside the mapping and no reference into it is alive (exclusive borrow).
-            unsafe { libc::madvise(self.base.as_ptr().cast::<u8>().add(begin).cast(), end - begin, libc::MADV_DONTNEED) };
+            unsafe {
+                libc::madvise(
+                    self.base.as_ptr().cast::<u8>().add(begin).cast(),
+                    end - begin,
+                    libc::MADV_DONTNEED,
+                )
+            };
         }
     }
 }

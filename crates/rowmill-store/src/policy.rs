@@ -133,7 +133,9 @@ mod tests {
         let mut slot_of: HashMap<u64, u32> = HashMap::new();
         let mut key_of: Vec<u64> = Vec::new();
         let mut uses: Vec<u8> = Vec::new();
-        let mix = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mix = |key: u64| {
+            key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        };
         let (mut hits, mut total) = (0_u32, 0_u32);
         for key in trace {
             total += 1;
@@ -183,9 +185,16 @@ mod tests {
         for slot in 0..4 {
             policy.admit(slot, u64::from(slot) << 40);
         }
-        let gone = policy.evict(|slot| if slot == 2 { Standing::Uses(0) } else { Standing::Held }, u64::from, |_, _| {});
+        let gone = policy.evict(
+            |slot| if slot == 2 { Standing::Uses(0) } else { Standing::Held },
+            u64::from,
+            |_, _| {},
+        );
         assert_eq!(gone, Some(2));
-        assert!(policy.evict(|_| Standing::Held, u64::from, |_, _| {}).is_some(), "a full house must still yield");
+        assert!(
+            policy.evict(|_| Standing::Held, u64::from, |_, _| {}).is_some(),
+            "a full house must still yield"
+        );
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! Reading rows without changing anything but the cache: evaluation, serving, scans.
 
-use rowmill_kernels::initialize;
-
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Keys;
@@ -24,10 +22,27 @@ pub(crate) enum Part {
     State,
 }
 
+/// One read of many rows.
+struct Read<'a> {
+    keys: &'a Keys,
+    part: Part,
+    /// First float of the part within a row, and its length.
+    start: usize,
+    width: usize,
+    /// `width` floats per position.
+    out: Scatter<'a, f32>,
+}
+
 impl Group {
-    /// Copy the weights (or state) of `ids` to `out`, `width` floats each. An id without a row yields
-    /// its initial value and stays without one; duplicates are fine. Takes no clocks.
-    pub(crate) fn read(&self, table: &TableState, ids: &[u64], part: Part, out: &mut [f32]) -> Result<(), StoreError> {
+    /// Copy the weights (or state) of `ids` to `out`. An id without a row yields its initial value and
+    /// stays without one; duplicates are fine. Takes no clocks.
+    pub(crate) fn read(
+        &self,
+        table: &TableState,
+        ids: &[u64],
+        part: Part,
+        out: &mut [f32],
+    ) -> Result<(), StoreError> {
         let layout = self.core.layout;
         let (start, width) = match part {
             Part::Weights => (0, layout.dim),
@@ -36,76 +51,70 @@ impl Group {
         let keys = self.keys(table, ids);
         table.count_accesses(ids);
         self.counters.count_call(ids.len(), ids.len());
-        let out = Scatter::new(out);
+        let read = Read { keys: &keys, part, start, width, out: Scatter::new(out) };
         let reading = self.core.log.reading();
-        let misses = self.for_each_shard(&keys, |shard| self.read_resident(&keys, shard, keys.of_shard(shard), start, width, &out, part));
+        let misses =
+            self.for_each_shard(&keys, |shard| self.read_resident(&read, shard, keys.of_shard(shard)));
         let mut misses: Vec<Miss> = misses.into_iter().flat_map(|(_, misses)| misses).collect();
         let mut rounds = 0;
         while !misses.is_empty() {
             rounds += 1;
-            self.check_rounds(rounds, &keys, &misses[0])?;
-            misses = self.read_missing(&reading, &keys, &misses, start, width, &out, part)?;
+            self.check_rounds(rounds, &keys, misses[0])?;
+            misses = self.read_missing(&read, &reading, &misses)?;
         }
         Ok(())
     }
 
     /// A row that keeps moving is not in the log at all.
-    pub(crate) fn check_rounds(&self, rounds: usize, keys: &Keys, miss: &Miss) -> Result<(), StoreError> {
+    pub(crate) fn check_rounds(&self, rounds: usize, keys: &Keys, miss: Miss) -> Result<(), StoreError> {
         if rounds < MOVES_MAX {
             return Ok(());
         }
         let (table, id) = keys.at(miss.position);
-        Err(StoreError::Corrupt {
-            what: format!("{} is indexed at row {} of the log, which holds no such row", self.key(table, id), miss.row),
-        })
+        let key = self.key(table, id);
+        let what = format!("{key} is indexed at row {} of the log, which holds no such row", miss.row);
+        Err(StoreError::Corrupt { what })
     }
 
     /// Copy what is in memory; the rest is returned as misses.
-    fn read_resident(
-        &self,
-        keys: &Keys,
-        shard: usize,
-        positions: &[u32],
-        start: usize,
-        width: usize,
-        out: &Scatter<'_, f32>,
-        part: Part,
-    ) -> Vec<Miss> {
+    fn read_resident(&self, read: &Read<'_>, shard: usize, positions: &[u32]) -> Vec<Miss> {
         let state = self.shards[shard].state.read();
+        let width = read.width;
         let mut misses = Vec::new();
         let mut block: [(u32, *const f32); AHEAD] = [(0, std::ptr::null()); AHEAD];
         for positions in positions.chunks(AHEAD) {
             for &position in positions {
-                let (table, id) = keys.at(position);
+                let (table, id) = read.keys.at(position);
                 state.index(table).prefetch(id);
             }
             let mut found = 0;
             for &position in positions {
-                let (table, id) = keys.at(position);
-                match state.index(table).find(id).map(|place| (place, state.index(table).location(place))) {
-                    None => {
-                        // SAFETY: positions of one shard are visited by one thread, and shards do not
-                        // share positions.
-                        let out = unsafe { out.slice(position as usize * width, width) };
-                        self.initial(table, id, part, out);
-                    }
-                    Some((place, location)) => {
-                        if let Some(slot) = location.slot() {
-                            state.touch(table, place, slot);
-                            let row = state.row(&self.core, slot).wrapping_add(start);
-                            prefetch(row);
-                            block[found] = (position, row);
-                            found += 1;
-                        } else if let Some(row) = location.row() {
-                            misses.push(Miss { position, row });
-                        }
-                    }
+                let (table, id) = read.keys.at(position);
+                let Some(place) = state.index(table).find(id) else {
+                    // SAFETY: positions of one shard are visited by one thread, and shards do not share
+                    // positions.
+                    let out = unsafe { read.out.slice(position as usize * width, width) };
+                    self.initial(table, id, read.part, out);
+                    continue;
+                };
+                let location = state.index(table).location(place);
+                if let Some(slot) = location.slot() {
+                    state.touch(table, place, slot);
+                    let row = state.row(&self.core, slot).wrapping_add(read.start);
+                    prefetch(row);
+                    block[found] = (position, row);
+                    found += 1;
+                } else if let Some(row) = location.row() {
+                    misses.push(Miss { position, row });
                 }
             }
             for &(position, row) in &block[..found] {
                 // SAFETY: as above for `out`; `row` points at `width` floats of a resident row, which the
                 // shard's read lock keeps in place and unwritten.
-                unsafe { out.slice(position as usize * width, width).copy_from_slice(std::slice::from_raw_parts(row, width)) };
+                unsafe {
+                    let out = read.out.slice(position as usize * width, width);
+                    out.copy_from_slice(std::slice::from_raw_parts(row, width));
+                }
             }
         }
         misses
@@ -115,34 +124,33 @@ impl Group {
     /// their new place (or were copied from memory).
     fn read_missing(
         &self,
+        read: &Read<'_>,
         reading: &Reading<'_>,
-        keys: &Keys,
         misses: &[Miss],
-        start: usize,
-        width: usize,
-        out: &Scatter<'_, f32>,
-        part: Part,
     ) -> Result<Vec<Miss>, StoreError> {
-        let stride = self.core.layout.stride;
+        let stride = self.core.layout.stride / 4;
         let mut again = Vec::new();
         let mut rows = Vec::new();
         for chunk in misses.chunks(self.cold_chunk()) {
-            rows.resize(chunk.len() * stride / 4, 0.0_f32);
-            let mut read = vec![false; chunk.len()];
-            self.read_cold(reading, keys, chunk, |number, bytes| {
-                let row = &mut rows[number * stride / 4..][..stride / 4];
+            rows.resize(chunk.len() * stride, 0.0_f32);
+            let mut arrived = vec![false; chunk.len()];
+            self.read_cold(reading, read.keys, chunk, |number, bytes| {
+                let row = &mut rows[number * stride..][..stride];
                 copy_row(bytes, row);
                 let position = chunk[number].position as usize;
                 // SAFETY: this thread alone works on the misses of this call.
-                unsafe { out.slice(position * width, width).copy_from_slice(&row[start..start + width]) };
-                read[number] = true;
+                let out = unsafe { read.out.slice(position * read.width, read.width) };
+                out.copy_from_slice(&row[read.start..read.start + read.width]);
+                arrived[number] = true;
             })?;
             for (number, miss) in chunk.iter().enumerate() {
-                if read[number] {
-                    self.admit(keys, *miss, &rows[number * stride / 4..][..stride / 4])?;
+                if arrived[number] {
+                    // The caller has its row: when another one cannot be written out to make room, the
+                    // next change reports it.
+                    let _ = self.admit(read.keys, *miss, &rows[number * stride..][..stride]);
                 } else {
-                    let shard = self.home(keys, miss.position);
-                    again.extend(self.read_resident(keys, shard, &[miss.position], start, width, out, part));
+                    let shard = self.home(read.keys, miss.position);
+                    again.extend(self.read_resident(read, shard, &[miss.position]));
                 }
             }
         }
@@ -165,8 +173,7 @@ impl Group {
     fn initial(&self, table: u32, id: u64, part: Part, out: &mut [f32]) {
         match part {
             Part::Weights => {
-                let key = self.key(table, id);
-                initialize(&self.core.spec.initializer, self.core.seed, key.category.0, id, out);
+                self.tables.read()[table as usize].initializer.fill(id, out);
             }
             Part::State => out.fill(self.core.spec.optimizer.initial_state()),
         }

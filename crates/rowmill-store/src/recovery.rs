@@ -14,7 +14,11 @@ impl Store {
     pub(crate) fn recover(&self, manifest: &Manifest) -> Result<(), StoreError> {
         for entry in &manifest.groups {
             if entry.spec.layout().stride != entry.stride as usize {
-                let what = format!("the manifest has rows of {} bytes where the spec asks for {}", entry.stride, entry.spec.layout().stride);
+                let what = format!(
+                    "the manifest has rows of {} bytes where the spec asks for {}",
+                    entry.stride,
+                    entry.spec.layout().stride
+                );
                 return Err(StoreError::Corrupt { what });
             }
             self.open_group(&entry.spec, entry.segment_bytes as usize, &entry.log)?;
@@ -24,7 +28,14 @@ impl Store {
             let mut tables = self.tables.write();
             for entry in &manifest.tables {
                 let group = std::sync::Arc::clone(&self.groups.read()[entry.group as usize]);
-                let table = self.enter_table(&mut tables, &entry.name, entry.category, &group, &entry.spec, entry.steps);
+                let table = self.enter_table(
+                    &mut tables,
+                    &entry.name,
+                    entry.category,
+                    &group,
+                    &entry.spec,
+                    entry.steps,
+                );
                 table.1.restore_counts(entry.accesses, entry.births, entry.hot.clone());
                 let category = entry.category.0 as usize;
                 if by_category.len() <= category {
@@ -36,10 +47,13 @@ impl Store {
         let restore = |category: u32, id: u64, row: Option<u32>| {
             let entry = by_category.get(category as usize).and_then(Option::as_ref);
             let Some((group, table)) = entry else {
-                return Err(StoreError::Corrupt { what: format!("the index has rows of unknown category {category}") });
+                return Err(StoreError::Corrupt {
+                    what: format!("the index has rows of unknown category {category}"),
+                });
             };
-            Group::check_ids(table, &[id])
-                .map_err(|error| StoreError::Corrupt { what: format!("the index has a row that cannot be: {error}") })?;
+            Group::check_ids(table, &[id]).map_err(|error| StoreError::Corrupt {
+                what: format!("the index has a row that cannot be: {error}"),
+            })?;
             let shard = home(table.spec.ids, id, group.shards.len());
             group.shards[shard].state.write().restore(&group.core, table.local, id, row)
         };
@@ -49,7 +63,8 @@ impl Store {
             })?;
         }
         for delta in &manifest.deltas {
-            DeltaReader::open(&*self.volume, delta)?.for_each(|key, row| restore(key.category.0, key.id, row))?;
+            DeltaReader::open(&*self.volume, delta)?
+                .for_each(|key, row| restore(key.category.0, key.id, row))?;
         }
         for group in self.groups.read().iter() {
             retain_rows(group)?;
@@ -58,7 +73,10 @@ impl Store {
             let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("entered above");
             let found = group.len(table.local) as u64;
             if found != entry.rows {
-                let what = format!("table {:?} had {} rows at the checkpoint, its index has {found}", entry.name, entry.rows);
+                let what = format!(
+                    "table {:?} had {} rows at the checkpoint, its index has {found}",
+                    entry.name, entry.rows
+                );
                 return Err(StoreError::Corrupt { what });
             }
         }
@@ -81,7 +99,10 @@ fn retain_rows(group: &Group) -> Result<(), StoreError> {
                 }
             });
             if let Some((id, row)) = unknown {
-                let what = format!("the index has {} at row {row}, which the log does not", group.key(table.local, id));
+                let what = format!(
+                    "the index has {} at row {row}, which the log does not",
+                    group.key(table.local, id)
+                );
                 return Err(StoreError::Corrupt { what });
             }
         }

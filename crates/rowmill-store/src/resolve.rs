@@ -40,7 +40,7 @@ impl Group {
         let mut rounds = 0;
         loop {
             rounds += 1;
-            if let Some(miss) = entered.misses.first() {
+            if let Some(&miss) = entered.misses.first() {
                 self.check_rounds(rounds, keys, miss)?;
             }
             let unseen = std::mem::take(&mut entered.unseen);
@@ -59,7 +59,7 @@ impl Group {
             if entered.misses.is_empty() && entered.unseen.is_empty() {
                 let result = work(&entered.rows);
                 drop(guards);
-                self.admit_cold(keys, &cold)?;
+                self.admit_cold(keys, &cold);
                 return Ok(result);
             }
         }
@@ -68,11 +68,11 @@ impl Group {
     /// Values of rows that do not exist, `dim` floats each.
     fn initial_rows(&self, keys: &Keys, unseen: &[u32]) -> Vec<f32> {
         let dim = self.core.layout.dim;
+        let tables = self.tables.read();
         let mut rows = vec![0.0; unseen.len() * dim];
         for (row, &position) in rows.chunks_exact_mut(dim).zip(unseen) {
             let (table, id) = keys.at(position);
-            let category = self.key(table, id).category;
-            rowmill_kernels::initialize(&self.core.spec.initializer, self.core.seed, category.0, id, row);
+            tables[table as usize].initializer.fill(id, row);
         }
         rows
     }
@@ -104,7 +104,13 @@ impl Group {
 
     /// Look again at the shards whose slots changed since their addresses were taken. Rows that left
     /// memory meanwhile become misses, deleted ones unseen.
-    fn verify(&self, keys: &Keys, guards: &[RwLockReadGuard<'_, Shard>], entered: &mut Entered, fixed: &[bool]) {
+    fn verify(
+        &self,
+        keys: &Keys,
+        guards: &[RwLockReadGuard<'_, Shard>],
+        entered: &mut Entered,
+        fixed: &[bool],
+    ) {
         for (shard, state) in guards.iter().enumerate() {
             let positions = keys.of_shard(shard);
             let unchanged = entered.moves[shard] == state.moves();
@@ -136,14 +142,16 @@ impl Group {
         }
     }
 
-    /// Bring the rows that were read into memory, those still where they were.
-    fn admit_cold(&self, keys: &Keys, cold: &ColdRows) -> Result<(), StoreError> {
+    /// Bring the rows that were read into memory, those still where they were. The caller has its rows:
+    /// when another row cannot be written out to make room, the next change reports it.
+    fn admit_cold(&self, keys: &Keys, cold: &ColdRows) {
         let width = self.core.layout.stride / 4;
         for &(miss, chunk, number) in &cold.origins {
             let row = &cold.chunks[chunk][number * width..][..width];
             debug_assert_eq!(as_bytes(row).len(), self.core.layout.stride);
-            self.admit(keys, miss, row)?;
+            if self.admit(keys, miss, row).is_err() {
+                return;
+            }
         }
-        Ok(())
     }
 }

@@ -90,7 +90,10 @@ pub(crate) struct Shard {
 
 impl std::fmt::Debug for Shard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shard").field("slots", &self.slots).field("free", &self.free.len()).finish_non_exhaustive()
+        f.debug_struct("Shard")
+            .field("slots", &self.slots)
+            .field("free", &self.free.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -201,7 +204,9 @@ impl Shard {
     #[inline]
     pub(crate) fn outstanding(&self, table: u32, id: u64, place: Place) -> u32 {
         match self.indexes[table as usize].clock(place) {
-            CLOCK_OVERFLOW => self.clocks_beyond.get(&(table, id)).copied().unwrap_or(u32::from(CLOCK_OVERFLOW)),
+            CLOCK_OVERFLOW => {
+                self.clocks_beyond.get(&(table, id)).copied().unwrap_or(u32::from(CLOCK_OVERFLOW))
+            }
             exact => u32::from(exact),
         }
     }
@@ -240,8 +245,8 @@ impl Shard {
         // SAFETY: `slot` is in use by nobody else and the row memory of a slot holds `stride` bytes,
         // which cover the weights and state of the layout; the exclusive borrow excludes readers.
         let row = unsafe { std::slice::from_raw_parts_mut(self.row(core, slot), core.layout.stride / 4) };
-        core.initialize(self.key(table, id), row);
-        self.occupy(core, slot, table, id, NO_ROW);
+        core.initialize(&self.tables[table as usize], id, row);
+        self.occupy(slot, table, id, NO_ROW);
         self.dirty.set(slot);
         self.tables[table as usize].count_birth();
         Ok((place, slot))
@@ -251,20 +256,34 @@ impl Shard {
     ///
     /// # Errors
     /// When room cannot be made because writes fail.
-    pub(crate) fn admit(&mut self, core: &Core, table: u32, id: u64, place: Place, row: u32, bytes: &[u8]) -> Result<u32, StoreError> {
+    pub(crate) fn admit(
+        &mut self,
+        core: &Core,
+        table: u32,
+        id: u64,
+        place: Place,
+        row: u32,
+        bytes: &[u8],
+    ) -> Result<u32, StoreError> {
         debug_assert_eq!(self.index(table).location(place), Location::device(row));
         let slot = self.take_slot(core)?;
         // SAFETY: the slot's memory holds `stride` bytes and `bytes` is one row of that length; the two
         // do not overlap because `bytes` never points into slot memory.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.row(core, slot).cast::<u8>(), core.layout.stride) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.row(core, slot).cast::<u8>(),
+                core.layout.stride,
+            );
+        };
         self.indexes[table as usize].set_location(place, Location::resident(slot));
-        self.occupy(core, slot, table, id, row);
+        self.occupy(slot, table, id, row);
         Ok(slot)
     }
 
-    fn occupy(&mut self, core: &Core, slot: u32, table: u32, id: u64, row: u32) {
+    fn occupy(&mut self, slot: u32, table: u32, id: u64, row: u32) {
         self.meta.set(slot as usize, SlotMeta { id, table, row });
-        self.policy.admit(slot, core.policy_hash(table, id));
+        self.policy.admit(slot, Core::policy_hash(table, id));
     }
 
     /// Prepare the row in `slot` for a change in place.
@@ -358,7 +377,7 @@ impl Shard {
             },
             |slot| {
                 let row = meta.get(slot as usize);
-                core.policy_hash(row.table, row.id)
+                Core::policy_hash(row.table, row.id)
             },
             |slot, all| {
                 let (row, place) = entry(slot);
@@ -372,7 +391,7 @@ impl Shard {
         let meta = self.meta.get(victim as usize);
         if let Err(error) = self.vacate(core, victim) {
             // The row stays where it is; the policy forgot its slot when it chose it.
-            self.policy.admit(victim, core.policy_hash(meta.table, meta.id));
+            self.policy.admit(victim, Core::policy_hash(meta.table, meta.id));
             return Err(error);
         }
         Ok(victim)
@@ -413,7 +432,8 @@ impl Shard {
     fn append(&self, core: &Core, slot: u32, meta: SlotMeta) -> Result<u32, StoreError> {
         // SAFETY: the slot holds a row of `stride` initialised bytes, and `&self` under the shard's lock
         // excludes writers.
-        let bytes = unsafe { std::slice::from_raw_parts(self.row(core, slot).cast::<u8>(), core.layout.stride) };
+        let bytes =
+            unsafe { std::slice::from_raw_parts(self.row(core, slot).cast::<u8>(), core.layout.stride) };
         core.append(self.key(meta.table, meta.id), bytes)
     }
 
@@ -433,22 +453,19 @@ impl Shard {
     /// When the old version of a frozen row cannot be saved.
     pub(crate) fn delete(&mut self, core: &Core, table: u32, id: u64) -> Result<bool, StoreError> {
         let Some(place) = self.index(table).find(id) else { return Ok(false) };
-        match self.index(table).location(place).slot() {
-            Some(slot) => {
-                if self.frozen.get(slot) {
-                    self.save_frozen(core, slot)?;
-                }
-                let meta = self.meta.get(slot as usize);
-                if meta.row != NO_ROW {
-                    core.log.release(meta.row);
-                }
-                // The slot stays in the policy's queue and is handed out when its turn comes.
-                self.clear_slot(slot);
+        let location = self.index(table).location(place);
+        if let Some(slot) = location.slot() {
+            if self.frozen.get(slot) {
+                self.save_frozen(core, slot)?;
             }
-            None => {
-                let row = self.index(table).location(place).row().expect("a row is in memory or on the device");
-                core.log.release(row);
+            let meta = self.meta.get(slot as usize);
+            if meta.row != NO_ROW {
+                core.log.release(meta.row);
             }
+            // The slot stays in the policy's queue and is handed out when its turn comes.
+            self.clear_slot(slot);
+        } else if let Some(row) = location.row() {
+            core.log.release(row);
         }
         self.indexes[table as usize].remove(id);
         self.clocks_beyond.remove(&(table, id));
@@ -458,7 +475,14 @@ impl Shard {
 
     /// The log moved a row (compaction): point to its new place if it is still the current version.
     /// Returns whether it was.
-    pub(crate) fn relocate(&mut self, core: &Core, key: RowKey, table: u32, old: u32, bytes: &[u8]) -> Result<bool, StoreError> {
+    pub(crate) fn relocate(
+        &mut self,
+        core: &Core,
+        key: RowKey,
+        table: u32,
+        old: u32,
+        bytes: &[u8],
+    ) -> Result<bool, StoreError> {
         let Some(place) = self.index(table).find(key.id) else { return Ok(false) };
         let location = self.index(table).location(place);
         let current = match location.slot() {
@@ -468,7 +492,7 @@ impl Shard {
         if current != old {
             return Ok(false);
         }
-        let new = core.append(key, bytes)?;
+        let new = core.log.append_moved(key, bytes)?;
         core.index_log.record(key, Some(new));
         match location.slot() {
             Some(slot) => {
@@ -529,7 +553,8 @@ impl Shard {
     /// Visit the rows of a table that the device has in their current version, with their row numbers.
     pub(crate) fn on_device(&self, table: u32, mut visit: impl FnMut(u64, u32)) {
         self.index(table).for_each(|id, location| {
-            let row = location.slot().map_or_else(|| location.row(), |slot| Some(self.meta.get(slot as usize).row));
+            let row =
+                location.slot().map_or_else(|| location.row(), |slot| Some(self.meta.get(slot as usize).row));
             if let Some(row) = row.filter(|&row| row != NO_ROW) {
                 visit(id, row);
             }
@@ -545,7 +570,13 @@ impl Shard {
     ///
     /// # Errors
     /// When the index exceeds the budget.
-    pub(crate) fn restore(&mut self, core: &Core, table: u32, id: u64, row: Option<u32>) -> Result<(), StoreError> {
+    pub(crate) fn restore(
+        &mut self,
+        core: &Core,
+        table: u32,
+        id: u64,
+        row: Option<u32>,
+    ) -> Result<(), StoreError> {
         let index = &mut self.indexes[table as usize];
         match (index.find(id), row) {
             (Some(place), Some(row)) => index.set_location(place, Location::device(row)),

@@ -148,6 +148,9 @@ pub struct Stats {
     pub io: String,
 }
 
+/// Name, kind, help and value of a figure that every table has.
+type Family = (&'static str, &'static str, &'static str, fn(&TableStats) -> u64);
+
 impl Stats {
     /// Share of distinct row lookups that found their row in memory (1 when nothing was looked up).
     pub fn hit_rate(&self) -> f64 {
@@ -158,7 +161,10 @@ impl Stats {
     pub fn prometheus(&self) -> String {
         let mut text = String::new();
         let mut metric = |name: &str, kind: &str, help: &str, value: f64| {
-            let _ = write!(text, "# HELP rowmill_{name} {help}\n# TYPE rowmill_{name} {kind}\nrowmill_{name} {value}\n");
+            let _ = write!(
+                text,
+                "# HELP rowmill_{name} {help}\n# TYPE rowmill_{name} {kind}\nrowmill_{name} {value}\n"
+            );
         };
         let seconds = |ns: u64| ns as f64 / 1e9;
         metric("memory_budget_bytes", "gauge", "Memory budget.", self.memory_budget as f64);
@@ -167,21 +173,61 @@ impl Stats {
         metric("overhead_bytes", "gauge", "Bookkeeping of resident rows.", self.overhead_bytes as f64);
         metric("buffer_bytes", "gauge", "Log buffers, I/O rings and scratch.", self.buffer_bytes as f64);
         metric("rows_resident", "gauge", "Rows in memory.", self.rows_resident as f64);
-        metric("rows_dirty", "gauge", "Rows in memory that the next checkpoint saves.", self.rows_dirty as f64);
+        metric(
+            "rows_dirty",
+            "gauge",
+            "Rows in memory that the next checkpoint saves.",
+            self.rows_dirty as f64,
+        );
         metric("device_live_bytes", "gauge", "Device bytes of live rows.", self.device_live_bytes as f64);
-        metric("device_used_bytes", "gauge", "Device bytes of segments with live rows.", self.device_used_bytes as f64);
-        metric("device_pinned_bytes", "gauge", "Device bytes kept for the last checkpoint.", self.device_pinned_bytes as f64);
+        metric(
+            "device_used_bytes",
+            "gauge",
+            "Device bytes of segments with live rows.",
+            self.device_used_bytes as f64,
+        );
+        metric(
+            "device_pinned_bytes",
+            "gauge",
+            "Device bytes kept for the last checkpoint.",
+            self.device_pinned_bytes as f64,
+        );
         metric("hit_rate", "gauge", "Share of row lookups found in memory.", self.hit_rate());
         metric("open_steps", "gauge", "Open tickets.", self.tickets as f64);
         metric("evictions_total", "counter", "Rows evicted.", self.evictions as f64);
-        metric("device_written_bytes_total", "counter", "Bytes written to the logs.", self.device_bytes_written as f64);
-        metric("device_blocks_read_total", "counter", "Blocks read from the logs.", self.device_blocks_read as f64);
+        metric(
+            "device_written_bytes_total",
+            "counter",
+            "Bytes written to the logs.",
+            self.device_bytes_written as f64,
+        );
+        metric(
+            "device_blocks_read_total",
+            "counter",
+            "Blocks read from the logs.",
+            self.device_blocks_read as f64,
+        );
         metric("corrupt_blocks_total", "counter", "Damaged blocks seen.", self.corrupt_blocks as f64);
         metric("calls_total", "counter", "Reads and fused lookups.", self.calls as f64);
         metric("lookups_total", "counter", "Ids looked up.", self.lookups as f64);
-        metric("rows_looked_up_total", "counter", "Distinct rows looked up per call.", self.rows_looked_up as f64);
-        metric("cold_reads_total", "counter", "Rows read from the device by the call that needed them.", self.cold_reads as f64);
-        metric("cold_wait_seconds_total", "counter", "Time calls waited for the device.", seconds(self.cold_wait_ns));
+        metric(
+            "rows_looked_up_total",
+            "counter",
+            "Distinct rows looked up per call.",
+            self.rows_looked_up as f64,
+        );
+        metric(
+            "cold_reads_total",
+            "counter",
+            "Rows read from the device by the call that needed them.",
+            self.cold_reads as f64,
+        );
+        metric(
+            "cold_wait_seconds_total",
+            "counter",
+            "Time calls waited for the device.",
+            seconds(self.cold_wait_ns),
+        );
         metric("updates_total", "counter", "Update calls.", self.updates as f64);
         metric("rows_updated_total", "counter", "Rows updated.", self.rows_updated as f64);
         metric("deletes_total", "counter", "Rows deleted.", self.deletes as f64);
@@ -189,8 +235,18 @@ impl Stats {
         metric("clock_wait_seconds_total", "counter", "Time waited for clocks.", seconds(self.clock_wait_ns));
         metric("lookahead_rows_total", "counter", "Ids announced by lookahead.", self.lookahead_rows as f64);
         metric("lookahead_loaded_total", "counter", "Rows lookahead read.", self.lookahead_loaded as f64);
-        metric("lookahead_dropped_total", "counter", "Lookahead calls dropped.", self.lookahead_dropped as f64);
-        metric("lookahead_errors_total", "counter", "Lookahead reads that failed.", self.lookahead_errors as f64);
+        metric(
+            "lookahead_dropped_total",
+            "counter",
+            "Lookahead calls dropped.",
+            self.lookahead_dropped as f64,
+        );
+        metric(
+            "lookahead_errors_total",
+            "counter",
+            "Lookahead reads that failed.",
+            self.lookahead_errors as f64,
+        );
         metric("compactions_total", "counter", "Segments cleaned.", self.compactions as f64);
         metric("checkpoints_total", "counter", "Checkpoints completed.", self.checkpoints as f64);
         self.labelled(&mut text);
@@ -198,14 +254,19 @@ impl Stats {
     }
 
     fn labelled(&self, text: &mut String) {
-        let _ = writeln!(text, "# HELP rowmill_staleness_total Clocks taken by gets outstanding before.\n# TYPE rowmill_staleness_total counter");
+        let _ = writeln!(
+            text,
+            "# HELP rowmill_staleness_total Clocks taken by gets outstanding before.\n# TYPE rowmill_staleness_total counter"
+        );
         for (outstanding, count) in self.staleness.iter().enumerate() {
             let _ = writeln!(text, "rowmill_staleness_total{{outstanding=\"{outstanding}\"}} {count}");
         }
-        let families: [(&str, &str, &str, fn(&TableStats) -> u64); 4] = [
+        let families: [Family; 4] = [
             ("table_rows", "gauge", "Rows of the table.", |table| table.rows),
             ("table_accesses_total", "counter", "Lookups of the table.", |table| table.accesses),
-            ("table_births_total", "counter", "Rows born: unique ids seen in training.", |table| table.births),
+            ("table_births_total", "counter", "Rows born: unique ids seen in training.", |table| {
+                table.births
+            }),
             ("table_steps_total", "counter", "Optimizer steps of the table.", |table| table.steps),
         ];
         for (name, kind, help, value) in families {

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Mutex, RwLock};
 use rowmill_io::{DirectoryVolume, Volume, VolumeLock};
 use rowmill_kernels::RowUpdater;
 use rowmill_rows::{Category, GroupSpec, IdBag, TableSpec};
 
+use crate::backward::RowGradients;
 use crate::budget::Budget;
 use crate::checkpoint::Saved;
 use crate::compaction::Compaction;
@@ -18,7 +19,7 @@ use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
 use crate::log::{Geometry, Log, LogConfig, LogState};
 use crate::lookahead::{Announcement, Destination, Lookahead};
-use crate::lookup::{Lookup, RowGradients};
+use crate::lookup::Lookup;
 use crate::options::StoreOptions;
 use crate::shard::SLOTS_MIN;
 use crate::stats::Counters;
@@ -27,8 +28,9 @@ use crate::table_state::TableState;
 use crate::ticket::{Ticket, Tickets};
 use crate::{Stats, StoreError};
 
-/// Write buffers of a log: one takes rows while others are on their way to the device.
-const TAIL_BUFFERS: usize = 3;
+/// Write buffers of a log: two streams (new rows, rows that cleaning moves), each with one buffer that
+/// takes rows while another is on its way to the device.
+const TAIL_BUFFERS: usize = 4;
 /// A log's buffers take one part in this many of the rows' memory.
 const TAIL_SHARE: u64 = 16;
 /// Tables of a store, a bound on what a manifest may hold.
@@ -146,7 +148,8 @@ impl Store {
             store.recover(&manifest)?;
         }
         if !store.options.read_only {
-            *store.compaction.lock() = Some(Compaction::start(Arc::clone(&store.groups))?);
+            *store.compaction.lock() =
+                Some(Compaction::start(Arc::clone(&store.groups), Arc::clone(&store.budget))?);
         }
         Ok(Arc::new(store))
     }
@@ -212,7 +215,8 @@ impl Store {
         steps: u64,
     ) -> TableEntry {
         let local = group.tables.read().len() as u32;
-        let state = Arc::new(TableState::new(name.to_owned(), category, local, *spec, steps));
+        let state =
+            Arc::new(TableState::new(name.to_owned(), category, local, *spec, self.options.seed, steps));
         group.add_table(&state);
         tables.insert(name.to_owned(), (Arc::clone(group), Arc::clone(&state)));
         (Arc::clone(group), state)
@@ -259,8 +263,10 @@ impl Store {
             log,
             index_log: Arc::clone(&self.index_log),
             budget: Arc::clone(&self.budget),
-            seed: self.options.seed,
             shards,
+            used_bytes: AtomicU64::new(0),
+            cap_bytes: AtomicU64::new(u64::MAX),
+            evictions_seen: AtomicU64::new(0),
         };
         let rows_min = (shards * SLOTS_MIN) as u64 * core.slot_bytes();
         if self.budget.row_limit() < self.budget.row_bytes() + rows_min {
@@ -269,7 +275,10 @@ impl Store {
             return Err(StoreError::MemoryTooSmall {
                 given,
                 needed: given + lacking * 2,
-                what: format!("one more group of tables (rows of {} bytes) with its write buffers", layout.stride),
+                what: format!(
+                    "one more group of tables (rows of {} bytes) with its write buffers",
+                    layout.stride
+                ),
             });
         }
         let group = Arc::new(Group::new(
@@ -310,9 +319,16 @@ impl Store {
             self.check_writable("a training read")?;
         }
         let Some((first, _)) = bags.first() else {
-            return Err(StoreError::Length { argument: "bags", got: 0, expected: 1, why: "one feature at least".into() });
+            return Err(StoreError::Length {
+                argument: "bags",
+                got: 0,
+                expected: 1,
+                why: "one feature at least".into(),
+            });
         };
-        if let Some((other, _)) = bags.iter().find(|(table, _)| table.group().core.number != first.group().core.number) {
+        if let Some((other, _)) =
+            bags.iter().find(|(table, _)| table.group().core.number != first.group().core.number)
+        {
             return Err(StoreError::MixedGroups { first: first.name().into(), second: other.name().into() });
         }
         let owned: Vec<_> = bags.iter().map(|(table, bag)| (Arc::clone(table.state()), *bag)).collect();
@@ -366,7 +382,9 @@ impl Store {
             let entry = (table.state().local, ids.to_vec());
             match by_group.iter_mut().find(|other| other.group.core.number == group.core.number) {
                 Some(announcement) => announcement.ids.push(entry),
-                None => by_group.push(Announcement { group: Arc::clone(group), ids: vec![entry], destination }),
+                None => {
+                    by_group.push(Announcement { group: Arc::clone(group), ids: vec![entry], destination });
+                }
             }
         }
         let lookahead = self.lookahead.lock();
@@ -487,7 +505,11 @@ fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), 
         return mismatch("optimizer", format!("{:?}", stored.optimizer), format!("{:?}", given.optimizer));
     }
     if stored.initializer != given.initializer {
-        return mismatch("initializer", format!("{:?}", stored.initializer), format!("{:?}", given.initializer));
+        return mismatch(
+            "initializer",
+            format!("{:?}", stored.initializer),
+            format!("{:?}", given.initializer),
+        );
     }
     if stored.ids != given.ids {
         return mismatch("ids", format!("{:?}", stored.ids), format!("{:?}", given.ids));

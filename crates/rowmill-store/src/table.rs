@@ -91,7 +91,8 @@ impl Table {
         for (shard, cell) in self.group.shards.iter().enumerate() {
             let state = cell.state.read();
             for &position in keys.of_shard(shard) {
-                found[position as usize] = state.index(self.state.local).find(ids[position as usize]).is_some();
+                found[position as usize] =
+                    state.index(self.state.local).find(ids[position as usize]).is_some();
             }
         }
         Ok(found)
@@ -123,7 +124,12 @@ impl Table {
     ///
     /// # Errors
     /// Also [`StoreError::StalenessTimeout`] and [`StoreError::StepConflict`].
-    pub fn get_or_init(&self, ids: &[u64], out: &mut [f32], ticket: Option<&Ticket>) -> Result<(), StoreError> {
+    pub fn get_or_init(
+        &self,
+        ids: &[u64],
+        out: &mut [f32],
+        ticket: Option<&Ticket>,
+    ) -> Result<(), StoreError> {
         self.store.check_writable("a training read")?;
         self.check("out", ids, out.len(), self.spec.dim as usize)?;
         self.store.settle(self.group.fetch(&self.state, ids, out, ticket))
@@ -148,7 +154,13 @@ impl Table {
         self.write(ids, values, self.group.core.layout.state_offset() / 4, None)
     }
 
-    fn write(&self, ids: &[u64], values: &[f32], start: usize, ticket: Option<&Ticket>) -> Result<(), StoreError> {
+    fn write(
+        &self,
+        ids: &[u64],
+        values: &[f32],
+        start: usize,
+        ticket: Option<&Ticket>,
+    ) -> Result<(), StoreError> {
         self.store.check_writable("put")?;
         if let Some(position) = first_non_finite(values) {
             return Err(StoreError::NotFinite {
@@ -230,7 +242,11 @@ impl Table {
     ///
     /// # Errors
     /// A row that cannot be read.
-    pub fn scan(&self, batch: usize, mut visit: impl FnMut(&[u64], &[f32]) -> bool) -> Result<(), StoreError> {
+    pub fn scan(
+        &self,
+        batch: usize,
+        mut visit: impl FnMut(&[u64], &[f32]) -> bool,
+    ) -> Result<(), StoreError> {
         self.store.check_open()?;
         let dim = self.spec.dim as usize;
         for cell in &self.group.shards {

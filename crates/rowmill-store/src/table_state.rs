@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
+use rowmill_kernels::RowInitializer;
 use rowmill_rows::{Category, StalenessBound, TableSpec};
 
 use crate::hot_rows::HotRows;
@@ -15,6 +16,8 @@ pub(crate) struct TableState {
     /// Number of the table within its group.
     pub(crate) local: u32,
     pub(crate) spec: TableSpec,
+    /// Draws the weights of rows that are missing.
+    pub(crate) initializer: RowInitializer,
     /// Updates applied: one per step, however many rows (the step count of Adam).
     steps: AtomicU64,
     accesses: AtomicU64,
@@ -23,9 +26,27 @@ pub(crate) struct TableState {
 }
 
 impl TableState {
-    pub(crate) fn new(name: String, category: Category, local: u32, spec: TableSpec, steps: u64) -> Self {
+    pub(crate) fn new(
+        name: String,
+        category: Category,
+        local: u32,
+        spec: TableSpec,
+        seed: u64,
+        steps: u64,
+    ) -> Self {
         let zero = || AtomicU64::new(0);
-        Self { name, category, local, spec, steps: AtomicU64::new(steps), accesses: zero(), births: zero(), hot: Mutex::default() }
+        let initializer = RowInitializer::new(&spec.initializer, seed, category.0);
+        Self {
+            name,
+            category,
+            local,
+            spec,
+            initializer,
+            steps: AtomicU64::new(steps),
+            accesses: zero(),
+            births: zero(),
+            hot: Mutex::default(),
+        }
     }
 
     /// The bound on outstanding gets, or `None` where no clocks are kept.

@@ -123,7 +123,10 @@ impl TicketState {
 
     fn drain(&self) -> Vec<(u32, u32, Vec<u64>)> {
         let holds = std::mem::take(&mut *self.holds.lock());
-        holds.into_iter().map(|((group, table), hold)| (group, table, hold.into_rows().into_iter().collect())).collect()
+        holds
+            .into_iter()
+            .map(|((group, table), hold)| (group, table, hold.into_rows().into_iter().collect()))
+            .collect()
     }
 }
 
@@ -179,7 +182,11 @@ impl Tickets {
 
     /// Tickets that hold a row, oldest first, with their age.
     pub(crate) fn holders(&self, row: Held) -> Vec<(u64, Duration)> {
-        self.all().iter().filter(|ticket| ticket.holds(row)).map(|ticket| (ticket.id, ticket.born.elapsed())).collect()
+        self.all()
+            .iter()
+            .filter(|ticket| ticket.holds(row))
+            .map(|ticket| (ticket.id, ticket.born.elapsed()))
+            .collect()
     }
 
     /// Whether `waiter` is the youngest of a circle of tickets that wait for rows of each other.
@@ -236,10 +243,13 @@ impl Ticket {
     /// Rows whose clock this ticket holds.
     pub fn rows_held(&self) -> usize {
         let holds = self.state.holds.lock();
-        holds.values().map(|hold| match hold {
-            Hold::Lookup { ids, .. } => ids.len(),
-            Hold::Rows(ids) => ids.len(),
-        }).sum()
+        holds
+            .values()
+            .map(|hold| match hold {
+                Hold::Lookup { ids, .. } => ids.len(),
+                Hold::Rows(ids) => ids.len(),
+            })
+            .sum()
     }
 }
 

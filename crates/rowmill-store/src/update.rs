@@ -1,6 +1,6 @@
 //! Changing rows: put, rmw, and the fused backward of a lookup.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::StoreError;
 use crate::group::Group;
@@ -10,24 +10,45 @@ use crate::read::{AHEAD, as_bytes, copy_row, prefetch};
 use crate::shard::{Miss, Shard};
 use crate::ticket::Released;
 
+/// One change of many rows.
+struct Change<'a, F> {
+    keys: &'a Keys,
+    released: &'a Released,
+    /// Positions whose clock was given back; empty when none is to be.
+    done: Vec<AtomicBool>,
+    /// `work(position, row)` changes one row.
+    work: &'a F,
+}
+
 impl Group {
-    /// Run `change(position, row)` once for every row of `keys` (which must be distinct), in place. Rows
+    /// Run `work(position, row)` once for every row of `keys` (which must be distinct), in place. Rows
     /// that are missing are born first, cold ones brought in. Clocks named by `released` are given back
     /// with the change, under the same lock.
     ///
     /// # Errors
-    /// When rows cannot be read or room cannot be made; changes made so far stay.
+    /// When rows cannot be read or room cannot be made; changes made so far stay, all clocks are given
+    /// back.
     pub(crate) fn update(
         &self,
         keys: &Keys,
         released: &Released,
-        change: &(impl Fn(u32, *mut f32) + Sync),
+        work: &(impl Fn(u32, *mut f32) + Sync),
     ) -> Result<(), StoreError> {
         self.counters.count_update(keys.len());
+        let marks = if matches!(released, Released::None) { 0 } else { keys.len() };
+        let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
+        let change = Change { keys, released, done, work };
+        let result = self.make_change(&change);
+        if result.is_err() {
+            self.give_back(&change);
+        }
+        result.and_then(|()| self.shrink_if_over())
+    }
+
+    fn make_change<F: Fn(u32, *mut f32) + Sync>(&self, change: &Change<'_, F>) -> Result<(), StoreError> {
+        let keys = change.keys;
         let reading = self.core.log.reading();
-        let first = self.for_each_shard(keys, |shard| {
-            self.update_shard(keys, shard, keys.of_shard(shard), released, change)
-        });
+        let first = self.for_each_shard(keys, |shard| self.update_shard(change, shard, keys.of_shard(shard)));
         let mut misses = Vec::new();
         for (_, result) in first {
             misses.extend(result?);
@@ -35,10 +56,10 @@ impl Group {
         let mut rounds = 0;
         while !misses.is_empty() {
             rounds += 1;
-            self.check_rounds(rounds, keys, &misses[0])?;
+            self.check_rounds(rounds, keys, misses[0])?;
             let mut again = Vec::new();
             for chunk in misses.chunks(self.cold_chunk()) {
-                again.extend(self.update_missing(&reading, keys, chunk, released, change)?);
+                again.extend(self.update_missing(change, &reading, chunk)?);
             }
             misses = again;
         }
@@ -46,25 +67,22 @@ impl Group {
     }
 
     /// Change the rows of one shard that are in memory or not born yet; the cold ones are returned.
-    fn update_shard(
+    fn update_shard<F: Fn(u32, *mut f32) + Sync>(
         &self,
-        keys: &Keys,
+        change: &Change<'_, F>,
         shard: usize,
         positions: &[u32],
-        released: &Released,
-        change: &(impl Fn(u32, *mut f32) + Sync),
     ) -> Result<Vec<Miss>, StoreError> {
         let cell = &self.shards[shard];
         let mut state = cell.state.write();
         let mut misses = Vec::new();
-        let mut opened = false;
         for positions in positions.chunks(AHEAD) {
             for &position in positions {
-                let (table, id) = keys.at(position);
+                let (table, id) = change.keys.at(position);
                 state.index(table).prefetch(id);
             }
             for &position in positions {
-                let (table, id) = keys.at(position);
+                let (table, id) = change.keys.at(position);
                 if let Some(place) = state.index(table).find(id)
                     && let Some(slot) = state.index(table).location(place).slot()
                 {
@@ -72,70 +90,62 @@ impl Group {
                 }
             }
             for &position in positions {
-                let (table, id) = keys.at(position);
-                let (place, slot) = match state.index(table).find(id) {
-                    None => state.birth(&self.core, table, id)?,
+                let (table, id) = change.keys.at(position);
+                let slot = match state.index(table).find(id) {
+                    None => state.birth(&self.core, table, id)?.1,
                     Some(place) => {
                         let location = state.index(table).location(place);
                         if let Some(row) = location.row() {
                             misses.push(Miss { position, row });
                             continue;
                         }
-                        (place, location.slot().expect("a row is in memory or on the device"))
+                        location.slot().expect("a row is in memory or on the device")
                     }
                 };
-                self.change_one(&mut state, keys, position, slot, change)?;
-                if released.contains(position) {
-                    state.release_clock(table, id, place);
-                    opened = true;
-                }
+                self.change_one(change, &mut state, position, slot)?;
             }
         }
         drop(state);
-        if opened {
+        if !change.done.is_empty() {
             cell.gate.open();
         }
         Ok(misses)
     }
 
     /// Read cold rows, bring them in and change them; those that moved meanwhile are returned.
-    fn update_missing(
+    fn update_missing<F: Fn(u32, *mut f32) + Sync>(
         &self,
+        change: &Change<'_, F>,
         reading: &Reading<'_>,
-        keys: &Keys,
         misses: &[Miss],
-        released: &Released,
-        change: &(impl Fn(u32, *mut f32) + Sync),
     ) -> Result<Vec<Miss>, StoreError> {
         let width = self.core.layout.stride / 4;
         let mut rows = vec![0.0_f32; misses.len() * width];
         let mut read = vec![false; misses.len()];
-        self.read_cold(reading, keys, misses, |number, bytes| {
+        self.read_cold(reading, change.keys, misses, |number, bytes| {
             copy_row(bytes, &mut rows[number * width..][..width]);
             read[number] = true;
         })?;
         let mut again = Vec::new();
         for (number, miss) in misses.iter().enumerate() {
-            let (table, id) = keys.at(miss.position);
-            let shard = self.home(keys, miss.position);
+            let (table, id) = change.keys.at(miss.position);
+            let shard = self.home(change.keys, miss.position);
             let cell = &self.shards[shard];
             let mut state = cell.state.write();
             let place = state.index(table).find(id);
-            let cold_here = place.filter(|&place| state.index(table).location(place).row() == Some(miss.row));
-            match cold_here {
+            match place.filter(|&place| state.index(table).location(place).row() == Some(miss.row)) {
                 Some(place) if read[number] => {
                     let bytes = as_bytes(&rows[number * width..][..width]);
                     let slot = state.admit(&self.core, table, id, place, miss.row, bytes)?;
-                    self.change_one(&mut state, keys, miss.position, slot, change)?;
-                    if released.contains(miss.position) {
-                        state.release_clock(table, id, place);
-                        drop(state);
+                    self.change_one(change, &mut state, miss.position, slot)?;
+                    drop(state);
+                    if change.released.contains(miss.position) {
                         cell.gate.open();
                     }
                 }
                 _ => {
                     drop(state);
-                    again.extend(self.update_shard(keys, shard, &[miss.position], released, change)?);
+                    again.extend(self.update_shard(change, shard, &[miss.position])?);
                 }
             }
         }
@@ -143,18 +153,41 @@ impl Group {
     }
 
     #[inline]
-    fn change_one(
+    fn change_one<F: Fn(u32, *mut f32)>(
         &self,
+        change: &Change<'_, F>,
         state: &mut Shard,
-        keys: &Keys,
         position: u32,
         slot: u32,
-        change: &impl Fn(u32, *mut f32),
     ) -> Result<(), StoreError> {
-        debug_assert!((position as usize) < keys.len());
         state.begin_update(&self.core, slot)?;
-        change(position, state.row(&self.core, slot));
+        (change.work)(position, state.row(&self.core, slot));
+        if change.released.contains(position) {
+            change.done[position as usize].store(true, Relaxed);
+            let (table, id) = change.keys.at(position);
+            let place = state.index(table).find(id).expect("the row was just changed");
+            state.release_clock(table, id, place);
+        }
         Ok(())
+    }
+
+    /// After a failure: give back the clocks of the rows that were not reached.
+    fn give_back<F>(&self, change: &Change<'_, F>) {
+        for (shard, cell) in self.shards.iter().enumerate() {
+            let mut state = cell.state.write();
+            for &position in change.keys.of_shard(shard) {
+                let reached = || change.done[position as usize].load(Relaxed);
+                let (table, id) = change.keys.at(position);
+                if change.released.contains(position)
+                    && !reached()
+                    && let Some(place) = state.index(table).find(id)
+                {
+                    state.release_clock(table, id, place);
+                }
+            }
+            drop(state);
+            cell.gate.open();
+        }
     }
 
     /// Remove rows; how many there were.

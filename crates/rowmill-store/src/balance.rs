@@ -1,0 +1,82 @@
+//! Sharing the rows' memory between groups.
+//!
+//! Groups take memory as they need it, so one that grew early may hold what another lacks. When memory is
+//! used up, groups that evict while they have less than an equal share are given room by those that have
+//! more. And when the index grows, rows give way to it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::StoreError;
+use crate::budget::Budget;
+use crate::group::Group;
+
+/// Memory counts as used up from this share of the limit on.
+const FULL: f64 = 0.97;
+/// A group gives at most one part in this many of its memory at a time.
+const GIVE_SHARE: u64 = 8;
+
+impl Group {
+    /// Make rows fit the budget again after the index has grown.
+    ///
+    /// # Errors
+    /// When a row cannot be written out.
+    pub(crate) fn shrink_if_over(&self) -> Result<(), StoreError> {
+        let over = self.core.budget.rows_over();
+        if over == 0 { Ok(()) } else { self.shrink_by(over.min(self.core.used_bytes())) }
+    }
+
+    /// Give up `bytes` of row memory, evenly over the shards.
+    fn shrink_by(&self, bytes: u64) -> Result<(), StoreError> {
+        let slots = bytes.div_ceil(self.core.slot_bytes()).div_ceil(self.shards.len() as u64) as usize;
+        for cell in &self.shards {
+            let mut state = cell.state.write();
+            let keep = state.slots().saturating_sub(slots);
+            state.shrink(&self.core, keep)?;
+        }
+        Ok(())
+    }
+
+    /// Evictions since this was last asked.
+    fn recent_evictions(&self) -> u64 {
+        let evictions = self.shards.iter().map(|cell| cell.state.read().evictions).sum();
+        evictions - self.core.evictions_seen.swap(evictions, Relaxed)
+    }
+}
+
+/// Move memory from groups that have more than an equal share to those that lack some. Called now and
+/// then by the thread that cleans.
+///
+/// # Errors
+/// When a row cannot be written out.
+pub(crate) fn balance(groups: &[Arc<Group>], budget: &Budget) -> Result<(), StoreError> {
+    if groups.len() < 2 {
+        return Ok(());
+    }
+    let limit = budget.row_limit();
+    if (budget.row_bytes() as f64) < limit as f64 * FULL {
+        for group in groups {
+            group.core.cap_bytes.store(u64::MAX, Relaxed);
+        }
+        return Ok(());
+    }
+    let share = limit / groups.len() as u64;
+    let lacking: u64 = groups
+        .iter()
+        .filter(|group| group.recent_evictions() > 0)
+        .map(|group| share.saturating_sub(group.core.used_bytes()))
+        .sum();
+    let excess = |group: &Group| group.core.used_bytes().saturating_sub(share);
+    let available: u64 = groups.iter().map(|group| excess(group)).sum();
+    if lacking == 0 || available == 0 {
+        return Ok(());
+    }
+    for group in groups.iter().filter(|group| excess(group) > 0) {
+        let fair =
+            (u128::from(lacking.min(available)) * u128::from(excess(group)) / u128::from(available)) as u64;
+        let give = fair.min(group.core.used_bytes() / GIVE_SHARE);
+        group.core.cap_bytes.store(group.core.used_bytes() - give, Relaxed);
+        group.shrink_by(give)?;
+    }
+    Ok(())
+}
