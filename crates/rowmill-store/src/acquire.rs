@@ -3,6 +3,7 @@
 //! Clocks are taken in one order by everybody: shard by shard, ascending, and within a shard all rows of
 //! the call at once or none. So two calls never wait for each other in a circle. A ticket that makes
 //! several calls can still close one; the youngest ticket of a circle then gives way with an error.
+//! Older steps go first: a step stands back from a shard where an older one waits.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use rowmill_kernels::RowPtr;
 
 use crate::StoreError;
-use crate::group::Group;
+use crate::group::{Group, ShardCell};
 use crate::keys::Keys;
 use crate::read::AHEAD;
 use crate::scatter::Scatter;
@@ -51,9 +52,10 @@ struct ShardEntered {
     unseen: Vec<u32>,
 }
 
-/// A row beyond its bound.
+/// Why a shard cannot be entered now.
 struct Blocked {
-    position: u32,
+    /// The row waited for: one beyond its bound, or the one that an older step waits for.
+    row: Held,
     outstanding: u32,
     /// Gate generation to wait on.
     seen: u64,
@@ -120,6 +122,9 @@ impl Group {
         let cell = &self.shards[shard];
         let positions = keys.of_shard(shard);
         let mut state = cell.state.write();
+        if let Some(row) = wish.older_waiter(cell) {
+            return Ok(Err(Blocked { row, outstanding: 0, seen: cell.gate.generation() }));
+        }
         let mut misses = Vec::new();
         let mut unseen = Vec::new();
         for (chunk_number, chunk) in positions.chunks(AHEAD).enumerate() {
@@ -153,7 +158,8 @@ impl Group {
                             let seen = cell.gate.generation();
                             drop(state);
                             self.undo(keys, shard, &positions[..chunk_number * AHEAD + within], wish);
-                            return Ok(Err(Blocked { position, outstanding, seen }));
+                            let row = (self.core.number, table, id);
+                            return Ok(Err(Blocked { row, outstanding, seen }));
                         }
                     }
                 }
@@ -187,18 +193,18 @@ impl Group {
                 Err(error) => break Err(error),
                 Ok(Ok(entered)) => break Ok(entered),
                 Ok(Err(blocked)) => {
-                    let (table, id) = keys.at(blocked.position);
-                    let row = (self.core.number, table, id);
+                    let row = blocked.row;
                     let (ticket, _) = wish.clocks.as_ref().expect("only clocks block");
                     if !waited {
                         waited = true;
                         ticket.set_partial(self.taken_before(keys, shard, wish));
                     }
                     ticket.set_waits_for(Some(row));
+                    self.shards[shard].waiting.lock().insert(ticket.id(), row);
                     if begun.elapsed() > WAIT_SLICE && self.tickets.must_give_way(ticket) {
                         break Err(StoreError::StepConflict {
                             ticket: ticket.id(),
-                            key: self.key(table, id),
+                            key: self.key(row.1, row.2),
                         });
                     }
                     if begun.elapsed() >= self.wait_deadline {
@@ -212,6 +218,9 @@ impl Group {
             let (ticket, _) = wish.clocks.as_ref().expect("only clocks block");
             ticket.set_waits_for(None);
             ticket.set_partial(Vec::new());
+            self.shards[shard].waiting.lock().remove(&ticket.id());
+            // Younger steps that stood back may go on.
+            self.shards[shard].gate.open();
             self.counters.clock_waits.fetch_add(1, Relaxed);
             self.counters.clock_wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
         }
@@ -282,6 +291,14 @@ impl Group {
 }
 
 impl Wish<'_> {
+    /// The row that an older step waits for in this shard, if this step has to stand back. A step that
+    /// holds rows of an earlier call does not: the older one may wait for those.
+    fn older_waiter(&self, cell: &ShardCell) -> Option<Held> {
+        let (ticket, _) = self.clocks.as_ref()?;
+        let (oldest, row) = cell.waiting.lock().first_key_value().map(|(&ticket, &row)| (ticket, row))?;
+        (oldest < ticket.id() && ticket.is_empty()).then_some(row)
+    }
+
     /// Whether the clock of the row at `position` is to be taken.
     #[inline]
     fn takes(&self, position: u32) -> bool {

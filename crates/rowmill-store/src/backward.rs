@@ -45,16 +45,6 @@ impl Group {
                 why: format!("{rows} bags of {} features of {dim} floats", lookup.features.len()),
             });
         }
-        if let Some(position) = rowmill_kernels::first_non_finite(gradients) {
-            let feature = (position % row_stride.max(1) / dim).min(lookup.features.len() - 1);
-            let table = &lookup.tables[lookup.features[feature].table].table;
-            return Err(StoreError::NotFinite {
-                argument: "gradients",
-                table: table.name.clone(),
-                value: gradients[position],
-                position,
-            });
-        }
         let gradients = Gradients(gradients);
         let mut sums = vec![0.0_f32; lookup.keys.len() * dim];
         let mut rest = &mut sums[..];
@@ -133,6 +123,7 @@ impl Group {
         for (feature, &rate) in lookup.features.iter().zip(rates) {
             check_rate(&lookup.tables[feature.table].table, rate)?;
         }
+        self.check_finite(lookup, gradients, row_stride)?;
         let sums = self.gradients_of(lookup, gradients, row_stride)?;
         let mut updates = vec![Update { lr: 0.0, step: 0 }; self.tables.read().len()];
         for (number, table) in lookup.tables.iter().enumerate() {
@@ -157,6 +148,21 @@ impl Group {
         })
     }
 
+    fn check_finite(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<(), StoreError> {
+        let dim = self.core.layout.dim;
+        if let Some(position) = rowmill_kernels::first_non_finite(gradients) {
+            let feature = (position % row_stride.max(1) / dim).min(lookup.features.len() - 1);
+            let table = &lookup.tables[lookup.features[feature].table].table;
+            return Err(StoreError::NotFinite {
+                argument: "gradients",
+                table: table.name.clone(),
+                value: gradients[position],
+                position,
+            });
+        }
+        Ok(())
+    }
+
     fn released(&self, lookup: &Lookup, ticket: &Ticket) -> Released {
         let per_table: Vec<Released> = lookup
             .tables
@@ -177,7 +183,8 @@ impl Group {
         Released::Some(marks)
     }
 
-    /// The gradients of the distinct rows, per table, without changing anything.
+    /// The gradients of the distinct rows, per table, without changing anything. They need not be finite: a
+    /// gradient scaler looks at them first.
     pub(crate) fn row_gradients(
         &self,
         lookup: &Lookup,

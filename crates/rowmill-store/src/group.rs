@@ -3,11 +3,12 @@
 //! Who may touch what: a shard's rows, index and clocks belong to whoever holds its lock. Locks are taken
 //! one at a time, or all in ascending order for reading. Nobody reads a device while holding one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rayon::prelude::*;
 use rowmill_rows::{IdRange, RowKey};
 
@@ -20,7 +21,7 @@ use crate::log::{LogError, Reading};
 use crate::shard::{Miss, SLOTS_MIN, Shard};
 use crate::stats::Counters;
 use crate::table_state::TableState;
-use crate::ticket::Tickets;
+use crate::ticket::{Held, Tickets};
 
 /// Batches with fewer rows than this are not worth spreading over threads (a hand-over costs about 5 us).
 const PARALLEL_ROWS_MIN: usize = 4096;
@@ -33,6 +34,8 @@ const COLD_BYTES: usize = 1 << 20;
 pub(crate) struct ShardCell {
     pub(crate) state: RwLock<Shard>,
     pub(crate) gate: Gate,
+    /// Tickets that wait for a row of this shard, and the row.
+    pub(crate) waiting: Mutex<BTreeMap<u64, Held>>,
 }
 
 #[derive(Debug)]
@@ -75,6 +78,7 @@ impl Group {
                 Ok(ShardCell {
                     state: RwLock::new(Shard::new(&core, slots_max, expected_bytes)?),
                     gate: Gate::new(),
+                    waiting: Mutex::default(),
                 })
             })
             .collect::<Result<_, StoreError>>()?;

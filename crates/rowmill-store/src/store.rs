@@ -357,7 +357,7 @@ impl Store {
     /// The gradients of a lookup's distinct rows, for an update of one's own later.
     ///
     /// # Errors
-    /// Wrong shapes or gradients that are not finite.
+    /// Wrong shapes.
     pub fn row_gradients(
         &self,
         lookup: &Lookup,

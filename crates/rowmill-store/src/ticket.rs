@@ -113,6 +113,11 @@ impl TicketState {
         }
     }
 
+    /// Whether the ticket holds no row from an earlier call.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.holds.lock().is_empty()
+    }
+
     pub(crate) fn set_partial(&self, rows: Vec<Held>) {
         *self.partial.lock() = rows;
     }
