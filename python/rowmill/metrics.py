@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -64,5 +64,4 @@ class ClickMetrics:
 
 
 def _value(metric: Metric) -> float:
-    value: Any = metric.compute()
-    return float(value)
+    return float(cast("Any", metric).compute())
