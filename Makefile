@@ -16,8 +16,10 @@ export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 # The binding holds no logic and links no Python: its tests are Python's.
 CARGO_TESTS := --workspace --exclude rowmill-python --locked
-# Under loom every other test would run on loom's types outside a model, so models are named.
-LOOM := RUSTFLAGS="--cfg loom" cargo test --package rowmill-store --lib --release --locked --target-dir $(TARGET)/loom
+# Under loom every other test would run on loom's types outside a model, so models are named. Three
+# preemptions per execution find what more would, as loom's authors argue; without a bound it takes hours.
+LOOM := RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
+	cargo test --package rowmill-store --lib --locked --target-dir $(TARGET)/loom
 
 .PHONY: train
 train: setup ## Set up, then train a DLRM on a generated click log with memory for a quarter of its rows
