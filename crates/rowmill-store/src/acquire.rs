@@ -125,6 +125,8 @@ impl Group {
         if let Some(row) = wish.older_waiter(cell) {
             return Ok(Err(Blocked { row, outstanding: 0, seen: cell.gate.generation() }));
         }
+        // As of now: a birth below may push out a row whose address was taken just before.
+        let moves = state.moves();
         let mut misses = Vec::new();
         let mut unseen = Vec::new();
         for (chunk_number, chunk) in positions.chunks(AHEAD).enumerate() {
@@ -175,7 +177,7 @@ impl Group {
                 }
             }
         }
-        Ok(Ok(ShardEntered { moves: state.moves(), misses, unseen }))
+        Ok(Ok(ShardEntered { moves, misses, unseen }))
     }
 
     /// Enter a shard, waiting for blocked rows until the deadline.

@@ -60,7 +60,7 @@ impl Group {
             let features = lookup.features.iter().enumerate().filter(|(_, feature)| feature.table == number);
             for (nth, (column, feature)) in features.enumerate() {
                 let lookups = Lookups {
-                    inverse: &table.inverse[feature.begin..],
+                    inverse: &table.inverse[feature.lookups()],
                     offsets: &feature.offsets,
                     weights: feature.weights.as_deref(),
                     pooling: feature.pooling,

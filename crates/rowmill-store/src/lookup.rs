@@ -43,6 +43,13 @@ pub(crate) struct Feature {
     pub(crate) pooling: Pooling,
 }
 
+impl Feature {
+    /// Where the feature's lookups lie among those of its table.
+    pub(crate) fn lookups(&self) -> Range<usize> {
+        self.begin..self.begin + *self.offsets.last().expect("validated") as usize
+    }
+}
+
 /// The distinct rows of one table in a lookup.
 #[derive(Debug)]
 pub(crate) struct TableRows {
@@ -307,7 +314,7 @@ impl Group {
         let dim = self.core.layout.dim;
         let feature = &lookup.features[number];
         let lookups = Lookups {
-            inverse: &lookup.tables[feature.table].inverse[feature.begin..],
+            inverse: &lookup.tables[feature.table].inverse[feature.lookups()],
             offsets: &feature.offsets[bags.start..=bags.end],
             weights: feature.weights.as_deref(),
             pooling: feature.pooling,

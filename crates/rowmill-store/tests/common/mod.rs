@@ -1,0 +1,176 @@
+//! Stores, specs, values and a plain model, as every test of the store needs them.
+#![allow(dead_code, reason = "each test uses its own part")]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rowmill_store::*;
+use rowmill_testkit::Rng64;
+
+pub(crate) const SGD: OptimizerSpec = OptimizerSpec::Sgd { lr: 0.5 };
+pub(crate) const ADAGRAD: OptimizerSpec =
+    OptimizerSpec::Adagrad { lr: 0.5, eps: 1e-10, initial_accumulator: 0.25 };
+pub(crate) const INITIALIZER: Initializer = Initializer::Uniform { low: -0.5, high: 0.5 };
+pub(crate) const SEED: u64 = 7;
+
+pub(crate) fn options(row_memory: Option<u64>) -> StoreOptions {
+    StoreOptions { memory: 32 << 20, row_memory, threads: 2, seed: SEED, ..StoreOptions::default() }
+}
+
+pub(crate) fn spec(dim: u32, optimizer: OptimizerSpec) -> TableSpec {
+    TableSpec {
+        dim,
+        dtype: Dtype::F32,
+        optimizer,
+        initializer: INITIALIZER,
+        staleness: StalenessBound::Steps(0),
+        ids: IdRange::Sparse,
+    }
+}
+
+pub(crate) fn bound(steps: u8) -> TableSpec {
+    TableSpec { staleness: StalenessBound::Steps(steps), ..spec(4, SGD) }
+}
+
+pub(crate) fn open(volume: &(impl Volume + Clone + 'static), options: &StoreOptions) -> Arc<Store> {
+    Store::open_volume(Arc::new(volume.clone()), options.clone()).unwrap()
+}
+
+/// Gradients whose sums are exact in any order: multiples of 1/8 in [-2, 2).
+pub(crate) fn gradients(rng: &mut Rng64, count: usize) -> Vec<f32> {
+    (0..count).map(|_| rng.below(32) as f32 / 8.0 - 2.0).collect()
+}
+
+/// A row as the model keeps it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) weights: Vec<f32>,
+    pub(crate) state: Vec<f32>,
+}
+
+/// What a table should hold, kept in the plainest way.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    pub(crate) spec: TableSpec,
+    category: u32,
+    pub(crate) rows: HashMap<u64, Row>,
+    pub(crate) steps: u64,
+}
+
+impl Model {
+    pub(crate) fn new(spec: TableSpec, category: u32) -> Self {
+        Self { spec, category, rows: HashMap::new(), steps: 0 }
+    }
+
+    pub(crate) fn dim(&self) -> usize {
+        self.spec.dim as usize
+    }
+
+    pub(crate) fn initial(&self, id: u64) -> Row {
+        let mut weights = vec![0.0; self.dim()];
+        rowmill_kernels::initialize(&self.spec.initializer, SEED, self.category, id, &mut weights);
+        let state = self.spec.optimizer.state_floats(self.dim());
+        Row { weights, state: vec![self.spec.optimizer.initial_state(); state] }
+    }
+
+    pub(crate) fn read(&self, id: u64) -> Row {
+        self.rows.get(&id).cloned().unwrap_or_else(|| self.initial(id))
+    }
+
+    pub(crate) fn row(&mut self, id: u64) -> &mut Row {
+        let initial = self.initial(id);
+        self.rows.entry(id).or_insert(initial)
+    }
+
+    pub(crate) fn put(&mut self, ids: &[u64], values: &[f32]) {
+        let dim = self.dim();
+        for (&id, values) in ids.iter().zip(values.chunks(dim)) {
+            self.row(id).weights.copy_from_slice(values);
+        }
+    }
+
+    pub(crate) fn put_state(&mut self, ids: &[u64], values: &[f32]) {
+        for (&id, values) in ids.iter().zip(values.chunks(self.dim())) {
+            self.row(id).state.copy_from_slice(values);
+        }
+    }
+
+    /// One optimizer step with the summed gradients of each distinct id.
+    pub(crate) fn step(&mut self, rate: f32, gradients: impl IntoIterator<Item = (u64, Vec<f32>)>) {
+        let mut sums: HashMap<u64, Vec<f32>> = HashMap::new();
+        for (id, gradient) in gradients {
+            let sum = sums.entry(id).or_insert_with(|| vec![0.0; gradient.len()]);
+            sum.iter_mut().zip(gradient).for_each(|(sum, gradient)| *sum += gradient);
+        }
+        self.steps += 1;
+        let optimizer = self.spec.optimizer;
+        for (id, gradient) in sums {
+            let row = self.row(id);
+            match optimizer {
+                OptimizerSpec::Sgd { .. } => {
+                    row.weights.iter_mut().zip(&gradient).for_each(|(weight, g)| *weight -= rate * g);
+                }
+                OptimizerSpec::Adagrad { eps, .. } => {
+                    for ((weight, state), g) in row.weights.iter_mut().zip(&mut row.state).zip(&gradient) {
+                        *state += g * g;
+                        *weight -= rate * (g / (state.sqrt() + eps));
+                    }
+                }
+                other => unimplemented!("{other:?} is not modelled"),
+            }
+        }
+    }
+
+    pub(crate) fn rmw(&mut self, ids: &[u64], gradients: &[f32], rate: f32) {
+        let dim = self.dim();
+        self.step(rate, ids.iter().copied().zip(gradients.chunks(dim).map(<[f32]>::to_vec)));
+    }
+
+    pub(crate) fn sorted_ids(&self) -> Vec<u64> {
+        let mut ids: Vec<u64> = self.rows.keys().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Largest error allowed: none for SGD, whose arithmetic is exact here but for one rounding.
+    pub(crate) fn tolerance(&self) -> f32 {
+        if matches!(self.spec.optimizer, OptimizerSpec::Sgd { .. }) { 0.0 } else { 1e-6 }
+    }
+
+    /// Everything the table holds, against what it should hold.
+    pub(crate) fn check(&self, table: &Table) {
+        let ids = self.sorted_ids();
+        assert_eq!(
+            (table.len(), table.steps()),
+            (ids.len(), self.steps),
+            "rows and steps of {}",
+            table.name()
+        );
+        let state_floats = table.state_floats();
+        for ids in ids.chunks(1000) {
+            let mut weights = vec![0.0; ids.len() * self.dim()];
+            let mut states = vec![0.0; ids.len() * state_floats];
+            table.get(ids, &mut weights).unwrap();
+            table.get_state(ids, &mut states).unwrap();
+            assert!(table.contains(ids).unwrap().iter().all(|&found| found));
+            for (number, id) in ids.iter().enumerate() {
+                let row = &self.rows[id];
+                let what = || format!("row {id} of {}", table.name());
+                near(&weights[number * self.dim()..][..self.dim()], &row.weights, self.tolerance(), what);
+                near(&states[number * state_floats..][..state_floats], &row.state, self.tolerance(), what);
+            }
+        }
+    }
+}
+
+/// Equal up to a relative error.
+pub(crate) fn near(found: &[f32], expected: &[f32], tolerance: f32, what: impl Fn() -> String) {
+    assert_eq!(found.len(), expected.len(), "{}", what());
+    for (column, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        assert!(
+            (found - expected).abs() <= tolerance * expected.abs().max(1.0),
+            "{}, column {column}: {found} instead of {expected}",
+            what()
+        );
+    }
+}
