@@ -1,0 +1,369 @@
+//! The clocks of rows.
+//!
+//! What could break: a get that runs ahead further than its bound trains on rows it must not see; a clock
+//! taken twice by one step or never given back stops the next step for good; two steps that wait for rows
+//! of each other stop both. The first tests count gets against the bound, the later ones run the shapes of
+//! training that deadlock when one of these rules is wrong, with a deadline that turns a deadlock into an
+//! error, and check the trained rows exactly.
+
+mod common;
+
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use common::*;
+use rowmill_io::{Fault, FaultyVolume, When};
+use rowmill_store::*;
+use rowmill_testkit::{Rng64, ZipfIds};
+
+fn store(deadline: Duration) -> Arc<Store> {
+    let options = StoreOptions { wait_deadline: deadline, ..options(None) };
+    open(&MemoryVolume::new(), &options)
+}
+
+/// Short: the tests wait for it.
+const SOON: Duration = Duration::from_millis(150);
+/// Never reached unless there is a deadlock.
+const LATE: Duration = Duration::from_secs(20);
+
+fn get(table: &Table, ids: &[u64], ticket: &Ticket) -> Result<Vec<f32>, StoreError> {
+    let mut rows = vec![0.0; ids.len() * table.spec().dim as usize];
+    table.get_or_init(ids, &mut rows, Some(ticket)).map(|()| rows)
+}
+
+/// Adds 1 to every weight of the rows at the rate of 0.5.
+fn add_one(table: &Table, ids: &[u64], ticket: Option<&Ticket>) -> Result<(), StoreError> {
+    table.rmw(ids, &vec![-2.0; ids.len() * table.spec().dim as usize], None, ticket)
+}
+
+fn zeros(spec: TableSpec) -> TableSpec {
+    TableSpec { initializer: Initializer::Zeros, ..spec }
+}
+
+#[test]
+fn a_get_proceeds_while_outstanding_gets_are_within_the_bound() {
+    for steps in [0_u8, 1, 3] {
+        let store = store(SOON);
+        let table = store.table("t", &bound(steps)).unwrap();
+        let mut tickets: Vec<Ticket> = (0..=steps).map(|_| store.ticket().unwrap()).collect();
+        for ticket in &tickets {
+            get(&table, &[5], ticket).unwrap();
+        }
+        let late = store.ticket().unwrap();
+        match get(&table, &[5], &late).unwrap_err() {
+            StoreError::StalenessTimeout { outstanding, bound, .. } => {
+                assert_eq!((outstanding, bound), (u32::from(steps) + 1, steps));
+            }
+            error => panic!("{error}"),
+        }
+        assert_eq!(late.rows_held(), 0);
+        get(&table, &[6], &late).unwrap();
+        tickets.pop();
+        get(&table, &[5], &late).unwrap();
+        let counts = store.stats().staleness;
+        assert_eq!(counts[..=usize::from(steps)].iter().sum::<u64>(), u64::from(steps) + 3);
+        assert_eq!(counts[usize::from(steps) + 1..].iter().sum::<u64>(), 0, "nobody ran ahead further");
+    }
+}
+
+#[test]
+fn without_a_bound_no_clock_is_kept() {
+    let store = store(SOON);
+    let table = store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..bound(0) }).unwrap();
+    let tickets: Vec<Ticket> = (0..40).map(|_| store.ticket().unwrap()).collect();
+    for ticket in &tickets {
+        get(&table, &[5], ticket).unwrap();
+        assert_eq!(ticket.rows_held(), 0);
+    }
+    assert_eq!(store.stats().staleness.iter().sum::<u64>(), 0);
+}
+
+#[test]
+fn a_step_takes_the_clock_of_a_row_once_however_often_it_reads() {
+    let store = store(SOON);
+    let (a, b) = (store.table("a", &bound(0)).unwrap(), store.table("b", &bound(0)).unwrap());
+    for _ in 0..3 {
+        let ticket = store.ticket().unwrap();
+        get(&a, &[1, 2, 1, 1], &ticket).unwrap();
+        get(&a, &[2, 3], &ticket).unwrap();
+        let bag = |ids, offsets| IdBag { ids, offsets, weights: None, padding: None, pooling: Pooling::Sum };
+        let bags = [(&a, bag(&[1, 4, 4], &[0, 3])), (&b, bag(&[1], &[0, 1])), (&a, bag(&[4, 2], &[0, 2]))];
+        let mut out = [0.0; 12];
+        let lookup = store.lookup(&bags, &mut out, 12, Some(&ticket)).unwrap();
+        assert_eq!(ticket.rows_held(), 5);
+        store.apply(&lookup, &[1.0; 12], 12, &[0.5; 3], Some(&ticket)).unwrap();
+        assert_eq!(ticket.rows_held(), 1, "row 3 was read and not updated");
+        add_one(&a, &[3, 3], Some(&ticket)).unwrap();
+        assert_eq!(ticket.rows_held(), 0);
+    }
+    assert_eq!(store.stats().staleness[0], 15);
+    assert_eq!(store.stats().staleness[1..].iter().sum::<u64>(), 0);
+}
+
+#[test]
+fn more_gets_than_four_bits_count_are_counted() {
+    let store = store(SOON);
+    let table = store.table("t", &bound(40)).unwrap();
+    for _ in 0..2 {
+        let tickets: Vec<Ticket> = (0..41).map(|_| store.ticket().unwrap()).collect();
+        for ticket in &tickets {
+            get(&table, &[5, 6], ticket).unwrap();
+        }
+        let late = store.ticket().unwrap();
+        let error = get(&table, &[5], &late).unwrap_err();
+        assert!(matches!(error, StoreError::StalenessTimeout { outstanding: 41, .. }), "{error}");
+        // Half give back by an update, half by being dropped.
+        for (number, ticket) in tickets.into_iter().enumerate() {
+            if number % 2 == 0 {
+                add_one(&table, &[5, 6], Some(&ticket)).unwrap();
+            }
+            drop(ticket);
+            get(&table, &[5], &late).unwrap();
+        }
+    }
+    table.delete(&[5]).unwrap();
+    get(&table, &[5], &store.ticket().unwrap()).unwrap();
+}
+
+#[test]
+fn a_wait_that_is_too_long_says_for_what_and_whom() {
+    let store = store(SOON);
+    store.table("first", &bound(0)).unwrap();
+    let table = store.table("clicks", &bound(0)).unwrap();
+    let holder = store.ticket().unwrap();
+    get(&table, &[42], &holder).unwrap();
+    let waiter = store.ticket().unwrap();
+    let message = get(&table, &[41, 42], &waiter).unwrap_err().to_string();
+    for part in ["category 1 id 42", "\"clicks\"", "bound 0", "1 outstanding", &format!("step {} for", holder.id())] {
+        assert!(message.contains(part), "{part:?} is missing: {message}");
+    }
+    assert_eq!(waiter.rows_held(), 0, "what was taken before the wait is given back");
+    get(&table, &[41], &store.ticket().unwrap()).unwrap();
+    assert!(store.stats().clock_waits > 0);
+}
+
+#[test]
+fn evaluation_neither_takes_clocks_nor_waits_for_them() {
+    let store = store(LATE);
+    let table = store.table("t", &bound(0)).unwrap();
+    let ticket = store.ticket().unwrap();
+    get(&table, &[1, 2], &ticket).unwrap();
+    let before = store.stats();
+    let mut rows = [0.0; 8];
+    table.get(&[1, 2], &mut rows).unwrap();
+    let bag = IdBag { ids: &[1, 2], offsets: &[0, 2], weights: None, padding: None, pooling: Pooling::Sum };
+    store.lookup(&[(&table, bag)], &mut rows[..4], 4, None).unwrap();
+    table.get_or_init(&[1, 2], &mut rows, None).unwrap();
+    let after = store.stats();
+    assert_eq!((before.staleness, before.clock_waits), (after.staleness, after.clock_waits));
+    assert_eq!(ticket.rows_held(), 2);
+}
+
+#[test]
+fn a_step_that_failed_leaves_no_clock_behind() {
+    let volume = FaultyVolume::new(Arc::new(MemoryVolume::new()), 1);
+    let options = StoreOptions { wait_deadline: SOON, ..options(Some(96 << 10)) };
+    let store = open(&volume, &options);
+    let table = store.table("t", &spec(16, SGD)).unwrap();
+    let ids: Vec<u64> = (0..4000).collect();
+    table.put(&ids, &vec![1.0; 4000 * 16], None).unwrap();
+    let all_free = || {
+        let ticket = store.ticket().unwrap();
+        for ids in ids.chunks(100) {
+            get(&table, ids, &ticket).unwrap();
+        }
+    };
+    // Gradients that are not finite change nothing, and the step still holds its rows until it ends.
+    let ticket = store.ticket().unwrap();
+    get(&table, &[1, 2], &ticket).unwrap();
+    assert!(matches!(table.rmw(&[1, 2], &[f32::NAN; 32], None, Some(&ticket)), Err(StoreError::NotFinite { .. })));
+    assert_eq!(ticket.rows_held(), 2);
+    drop(ticket);
+    all_free();
+    // A read that fails, once in the get and once in the update.
+    for update in [false, true] {
+        let ticket = store.ticket().unwrap();
+        if update {
+            get(&table, &ids[..500], &ticket).unwrap();
+            // Push the rows out of memory again: reads do not respect that they are held.
+            table.get(&ids[500..], &mut vec![0.0; 3500 * 16]).unwrap();
+        } else {
+            table.get(&ids[2000..], &mut vec![0.0; 2000 * 16]).unwrap();
+        }
+        volume.inject_on("group-0.log", Fault::ReadError, When::OneIn(3));
+        let result = if update {
+            add_one(&table, &ids, Some(&ticket))
+        } else {
+            get(&table, &ids[..500], &ticket).map(drop)
+        };
+        volume.heal();
+        result.unwrap_err();
+        drop(ticket);
+        all_free();
+    }
+}
+
+/// Bound 0 is bulk-synchronous whatever the shape of the pipeline: each update must see all earlier ones,
+/// so a row touched n times must be exactly the n-fold image of its first value.
+#[test]
+fn three_stages_at_bound_zero_train_as_one() {
+    const STEPS: usize = 300;
+    let store = store(LATE);
+    let table = store.table("t", &bound(0)).unwrap();
+    let mut model = Model::new(bound(0), 0);
+    let mut zipf = ZipfIds::new(200, 1.0, 3);
+    let batches: Vec<Vec<u64>> = (0..STEPS)
+        .map(|_| {
+            let mut ids: Vec<u64> = (0..20).map(|_| zipf.next().unwrap()).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            ids
+        })
+        .collect();
+    let gradient = |weight: f32| weight * 0.25 + 0.125;
+    std::thread::scope(|scope| {
+        let (fetched, to_compute) = sync_channel::<(Ticket, Vec<u64>, Vec<f32>)>(2);
+        let (computed, to_put) = sync_channel::<(Ticket, Vec<u64>, Vec<f32>)>(2);
+        let (store, table, batches) = (&store, &table, &batches);
+        scope.spawn(move || {
+            for ids in batches {
+                let ticket = store.ticket().unwrap();
+                let rows = get(table, ids, &ticket).unwrap();
+                fetched.send((ticket, ids.clone(), rows)).unwrap();
+            }
+        });
+        scope.spawn(move || {
+            for (ticket, ids, rows) in to_compute {
+                computed.send((ticket, ids, rows.into_iter().map(gradient).collect())).unwrap();
+            }
+        });
+        for (ticket, ids, gradients) in to_put {
+            table.rmw(&ids, &gradients, None, Some(&ticket)).unwrap();
+        }
+    });
+    for ids in &batches {
+        let gradients: Vec<f32> = ids.iter().flat_map(|&id| model.read(id).weights).map(gradient).collect();
+        model.rmw(ids, &gradients, 0.5);
+    }
+    // The multiplication by the rate is exact, but the gradient itself is rounded once.
+    model.check(&table);
+    assert!(store.stats().clock_waits > 0, "the stages never met");
+}
+
+#[test]
+fn several_lookups_then_their_updates_in_one_step() {
+    let store = store(LATE);
+    let spec = zeros(bound(0));
+    let table = store.table("t", &spec).unwrap();
+    let bag = |ids| IdBag { ids, offsets: &[0, 3], weights: None, padding: None, pooling: Pooling::Sum };
+    let parts: [[u64; 3]; 3] = [[1, 2, 3], [3, 4, 1], [5, 1, 9]];
+    for _ in 0..3 {
+        let ticket = store.ticket().unwrap();
+        let mut out = [0.0; 4];
+        let lookups: Vec<Lookup> =
+            parts.iter().map(|ids| store.lookup(&[(&table, bag(ids))], &mut out, 4, Some(&ticket)).unwrap()).collect();
+        for lookup in &lookups {
+            store.apply(lookup, &[-2.0; 4], 4, &[0.5], Some(&ticket)).unwrap();
+        }
+        assert_eq!(ticket.rows_held(), 0);
+    }
+    let mut rows = [0.0; 8];
+    table.get(&[1, 9], &mut rows).unwrap();
+    assert_eq!(rows, [9.0, 9.0, 9.0, 9.0, 3.0, 3.0, 3.0, 3.0]);
+}
+
+#[test]
+fn one_call_each_never_waits_in_a_circle() {
+    const ROUNDS: u64 = 300;
+    let store = store(LATE);
+    let tables = ["a", "b"].map(|name| store.table(name, &zeros(bound(0))).unwrap());
+    std::thread::scope(|scope| {
+        for worker in 0..3 {
+            let (store, tables) = (&store, &tables);
+            scope.spawn(move || {
+                let mut rng = Rng64::new(worker);
+                for _ in 0..ROUNDS {
+                    let mut ids: Vec<u64> = (0..32).collect();
+                    ids.sort_by_cached_key(|_| rng.next_u64());
+                    let offsets = [0, 32];
+                    let bag = IdBag { ids: &ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
+                    let first = usize::from(rng.one_in(2));
+                    let bags = [(&tables[first], bag), (&tables[1 - first], bag)];
+                    let ticket = store.ticket().unwrap();
+                    let lookup = store.lookup(&bags, &mut [0.0; 8], 8, Some(&ticket)).unwrap();
+                    store.apply(&lookup, &[-2.0; 8], 8, &[0.5; 2], Some(&ticket)).unwrap();
+                }
+            });
+        }
+    });
+    let mut rows = [0.0; 128];
+    for table in &tables {
+        table.get(&(0..32).collect::<Vec<_>>(), &mut rows).unwrap();
+        assert!(rows.iter().all(|&weight| weight == 3.0 * ROUNDS as f32), "an update was lost: {rows:?}");
+    }
+}
+
+#[test]
+fn of_two_steps_that_wait_for_each_other_the_younger_gives_way() {
+    let store = store(LATE);
+    let table = store.table("t", &zeros(bound(0))).unwrap();
+    let barrier = Barrier::new(2);
+    let (old, young) = (store.ticket().unwrap(), store.ticket().unwrap());
+    std::thread::scope(|scope| {
+        let (store, table, barrier) = (&store, &table, &barrier);
+        scope.spawn(move || {
+            get(table, &[1], &old).unwrap();
+            barrier.wait();
+            get(table, &[2], &old).unwrap();
+            add_one(table, &[1, 2], Some(&old)).unwrap();
+        });
+        scope.spawn(move || {
+            get(table, &[2], &young).unwrap();
+            barrier.wait();
+            match get(table, &[1], &young).unwrap_err() {
+                StoreError::StepConflict { ticket, key } => assert_eq!((ticket, key.id), (young.id(), 1)),
+                error => panic!("{error}"),
+            }
+            drop(young);
+            let again = store.ticket().unwrap();
+            get(table, &[2], &again).unwrap();
+            get(table, &[1], &again).unwrap();
+            add_one(table, &[1, 2], Some(&again)).unwrap();
+        });
+    });
+    let mut rows = [0.0; 8];
+    table.get(&[1, 2], &mut rows).unwrap();
+    assert_eq!(rows, [2.0; 8]);
+}
+
+/// Many workers with several calls per step, each of which starts over when it has to give way.
+#[test]
+fn steps_of_several_calls_finish_by_starting_over() {
+    const ROUNDS: u64 = 60;
+    let store = store(LATE);
+    let table = store.table("t", &zeros(bound(0))).unwrap();
+    std::thread::scope(|scope| {
+        for worker in 0..4 {
+            let (store, table) = (&store, &table);
+            scope.spawn(move || {
+                let mut rng = Rng64::new(worker);
+                for _ in 0..ROUNDS {
+                    let order = if rng.one_in(2) { [0_u64, 1, 2] } else { [2, 1, 0] };
+                    loop {
+                        let ticket = store.ticket().unwrap();
+                        match order.iter().try_for_each(|&id| get(table, &[id], &ticket).map(drop)) {
+                            Ok(()) => break add_one(table, &order, Some(&ticket)).unwrap(),
+                            Err(StoreError::StepConflict { .. }) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let mut rows = [0.0; 12];
+    table.get(&[0, 1, 2], &mut rows).unwrap();
+    assert_eq!(rows, [4.0 * ROUNDS as f32; 12]);
+    assert_eq!(store.stats().tickets, 0);
+}
