@@ -1,0 +1,91 @@
+//! What a training step allocates.
+//!
+//! What could break: a lookup that copies rows before it pools them. It would give the same results, only
+//! slower and with memory that no budget counts. So the allocations of a step over resident rows are
+//! counted: they must be far fewer bytes than the rows have.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use common::*;
+use rowmill_store::*;
+use rowmill_testkit::Rng64;
+
+/// The system's allocator, counting.
+struct Counting;
+
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size() as u64, Relaxed);
+        // SAFETY: the caller's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        // SAFETY: the caller's; `address` came from the system's allocator.
+        unsafe { System.dealloc(address, layout) }
+    }
+
+    unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATED.fetch_add((size as u64).saturating_sub(layout.size() as u64), Relaxed);
+        // SAFETY: the caller's; `address` came from the system's allocator.
+        unsafe { System.realloc(address, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocated(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATED.load(Relaxed);
+    work();
+    ALLOCATED.load(Relaxed) - before
+}
+
+#[test]
+fn a_training_lookup_copies_no_rows() {
+    const BAGS: usize = 1024;
+    const LENGTH: usize = 20;
+    const DIM: usize = 128;
+    let store = open(&MemoryVolume::new(), &StoreOptions { memory: 64 << 20, ..options(None) });
+    let table = store.table("t", &TableSpec { initializer: Initializer::Zeros, ..spec(DIM as u32, SGD) }).unwrap();
+    let mut rng = Rng64::new(1);
+    let ids: Vec<u64> = (0..BAGS * LENGTH).map(|_| rng.below(20_000)).collect();
+    let offsets: Vec<i64> = (0..=BAGS).map(|bag| (bag * LENGTH) as i64).collect();
+    let bag = IdBag { ids: &ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
+    let mut out = vec![0.0; BAGS * DIM];
+    let gradients = vec![-2.0; BAGS * DIM];
+    let mut rows = 0;
+    // The first round brings all rows into memory; nothing is cold afterwards.
+    for round in 0..3 {
+        let cold = store.stats().cold_reads;
+        let ticket = store.ticket().unwrap();
+        let mut lookup = None;
+        let forward = allocated(|| {
+            lookup = Some(store.lookup(&[(&table, bag)], &mut out, DIM, Some(&ticket)).unwrap());
+        });
+        let lookup = lookup.unwrap();
+        rows = lookup.rows() as u64;
+        let bytes = rows * DIM as u64 * 4;
+        let backward = allocated(|| store.apply(&lookup, &gradients, DIM, &[0.5], Some(&ticket)).unwrap());
+        if round > 0 {
+            assert_eq!(store.stats().cold_reads, cold);
+            assert!(forward * 4 < bytes, "a lookup over {bytes} bytes of rows allocated {forward} bytes");
+            // One sum of gradients per row is needed; a copy of the rows beside it is not.
+            assert!(backward * 2 < bytes * 3, "an update of {bytes} bytes of rows allocated {backward} bytes");
+        }
+    }
+    assert!(rows > 10_000, "{rows} rows are in memory");
+    let mut expected = vec![0.0; 20_000];
+    ids.iter().for_each(|&id| expected[id as usize] += 3.0);
+    let mut row = [0.0; DIM];
+    for id in (0..20_000).step_by(101) {
+        table.get(&[id], &mut row).unwrap();
+        assert_eq!(row, [expected[id as usize]; DIM]);
+    }
+}
