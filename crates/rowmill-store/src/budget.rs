@@ -47,6 +47,11 @@ impl Budget {
         self.fixed.fetch_add(bytes, Relaxed);
     }
 
+    pub(crate) fn give_log_buffers(&self, bytes: u64) {
+        self.log_buffers.fetch_sub(bytes, Relaxed);
+        self.fixed.fetch_sub(bytes, Relaxed);
+    }
+
     /// An index changed size.
     pub(crate) fn resize_index(&self, before: usize, after: usize) {
         if after >= before {
@@ -97,6 +102,14 @@ impl Budget {
     /// Whether rows take more than their limit (the index has grown since).
     pub(crate) fn rows_over(&self) -> u64 {
         self.row_bytes().saturating_sub(self.row_limit())
+    }
+
+    /// What `row_memory`, or `memory` where that is not given, must be to hold `row_bytes` of rows.
+    pub(crate) fn needed_for_rows(&self, row_bytes: u64) -> u64 {
+        match self.row_memory {
+            Some(_) => self.log_buffers.load(Relaxed) + row_bytes,
+            None => self.needed(row_bytes),
+        }
     }
 
     /// The least memory this store could work with, given what is not rows.

@@ -271,10 +271,12 @@ impl Store {
         let rows_min = (shards * SLOTS_MIN) as u64 * core.slot_bytes();
         if self.budget.row_limit() < self.budget.row_bytes() + rows_min {
             let given = self.options.row_memory.unwrap_or(self.options.memory);
-            let lacking = self.budget.row_bytes() + rows_min - self.budget.row_limit();
+            let needed = self.budget.needed_for_rows(self.budget.row_bytes() + rows_min);
+            self.budget.give_log_buffers(core.log.bytes() as u64);
             return Err(StoreError::MemoryTooSmall {
                 given,
-                needed: given + lacking * 2,
+                // More memory brings larger write buffers, up to a sixteenth of it.
+                needed: needed + needed / 8,
                 what: format!(
                     "one more group of tables (rows of {} bytes) with its write buffers",
                     layout.stride
