@@ -17,7 +17,7 @@ RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml
 # The binding holds no logic and links no Python: its tests are Python's.
 CARGO_TESTS := --workspace --exclude rowmill-python --locked
 # Under loom every other test would run on loom's types outside a model, so models are named. Three
-# preemptions per execution find what more would, as loom's authors argue; without a bound it takes hours.
+# preemptions per execution take a second (loom's documents advise two or three); all of them, hours.
 LOOM := RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
 	cargo test --package rowmill-store --lib --locked --target-dir $(TARGET)/loom
 

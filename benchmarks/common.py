@@ -3,13 +3,12 @@
 A benchmark answers one question by running variants of the same work beside each other. Variants
 run in interleaved rounds, the starting one rotating, so that a noisy minute on a shared host falls
 on all of them; what is reported is the median over rounds with its spread, in wall time and in CPU
-time of the process. Nothing here knows the store.
+time of the process. Nothing here knows what is measured.
 """
 
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -19,6 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from rowmill.train.machine import describe_machine, resident_bytes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -76,12 +78,6 @@ def device_bytes() -> tuple[int, int]:
     return int(counters["read_bytes"]), int(counters["write_bytes"])
 
 
-def resident_bytes() -> int:
-    """Memory of this process now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def measure(variant: str, number: int, work: Callable[[], int]) -> Sample:
     """Runs `work` once; it returns how many units (rows, steps) it did."""
     reads, writes = device_bytes()
@@ -134,16 +130,8 @@ def ratio(samples: list[Sample], baseline: list[Sample]) -> Median:
     )
 
 
-def machine() -> dict[str, str | int]:
+def machine() -> dict[str, Any]:
     """The machine and the versions a figure belongs to."""
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
     huge_pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
@@ -153,13 +141,8 @@ def machine() -> dict[str, str | int]:
         check=False,
     ).stdout.strip()
     return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "kernel": platform.release(),
+        **describe_machine(len(os.sched_getaffinity(0))),
         "huge_pages": huge_pages.read_text().strip() if huge_pages.exists() else "none",
-        "python": platform.python_version(),
-        "torch": metadata.version("torch"),
         "rowmill": metadata.version("rowmill"),
         "commit": commit or "unknown",
     }
