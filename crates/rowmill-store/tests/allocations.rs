@@ -53,7 +53,8 @@ fn a_training_lookup_copies_no_rows() {
     const LENGTH: usize = 20;
     const DIM: usize = 128;
     let store = open(&MemoryVolume::new(), &StoreOptions { memory: 64 << 20, ..options(None) });
-    let table = store.table("t", &TableSpec { initializer: Initializer::Zeros, ..spec(DIM as u32, SGD) }).unwrap();
+    let table =
+        store.table("t", &TableSpec { initializer: Initializer::Zeros, ..spec(DIM as u32, SGD) }).unwrap();
     let mut rng = Rng64::new(1);
     let ids: Vec<u64> = (0..BAGS * LENGTH).map(|_| rng.below(20_000)).collect();
     let offsets: Vec<i64> = (0..=BAGS).map(|bag| (bag * LENGTH) as i64).collect();
@@ -77,7 +78,10 @@ fn a_training_lookup_copies_no_rows() {
             assert_eq!(store.stats().cold_reads, cold);
             assert!(forward * 4 < bytes, "a lookup over {bytes} bytes of rows allocated {forward} bytes");
             // One sum of gradients per row is needed; a copy of the rows beside it is not.
-            assert!(backward * 2 < bytes * 3, "an update of {bytes} bytes of rows allocated {backward} bytes");
+            assert!(
+                backward * 2 < bytes * 3,
+                "an update of {bytes} bytes of rows allocated {backward} bytes"
+            );
         }
     }
     assert!(rows > 10_000, "{rows} rows are in memory");

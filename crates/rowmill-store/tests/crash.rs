@@ -33,7 +33,8 @@ fn content(table: &Table) -> Result<Content, StoreError> {
     table.get(&ids, &mut weights)?;
     table.get_state(&ids, &mut states)?;
     let rows = weights.chunks(dim).zip(states.chunks(state));
-    let rows = rows.map(|(weights, state)| weights.iter().chain(state).map(|value| value.to_bits()).collect());
+    let rows =
+        rows.map(|(weights, state)| weights.iter().chain(state).map(|value| value.to_bits()).collect());
     Ok((ids.into_iter().zip(rows).collect(), table.steps()))
 }
 
@@ -80,7 +81,8 @@ impl Machine {
             tables: tables.iter().map(|table| content(table).unwrap()).collect(),
             attached: store.attachment("model").unwrap().unwrap_or_default(),
         };
-        let expected = self.checkpoints.get(&epoch).unwrap_or_else(|| panic!("checkpoint {epoch} was never tried"));
+        let expected =
+            self.checkpoints.get(&epoch).unwrap_or_else(|| panic!("checkpoint {epoch} was never tried"));
         assert!(found == *expected, "checkpoint {epoch} holds something else");
         for (table, (rows, _)) in tables.iter().zip(&expected.tables) {
             assert_eq!(table.len(), rows.len());
@@ -150,7 +152,8 @@ fn a_crash_leaves_the_last_checkpoint_whole() {
                     let fault = kinds[machine.rng.below(4) as usize];
                     machine.volume.inject(fault, When::Nth(1 + machine.rng.below(12)));
                     // Opening writes too: a store that could not be opened has changed nothing.
-                    let opened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| machine.work(calls)));
+                    let opened =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| machine.work(calls)));
                     failed += u64::from(!matches!(opened, Ok(Ok(()))));
                 }
                 _ => {

@@ -58,9 +58,15 @@ fn damaged_files_are_refused_by_name_and_never_read_as_data() {
     let original = tempfile::tempdir().unwrap();
     fill(original.path());
     assert!(read_all(original.path()).unwrap());
-    let mut names: Vec<String> =
-        original.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.retain(|name| name == "MANIFEST" || name.starts_with("index-") || name.contains("notes") || name.ends_with(".log"));
+    let mut names: Vec<String> = original
+        .path()
+        .read_dir()
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.retain(|name| {
+        name == "MANIFEST" || name.starts_with("index-") || name.contains("notes") || name.ends_with(".log")
+    });
     for kind in ["MANIFEST", ".snapshot", ".delta", "notes", ".log"] {
         assert!(names.iter().any(|name| name.contains(kind)), "no {kind} among {names:?}");
     }
@@ -76,7 +82,8 @@ fn damaged_files_are_refused_by_name_and_never_read_as_data() {
         }
         for trial in 0..8 {
             let mut bytes = intact.clone();
-            let place = [0, 9, intact.len() / 3, intact.len() / 2, intact.len() - 1][trial % 5].min(intact.len() - 1);
+            let place =
+                [0, 9, intact.len() / 3, intact.len() / 2, intact.len() - 1][trial % 5].min(intact.len() - 1);
             match trial {
                 0..5 => bytes[place] ^= 1 << trial,
                 5 => bytes.truncate(intact.len() / 2),
@@ -92,7 +99,8 @@ fn damaged_files_are_refused_by_name_and_never_read_as_data() {
                 Err(error) => {
                     detected += 1;
                     let message = error.to_string();
-                    let named = if is_log { message.contains("group") } else { message.contains(name.as_str()) };
+                    let named =
+                        if is_log { message.contains("group") } else { message.contains(name.as_str()) };
                     assert!(named, "{name}, damage {trial}: {message}");
                     assert!(
                         matches!(error, StoreError::Corrupt { .. }) || (is_log && trial >= 5),
@@ -207,7 +215,13 @@ fn a_full_device_refuses_writes_and_keeps_reads_and_the_checkpoint() {
                     table.get(ids, &mut rows).unwrap();
                     assert!(ids.iter().zip(rows.chunks(16)).all(|(&id, row)| *row == [value(id); 16]));
                 }
-                let bag = |ids| IdBag { ids, offsets: &[0, 2], weights: None, padding: None, pooling: Pooling::Sum };
+                let bag = |ids| IdBag {
+                    ids,
+                    offsets: &[0, 2],
+                    weights: None,
+                    padding: None,
+                    pooling: Pooling::Sum,
+                };
                 let mut out = [0.0; 16];
                 store.lookup(&[(&table, bag(&[9, 3999]))], &mut out, 16, None).unwrap();
                 assert_eq!(out, [value(9) + value(3999); 16]);
@@ -305,7 +319,8 @@ fn numbers_that_are_not_finite_change_nothing() {
         refuse(table.rmw(&[1, 9], &values, None, None), "gradients", 6);
         refuse(table.put(&[1, 9], &values, None), "values", 6);
         refuse(table.rmw(&[1], &[1.0; 4], Some(bad), None), "lr", 0);
-        let bag = IdBag { ids: &[1, 9], offsets: &[0, 1, 2], weights: None, padding: None, pooling: Pooling::Sum };
+        let bag =
+            IdBag { ids: &[1, 9], offsets: &[0, 1, 2], weights: None, padding: None, pooling: Pooling::Sum };
         let lookup = store.lookup(&[(&table, bag)], &mut [0.0; 8], 4, None).unwrap();
         refuse(store.apply(&lookup, &values, 4, &[0.5], None), "gradients", 6);
         refuse(store.apply(&lookup, &[1.0; 8], 4, &[bad], None), "lr", 0);
@@ -379,7 +394,8 @@ fn wrong_lengths_are_refused_with_the_right_one() {
     refuse(table.get_or_init(&[1, 2], &mut [0.0; 7], None));
     refuse(table.put(&[1, 2], &[0.0; 7], None));
     refuse(table.rmw(&[1, 2], &[0.0; 7], None, None));
-    let bag = IdBag { ids: &[1, 2], offsets: &[0, 1, 2], weights: None, padding: None, pooling: Pooling::Sum };
+    let bag =
+        IdBag { ids: &[1, 2], offsets: &[0, 1, 2], weights: None, padding: None, pooling: Pooling::Sum };
     refuse(store.lookup(&[(&table, bag)], &mut [0.0; 7], 4, None).map(drop));
     let other = store.table("u", &spec(8, SGD)).unwrap();
     let error = store.lookup(&[(&table, bag), (&other, bag)], &mut [0.0; 64], 12, None).unwrap_err();
@@ -444,7 +460,9 @@ fn steps_that_never_end_are_bounded() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, StoreError::TooManySteps { open, limit } if open == limit && limit == tickets.len()));
+    assert!(
+        matches!(error, StoreError::TooManySteps { open, limit } if open == limit && limit == tickets.len())
+    );
     tickets.pop();
     store.ticket().unwrap();
 }

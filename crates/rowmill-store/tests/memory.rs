@@ -72,7 +72,8 @@ fn the_process_stays_within_the_budget_while_the_store_outgrows_it() {
 fn blocks_read_are_disk_reads() {
     let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path(), StoreOptions { row_memory: Some(1 << 20), ..options(32 << 20) }).unwrap();
+    let store =
+        Store::open(folder.path(), StoreOptions { row_memory: Some(1 << 20), ..options(32 << 20) }).unwrap();
     let table = table(&store);
     put(&table, 0, 50_000);
     store.checkpoint(&[]).unwrap();

@@ -135,7 +135,9 @@ fn a_wait_that_is_too_long_says_for_what_and_whom() {
     get(&table, &[42], &holder).unwrap();
     let waiter = store.ticket().unwrap();
     let message = get(&table, &[41, 42], &waiter).unwrap_err().to_string();
-    for part in ["category 1 id 42", "\"clicks\"", "bound 0", "1 outstanding", &format!("step {} for", holder.id())] {
+    for part in
+        ["category 1 id 42", "\"clicks\"", "bound 0", "1 outstanding", &format!("step {} for", holder.id())]
+    {
         assert!(message.contains(part), "{part:?} is missing: {message}");
     }
     assert_eq!(waiter.rows_held(), 0, "what was taken before the wait is given back");
@@ -177,7 +179,10 @@ fn a_step_that_failed_leaves_no_clock_behind() {
     // Gradients that are not finite change nothing, and the step still holds its rows until it ends.
     let ticket = store.ticket().unwrap();
     get(&table, &[1, 2], &ticket).unwrap();
-    assert!(matches!(table.rmw(&[1, 2], &[f32::NAN; 32], None, Some(&ticket)), Err(StoreError::NotFinite { .. })));
+    assert!(matches!(
+        table.rmw(&[1, 2], &[f32::NAN; 32], None, Some(&ticket)),
+        Err(StoreError::NotFinite { .. })
+    ));
     assert_eq!(ticket.rows_held(), 2);
     drop(ticket);
     all_free();
@@ -261,8 +266,10 @@ fn several_lookups_then_their_updates_in_one_step() {
     for _ in 0..3 {
         let ticket = store.ticket().unwrap();
         let mut out = [0.0; 4];
-        let lookups: Vec<Lookup> =
-            parts.iter().map(|ids| store.lookup(&[(&table, bag(ids))], &mut out, 4, Some(&ticket)).unwrap()).collect();
+        let lookups: Vec<Lookup> = parts
+            .iter()
+            .map(|ids| store.lookup(&[(&table, bag(ids))], &mut out, 4, Some(&ticket)).unwrap())
+            .collect();
         for lookup in &lookups {
             store.apply(lookup, &[-2.0; 4], 4, &[0.5], Some(&ticket)).unwrap();
         }
@@ -287,7 +294,13 @@ fn one_call_each_never_waits_in_a_circle() {
                     let mut ids: Vec<u64> = (0..32).collect();
                     ids.sort_by_cached_key(|_| rng.next_u64());
                     let offsets = [0, 32];
-                    let bag = IdBag { ids: &ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
+                    let bag = IdBag {
+                        ids: &ids,
+                        offsets: &offsets,
+                        weights: None,
+                        padding: None,
+                        pooling: Pooling::Sum,
+                    };
                     let first = usize::from(rng.one_in(2));
                     let bags = [(&tables[first], bag), (&tables[1 - first], bag)];
                     let ticket = store.ticket().unwrap();
