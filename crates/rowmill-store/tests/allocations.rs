@@ -86,7 +86,9 @@ fn a_training_lookup_copies_no_rows() {
     }
     assert!(rows > 10_000, "{rows} rows are in memory");
     let mut expected = vec![0.0; 20_000];
-    ids.iter().for_each(|&id| expected[id as usize] += 3.0);
+    for &id in &ids {
+        expected[id as usize] += 3.0;
+    }
     let mut row = [0.0; DIM];
     for id in (0..20_000).step_by(101) {
         table.get(&[id], &mut row).unwrap();

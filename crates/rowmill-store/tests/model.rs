@@ -283,8 +283,9 @@ impl<'a> Case<'a> {
                 bag.truncate([0, 1, 2, 4][rng.below(4) as usize]);
                 bag.truncate(if bag.len() == 3 { 2 } else { 4 });
                 if which == 1 {
-                    (0..rng.below(3))
-                        .for_each(|_| bag.insert(rng.below(bag.len() as u64 + 1) as usize, PADDING));
+                    for _ in 0..rng.below(3) {
+                        bag.insert(rng.below(bag.len() as u64 + 1) as usize, PADDING);
+                    }
                 }
                 ids.extend(bag);
                 offsets.push(ids.len() as i64);
