@@ -8,12 +8,12 @@
 #[cfg(loom)]
 use loom::sync::{
     Condvar, Mutex,
-    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst, fence},
 };
 #[cfg(not(loom))]
 use std::sync::{
     Condvar, Mutex,
-    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst, fence},
 };
 use std::time::Duration;
 
@@ -44,6 +44,7 @@ impl Gate {
     /// Wait until the gate was opened after `seen`, at most for `slice`.
     pub(crate) fn wait(&self, seen: u64, slice: Duration) {
         self.waiters.fetch_add(1, SeqCst);
+        fence(SeqCst);
         let mut guard = self.mutex.lock().expect("the gate's mutex guards no data that could be broken");
         if self.generation.load(SeqCst) == seen {
             guard = self.sleep(guard, slice);
@@ -55,6 +56,7 @@ impl Gate {
     /// Some clocks were released: wake those who wait.
     pub(crate) fn open(&self) {
         self.generation.fetch_add(1, SeqCst);
+        fence(SeqCst);
         if self.waiters.load(SeqCst) > 0 {
             // Taking the mutex orders this wake-up after a waiter's last look at the generation.
             drop(self.mutex.lock());

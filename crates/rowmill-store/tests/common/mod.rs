@@ -116,7 +116,7 @@ impl Model {
                         *weight -= rate * (g / (state.sqrt() + eps));
                     }
                 }
-                other => unimplemented!("{other:?} is not modelled"),
+                other => panic!("{other:?} is not modelled"),
             }
         }
     }
