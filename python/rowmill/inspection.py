@@ -78,7 +78,7 @@ def _health(stats: dict[str, Any]) -> str:
     space = f"{used / live:.2f} device bytes per live byte" if live else "nothing on the device"
     damaged = stats["corrupt_blocks"]
     state = "healthy" if damaged == 0 else f"DAMAGED: {damaged} blocks fail their checksum"
-    return f"{state}: {rows:,} rows at checkpoint {stats['checkpoints']:,}; {space}"
+    return f"{state}: {rows:,} rows; {space}"
 
 
 def _text_table(title: str, columns: list[str]) -> TextTable:

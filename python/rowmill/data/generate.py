@@ -148,11 +148,13 @@ def log_blocks(settings: GenerateConfig) -> Iterator[RawLog]:
             np.random.SFC64(np.random.SeedSequence([settings.seed, number]))
         )
         counts, missing, logs = _counts(stream, rows)
-        ids = [
-            _ids_of_ranks(law.ranks(stream.random(rows)), seed=settings.seed, table=table)
-            for table, law in enumerate(laws)
-        ]
-        logits = teacher.logits(logs, ids)
+        ids: list[NDArray[np.int64]] = []
+        popular: list[NDArray[np.bool_]] = []
+        for table, law in enumerate(laws):
+            ranks = law.ranks(stream.random(rows))
+            ids.append(_ids_of_ranks(ranks, seed=settings.seed, table=table))
+            popular.append(law.popular(ranks))
+        logits = teacher.logits(logs, ids, popular)
         if bias is None:
             bias = teacher.bias_for(logits)
         logits += np.float32(bias)

@@ -46,6 +46,15 @@ class IdLaw:
         """Number of ids."""
         return sum(piece.ids for piece in self.pieces)
 
+    def popular(self, ranks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each rank is among the first 2 % of its piece, or the first 100."""
+        popular = np.zeros(len(ranks), dtype=bool)
+        first = 0
+        for piece in self.pieces:
+            popular |= (ranks >= first) & (ranks < first + max(100, piece.ids // 50))
+            first += piece.ids
+        return popular
+
     def ranks(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
         """Map uniform numbers in [0, 1) to ranks in [0, ids)."""
         below, first = 0.0, 0

@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 from rowmill.data.features import mix64
 
 CLICK_RATE = 0.25
-_ID_STD = 1.0
-_DENSE_STD = 0.5
-_PAIR_STD = 0.5
+_ID_STD = 1.8
+_DENSE_STD = 0.6
+_PAIR_STD = 0.8
 _PAIRS_MAX = 6
+# Hidden logits of ids outside the popular head, as a share of those inside.
+_RARE_SHARE = 0.3
 _BINS = 1 << 16
 _LOGIT_MAX = 16.0
 
@@ -33,19 +35,25 @@ class Teacher:
         self._pair_scale = np.float32(_PAIR_STD / math.sqrt(max(len(self._pairs), 1)))
 
     def logits(
-        self, logs: NDArray[np.float32], ids: list[NDArray[np.int64]]
+        self,
+        logs: NDArray[np.float32],
+        ids: list[NDArray[np.int64]],
+        popular: list[NDArray[np.bool_]],
     ) -> NDArray[np.float32]:
-        """Logits ``[n]`` before the bias."""
+        """Logits ``[n]`` before the bias.
+
+        Rare ids say less than popular ones: a few rows teach nobody much, and a truth that mostly hides
+        in ids seen once would leave good and bad models equally far from it.
+        """
         logits = logs @ self._dense_weights
         paired = {table for pair in self._pairs for table in pair}
         second: dict[int, NDArray[np.float32]] = {}
         for table, column in enumerate(ids):
-            halves = (
-                mix64(column.view(np.uint64) ^ self._salts[table]).view(np.int32).reshape(-1, 2)
-            )
-            logits += _unit(halves[:, 0]) * self._id_scale[table]
+            words = mix64(column.view(np.uint64) ^ self._salts[table]).view(np.int32).reshape(-1, 2)
+            weight = np.where(popular[table], np.float32(1), np.float32(_RARE_SHARE))
+            logits += _unit(words[:, 0]) * weight * self._id_scale[table]
             if table in paired:
-                second[table] = _unit(halves[:, 1])
+                second[table] = _unit(words[:, 1]) * weight
         for left, right in self._pairs:
             logits += second[left] * second[right] * self._pair_scale
         return logits

@@ -22,7 +22,8 @@ def dot_interaction(vectors_BVD: Tensor) -> Tensor:
     count = vectors_BVD.shape[1]
     products_BVV = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))
     row, column = torch.tril_indices(count, count, offset=-1, device=vectors_BVD.device)
-    return products_BVV[:, row, column]
+    # One flat index instead of two: the backward pass of index_select takes half the time.
+    return products_BVV.flatten(1).index_select(1, row * count + column)
 
 
 class DLRM(nn.Module):

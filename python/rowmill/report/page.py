@@ -22,10 +22,11 @@ body { margin: 0 auto; max-width: 1180px; padding: 28px 20px 60px; background: v
 h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 15px; margin: 0 0 8px; }
 p { margin: 0; } .soft, .none { color: var(--soft); }
 .grid { display: grid; gap: 14px; margin-top: 18px; }
-.tiles { grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); }
+.tiles { grid-template-columns: repeat(auto-fit, minmax(142px, 1fr)); }
 .charts { grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); }
 .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: 14px 16px; min-width: 0; }
 .card b { display: block; font-size: 25px; font-weight: 650; font-variant-numeric: tabular-nums; }
+.tiles p { font-size: 13px; white-space: nowrap; }
 .card small { color: var(--soft); display: block; min-height: 1.5em; }
 svg { width: 100%; height: auto; display: block; overflow: visible; }
 svg line.grid { stroke: var(--edge); } text { font: 11px system-ui, sans-serif; }
@@ -71,7 +72,7 @@ def _tiles(report: dict[str, Any]) -> list[str]:
     teacher: dict[str, float | None] = report["teacher"] or {}
 
     def beside(name: str) -> str:
-        return f"the teacher's: {_fixed(teacher[name])}" if teacher.get(name) is not None else ""
+        return f"teacher {_fixed(teacher[name])}" if teacher.get(name) is not None else ""
 
     tiles = [
         ("Test AUC", _fixed(test["auc"]), beside("auc")),
@@ -102,22 +103,29 @@ def _charts(report: dict[str, Any]) -> list[str]:
     curve, test, run = report["curve"], report["test"], report["run"]
     teacher: dict[str, float | None] = report["teacher"] or {}
 
-    def line(key: str, name: str) -> Line:
-        return Line(name, [(point["rows"], point[key]) for point in curve])
+    def line(key: str, name: str, unit: float = 1.0) -> Line:
+        values = [(point["rows"], point[key]) for point in curve]
+        return Line(name, [(x, None if y is None else y / unit) for x, y in values])
 
     def levels(key: str) -> list[Level]:
         found = [("test", test[key]), ("teacher", teacher.get(key))]
         return [Level(name, value) for name, value in found if value is not None]
 
-    memory = [Level("all live rows", run["live_row_bytes"])] if run.get("live_row_bytes") else []
+    memory = (
+        [Level("all live rows", run["live_row_bytes"] / (1 << 20))]
+        if run.get("live_row_bytes")
+        else []
+    )
     if run.get("row_limit"):
-        memory.append(Level("limit for rows", run["row_limit"]))
+        memory.append(Level("limit for rows", run["row_limit"] / (1 << 20)))
 
     def card(title: str, chart: str) -> str:
         return f'<div class="card"><h2>{escape(title)}</h2>{chart}</div>'
 
-    def one(title: str, key: str, form: Callable[[float], str], **options: Any) -> str:
-        return card(title, line_chart([line(key, title)], title=title, form=form, **options))
+    def one(
+        title: str, key: str, form: Callable[[float], str], unit: float = 1.0, **options: Any
+    ) -> str:
+        return card(title, line_chart([line(key, title, unit)], title=title, form=form, **options))
 
     return [
         one(
@@ -144,8 +152,8 @@ def _charts(report: dict[str, Any]) -> list[str]:
                 from_zero=True,
             ),
         ),
-        one("Memory of rows", "row_bytes", _size, from_zero=True, levels=memory),
-        one("Memory of the process", "process_bytes", _size, from_zero=True),
+        one("Memory of rows", "row_bytes", _mebibytes, from_zero=True, levels=memory, unit=1 << 20),
+        one("Memory of the process", "process_bytes", _mebibytes, from_zero=True, unit=1 << 20),
     ]
 
 
@@ -197,5 +205,5 @@ def _percent_short(value: float) -> str:
     return f"{value:.0%}"
 
 
-def _size(value: float) -> str:
-    return format_size(round(value))
+def _mebibytes(value: float) -> str:
+    return f"{value:,.0f} MiB"

@@ -143,12 +143,21 @@ class Trainer:
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         self.optimizer.zero_grad()
         loss.backward()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._dense_rate()
         self.optimizer.step()
         self.rows.step()
         self.state.step += 1
         self.state.row = batch.stop
         self._window.update(logits, batch.labels)
         return loss.detach()
+
+    def _dense_rate(self) -> float:
+        """Constant, then falling evenly to 0 at the end of the last epoch."""
+        train = self.config.train
+        steps = train.epochs * -(-self.train_rows // train.batch)
+        left = (steps - self.state.step) / (steps * max(1.0 - train.dense_decay_from, 1e-9))
+        return train.dense_lr * min(left, 1.0)
 
     @torch.no_grad()
     def test(self) -> dict[str, float | None]:

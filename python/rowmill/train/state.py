@@ -101,8 +101,10 @@ def identity_of(
         **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
         **{
             f"train.{key}": settings["train"][key]
-            for key in ("batch", "seed", "dense_lr", "log_every", "plain")
+            for key in ("batch", "seed", "dense_lr", "dense_decay_from", "log_every", "plain")
         },
+        # The end of the run decides when the dense learning rate falls.
+        "train.epochs": config.train.epochs if config.train.dense_decay_from < 1 else None,
         "store.staleness_bound": settings["store"]["staleness_bound"],
     }
 

@@ -1,5 +1,6 @@
 """The report: one file without outside parts, figures that are there, curves in their frame."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -102,9 +103,7 @@ def test_ticks_are_even_and_enclose_the_range(low: float, high: float) -> None:
     assert ticks[0] <= low
     assert ticks[-1] >= high
     assert 2 <= len(ticks) <= 9
-    steps = {
-        round((b - a) / (ticks[1] - ticks[0]), 6) for a, b in zip(ticks, ticks[1:], strict=False)
-    }
+    steps = {round((b - a) / (ticks[1] - ticks[0]), 6) for a, b in itertools.pairwise(ticks)}
     assert steps == {1.0}
 
 
