@@ -42,7 +42,8 @@ test: test-rust test-python ## Run every test of every language
 .PHONY: test-rust
 test-rust: $(TOOLS) ## Run the Rust tests, and the model checks under loom
 	cargo test $(CARGO_TESTS)
-	$(LOOM) -- gate::model | tee /dev/stderr | grep -q "ok. [1-9][0-9]* passed"
+	@echo '$(LOOM) -- gate::model'
+	@result=$$($(LOOM) -- gate::model); echo "$$result"; grep -q "ok. [1-9][0-9]* passed" <<<"$$result"
 
 .PHONY: test-python
 test-python: setup ## Run the Python tests
