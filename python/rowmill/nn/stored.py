@@ -6,6 +6,7 @@ checkpoints are the way to save rows.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
@@ -27,7 +28,7 @@ CHUNK_ROWS = 65_536
 _dense_only: ContextVar[bool] = ContextVar("rowmill_dense_only", default=False)
 
 
-class StoredModule(nn.Module):
+class StoredModule(nn.Module, ABC):
     """A module that reads and updates tables of a store.
 
     Attributes:
@@ -41,9 +42,9 @@ class StoredModule(nn.Module):
         super().__init__()
         self.frozen = False
 
+    @abstractmethod
     def stored_tables(self) -> dict[str, Table]:
         """The tables under the names their weights have in a state dict."""
-        raise NotImplementedError
 
     @property
     def trains_rows(self) -> bool:
