@@ -171,9 +171,10 @@ class TrainConfig:
         float,
         Setting("share of the run after which that rate falls evenly to 0; 1: never", least=0),
     ] = 0.5
-    threads: Annotated[int | None, Setting("threads (default: one per core)", "--threads", 1)] = (
-        None
-    )
+    threads: Annotated[
+        int | None,
+        Setting("threads (default: all cores but one, which fetches rows)", "--threads", 1),
+    ] = None
     checkpoint_every: Annotated[
         int, Setting("steps between checkpoints; 0: only at the end", "--checkpoint-every", 0)
     ] = 1000

@@ -276,7 +276,8 @@ def build_model(config: ModelConfig, embeddings: nn.Module, source: Source) -> n
 
 
 def _threads(config: Config) -> int:
-    return config.train.threads or len(os.sched_getaffinity(0))
+    # One core is left to the threads of the store that fetch, write and clean.
+    return config.train.threads or max(len(os.sched_getaffinity(0)) - 1, 1)
 
 
 def _open_data(config: Config, console: Console) -> Source:

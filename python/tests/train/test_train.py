@@ -259,6 +259,12 @@ def test_other_ways_of_ids_train_too(make: Make, way: str) -> None:
     assert report["test"]["auc"] is not None
 
 
+def test_raw_criteo_files_train_as_they_are(make: Make, shared_data: Path) -> None:
+    report = train(make(data__path=shared_data / "criteo-raw"), quiet())
+    assert (report["run"]["train_rows"], report["run"]["test_rows"]) == (6400, 1600)
+    assert report["test"]["auc"] > 0.6
+
+
 def test_criteo_sample_reaches_the_promised_figures(make: Make, shared_data: Path) -> None:
     """Default settings, first 64,000 rows train, last 16,000 test; the same bits with a tenth of the memory."""
     flags = {"data__path": shared_data / "criteo/criteo80k.parquet", "train__batch": 256}
