@@ -146,7 +146,9 @@ class Store:
         """Names of all tables."""
         return self.core.table_names()
 
-    def lookahead(self, ids: Mapping[Table, Ids], *, into: Destination = "buffer") -> bool:
+    def lookahead(
+        self, ids: Mapping[Table, Ids], *, into: Destination = "buffer", steps: int = 1
+    ) -> bool:
         """Bring rows that will be read soon into memory; returns at once, takes no clocks.
 
         Rows whose clock somebody holds are left alone: their update brings them in.
@@ -154,14 +156,17 @@ class Store:
         Args:
             ids: For each table the ids of coming batches, int64 of any shape. One call for all tables
                 is one announcement, of which only so many can wait.
-            into: "buffer" keeps rows until the read that needs them (at most half of the rows'
-                memory), "cache" lets them compete with other rows.
+            into: "buffer" keeps rows until the step that needs them is over (they take at most half of
+                the rows' memory), "cache" lets them compete with other rows.
+            steps: How many steps from now the ids will be asked for, 1 to 63: 1 is the next step to
+                begin. Buffered rows that are not read when their step begins are left to it. Outside
+                steps, rows are kept until they are first read.
 
         Returns:
             False if rows were left out because too many announcements wait.
         """
         flat = [as_ids(table_ids)[0] for table_ids in ids.values()]
-        return self.core.lookahead([table.core for table in ids], flat, into)
+        return self.core.lookahead([table.core for table in ids], flat, into, steps)
 
     def _wrap(self, core: _core.Table, optimizer: OptimizerSpec) -> Table:
         # One object per table: its rate, its optimizer and its gradients of a step have one home.
@@ -217,7 +222,7 @@ class Store:
         `rows_looked_up` (distinct per call), `cold_reads`, `cold_wait_ns`, `hit_rate`. Updates:
         `updates` (calls), `rows_updated`. Clocks: `clock_waits`, `clock_wait_ns`, `tickets` (open
         steps), `staleness` (clocks taken, by gets outstanding before). Lookahead: `lookahead_rows`,
-        `lookahead_loaded`, `lookahead_dropped`, `lookahead_errors`. Also `compactions`,
+        `lookahead_loaded`, `lookahead_late`, `lookahead_dropped`, `lookahead_errors`. Also `compactions`,
         `rows_compacted`, `checkpoints`, `io`. `tables` has per name: `group`, `rows`, `row_bytes`,
         and since the table was made: `accesses`, `births`, `steps`.
         """

@@ -170,9 +170,9 @@ class Table:
         self.store.steps.flush()
         return self.core.delete(as_ids(ids)[0])
 
-    def lookahead(self, ids: Ids, *, into: Destination = "buffer") -> bool:
+    def lookahead(self, ids: Ids, *, into: Destination = "buffer", steps: int = 1) -> bool:
         """Bring rows that soon will be read into memory; see `Store.lookahead` for many tables."""
-        return self.store.lookahead({self: ids}, into=into)
+        return self.store.lookahead({self: ids}, into=into, steps=steps)
 
     # Optimizer state.
 

@@ -46,6 +46,7 @@ pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<
         staleness,
         lookahead_rows,
         lookahead_loaded,
+        lookahead_late,
         lookahead_dropped,
         lookahead_errors,
         compactions,

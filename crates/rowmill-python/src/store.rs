@@ -181,8 +181,9 @@ impl Store {
         tables: Vec<Bound<'_, Table>>,
         ids: Vec<Bound<'_, PyAny>>,
         into: &str,
+        steps: i64,
     ) -> PyResult<bool> {
-        let destination = destination(py, into)?;
+        let destination = destination(py, into, steps)?;
         if tables.len() != ids.len() {
             return Err(invalid(
                 py,

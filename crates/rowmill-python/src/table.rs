@@ -15,9 +15,12 @@ use crate::ticket::Ticket;
 pub(crate) struct Table(pub(crate) rowmill_store::Table);
 
 /// Where announced rows go, by name.
-pub(crate) fn destination(py: Python<'_>, into: &str) -> PyResult<Destination> {
+pub(crate) fn destination(py: Python<'_>, into: &str, steps: i64) -> PyResult<Destination> {
+    if steps < 1 {
+        return Err(invalid(py, format!("steps must be at least 1 (the next step), got {steps}")));
+    }
     match into {
-        "buffer" => Ok(Destination::Buffer),
+        "buffer" => Ok(Destination::Buffer { steps: steps.unsigned_abs() }),
         "cache" => Ok(Destination::Cache),
         other => Err(invalid(py, format!("into must be \"buffer\" or \"cache\", got {other:?}"))),
     }

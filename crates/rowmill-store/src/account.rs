@@ -27,6 +27,7 @@ pub(crate) fn stats(store: &Store) -> Stats {
         staleness: counters.staleness.iter().map(|count| count.load(Relaxed)).collect(),
         lookahead_rows: counters.lookahead_rows.load(Relaxed),
         lookahead_loaded: counters.lookahead_loaded.load(Relaxed),
+        lookahead_late: counters.lookahead_late.load(Relaxed),
         lookahead_dropped: counters.lookahead_dropped.load(Relaxed),
         lookahead_errors: counters.lookahead_errors.load(Relaxed),
         compactions: counters.compactions.load(Relaxed),

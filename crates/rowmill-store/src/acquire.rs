@@ -125,6 +125,10 @@ impl Group {
         if let Some(row) = wish.older_waiter(cell) {
             return Ok(Err(Blocked { row, outstanding: 0, seen: cell.gate.generation() }));
         }
+        let step = wish.clocks.as_ref().map(|(ticket, _)| ticket.id());
+        if let Some(step) = step {
+            state.advance(step);
+        }
         // As of now: a birth below may push out a row whose address was taken just before.
         let moves = state.moves();
         let mut misses = Vec::new();
@@ -167,13 +171,13 @@ impl Group {
                 }
                 let location = state.index(table).location(place);
                 if let Some(slot) = location.slot() {
-                    state.touch(table, place, slot);
+                    state.touch(table, place, slot, step.is_some());
                     // SAFETY: every position belongs to one shard, and one thread enters a shard.
                     unsafe { out.set(position as usize, state.row(&self.core, slot).cast_const()) };
                 } else if let Some(row) = location.row() {
                     // SAFETY: as above. A second entry after a wait must not leave an old address.
                     unsafe { out.set(position as usize, std::ptr::null()) };
-                    misses.push(Miss { position, row });
+                    misses.push(Miss { position, row, shard: shard as u32 });
                 }
             }
         }

@@ -1,65 +1,49 @@
 //! One bit per slot, with a count of those set.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-
-/// A growing bit set. Setting takes exclusive access; [`Bits::clear_shared`] may run under a shared lock.
+/// A growing bit set.
 #[derive(Debug, Default)]
 pub(crate) struct Bits {
-    words: Vec<AtomicU64>,
-    ones: AtomicUsize,
+    words: Vec<u64>,
+    ones: usize,
 }
 
 impl Bits {
     #[inline]
     pub(crate) fn get(&self, bit: u32) -> bool {
-        self.words[bit as usize / 64].load(Relaxed) >> (bit % 64) & 1 == 1
+        self.words[bit as usize / 64] >> (bit % 64) & 1 == 1
     }
 
     #[inline]
     pub(crate) fn set(&mut self, bit: u32) {
-        let word = self.words[bit as usize / 64].get_mut();
-        *self.ones.get_mut() += usize::from(*word >> (bit % 64) & 1 == 0);
+        let word = &mut self.words[bit as usize / 64];
+        self.ones += usize::from(*word >> (bit % 64) & 1 == 0);
         *word |= 1 << (bit % 64);
     }
 
     #[inline]
     pub(crate) fn clear(&mut self, bit: u32) {
-        let word = self.words[bit as usize / 64].get_mut();
-        *self.ones.get_mut() -= usize::from(*word >> (bit % 64) & 1 == 1);
+        let word = &mut self.words[bit as usize / 64];
+        self.ones -= usize::from(*word >> (bit % 64) & 1 == 1);
         *word &= !(1 << (bit % 64));
-    }
-
-    /// Clear a bit while others may clear bits too.
-    pub(crate) fn clear_shared(&self, bit: u32) {
-        let mask = 1 << (bit % 64);
-        if self.words[bit as usize / 64].fetch_and(!mask, Relaxed) & mask != 0 {
-            self.ones.fetch_sub(1, Relaxed);
-        }
     }
 
     /// Number of bits set.
     pub(crate) fn count(&self) -> usize {
-        self.ones.load(Relaxed)
+        self.ones
     }
 
     /// The lowest bit set in the word of `from` or a later one.
     pub(crate) fn first_from(&self, from: u32) -> Option<u32> {
         let skipped = from as usize / 64;
-        let word = skipped + self.words.get(skipped..)?.iter().position(|word| word.load(Relaxed) != 0)?;
-        Some(word as u32 * 64 + self.words[word].load(Relaxed).trailing_zeros())
-    }
-
-    /// Clear every bit.
-    pub(crate) fn clear_all(&mut self) {
-        self.words.iter_mut().for_each(|word| *word.get_mut() = 0);
-        *self.ones.get_mut() = 0;
+        let word = skipped + self.words.get(skipped..)?.iter().position(|&word| word != 0)?;
+        Some(word as u32 * 64 + self.words[word].trailing_zeros())
     }
 
     /// Make room for bits below `len`.
     pub(crate) fn grow(&mut self, len: usize) {
         let words = len.div_ceil(64);
         if self.words.len() < words {
-            self.words.resize_with(words, AtomicU64::default);
+            self.words.resize(words, 0);
         }
     }
 
@@ -87,8 +71,8 @@ mod tests {
             bits.set(bit);
         }
         assert_eq!((bits.count(), bits.first_from(0)), (3, Some(64)));
-        bits.clear_shared(64);
-        bits.clear_shared(64);
+        bits.clear(64);
+        bits.clear(64);
         bits.clear(5);
         assert_eq!((bits.count(), bits.first_from(0), bits.get(199)), (2, Some(130), true));
     }

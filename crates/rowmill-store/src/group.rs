@@ -5,8 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64};
 
 use parking_lot::{Mutex, RwLock};
 use rayon::prelude::*;
@@ -17,16 +16,13 @@ use crate::core::Core;
 use crate::gate::Gate;
 use crate::index::TableIndex;
 use crate::keys::Keys;
-use crate::log::{LogError, Reading};
-use crate::shard::{Miss, SLOTS_MIN, Shard};
+use crate::shard::{SLOTS_MIN, Shard};
 use crate::stats::Counters;
 use crate::table_state::TableState;
 use crate::ticket::{Held, Tickets};
 
 /// Batches with fewer rows than this are not worth spreading over threads (a hand-over costs about 5 us).
 const PARALLEL_ROWS_MIN: usize = 4096;
-/// Bytes of cold rows read in one go: deep enough for the device, small beside any budget.
-const COLD_BYTES: usize = 1 << 20;
 
 /// A shard with its lock and gate, on cache lines of its own.
 #[derive(Debug)]
@@ -139,60 +135,6 @@ impl Group {
     /// Whether a call over this many rows is spread over threads.
     pub(crate) fn in_parallel(&self, rows: usize) -> bool {
         rows >= PARALLEL_ROWS_MIN && self.threads.current_num_threads() >= 2
-    }
-
-    /// Rows read from the device in one go.
-    pub(crate) fn cold_chunk(&self) -> usize {
-        (COLD_BYTES / self.core.layout.stride).max(16)
-    }
-
-    /// Read cold rows; `deliver(number of the miss, row bytes)` for each that was still where the index
-    /// said. Rows that moved meanwhile are simply not delivered: look them up again.
-    ///
-    /// # Errors
-    /// The first read that failed; others may have been delivered.
-    pub(crate) fn read_cold(
-        &self,
-        reading: &Reading<'_>,
-        keys: &Keys,
-        misses: &[Miss],
-        deliver: impl FnMut(usize, &[u8]),
-    ) -> Result<(), StoreError> {
-        let begun = Instant::now();
-        let result = self.read_ahead(reading, keys, misses, deliver);
-        self.counters.cold_reads.fetch_add(misses.len() as u64, Relaxed);
-        self.counters.cold_wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
-        result
-    }
-
-    /// As [`Group::read_cold`], by a thread nobody waits for.
-    pub(crate) fn read_ahead(
-        &self,
-        reading: &Reading<'_>,
-        keys: &Keys,
-        misses: &[Miss],
-        mut deliver: impl FnMut(usize, &[u8]),
-    ) -> Result<(), StoreError> {
-        if misses.is_empty() {
-            return Ok(());
-        }
-        let wanted: Vec<(u32, RowKey)> = {
-            let tables = self.tables.read();
-            let key = |miss: &Miss| {
-                let (table, id) = keys.at(miss.position);
-                RowKey { category: tables[table as usize].category, id }
-            };
-            misses.iter().map(|miss| (miss.row, key(miss))).collect()
-        };
-        let mut failure = None;
-        reading.read(&wanted, &mut |number, result| match result {
-            Ok(bytes) => deliver(number, bytes),
-            Err(LogError::Moved { .. }) => {}
-            Err(error) => {
-                failure.get_or_insert(error);
-            }
-        });
-        failure.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Give clocks back without changing rows.

@@ -18,8 +18,8 @@ use rowmill_kernels::{UniqueScratch, segment_unique};
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Keys;
-use crate::read::{as_bytes, copy_row};
-use crate::shard::Miss;
+use crate::read::AHEAD;
+use crate::shard::{Miss, Reason};
 
 /// Announcements that may wait; more are dropped and counted.
 const QUEUE: usize = 64;
@@ -27,8 +27,12 @@ const QUEUE: usize = 64;
 /// Where announced rows go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Into memory, kept there until the get that uses them (at most half of the rows' memory).
-    Buffer,
+    /// Into memory, kept there for a coming step (at most half of the rows' memory): with 1 for the next
+    /// step to begin, with 2 for the one behind it. What is not read when that step begins is left to it.
+    Buffer {
+        /// How many steps ahead: 1 to 63, others count as the nearest of these.
+        steps: u64,
+    },
     /// Into the cache, where they compete with other rows.
     Cache,
 }
@@ -39,7 +43,7 @@ pub(crate) struct Announcement {
     pub(crate) group: Arc<Group>,
     /// Table within the group, and its ids.
     pub(crate) ids: Vec<(u32, Vec<u64>)>,
-    pub(crate) destination: Destination,
+    pub(crate) reason: Reason,
 }
 
 /// The queue and the thread behind it.
@@ -95,7 +99,7 @@ impl Drop for Lookahead {
 fn work(receiver: &Receiver<Announcement>, pending: &AtomicU64) {
     let mut scratch = UniqueScratch::default();
     while let Ok(announcement) = receiver.recv() {
-        let Announcement { group, ids, destination } = announcement;
+        let Announcement { group, ids, reason } = announcement;
         let mut keys = Keys::default();
         for (table, ids) in &ids {
             let mut unique = Vec::new();
@@ -104,7 +108,7 @@ fn work(receiver: &Receiver<Announcement>, pending: &AtomicU64) {
             keys.tables.resize(keys.ids.len(), *table);
         }
         group.split(&mut keys);
-        if group.look_ahead(&keys, destination).is_err() {
+        if group.look_ahead(&keys, reason).is_err() {
             group.counters.lookahead_errors.fetch_add(1, Relaxed);
         }
         pending.fetch_sub(1, SeqCst);
@@ -113,75 +117,63 @@ fn work(receiver: &Receiver<Announcement>, pending: &AtomicU64) {
 
 impl Group {
     /// Bring the cold rows of `keys` into memory, as far as there is room for announced rows.
-    fn look_ahead(&self, keys: &Keys, destination: Destination) -> Result<(), StoreError> {
+    fn look_ahead(&self, keys: &Keys, reason: Reason) -> Result<(), StoreError> {
         self.counters.lookahead_rows.fetch_add(keys.len() as u64, Relaxed);
+        let begun = || matches!(reason, Reason::Wanted(step) if step <= self.tickets.issued());
+        let late = |rows: usize| self.counters.lookahead_late.fetch_add(rows as u64, Relaxed);
+        if begun() {
+            late(keys.len());
+            return Ok(());
+        }
         let reading = self.core.log.reading();
+        let misses = self.find_cold(keys, reason);
+        let mut rest = &misses[..];
+        while let Some((chunk, behind)) = rest.split_at_checked(self.cold_chunk().min(rest.len())) {
+            if chunk.is_empty() {
+                break;
+            }
+            if begun() {
+                late(rest.len());
+                break;
+            }
+            let cold = self.read_ahead(&reading, keys, chunk)?;
+            let admitted = self.admit_cold(keys, chunk, &cold, reason)?;
+            self.counters.lookahead_loaded.fetch_add(admitted as u64, Relaxed);
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// The rows of `keys` to be read. Those in memory are marked as wanted; those that a step holds are
+    /// left alone.
+    fn find_cold(&self, keys: &Keys, reason: Reason) -> Vec<Miss> {
         let mut misses = Vec::new();
         for (shard, cell) in self.shards.iter().enumerate() {
             if keys.of_shard(shard).is_empty() {
                 continue;
             }
             let mut state = cell.state.write();
-            for &position in keys.of_shard(shard) {
-                let (table, id) = keys.at(position);
-                let Some(place) = state.index(table).find(id) else { continue };
-                let location = state.index(table).location(place);
-                if let Some(slot) = location.slot() {
-                    if destination == Destination::Buffer {
-                        state.await_use(slot);
+            for positions in keys.of_shard(shard).chunks(AHEAD) {
+                for &position in positions {
+                    let (table, id) = keys.at(position);
+                    state.index(table).prefetch(id);
+                }
+                for &position in positions {
+                    let (table, id) = keys.at(position);
+                    let Some(place) = state.index(table).find(id) else { continue };
+                    let location = state.index(table).location(place);
+                    if let Some(slot) = location.slot() {
+                        if let Reason::Wanted(step) = reason {
+                            state.due.mark(slot, step);
+                        }
+                    } else if let Some(row) = location.row()
+                        && state.outstanding(table, id, place) == 0
+                    {
+                        misses.push(Miss { position, row, shard: shard as u32 });
                     }
-                } else if let Some(row) = location.row()
-                    && state.outstanding(table, id, place) == 0
-                {
-                    misses.push(Miss { position, row });
                 }
             }
         }
-        let width = self.core.layout.stride / 4;
-        for chunk in misses.chunks(self.cold_chunk()) {
-            let mut rows = vec![0.0_f32; chunk.len() * width];
-            let mut read = vec![false; chunk.len()];
-            self.read_ahead(&reading, keys, chunk, |number, bytes| {
-                copy_row(bytes, &mut rows[number * width..][..width]);
-                read[number] = true;
-            })?;
-            for (number, &miss) in chunk.iter().enumerate().filter(|(number, _)| read[*number]) {
-                if !self.admit_announced(
-                    keys,
-                    miss,
-                    as_bytes(&rows[number * width..][..width]),
-                    destination,
-                )? {
-                    return Ok(());
-                }
-                self.counters.lookahead_loaded.fetch_add(1, Relaxed);
-            }
-        }
-        Ok(())
-    }
-
-    /// Put an announced row into memory; `false` when no more announced rows may be kept.
-    fn admit_announced(
-        &self,
-        keys: &Keys,
-        miss: Miss,
-        bytes: &[u8],
-        destination: Destination,
-    ) -> Result<bool, StoreError> {
-        let (table, id) = keys.at(miss.position);
-        let mut state = self.shards[self.home(keys, miss.position)].state.write();
-        let place = state.index(table).find(id);
-        let Some(place) = place.filter(|&place| state.index(table).location(place).row() == Some(miss.row))
-        else {
-            return Ok(true);
-        };
-        if destination == Destination::Buffer && !state.may_await() {
-            return Ok(false);
-        }
-        let slot = state.admit(&self.core, table, id, place, miss.row, bytes)?;
-        if destination == Destination::Buffer {
-            state.await_use(slot);
-        }
-        Ok(true)
+        misses
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Three FIFO queues as in S3-FIFO (Yang et al., SOSP 2023): rows enter `small`; those used again there
 //! move to `main`, the others leave and are remembered in `ghost`; a remembered row that comes back
-//! enters `main` at once. Rows in `main` are given another round for each use counted.
+//! enters `main` at once. Rows in `main` are given another round for each use counted. Rows that
+//! lookahead brings wait in a fourth queue, `ahead`, and enter `small` when their step is over.
 //!
 //! Use counts live beside the key in the index (a hit touches no memory of the policy's own), so the
 //! caller passes them in. Removed rows are dropped from the queues lazily: a slot whose row was deleted
@@ -12,13 +13,17 @@ use std::collections::VecDeque;
 
 /// `small` holds one slot of this many.
 const SMALL_SHARE: usize = 10;
+/// `ahead` holds at most one slot of this many.
+const AHEAD_SHARE: usize = 2;
+/// Held rows met in one search before one of them is given up.
+const HELD_MAX: usize = 64;
 
 /// What the caller knows about the row in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// The slot holds no row any more.
     Vacant,
-    /// The row may not leave now (a step holds it, or lookahead brought it for a coming one).
+    /// The row should not leave now (a step holds it, or a coming one wants it).
     Held,
     /// The row may leave; it was used this often since it was last examined.
     Uses(u8),
@@ -29,6 +34,8 @@ pub(crate) enum Standing {
 pub(crate) struct Policy {
     small: VecDeque<u32>,
     main: VecDeque<u32>,
+    /// With the step that wants them, in whose order announcements come as a rule.
+    ahead: VecDeque<(u32, u32)>,
     /// Direct-mapped fingerprints of rows that left `small`; newer ones overwrite older ones.
     ghost: Vec<u32>,
 }
@@ -39,10 +46,39 @@ impl Policy {
         if self.forget(hash) { self.main.push_back(slot) } else { self.small.push_back(slot) }
     }
 
+    /// A row with hash `hash` came into `slot` for a coming step.
+    pub(crate) fn admit_ahead(&mut self, slot: u32, step: u64, hash: u64) {
+        if self.forget(hash) {
+            self.main.push_back(slot);
+        } else {
+            self.ahead.push_back((slot, step as u32));
+        }
+    }
+
+    /// Step number `now` has begun: rows that earlier ones wanted compete with the others from now on.
+    pub(crate) fn advance(&mut self, now: u64) {
+        while let Some(&(slot, step)) = self.ahead.front()
+            && (now as u32).wrapping_sub(step).cast_signed() > 0
+        {
+            self.ahead.pop_front();
+            self.small.push_back(slot);
+        }
+    }
+
+    /// Let all rows that coming steps want compete with the others.
+    pub(crate) fn release_ahead(&mut self) {
+        self.small.extend(self.ahead.drain(..).map(|(slot, _)| slot));
+    }
+
+    /// Whether one more row may come in for a coming step.
+    pub(crate) fn may_admit_ahead(&self, slots: usize) -> bool {
+        self.ahead.len() * AHEAD_SHARE < slots
+    }
+
     /// Choose the slot to give up. `standing` reports on a slot's row, `hash` its key hash, `spare` lowers
     /// its use count by one (or to zero).
     ///
-    /// Every queue is walked at most a few times; if all rows are held, the oldest of them is chosen
+    /// The search is short even if all rows are held: after [`HELD_MAX`] of them the next is chosen
     /// (clocks live in the index, so a held row may leave memory; it is merely a pity).
     pub(crate) fn evict(
         &mut self,
@@ -51,36 +87,33 @@ impl Policy {
         mut spare: impl FnMut(u32, bool),
     ) -> Option<u32> {
         let slots = self.small.len() + self.main.len();
-        // A row in `main` survives at most 3 rounds (its count is at most 3), and one more if held.
-        for _ in 0..slots * 5 {
+        let mut held = 0;
+        // A row in `main` survives at most 3 rounds (its count is at most 3).
+        for _ in 0..slots * 4 + HELD_MAX {
             let from_small = self.small.len() * SMALL_SHARE >= slots || self.main.is_empty();
-            if from_small {
-                let slot = self.small.pop_front()?;
-                match standing(slot) {
-                    Standing::Vacant => return Some(slot),
-                    Standing::Held => self.small.push_back(slot),
-                    Standing::Uses(0) => {
-                        self.remember(hash(slot), slots);
-                        return Some(slot);
-                    }
-                    Standing::Uses(_) => {
-                        spare(slot, true);
-                        self.main.push_back(slot);
-                    }
+            let Some(slot) = (if from_small { self.small.pop_front() } else { self.main.pop_front() }) else {
+                break;
+            };
+            match standing(slot) {
+                Standing::Held if held < HELD_MAX => {
+                    held += 1;
+                    self.main.push_back(slot);
                 }
-            } else {
-                let slot = self.main.pop_front()?;
-                match standing(slot) {
-                    Standing::Vacant | Standing::Uses(0) => return Some(slot),
-                    Standing::Held => self.main.push_back(slot),
-                    Standing::Uses(_) => {
-                        spare(slot, false);
-                        self.main.push_back(slot);
+                Standing::Vacant | Standing::Held => return Some(slot),
+                Standing::Uses(0) => {
+                    if from_small {
+                        self.remember(hash(slot), slots);
                     }
+                    return Some(slot);
+                }
+                Standing::Uses(_) => {
+                    spare(slot, from_small);
+                    self.main.push_back(slot);
                 }
             }
         }
-        self.small.pop_front().or_else(|| self.main.pop_front())
+        // The last to come is wanted last.
+        self.ahead.pop_back().map(|(slot, _)| slot)
     }
 
     /// Keep only slots for which `keep` returns their (possibly new) number.
@@ -88,11 +121,13 @@ impl Policy {
         for queue in [&mut self.small, &mut self.main] {
             *queue = queue.iter().filter_map(|&slot| keep(slot)).collect();
         }
+        self.ahead = self.ahead.iter().filter_map(|&(slot, step)| Some((keep(slot)?, step))).collect();
     }
 
     /// Bytes of memory taken.
     pub(crate) fn bytes(&self) -> usize {
-        (self.small.capacity() + self.main.capacity() + self.ghost.capacity()) * size_of::<u32>()
+        let slots = self.small.capacity() + self.main.capacity() + 2 * self.ahead.capacity();
+        (slots + self.ghost.capacity()) * size_of::<u32>()
     }
 
     fn remember(&mut self, hash: u64, slots: usize) {
@@ -195,6 +230,53 @@ mod tests {
             policy.evict(|_| Standing::Held, u64::from, |_, _| {}).is_some(),
             "a full house must still yield"
         );
+    }
+
+    #[test]
+    fn rows_leave_once_the_step_that_wanted_them_is_over() {
+        let mut policy = Policy::default();
+        for slot in 0..100 {
+            policy.admit_ahead(slot, u64::from(slot / 50) + 7, u64::from(slot) << 40);
+        }
+        policy.admit(100, 100 << 40);
+        let mut evict = |now| {
+            policy.advance(now);
+            policy.evict(|_| Standing::Uses(0), u64::from, |_, _| {})
+        };
+        assert_eq!(evict(7), Some(100), "step 7 still wants the others");
+        assert_eq!((0..50).map(|_| evict(8).unwrap()).max(), Some(49));
+        assert_eq!((0..50).map(|_| evict(9).unwrap()).min(), Some(50));
+    }
+
+    #[test]
+    fn a_search_among_held_rows_is_short() {
+        let mut policy = Policy::default();
+        for slot in 0..100_000 {
+            policy.admit(slot, u64::from(slot) << 40);
+        }
+        let mut searched = 0;
+        let gone = policy.evict(
+            |_| {
+                searched += 1;
+                Standing::Held
+            },
+            u64::from,
+            |_, _| {},
+        );
+        assert!(gone.is_some() && searched <= HELD_MAX + 1, "{searched} slots looked at");
+    }
+
+    #[test]
+    fn a_part_of_the_slots_may_be_filled_ahead() {
+        let mut policy = Policy::default();
+        let admitted = (0..100)
+            .take_while(|&slot| {
+                let may = policy.may_admit_ahead(100);
+                policy.admit_ahead(slot, 1, u64::from(slot) << 40);
+                may
+            })
+            .count();
+        assert_eq!(admitted, 50);
     }
 
     #[test]

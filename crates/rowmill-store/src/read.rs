@@ -5,7 +5,7 @@ use crate::group::Group;
 use crate::keys::Keys;
 use crate::log::Reading;
 use crate::scatter::Scatter;
-use crate::shard::Miss;
+use crate::shard::{Miss, Reason};
 use crate::table_state::TableState;
 
 /// Keys whose index bucket, and then row, is fetched ahead; further gains nothing (measured 16-48).
@@ -99,13 +99,13 @@ impl Group {
                 };
                 let location = state.index(table).location(place);
                 if let Some(slot) = location.slot() {
-                    state.touch(table, place, slot);
+                    state.touch(table, place, slot, false);
                     let row = state.row(&self.core, slot).wrapping_add(read.start);
                     prefetch(row);
                     block[found] = (position, row);
                     found += 1;
                 } else if let Some(row) = location.row() {
-                    misses.push(Miss { position, row });
+                    misses.push(Miss { position, row, shard: shard as u32 });
                 }
             }
             for &(position, row) in &block[..found] {
@@ -128,45 +128,23 @@ impl Group {
         reading: &Reading<'_>,
         misses: &[Miss],
     ) -> Result<Vec<Miss>, StoreError> {
-        let stride = self.core.layout.stride / 4;
         let mut again = Vec::new();
-        let mut rows = Vec::new();
         for chunk in misses.chunks(self.cold_chunk()) {
-            rows.resize(chunk.len() * stride, 0.0_f32);
-            let mut arrived = vec![false; chunk.len()];
-            self.read_cold(reading, read.keys, chunk, |number, bytes| {
-                let row = &mut rows[number * stride..][..stride];
-                copy_row(bytes, row);
-                let position = chunk[number].position as usize;
-                // SAFETY: this thread alone works on the misses of this call.
-                let out = unsafe { read.out.slice(position * read.width, read.width) };
-                out.copy_from_slice(&row[read.start..read.start + read.width]);
-                arrived[number] = true;
-            })?;
+            let cold = self.read_cold(reading, read.keys, chunk)?;
             for (number, miss) in chunk.iter().enumerate() {
-                if arrived[number] {
-                    // The caller has its row: when another one cannot be written out to make room, the
-                    // next change reports it.
-                    let _ = self.admit(read.keys, *miss, &rows[number * stride..][..stride]);
-                } else {
-                    let shard = self.home(read.keys, miss.position);
-                    again.extend(self.read_resident(read, shard, &[miss.position]));
-                }
+                let Some(row) = cold.row(number) else {
+                    again.extend(self.read_resident(read, miss.shard as usize, &[miss.position]));
+                    continue;
+                };
+                // SAFETY: this thread alone works on the misses of this call.
+                let out = unsafe { read.out.slice(miss.position as usize * read.width, read.width) };
+                out.copy_from_slice(&row[read.start..read.start + read.width]);
             }
+            // The caller has its rows: when another one cannot be written out to make room, the next
+            // change reports it.
+            let _ = self.admit_cold(read.keys, chunk, &cold, Reason::Use);
         }
         Ok(again)
-    }
-
-    /// Bring a row just read into memory, unless it has moved meanwhile.
-    pub(crate) fn admit(&self, keys: &Keys, miss: Miss, row: &[f32]) -> Result<(), StoreError> {
-        let (table, id) = keys.at(miss.position);
-        let mut state = self.shards[self.home(keys, miss.position)].state.write();
-        if let Some(place) = state.index(table).find(id)
-            && state.index(table).location(place).row() == Some(miss.row)
-        {
-            state.admit(&self.core, table, id, place, miss.row, as_bytes(row))?;
-        }
-        Ok(())
     }
 
     /// The value a row would be born with.
@@ -178,25 +156,6 @@ impl Group {
             Part::State => out.fill(self.core.spec.optimizer.initial_state()),
         }
     }
-
-    /// The shard a position belongs to.
-    pub(crate) fn home(&self, keys: &Keys, position: u32) -> usize {
-        let (table, id) = keys.at(position);
-        crate::keys::home(self.tables.read()[table as usize].spec.ids, id, self.shards.len())
-    }
-}
-
-/// Copy a row's bytes, which have no alignment, into floats.
-pub(crate) fn copy_row(bytes: &[u8], row: &mut [f32]) {
-    assert_eq!(bytes.len(), row.len() * 4, "a row of another stride");
-    // SAFETY: equal lengths (asserted), no overlap (`row` is exclusively borrowed), any bits are an f32.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), row.as_mut_ptr().cast::<u8>(), bytes.len()) };
-}
-
-/// The bytes of a row.
-pub(crate) fn as_bytes(row: &[f32]) -> &[u8] {
-    // SAFETY: floats are plain bytes without padding; the length covers exactly the slice.
-    unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), size_of_val(row)) }
 }
 
 /// Start loading the first line of a row.

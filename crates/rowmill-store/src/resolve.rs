@@ -5,19 +5,11 @@ use rowmill_kernels::RowPtr;
 
 use crate::StoreError;
 use crate::acquire::Entered;
+use crate::cold::ColdRows;
 use crate::group::Group;
 use crate::keys::Keys;
 use crate::log::Reading;
-use crate::read::{as_bytes, copy_row};
-use crate::shard::{Miss, Shard};
-
-/// Rows read from the device for one call, at addresses that do not move.
-#[derive(Debug, Default)]
-struct ColdRows {
-    chunks: Vec<Vec<f32>>,
-    /// Where each row came from, with its number within the chunks.
-    origins: Vec<(Miss, usize, usize)>,
-}
+use crate::shard::{Miss, Reason, Shard};
 
 impl Group {
     /// Run `work` on the addresses of all rows of `keys` while nothing can move or change them.
@@ -34,7 +26,7 @@ impl Group {
         mut entered: Entered,
         work: impl FnOnce(&[RowPtr]) -> T,
     ) -> Result<T, StoreError> {
-        let mut cold = ColdRows::default();
+        let mut cold: Vec<(Vec<Miss>, ColdRows)> = Vec::new();
         let mut initial = Vec::new();
         let mut fixed = vec![false; keys.len()];
         let mut rounds = 0;
@@ -50,16 +42,28 @@ impl Group {
                 fixed[position as usize] = true;
             }
             initial.push(values);
-            for chunk in entered.misses.chunks(self.cold_chunk()) {
-                self.read_into(reading, keys, chunk, &mut cold, &mut entered.rows, &mut fixed)?;
+            let misses = std::mem::take(&mut entered.misses);
+            for chunk in misses.chunks(self.cold_chunk()) {
+                let rows = self.read_cold(reading, keys, chunk)?;
+                for (number, miss) in chunk.iter().enumerate() {
+                    if let Some(row) = rows.row(number) {
+                        // Moving `rows` below does not move the floats.
+                        entered.rows[miss.position as usize] = row.as_ptr();
+                        fixed[miss.position as usize] = true;
+                    }
+                }
+                cold.push((chunk.to_vec(), rows));
             }
-            entered.misses.clear();
             let guards: Vec<_> = self.shards.iter().map(|cell| cell.state.read()).collect();
             self.verify(keys, &guards, &mut entered, &fixed);
             if entered.misses.is_empty() && entered.unseen.is_empty() {
                 let result = work(&entered.rows);
                 drop(guards);
-                self.admit_cold(keys, &cold);
+                for (misses, rows) in &cold {
+                    // The caller has its rows: when another one cannot be written out to make room, the
+                    // next change reports it.
+                    let _ = self.admit_cold(keys, misses, rows, Reason::Use);
+                }
                 return Ok(result);
             }
         }
@@ -75,31 +79,6 @@ impl Group {
             tables[table as usize].initializer.fill(id, row);
         }
         rows
-    }
-
-    fn read_into(
-        &self,
-        reading: &Reading<'_>,
-        keys: &Keys,
-        misses: &[Miss],
-        cold: &mut ColdRows,
-        rows: &mut [RowPtr],
-        fixed: &mut [bool],
-    ) -> Result<(), StoreError> {
-        let width = self.core.layout.stride / 4;
-        let mut chunk = vec![0.0_f32; misses.len() * width];
-        let number_of_chunk = cold.chunks.len();
-        self.read_cold(reading, keys, misses, |number, bytes| {
-            let row = &mut chunk[number * width..][..width];
-            copy_row(bytes, row);
-            let position = misses[number].position as usize;
-            rows[position] = row.as_ptr();
-            fixed[position] = true;
-            cold.origins.push((misses[number], number_of_chunk, number));
-        })?;
-        // Moving the vector does not move its elements, so the addresses taken above stay valid.
-        cold.chunks.push(chunk);
-        Ok(())
     }
 
     /// Look again at the shards whose slots changed since their addresses were taken. Rows that left
@@ -134,23 +113,10 @@ impl Group {
                     (Some(slot), _) => entered.rows[position as usize] = state.row(&self.core, slot),
                     (None, Some(row)) => {
                         entered.rows[position as usize] = std::ptr::null();
-                        entered.misses.push(Miss { position, row });
+                        entered.misses.push(Miss { position, row, shard: shard as u32 });
                     }
                     (None, None) => unreachable!("a row is in memory or on the device"),
                 }
-            }
-        }
-    }
-
-    /// Bring the rows that were read into memory, those still where they were. The caller has its rows:
-    /// when another row cannot be written out to make room, the next change reports it.
-    fn admit_cold(&self, keys: &Keys, cold: &ColdRows) {
-        let width = self.core.layout.stride / 4;
-        for &(miss, chunk, number) in &cold.origins {
-            let row = &cold.chunks[chunk][number * width..][..width];
-            debug_assert_eq!(as_bytes(row).len(), self.core.layout.stride);
-            if self.admit(keys, miss, row).is_err() {
-                return;
             }
         }
     }

@@ -16,6 +16,7 @@ use rowmill_rows::RowKey;
 use crate::StoreError;
 use crate::bits::Bits;
 use crate::core::Core;
+use crate::due::Due;
 use crate::index::{CLOCK_OVERFLOW, Location, Place, TableIndex};
 use crate::mapping::{Mapping, Zeroable};
 use crate::policy::{Policy, Standing};
@@ -27,8 +28,6 @@ const GROW_SLOTS: usize = 32;
 pub(crate) const SLOTS_MIN: usize = 8;
 /// Bookkeeping per slot beside the row: its [`SlotMeta`], queue and ghost entries.
 pub(crate) const SLOT_OVERHEAD_BYTES: usize = size_of::<SlotMeta>() + 12;
-/// Lookahead may keep this share of a shard's slots from leaving.
-const AWAITED_SHARE: usize = 2;
 const NO_ROW: u32 = u32::MAX;
 const VACANT: u32 = u32::MAX;
 
@@ -52,6 +51,19 @@ pub(crate) struct Miss {
     pub(crate) position: u32,
     /// Where the device has it.
     pub(crate) row: u32,
+    /// The shard it belongs to.
+    pub(crate) shard: u32,
+}
+
+/// Why a cold row comes into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// It is being used.
+    Use,
+    /// It was announced, and competes with other rows.
+    Announced,
+    /// It was announced for this step, and is kept for it.
+    Wanted(u64),
 }
 
 /// What an acquired clock looked like, for statistics and errors.
@@ -71,7 +83,8 @@ pub(crate) struct Shard {
     free: Vec<u32>,
     dirty: Bits,
     frozen: Bits,
-    awaited: Bits,
+    /// Rows that coming steps want.
+    pub(crate) due: Due,
     policy: Policy,
     indexes: Vec<TableIndex>,
     /// The tables of the group, beside their indexes.
@@ -81,7 +94,7 @@ pub(crate) struct Shard {
     moves: u64,
     /// Frozen slots below this one are saved.
     save_from: u32,
-    /// Rows lookahead could not keep since the last one it could.
+    /// Rows lookahead could not bring in since the last one it could.
     refused: usize,
     index_bytes: usize,
     /// Rows evicted, for statistics.
@@ -113,7 +126,7 @@ impl Shard {
             free: Vec::new(),
             dirty: Bits::default(),
             frozen: Bits::default(),
-            awaited: Bits::default(),
+            due: Due::default(),
             policy: Policy::default(),
             indexes: Vec::new(),
             tables: Vec::new(),
@@ -148,10 +161,8 @@ impl Shard {
     /// Count a use of a resident row. Shared access suffices. A row that lookahead brought is not
     /// counted at its first use: that use is what it was brought for.
     #[inline]
-    pub(crate) fn touch(&self, table: u32, place: Place, slot: u32) {
-        if self.awaited.get(slot) {
-            self.awaited.clear_shared(slot);
-        } else {
+    pub(crate) fn touch(&self, table: u32, place: Place, slot: u32, in_step: bool) {
+        if !self.due.use_row(slot, in_step) {
             self.indexes[table as usize].touch(place);
         }
     }
@@ -246,13 +257,14 @@ impl Shard {
         // which cover the weights and state of the layout; the exclusive borrow excludes readers.
         let row = unsafe { std::slice::from_raw_parts_mut(self.row(core, slot), core.layout.stride / 4) };
         core.initialize(&self.tables[table as usize], id, row);
-        self.occupy(slot, table, id, NO_ROW);
+        self.occupy(slot, table, id, NO_ROW, Reason::Use);
         self.dirty.set(slot);
         self.tables[table as usize].count_birth();
         Ok((place, slot))
     }
 
-    /// Bring a cold row whose bytes were read from `row` into memory.
+    /// Bring a cold row whose bytes were read from `row` into memory; its slot, or `None` when it is no
+    /// longer there.
     ///
     /// # Errors
     /// When room cannot be made because writes fail.
@@ -261,11 +273,14 @@ impl Shard {
         core: &Core,
         table: u32,
         id: u64,
-        place: Place,
         row: u32,
         bytes: &[u8],
-    ) -> Result<u32, StoreError> {
-        debug_assert_eq!(self.index(table).location(place), Location::device(row));
+        reason: Reason,
+    ) -> Result<Option<u32>, StoreError> {
+        let index = self.index(table);
+        let Some(place) = index.find(id).filter(|&place| index.location(place).row() == Some(row)) else {
+            return Ok(None);
+        };
         let slot = self.take_slot(core)?;
         // SAFETY: the slot's memory holds `stride` bytes and `bytes` is one row of that length; the two
         // do not overlap because `bytes` never points into slot memory.
@@ -277,13 +292,22 @@ impl Shard {
             );
         };
         self.indexes[table as usize].set_location(place, Location::resident(slot));
-        self.occupy(slot, table, id, row);
-        Ok(slot)
+        self.occupy(slot, table, id, row, reason);
+        Ok(Some(slot))
     }
 
-    fn occupy(&mut self, slot: u32, table: u32, id: u64, row: u32) {
+    fn occupy(&mut self, slot: u32, table: u32, id: u64, row: u32, reason: Reason) {
         self.meta.set(slot as usize, SlotMeta { id, table, row });
-        self.policy.admit(slot, Core::policy_hash(table, id));
+        let hash = Core::policy_hash(table, id);
+        if reason != Reason::Use {
+            self.due.mark_unused(slot);
+        }
+        if let Reason::Wanted(step) = reason {
+            self.due.mark(slot, step);
+            self.policy.admit_ahead(slot, step, hash);
+        } else {
+            self.policy.admit(slot, hash);
+        }
     }
 
     /// Prepare the row in `slot` for a change in place.
@@ -307,26 +331,27 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether one more row may be kept for a coming use.
-    pub(crate) fn may_await(&self) -> bool {
-        self.awaited.count() * AWAITED_SHARE < self.slots.max(SLOTS_MIN)
+    /// Whether one more row may be brought in for a coming step.
+    pub(crate) fn may_admit_ahead(&mut self) -> bool {
+        if self.policy.may_admit_ahead(self.slots.max(SLOTS_MIN)) {
+            self.refused = 0;
+            return true;
+        }
+        // Without steps that pass, rows announced and never used would block lookahead for good: after as
+        // many refusals as there are slots, start afresh.
+        self.refused += 1;
+        if self.refused > self.slots {
+            self.due.clear_all();
+            self.policy.release_ahead();
+            self.refused = 0;
+        }
+        false
     }
 
-    /// Keep a resident row from leaving until its next use, unless half of the slots are kept already.
-    pub(crate) fn await_use(&mut self, slot: u32) -> bool {
-        if !self.may_await() {
-            // Rows announced and never used would block lookahead for good: after as many refusals as
-            // there are slots, start afresh.
-            self.refused += 1;
-            if self.refused > self.slots {
-                self.awaited.clear_all();
-                self.refused = 0;
-            }
-            return false;
-        }
-        self.refused = 0;
-        self.awaited.set(slot);
-        true
+    /// Step number `step` reads rows.
+    pub(crate) fn advance(&mut self, step: u64) {
+        self.due.advance(step);
+        self.policy.advance(step);
     }
 
     // ------------------------------------------------------------------ rows going out
@@ -344,9 +369,10 @@ impl Shard {
             for slot in first..first + room as u32 {
                 self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
             }
-            for bits in [&mut self.dirty, &mut self.frozen, &mut self.awaited] {
+            for bits in [&mut self.dirty, &mut self.frozen] {
                 bits.grow(self.slots);
             }
+            self.due.resize(self.slots);
             return Ok(first);
         }
         self.evict(core)
@@ -354,7 +380,7 @@ impl Shard {
 
     /// Free the slot of the row least worth keeping.
     fn evict(&mut self, core: &Core) -> Result<u32, StoreError> {
-        let (meta, awaited) = (&self.meta, &self.awaited);
+        let (meta, due) = (&self.meta, &self.due);
         let indexes = std::cell::RefCell::new(&mut self.indexes);
         let entry = |slot: u32| {
             let row = meta.get(slot as usize);
@@ -369,7 +395,7 @@ impl Shard {
                 let (row, place) = entry(slot);
                 let indexes = indexes.borrow();
                 let index = &indexes[row.table as usize];
-                if awaited.get(slot) || index.clock(place) > 0 {
+                if due.is_held(slot) || index.clock(place) > 0 {
                     Standing::Held
                 } else {
                     Standing::Uses(index.frequency(place))
@@ -425,7 +451,7 @@ impl Shard {
         self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
         self.dirty.clear(slot);
         self.frozen.clear(slot);
-        self.awaited.clear(slot);
+        self.due.clear(slot);
         self.moves += 1;
     }
 
@@ -521,9 +547,10 @@ impl Shard {
         self.slots = target;
         self.free.retain(|&slot| (slot as usize) < target);
         self.policy.rename(|slot| ((slot as usize) < target).then_some(slot));
-        for bits in [&mut self.dirty, &mut self.frozen, &mut self.awaited] {
+        for bits in [&mut self.dirty, &mut self.frozen] {
             bits.truncate(target);
         }
+        self.due.resize(target);
         self.rows.release_from(target * core.layout.stride);
         self.meta.release_from(target);
         core.give_rows(given);
@@ -608,7 +635,7 @@ impl Shard {
 
     /// Bytes of memory: (rows, index, bookkeeping).
     pub(crate) fn bytes(&self, core: &Core) -> (usize, usize, usize) {
-        let meta = self.slots * size_of::<SlotMeta>() + self.free.capacity() * 4 + self.dirty.bytes() * 3;
+        let meta = self.slots * size_of::<SlotMeta>() + self.free.capacity() * 4 + self.dirty.bytes() * 2 + self.due.bytes();
         (self.slots * core.layout.stride, self.index_bytes, meta + self.policy.bytes())
     }
 

@@ -21,6 +21,7 @@ pub(crate) struct Counters {
     pub(crate) clock_wait_ns: AtomicU64,
     pub(crate) lookahead_rows: AtomicU64,
     pub(crate) lookahead_loaded: AtomicU64,
+    pub(crate) lookahead_late: AtomicU64,
     pub(crate) lookahead_dropped: AtomicU64,
     pub(crate) lookahead_errors: AtomicU64,
     pub(crate) compactions: AtomicU64,
@@ -132,6 +133,8 @@ pub struct Stats {
     pub lookahead_rows: u64,
     /// Rows lookahead read from the device.
     pub lookahead_loaded: u64,
+    /// Rows lookahead left alone because the step that wanted them had begun.
+    pub lookahead_late: u64,
     /// Lookahead calls dropped because the queue was full.
     pub lookahead_dropped: u64,
     /// Reads of lookahead that failed; the get that needs the row reports the error.
@@ -235,6 +238,7 @@ impl Stats {
         metric("clock_wait_seconds_total", "counter", "Time waited for clocks.", seconds(self.clock_wait_ns));
         metric("lookahead_rows_total", "counter", "Ids announced by lookahead.", self.lookahead_rows as f64);
         metric("lookahead_loaded_total", "counter", "Rows lookahead read.", self.lookahead_loaded as f64);
+        metric("lookahead_late_total", "counter", "Rows announced too late.", self.lookahead_late as f64);
         metric(
             "lookahead_dropped_total",
             "counter",

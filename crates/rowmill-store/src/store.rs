@@ -15,13 +15,14 @@ use crate::budget::Budget;
 use crate::checkpoint::Saved;
 use crate::compaction::Compaction;
 use crate::core::Core;
+use crate::due::STEPS_MAX;
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
 use crate::log::{Geometry, Log, LogConfig, LogState};
 use crate::lookahead::{Announcement, Destination, Lookahead};
 use crate::lookup::Lookup;
 use crate::options::StoreOptions;
-use crate::shard::SLOTS_MIN;
+use crate::shard::{Reason, SLOTS_MIN};
 use crate::stats::Counters;
 use crate::table::Table;
 use crate::table_state::TableState;
@@ -377,6 +378,10 @@ impl Store {
     /// [`StoreError::Closed`], or ids outside a dense table.
     pub fn lookahead(&self, ids: &[(&Table, &[u64])], destination: Destination) -> Result<bool, StoreError> {
         self.check_open()?;
+        let reason = match destination {
+            Destination::Buffer { steps } => Reason::Wanted(self.tickets.issued() + steps.clamp(1, STEPS_MAX)),
+            Destination::Cache => Reason::Announced,
+        };
         let mut by_group: Vec<Announcement> = Vec::new();
         for (table, ids) in ids {
             Group::check_ids(table.state(), ids)?;
@@ -385,7 +390,7 @@ impl Store {
             match by_group.iter_mut().find(|other| other.group.core.number == group.core.number) {
                 Some(announcement) => announcement.ids.push(entry),
                 None => {
-                    by_group.push(Announcement { group: Arc::clone(group), ids: vec![entry], destination });
+                    by_group.push(Announcement { group: Arc::clone(group), ids: vec![entry], reason });
                 }
             }
         }

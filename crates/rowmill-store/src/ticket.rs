@@ -181,6 +181,11 @@ impl Tickets {
         Ok(state)
     }
 
+    /// Number of the youngest ticket.
+    pub(crate) fn issued(&self) -> u64 {
+        self.next.load(Relaxed)
+    }
+
     fn all(&self) -> Vec<Arc<TicketState>> {
         self.open.lock().values().filter_map(Weak::upgrade).collect()
     }

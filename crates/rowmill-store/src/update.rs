@@ -3,11 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::StoreError;
+use crate::cold::as_bytes;
 use crate::group::Group;
 use crate::keys::Keys;
 use crate::log::Reading;
-use crate::read::{AHEAD, as_bytes, copy_row, prefetch};
-use crate::shard::{Miss, Shard};
+use crate::read::{AHEAD, prefetch};
+use crate::shard::{Miss, Reason, Shard};
 use crate::ticket::Released;
 
 /// One change of many rows.
@@ -96,7 +97,7 @@ impl Group {
                     Some(place) => {
                         let location = state.index(table).location(place);
                         if let Some(row) = location.row() {
-                            misses.push(Miss { position, row });
+                            misses.push(Miss { position, row, shard: shard as u32 });
                             continue;
                         }
                         location.slot().expect("a row is in memory or on the device")
@@ -119,34 +120,33 @@ impl Group {
         reading: &Reading<'_>,
         misses: &[Miss],
     ) -> Result<Vec<Miss>, StoreError> {
-        let width = self.core.layout.stride / 4;
-        let mut rows = vec![0.0_f32; misses.len() * width];
-        let mut read = vec![false; misses.len()];
-        self.read_cold(reading, change.keys, misses, |number, bytes| {
-            copy_row(bytes, &mut rows[number * width..][..width]);
-            read[number] = true;
-        })?;
+        let cold = self.read_cold(reading, change.keys, misses)?;
         let mut again = Vec::new();
-        for (number, miss) in misses.iter().enumerate() {
-            let (table, id) = change.keys.at(miss.position);
-            let shard = self.home(change.keys, miss.position);
-            let cell = &self.shards[shard];
-            let mut state = cell.state.write();
-            let place = state.index(table).find(id);
-            match place.filter(|&place| state.index(table).location(place).row() == Some(miss.row)) {
-                Some(place) if read[number] => {
-                    let bytes = as_bytes(&rows[number * width..][..width]);
-                    let slot = state.admit(&self.core, table, id, place, miss.row, bytes)?;
-                    self.change_one(change, &mut state, miss.position, slot)?;
-                    drop(state);
-                    if change.released.contains(miss.position) {
-                        cell.gate.open();
+        let mut number = 0;
+        for misses in misses.chunk_by(|one, next| one.shard == next.shard) {
+            let shard = misses[0].shard as usize;
+            let mut elsewhere = Vec::new();
+            let mut state = self.shards[shard].state.write();
+            for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
+                let (table, id) = change.keys.at(miss.position);
+                let slot = match row {
+                    Some(row) => {
+                        state.admit(&self.core, table, id, miss.row, as_bytes(row), Reason::Use)?
                     }
+                    None => None,
+                };
+                match slot {
+                    Some(slot) => self.change_one(change, &mut state, miss.position, slot)?,
+                    None => elsewhere.push(miss.position),
                 }
-                _ => {
-                    drop(state);
-                    again.extend(self.update_shard(change, shard, &[miss.position])?);
-                }
+            }
+            drop(state);
+            number += misses.len();
+            if !change.done.is_empty() {
+                self.shards[shard].gate.open();
+            }
+            if !elsewhere.is_empty() {
+                again.extend(self.update_shard(change, shard, &elsewhere)?);
             }
         }
         Ok(again)

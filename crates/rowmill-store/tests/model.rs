@@ -69,6 +69,13 @@ struct Step {
     seed: u64,
 }
 
+fn destinations() -> impl Strategy<Value = Destination> {
+    prop_oneof![
+        (1..6_u64).prop_map(|steps| Destination::Buffer { steps }),
+        Just(Destination::Cache)
+    ]
+}
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let call = prop_oneof![
         4 => Just(Call::Get),
@@ -79,7 +86,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => Just(Call::Delete),
         1 => Just(Call::Contains),
         1 => Just(Call::Scan),
-        2 => prop_oneof![Just(Destination::Buffer), Just(Destination::Cache)].prop_map(Call::Lookahead),
+        2 => destinations().prop_map(Call::Lookahead),
         8 => (any::<bool>(), any::<bool>()).prop_map(|(ticket, apply)| Call::Lookup { ticket, apply }),
         2 => Just(Call::Checkpoint),
         1 => Just(Call::Reopen),

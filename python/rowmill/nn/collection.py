@@ -108,14 +108,16 @@ class EmbeddingCollection(StoredModule):
             pooled.update(zip(positions, columns(out, chosen[0].table.dim), strict=True))
         return torch.cat([pooled[position] for position in sorted(pooled)], dim=1).to(device)
 
-    def lookahead(self, batch: RaggedBatch, *, into: Destination = "buffer") -> bool:
+    def lookahead(
+        self, batch: RaggedBatch, *, into: Destination = "buffer", steps: int = 1
+    ) -> bool:
         """Announce the rows of a coming batch in one call; see `Store.lookahead`."""
         ids: dict[Table, Tensor] = {}
         for feature in self.features:
             flat, _ = batch.bags(feature.name)
             known = ids.get(feature.table)
             ids[feature.table] = flat if known is None else torch.cat([known, flat])
-        return self.features[0].table.store.lookahead(ids, into=into)
+        return self.features[0].table.store.lookahead(ids, into=into, steps=steps)
 
     def split(self, pooled: Tensor) -> dict[str, Tensor]:
         """The result of forward by feature: views, no copies."""
@@ -191,9 +193,10 @@ class StackedBags(nn.Module):
         offsets: Sequence[Tensor] | None = None,
         *,
         into: Destination = "buffer",
+        steps: int = 1,
     ) -> bool:
-        """Announce the rows of a coming batch; arguments as in forward."""
-        return self.collection.lookahead(self._batch(ids, offsets), into=into)
+        """Announce the rows of a coming batch; arguments as in forward and `Store.lookahead`."""
+        return self.collection.lookahead(self._batch(ids, offsets), into=into, steps=steps)
 
     def _batch(
         self, ids: Tensor | Sequence[Tensor], offsets: Sequence[Tensor] | None

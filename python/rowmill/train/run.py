@@ -216,7 +216,7 @@ class Trainer:
         for coming in stream:
             # The first batch of all is read at once; announcing it would only fetch its rows twice.
             if waiting:
-                self.rows.lookahead(coming.ids)
+                self.rows.lookahead(coming.ids, steps=len(waiting) + 1)
             waiting.append(coming)
             if len(waiting) > self.config.store.lookahead:
                 yield waiting.popleft()

@@ -222,12 +222,19 @@ def test_each_batch_is_announced_once_and_order_is_kept(
     config = make(store__lookahead=3, data__train_rows=128 * 8)
     with open_trainer(config, quiet()) as trainer:
         announced: list[torch.Tensor] = []
-        monkeypatch.setattr(trainer.rows, "lookahead", announced.append)
+        ahead: list[int] = []
+
+        def announce(ids: torch.Tensor, *, steps: int) -> None:
+            announced.append(ids)
+            ahead.append(steps)
+
+        monkeypatch.setattr(trainer.rows, "lookahead", announce)
         seen = []
         for batch in trainer.ahead(0, trainer.train_rows, 128):
             seen.append(batch.ids)
             # The store knows of at most three batches beyond this one, and of all of them while there are any.
             assert len(announced) == min(len(seen) + 2, 7)
+        assert ahead == [2, 3, 4, 4, 4, 4, 4], "batch 1 comes while batch 0 is still to begin"
         plain = trainer.ahead(0, trainer.train_rows, 128)
         assert all(torch.equal(a, b.ids) for a, b in zip(seen, plain, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(announced[:7], seen[1:], strict=True))

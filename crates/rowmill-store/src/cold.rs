@@ -1,0 +1,135 @@
+//! Cold rows: read from the device together, brought into memory shard by shard.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use rowmill_rows::RowKey;
+
+use crate::StoreError;
+use crate::group::Group;
+use crate::keys::Keys;
+use crate::log::{LogError, Reading};
+use crate::shard::{Miss, Reason};
+
+/// Bytes of cold rows read in one go: deep enough for the device, small beside any budget.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Rows brought into a shard before others get at its lock.
+const ADMIT_ROWS: usize = 64;
+
+/// Rows read from the device, by number of the miss, at addresses that do not move.
+#[derive(Debug)]
+pub(crate) struct ColdRows {
+    floats: Vec<f32>,
+    arrived: Vec<bool>,
+    width: usize,
+}
+
+impl ColdRows {
+    /// The floats of a row; `None` when it was no longer where the index said: look it up again.
+    pub(crate) fn row(&self, number: usize) -> Option<&[f32]> {
+        self.arrived[number].then(|| &self.floats[number * self.width..][..self.width])
+    }
+}
+
+impl Group {
+    /// Rows read in one go.
+    pub(crate) fn cold_chunk(&self) -> usize {
+        (CHUNK_BYTES / self.core.layout.stride).max(16)
+    }
+
+    /// Read cold rows that somebody waits for.
+    ///
+    /// # Errors
+    /// The first read that failed.
+    pub(crate) fn read_cold(
+        &self,
+        reading: &Reading<'_>,
+        keys: &Keys,
+        misses: &[Miss],
+    ) -> Result<ColdRows, StoreError> {
+        let begun = Instant::now();
+        let result = self.read_ahead(reading, keys, misses);
+        self.counters.cold_reads.fetch_add(misses.len() as u64, Relaxed);
+        self.counters.cold_wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
+        result
+    }
+
+    /// As [`Group::read_cold`], by a thread nobody waits for.
+    pub(crate) fn read_ahead(
+        &self,
+        reading: &Reading<'_>,
+        keys: &Keys,
+        misses: &[Miss],
+    ) -> Result<ColdRows, StoreError> {
+        let wanted: Vec<(u32, RowKey)> = {
+            let tables = self.tables.read();
+            let key = |miss: &Miss| {
+                let (table, id) = keys.at(miss.position);
+                RowKey { category: tables[table as usize].category, id }
+            };
+            misses.iter().map(|miss| (miss.row, key(miss))).collect()
+        };
+        let width = self.core.layout.stride / 4;
+        let mut cold =
+            ColdRows { floats: vec![0.0; misses.len() * width], arrived: vec![false; misses.len()], width };
+        let mut failure = None;
+        reading.read(&wanted, &mut |number, result| match result {
+            Ok(bytes) => {
+                copy_row(bytes, &mut cold.floats[number * width..][..width]);
+                cold.arrived[number] = true;
+            }
+            Err(LogError::Moved { .. }) => {}
+            Err(error) => {
+                failure.get_or_insert(error);
+            }
+        });
+        failure.map_or(Ok(cold), |error| Err(error.into()))
+    }
+
+    /// Bring rows that were read into memory, those that are still where they were. Returns how many;
+    /// announced ones end where their part of the memory does.
+    ///
+    /// # Errors
+    /// When another row cannot be written out to make room.
+    pub(crate) fn admit_cold(
+        &self,
+        keys: &Keys,
+        misses: &[Miss],
+        cold: &ColdRows,
+        reason: Reason,
+    ) -> Result<usize, StoreError> {
+        let mut admitted = 0;
+        let mut number = 0;
+        for misses in misses.chunk_by(|one, next| one.shard == next.shard) {
+            for misses in misses.chunks(ADMIT_ROWS) {
+                let mut state = self.shards[misses[0].shard as usize].state.write();
+                for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
+                    let Some(row) = row else { continue };
+                    let (table, id) = keys.at(miss.position);
+                    if let Reason::Wanted(step) = reason
+                        && (state.due.is_past(step) || !state.may_admit_ahead())
+                    {
+                        break;
+                    }
+                    let slot = state.admit(&self.core, table, id, miss.row, as_bytes(row), reason)?;
+                    admitted += usize::from(slot.is_some());
+                }
+                number += misses.len();
+            }
+        }
+        Ok(admitted)
+    }
+}
+
+/// Copy a row's bytes, which have no alignment, into floats.
+fn copy_row(bytes: &[u8], row: &mut [f32]) {
+    assert_eq!(bytes.len(), row.len() * 4, "a row of another stride");
+    // SAFETY: equal lengths (asserted), no overlap (`row` is exclusively borrowed), any bits are an f32.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), row.as_mut_ptr().cast::<u8>(), bytes.len()) };
+}
+
+/// The bytes of a row.
+pub(crate) fn as_bytes(row: &[f32]) -> &[u8] {
+    // SAFETY: floats are plain bytes without padding; the length covers exactly the slice.
+    unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), size_of_val(row)) }
+}

@@ -1,0 +1,175 @@
+//! Which rows in memory are wanted by a coming step.
+//!
+//! One byte per slot: lookahead marks a row with the step that will ask for it, and the row may not leave
+//! before that step has used it or is over. Steps are numbered as their tickets are; the byte holds the
+//! number modulo 127, which tells steps apart that are less than 64 away.
+
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+/// How far ahead a step may be marked.
+pub(crate) const STEPS_MAX: u64 = 63;
+
+const MODULUS: u64 = 127;
+/// Lookahead read the row, and nobody has used it yet.
+const UNUSED: u8 = 0x80;
+const STEP: u8 = 0x7f;
+
+/// The marks of a shard's slots. Marking takes exclusive access; using a row may happen under a shared
+/// lock.
+#[derive(Debug, Default)]
+pub(crate) struct Due {
+    marks: Vec<AtomicU8>,
+    /// Youngest step that has read rows of this shard.
+    now: u64,
+}
+
+impl Due {
+    /// Step number `step` reads rows.
+    pub(crate) fn advance(&mut self, step: u64) {
+        self.now = self.now.max(step);
+    }
+
+    /// Whether step number `step` has begun.
+    pub(crate) fn is_past(&self, step: u64) -> bool {
+        step <= self.now
+    }
+
+    /// The row in `slot` is wanted by step number `step`.
+    pub(crate) fn mark(&mut self, slot: u32, step: u64) {
+        let held = self.is_held(slot);
+        let now = self.now;
+        let mark = self.marks[slot as usize].get_mut();
+        // The later of two steps counts.
+        if !held || distance(*mark, now) < step - now.min(step) {
+            *mark = *mark & UNUSED | encode(step.min(now + STEPS_MAX));
+        }
+    }
+
+    /// Lookahead read the row in `slot`.
+    pub(crate) fn mark_unused(&mut self, slot: u32) {
+        *self.marks[slot as usize].get_mut() |= UNUSED;
+    }
+
+    /// Whether a step that is not over wants the row in `slot`.
+    pub(crate) fn is_held(&self, slot: u32) -> bool {
+        let mark = self.marks[slot as usize].load(Relaxed);
+        mark & STEP != 0 && distance(mark, self.now) <= STEPS_MAX
+    }
+
+    /// The row in `slot` is used, by step `now` or by a read that belongs to no step. Whether this is the
+    /// use that lookahead brought it for.
+    #[inline]
+    pub(crate) fn use_row(&self, slot: u32, in_step: bool) -> bool {
+        let cell = &self.marks[slot as usize];
+        let mark = cell.load(Relaxed);
+        if mark == 0 {
+            return false;
+        }
+        let later = in_step && matches!(distance(mark, self.now), 1..=STEPS_MAX);
+        let kept = if later { mark & STEP } else { 0 };
+        // Only the use that clears the flag is the first; a mark set meanwhile is not possible (it takes
+        // exclusive access).
+        cell.swap(kept, Relaxed) & UNUSED != 0
+    }
+
+    /// The slot holds no row any more.
+    pub(crate) fn clear(&mut self, slot: u32) {
+        *self.marks[slot as usize].get_mut() = 0;
+    }
+
+    /// Nothing is wanted any more.
+    pub(crate) fn clear_all(&mut self) {
+        self.marks.iter_mut().for_each(|mark| *mark.get_mut() = 0);
+    }
+
+    /// Have marks for `len` slots.
+    pub(crate) fn resize(&mut self, len: usize) {
+        self.marks.resize_with(len, AtomicU8::default);
+    }
+
+    /// Bytes of memory taken.
+    pub(crate) fn bytes(&self) -> usize {
+        self.marks.capacity()
+    }
+}
+
+fn encode(step: u64) -> u8 {
+    (step % MODULUS) as u8 + 1
+}
+
+/// How many steps after `now` the marked one comes; more than `STEPS_MAX` when it is over.
+fn distance(mark: u8, now: u64) -> u64 {
+    (u64::from(mark & STEP) + MODULUS - 1 - now % MODULUS) % MODULUS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(slots: usize, now: u64) -> Due {
+        let mut due = Due::default();
+        due.resize(slots);
+        due.advance(now);
+        due
+    }
+
+    #[test]
+    fn a_row_is_held_until_its_step_is_over() {
+        for start in [0, 1, 60, 126, 127, 1000] {
+            for ahead in 1..=STEPS_MAX {
+                let mut due = due(1, start);
+                due.mark(0, start + ahead);
+                for now in start..start + 64 {
+                    due.advance(now);
+                    assert_eq!(due.is_held(0), now <= start + ahead, "from {start}, {ahead} ahead, at {now}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_use_of_its_step_frees_a_row_and_an_earlier_use_does_not() {
+        let mut due = due(1, 10);
+        due.mark(0, 12);
+        due.advance(11);
+        assert!(!due.use_row(0, true));
+        assert!(due.is_held(0), "step 12 is still to come");
+        due.advance(12);
+        assert!(due.is_held(0));
+        due.use_row(0, true);
+        assert!(!due.is_held(0));
+    }
+
+    #[test]
+    fn the_later_of_two_steps_counts() {
+        let mut due = due(1, 10);
+        due.mark(0, 14);
+        due.mark(0, 12);
+        due.advance(13);
+        assert!(due.is_held(0));
+        due.mark(0, 16);
+        due.advance(15);
+        assert!(due.is_held(0));
+    }
+
+    #[test]
+    fn only_the_first_use_of_a_loaded_row_is_what_it_was_brought_for() {
+        let mut due = due(2, 10);
+        due.mark_unused(0);
+        due.mark(0, 11);
+        assert!(!due.use_row(1, true), "not brought by lookahead");
+        assert!(due.use_row(0, false));
+        assert!(!due.use_row(0, false));
+        assert!(!due.is_held(0), "a read that belongs to no step frees it as well");
+    }
+
+    #[test]
+    fn a_step_too_far_ahead_counts_as_the_farthest() {
+        let mut due = due(1, 10);
+        due.mark(0, 10_000);
+        due.advance(10 + STEPS_MAX);
+        assert!(due.is_held(0));
+        due.advance(11 + STEPS_MAX);
+        assert!(!due.is_held(0));
+    }
+}
