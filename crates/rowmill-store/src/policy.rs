@@ -16,7 +16,7 @@ const SMALL_SHARE: usize = 10;
 /// `ahead` holds at most one slot of this many.
 const AHEAD_SHARE: usize = 2;
 /// Held rows met in one search before one of them is given up.
-const HELD_MAX: usize = 64;
+const HELD_MAX: usize = 256;
 
 /// What the caller knows about the row in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
