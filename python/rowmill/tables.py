@@ -121,6 +121,17 @@ class Table:
         self.core.get_or_init(ids_N, out_ND, _core_ticket(ticket))
         return out
 
+    def get_later(self, ids: Ids, *, ticket: Ticket) -> QueuedRows:
+        """A training get that returns at once and waits in a queue.
+
+        For a worker that still owes the `put` or `rmw` of an earlier step: it must not wait for a row
+        that it may hold itself. The get goes on as soon as every row is within its bound.
+        """
+        self.store.steps.flush()
+        ids_N, shape, is_tensor = as_ids(ids)
+        queued = self.core.get_later(ids_N, ticket.core)
+        return QueuedRows(queued, (*shape, self.dim), tensor=is_tensor)
+
     def contains(self, ids: Ids) -> Values:
         """Whether each id has a row: bool, in the shape of the ids."""
         self.store.steps.flush()
@@ -206,6 +217,30 @@ class Table:
             raise InvalidInput(f"out must have shape {shape}, got {tuple(out.shape)}")
         array = out.detach().numpy() if isinstance(out, Tensor) else out
         return out, ids_N, array
+
+
+class QueuedRows:
+    """Rows that a `get_later` will bring."""
+
+    def __init__(self, core: _core.QueuedGet, shape: tuple[int, ...], *, tensor: bool) -> None:
+        self._core = core
+        self._shape = shape
+        self._tensor = tensor
+
+    @property
+    def ready(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._core.is_ready()
+
+    def wait(self) -> Values:
+        """The weights, float32 `[*ids.shape, dim]`, a tensor if the ids were one. Only once.
+
+        Raises:
+            StalenessTimeout: A row stayed beyond its bound until the deadline.
+            StepConflict: Two steps wait for rows of each other, or the ticket was released.
+        """
+        values = np.frombuffer(self._core.wait(), np.float32).reshape(self._shape)
+        return torch.from_numpy(values) if self._tensor else values
 
 
 class Ticket:

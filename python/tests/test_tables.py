@@ -140,6 +140,7 @@ def test_state_can_be_read_and_set(store: rowmill.Store) -> None:
             "gradients .* is NaN at position 0",
         ),
         (lambda t: t.lookahead([1], into="disk"), "into"),
+        (lambda t: t.lookahead([1], steps=0), "steps must be at least 1"),
     ],
 )
 def test_wrong_arguments_are_named_and_change_nothing(
@@ -183,3 +184,28 @@ def test_lookahead_changes_no_value(table: rowmill.Table) -> None:
     table.lookahead([1], into="cache")
     assert table.get([1, 2]).tolist() == [[0.0, 0.0], [1.0, 1.0]]
     assert len(table) == 1
+
+
+def test_a_get_is_queued_until_the_row_it_owes_is_put(store: rowmill.Store) -> None:
+    table = store.table("owed", dim=2, optimizer=rowmill.optim.SGD(lr=1.0), staleness_bound=0)
+    with store.ticket() as now, store.ticket() as coming:
+        before = table.get_or_init(torch.tensor([1, 2]), ticket=now)
+        queued = table.get_later(torch.tensor([[2], [7]]), ticket=coming)
+        assert not queued.ready
+        table.rmw([1, 2], np.ones((2, 2), np.float32), ticket=now)
+        rows = queued.wait()
+        assert isinstance(rows, torch.Tensor)
+        assert rows.shape == (2, 1, 2)
+        assert torch.equal(rows[0, 0], before[1] - 1)
+        with pytest.raises(rowmill.errors.InvalidInput, match="collected already"):
+            queued.wait()
+
+
+def test_a_queued_get_ends_with_its_step(store: rowmill.Store) -> None:
+    table = store.table("over", dim=2, optimizer=rowmill.optim.SGD(lr=1.0), staleness_bound=0)
+    with store.ticket() as now:
+        table.get_or_init([1], ticket=now)
+        with store.ticket() as coming:
+            queued = table.get_later([1], ticket=coming)
+        with pytest.raises(rowmill.errors.StepConflict, match="is over"):
+            queued.wait()

@@ -46,7 +46,7 @@ fn class_of(error: &StoreError) -> &'static str {
         StoreError::SpecMismatch { .. } => "SpecMismatch",
         StoreError::UnknownTable { .. } => "TableMissing",
         StoreError::StalenessTimeout { .. } => "StalenessTimeout",
-        StoreError::StepConflict { .. } => "StepConflict",
+        StoreError::StepConflict { .. } | StoreError::StepOver { .. } => "StepConflict",
         StoreError::TooManySteps { .. } => "TooManySteps",
         StoreError::Spec { .. }
         | StoreError::IdRange { .. }

@@ -7,6 +7,7 @@
 
 mod buffers;
 mod errors;
+mod queued_get;
 mod scan;
 mod spec;
 mod stats;
@@ -21,6 +22,8 @@ use pyo3::pymodule;
 mod _core {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::queued_get::QueuedGet;
     #[pymodule_export]
     use crate::scan::Scan;
     #[pymodule_export]

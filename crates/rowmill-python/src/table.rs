@@ -6,6 +6,7 @@ use rowmill_store::{Destination, IdRange, StalenessBound};
 
 use crate::buffers::{floats, floats_mut, ids as id_buffer};
 use crate::errors::{invalid, raised};
+use crate::queued_get::QueuedGet;
 use crate::scan::Scan;
 use crate::spec::{initializer_dict, optimizer_dict};
 use crate::ticket::Ticket;
@@ -122,6 +123,18 @@ impl Table {
         let ticket = Ticket::of(py, ticket)?;
         py.detach(|| self.0.get_or_init(ids.ids(), out.values_mut(), ticket.as_deref()))
             .map_err(|error| raised(py, &error))
+    }
+
+    fn get_later(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        ticket: &Bound<'_, Ticket>,
+    ) -> PyResult<QueuedGet> {
+        let ids = id_buffer(ids)?;
+        let ticket = Ticket::of(py, Some(ticket))?.expect("one was given");
+        let get = py.detach(|| self.0.get_later(ids.ids(), &ticket)).map_err(|error| raised(py, &error))?;
+        Ok(QueuedGet::new(get))
     }
 
     fn put(

@@ -19,7 +19,7 @@ use crate::shard::{Clock, Miss};
 use crate::ticket::{Held, TicketState};
 
 /// Waits are cut into slices, so that a circle of waiting tickets and the deadline are noticed.
-const WAIT_SLICE: Duration = Duration::from_millis(20);
+pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(20);
 
 /// What a call wants beside addresses.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) clocks: Option<(&'a TicketState, Option<Vec<bool>>)>,
     /// Bound of every table of the group.
     pub(crate) bounds: Vec<Option<u8>>,
+    /// The queue wishes it: what it gives back is no news to it.
+    pub(crate) queued: bool,
 }
 
 /// Addresses of rows as they were when the shard was last looked at.
@@ -46,6 +48,9 @@ pub(crate) struct Entered {
     pub(crate) unseen: Vec<u32>,
 }
 
+/// What became of the shards a call entered, by shard.
+type Results = Vec<(usize, Result<Result<ShardEntered, Blocked>, StoreError>)>;
+
 struct ShardEntered {
     moves: u64,
     misses: Vec<Miss>,
@@ -53,10 +58,12 @@ struct ShardEntered {
 }
 
 /// Why a shard cannot be entered now.
-struct Blocked {
+#[derive(Debug)]
+pub(crate) struct Blocked {
+    pub(crate) shard: usize,
     /// The row waited for: one beyond its bound, or the one that an older step waits for.
-    row: Held,
-    outstanding: u32,
+    pub(crate) row: Held,
+    pub(crate) outstanding: u32,
     /// Gate generation to wait on.
     seen: u64,
 }
@@ -71,15 +78,7 @@ impl Group {
         let mut rows = vec![std::ptr::null(); keys.len()];
         let out = Scatter::new(&mut rows);
         let mut results = self.for_each_shard(keys, |shard| self.enter_shard(keys, shard, wish, &out));
-        // Whatever stopped first decides; what was taken behind it is given back, so that waiting keeps
-        // to the order of shards.
-        if let Some(first) = results.iter().position(|(_, result)| !matches!(result, Ok(Ok(_)))) {
-            for (shard, result) in results.drain(first + 1..).collect::<Vec<_>>() {
-                if matches!(result, Ok(Ok(_))) {
-                    self.leave_shard(keys, shard, wish);
-                }
-            }
-            let (shard, _) = results.pop().expect("there is a first");
+        if let Some((shard, _)) = self.stop_at_first(keys, wish, &mut results) {
             let rest = (shard..self.shards.len()).filter(|&shard| !keys.of_shard(shard).is_empty());
             for shard in rest {
                 match self.enter_waiting(keys, shard, wish, &out) {
@@ -93,22 +92,63 @@ impl Group {
                 }
             }
         }
-        let mut entered = Entered {
-            rows: Vec::new(),
-            moves: vec![0; self.shards.len()],
-            misses: Vec::new(),
-            unseen: Vec::new(),
-        };
+        Ok(self.entered(results, rows))
+    }
+
+    /// As [`Group::enter`], but a row beyond its bound ends the attempt: no clock of this call is held
+    /// then.
+    ///
+    /// # Errors
+    /// Too little memory, a poisoned store.
+    pub(crate) fn try_enter(
+        &self,
+        keys: &Keys,
+        wish: &Wish<'_>,
+    ) -> Result<Result<Entered, Blocked>, StoreError> {
+        let mut rows = vec![std::ptr::null(); keys.len()];
+        let out = Scatter::new(&mut rows);
+        let mut results = self.for_each_shard(keys, |shard| self.enter_shard(keys, shard, wish, &out));
+        if let Some((_, stopped)) = self.stop_at_first(keys, wish, &mut results) {
+            for (shard, _) in results {
+                self.leave_shard(keys, shard, wish);
+            }
+            return stopped.map(Err);
+        }
+        Ok(Ok(self.entered(results, rows)))
+    }
+
+    /// Take off the results the first shard that was not entered. What was taken behind it is given back,
+    /// so that waiting keeps to the order of shards.
+    fn stop_at_first(
+        &self,
+        keys: &Keys,
+        wish: &Wish<'_>,
+        results: &mut Results,
+    ) -> Option<(usize, Result<Blocked, StoreError>)> {
+        let first = results.iter().position(|(_, result)| !matches!(result, Ok(Ok(_))))?;
+        for (shard, result) in results.drain(first + 1..).collect::<Vec<_>>() {
+            if matches!(result, Ok(Ok(_))) {
+                self.leave_shard(keys, shard, wish);
+            }
+        }
+        let (shard, result) = results.pop().expect("there is a first");
+        let stopped = result.map(|entered| entered.err().expect("it was not entered"));
+        Some((shard, stopped))
+    }
+
+    /// The parts of all shards in one.
+    fn entered(&self, results: Results, rows: Vec<RowPtr>) -> Entered {
+        let mut entered =
+            Entered { rows, moves: vec![0; self.shards.len()], misses: Vec::new(), unseen: Vec::new() };
         for (shard, result) in results {
-            let Ok(Ok(part)) = result else { unreachable!("blocked shards were entered above") };
+            let Ok(Ok(part)) = result else { unreachable!("every shard was entered") };
             entered.moves[shard] = part.moves;
             entered.misses.extend(part.misses);
             entered.unseen.extend(part.unseen);
         }
-        entered.rows = rows;
         // What cannot be written out is reported by the next change of a row.
         let _ = self.shrink_if_over();
-        Ok(entered)
+        entered
     }
 
     /// Enter one shard, or say which row blocks; then no clock of this shard was taken.
@@ -123,7 +163,7 @@ impl Group {
         let positions = keys.of_shard(shard);
         let mut state = cell.state.write();
         if let Some(row) = wish.older_waiter(cell) {
-            return Ok(Err(Blocked { row, outstanding: 0, seen: cell.gate.generation() }));
+            return Ok(Err(Blocked { shard, row, outstanding: 0, seen: cell.gate.generation() }));
         }
         let step = wish.clocks.as_ref().map(|(ticket, _)| ticket.id());
         if let Some(step) = step {
@@ -165,7 +205,7 @@ impl Group {
                             drop(state);
                             self.undo(keys, shard, &positions[..chunk_number * AHEAD + within], wish);
                             let row = (self.core.number, table, id);
-                            return Ok(Err(Blocked { row, outstanding, seen }));
+                            return Ok(Err(Blocked { shard, row, outstanding, seen }));
                         }
                     }
                 }
@@ -226,7 +266,7 @@ impl Group {
             ticket.set_partial(Vec::new());
             self.shards[shard].waiting.lock().remove(&ticket.id());
             // Younger steps that stood back may go on.
-            self.shards[shard].gate.open();
+            self.open_gates(shard);
             self.counters.clock_waits.fetch_add(1, Relaxed);
             self.counters.clock_wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
         }
@@ -245,7 +285,13 @@ impl Group {
             .collect()
     }
 
-    fn timeout(&self, row: Held, outstanding: u32, waited: Duration, waiter: &TicketState) -> StoreError {
+    pub(crate) fn timeout(
+        &self,
+        row: Held,
+        outstanding: u32,
+        waited: Duration,
+        waiter: &TicketState,
+    ) -> StoreError {
         let (_, table, id) = row;
         let tables = self.tables.read();
         let holders: Vec<String> = self
@@ -292,7 +338,11 @@ impl Group {
             }
         }
         drop(state);
-        cell.gate.open();
+        if wish.queued {
+            cell.gate.open();
+        } else {
+            self.open_gates(shard);
+        }
     }
 }
 

@@ -191,6 +191,12 @@ pub enum StoreError {
         /// The row it waited for.
         key: RowKey,
     },
+    /// The step of a queued get ended before the get could go on.
+    #[error("step {ticket} is over: collect its queued gets before its ticket is released")]
+    StepOver {
+        /// The ticket that was dropped.
+        ticket: u64,
+    },
     /// More steps are open than can be.
     #[error("{open} steps are open, the limit is {limit}: finish or drop steps before starting more")]
     TooManySteps {

@@ -17,7 +17,7 @@ use std::sync::{
 };
 use std::time::Duration;
 
-/// One per shard.
+/// One per shard, and one for the queue of gets.
 #[derive(Debug)]
 pub(crate) struct Gate {
     generation: AtomicU64,
@@ -26,8 +26,8 @@ pub(crate) struct Gate {
     changed: Condvar,
 }
 
-impl Gate {
-    pub(crate) fn new() -> Self {
+impl Default for Gate {
+    fn default() -> Self {
         Self {
             generation: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
@@ -35,7 +35,9 @@ impl Gate {
             changed: Condvar::new(),
         }
     }
+}
 
+impl Gate {
     /// The generation to wait on; call it under the lock that guards the clocks.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(SeqCst)

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::{Mutex, RwLock};
 use rayon::prelude::*;
@@ -73,7 +73,7 @@ impl Group {
             .map(|_| {
                 Ok(ShardCell {
                     state: RwLock::new(Shard::new(&core, slots_max, expected_bytes)?),
-                    gate: Gate::new(),
+                    gate: Gate::default(),
                     waiting: Mutex::default(),
                 })
             })
@@ -153,8 +153,14 @@ impl Group {
                 }
             }
             drop(state);
-            cell.gate.open();
+            self.open_gates(shard);
         }
+    }
+
+    /// Clocks of a shard were released: wake those who wait for one, in a thread or in the queue.
+    pub(crate) fn open_gates(&self, shard: usize) {
+        self.shards[shard].gate.open();
+        self.tickets.gate.open();
     }
 
     /// Rows of a table.

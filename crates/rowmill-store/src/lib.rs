@@ -54,6 +54,7 @@ mod lookup;
 mod mapping;
 mod options;
 mod policy;
+mod queue;
 mod read;
 mod recovery;
 mod resolve;
@@ -72,6 +73,7 @@ pub use error::StoreError;
 pub use lookahead::Destination;
 pub use lookup::Lookup;
 pub use options::StoreOptions;
+pub use queue::QueuedGet;
 pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 pub use rowmill_rows::{
     Dtype, IdBag, IdRange, Initializer, OptimizerSpec, Pooling, StalenessBound, TableSpec,

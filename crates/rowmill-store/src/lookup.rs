@@ -11,7 +11,7 @@ use rowmill_kernels::{Lookups, RowPtr, SKIP, UniqueScratch, pool, segment_unique
 use rowmill_rows::{IdBag, Pooling};
 
 use crate::StoreError;
-use crate::acquire::Wish;
+use crate::acquire::{Blocked, Entered, Wish};
 use crate::group::Group;
 use crate::keys::Keys;
 use crate::log::Reading;
@@ -130,15 +130,51 @@ impl Group {
         out: &mut [f32],
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
-        let offsets: Vec<i64> = (0..=ids.len() as i64).collect();
-        let bag = IdBag { ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
-        let lookup = self.prepare(&[(Arc::clone(table), bag)])?;
+        let lookup = self.prepare_fetch(table, ids)?;
         let reading = self.core.log.reading();
         let mut wish = self.wish(&lookup, ticket);
         wish.births = true;
         let entered = self.enter(&lookup.keys, &wish)?;
+        self.copy_entered(&reading, &lookup, &wish, entered, out)
+    }
+
+    /// As [`Group::fetch`] of ids prepared, unless a row is beyond its bound.
+    pub(crate) fn try_fetch(
+        &self,
+        lookup: &Lookup,
+        out: &mut [f32],
+        ticket: &Ticket,
+    ) -> Result<Result<(), Blocked>, StoreError> {
+        let reading = self.core.log.reading();
+        let mut wish = self.wish(lookup, Some(ticket));
+        wish.queued = true;
+        match self.try_enter(&lookup.keys, &wish)? {
+            Ok(entered) => self.copy_entered(&reading, lookup, &wish, entered, out).map(Ok),
+            Err(blocked) => Ok(Err(blocked)),
+        }
+    }
+
+    /// The rows of one table, each as a bag of its own.
+    pub(crate) fn prepare_fetch(
+        self: &Arc<Self>,
+        table: &Arc<TableState>,
+        ids: &[u64],
+    ) -> Result<Lookup, StoreError> {
+        let offsets: Vec<i64> = (0..=ids.len() as i64).collect();
+        let bag = IdBag { ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
+        self.prepare(&[(Arc::clone(table), bag)])
+    }
+
+    fn copy_entered(
+        &self,
+        reading: &Reading<'_>,
+        lookup: &Lookup,
+        wish: &Wish<'_>,
+        entered: Entered,
+        out: &mut [f32],
+    ) -> Result<(), StoreError> {
         let dim = self.core.layout.dim;
-        let copied = self.with_rows(&reading, &lookup.keys, entered, |rows| {
+        let copied = self.with_rows(reading, &lookup.keys, entered, |rows| {
             let rows: Vec<RowPtr> =
                 lookup.tables[0].inverse.iter().map(|&unique| rows[unique as usize]).collect();
             // SAFETY: `with_rows` guarantees `dim` readable floats behind every address, and `out` holds
@@ -147,12 +183,13 @@ impl Group {
         });
         if let Err(error) = copied {
             for shard in 0..self.shards.len() {
-                self.leave_shard(&lookup.keys, shard, &wish);
+                self.leave_shard(&lookup.keys, shard, wish);
             }
             return Err(error);
         }
-        if let Some(ticket) = ticket.filter(|_| table.bound().is_some()) {
-            ticket.state.add(self.core.number, table.local, lookup.serial, &lookup.tables[0].unique);
+        let rows = &lookup.tables[0];
+        if let Some((ticket, _)) = wish.clocks.as_ref().filter(|_| rows.table.bound().is_some()) {
+            ticket.add(self.core.number, rows.table.local, lookup.serial, &rows.unique);
         }
         Ok(())
     }
@@ -269,7 +306,7 @@ impl Group {
             (state, fresh)
         });
         let bounds = self.tables.read().iter().map(|table| table.bound()).collect();
-        Wish { births: ticket.is_some(), clocks, bounds }
+        Wish { births: ticket.is_some(), clocks, bounds, queued: false }
     }
 
     /// Pool all bags, given the addresses of all rows.
@@ -377,7 +414,8 @@ impl Group {
         let table = &lookup.tables[lookup.features[number].table];
         let ids: Vec<u64> = needed.iter().map(|&unique| table.unique[unique as usize]).collect();
         let keys = self.keys(&table.table, &ids);
-        let entered = self.enter(&keys, &Wish { births: false, clocks: None, bounds: Vec::new() })?;
+        let entered =
+            self.enter(&keys, &Wish { births: false, clocks: None, bounds: Vec::new(), queued: false })?;
         self.with_rows(reading, &keys, entered, |found| {
             let mut rows = vec![std::ptr::null(); table.unique.len()];
             for (&unique, &row) in needed.iter().zip(found) {

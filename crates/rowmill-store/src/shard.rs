@@ -635,7 +635,10 @@ impl Shard {
 
     /// Bytes of memory: (rows, index, bookkeeping).
     pub(crate) fn bytes(&self, core: &Core) -> (usize, usize, usize) {
-        let meta = self.slots * size_of::<SlotMeta>() + self.free.capacity() * 4 + self.dirty.bytes() * 2 + self.due.bytes();
+        let meta = self.slots * size_of::<SlotMeta>()
+            + self.free.capacity() * 4
+            + self.dirty.bytes() * 2
+            + self.due.bytes();
         (self.slots * core.layout.stride, self.index_bytes, meta + self.policy.bytes())
     }
 

@@ -22,6 +22,7 @@ use crate::log::{Geometry, Log, LogConfig, LogState};
 use crate::lookahead::{Announcement, Destination, Lookahead};
 use crate::lookup::Lookup;
 use crate::options::StoreOptions;
+use crate::queue::{Queue, QueuedGet};
 use crate::shard::{Reason, SLOTS_MIN};
 use crate::stats::Counters;
 use crate::table::Table;
@@ -61,6 +62,8 @@ pub struct Store {
     poison: Mutex<Option<String>>,
     closed: AtomicBool,
     lookahead: Mutex<Option<Lookahead>>,
+    /// Started by the first get that is queued.
+    queue: Mutex<Option<Queue>>,
     compaction: Mutex<Option<Compaction>>,
     lock: Mutex<Option<Box<dyn VolumeLock>>>,
     /// Differs at every opening.
@@ -140,6 +143,7 @@ impl Store {
             poison: Mutex::default(),
             closed: AtomicBool::new(false),
             lookahead: Mutex::new(Some(Lookahead::start()?)),
+            queue: Mutex::default(),
             compaction: Mutex::default(),
             lock: Mutex::new(lock),
             incarnation: incarnation(),
@@ -379,7 +383,9 @@ impl Store {
     pub fn lookahead(&self, ids: &[(&Table, &[u64])], destination: Destination) -> Result<bool, StoreError> {
         self.check_open()?;
         let reason = match destination {
-            Destination::Buffer { steps } => Reason::Wanted(self.tickets.issued() + steps.clamp(1, STEPS_MAX)),
+            Destination::Buffer { steps } => {
+                Reason::Wanted(self.tickets.issued() + steps.clamp(1, STEPS_MAX))
+            }
             Destination::Cache => Reason::Announced,
         };
         let mut by_group: Vec<Announcement> = Vec::new();
@@ -404,6 +410,22 @@ impl Store {
             }
         }
         Ok(all)
+    }
+
+    /// Put a get into the queue.
+    pub(crate) fn enqueue(
+        &self,
+        table: Table,
+        lookup: Lookup,
+        floats: usize,
+        ticket: &Arc<Ticket>,
+    ) -> Result<QueuedGet, StoreError> {
+        let mut queue = self.queue.lock();
+        if queue.is_none() {
+            *queue = Some(Queue::start(Arc::clone(&self.tickets))?);
+        }
+        let queue = queue.as_ref().expect("just started");
+        Ok(queue.push(table, lookup, floats, ticket))
     }
 
     /// Announcements that lookahead has not worked off yet.
@@ -431,6 +453,7 @@ impl Store {
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
         *self.lookahead.lock() = None;
+        *self.queue.lock() = None;
         *self.compaction.lock() = None;
         *self.lock.lock() = None;
     }

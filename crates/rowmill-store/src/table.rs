@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use rowmill_kernels::{UniqueScratch, first_non_finite, segment_unique};
-use rowmill_rows::{IdBag, Pooling, TableSpec};
+use rowmill_rows::TableSpec;
 
 use crate::group::Group;
 use crate::lookahead::Destination;
+use crate::queue::QueuedGet;
 use crate::read::Part;
 use crate::store::Store;
 use crate::table_state::TableState;
@@ -135,6 +136,19 @@ impl Table {
         self.store.settle(self.group.fetch(&self.state, ids, out, ticket))
     }
 
+    /// As [`Table::get_or_init`], but returns at once: the get waits in a queue until every row is within
+    /// its bound. For a worker that still owes the put of an earlier step, which must not wait.
+    ///
+    /// # Errors
+    /// Ids outside a dense table, or a store that is closed or only read; all else comes with the rows.
+    pub fn get_later(&self, ids: &[u64], ticket: &Arc<Ticket>) -> Result<QueuedGet, StoreError> {
+        self.store.check_writable("a training read")?;
+        Group::check_ids(&self.state, ids)?;
+        let lookup = self.group.prepare_fetch(&self.state, ids)?;
+        let floats = ids.len() * self.spec.dim as usize;
+        self.store.enqueue(self.clone(), lookup, floats, ticket)
+    }
+
     /// Store weights (`dim` floats per id); of an id given twice the last value stays. Rows that are
     /// missing are born; optimizer state stays as it is. With a ticket the rows' clocks are given back.
     ///
@@ -209,9 +223,7 @@ impl Table {
         if ids.is_empty() {
             return Ok(());
         }
-        let offsets: Vec<i64> = (0..=ids.len() as i64).collect();
-        let bag = IdBag { ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
-        let lookup = self.group.prepare(&[(Arc::clone(&self.state), bag)])?;
+        let lookup = self.group.prepare_fetch(&self.state, ids)?;
         let rate = rate.unwrap_or_else(|| self.spec.optimizer.lr());
         let _change = self.store.changes.read();
         self.store.settle(self.group.apply(&lookup, gradients, dim, &[rate], ticket))

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::StoreError;
+use crate::gate::Gate;
 use crate::group::Group;
 
 /// Steps that may be open at once.
@@ -162,6 +163,8 @@ impl Released {
 pub(crate) struct Tickets {
     next: AtomicU64,
     open: Mutex<BTreeMap<u64, Weak<TicketState>>>,
+    /// Opened whenever clocks are released anywhere, for the gets that wait in the queue.
+    pub(crate) gate: Gate,
 }
 
 impl Tickets {

@@ -108,7 +108,7 @@ impl Group {
         }
         drop(state);
         if !change.done.is_empty() {
-            cell.gate.open();
+            self.open_gates(shard);
         }
         Ok(misses)
     }
@@ -130,9 +130,7 @@ impl Group {
             for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
                 let (table, id) = change.keys.at(miss.position);
                 let slot = match row {
-                    Some(row) => {
-                        state.admit(&self.core, table, id, miss.row, as_bytes(row), Reason::Use)?
-                    }
+                    Some(row) => state.admit(&self.core, table, id, miss.row, as_bytes(row), Reason::Use)?,
                     None => None,
                 };
                 match slot {
@@ -143,7 +141,7 @@ impl Group {
             drop(state);
             number += misses.len();
             if !change.done.is_empty() {
-                self.shards[shard].gate.open();
+                self.open_gates(shard);
             }
             if !elsewhere.is_empty() {
                 again.extend(self.update_shard(change, shard, &elsewhere)?);
@@ -186,7 +184,7 @@ impl Group {
                 }
             }
             drop(state);
-            cell.gate.open();
+            self.open_gates(shard);
         }
     }
 
@@ -206,7 +204,7 @@ impl Group {
                 deleted += usize::from(state.delete(&self.core, table, id)?);
             }
             drop(state);
-            cell.gate.open();
+            self.open_gates(shard);
         }
         self.counters.deletes.fetch_add(deleted as u64, Relaxed);
         Ok(deleted)

@@ -70,10 +70,7 @@ struct Step {
 }
 
 fn destinations() -> impl Strategy<Value = Destination> {
-    prop_oneof![
-        (1..6_u64).prop_map(|steps| Destination::Buffer { steps }),
-        Just(Destination::Cache)
-    ]
+    prop_oneof![(1..6_u64).prop_map(|steps| Destination::Buffer { steps }), Just(Destination::Cache)]
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {

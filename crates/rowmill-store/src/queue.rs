@@ -1,0 +1,264 @@
+//! Gets that wait in a queue, not in the thread that asked.
+//!
+//! A worker that still owes a put must not wait for a clock: its own put may be what it would wait for. So
+//! its get is queued, and a thread of the store takes all its clocks as soon as every row is within its
+//! bound, or none of them; the worker collects the rows later. A queued get that cannot go on holds
+//! nothing of its own, so the queue never blocks anybody; younger steps stand back for it as they do for a
+//! thread that waits. Gets of one step are served in their order, and no get overtakes one of an older step
+//! that wants one of its rows: the worker may collect the older one first.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::StoreError;
+use crate::acquire::{Blocked, WAIT_SLICE};
+use crate::lookup::Lookup;
+use crate::table::Table;
+use crate::ticket::{Held, Ticket, TicketState, Tickets};
+
+/// A get that waits in the queue, or is done. Dropping it takes it out of the queue; clocks it has taken
+/// belong to its ticket. It does not keep its step alive: once the ticket is dropped, it fails.
+#[derive(Debug)]
+pub struct QueuedGet {
+    request: Arc<Request>,
+}
+
+impl QueuedGet {
+    /// Whether [`QueuedGet::wait`] would return at once.
+    pub fn is_ready(&self) -> bool {
+        self.request.outcome.lock().is_some()
+    }
+
+    /// The weights of the ids, `dim` floats each, in their order. Waits until the get is through, at most
+    /// until the deadline of the store.
+    ///
+    /// # Errors
+    /// As [`Table::get_or_init`]; [`StoreError::StepOver`] when the ticket was dropped before the get went
+    /// on, [`StoreError::Closed`] when the store was closed.
+    pub fn wait(self) -> Result<Vec<f32>, StoreError> {
+        let mut outcome = self.request.outcome.lock();
+        loop {
+            if let Some(result) = outcome.take() {
+                return result;
+            }
+            self.request.done.wait(&mut outcome);
+        }
+    }
+}
+
+impl Drop for QueuedGet {
+    fn drop(&mut self) {
+        self.request.cancelled.store(true, SeqCst);
+        // The queue forgets it, and its ticket, at its next look.
+        self.request.table.group().tickets.gate.open();
+    }
+}
+
+#[derive(Debug)]
+struct Request {
+    table: Table,
+    lookup: Lookup,
+    floats: usize,
+    step: u64,
+    ticket: Weak<Ticket>,
+    begun: Instant,
+    cancelled: AtomicBool,
+    outcome: Mutex<Option<Result<Vec<f32>, StoreError>>>,
+    done: Condvar,
+    /// The shard whose younger steps stand back for this get.
+    waits_in: Mutex<Option<usize>>,
+}
+
+impl Request {
+    /// Take the rows if that is possible now; whether the request is over.
+    fn attempt(&self) -> bool {
+        if self.cancelled.load(SeqCst) {
+            self.stand_down();
+            return true;
+        }
+        let mut rows = vec![0.0; self.floats];
+        let result = match self.take(&mut rows) {
+            Ok(Ok(())) => Ok(rows),
+            Ok(Err(())) => return false,
+            Err(error) => Err(error),
+        };
+        self.stand_down();
+        self.finish(result);
+        true
+    }
+
+    /// Take the rows; `Ok(Err(()))` when that is not possible yet.
+    fn take(&self, rows: &mut [f32]) -> Result<Result<(), ()>, StoreError> {
+        let (group, store) = (self.table.group(), self.table.store());
+        store.check_writable("a training read")?;
+        let ticket = self.ticket.upgrade().ok_or(StoreError::StepOver { ticket: self.step })?;
+        let blocked = match store.settle(group.try_fetch(&self.lookup, rows, &ticket))? {
+            Ok(()) => return Ok(Ok(())),
+            Err(blocked) => blocked,
+        };
+        self.stand_by(&blocked, &ticket.state);
+        if group.tickets.must_give_way(&ticket.state) {
+            let (_, table, id) = blocked.row;
+            return Err(StoreError::StepConflict { ticket: self.step, key: group.key(table, id) });
+        }
+        let waited = self.begun.elapsed();
+        if waited >= group.wait_deadline {
+            return Err(group.timeout(blocked.row, blocked.outstanding, waited, &ticket.state));
+        }
+        Ok(Err(()))
+    }
+
+    /// Let others know which row this get waits for.
+    fn stand_by(&self, blocked: &Blocked, ticket: &TicketState) {
+        let mut waits_in = self.waits_in.lock();
+        let shards = &self.table.group().shards;
+        let moved = waits_in.replace(blocked.shard).filter(|&shard| shard != blocked.shard);
+        if let Some(shard) = moved {
+            shards[shard].waiting.lock().remove(&self.step);
+            shards[shard].gate.open();
+        }
+        ticket.set_waits_for(Some(blocked.row));
+        shards[blocked.shard].waiting.lock().insert(self.step, blocked.row);
+    }
+
+    fn stand_down(&self) {
+        if let Some(shard) = self.waits_in.lock().take() {
+            let cell = &self.table.group().shards[shard];
+            if let Some(ticket) = self.ticket.upgrade() {
+                ticket.state.set_waits_for(None);
+            }
+            cell.waiting.lock().remove(&self.step);
+            // Younger steps that stood back may go on.
+            cell.gate.open();
+        }
+    }
+
+    /// The rows it asks for.
+    fn rows(&self) -> impl Iterator<Item = Held> {
+        let (group, table) = (self.table.group_number(), self.table.state().local);
+        self.lookup.keys.ids.iter().map(move |&id| (group, table, id))
+    }
+
+    fn finish(&self, result: Result<Vec<f32>, StoreError>) {
+        *self.outcome.lock() = Some(result);
+        self.done.notify_all();
+    }
+}
+
+/// The queue of a store, and its thread.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    requests: Mutex<Vec<Arc<Request>>>,
+    arrived: Condvar,
+    tickets: Arc<Tickets>,
+    stop: AtomicBool,
+}
+
+impl Queue {
+    pub(crate) fn start(tickets: Arc<Tickets>) -> Result<Self, StoreError> {
+        let shared = Arc::new(Shared {
+            requests: Mutex::default(),
+            arrived: Condvar::new(),
+            tickets,
+            stop: AtomicBool::new(false),
+        });
+        let seen = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("rowmill-queue".into()).spawn(move || seen.work())?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    pub(crate) fn push(
+        &self,
+        table: Table,
+        lookup: Lookup,
+        floats: usize,
+        ticket: &Arc<Ticket>,
+    ) -> QueuedGet {
+        let request = Arc::new(Request {
+            table,
+            lookup,
+            floats,
+            step: ticket.id(),
+            ticket: Arc::downgrade(ticket),
+            begun: Instant::now(),
+            cancelled: AtomicBool::new(false),
+            outcome: Mutex::default(),
+            done: Condvar::new(),
+            waits_in: Mutex::default(),
+        });
+        self.shared.requests.lock().push(Arc::clone(&request));
+        self.shared.arrived.notify_all();
+        // The thread may wait for clocks that others of its gets need.
+        self.shared.tickets.gate.open();
+        QueuedGet { request }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        drop(self.shared.requests.lock());
+        self.shared.arrived.notify_all();
+        self.shared.tickets.gate.open();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic of the thread has been printed; there is nothing to save from it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        while let Some((mut requests, seen)) = self.next_round() {
+            // Stable: gets of one step keep their order.
+            requests.sort_by_key(|request| request.step);
+            let mut waiting = HashSet::new();
+            let mut wanted = HashSet::new();
+            for request in requests {
+                let behind = waiting.contains(&request.step)
+                    || (!wanted.is_empty() && request.rows().any(|row| wanted.contains(&row)));
+                if !behind && request.attempt() {
+                    self.requests.lock().retain(|other| !Arc::ptr_eq(other, &request));
+                } else {
+                    waiting.insert(request.step);
+                    wanted.extend(request.rows());
+                }
+            }
+            if !waiting.is_empty() {
+                self.tickets.gate.wait(seen, WAIT_SLICE);
+            }
+        }
+        for request in self.requests.lock().drain(..) {
+            request.stand_down();
+            request.finish(Err(StoreError::Closed));
+        }
+    }
+
+    /// All requests, once there are any, and the generation from which on released clocks matter to them;
+    /// `None` at the end.
+    fn next_round(&self) -> Option<(Vec<Arc<Request>>, u64)> {
+        let mut requests = self.requests.lock();
+        loop {
+            if self.stop.load(SeqCst) {
+                return None;
+            }
+            if !requests.is_empty() {
+                return Some((requests.clone(), self.tickets.gate.generation()));
+            }
+            self.arrived.wait(&mut requests);
+        }
+    }
+}

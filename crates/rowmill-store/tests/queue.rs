@@ -1,0 +1,202 @@
+//! Gets that wait in a queue.
+//!
+//! What could break: a worker that reads ahead while it owes a put blocks itself; a queued get never goes
+//! on, goes on too early, or keeps clocks nobody gives back.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use rowmill_store::*;
+use rowmill_testkit::{Rng64, ZipfIds};
+
+fn store(deadline: Duration) -> Arc<Store> {
+    let options = StoreOptions { wait_deadline: deadline, ..options(None) };
+    open(&MemoryVolume::new(), &options)
+}
+
+/// Never reached unless there is a deadlock.
+const LATE: Duration = Duration::from_secs(20);
+
+fn ticket(store: &Arc<Store>) -> Arc<Ticket> {
+    Arc::new(store.ticket().unwrap())
+}
+
+fn zeros(steps: u8) -> TableSpec {
+    TableSpec { initializer: Initializer::Zeros, ..bound(steps) }
+}
+
+/// Adds 1 to every weight of the rows at the rate of 0.5.
+fn add_one(table: &Table, ids: &[u64], ticket: &Ticket) {
+    table.rmw(ids, &vec![-2.0; ids.len() * 4], None, Some(ticket)).unwrap();
+}
+
+/// One thread that always has the next two gets under way while it owes a put: each update must still see
+/// all earlier ones.
+#[test]
+fn a_worker_reads_ahead_while_it_owes_a_put() {
+    const STEPS: usize = 300;
+    let store = store(LATE);
+    let table = store.table("t", &bound(0)).unwrap();
+    let mut model = Model::new(bound(0), 0);
+    let mut zipf = ZipfIds::new(50, 1.0, 3);
+    let batches: Vec<Vec<u64>> = (0..STEPS)
+        .map(|_| {
+            let mut ids: Vec<u64> = (0..10).map(|_| zipf.next().unwrap()).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            ids
+        })
+        .collect();
+    let gradient = |weight: f32| weight * 0.25 + 0.125;
+    let mut ahead = std::collections::VecDeque::new();
+    for step in 0..STEPS + 2 {
+        if let Some(ids) = batches.get(step) {
+            let ticket = ticket(&store);
+            ahead.push_back((table.get_later(ids, &ticket).unwrap(), ticket, ids));
+        }
+        if step >= 2 {
+            let (later, ticket, ids) = ahead.pop_front().unwrap();
+            let gradients: Vec<f32> = later.wait().unwrap().into_iter().map(gradient).collect();
+            table.rmw(ids, &gradients, None, Some(&ticket)).unwrap();
+        }
+    }
+    for ids in &batches {
+        let gradients: Vec<f32> = ids.iter().flat_map(|&id| model.read(id).weights).map(gradient).collect();
+        model.rmw(ids, &gradients, 0.5);
+    }
+    model.check(&table);
+    assert_eq!(store.stats().tickets, 0);
+}
+
+#[test]
+fn a_queued_get_is_ready_once_the_row_was_put_and_gives_its_clock_back() {
+    let store = store(LATE);
+    let table = store.table("t", &zeros(0)).unwrap();
+    let (first, second) = (ticket(&store), ticket(&store));
+    table.get_or_init(&[1], &mut [0.0; 4], Some(&first)).unwrap();
+    let later = table.get_later(&[2, 1, 2], &second).unwrap();
+    let third = ticket(&store);
+    let free = table.get_later(&[9], &third).unwrap();
+    assert_eq!(free.wait().unwrap(), [0.0; 4], "rows nobody holds are not held up");
+    assert!(!later.is_ready());
+    assert_eq!(second.rows_held(), 0, "a get that waits holds nothing");
+    add_one(&table, &[1], &first);
+    assert_eq!(later.wait().unwrap(), [[0.0; 4], [1.0; 4], [0.0; 4]].concat());
+    assert_eq!(second.rows_held(), 2);
+    drop(second);
+    table.get_or_init(&[1, 2], &mut [0.0; 8], Some(&ticket(&store))).unwrap();
+}
+
+#[test]
+fn gets_of_one_step_are_served_in_their_order_and_take_a_clock_once() {
+    let store = store(LATE);
+    let table = store.table("t", &zeros(0)).unwrap();
+    let (owes, reads) = (ticket(&store), ticket(&store));
+    table.get_or_init(&[1], &mut [0.0; 4], Some(&owes)).unwrap();
+    let gets = [&[1_u64][..], &[1, 2], &[2]].map(|ids| table.get_later(ids, &reads).unwrap());
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(gets.iter().all(|get| !get.is_ready()), "the second one waits for the first");
+    drop(owes);
+    for get in gets {
+        get.wait().unwrap();
+    }
+    assert_eq!(reads.rows_held(), 2);
+}
+
+#[test]
+fn a_wait_that_is_too_long_names_row_and_holder() {
+    let store = store(Duration::from_millis(100));
+    let table = store.table("t", &zeros(0)).unwrap();
+    let holder = ticket(&store);
+    table.get_or_init(&[7], &mut [0.0; 4], Some(&holder)).unwrap();
+    let late = ticket(&store);
+    match table.get_later(&[7], &late).unwrap().wait().unwrap_err() {
+        StoreError::StalenessTimeout { key, holders, .. } => {
+            assert_eq!(key.id, 7);
+            assert!(holders.contains(&format!("step {} ", holder.id())), "{holders}");
+        }
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn of_two_steps_that_wait_in_the_queue_for_each_other_the_younger_gives_way() {
+    let store = store(LATE);
+    let table = store.table("t", &zeros(0)).unwrap();
+    let (old, young) = (ticket(&store), ticket(&store));
+    table.get_or_init(&[1], &mut [0.0; 4], Some(&old)).unwrap();
+    table.get_or_init(&[2], &mut [0.0; 4], Some(&young)).unwrap();
+    let of_old = table.get_later(&[2], &old).unwrap();
+    let of_young = table.get_later(&[1], &young).unwrap();
+    assert!(matches!(of_young.wait(), Err(StoreError::StepConflict { ticket, .. }) if ticket == young.id()));
+    drop(young);
+    of_old.wait().unwrap();
+}
+
+#[test]
+fn a_get_that_was_given_up_leaves_nothing_behind() {
+    let store = store(LATE);
+    let table = store.table("t", &zeros(0)).unwrap();
+    let holder = ticket(&store);
+    table.get_or_init(&[1], &mut [0.0; 4], Some(&holder)).unwrap();
+    let (given_up, over) = (ticket(&store), ticket(&store));
+    drop(table.get_later(&[1], &given_up).unwrap());
+    let orphan = table.get_later(&[1], &over).unwrap();
+    let number = over.id();
+    drop(over);
+    drop(holder);
+    assert!(matches!(orphan.wait(), Err(StoreError::StepOver { ticket }) if ticket == number));
+    assert_eq!(given_up.rows_held(), 0);
+    table.get_or_init(&[1], &mut [0.0; 4], Some(&ticket(&store))).unwrap();
+}
+
+#[test]
+fn closing_the_store_ends_what_is_queued() {
+    let store = store(LATE);
+    let table = store.table("t", &zeros(0)).unwrap();
+    let holder = ticket(&store);
+    table.get_or_init(&[1], &mut [0.0; 4], Some(&holder)).unwrap();
+    let waits = ticket(&store);
+    let later = table.get_later(&[1], &waits).unwrap();
+    store.close();
+    assert!(matches!(later.wait(), Err(StoreError::Closed)));
+    assert!(matches!(table.get_later(&[1], &holder), Err(StoreError::Closed)));
+}
+
+/// Workers that read ahead over crossing rows, each put owed while the next get is queued.
+#[test]
+fn workers_that_all_read_ahead_finish() {
+    const ROUNDS: u64 = 200;
+    let store = store(LATE);
+    let table = store.table("t", &zeros(0)).unwrap();
+    let done: u64 = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..3)
+            .map(|worker| {
+                let (store, table) = (&store, &table);
+                scope.spawn(move || {
+                    let mut rng = Rng64::new(worker);
+                    let mut next = || {
+                        let ids = if rng.one_in(2) { [0_u64, 1, 2] } else { [2, 3, 0] };
+                        let ticket = ticket(store);
+                        (table.get_later(&ids, &ticket).unwrap(), ticket, ids)
+                    };
+                    let mut now = next();
+                    for _ in 0..ROUNDS {
+                        // The next get is queued while this one's put is owed.
+                        let (later, ticket, ids) = std::mem::replace(&mut now, next());
+                        later.wait().unwrap();
+                        add_one(table, &ids, &ticket);
+                    }
+                    ROUNDS
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+    });
+    let mut rows = [0.0; 4];
+    table.get(&[0], &mut rows).unwrap();
+    assert_eq!(rows, [done as f32; 4]);
+}
