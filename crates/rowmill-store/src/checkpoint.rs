@@ -49,7 +49,7 @@ pub struct CheckpointInfo {
 #[derive(Debug)]
 pub(crate) struct Saved {
     /// Number of the next checkpoint.
-    next_epoch: u64,
+    pub(crate) next_epoch: u64,
     snapshot: Option<FileEntry>,
     deltas: Vec<FileEntry>,
     attachments: Vec<AttachmentEntry>,

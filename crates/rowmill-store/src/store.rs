@@ -16,6 +16,7 @@ use crate::checkpoint::Saved;
 use crate::compaction::Compaction;
 use crate::core::Core;
 use crate::due::STEPS_MAX;
+use crate::files::Manifest;
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
 use crate::log::{Geometry, Log, LogConfig, LogState};
@@ -101,11 +102,34 @@ impl Store {
     pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
         options.validate()?;
         let lock = if options.read_only { None } else { Some(volume.lock()?) };
-        let manifest = crate::checkpoint::load_manifest(&*volume)?;
+        loop {
+            let manifest = crate::checkpoint::load_manifest(&*volume)?;
+            let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
+            let opened = Self::open_at(&volume, manifest, options.clone());
+            // The files of a checkpoint go away with it: a reader that comes while the writer makes the
+            // next one starts again there.
+            let moved_on = || {
+                let now = crate::checkpoint::load_manifest(&*volume).ok().flatten();
+                now.map(|manifest| manifest.epoch) != epoch
+            };
+            if options.read_only && opened.is_err() && moved_on() {
+                continue;
+            }
+            let store = opened?;
+            *store.lock.lock() = lock;
+            return Ok(store);
+        }
+    }
+
+    fn open_at(
+        volume: &Arc<dyn Volume>,
+        manifest: Option<Manifest>,
+        mut options: StoreOptions,
+    ) -> Result<Arc<Self>, StoreError> {
+        let volume = Arc::clone(volume);
         if manifest.is_none() && (!options.create || options.read_only) {
             return Err(StoreError::Missing { location: volume.location() });
         }
-        let mut options = options;
         if let Some(manifest) = &manifest {
             // Rows not born yet must be born as they would have been.
             options.seed = manifest.seed;
@@ -145,7 +169,7 @@ impl Store {
             lookahead: Mutex::new(Some(Lookahead::start()?)),
             queue: Mutex::default(),
             compaction: Mutex::default(),
-            lock: Mutex::new(lock),
+            lock: Mutex::default(),
             incarnation: incarnation(),
             options,
         };
@@ -339,7 +363,7 @@ impl Store {
             return Err(StoreError::MixedGroups { first: first.name().into(), second: other.name().into() });
         }
         let owned: Vec<_> = bags.iter().map(|(table, bag)| (Arc::clone(table.state()), *bag)).collect();
-        first.group().lookup(&owned, out, row_stride, ticket)
+        self.settle(first.group().lookup(&owned, out, row_stride, ticket))
     }
 
     /// The backward of [`Store::lookup`]: gradients of the pooled vectors, laid out as they were, become
@@ -475,14 +499,27 @@ impl Store {
         }
     }
 
-    /// Pass a result on; a failed write refuses all later ones.
+    /// Pass a result on. A failed write refuses all later ones; what a reader cannot read because the
+    /// writer has gone on is said so.
     pub(crate) fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
-        if let Err(error) = &result
-            && error.poisons()
-        {
-            self.poison.lock().get_or_insert_with(|| error.to_string());
-        }
-        result
+        result.map_err(|error| {
+            if error.poisons() {
+                self.poison.lock().get_or_insert_with(|| error.to_string());
+            }
+            let unreadable = matches!(error, StoreError::Corrupt { .. } | StoreError::Device(_));
+            if self.options.read_only && unreadable && self.is_superseded() {
+                return StoreError::Superseded;
+            }
+            error
+        })
+    }
+
+    /// Whether there is a later checkpoint than the one this store was opened at.
+    fn is_superseded(&self) -> bool {
+        let manifest = crate::checkpoint::load_manifest(&*self.volume);
+        manifest.is_ok_and(|manifest| {
+            manifest.is_some_and(|manifest| manifest.epoch >= self.saved.lock().next_epoch)
+        })
     }
 
     /// Refuse every later write.

@@ -107,7 +107,7 @@ impl Table {
     pub fn get(&self, ids: &[u64], out: &mut [f32]) -> Result<(), StoreError> {
         self.store.check_open()?;
         self.check("out", ids, out.len(), self.spec.dim as usize)?;
-        self.group.read(&self.state, ids, Part::Weights, out)
+        self.store.settle(self.group.read(&self.state, ids, Part::Weights, out))
     }
 
     /// Copy the optimizer state of `ids` to `out` (`state_floats` floats per id).
@@ -117,7 +117,7 @@ impl Table {
     pub fn get_state(&self, ids: &[u64], out: &mut [f32]) -> Result<(), StoreError> {
         self.store.check_open()?;
         self.check("out", ids, out.len(), self.state_floats())?;
-        self.group.read(&self.state, ids, Part::State, out)
+        self.store.settle(self.group.read(&self.state, ids, Part::State, out))
     }
 
     /// As [`Table::get`], as a training read: rows that are missing are born, and with a ticket each
@@ -266,7 +266,8 @@ impl Table {
             cell.state.read().index(self.state.local).for_each(|id, _| ids.push(id));
             for ids in ids.chunks(batch.max(1)) {
                 let mut weights = vec![0.0; ids.len() * dim];
-                self.group.read(&self.state, ids, Part::Weights, &mut weights)?;
+                let read = self.group.read(&self.state, ids, Part::Weights, &mut weights);
+                self.store.settle(read)?;
                 if !visit(ids, &weights) {
                     return Ok(());
                 }

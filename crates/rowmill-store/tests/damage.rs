@@ -171,6 +171,66 @@ fn a_folder_is_written_by_one_store_at_a_time() {
     Store::open(folder.path(), options(None)).unwrap();
 }
 
+/// A reader stands on its checkpoint while the writer goes on; once the space of that checkpoint is used
+/// again, it is told to open the store anew, and never sees a row of another time.
+#[test]
+fn a_reader_whose_checkpoint_was_replaced_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(Some(96 << 10));
+    let store = Store::open(folder.path(), options.clone()).unwrap();
+    let table = store.table("t", &spec(16, SGD)).unwrap();
+    let ids: Vec<u64> = (0..4000).collect();
+    let write = |round: u64| {
+        for ids in ids.chunks(500) {
+            let values: Vec<f32> = ids.iter().flat_map(|&id| [value(id + round * 10_000); 16]).collect();
+            table.put(ids, &values, None).unwrap();
+        }
+        store.checkpoint(&[]).unwrap();
+    };
+    write(0);
+    let read_only = StoreOptions { read_only: true, ..options };
+    let reader = Store::open(folder.path(), read_only.clone()).unwrap();
+    let old = reader.open_table("t").unwrap();
+    let told = (1..100).find_map(|round| {
+        write(round);
+        let mut row = [0.0; 16];
+        ids.iter().skip(round as usize % 37).step_by(37).find_map(|&id| match old.get(&[id], &mut row) {
+            Ok(()) => {
+                assert_eq!(row, [value(id); 16], "row {id} of another checkpoint");
+                None
+            }
+            Err(error) => Some(error),
+        })
+    });
+    assert!(matches!(told, Some(StoreError::Superseded)), "{told:?}");
+    let again = Store::open(folder.path(), read_only).unwrap().open_table("t").unwrap();
+    again.get(&[1], &mut [0.0; 16]).unwrap();
+}
+
+/// Readers that open while the writer makes one checkpoint after the other.
+#[test]
+fn a_reader_may_open_at_any_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path(), options(None)).unwrap();
+    let table = store.table("t", &spec(16, SGD)).unwrap();
+    table.put(&[1], &[1.0; 16], None).unwrap();
+    store.checkpoint(&[]).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..200_u16 {
+                table.put(&[1], &[f32::from(round); 16], None).unwrap();
+                store.checkpoint(&[]).unwrap();
+            }
+            done.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
+        while !done.load(std::sync::atomic::Ordering::SeqCst) {
+            let reader = StoreOptions { read_only: true, ..options(None) };
+            Store::open(folder.path(), reader).unwrap();
+        }
+    });
+}
+
 /// A volume with 4000 rows of 64 bytes at its last checkpoint, and a store too small for them.
 fn faulty() -> (FaultyVolume, StoreOptions, Model) {
     let volume = FaultyVolume::new(Arc::new(MemoryVolume::new()), 5);
