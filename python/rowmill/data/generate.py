@@ -77,8 +77,10 @@ def generate(out: Path, settings: GenerateConfig) -> Path:
     A log that is already there with the same settings is kept; one with other settings is an error.
     """
     sidecar = out / TEACHER_FILE
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; a log is a folder, choose another --out")
     if sidecar.exists():
-        if json.loads(sidecar.read_text(encoding="utf-8"))["settings"] == asdict(settings):
+        if _read_sidecar(sidecar).get("settings") == asdict(settings):
             return sidecar
         raise DataError(
             f"{out} holds a log generated with other settings; choose another --out or delete it"
@@ -127,9 +129,26 @@ def teacher_scores(data: Path, train_rows: int) -> dict[str, float | None] | Non
     sidecar = data / TEACHER_FILE
     if not sidecar.is_file():
         return None
-    content = json.loads(sidecar.read_text(encoding="utf-8"))
-    part = "last_fifth" if content["last_fifth"]["from_row"] == train_rows else "all"
-    return {name: content[part][name] for name in ("auc", "logloss", "ne")}
+    content = _read_sidecar(sidecar)
+    try:
+        part = "last_fifth" if content["last_fifth"]["from_row"] == train_rows else "all"
+        return {name: content[part][name] for name in ("auc", "logloss", "ne")}
+    except (KeyError, TypeError):
+        raise DataError(_foreign(sidecar)) from None
+
+
+def _read_sidecar(sidecar: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(sidecar.read_text(encoding="utf-8"))
+    except ValueError:
+        raise DataError(_foreign(sidecar)) from None
+    if not isinstance(content, dict):
+        raise DataError(_foreign(sidecar))
+    return content
+
+
+def _foreign(sidecar: Path) -> str:
+    return f"{sidecar} does not hold a teacher's scores: remove it, or generate the log again"
 
 
 def generated_schema(settings: GenerateConfig) -> Schema:
@@ -201,5 +220,10 @@ def _writer(file: Path, schema: pa.Schema, settings: GenerateConfig) -> pq.Parqu
     dense = [f"I{f + 1}" for f in range(_DENSE)]
     dictionaries: Any = [*dense, *small]
     return pq.ParquetWriter(
-        file, schema, compression="none", use_dictionary=dictionaries, write_statistics=False
+        file,
+        schema,
+        compression="none",
+        use_dictionary=dictionaries,
+        write_statistics=False,
+        write_page_checksum=True,
     )

@@ -69,7 +69,9 @@ def load_schema(path: Path) -> Schema:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"schema file {path} does not exist") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise DataError(f"schema file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"schema file {path} is not valid TOML: {error}") from None
     known = {field.name for field in fields(Schema)}
     for key, value in content.items():

@@ -20,6 +20,10 @@ from rowmill.data.tsv import count_lines, read_tsv
 # 40 columns of 65,536 rows are about 20 MB.
 _BLOCK_ROWS = 65_536
 _TSV_SUFFIXES = (".tsv", ".txt", ".csv")
+_PACKED_SUFFIXES = (".gz", ".zip", ".zst", ".bz2", ".xz")
+
+# Pages that carry a checksum are checked; those of a generated log do.
+_VERIFIED = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
 
 
 class Source(Protocol):
@@ -50,10 +54,16 @@ def open_source(data: Any, schema: Schema = CRITEO) -> Source:
         raise DataError(
             f"data {path} does not exist; give a parquet or TSV file, or a directory of them"
         )
-    files = _files(path) if path.is_dir() else [path]
-    if _is_parquet(files[0]):
-        return ParquetSource(files, schema)
-    return TsvSource(files, schema)
+    if not path.is_dir() and not path.is_file():
+        raise DataError(f"data {path} is a pipe or a device, and a log is read more than once")
+    try:
+        files = _files(path) if path.is_dir() else [path]
+        source = (ParquetSource if _is_parquet(files[0]) else TsvSource)(files, schema)
+    except OSError as error:
+        raise DataError(f"data {error.filename or path} cannot be read: {error.strerror}") from None
+    if source.rows == 0:
+        raise DataError(f"data {path} has no rows")
+    return source
 
 
 def _files(directory: Path) -> list[Path]:
@@ -69,7 +79,11 @@ def _files(directory: Path) -> list[Path]:
             f"{directory} holds both {parquet[0].name} and {tsv[0].name}; keep one format per directory"
         )
     if not parquet and not tsv:
-        raise DataError(f"{directory} holds no *.parquet and no *.tsv, *.txt or *.csv file")
+        packed = next((path.name for path in files if path.suffix in _PACKED_SUFFIXES), None)
+        raise DataError(
+            f"{directory} holds no *.parquet and no *.tsv, *.txt or *.csv file"
+            + ("" if packed is None else f"; unpack {packed} first")
+        )
     return parquet or tsv
 
 
@@ -80,6 +94,8 @@ def _is_parquet(file: Path) -> bool:
         magic = opened.read(4)
     if magic == b"PAR1":
         return True
+    if file.suffix in _PACKED_SUFFIXES:
+        raise DataError(f"{file} is compressed: unpack it first")
     raise DataError(f"{file} is neither a parquet file nor named *.tsv, *.txt or *.csv")
 
 
@@ -117,13 +133,7 @@ class ParquetSource:
                 continue
             fragment = fragments[file].subset(row_group_ids=[group])
             row = 0
-            batches = fragment.to_batches(
-                columns=self.schema.names,
-                batch_size=_BLOCK_ROWS,
-                batch_readahead=1,
-                fragment_readahead=1,
-            )
-            for batch in batches:
+            for batch in self._batches(fragment, file):
                 here_lo, here_hi = max(lo - row, 0), min(hi - row, batch.num_rows)
                 if here_lo < here_hi:
                     origin = first + row + here_lo
@@ -133,6 +143,20 @@ class ParquetSource:
                         lambda i, file=file, origin=origin: f"{file}, row {origin + i} (from 0)",
                     )
                 row += batch.num_rows
+
+    def _batches(self, fragment: Any, file: str) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from fragment.to_batches(
+                columns=self.schema.names,
+                batch_size=_BLOCK_ROWS,
+                batch_readahead=1,
+                fragment_readahead=1,
+                fragment_scan_options=_VERIFIED,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{file} is damaged, or has columns of other types than the first file: {error}"
+            ) from None
 
 
 class TsvSource:

@@ -4,6 +4,7 @@ Every field is first read as text and then converted column by column, so that a
 value. Lines are counted from 1, as editors do.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rowmill.data.schema import Schema
 _BLOCK_BYTES = 8 << 20
 _SCAN_BYTES = 1 << 20
 _HEX_DIGITS_MAX = 16
+_WRONG_COUNT = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+)")
 
 _NIBBLES = np.full(256, 255, dtype=np.uint8)
 _NIBBLES[np.frombuffer(b"0123456789", dtype=np.uint8)] = np.arange(10)
@@ -29,23 +31,29 @@ _NIBBLES[np.frombuffer(b"ABCDEF", dtype=np.uint8)] = np.arange(10, 16)
 
 
 def count_lines(path: Path) -> int:
-    """Number of lines; the last one may lack its newline."""
+    """Number of lines; the last one may lack its newline. Raise if the file is plainly no text."""
     lines, last = 0, b"\n"
     with path.open("rb") as file:
+        _check_text(file.peek(_SCAN_BYTES), path)
         while chunk := file.read(_SCAN_BYTES):
             lines += chunk.count(b"\n")
             last = chunk[-1:]
     return lines + (last != b"\n")
 
 
+def _check_text(beginning: bytes, path: Path) -> None:
+    if beginning.startswith(b"\x1f\x8b"):
+        raise DataError(f"{path} is compressed with gzip: unpack it first (gunzip)")
+    if beginning.startswith(b"PAR1"):
+        raise DataError(f"{path} is a parquet file: name it *.parquet")
+    if b"\0" in beginning:
+        raise DataError(f"{path} holds zero bytes, so it is no text in UTF-8; convert it first")
+    if b"\r" in beginning and b"\n" not in beginning:
+        raise DataError(f"{path} ends its lines with CR alone; convert them to LF or CRLF")
+
+
 def read_tsv(path: Path, schema: Schema, start: int) -> Iterator[Block]:
     """Rows from number ``start`` (from 0) to the end, in blocks."""
-    bad_row: list[pacsv.InvalidRow] = []
-
-    def remember(row: pacsv.InvalidRow) -> str:
-        bad_row.append(row)
-        return "error"
-
     with path.open("rb") as file:
         file.seek(_offset_of_line(path, start))
         if not file.peek(1):
@@ -61,7 +69,6 @@ def read_tsv(path: Path, schema: Schema, start: int) -> Iterator[Block]:
                     delimiter="\t",
                     quote_char=False,
                     ignore_empty_lines=False,
-                    invalid_row_handler=remember,
                 ),
                 convert_options=pacsv.ConvertOptions(
                     column_types={name: pa.string() for name in schema.columns},
@@ -79,13 +86,14 @@ def read_tsv(path: Path, schema: Schema, start: int) -> Iterator[Block]:
                 )
                 line += batch.num_rows
         except pa.ArrowInvalid as error:
-            if not bad_row:
+            found = _WRONG_COUNT.search(str(error))
+            if found is None:
                 raise DataError(
                     f"{path}, from line {line}: not a readable TSV file: {error}"
                 ) from None
-            row = bad_row[0]
+            row, fields = map(int, found.groups())
             raise DataError(
-                f"{path}, line {start + row.number}: {row.actual_columns} fields, expected {row.expected_columns} "
+                f"{path}, line {start + row}: {fields} fields, expected {len(schema.columns)} "
                 f"({schema.label}, {len(schema.dense)} integers, {len(schema.ids)} ids, separated by tabs; "
                 "a missing value is an empty field, not a left-out one)"
             ) from None
@@ -119,8 +127,13 @@ def _typed(batch: pa.RecordBatch, schema: Schema, path: Path, first_line: int) -
         except pa.ArrowInvalid:
             row, value = _first_bad(text, kind)
             meaning = "an id in base 10" if name in schema.ids else "a number"
+            header = (
+                " (a log has no header: remove line 1)"
+                if first_line + row == 1 and value == name
+                else ""
+            )
             raise DataError(
-                f"{path}, line {first_line + row}: {name} is {value!r}; it must be {meaning}"
+                f"{path}, line {first_line + row}: {name} is {value!r}; it must be {meaning}{header}"
             ) from None
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
