@@ -28,6 +28,10 @@ from rowmill.size import parse_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_DIM_MAX = 65_536
+_FLOAT_MAX = 3e38
+"""What a 32-bit float holds, nearly."""
+
 
 class ConfigError(InvalidInput):
     """A setting is wrong; the message names it, its value and the fix."""
@@ -35,11 +39,12 @@ class ConfigError(InvalidInput):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a person is told about a field, its flag if it has one, and the least value it takes."""
+    """What a person is told about a field, its flag if it has one, and the least and the most it takes."""
 
     help: str
     flag: str | None = None
     least: float | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +69,9 @@ class DataConfig:
             "64-bit ids as they are, hashed into buckets, or numbered by a vocabulary", "--ids"
         ),
     ] = "full"
-    buckets: Annotated[int, Setting("with --ids hash: buckets per feature", "--buckets", 1)] = (
-        1 << 20
-    )
+    buckets: Annotated[
+        int, Setting("with --ids hash: buckets per feature", "--buckets", 1, (1 << 31) - 1)
+    ] = 1 << 20
     min_count: Annotated[
         int,
         Setting(
@@ -80,12 +85,15 @@ class GenerateConfig:
     """Section `[generate]`: a click log to make first, if it is not there yet."""
 
     rows: Annotated[int, Setting("rows of the log", "--rows", 1)]
-    seed: Annotated[int, Setting("seed of everything random", "--seed", 0)] = 0
-    tables: Annotated[int, Setting("id features", "--tables", 1)] = 26
+    seed: Annotated[int, Setting("seed of everything random", "--seed", 0, (1 << 44) - 1)] = 0
+    tables: Annotated[int, Setting("id features", "--tables", 1, 4096)] = 26
     rows_per_table: Annotated[
         int | None,
         Setting(
-            "distinct ids of every feature (default: as in the Criteo log)", "--rows-per-table", 1
+            "distinct ids of every feature (default: as in the Criteo log)",
+            "--rows-per-table",
+            1,
+            1 << 40,
         ),
     ] = None
     zipf: Annotated[
@@ -101,19 +109,23 @@ class ModelConfig:
     """Section `[model]`: the dense half, and the dimension of the rows."""
 
     kind: Annotated[Literal["dlrm", "dcn_v2", "ffnn"], Setting("the model", "--model")] = "dlrm"
-    dim: Annotated[int, Setting("weights per row", "--dim", 1)] = 16
+    dim: Annotated[int, Setting("weights per row", "--dim", 1, _DIM_MAX)] = 16
     bottom: Annotated[
-        tuple[int, ...], Setting("dlrm: hidden widths below the interaction", least=1)
+        tuple[int, ...],
+        Setting("dlrm: hidden widths below the interaction", least=1, most=_DIM_MAX),
     ] = (128, 64)
     top: Annotated[
-        tuple[int, ...], Setting("dlrm: hidden widths above the interaction", least=1)
+        tuple[int, ...],
+        Setting("dlrm: hidden widths above the interaction", least=1, most=_DIM_MAX),
     ] = (256, 128)
-    deep: Annotated[tuple[int, ...], Setting("dcn_v2, ffnn: widths of the deep tower", least=1)] = (
+    deep: Annotated[
+        tuple[int, ...], Setting("dcn_v2, ffnn: widths of the deep tower", least=1, most=_DIM_MAX)
+    ] = (
         256,
         128,
     )
-    cross_layers: Annotated[int, Setting("dcn_v2: crosses", least=1)] = 2
-    rank: Annotated[int, Setting("dcn_v2: rank of the cross matrices", least=1)] = 64
+    cross_layers: Annotated[int, Setting("dcn_v2: crosses", least=1, most=1000)] = 2
+    rank: Annotated[int, Setting("dcn_v2: rank of the cross matrices", least=1, most=_DIM_MAX)] = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +136,10 @@ class RowsConfig:
         Literal["sgd", "adagrad", "rowwise_adagrad", "adam"],
         Setting("optimizer of the rows", "--row-optimizer"),
     ] = "adagrad"
-    lr: Annotated[float, Setting("learning rate of the rows", "--row-lr", 0)] = 0.02
+    lr: Annotated[float, Setting("learning rate of the rows", "--row-lr", 0, _FLOAT_MAX)] = 0.02
     initial_width: Annotated[
-        float, Setting("new weights are uniform between minus and plus this", least=1e-9)
+        float,
+        Setting("new weights are uniform between minus and plus this", least=1e-9, most=_FLOAT_MAX),
     ] = 0.01
 
 
@@ -150,6 +163,7 @@ class StoreConfig:
             'updates a row may lag behind: 0 is synchronous, "infinite" no bound',
             "--staleness-bound",
             0,
+            255,
         ),
     ] = 0
     lookahead: Annotated[
@@ -163,17 +177,19 @@ class TrainConfig:
 
     epochs: Annotated[int, Setting("passes over the train part", "--epochs", 0)] = 1
     batch: Annotated[int, Setting("rows per step", "--batch", 1)] = 256
-    seed: Annotated[int, Setting("seed of rows and dense weights", "--seed", 0)] = 0
+    seed: Annotated[int, Setting("seed of rows and dense weights", "--seed", 0, (1 << 64) - 1)] = 0
     dense_lr: Annotated[
-        float, Setting("learning rate of the dense half (Adam)", "--dense-lr", 0)
+        float, Setting("learning rate of the dense half (Adam)", "--dense-lr", 0, _FLOAT_MAX)
     ] = 2e-3
     dense_decay_from: Annotated[
         float,
-        Setting("share of the run after which that rate falls evenly to 0; 1: never", least=0),
+        Setting(
+            "share of the run after which that rate falls evenly to 0; 1: never", least=0, most=1
+        ),
     ] = 0.5
     threads: Annotated[
         int | None,
-        Setting("threads (default: all cores but one, which fetches rows)", "--threads", 1),
+        Setting("threads (default: all cores but one, which fetches rows)", "--threads", 1, 256),
     ] = None
     checkpoint_every: Annotated[
         int, Setting("steps between checkpoints; 0: only at the end", "--checkpoint-every", 0)
@@ -244,6 +260,8 @@ def load_config(path: Path | None, flags: Mapping[tuple[str, str], Any] | None =
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"config file {path} does not exist") from None
+        except OSError as error:
+            raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
     for name, values in content.items():
@@ -271,14 +289,14 @@ def section_from(name: str, values: Mapping[str, Any]) -> Any:
         if key not in known:
             raise ConfigError(f"unknown key {name}.{key}; known: {', '.join(known)}")
         hint, setting = known[key]
-        converted[key] = _convert(f"{name}.{key}", value, hint, setting.least)
+        converted[key] = _convert(f"{name}.{key}", value, hint, setting)
     for entry in fields(SECTIONS[name]):
         if entry.default is MISSING and entry.name not in converted:
             raise ConfigError(f"{name}.{entry.name} is not set: {known[entry.name][1].help}")
     return SECTIONS[name](**converted)
 
 
-def _convert(name: str, value: Any, hint: Any, least: float | None) -> Any:
+def _convert(name: str, value: Any, hint: Any, setting: Setting) -> Any:
     if get_origin(hint) is UnionType:
         if value is None or (isinstance(value, str) and value.lower() in ("none", "infinite")):
             return None
@@ -291,27 +309,36 @@ def _convert(name: str, value: Any, hint: Any, least: float | None) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{name} = {value!r}; it must be a list of integers")
         items: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
-        return tuple(_convert(name, item, int, least) for item in items)
+        return tuple(_convert(name, item, int, setting) for item in items)
     if hint is bool:
         if not isinstance(value, bool):
             raise ConfigError(f"{name} = {value!r}; it must be true or false")
         return value
     if hint in (int, float):
-        return _number(name, value, hint, least)
+        return _number(name, value, hint, setting)
     if isinstance(value, bool) or not isinstance(value, str | Path | int):
         raise ConfigError(f"{name} = {value!r}; it must be text")
+    if hint is Path and not str(value).strip():
+        raise ConfigError(f"{name} is empty; give a path, or leave it out")
     return hint(str(value))
 
 
-def _number(name: str, value: Any, kind: type[int | float], least: float | None) -> int | float:
+def _number(name: str, value: Any, kind: type[int | float], setting: Setting) -> int | float:
+    least, most = setting.least, setting.most
     what = "an integer" if kind is int else "a number"
-    limit = "" if least is None else f" of at least {least:g}"
+    if least is not None:
+        what += f" of at least {least:g}"
+    if most is not None:
+        what += f" and at most {most if isinstance(most, int) else format(most, 'g')}"
+    wrong = ConfigError(f"{name} = {value!r}; it must be {what}")
     try:
         if isinstance(value, bool) or (kind is int and isinstance(value, float)):
             raise ValueError
         number = kind(value)
-    except (ValueError, TypeError):
-        raise ConfigError(f"{name} = {value!r}; it must be {what}{limit}") from None
+    except (ValueError, TypeError, OverflowError):
+        raise wrong from None
     if not abs(number) < float("inf") or (least is not None and number < least):
-        raise ConfigError(f"{name} = {value!r}; it must be {what}{limit}")
+        raise wrong
+    if most is not None and number > most:
+        raise wrong
     return number

@@ -18,7 +18,8 @@ _UNITS = {
     "gib": 1 << 30,
     "tib": 1 << 40,
 }
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*")
+_BYTES_MAX = (1 << 63) - 1
 
 
 def parse_size(size: int | str, *, name: str = "memory") -> int:
@@ -36,14 +37,21 @@ def parse_size(size: int | str, *, name: str = "memory") -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         if size < 0:
             raise InvalidInput(f"{name} must not be negative, got {size}")
-        return size
+        return _within(size, size, name)
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise InvalidInput(
             f'{name} must be a number of bytes or a size such as "2GiB", got {size!r}'
         )
-    return round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    whole = round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    return _within(whole, size, name)
+
+
+def _within(bytes_: int, given: int | str, name: str) -> int:
+    if bytes_ > _BYTES_MAX:
+        raise InvalidInput(f"{name} must be less than 8388608TiB (2^63 bytes), got {given!r}")
+    return bytes_
 
 
 def format_size(bytes_: int) -> str:

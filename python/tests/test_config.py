@@ -54,6 +54,14 @@ def test_flags_alone_make_a_config() -> None:
         ("[model]\ntop = 5", r"model\.top = 5; it must be a list of integers"),
         ("[model]\ntop = [5, 0]", r"model\.top = 0; it must be an integer of at least 1"),
         ("[rows]\nlr = -1", r"rows\.lr = -1; it must be a number of at least 0"),
+        ("[train]\nthreads = 257", r"train\.threads = 257; .* at least 1 and at most 256"),
+        ("[train]\nseed = 18446744073709551616", r"train\.seed = .* at most 18446744073709551615"),
+        ("[model]\ndim = 65537", r"model\.dim = 65537; .* at most 65536"),
+        ("[model]\ntop = [100000]", r"model\.top = 100000; .* at most 65536"),
+        ("[data]\nbuckets = 2147483648", r"data\.buckets = 2147483648; .* at most 2147483647"),
+        ("[store]\nstaleness_bound = 256", r"store\.staleness_bound = 256; .* at most 255"),
+        ("[train]\ndense_lr = 1e300", r"train\.dense_lr = 1e\+300; .* at most 3e\+38"),
+        ('[train]\nout = " "', r"train\.out is empty; give a path, or leave it out"),
         ("[rows]\nlr = nan", r"rows\.lr = nan; it must be a number"),
         ("[data]\npath = 1.5", r"data\.path = 1\.5; it must be text"),
         (
@@ -78,6 +86,11 @@ def test_what_does_not_fit_is_named(tmp_path: Path, text: str, message: str) -> 
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"config file nowhere\.toml does not exist"):
         load_config(Path("nowhere.toml"))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_config(tmp_path)
 
 
 def test_every_field_has_help_and_flags_are_distinct() -> None:

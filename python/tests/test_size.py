@@ -25,6 +25,14 @@ def test_negative_sizes_are_refused() -> None:
         parse_size(-1)
 
 
+@pytest.mark.parametrize("size", [1 << 63, "9000000TiB", "9" * 30, "9000000.5TiB"])
+def test_sizes_beyond_63_bits_are_refused(size: int | str) -> None:
+    with pytest.raises(InvalidInput, match="memory must be less than 8388608TiB"):
+        parse_size(size)
+    with pytest.raises(InvalidInput, match="memory must be a number of bytes"):
+        parse_size("9" * 5000)
+
+
 def test_sizes_are_written_for_people() -> None:
     assert [format_size(x) for x in (0, 1023, 1024, 3 << 20, 5 << 40)] == [
         "0 B",
