@@ -19,6 +19,8 @@ import rowmill
 from rowmill.config import ConfigError
 from rowmill.models import FeatureBags
 from rowmill.nn import Feature, StackedBags
+from rowmill.train.folder import check_is_of_a_run
+from rowmill.train.state import ATTACHMENT, check_same_run
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -156,9 +158,15 @@ class StoredRows:
 
 @contextmanager
 def stored_rows(
-    config: Config, source: Source, *, way: IdWay, path: Path, threads: int
+    config: Config,
+    source: Source,
+    *,
+    way: IdWay,
+    path: Path,
+    threads: int,
+    identity: dict[str, Any],
 ) -> Generator[StoredRows]:
-    """Open the store at `path` with one table per id feature."""
+    """Open the store at `path` with one table per id feature; to go on, it must be of the run of that identity."""
     store = rowmill.open(
         path,
         memory=config.store.memory,
@@ -167,6 +175,9 @@ def stored_rows(
         seed=config.train.seed,
     )
     with store:
+        if config.train.resume:
+            check_is_of_a_run(store, path)
+            check_same_run(store.attachment(ATTACHMENT), identity)
         yield StoredRows(store, _tables(store, config, source, way))
 
 

@@ -14,8 +14,8 @@ everything else at once, so a run that was killed goes on from the last one with
 
 from __future__ import annotations
 
+import math
 import os
-import shutil
 import time
 from collections import deque
 from contextlib import contextmanager
@@ -27,17 +27,26 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from rowmill.config import ConfigError
 from rowmill.data import CRITEO, batches, id_way, load_schema, open_source
 from rowmill.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
+from rowmill.errors import InvalidInput, RowmillError
 from rowmill.metrics import ClickMetrics
 from rowmill.models import DLRM, FFNN, DCNv2
 from rowmill.report import write_report
+from rowmill.train.folder import make_out, store_folder
 from rowmill.train.machine import describe_machine, resident_bytes
 from rowmill.train.progress import RunProgress
 from rowmill.train.rows import plain_rows, stored_rows
-from rowmill.train.state import ATTACHMENT, RunState, dense_parameters, identity_of, pack, unpack
+from rowmill.train.state import (
+    ATTACHMENT,
+    RunState,
+    check_of_first_rows,
+    dense_parameters,
+    identity_of,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
-    from pathlib import Path
 
     from rich.console import Console
     from torch import Tensor, nn
@@ -47,6 +56,10 @@ if TYPE_CHECKING:
     from rowmill.train.rows import RowSide
 
 _TEST_BATCH = 4096
+
+
+class TrainingDiverged(RowmillError):
+    """The loss or a gradient is no number any more; the message says at which step, and what to lower."""
 
 
 def train(config: Config, console: Console) -> dict[str, Any]:
@@ -81,13 +94,22 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
         buckets=config.data.buckets,
         min_count=config.data.min_count,
     )
-    config.train.out.mkdir(parents=True, exist_ok=True)
+    identity = identity_of(
+        config,
+        rows=source.rows,
+        train_rows=train_rows,
+        first_rows=check_of_first_rows(source),
+        vocabulary=way.fingerprint(),
+    )
+    make_out(config)
     if config.train.plain:
         opened = plain_rows(config, source, way=way, threads=threads)
     else:
-        opened = stored_rows(config, source, way=way, path=_store_folder(config), threads=threads)
+        opened = stored_rows(
+            config, source, way=way, path=store_folder(config), threads=threads, identity=identity
+        )
     with opened as rows:
-        trainer = Trainer(config, source, way, train_rows, rows)
+        trainer = Trainer(config, source, way, train_rows, rows, identity)
         if config.train.resume:
             trainer.resume(console)
         yield trainer
@@ -97,7 +119,13 @@ class Trainer:
     """A model, its rows and its optimizer, on their way through the data."""
 
     def __init__(
-        self, config: Config, source: Source, way: IdWay, train_rows: int, rows: RowSide
+        self,
+        config: Config,
+        source: Source,
+        way: IdWay,
+        train_rows: int,
+        rows: RowSide,
+        identity: dict[str, Any],
     ) -> None:
         self.config = config
         self.source = source
@@ -108,9 +136,7 @@ class Trainer:
         self.model = build_model(config.model, rows.embeddings, source)
         self.optimizer = torch.optim.Adam(dense_parameters(self.model), lr=config.train.dense_lr)
         self.state = RunState()
-        self._identity = identity_of(
-            config, rows=source.rows, train_rows=train_rows, vocabulary=way.fingerprint()
-        )
+        self._identity = identity
         self._window = ClickMetrics()
         self._since = time.perf_counter()
         self._counted = rows.counters()
@@ -142,7 +168,7 @@ class Trainer:
         logits = self.model(batch.dense, self.rows.inputs(batch.ids))
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         self.optimizer.zero_grad()
-        loss.backward()
+        self._backward(loss)
         for group in self.optimizer.param_groups:
             group["lr"] = self._dense_rate()
         self.optimizer.step()
@@ -151,6 +177,20 @@ class Trainer:
         self.state.row = batch.stop
         self._window.update(logits, batch.labels)
         return loss.detach()
+
+    def _backward(self, loss: Tensor) -> None:
+        cause = f"the loss is {loss.item()}"
+        if math.isfinite(loss.item()):
+            try:
+                loss.backward()
+                return
+            except InvalidInput as error:
+                cause = str(error)
+        raise TrainingDiverged(
+            f"training diverged at step {self.state.step + 1}: {cause}. Start again with a lower --dense-lr "
+            f"(now {self.config.train.dense_lr:g}) or --row-lr (now {self.config.rows.lr:g}); the last "
+            "checkpoint is as it was"
+        )
 
     def _dense_rate(self) -> float:
         """Constant, then falling evenly to 0 at the end of the last epoch."""
@@ -302,16 +342,3 @@ def _train_rows(config: Config, source: Source) -> int:
             f"data.train_rows = {train_rows}, but {config.data.path} has {source.rows} rows"
         )
     return train_rows
-
-
-def _store_folder(config: Config) -> Path:
-    given = config.store.path
-    folder = config.train.out / "store" if given is None else given
-    if not config.train.resume and folder.exists() and any(folder.iterdir()):
-        if given is not None:
-            raise ConfigError(
-                f"store {folder} is not empty: pass --resume to go on with its run, "
-                "or give --store another folder"
-            )
-        shutil.rmtree(folder)  # The folder that the run before made for itself.
-    return folder

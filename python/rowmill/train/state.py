@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -14,8 +15,10 @@ from rowmill.config import ConfigError
 
 if TYPE_CHECKING:
     from rowmill.config import Config
+    from rowmill.data import Source
 
 ATTACHMENT = "rowmill.train"
+_CHECKED_ROWS = 1024
 
 
 @dataclass
@@ -62,18 +65,34 @@ def unpack(
     packed: bytes, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
 ) -> RunState:
     """Put a packed run back; raise if it was another run than the one described by `identity`."""
+    check_same_run(packed, identity)
     content = torch.load(io.BytesIO(packed), weights_only=True)
-    before = json.loads(content["identity"])
+    model.load_state_dict(content["model"], strict=False)
+    optimizer.load_state_dict(content["optimizer"])
+    torch.set_rng_state(content["random"])
+    return RunState(**json.loads(content["state"]))
+
+
+def check_same_run(packed: bytes | None, identity: dict[str, Any]) -> None:
+    """Raise if a packed run was another one than the one described by `identity`."""
+    if packed is None:
+        return
+    before = json.loads(torch.load(io.BytesIO(packed), weights_only=True)["identity"])
     for key, value in json.loads(json.dumps(identity)).items():
         if before.get(key) != value:
             raise ConfigError(
                 f"cannot resume: {key} was {before.get(key)!r} and is {value!r}; "
                 "use the settings of the first run, or start a new one with another --out"
             )
-    model.load_state_dict(content["model"], strict=False)
-    optimizer.load_state_dict(content["optimizer"])
-    torch.set_rng_state(content["random"])
-    return RunState(**json.loads(content["state"]))
+
+
+def check_of_first_rows(source: Source) -> str:
+    """A checksum by which another log of as many rows is noticed."""
+    check = 0
+    for block in source.blocks(0, min(source.rows, _CHECKED_ROWS)):
+        for values in (block.labels, block.dense, block.ids):
+            check = crc32(values.tobytes(), check)
+    return f"{check:08x}"
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -88,13 +107,14 @@ def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def identity_of(
-    config: Config, *, rows: int, train_rows: int, vocabulary: str | None
+    config: Config, *, rows: int, train_rows: int, first_rows: str, vocabulary: str | None
 ) -> dict[str, Any]:
     """What must not change between the parts of one run."""
     settings = config.as_dict()
     return {
         "data rows": rows,
         "train rows": train_rows,
+        "checksum of the first rows": first_rows,
         "vocabulary": vocabulary,
         **{f"model.{key}": value for key, value in settings["model"].items()},
         **{f"rows.{key}": value for key, value in settings["rows"].items()},

@@ -1,0 +1,86 @@
+"""The folder of a run's rows: what may be used, gone on with, or thrown away.
+
+A run throws away only what a run before it has made: store files, of a run's checkpoint or of none, that nobody has
+open. Everything else is somebody's, and an error names it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import rowmill
+from rowmill.config import ConfigError
+from rowmill.errors import RowmillError, StoreLocked, StoreNewer
+from rowmill.train.state import ATTACHMENT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rowmill.config import Config
+    from rowmill.store import Store
+
+_STORE_FILES = re.compile(
+    r"LOCK|MANIFEST(\.new)?|group-\d+\.log|index-\d+\.(snapshot|delta)|attachment-\d+-.*"
+)
+
+
+def make_out(config: Config) -> None:
+    """The folder of the report."""
+    out = config.train.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"train.out = {str(out)!r} cannot be made a folder ({error.strerror}); give --out another"
+        ) from None
+
+
+def store_folder(config: Config) -> Path:
+    """Where the rows of this run go: empty for a new run, as it was for one that goes on."""
+    given = config.store.path
+    folder = config.train.out / "store" if given is None else given
+    if not folder.exists():
+        return folder
+    if not folder.is_dir():
+        raise ConfigError(f"store {folder} is a file; a store is a folder, give --store another")
+    names = [entry.name for entry in folder.iterdir()]
+    if config.train.resume:
+        if names and not any(map(_STORE_FILES.fullmatch, names)):
+            raise ConfigError(f"cannot resume: {folder} holds no store, but {min(names)}")
+        return folder
+    if names and given is not None:
+        raise ConfigError(
+            f"store {folder} is not empty: pass --resume to go on with its run, "
+            "or give --store another folder"
+        )
+    if names:
+        _remove(folder, names, config)
+    return folder
+
+
+def check_is_of_a_run(store: Store, folder: Path) -> None:
+    """Raise if a checkpoint is there that no run has made."""
+    if store.table_names() and store.attachment(ATTACHMENT) is None:
+        raise ConfigError(
+            f"store {folder} has tables, but not of a run of `rowmill train`: give --store another folder"
+        )
+
+
+def _remove(folder: Path, names: list[str], config: Config) -> None:
+    strange = [name for name in names if not _STORE_FILES.fullmatch(name)]
+    if strange:
+        raise ConfigError(
+            f"{folder} would be cleared for this run, but holds {min(strange)}, which is no part of a store: "
+            "move it, or give --out another folder"
+        )
+    try:
+        # Held open, so that no other run can begin in what is being removed.
+        with rowmill.open(folder, memory=config.store.memory) as store:
+            check_is_of_a_run(store, folder)
+            shutil.rmtree(folder)
+    except (ConfigError, StoreLocked, StoreNewer):
+        raise
+    except RowmillError:
+        shutil.rmtree(folder)  # Nobody holds it, and no run could go on from it.
