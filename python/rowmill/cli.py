@@ -7,6 +7,7 @@ failure of the store or the machine with 1.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rowmill.config import Config
 
 _TRAIN_SECTIONS = ("data", "model", "rows", "store", "train")
+_COUNT_DIGITS = 6
 _BAD_INPUT = (InvalidInput, MemoryTooSmall, StoreMissing, TableMissing)
 
 
@@ -34,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RowmillError as error:
         print(f"rowmill: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what Python still holds of it goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         print(
             f"rowmill: {error.strerror or error}: {error.filename or ''}".rstrip(": "),
@@ -41,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     except KeyboardInterrupt:
-        print("rowmill: interrupted; --resume goes on from the last checkpoint", file=sys.stderr)
+        print(f"rowmill: interrupted{parsed.interrupted}", file=sys.stderr)
         return 130
 
 
@@ -56,20 +62,26 @@ def _parser() -> argparse.ArgumentParser:
         "train", help="train a click model from a log, and report how good it is"
     )
     train.add_argument(
-        "--config", type=Path, metavar="FILE", help="TOML file with settings; flags win over it"
+        "--config", type=_path, metavar="FILE", help="TOML file with settings; flags win over it"
     )
     for section in _TRAIN_SECTIONS:
         _add_flags(train, section)
-    train.set_defaults(command=_train)
+    train.set_defaults(
+        command=_train,
+        interrupted="; the same command with --resume goes on from the last checkpoint",
+    )
 
     inspect = commands.add_parser(
         "inspect", help="print tables, sizes, hottest rows and health of a store"
     )
-    inspect.add_argument("store", type=Path, metavar="STORE")
+    inspect.add_argument("store", type=_path, metavar="STORE")
     inspect.add_argument(
-        "--hottest", type=int, default=10, metavar="N", help="rows to list (default 10)"
+        "--hottest", type=_count, default=10, metavar="N", help="rows to list (default 10)"
     )
-    inspect.set_defaults(command=_inspect)
+    inspect.add_argument(
+        "--verify", action="store_true", help="read every row and its checksum; 1 if any is damaged"
+    )
+    inspect.set_defaults(command=_inspect, interrupted="")
 
     data = commands.add_parser("data", help="make data").add_subparsers(
         required=True, metavar="COMMAND"
@@ -78,11 +90,27 @@ def _parser() -> argparse.ArgumentParser:
         "generate", help="write a click log whose best possible AUC is known"
     )
     generate.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder of the log"
+        "--out", type=_path, required=True, metavar="DIR", help="folder of the log"
     )
     _add_flags(generate, "generate")
-    generate.set_defaults(command=_generate)
+    generate.set_defaults(
+        command=_generate, interrupted="; the log is not finished, the same command begins it again"
+    )
     return parser
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; give a path")
+    return Path(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > _COUNT_DIGITS:
+        raise argparse.ArgumentTypeError(
+            f"{text[:20]!r} is not a number from 0 to {10**_COUNT_DIGITS - 1}"
+        )
+    return int(text)
 
 
 def _add_flags(parser: argparse.ArgumentParser, section: str) -> None:
@@ -159,8 +187,8 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
     from rowmill.inspection import print_store
 
-    print_store(parsed.store, Console(), hottest=parsed.hottest)
-    return 0
+    healthy = print_store(parsed.store, Console(), hottest=parsed.hottest, verify=parsed.verify)
+    return 0 if healthy else 1
 
 
 def _generate(parsed: argparse.Namespace) -> int:

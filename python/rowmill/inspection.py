@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table as TextTable
 
+from rowmill.data import MISSING_ID
+from rowmill.errors import StoreCorrupt, StoreIoError, StoreMissing
 from rowmill.size import format_size
 from rowmill.store import open as open_store
 
@@ -17,15 +19,48 @@ if TYPE_CHECKING:
     from rowmill.store import Store
 
 
-def print_store(path: Path, console: Console, *, hottest: int) -> None:
-    """Print everything; the store may be open for writing elsewhere."""
-    with open_store(path, read_only=True) as store:
+def print_store(path: Path, console: Console, *, hottest: int, verify: bool = False) -> bool:
+    """Print everything; the store may be open for writing elsewhere.
+
+    Args:
+        path: Folder of the store.
+        console: Where to print.
+        hottest: Rows to list.
+        verify: Read every row, so that damage shows.
+
+    Returns:
+        False if damage was met.
+    """
+    with _open(path) as store:
         stats = store.stats()
         console.print(_tables(store, stats))
         console.print(_sizes(stats))
         if hottest > 0:
             console.print(_hottest(store, hottest))
-        console.print(_health(stats), highlight=False)
+        damage = _damage(store) if verify else None
+        console.print(_health(stats, damage, verify=verify), highlight=False, soft_wrap=True)
+    return not damage
+
+
+def _open(path: Path) -> Store:
+    try:
+        return open_store(path, read_only=True)
+    except StoreMissing:
+        inner = path / "store"
+        found = f"there is one at {inner}" if (inner / "MANIFEST").exists() else "check the path"
+        raise StoreMissing(f"no store at {path}: {found}") from None
+
+
+def _damage(store: Store) -> list[str]:
+    """What reading every row of every table ran into, by table."""
+    damage: list[str] = []
+    for name in store.table_names():
+        try:
+            for _ in store.open_table(name).scan():
+                pass
+        except (StoreCorrupt, StoreIoError) as error:
+            damage.append(f"table {name}: {error}")
+    return damage
 
 
 def _tables(store: Store, stats: dict[str, Any]) -> TextTable:
@@ -68,17 +103,19 @@ def _hottest(store: Store, count: int) -> TextTable:
     ]
     shown = _text_table("Hottest rows", ["table", "id", "lookups"])
     for lookups, name, id_ in sorted(found, reverse=True)[:count]:
-        shown.add_row(name, str(id_), f"{lookups:,}")
+        shown.add_row(name, "missing" if id_ == MISSING_ID else str(id_), f"{lookups:,}")
     return shown
 
 
-def _health(stats: dict[str, Any]) -> str:
+def _health(stats: dict[str, Any], damage: list[str] | None, *, verify: bool) -> str:
     rows = sum(table["rows"] for table in stats["tables"].values())
     live, used = stats["device_live_bytes"], stats["device_used_bytes"]
     space = f"{used / live:.2f} device bytes per live byte" if live else "nothing on the device"
-    damaged = stats["corrupt_blocks"]
-    state = "healthy" if damaged == 0 else f"DAMAGED: {damaged} blocks fail their checksum"
-    return f"{state}: {rows:,} rows; {space}"
+    figures = f"{rows:,} rows; {space}"
+    if damage:
+        return "\n".join([*damage, f"DAMAGED: {figures}"])
+    seen = "every row was read" if verify else "the index was read, --verify reads the rows too"
+    return f"healthy: {figures}; {seen}"
 
 
 def _text_table(title: str, columns: list[str]) -> TextTable:
