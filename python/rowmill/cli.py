@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
@@ -16,7 +19,7 @@ from rowmill.config import ConfigError, load_config, section_from, settings_of
 from rowmill.errors import InvalidInput, MemoryTooSmall, RowmillError, StoreMissing, TableMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from rowmill.config import Config
 
@@ -149,9 +152,10 @@ def _train(parsed: argparse.Namespace) -> int:
         raise ConfigError(
             "no data: name a click log with --data, or in [data] path of the config file"
         )
-    from rich.console import Console
+    with _importing():
+        from rich.console import Console
 
-    from rowmill.train import train
+        from rowmill.train import train
 
     console = Console()
     report = train(config, console)
@@ -183,21 +187,41 @@ def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
-    from rich.console import Console
+    with _importing():
+        from rich.console import Console
 
-    from rowmill.inspection import print_store
+        from rowmill.inspection import print_store
 
     healthy = print_store(parsed.store, Console(), hottest=parsed.hottest, verify=parsed.verify)
     return 0 if healthy else 1
 
 
 def _generate(parsed: argparse.Namespace) -> int:
-    from rowmill.data.generate import generate
+    with _importing():
+        from rowmill.data.generate import generate
 
     values = {key: value for (_, key), value in _flags(parsed, "generate").items()}
     sidecar = generate(parsed.out, section_from("generate", values))
     print(f"{parsed.out}: the teacher's scores are in {sidecar.name}")
     return 0
+
+
+@contextmanager
+def _importing() -> Generator[None]:
+    """Let Ctrl-C end the process at once: some modules catch any exception while they load, and fail later."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(*_: object) -> None:
+        print("rowmill: interrupted before anything was done", file=sys.stderr, flush=True)
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Version(argparse.Action):
