@@ -164,6 +164,8 @@ def _train(parsed: argparse.Namespace) -> int:
 
 
 def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
+    from rich.markup import escape
+
     test, train = report["test"], report["train"]
     teacher: dict[str, float | None] = report["teacher"] or {}
 
@@ -183,7 +185,7 @@ def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
         ("stall share", shown(train["stall_share"], ".2%")),
         ("report", str(config.train.out / "report.html")),
     ]:
-        console.print(f"[dim]{name:<20}[/dim]{value}", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{name:<20}[/dim]{escape(value)}", highlight=False, soft_wrap=True)
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
@@ -209,7 +211,8 @@ def _generate(parsed: argparse.Namespace) -> int:
 @contextmanager
 def _importing() -> Generator[None]:
     """Let Ctrl-C end the process at once: some modules catch any exception while they load, and fail later."""
-    if threading.current_thread() is not threading.main_thread():
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not handled or threading.current_thread() is not threading.main_thread():
         yield
         return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
 from rich.table import Table as TextTable
 
 from rowmill.data import MISSING_ID
@@ -38,7 +39,9 @@ def print_store(path: Path, console: Console, *, hottest: int, verify: bool = Fa
         if hottest > 0:
             console.print(_hottest(store, hottest))
         damage = _damage(store) if verify else None
-        console.print(_health(stats, damage, verify=verify), highlight=False, soft_wrap=True)
+        console.print(
+            _health(stats, damage, verify=verify), highlight=False, markup=False, soft_wrap=True
+        )
     return not damage
 
 
@@ -70,7 +73,7 @@ def _tables(store: Store, stats: dict[str, Any]) -> TextTable:
     for name in store.table_names():
         table, figures = store.open_table(name), stats["tables"][name]
         shown.add_row(
-            name,
+            escape(name),
             str(figures["group"]),
             str(table.dim),
             type(table.optimizer).__name__,
@@ -103,7 +106,7 @@ def _hottest(store: Store, count: int) -> TextTable:
     ]
     shown = _text_table("Hottest rows", ["table", "id", "lookups"])
     for lookups, name, id_ in sorted(found, reverse=True)[:count]:
-        shown.add_row(name, "missing" if id_ == MISSING_ID else str(id_), f"{lookups:,}")
+        shown.add_row(escape(name), "missing" if id_ == MISSING_ID else str(id_), f"{lookups:,}")
     return shown
 
 

@@ -249,6 +249,21 @@ def test_a_wrong_argument_of_generate_is_named(
     assert not Path("x").exists()
 
 
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train(out="run[/1]")) == 0
+    assert "run[/1]/report.html" in capsys.readouterr().out
+    with rowmill.open("marked", memory="16MiB") as store:
+        for name in ("[/x]", "[red]"):
+            store.table(name, dim=1, optimizer=SGD(lr=1.0)).get_or_init([1])
+        store.checkpoint()
+    assert main(["inspect", "marked"]) == 0
+    shown = capsys.readouterr().out
+    assert "[/x]" in shown
+    assert "[red]" in shown
+
+
 @pytest.fixture
 def looked_up(here: Path) -> Path:
     """A store whose hottest row is that of the missing id."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import rowmill
 from rowmill.config import ConfigError
-from rowmill.errors import RowmillError, StoreLocked, StoreNewer
+from rowmill.errors import MemoryTooSmall, StoreCorrupt
 from rowmill.train.state import ATTACHMENT
 
 if TYPE_CHECKING:
@@ -80,7 +80,5 @@ def _remove(folder: Path, names: list[str], config: Config) -> None:
         with rowmill.open(folder, memory=config.store.memory) as store:
             check_is_of_a_run(store, folder)
             shutil.rmtree(folder)
-    except (ConfigError, StoreLocked, StoreNewer):
-        raise
-    except RowmillError:
+    except (StoreCorrupt, MemoryTooSmall):
         shutil.rmtree(folder)  # Nobody holds it, and no run could go on from it.

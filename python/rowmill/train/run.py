@@ -325,7 +325,9 @@ def _open_data(config: Config, console: Console) -> Source:
     if path is None:
         raise ConfigError("data.path is not set: name the click log with --data")
     if config.generate is not None and not (path / TEACHER_FILE).exists():
-        console.print(f"Generating {config.generate.rows:,} rows in {path}", highlight=False)
+        console.print(
+            f"Generating {config.generate.rows:,} rows in {path}", highlight=False, markup=False
+        )
     if config.generate is not None:
         generate(path, config.generate)
     schema = CRITEO if config.data.schema is None else load_schema(config.data.schema)

@@ -173,6 +173,20 @@ def test_ctrl_c_while_modules_load_is_one_line_too(log: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
+def test_ctrl_c_is_not_heard_by_a_run_in_the_background(log: Path, tmp_path: Path) -> None:
+    """A shell starts those with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = start(log, tmp_path / "out", "--epochs", "0")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    loads = Path(f"/proc/{process.pid}/maps")
+    until(lambda: "/torch/" in loads.read_text(), lambda: process.poll() is None)
+    process.send_signal(signal.SIGINT)
+    assert "test AUC" in process.communicate(timeout=DEADLINE_S)[0]
+    assert process.returncode == 0
+
+
 def test_a_second_run_into_the_same_folder_does_not_disturb_the_first(
     log: Path,
     whole: Path,
