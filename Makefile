@@ -13,6 +13,9 @@ CORE := $(VENV)/.stamp-core
 export PYO3_PYTHON := $(CURDIR)/$(VENV)/bin/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
+# Without a cache of bytecode every start of a command compiles torch again, for 10 s.
+unexport PYTHONDONTWRITEBYTECODE
+
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 # The binding holds no logic and links no Python: its tests are Python's.
 CARGO_TESTS := --workspace --exclude rowmill-python --locked

@@ -22,7 +22,7 @@ impl Group {
     /// # Errors
     /// When a row cannot be written out.
     pub(crate) fn shrink_if_over(&self) -> Result<(), StoreError> {
-        let over = self.core.budget.rows_over();
+        let over = self.core.budget.rows_over(0);
         if over == 0 { Ok(()) } else { self.shrink_by(over.min(self.core.used_bytes())) }
     }
 
@@ -50,6 +50,9 @@ impl Group {
 /// # Errors
 /// When a row cannot be written out.
 pub(crate) fn balance(groups: &[Arc<Group>], budget: &Budget) -> Result<(), StoreError> {
+    for group in groups {
+        group.core.charge_log();
+    }
     if groups.len() < 2 {
         return Ok(());
     }

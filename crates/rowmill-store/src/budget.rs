@@ -9,7 +9,7 @@ pub(crate) struct Budget {
     row_memory: Option<u64>,
     /// Buffers of fixed size: logs, I/O rings, scratch.
     fixed: AtomicU64,
-    /// Write buffers of the logs (part of `fixed`): with `row_memory` they come out of the rows' part.
+    /// Buffers and tables of the logs (part of `fixed`): with `row_memory` they come out of the rows' part.
     log_buffers: AtomicU64,
     /// Index memory of all shards.
     index: AtomicU64,
@@ -42,14 +42,12 @@ impl Budget {
         self.fixed.fetch_add(bytes, Relaxed);
     }
 
-    pub(crate) fn add_log_buffers(&self, bytes: u64) {
-        self.log_buffers.fetch_add(bytes, Relaxed);
-        self.fixed.fetch_add(bytes, Relaxed);
-    }
-
-    pub(crate) fn give_log_buffers(&self, bytes: u64) {
-        self.log_buffers.fetch_sub(bytes, Relaxed);
-        self.fixed.fetch_sub(bytes, Relaxed);
+    /// A log's memory changed.
+    pub(crate) fn resize_log_buffers(&self, before: u64, after: u64) {
+        // Wrapping arithmetic adds the difference, whatever its sign.
+        let difference = after.wrapping_sub(before);
+        self.log_buffers.fetch_add(difference, Relaxed);
+        self.fixed.fetch_add(difference, Relaxed);
     }
 
     /// An index changed size.
@@ -99,9 +97,10 @@ impl Budget {
         self.rows.fetch_sub(bytes, Relaxed);
     }
 
-    /// Whether rows take more than their limit (the index has grown since).
-    pub(crate) fn rows_over(&self) -> u64 {
-        self.row_bytes().saturating_sub(self.row_limit())
+    /// How much more than their limit rows will take once the index has grown by `bytes`.
+    pub(crate) fn rows_over(&self, bytes: u64) -> u64 {
+        let growth = if self.row_memory.is_some() { 0 } else { bytes };
+        (self.row_bytes() + growth).saturating_sub(self.row_limit())
     }
 
     /// What `row_memory`, or `memory` where that is not given, must be to hold `row_bytes` of rows.

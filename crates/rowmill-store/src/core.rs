@@ -23,6 +23,8 @@ pub(crate) struct Core {
     pub(crate) segment_bytes: usize,
     pub(crate) updater: RowUpdater,
     pub(crate) log: Log,
+    /// What the budget was last charged for the log's memory.
+    pub(crate) log_charged: AtomicU64,
     pub(crate) index_log: Arc<IndexLog>,
     pub(crate) budget: Arc<Budget>,
     /// Shards of the group.
@@ -68,6 +70,17 @@ impl Core {
     /// Memory of the group's resident rows.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Relaxed)
+    }
+
+    /// Charge the budget for what the log's memory has come to: its tables grow with the device.
+    pub(crate) fn charge_log(&self) {
+        let bytes = self.log.bytes() as u64;
+        self.budget.resize_log_buffers(self.log_charged.swap(bytes, Relaxed), bytes);
+    }
+
+    /// The log goes away.
+    pub(crate) fn uncharge_log(&self) {
+        self.budget.resize_log_buffers(self.log_charged.swap(0, Relaxed), 0);
     }
 
     /// Whether the index may grow by `bytes` and leave the rows a minimum.

@@ -11,6 +11,8 @@
 
 use std::collections::VecDeque;
 
+use crate::mapping::Mapping;
+
 /// `small` holds one slot of this many.
 const SMALL_SHARE: usize = 10;
 /// `ahead` holds at most one slot of this many.
@@ -29,50 +31,110 @@ pub(crate) enum Standing {
     Uses(u8),
 }
 
-/// The queues of one shard.
-#[derive(Debug, Default)]
+/// The queues of one shard. A slot is in one queue at most, so one array links them all.
+#[derive(Debug)]
 pub(crate) struct Policy {
-    small: VecDeque<u32>,
-    main: VecDeque<u32>,
-    /// With the step that wants them, in whose order announcements come as a rule.
-    ahead: VecDeque<(u32, u32)>,
+    /// The slot behind each slot in its queue.
+    next: Mapping<u32>,
+    small: Queue,
+    main: Queue,
+    /// By the step that wants them, in whose order announcements come as a rule.
+    ahead: Queue,
+    /// The steps of the slots in `ahead`, each with how many slots in a row it has.
+    steps: VecDeque<(u64, usize)>,
     /// Direct-mapped fingerprints of rows that left `small`; newer ones overwrite older ones.
-    ghost: Vec<u32>,
+    ghost: Mapping<u32>,
+    ghost_len: usize,
+}
+
+/// A queue of linked slots; its ends mean something while it has any.
+#[derive(Debug, Default)]
+struct Queue {
+    first: u32,
+    last: u32,
+    len: usize,
+}
+
+impl Queue {
+    fn push(&mut self, next: &mut Mapping<u32>, slot: u32) {
+        if self.len == 0 {
+            self.first = slot;
+        } else {
+            next.set(self.last as usize, slot);
+        }
+        self.last = slot;
+        self.len += 1;
+    }
+
+    fn pop(&mut self, next: &Mapping<u32>) -> Option<u32> {
+        let slot = (self.len > 0).then_some(self.first)?;
+        self.len -= 1;
+        if self.len > 0 {
+            self.first = next.get(slot as usize);
+        }
+        Some(slot)
+    }
 }
 
 impl Policy {
+    /// Queues for up to `slots_max` slots.
+    ///
+    /// # Errors
+    /// The operating system's error when address space is refused.
+    pub(crate) fn new(slots_max: usize) -> std::io::Result<Self> {
+        Ok(Self {
+            next: Mapping::new(slots_max, 0)?,
+            small: Queue::default(),
+            main: Queue::default(),
+            ahead: Queue::default(),
+            steps: VecDeque::new(),
+            ghost: Mapping::new(slots_max.next_power_of_two(), 0)?,
+            ghost_len: 0,
+        })
+    }
+
     /// A row with hash `hash` came into `slot`.
     pub(crate) fn admit(&mut self, slot: u32, hash: u64) {
-        if self.forget(hash) { self.main.push_back(slot) } else { self.small.push_back(slot) }
+        let queue = if self.forget(hash) { &mut self.main } else { &mut self.small };
+        queue.push(&mut self.next, slot);
     }
 
     /// A row with hash `hash` came into `slot` for a coming step.
     pub(crate) fn admit_ahead(&mut self, slot: u32, step: u64, hash: u64) {
         if self.forget(hash) {
-            self.main.push_back(slot);
-        } else {
-            self.ahead.push_back((slot, step as u32));
+            self.main.push(&mut self.next, slot);
+            return;
+        }
+        self.ahead.push(&mut self.next, slot);
+        match self.steps.back_mut() {
+            Some((last, slots)) if *last == step => *slots += 1,
+            _ => self.steps.push_back((step, 1)),
         }
     }
 
     /// Step number `now` has begun: rows that earlier ones wanted compete with the others from now on.
     pub(crate) fn advance(&mut self, now: u64) {
-        while let Some(&(slot, step)) = self.ahead.front()
-            && (now as u32).wrapping_sub(step).cast_signed() > 0
-        {
-            self.ahead.pop_front();
-            self.small.push_back(slot);
+        while let Some((_, slots)) = self.steps.pop_front_if(|(step, _)| *step < now) {
+            self.release(slots);
         }
     }
 
     /// Let all rows that coming steps want compete with the others.
     pub(crate) fn release_ahead(&mut self) {
-        self.small.extend(self.ahead.drain(..).map(|(slot, _)| slot));
+        self.steps.clear();
+        self.release(self.ahead.len);
+    }
+
+    fn release(&mut self, slots: usize) {
+        for _ in 0..slots {
+            let slot = self.ahead.pop(&self.next).expect("as many as were counted");
+            self.small.push(&mut self.next, slot);
+        }
     }
 
     /// Whether one more row may come in for a coming step.
     pub(crate) fn may_admit_ahead(&self, slots: usize) -> bool {
-        self.ahead.len() * AHEAD_SHARE < slots
+        self.ahead.len * AHEAD_SHARE < slots
     }
 
     /// Choose the slot to give up. `standing` reports on a slot's row, `hash` its key hash, `spare` lowers
@@ -86,18 +148,19 @@ impl Policy {
         mut hash: impl FnMut(u32) -> u64,
         mut spare: impl FnMut(u32, bool),
     ) -> Option<u32> {
-        let slots = self.small.len() + self.main.len();
+        if self.small.len + self.main.len == 0 {
+            self.release_ahead();
+        }
+        let slots = self.small.len + self.main.len;
         let mut held = 0;
-        // A row in `main` survives at most 3 rounds (its count is at most 3).
-        for _ in 0..slots * 4 + HELD_MAX {
-            let from_small = self.small.len() * SMALL_SHARE >= slots || self.main.is_empty();
-            let Some(slot) = (if from_small { self.small.pop_front() } else { self.main.pop_front() }) else {
-                break;
-            };
+        loop {
+            let from_small = self.small.len * SMALL_SHARE >= slots || self.main.len == 0;
+            let queue = if from_small { &mut self.small } else { &mut self.main };
+            let slot = queue.pop(&self.next)?;
             match standing(slot) {
                 Standing::Held if held < HELD_MAX => {
                     held += 1;
-                    self.main.push_back(slot);
+                    self.main.push(&mut self.next, slot);
                 }
                 Standing::Vacant | Standing::Held => return Some(slot),
                 Standing::Uses(0) => {
@@ -106,47 +169,58 @@ impl Policy {
                     }
                     return Some(slot);
                 }
+                // Comes to an end: every round lowers the counts.
                 Standing::Uses(_) => {
                     spare(slot, from_small);
-                    self.main.push_back(slot);
+                    self.main.push(&mut self.next, slot);
                 }
             }
         }
-        // The last to come is wanted last.
-        self.ahead.pop_back().map(|(slot, _)| slot)
     }
 
-    /// Keep only slots for which `keep` returns their (possibly new) number.
-    pub(crate) fn rename(&mut self, keep: impl Fn(u32) -> Option<u32>) {
+    /// Forget the slots from `slots` on.
+    pub(crate) fn truncate(&mut self, slots: usize) {
+        self.release_ahead();
         for queue in [&mut self.small, &mut self.main] {
-            *queue = queue.iter().filter_map(|&slot| keep(slot)).collect();
+            for _ in 0..queue.len {
+                let slot = queue.pop(&self.next).expect("as many as were counted");
+                if (slot as usize) < slots {
+                    queue.push(&mut self.next, slot);
+                }
+            }
         }
-        self.ahead = self.ahead.iter().filter_map(|&(slot, step)| Some((keep(slot)?, step))).collect();
+        self.next.release_from(slots);
+        self.fit_ghost(slots);
     }
 
-    /// Bytes of memory taken.
-    pub(crate) fn bytes(&self) -> usize {
-        let slots = self.small.capacity() + self.main.capacity() + 2 * self.ahead.capacity();
-        (slots + self.ghost.capacity()) * size_of::<u32>()
+    /// Bytes of memory taken for `slots` slots.
+    pub(crate) fn bytes(&self, slots: usize) -> usize {
+        (slots + self.ghost_len) * size_of::<u32>()
     }
 
     fn remember(&mut self, hash: u64, slots: usize) {
+        self.fit_ghost(slots);
+        let index = hash as usize & (self.ghost_len - 1);
+        self.ghost.set(index, fingerprint(hash));
+    }
+
+    /// Have an entry per slot. Another number puts every row elsewhere, so all are forgotten.
+    fn fit_ghost(&mut self, slots: usize) {
         let wanted = slots.next_power_of_two();
-        if self.ghost.len() != wanted {
-            self.ghost = vec![0; wanted];
+        if self.ghost_len != wanted {
+            self.ghost.release_from(0);
+            self.ghost_len = wanted;
         }
-        let index = hash as usize & (self.ghost.len() - 1);
-        self.ghost[index] = fingerprint(hash);
     }
 
     fn forget(&mut self, hash: u64) -> bool {
-        if self.ghost.is_empty() {
+        if self.ghost_len == 0 {
             return false;
         }
-        let index = hash as usize & (self.ghost.len() - 1);
-        let known = self.ghost[index] == fingerprint(hash);
+        let index = hash as usize & (self.ghost_len - 1);
+        let known = self.ghost.get(index) == fingerprint(hash);
         if known {
-            self.ghost[index] = 0;
+            self.ghost.set(index, 0);
         }
         known
     }
@@ -164,7 +238,7 @@ mod tests {
 
     /// A cache of `capacity` keys driven by the policy; returns the hit rate of `trace`.
     fn hit_rate(capacity: usize, trace: impl Iterator<Item = u64>) -> f64 {
-        let mut policy = Policy::default();
+        let mut policy = Policy::new(100_000).unwrap();
         let mut slot_of: HashMap<u64, u32> = HashMap::new();
         let mut key_of: Vec<u64> = Vec::new();
         let mut uses: Vec<u8> = Vec::new();
@@ -216,7 +290,7 @@ mod tests {
 
     #[test]
     fn held_rows_stay_while_others_can_go_and_leave_when_all_are_held() {
-        let mut policy = Policy::default();
+        let mut policy = Policy::new(100_000).unwrap();
         for slot in 0..4 {
             policy.admit(slot, u64::from(slot) << 40);
         }
@@ -234,7 +308,7 @@ mod tests {
 
     #[test]
     fn rows_leave_once_the_step_that_wanted_them_is_over() {
-        let mut policy = Policy::default();
+        let mut policy = Policy::new(100_000).unwrap();
         for slot in 0..100 {
             policy.admit_ahead(slot, u64::from(slot / 50) + 7, u64::from(slot) << 40);
         }
@@ -250,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_search_among_held_rows_is_short() {
-        let mut policy = Policy::default();
+        let mut policy = Policy::new(100_000).unwrap();
         for slot in 0..100_000 {
             policy.admit(slot, u64::from(slot) << 40);
         }
@@ -268,7 +342,7 @@ mod tests {
 
     #[test]
     fn a_part_of_the_slots_may_be_filled_ahead() {
-        let mut policy = Policy::default();
+        let mut policy = Policy::new(100_000).unwrap();
         let admitted = (0..100)
             .take_while(|&slot| {
                 let may = policy.may_admit_ahead(100);
@@ -281,6 +355,6 @@ mod tests {
 
     #[test]
     fn an_empty_policy_has_nothing_to_give() {
-        assert_eq!(Policy::default().evict(|_| Standing::Uses(0), u64::from, |_, _| {}), None);
+        assert_eq!(Policy::new(4).unwrap().evict(|_| Standing::Uses(0), u64::from, |_, _| {}), None);
     }
 }

@@ -127,7 +127,7 @@ impl Shard {
             dirty: Bits::default(),
             frozen: Bits::default(),
             due: Due::default(),
-            policy: Policy::default(),
+            policy: Policy::new(slots_max).map_err(reserve)?,
             indexes: Vec::new(),
             tables: Vec::new(),
             save_from: 0,
@@ -247,6 +247,7 @@ impl Shard {
         let growth = index.grow_bytes_if_inserting(1);
         if growth > 0 {
             core.check_index_growth(growth as u64)?;
+            self.make_room(core, growth)?;
         }
         let slot = self.take_slot(core)?;
         let place = self.indexes[table as usize].insert(id, Location::resident(slot));
@@ -423,6 +424,15 @@ impl Shard {
         Ok(victim)
     }
 
+    /// Give up rows before the index of this shard grows by `bytes`: indexes of a group grow at about the
+    /// same time, and rows that left only afterwards would exceed the budget by all of that.
+    fn make_room(&mut self, core: &Core, bytes: usize) -> Result<(), StoreError> {
+        let over = core.budget.rows_over(bytes as u64).min(bytes as u64);
+        let slots = over.div_ceil(core.slot_bytes()) as usize;
+        // What half of the slots cannot give, the other shards do afterwards.
+        self.shrink(core, self.slots - slots.min(self.slots / 2)).map(drop)
+    }
+
     /// Move the row in `slot`, if any, out of memory.
     fn vacate(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
         let meta = self.meta.get(slot as usize);
@@ -546,7 +556,7 @@ impl Shard {
         let given = self.slots - target;
         self.slots = target;
         self.free.retain(|&slot| (slot as usize) < target);
-        self.policy.rename(|slot| ((slot as usize) < target).then_some(slot));
+        self.policy.truncate(target);
         for bits in [&mut self.dirty, &mut self.frozen] {
             bits.truncate(target);
         }
@@ -639,7 +649,7 @@ impl Shard {
             + self.free.capacity() * 4
             + self.dirty.bytes() * 2
             + self.due.bytes();
-        (self.slots * core.layout.stride, self.index_bytes, meta + self.policy.bytes())
+        (self.slots * core.layout.stride, self.index_bytes, meta + self.policy.bytes(self.slots))
     }
 
     /// Slots in the arena.

@@ -102,23 +102,21 @@ impl Store {
     pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
         options.validate()?;
         let lock = if options.read_only { None } else { Some(volume.lock()?) };
-        loop {
-            let manifest = crate::checkpoint::load_manifest(&*volume)?;
-            let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
-            let opened = Self::open_at(&volume, manifest, options.clone());
-            // The files of a checkpoint go away with it: a reader that comes while the writer makes the
-            // next one starts again there.
-            let moved_on = || {
-                let now = crate::checkpoint::load_manifest(&*volume).ok().flatten();
-                now.map(|manifest| manifest.epoch) != epoch
-            };
-            if options.read_only && opened.is_err() && moved_on() {
-                continue;
-            }
-            let store = opened?;
-            *store.lock.lock() = lock;
-            return Ok(store);
+        let manifest = crate::checkpoint::load_manifest(&*volume)?;
+        let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
+        let opened = Self::open_at(&volume, manifest, options.clone());
+        // The files of a checkpoint go away with it: a reader that comes while the writer makes the next
+        // one starts again there.
+        let moved_on = || {
+            let now = crate::checkpoint::load_manifest(&*volume).ok().flatten();
+            now.map(|manifest| manifest.epoch) != epoch
+        };
+        if options.read_only && opened.is_err() && moved_on() {
+            return Self::open_volume(volume, options);
         }
+        let store = opened?;
+        *store.lock.lock() = lock;
+        Ok(store)
     }
 
     fn open_at(
@@ -281,7 +279,6 @@ impl Store {
         };
         let device = self.volume.device(&log_name(number), writable)?;
         let log = Log::open(device, config, state)?;
-        self.budget.add_log_buffers(log.bytes() as u64);
         let shards = shards_for(self.budget.row_target(), layout.stride);
         let core = Core {
             number,
@@ -290,6 +287,7 @@ impl Store {
             layout,
             updater: RowUpdater::new(&spec.optimizer, layout.dim),
             log,
+            log_charged: AtomicU64::new(0),
             index_log: Arc::clone(&self.index_log),
             budget: Arc::clone(&self.budget),
             shards,
@@ -297,11 +295,12 @@ impl Store {
             cap_bytes: AtomicU64::new(u64::MAX),
             evictions_seen: AtomicU64::new(0),
         };
+        core.charge_log();
         let rows_min = (shards * SLOTS_MIN) as u64 * core.slot_bytes();
         if self.budget.row_limit() < self.budget.row_bytes() + rows_min {
             let given = self.options.row_memory.unwrap_or(self.options.memory);
             let needed = self.budget.needed_for_rows(self.budget.row_bytes() + rows_min);
-            self.budget.give_log_buffers(core.log.bytes() as u64);
+            core.uncharge_log();
             return Err(StoreError::MemoryTooSmall {
                 given,
                 // More memory brings larger write buffers, up to a sixteenth of it.
