@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral
 
 from rowmill.errors import InvalidInput
 
@@ -46,6 +47,14 @@ def parse_size(size: int | str, *, name: str = "memory") -> int:
         )
     whole = round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
     return _within(whole, size, name)
+
+
+def check_int(value: object, name: str, low: int, high: int) -> int:
+    """`value`, if it is a whole number from `low` to `high`; else an error that speaks of `name`."""
+    whole = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    if whole is not None and low <= whole <= high:
+        return whole
+    raise InvalidInput(f"{name} must be a whole number from {low} to {high}, got {value!r}")
 
 
 def _within(bytes_: int, given: int | str, name: str) -> int:

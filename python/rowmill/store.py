@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from rowmill import _core, init
 from rowmill.errors import InvalidInput
 from rowmill.optim import initializer_to_dict, optimizer_from_dict, optimizer_to_dict
-from rowmill.size import parse_size
+from rowmill.size import check_int, parse_size
 from rowmill.steps import ExplicitStep, StepKeeper
 from rowmill.tables import Destination, Ids, Table, Ticket, as_ids
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from rowmill.init import Initializer
     from rowmill.optim import OptimizerSpec
+
+
+THREADS_MAX = 1024
 
 
 def open(
@@ -57,12 +60,14 @@ def open(
         [[0.0, 0.0]]
     """
     memory = parse_size(memory, name="memory")
+    if threads is None:
+        threads = len(os.sched_getaffinity(0))
     core = _core.Store.open(
         str(_local_path(path_or_uri)),
         memory=memory,
         row_memory=None if row_memory is None else parse_size(row_memory, name="row_memory"),
-        threads=threads if threads is not None else len(os.sched_getaffinity(0)),
-        seed=seed,
+        threads=check_int(threads, "threads", 1, THREADS_MAX),
+        seed=check_int(seed, "seed", 0, 2**64 - 1),
         wait_deadline_s=wait_deadline_s,
         create=create and not read_only,
         read_only=read_only,
@@ -127,11 +132,11 @@ class Store:
             initializer = init.Normal(std=0.01)
         core = self.core.table(
             name,
-            dim=dim,
+            dim=check_int(dim, "dim", 0, 2**32 - 1),
             optimizer=optimizer_to_dict(optimizer),
             initializer=initializer_to_dict(initializer),
             staleness_bound=staleness_bound,
-            dense_rows=num_rows,
+            dense_rows=None if num_rows is None else check_int(num_rows, "num_rows", 0, 2**63),
         )
         table = self._wrap(core, optimizer)
         table.lr = optimizer.lr
@@ -166,7 +171,9 @@ class Store:
             False if rows were left out because too many announcements wait.
         """
         flat = [as_ids(table_ids)[0] for table_ids in ids.values()]
-        return self.core.lookahead([table.core for table in ids], flat, into, steps)
+        return self.core.lookahead(
+            [table.core for table in ids], flat, into, check_int(steps, "steps", 1, 2**63 - 1)
+        )
 
     def _wrap(self, core: _core.Table, optimizer: OptimizerSpec) -> Table:
         # One object per table: its rate, its optimizer and its gradients of a step have one home.
@@ -240,6 +247,8 @@ class Store:
 def _local_path(path_or_uri: str | os.PathLike[str]) -> Path:
     if not isinstance(path_or_uri, str):
         return Path(path_or_uri)
+    if not path_or_uri:
+        raise InvalidInput("path_or_uri must name a folder, got ''")
     parts = urlsplit(path_or_uri)
     if "://" not in path_or_uri:
         return Path(path_or_uri)

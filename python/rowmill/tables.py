@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rowmill.errors import InvalidInput
 from rowmill.ops import handles
+from rowmill.size import check_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,21 +147,24 @@ class Table:
         may or may not be met.
         """
         self.store.steps.flush()
+        batch_rows = check_int(batch_rows, "batch_rows", 1, 2**31)
         for ids, weights in self.core.scan(batch_rows):
             rows = np.frombuffer(weights, np.float32).reshape(-1, self.dim)
             yield np.frombuffer(ids, np.int64), rows
 
     def hottest(self, count: int = 10) -> list[tuple[int, int]]:
         """The ids looked up most, from a sample, with an estimate of their lookups; most first."""
-        return self.core.hottest(count)
+        return self.core.hottest(check_int(count, "count", 0, 2**31))
 
     # Changing.
 
     def put(self, ids: Ids, values: Numbers, *, ticket: Ticket | None = None) -> None:
         """Set weights. Of duplicates the last one stays. Optimizer state does not change."""
         self.store.steps.flush()
-        ids_N, _, _ = as_ids(ids)
-        self.core.put(ids_N, as_floats(values, "values"), _core_ticket(ticket))
+        ids_N, shape, _ = as_ids(ids)
+        values = as_floats(values, "values")
+        self._check_shape("values", values, shape)
+        self.core.put(ids_N, values, _core_ticket(ticket))
 
     def rmw(
         self,
@@ -172,9 +176,11 @@ class Table:
     ) -> None:
         """Update rows by one step of the table's optimizer; gradients of duplicate ids add up."""
         self.store.steps.flush()
-        ids_N, _, _ = as_ids(ids)
+        ids_N, shape, _ = as_ids(ids)
+        gradients = as_floats(gradients, "gradients")
+        self._check_shape("gradients", gradients, shape)
         rate = self.lr if lr is None else lr
-        self.core.rmw(ids_N, as_floats(gradients, "gradients"), rate, _core_ticket(ticket))
+        self.core.rmw(ids_N, gradients, rate, _core_ticket(ticket))
 
     def delete(self, ids: Ids) -> int:
         """Delete rows and their optimizer state; returns how many there were."""
@@ -206,6 +212,13 @@ class Table:
         self.core.get(ids_N, out)
         return out
 
+    def _check_shape(self, name: str, values: NDArray[np.float32], ids: tuple[int, ...]) -> None:
+        # A flat list of numbers will do; its length is checked where the rows are.
+        if values.ndim > 1 and values.shape != (*ids, self.dim):
+            raise InvalidInput(
+                f"{name} must have shape {(*ids, self.dim)}, that of the ids and dim, got {values.shape}"
+            )
+
     def _output(
         self, ids: Ids, out: Values | None
     ) -> tuple[Values, NDArray[np.int64], NDArray[np.float32]]:
@@ -213,6 +226,8 @@ class Table:
         shape = (*shape, self.dim)
         if out is None:
             out = torch.empty(shape) if is_tensor else np.empty(shape, np.float32)
+        elif not hasattr(out, "shape"):
+            raise InvalidInput(f"out must be a tensor or a NumPy array, got {type(out).__name__}")
         elif tuple(out.shape) != shape:
             raise InvalidInput(f"out must have shape {shape}, got {tuple(out.shape)}")
         array = out.detach().numpy() if isinstance(out, Tensor) else out
@@ -270,7 +285,7 @@ def as_ids(ids: Ids) -> tuple[NDArray[np.int64], tuple[int, ...], bool]:
             raise InvalidInput(f"ids must be int64, got a tensor of {ids.dtype}")
         flat = ids.detach().cpu().contiguous().numpy().reshape(-1)
         return flat, tuple(ids.shape), True
-    array = np.asarray(ids)
+    array = _as_array(ids, "ids", None)
     if array.size == 0 and not isinstance(ids, np.ndarray):
         array = array.astype(np.int64)
     if array.dtype == np.uint64:
@@ -286,10 +301,17 @@ def as_floats(values: Numbers, name: str) -> NDArray[np.float32]:
         if values.dtype != torch.float32:
             raise InvalidInput(f"{name} must be float32, got a tensor of {values.dtype}")
         return values.detach().cpu().contiguous().numpy()
-    array = values if isinstance(values, np.ndarray) else np.asarray(values, np.float32)
+    array = _as_array(values, name, None if isinstance(values, np.ndarray) else np.float32)
     if array.dtype != np.float32:
         raise InvalidInput(f"{name} must be float32, got {array.dtype}")
     return np.ascontiguousarray(array)
+
+
+def _as_array(values: Any, name: str, dtype: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(values, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidInput(f"{name} must be numbers in a regular shape: {error}") from None
 
 
 def _core_ticket(ticket: Ticket | Step | None) -> _core.Ticket | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -113,6 +113,35 @@ def test_wrong_specs_are_named(store: rowmill.Store, change: dict[str, object], 
     with pytest.raises(errors.InvalidInput, match=says):
         store.table("t", **spec)  # pyright: ignore[reportArgumentType]
     assert store.table_names() == []
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda path: rowmill.open(path / "s", seed=-1), "seed must be a whole number from 0"),
+        (lambda path: rowmill.open(path / "s", threads=0), "threads must be .* got 0"),
+        (lambda path: rowmill.open(""), "path_or_uri must name a folder"),
+        (lambda path: rowmill.open(path / "file"), "path must be a folder .* which is a file"),
+        (
+            lambda path: rowmill.open(path / "s").table("", dim=1, optimizer=SGD(lr=1)),
+            "name must be",
+        ),
+        (
+            lambda path: rowmill.open(path / "s").table("t", dim=2**70, optimizer=SGD(lr=1)),
+            "dim must be a whole number",
+        ),
+        (
+            lambda path: rowmill.open(path / "s", row_memory=1024).table(
+                "t", dim=8, optimizer=SGD(lr=1)
+            ),
+            "row_memory=1024 bytes is too small",
+        ),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, call: Any, says: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises((errors.InvalidInput, errors.MemoryTooSmall), match=says):
+        call(tmp_path)
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:

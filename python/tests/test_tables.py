@@ -128,7 +128,7 @@ def test_state_can_be_read_and_set(store: rowmill.Store) -> None:
         ),
         (lambda t: t.put([1], np.zeros((1, 2))), "values must be float32, got float64"),
         (lambda t: t.put([1], torch.zeros(1, 2).half()), "values must be float32, got .*float16"),
-        (lambda t: t.put([1, 2], np.zeros((1, 2), np.float32)), "values has 2 values, expected 4"),
+        (lambda t: t.put([1, 2], np.zeros((1, 2), np.float32)), "values must have shape"),
         (lambda t: t.rmw([1], np.zeros(3, np.float32)), "gradients has 3 values, expected 2"),
         (lambda t: t.rmw([1], np.zeros(2, np.float32), lr=float("nan")), "lr"),
         (
@@ -140,7 +140,11 @@ def test_state_can_be_read_and_set(store: rowmill.Store) -> None:
             "gradients .* is NaN at position 0",
         ),
         (lambda t: t.lookahead([1], into="disk"), "into"),
-        (lambda t: t.lookahead([1], steps=0), "steps must be at least 1"),
+        (lambda t: t.put([1, 2], [[1.0] * 2] * 4), r"values must have shape \(2, 2\)"),
+        (lambda t: t.get([[1], [2, 3]]), "ids must be numbers in a regular shape"),
+        (lambda t: t.get([1], out=[0.0, 0.0]), "out must be a tensor"),
+        (lambda t: t.hottest(-1), "count must be"),
+        (lambda t: t.lookahead([1], steps=0), "steps must be a whole number from 1"),
     ],
 )
 def test_wrong_arguments_are_named_and_change_nothing(

@@ -58,10 +58,8 @@ pub trait Device: Send + Sync + Debug {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// No space left. Nothing the last checkpoint names was touched.
-    #[error(
-        "no space left while writing {bytes} bytes to {name} at {offset}: free space on the file system and retry"
-    )]
+    /// No space left, or the file may not grow. Nothing the last checkpoint names was touched.
+    #[error("no space left while writing {bytes} bytes to {name} at {offset}: free space on the file system")]
     Full {
         /// File or device.
         name: String,
@@ -109,7 +107,9 @@ impl DeviceError {
     ) -> Self {
         let name = name.into();
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full { name, offset, bytes },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                Self::Full { name, offset, bytes }
+            }
             io::ErrorKind::NotFound => Self::Missing { name },
             _ => Self::Io { operation, name, offset, source },
         }

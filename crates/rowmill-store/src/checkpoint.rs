@@ -78,6 +78,9 @@ struct Cut {
 pub(crate) fn load_manifest(volume: &dyn Volume) -> Result<Option<Manifest>, StoreError> {
     match Manifest::load(volume) {
         Ok(manifest) => Ok(Some(manifest)),
+        Err(FileError::Missing { name }) if files::is_marked(volume)? => Err(StoreError::Corrupt {
+            what: format!("the store in {} has a checkpoint, but its {name} is gone", volume.location()),
+        }),
         Err(FileError::Missing { .. }) => Ok(None),
         Err(error) => Err(at(volume, error)),
     }
@@ -88,6 +91,9 @@ pub(crate) fn at(volume: &dyn Volume, error: FileError) -> StoreError {
     match error {
         FileError::Newer { found, supported, .. } => {
             StoreError::Newer { location: volume.location(), found, supported }
+        }
+        FileError::Corrupt { name, what } => {
+            StoreError::Corrupt { what: format!("{name} of {} is damaged: {what}", volume.location()) }
         }
         error => error.into(),
     }
@@ -172,6 +178,10 @@ impl Store {
         let manifest = self.manifest(epoch, &next, cut.tables, &cut.logs, &groups);
         manifest.save(&*self.volume)?;
         *saved = next;
+        if epoch == 1 {
+            // What it guards against is rare; a checkpoint that is durable does not fail for its sake.
+            let _ = files::mark(&*self.volume);
+        }
         for (group, cut) in groups.iter().zip(&cut.logs) {
             group.core.log.checkpoint_durable(*cut);
             group.core.log.discard_free_end();

@@ -94,6 +94,7 @@ impl Core {
             return Ok(());
         }
         Err(StoreError::MemoryTooSmall {
+            option: "memory",
             given: self.budget.memory(),
             needed: needed + needed / 4,
             what: format!(

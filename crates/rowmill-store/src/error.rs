@@ -8,12 +8,14 @@ use rowmill_rows::{BagError, RowKey, SpecError};
 use crate::log::LogError;
 
 /// Every failure of a store operation. Unless a variant says otherwise the operation changed nothing
-/// and the store stays usable.
+/// and the store stays usable. After [`StoreError::Full`], [`StoreError::Poisoned`], [`StoreError::Device`]
+/// and [`StoreError::Corrupt`] an update may have changed some of its rows in memory; the last checkpoint
+/// is as it was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// There is no store where one was expected.
-    #[error("no store at {location}: check the path, or open with create=True")]
+    #[error("no store at {location}: check the path; opening it for writing with create=True makes one")]
     Missing {
         /// Where it was looked for.
         location: String,
@@ -64,8 +66,10 @@ pub enum StoreError {
     #[error("the store is closed")]
     Closed,
     /// The memory budget cannot hold what must be in memory.
-    #[error("memory={given} bytes is too small: {what} needs at least {needed} bytes")]
+    #[error("{option}={given} bytes is too small: {what} needs at least {needed} bytes")]
     MemoryTooSmall {
+        /// `memory` or `row_memory`.
+        option: &'static str,
         /// The budget.
         given: u64,
         /// The least that would do.

@@ -114,6 +114,7 @@ impl Shard {
     /// A shard with room for up to `slots_max` rows.
     pub(crate) fn new(core: &Core, slots_max: usize, expected_bytes: usize) -> Result<Self, StoreError> {
         let reserve = |error: std::io::Error| StoreError::MemoryTooSmall {
+            option: "memory",
             given: core.budget.memory(),
             needed: (slots_max * core.layout.stride) as u64,
             what: format!("address space for {slots_max} row slots ({error})"),

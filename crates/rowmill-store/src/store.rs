@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use parking_lot::{Mutex, RwLock};
 use rowmill_io::{DirectoryVolume, Volume, VolumeLock};
 use rowmill_kernels::RowUpdater;
-use rowmill_rows::{Category, GroupSpec, IdBag, TableSpec};
+use rowmill_rows::{Category, GroupSpec, IdBag, IdRange, TableSpec};
 
 use crate::backward::RowGradients;
 use crate::budget::Budget;
@@ -38,6 +38,8 @@ const TAIL_BUFFERS: usize = 4;
 const TAIL_SHARE: u64 = 16;
 /// Tables of a store, a bound on what a manifest may hold.
 const TABLES_MAX: usize = 1 << 16;
+/// Bytes of a table's name.
+const NAME_BYTES_MAX: usize = 255;
 
 pub(crate) type Groups = Arc<RwLock<Vec<Arc<Group>>>>;
 pub(crate) type TableEntry = (Arc<Group>, Arc<TableState>);
@@ -80,6 +82,17 @@ impl Store {
     pub fn open(path: &Path, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
         options.validate()?;
         let missing = || StoreError::Missing { location: path.display().to_string() };
+        if path.as_os_str().is_empty() || (path.is_file() && !options.read_only) {
+            return Err(StoreError::Option {
+                option: "path",
+                expected: "a folder of the store's own, there or to be made".into(),
+                got: format!(
+                    "\"{}\"{}",
+                    path.display(),
+                    if path.is_file() { ", which is a file" } else { "" }
+                ),
+            });
+        }
         if !path.is_dir() {
             if !options.create || options.read_only {
                 return Err(missing());
@@ -195,6 +208,13 @@ impl Store {
             return Ok(Table::new(Arc::clone(self), Arc::clone(group), Arc::clone(state), *spec));
         }
         self.check_writable("creating a table")?;
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(char::is_control) {
+            return Err(StoreError::Option {
+                option: "name",
+                expected: format!("1 to {NAME_BYTES_MAX} bytes without control characters"),
+                got: format!("{:?} ({} bytes)", name.chars().take(40).collect::<String>(), name.len()),
+            });
+        }
         let mut tables = self.tables.write();
         if let Some((group, state)) = tables.get(name) {
             check_spec(name, &state.spec, spec)?;
@@ -301,7 +321,9 @@ impl Store {
             let given = self.options.row_memory.unwrap_or(self.options.memory);
             let needed = self.budget.needed_for_rows(self.budget.row_bytes() + rows_min);
             core.uncharge_log();
+            let option = if self.options.row_memory.is_some() { "row_memory" } else { "memory" };
             return Err(StoreError::MemoryTooSmall {
+                option,
                 given,
                 // More memory brings larger write buffers, up to a sixteenth of it.
                 needed: needed + needed / 8,
@@ -503,7 +525,7 @@ impl Store {
     pub(crate) fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         result.map_err(|error| {
             if error.poisons() {
-                self.poison.lock().get_or_insert_with(|| error.to_string());
+                self.poison(&error);
             }
             let unreadable = matches!(error, StoreError::Corrupt { .. } | StoreError::Device(_));
             if self.options.read_only && unreadable && self.is_superseded() {
@@ -523,7 +545,10 @@ impl Store {
 
     /// Refuse every later write.
     pub(crate) fn poison(&self, cause: &StoreError) {
-        self.poison.lock().get_or_insert_with(|| cause.to_string());
+        self.poison.lock().get_or_insert_with(|| match cause {
+            StoreError::Full { cause } | StoreError::Poisoned { cause } => cause.clone(),
+            cause => cause.to_string(),
+        });
     }
 
     /// The figures of the store.
@@ -578,7 +603,11 @@ fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), 
         );
     }
     if stored.ids != given.ids {
-        return mismatch("ids", format!("{:?}", stored.ids), format!("{:?}", given.ids));
+        let text = |ids| match ids {
+            IdRange::Dense { rows } => rows.to_string(),
+            IdRange::Sparse => "None (any id)".into(),
+        };
+        return mismatch("num_rows", text(stored.ids), text(given.ids));
     }
     Ok(())
 }

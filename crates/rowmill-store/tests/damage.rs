@@ -408,7 +408,7 @@ fn a_table_opens_only_as_it_was_made() {
         ("dim", |spec| spec.dim = 8),
         ("optimizer", |spec| spec.optimizer = SGD),
         ("initializer", |spec| spec.initializer = Initializer::Zeros),
-        ("ids", |spec| spec.ids = IdRange::Dense { rows: 10 }),
+        ("num_rows", |spec| spec.ids = IdRange::Dense { rows: 10 }),
     ];
     for (name, change) in fields {
         match other(change).unwrap_err() {

@@ -15,6 +15,7 @@ mod error;
 mod frame;
 mod garbage;
 mod manifest;
+mod marker;
 mod name;
 mod snapshot;
 
@@ -24,6 +25,7 @@ pub(crate) use error::FileError;
 pub(crate) use frame::FileEntry;
 pub(crate) use garbage::collect_garbage;
 pub(crate) use manifest::{FORMAT_VERSION, GroupEntry, Manifest, TableEntry};
+pub(crate) use marker::{is_marked, mark};
 pub(crate) use snapshot::{SnapshotReader, SnapshotWriter};
 
 /// The file of index changes, as a manifest names it.

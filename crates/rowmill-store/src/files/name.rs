@@ -5,6 +5,8 @@
 
 /// The checkpoint.
 pub(super) const MANIFEST: &str = "MANIFEST";
+/// There once the first checkpoint is durable.
+pub(super) const MARKER: &str = "STORE";
 /// A manifest being written.
 pub(super) const MANIFEST_NEW: &str = "MANIFEST.new";
 
