@@ -110,7 +110,7 @@ def main() -> None:
         for memory in budgets
         for dim in (16, 128)
     }
-    benchmark.compare(variants, rounds=2 if quick else 3, warm_up=0)
+    benchmark.compare(variants, rounds=1 if quick else 3, warm_up=0)
     for name, values in ratios.items():
         benchmark.summarize(f"{name}_growth_over_budget", common.Median.of(values))
     benchmark.summary["worst_growth_over_budget"] = max(max(values) for values in ratios.values())

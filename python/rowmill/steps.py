@@ -274,15 +274,8 @@ class Step:
 
     def _hand_on(self, lookup: PooledLookup) -> None:
         """Give gradients to the optimizer that applies them; tables without one keep theirs here."""
-        assert lookup.gradient is not None
-        # The store sums finite numbers only. A scaled loss may overflow, and it is for the optimizer
-        # (or GradScaler) to see that: the rows' gradients become NaN.
-        finite = bool(lookup.gradient.isfinite().all())
-        if not finite:
-            lookup.gradient = torch.zeros_like(lookup.gradient)
+        # A scaled loss may overflow; it is for the optimizer (or GradScaler) to see that.
         for table, (ids, values) in self._row_gradients(lookup):
-            if not finite:
-                values.fill(np.nan)
             if table.sink is None:
                 self._summed.setdefault(table, []).append((ids, values))
             else:

@@ -180,14 +180,22 @@ impl Policy {
 
     /// Forget the slots from `slots` on.
     pub(crate) fn truncate(&mut self, slots: usize) {
-        self.release_ahead();
-        for queue in [&mut self.small, &mut self.main] {
-            for _ in 0..queue.len {
-                let slot = queue.pop(&self.next).expect("as many as were counted");
+        let next = &mut self.next;
+        let mut keep = |queue: &mut Queue, count: usize| {
+            let before = queue.len;
+            for _ in 0..count {
+                let slot = queue.pop(next).expect("as many as were counted");
                 if (slot as usize) < slots {
-                    queue.push(&mut self.next, slot);
+                    queue.push(next, slot);
                 }
             }
+            count - (before - queue.len)
+        };
+        for queue in [&mut self.small, &mut self.main] {
+            keep(queue, queue.len);
+        }
+        for (_, count) in &mut self.steps {
+            *count = keep(&mut self.ahead, *count);
         }
         self.next.release_from(slots);
         self.fit_ghost(slots);
@@ -320,6 +328,31 @@ mod tests {
         assert_eq!(evict(7), Some(100), "step 7 still wants the others");
         assert_eq!((0..50).map(|_| evict(8).unwrap()).max(), Some(49));
         assert_eq!((0..50).map(|_| evict(9).unwrap()).min(), Some(50));
+    }
+
+    #[test]
+    fn slots_that_are_gone_leave_every_queue() {
+        let mut policy = Policy::new(100_000).unwrap();
+        for slot in 0..300 {
+            let hash = u64::from(slot) << 40;
+            if slot % 3 == 0 {
+                policy.admit_ahead(slot, u64::from(slot / 150) + 7, hash);
+            } else {
+                policy.admit(slot, hash);
+            }
+        }
+        policy.truncate(200);
+        let mut gone = Vec::new();
+        for now in [7, 8, 9] {
+            policy.advance(now);
+            let left = policy.small.len + policy.main.len;
+            gone.extend((0..left).map(|_| policy.evict(|_| Standing::Uses(0), u64::from, |_, _| {}).unwrap()));
+        }
+        assert_eq!(gone.len(), 200);
+        assert_eq!(gone.iter().max(), Some(&199));
+        gone.sort_unstable();
+        gone.dedup();
+        assert_eq!(gone.len(), 200, "each slot once");
     }
 
     #[test]
