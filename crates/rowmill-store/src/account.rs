@@ -56,7 +56,7 @@ pub(crate) fn stats(store: &Store) -> Stats {
         stats.device_bytes_written += counts.bytes_written;
         stats.device_blocks_read += counts.blocks_read;
         stats.corrupt_blocks += counts.corrupt;
-        stats.buffer_bytes += group.core.log.bytes() as u64;
+        stats.buffer_bytes += (group.core.log.bytes() + group.core.log.scratch_bytes()) as u64;
     }
     stats
 }

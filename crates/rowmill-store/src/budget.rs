@@ -42,6 +42,11 @@ impl Budget {
         self.fixed.fetch_add(bytes, Relaxed);
     }
 
+    /// Memory for I/O changed.
+    pub(crate) fn resize_fixed(&self, before: u64, after: u64) {
+        self.fixed.fetch_add(after.wrapping_sub(before), Relaxed);
+    }
+
     /// A log's memory changed.
     pub(crate) fn resize_log_buffers(&self, before: u64, after: u64) {
         // Wrapping arithmetic adds the difference, whatever its sign.

@@ -23,8 +23,9 @@ pub(crate) struct Core {
     pub(crate) segment_bytes: usize,
     pub(crate) updater: RowUpdater,
     pub(crate) log: Log,
-    /// What the budget was last charged for the log's memory.
+    /// What the budget was last charged for the log's memory, and for what it reads with.
     pub(crate) log_charged: AtomicU64,
+    pub(crate) scratch_charged: AtomicU64,
     pub(crate) index_log: Arc<IndexLog>,
     pub(crate) budget: Arc<Budget>,
     /// Shards of the group.
@@ -81,11 +82,14 @@ impl Core {
             let bytes = if before == 0 { bytes } else { bytes + bytes / 16 };
             self.budget.resize_log_buffers(self.log_charged.swap(bytes, Relaxed), bytes);
         }
+        let scratch = self.log.scratch_bytes() as u64;
+        self.budget.resize_fixed(self.scratch_charged.swap(scratch, Relaxed), scratch);
     }
 
     /// The log goes away.
     pub(crate) fn uncharge_log(&self) {
         self.budget.resize_log_buffers(self.log_charged.swap(0, Relaxed), 0);
+        self.budget.resize_fixed(self.scratch_charged.swap(0, Relaxed), 0);
     }
 
     /// Whether the index may grow by `bytes` and leave the rows a minimum.

@@ -346,7 +346,9 @@ mod tests {
         for now in [7, 8, 9] {
             policy.advance(now);
             let left = policy.small.len + policy.main.len;
-            gone.extend((0..left).map(|_| policy.evict(|_| Standing::Uses(0), u64::from, |_, _| {}).unwrap()));
+            gone.extend(
+                (0..left).map(|_| policy.evict(|_| Standing::Uses(0), u64::from, |_, _| {}).unwrap()),
+            );
         }
         assert_eq!(gone.len(), 200);
         assert_eq!(gone.iter().max(), Some(&199));

@@ -308,6 +308,7 @@ impl Store {
             updater: RowUpdater::new(&spec.optimizer, layout.dim),
             log,
             log_charged: AtomicU64::new(0),
+            scratch_charged: AtomicU64::new(0),
             index_log: Arc::clone(&self.index_log),
             budget: Arc::clone(&self.budget),
             shards,

@@ -269,13 +269,15 @@ impl Log {
         self.shared.table.read().space(&self.shared.live)
     }
 
-    /// Memory held: tail buffers, checksums, tables, scratch.
+    /// Memory held: tail buffers, checksums, tables.
     pub(crate) fn bytes(&self) -> usize {
         let shared = &self.shared;
-        shared.tail.bytes(&shared.geometry)
-            + shared.table.read().bytes()
-            + shared.live.bytes()
-            + shared.scratch_bytes()
+        shared.tail.bytes(&shared.geometry) + shared.table.read().bytes() + shared.live.bytes()
+    }
+
+    /// Memory kept for reading: it belongs to I/O, not to rows.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.shared.scratch_bytes()
     }
 
     /// What the log has done since it was opened.
