@@ -122,7 +122,7 @@ mod model {
 
     fn check(bound: u32, workers: usize) {
         loom::model(move || {
-            let row = Arc::new(Row { outstanding: Mutex::new(0), gate: Gate::new() });
+            let row = Arc::new(Row { outstanding: Mutex::new(0), gate: Gate::default() });
             let handles: Vec<_> = (0..workers)
                 .map(|_| {
                     let row = Arc::clone(&row);
