@@ -188,7 +188,7 @@ def test_a_folder_named_store_with_other_things_in_it_is_not_cleared(
     assert Path("out/store/thesis.tex").read_text() == "mine"
 
 
-def test_a_damaged_store_of_a_run_is_an_error_to_go_on_with_and_may_be_replaced(
+def test_a_damaged_store_is_neither_gone_on_with_nor_cleared(
     here: Path, refused: Callable[..., str]
 ) -> None:
     assert main(train()) == 0
@@ -197,7 +197,12 @@ def test_a_damaged_store_of_a_run_is_an_error_to_go_on_with_and_may_be_replaced(
     says = refused(*train("--resume"), code=1)
     assert "MANIFEST" in says
     assert "damaged; restore the folder from a copy, or remove it" in says
-    assert main(train()) == 0
+    before = {path.name: path.read_bytes() for path in manifest.parent.iterdir()}
+    says = refused(*train())
+    assert "cannot be opened to see whose it is" in says
+    assert "MANIFEST" in says
+    after = {path.name: path.read_bytes() for path in manifest.parent.iterdir()}
+    assert after == before
 
 
 def test_a_store_of_a_newer_format_is_not_cleared(here: Path, refused: Callable[..., str]) -> None:

@@ -80,5 +80,8 @@ def _remove(folder: Path, names: list[str], config: Config) -> None:
         with rowmill.open(folder, memory=config.store.memory) as store:
             check_is_of_a_run(store, folder)
             shutil.rmtree(folder)
-    except (StoreCorrupt, MemoryTooSmall):
-        shutil.rmtree(folder)  # Nobody holds it, and no run could go on from it.
+    except (StoreCorrupt, MemoryTooSmall) as error:
+        raise ConfigError(
+            f"{folder} would be cleared for this run, but cannot be opened to see whose it is ({error}): "
+            "remove it yourself, or give --out another folder"
+        ) from None

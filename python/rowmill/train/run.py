@@ -179,14 +179,16 @@ class Trainer:
         return loss.detach()
 
     def _backward(self, loss: Tensor) -> None:
-        cause = f"the loss is {loss.item()}"
-        if math.isfinite(loss.item()):
-            try:
-                loss.backward()
-                return
-            except InvalidInput as error:
-                cause = str(error)
-        raise TrainingDiverged(
+        value = loss.item()
+        if not math.isfinite(value):
+            raise self._diverged(f"the loss is {value}")
+        try:
+            loss.backward()
+        except InvalidInput as error:
+            raise self._diverged(str(error)) from error
+
+    def _diverged(self, cause: str) -> TrainingDiverged:
+        return TrainingDiverged(
             f"training diverged at step {self.state.step + 1}: {cause}. Start again with a lower --dense-lr "
             f"(now {self.config.train.dense_lr:g}) or --row-lr (now {self.config.rows.lr:g}); the last "
             "checkpoint is as it was"
