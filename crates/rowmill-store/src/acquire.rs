@@ -266,7 +266,8 @@ impl Group {
             ticket.set_partial(Vec::new());
             self.shards[shard].waiting.lock().remove(&ticket.id());
             // Younger steps that stood back may go on.
-            self.open_gates(shard);
+            self.shards[shard].gate.open();
+            self.tickets.gate.open();
             self.counters.clock_waits.fetch_add(1, Relaxed);
             self.counters.clock_wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
         }
@@ -338,10 +339,9 @@ impl Group {
             }
         }
         drop(state);
-        if wish.queued {
-            cell.gate.open();
-        } else {
-            self.open_gates(shard);
+        cell.gate.open();
+        if !wish.queued {
+            self.tickets.gate.open();
         }
     }
 }

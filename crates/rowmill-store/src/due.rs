@@ -1,14 +1,17 @@
 //! Which rows in memory are wanted by a coming step.
 //!
 //! One byte per slot: lookahead marks a row with the step that will ask for it, and the row may not leave
-//! before that step has used it or is over. Steps are numbered as their tickets are; the byte holds the
-//! number modulo 127, which tells steps apart that are less than 64 away.
+//! before that step has used it or is over. Steps are numbered as their tickets are. The byte holds the
+//! number modulo 127; marks of steps that are over are cleared every 32 steps, so those left span at most
+//! 95 steps and are told apart.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// How far ahead a step may be marked.
 pub(crate) const STEPS_MAX: u64 = 63;
 
+/// Steps between two clearings. `STEPS_MAX` more must stay below `MODULUS`.
+const SWEEP_STEPS: u64 = 32;
 const MODULUS: u64 = 127;
 /// Lookahead read the row, and nobody has used it yet.
 const UNUSED: u8 = 0x80;
@@ -21,12 +24,25 @@ pub(crate) struct Due {
     marks: Vec<AtomicU8>,
     /// Youngest step that has read rows of this shard.
     now: u64,
+    /// No mark is of an earlier step than this one.
+    swept: u64,
 }
 
 impl Due {
     /// Step number `step` reads rows.
     pub(crate) fn advance(&mut self, step: u64) {
         self.now = self.now.max(step);
+        if self.now - self.swept < SWEEP_STEPS {
+            return;
+        }
+        let (now, swept) = (self.now, self.swept);
+        for mark in &mut self.marks {
+            let mark = mark.get_mut();
+            if decode(*mark, swept).is_some_and(|step| step < now) {
+                *mark &= UNUSED;
+            }
+        }
+        self.swept = now;
     }
 
     /// Whether step number `step` has begun.
@@ -34,14 +50,13 @@ impl Due {
         step <= self.now
     }
 
-    /// The row in `slot` is wanted by step number `step`.
+    /// The row in `slot` is wanted by step number `step`, if that is still to come.
     pub(crate) fn mark(&mut self, slot: u32, step: u64) {
-        let held = self.is_held(slot);
-        let now = self.now;
+        let step = step.min(self.now + STEPS_MAX);
         let mark = self.marks[slot as usize].get_mut();
-        // The later of two steps counts.
-        if !held || distance(*mark, now) < step - now.min(step) {
-            *mark = *mark & UNUSED | encode(step.min(now + STEPS_MAX));
+        // The latest of several steps counts.
+        if step >= self.now && decode(*mark, self.swept).is_none_or(|marked| marked < step) {
+            *mark = *mark & UNUSED | encode(step);
         }
     }
 
@@ -52,8 +67,7 @@ impl Due {
 
     /// Whether a step that is not over wants the row in `slot`.
     pub(crate) fn is_held(&self, slot: u32) -> bool {
-        let mark = self.marks[slot as usize].load(Relaxed);
-        mark & STEP != 0 && distance(mark, self.now) <= STEPS_MAX
+        decode(self.marks[slot as usize].load(Relaxed), self.swept).is_some_and(|step| step >= self.now)
     }
 
     /// The row in `slot` is used, by step `now` or by a read that belongs to no step. Whether this is the
@@ -65,7 +79,7 @@ impl Due {
         if mark == 0 {
             return false;
         }
-        let later = in_step && matches!(distance(mark, self.now), 1..=STEPS_MAX);
+        let later = in_step && decode(mark, self.swept).is_some_and(|step| step > self.now);
         let kept = if later { mark & STEP } else { 0 };
         // Only the use that clears the flag is the first; a mark set meanwhile is not possible (it takes
         // exclusive access).
@@ -97,9 +111,10 @@ fn encode(step: u64) -> u8 {
     (step % MODULUS) as u8 + 1
 }
 
-/// How many steps after `now` the marked one comes; more than `STEPS_MAX` when it is over.
-fn distance(mark: u8, now: u64) -> u64 {
-    (u64::from(mark & STEP) + MODULUS - 1 - now % MODULUS) % MODULUS
+/// The step of a mark, which is not before `swept`.
+fn decode(mark: u8, swept: u64) -> Option<u64> {
+    let step = u64::from(mark & STEP).checked_sub(1)?;
+    Some(swept + (step + MODULUS - swept % MODULUS) % MODULUS)
 }
 
 #[cfg(test)]
@@ -119,11 +134,30 @@ mod tests {
             for ahead in 1..=STEPS_MAX {
                 let mut due = due(1, start);
                 due.mark(0, start + ahead);
-                for now in start..start + 64 {
+                for now in start..start + 400 {
                     due.advance(now);
                     assert_eq!(due.is_held(0), now <= start + ahead, "from {start}, {ahead} ahead, at {now}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_mark_nobody_used_is_gone_however_many_steps_pass_at_once() {
+        for jump in [1, 31, 32, 63, 64, 90, 126, 127, 128, 1000] {
+            let mut due = due(1, 10);
+            due.mark(0, 12);
+            for round in 1..200 {
+                due.advance(12 + round * jump);
+                assert!(!due.is_held(0), "{jump} steps at once, {round} times");
+            }
+            let now = 12 + 199 * jump;
+            due.mark(0, now + STEPS_MAX);
+            assert!(due.is_held(0));
+            due.advance(now + STEPS_MAX);
+            assert!(due.is_held(0));
+            due.use_row(0, true);
+            assert!(!due.is_held(0));
         }
     }
 

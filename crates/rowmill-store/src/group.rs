@@ -153,13 +153,8 @@ impl Group {
                 }
             }
             drop(state);
-            self.open_gates(shard);
+            cell.gate.open();
         }
-    }
-
-    /// Clocks of a shard were released: wake those who wait for one, in a thread or in the queue.
-    pub(crate) fn open_gates(&self, shard: usize) {
-        self.shards[shard].gate.open();
         self.tickets.gate.open();
     }
 

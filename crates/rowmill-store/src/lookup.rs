@@ -138,18 +138,20 @@ impl Group {
         self.copy_entered(&reading, &lookup, &wish, entered, out)
     }
 
-    /// As [`Group::fetch`] of ids prepared, unless a row is beyond its bound.
+    /// The weights that [`Group::fetch`] would copy for a prepared lookup, unless a row is beyond its bound.
     pub(crate) fn try_fetch(
         &self,
         lookup: &Lookup,
-        out: &mut [f32],
         ticket: &Ticket,
-    ) -> Result<Result<(), Blocked>, StoreError> {
+    ) -> Result<Result<Vec<f32>, Blocked>, StoreError> {
         let reading = self.core.log.reading();
         let mut wish = self.wish(lookup, Some(ticket));
         wish.queued = true;
         match self.try_enter(&lookup.keys, &wish)? {
-            Ok(entered) => self.copy_entered(&reading, lookup, &wish, entered, out).map(Ok),
+            Ok(entered) => {
+                let mut rows = vec![0.0; lookup.tables[0].inverse.len() * self.core.layout.dim];
+                self.copy_entered(&reading, lookup, &wish, entered, &mut rows).map(|()| Ok(rows))
+            }
             Err(blocked) => Ok(Err(blocked)),
         }
     }

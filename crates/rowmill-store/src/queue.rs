@@ -63,7 +63,6 @@ impl Drop for QueuedGet {
 struct Request {
     table: Table,
     lookup: Lookup,
-    floats: usize,
     step: u64,
     ticket: Weak<Ticket>,
     begun: Instant,
@@ -81,24 +80,19 @@ impl Request {
             self.stand_down();
             return true;
         }
-        let mut rows = vec![0.0; self.floats];
-        let result = match self.take(&mut rows) {
-            Ok(Ok(())) => Ok(rows),
-            Ok(Err(())) => return false,
-            Err(error) => Err(error),
-        };
+        let Some(result) = self.take().transpose() else { return false };
         self.stand_down();
         self.finish(result);
         true
     }
 
-    /// Take the rows; `Ok(Err(()))` when that is not possible yet.
-    fn take(&self, rows: &mut [f32]) -> Result<Result<(), ()>, StoreError> {
+    /// The rows, unless that is not possible yet.
+    fn take(&self) -> Result<Option<Vec<f32>>, StoreError> {
         let (group, store) = (self.table.group(), self.table.store());
         store.check_writable("a training read")?;
         let ticket = self.ticket.upgrade().ok_or(StoreError::StepOver { ticket: self.step })?;
-        let blocked = match store.settle(group.try_fetch(&self.lookup, rows, &ticket))? {
-            Ok(()) => return Ok(Ok(())),
+        let blocked = match store.settle(group.try_fetch(&self.lookup, &ticket))? {
+            Ok(rows) => return Ok(Some(rows)),
             Err(blocked) => blocked,
         };
         self.stand_by(&blocked, &ticket.state);
@@ -110,7 +104,7 @@ impl Request {
         if waited >= group.wait_deadline {
             return Err(group.timeout(blocked.row, blocked.outstanding, waited, &ticket.state));
         }
-        Ok(Err(()))
+        Ok(None)
     }
 
     /// Let others know which row this get waits for.
@@ -178,17 +172,10 @@ impl Queue {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    pub(crate) fn push(
-        &self,
-        table: Table,
-        lookup: Lookup,
-        floats: usize,
-        ticket: &Arc<Ticket>,
-    ) -> QueuedGet {
+    pub(crate) fn push(&self, table: Table, lookup: Lookup, ticket: &Arc<Ticket>) -> QueuedGet {
         let request = Arc::new(Request {
             table,
             lookup,
-            floats,
             step: ticket.id(),
             ticket: Arc::downgrade(ticket),
             begun: Instant::now(),

@@ -463,7 +463,6 @@ impl Store {
         &self,
         table: Table,
         lookup: Lookup,
-        floats: usize,
         ticket: &Arc<Ticket>,
     ) -> Result<QueuedGet, StoreError> {
         let mut queue = self.queue.lock();
@@ -471,7 +470,7 @@ impl Store {
             *queue = Some(Queue::start(Arc::clone(&self.tickets))?);
         }
         let queue = queue.as_ref().expect("just started");
-        Ok(queue.push(table, lookup, floats, ticket))
+        Ok(queue.push(table, lookup, ticket))
     }
 
     /// Announcements that lookahead has not worked off yet.

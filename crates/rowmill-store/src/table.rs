@@ -145,8 +145,7 @@ impl Table {
         self.store.check_writable("a training read")?;
         Group::check_ids(&self.state, ids)?;
         let lookup = self.group.prepare_fetch(&self.state, ids)?;
-        let floats = ids.len() * self.spec.dim as usize;
-        self.store.enqueue(self.clone(), lookup, floats, ticket)
+        self.store.enqueue(self.clone(), lookup, ticket)
     }
 
     /// Store weights (`dim` floats per id); of an id given twice the last value stays. Rows that are

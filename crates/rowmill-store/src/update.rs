@@ -43,6 +43,9 @@ impl Group {
         if result.is_err() {
             self.give_back(&change);
         }
+        if marks > 0 {
+            self.tickets.gate.open();
+        }
         result.and_then(|()| self.shrink_if_over())
     }
 
@@ -108,7 +111,7 @@ impl Group {
         }
         drop(state);
         if !change.done.is_empty() {
-            self.open_gates(shard);
+            cell.gate.open();
         }
         Ok(misses)
     }
@@ -141,7 +144,7 @@ impl Group {
             drop(state);
             number += misses.len();
             if !change.done.is_empty() {
-                self.open_gates(shard);
+                self.shards[shard].gate.open();
             }
             if !elsewhere.is_empty() {
                 again.extend(self.update_shard(change, shard, &elsewhere)?);
@@ -184,7 +187,7 @@ impl Group {
                 }
             }
             drop(state);
-            self.open_gates(shard);
+            cell.gate.open();
         }
     }
 
@@ -204,8 +207,9 @@ impl Group {
                 deleted += usize::from(state.delete(&self.core, table, id)?);
             }
             drop(state);
-            self.open_gates(shard);
+            cell.gate.open();
         }
+        self.tickets.gate.open();
         self.counters.deletes.fetch_add(deleted as u64, Relaxed);
         Ok(deleted)
     }
