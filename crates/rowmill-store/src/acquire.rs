@@ -12,11 +12,13 @@ use rowmill_kernels::RowPtr;
 
 use crate::StoreError;
 use crate::group::{Group, ShardCell};
-use crate::keys::Keys;
-use crate::read::AHEAD;
+use crate::index::Location;
+use crate::keys::{Key, Keys};
 use crate::scatter::Scatter;
 use crate::shard::{Clock, Miss};
+use crate::stats::StalenessCounts;
 use crate::ticket::{Held, TicketState};
+use crate::walk::{Found, walk};
 
 /// Waits are cut into slices, so that a circle of waiting tickets and the deadline are noticed.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(20);
@@ -44,8 +46,8 @@ pub(crate) struct Entered {
     pub(crate) moves: Vec<u64>,
     /// Cold rows.
     pub(crate) misses: Vec<Miss>,
-    /// Positions without a row (only where births were not wished).
-    pub(crate) unseen: Vec<u32>,
+    /// Keys without a row (only where births were not wished).
+    pub(crate) unseen: Vec<Key>,
 }
 
 /// What became of the shards a call entered, by shard.
@@ -54,7 +56,7 @@ type Results = Vec<(usize, Result<Result<ShardEntered, Blocked>, StoreError>)>;
 struct ShardEntered {
     moves: u64,
     misses: Vec<Miss>,
-    unseen: Vec<u32>,
+    unseen: Vec<Key>,
 }
 
 /// Why a shard cannot be entered now.
@@ -66,6 +68,13 @@ pub(crate) struct Blocked {
     pub(crate) outstanding: u32,
     /// Gate generation to wait on.
     seen: u64,
+}
+
+/// Why a shard was left half entered.
+enum Stop {
+    Failed(StoreError),
+    /// A row beyond its bound, and the gets outstanding.
+    Blocked(Key, u32),
 }
 
 impl Group {
@@ -160,7 +169,7 @@ impl Group {
         out: &Scatter<'_, RowPtr>,
     ) -> Result<Result<ShardEntered, Blocked>, StoreError> {
         let cell = &self.shards[shard];
-        let positions = keys.of_shard(shard);
+        let keys = keys.of_shard(shard);
         let mut state = cell.state.write();
         if let Some(row) = wish.older_waiter(cell) {
             return Ok(Err(Blocked { shard, row, outstanding: 0, seen: cell.gate.generation() }));
@@ -171,57 +180,55 @@ impl Group {
         }
         // As of now: a birth below may push out a row whose address was taken just before.
         let moves = state.moves();
-        let mut misses = Vec::new();
-        let mut unseen = Vec::new();
-        for (chunk_number, chunk) in positions.chunks(AHEAD).enumerate() {
-            for &position in chunk {
-                let (table, id) = keys.at(position);
-                state.index(table).prefetch(id);
+        let mut entered = ShardEntered { moves, misses: Vec::new(), unseen: Vec::new() };
+        let mut staleness = StalenessCounts::default();
+        let mut visited = 0;
+        let stopped = walk::<false, _, _>(&self.core, &mut state, keys, |state, key, found| {
+            let found = match found {
+                Some(found) => found,
+                None if wish.births => {
+                    let (place, slot) = state.birth(&self.core, key.table, key.id).map_err(Stop::Failed)?;
+                    Found { place, location: Location::resident(slot) }
+                }
+                None => {
+                    entered.unseen.push(*key);
+                    visited += 1;
+                    return Ok(());
+                }
+            };
+            if wish.takes(key.position)
+                && let Some(bound) = wish.bounds[key.table as usize]
+            {
+                match state.take_clock(key.table, key.id, found.place, bound) {
+                    Clock::Taken(outstanding) => staleness.count(outstanding),
+                    Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
+                }
             }
-            for (within, &position) in chunk.iter().enumerate() {
-                let (table, id) = keys.at(position);
-                let place = match state.index(table).find(id) {
-                    Some(place) => place,
-                    None if wish.births => match state.birth(&self.core, table, id) {
-                        Ok((place, _)) => place,
-                        Err(error) => {
-                            drop(state);
-                            self.undo(keys, shard, &positions[..chunk_number * AHEAD + within], wish);
-                            return Err(error);
-                        }
-                    },
-                    None => {
-                        unseen.push(position);
-                        continue;
-                    }
-                };
-                if wish.takes(position)
-                    && let Some(bound) = wish.bounds[table as usize]
-                {
-                    match state.take_clock(table, id, place, bound) {
-                        Clock::Taken(outstanding) => self.counters.count_staleness(outstanding),
-                        Clock::Blocked(outstanding) => {
-                            let seen = cell.gate.generation();
-                            drop(state);
-                            self.undo(keys, shard, &positions[..chunk_number * AHEAD + within], wish);
-                            let row = (self.core.number, table, id);
-                            return Ok(Err(Blocked { shard, row, outstanding, seen }));
-                        }
-                    }
-                }
-                let location = state.index(table).location(place);
-                if let Some(slot) = location.slot() {
-                    state.touch(table, place, slot, step.is_some());
-                    // SAFETY: every position belongs to one shard, and one thread enters a shard.
-                    unsafe { out.set(position as usize, state.row(&self.core, slot).cast_const()) };
-                } else if let Some(row) = location.row() {
-                    // SAFETY: as above. A second entry after a wait must not leave an old address.
-                    unsafe { out.set(position as usize, std::ptr::null()) };
-                    misses.push(Miss { position, row, shard: shard as u32 });
-                }
+            let position = key.position as usize;
+            if let Some(slot) = found.location.slot() {
+                state.touch(key.table, found.place, slot, step.is_some());
+                // SAFETY: every position belongs to one shard, and one thread enters a shard.
+                unsafe { out.set(position, state.row(&self.core, slot).cast_const()) };
+            } else if let Some(row) = found.location.row() {
+                // SAFETY: as above. A second entry after a wait must not leave an old address.
+                unsafe { out.set(position, std::ptr::null()) };
+                entered.misses.push(Miss { key: *key, row, shard: shard as u32 });
+            }
+            visited += 1;
+            Ok(())
+        });
+        let seen = cell.gate.generation();
+        drop(state);
+        self.counters.count_staleness(&staleness);
+        let Err(stop) = stopped else { return Ok(Ok(entered)) };
+        self.undo(shard, &keys[..visited], wish);
+        match stop {
+            Stop::Failed(error) => Err(error),
+            Stop::Blocked(key, outstanding) => {
+                let row = (self.core.number, key.table, key.id);
+                Ok(Err(Blocked { shard, row, outstanding, seen }))
             }
         }
-        Ok(Ok(ShardEntered { moves, misses, unseen }))
     }
 
     /// Enter a shard, waiting for blocked rows until the deadline.
@@ -278,11 +285,8 @@ impl Group {
     fn taken_before(&self, keys: &Keys, shard: usize, wish: &Wish<'_>) -> Vec<Held> {
         (0..shard)
             .flat_map(|shard| keys.of_shard(shard))
-            .filter(|&&position| wish.takes(position))
-            .map(|&position| {
-                let (table, id) = keys.at(position);
-                (self.core.number, table, id)
-            })
+            .filter(|key| wish.takes(key.position))
+            .map(|key| (self.core.number, key.table, key.id))
             .collect()
     }
 
@@ -320,22 +324,18 @@ impl Group {
 
     /// Give back the clocks a call took in a shard.
     pub(crate) fn leave_shard(&self, keys: &Keys, shard: usize, wish: &Wish<'_>) {
-        self.undo(keys, shard, keys.of_shard(shard), wish);
+        self.undo(shard, keys.of_shard(shard), wish);
     }
 
-    fn undo(&self, keys: &Keys, shard: usize, positions: &[u32], wish: &Wish<'_>) {
+    fn undo(&self, shard: usize, keys: &[Key], wish: &Wish<'_>) {
         if wish.clocks.is_none() {
             return;
         }
         let cell = &self.shards[shard];
         let mut state = cell.state.write();
-        for &position in positions {
-            let (table, id) = keys.at(position);
-            if wish.takes(position)
-                && wish.bounds[table as usize].is_some()
-                && let Some(place) = state.index(table).find(id)
-            {
-                state.release_clock(table, id, place);
+        for key in keys {
+            if wish.takes(key.position) && wish.bounds[key.table as usize].is_some() {
+                state.release_clock_of(key);
             }
         }
         drop(state);

@@ -6,9 +6,11 @@ use rowmill_kernels::{LookupOrder, Lookups, Update, accumulate_range};
 
 use crate::StoreError;
 use crate::group::Group;
+use crate::keys::Key;
 use crate::lookup::Lookup;
 use crate::table_state::TableState;
 use crate::ticket::{Released, Ticket};
+use crate::update::PENDING;
 
 /// Rows whose gradients one task sums.
 const SUM_TASK_ROWS: usize = 2048;
@@ -133,18 +135,14 @@ impl Group {
                 Update { lr: rates[feature], step: table.table.next_step() };
         }
         let released = ticket.map_or(Released::None, |ticket| self.released(lookup, ticket));
-        let tables = &lookup.keys.tables;
-        self.update(&lookup.keys, &released, &|position, row| {
-            let position = position as usize;
-            // SAFETY: `row` is a resident row of this group under its shard's write lock; the gradient
+        self.update(&lookup.keys, &released, &|keys: &[Key], rows: &[*mut f32]| {
+            let gradients: [&[f32]; PENDING] = std::array::from_fn(|number| {
+                keys.get(number).map_or(&[][..], |key| &sums[key.position as usize * dim..][..dim])
+            });
+            let update = &updates[keys[0].table as usize];
+            // SAFETY: these are resident rows of this group under their shard's write lock; every gradient
             // has `dim` floats.
-            unsafe {
-                self.core.updater.apply(
-                    row,
-                    &sums[position * dim..][..dim],
-                    &updates[tables[position] as usize],
-                );
-            }
+            unsafe { self.core.updater.apply_each(rows, &gradients[..rows.len()], update) };
         })
     }
 

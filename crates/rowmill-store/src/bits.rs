@@ -1,5 +1,7 @@
 //! One bit per slot, with a count of those set.
 
+use crate::prefetch::prefetch;
+
 /// A growing bit set.
 #[derive(Debug, Default)]
 pub(crate) struct Bits {
@@ -25,6 +27,12 @@ impl Bits {
         let word = &mut self.words[bit as usize / 64];
         self.ones -= usize::from(*word >> (bit % 64) & 1 == 1);
         *word &= !(1 << (bit % 64));
+    }
+
+    /// Start loading a bit.
+    #[inline]
+    pub(crate) fn prefetch(&self, bit: u32) {
+        prefetch(self.words.as_ptr().wrapping_add(bit as usize / 64));
     }
 
     /// Number of bits set.

@@ -7,7 +7,7 @@ use rowmill_rows::RowKey;
 
 use crate::StoreError;
 use crate::group::Group;
-use crate::keys::Keys;
+use crate::keys::Key;
 use crate::log::{LogError, Reading};
 use crate::shard::{Miss, Reason};
 
@@ -41,33 +41,20 @@ impl Group {
     ///
     /// # Errors
     /// The first read that failed.
-    pub(crate) fn read_cold(
-        &self,
-        reading: &Reading<'_>,
-        keys: &Keys,
-        misses: &[Miss],
-    ) -> Result<ColdRows, StoreError> {
+    pub(crate) fn read_cold(&self, reading: &Reading<'_>, misses: &[Miss]) -> Result<ColdRows, StoreError> {
         let begun = Instant::now();
-        let result = self.read_ahead(reading, keys, misses);
+        let result = self.read_ahead(reading, misses);
         self.counters.cold_reads.fetch_add(misses.len() as u64, Relaxed);
         self.counters.cold_wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
         result
     }
 
     /// As [`Group::read_cold`], by a thread nobody waits for.
-    pub(crate) fn read_ahead(
-        &self,
-        reading: &Reading<'_>,
-        keys: &Keys,
-        misses: &[Miss],
-    ) -> Result<ColdRows, StoreError> {
+    pub(crate) fn read_ahead(&self, reading: &Reading<'_>, misses: &[Miss]) -> Result<ColdRows, StoreError> {
         let wanted: Vec<(u32, RowKey)> = {
             let tables = self.tables.read();
-            let key = |miss: &Miss| {
-                let (table, id) = keys.at(miss.position);
-                RowKey { category: tables[table as usize].category, id }
-            };
-            misses.iter().map(|miss| (miss.row, key(miss))).collect()
+            let key = |key: Key| RowKey { category: tables[key.table as usize].category, id: key.id };
+            misses.iter().map(|miss| (miss.row, key(miss.key))).collect()
         };
         let width = self.core.layout.stride / 4;
         let mut cold =
@@ -93,7 +80,6 @@ impl Group {
     /// When another row cannot be written out to make room.
     pub(crate) fn admit_cold(
         &self,
-        keys: &Keys,
         misses: &[Miss],
         cold: &ColdRows,
         reason: Reason,
@@ -105,13 +91,12 @@ impl Group {
                 let mut state = self.shards[misses[0].shard as usize].state.write();
                 for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
                     let Some(row) = row else { continue };
-                    let (table, id) = keys.at(miss.position);
                     if let Reason::Wanted(step) = reason
                         && (state.due.is_past(step) || !state.may_admit_ahead())
                     {
                         break;
                     }
-                    let slot = state.admit(&self.core, table, id, miss.row, as_bytes(row), reason)?;
+                    let slot = state.admit(&self.core, miss, as_bytes(row), reason)?;
                     admitted += usize::from(slot.is_some());
                 }
                 number += misses.len();

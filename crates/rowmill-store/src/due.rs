@@ -7,6 +7,8 @@
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
+use crate::prefetch::prefetch;
+
 /// How far ahead a step may be marked.
 pub(crate) const STEPS_MAX: u64 = 63;
 
@@ -26,6 +28,8 @@ pub(crate) struct Due {
     now: u64,
     /// No mark is of an earlier step than this one.
     swept: u64,
+    /// There may be marks.
+    marked: bool,
 }
 
 impl Due {
@@ -36,13 +40,28 @@ impl Due {
             return;
         }
         let (now, swept) = (self.now, self.swept);
+        let mut left = 0;
         for mark in &mut self.marks {
             let mark = mark.get_mut();
             if decode(*mark, swept).is_some_and(|step| step < now) {
                 *mark &= UNUSED;
             }
+            left |= *mark;
         }
         self.swept = now;
+        self.marked = left != 0;
+    }
+
+    /// Whether there may be marks at all: without lookahead there are none to look at.
+    #[inline]
+    pub(crate) fn is_marked(&self) -> bool {
+        self.marked
+    }
+
+    /// Start loading the mark of a slot.
+    #[inline]
+    pub(crate) fn prefetch(&self, slot: u32) {
+        prefetch(self.marks.as_ptr().wrapping_add(slot as usize));
     }
 
     /// Whether step number `step` has begun.
@@ -57,12 +76,14 @@ impl Due {
         // The latest of several steps counts.
         if step >= self.now && decode(*mark, self.swept).is_none_or(|marked| marked < step) {
             *mark = *mark & UNUSED | encode(step);
+            self.marked = true;
         }
     }
 
     /// Lookahead read the row in `slot`.
     pub(crate) fn mark_unused(&mut self, slot: u32) {
         *self.marks[slot as usize].get_mut() |= UNUSED;
+        self.marked = true;
     }
 
     /// Whether a step that is not over wants the row in `slot`.
@@ -94,6 +115,7 @@ impl Due {
     /// Nothing is wanted any more.
     pub(crate) fn clear_all(&mut self) {
         self.marks.iter_mut().for_each(|mark| *mark.get_mut() = 0);
+        self.marked = false;
     }
 
     /// Have marks for `len` slots.

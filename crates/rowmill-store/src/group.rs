@@ -15,7 +15,7 @@ use crate::StoreError;
 use crate::core::Core;
 use crate::gate::Gate;
 use crate::index::TableIndex;
-use crate::keys::Keys;
+use crate::keys::{Keys, TableIds};
 use crate::shard::{SLOTS_MIN, Shard};
 use crate::stats::Counters;
 use crate::table_state::TableState;
@@ -108,13 +108,17 @@ impl Group {
 
     /// The rows of one table, split by shard.
     pub(crate) fn keys(&self, table: &TableState, ids: &[u64]) -> Keys {
-        Keys::of_table(table.local, ids, table.spec.ids, self.shards.len())
+        self.keys_of(&[(table.local, ids)])
     }
 
     /// The rows of several tables, split by shard.
-    pub(crate) fn split(&self, keys: &mut Keys) {
+    pub(crate) fn keys_of(&self, ids: &[(u32, &[u64])]) -> Keys {
         let tables = self.tables.read();
-        keys.split(self.shards.len(), |table| tables[table as usize].spec.ids);
+        let ids: Vec<TableIds<'_>> = ids
+            .iter()
+            .map(|&(table, ids)| TableIds { table, range: tables[table as usize].spec.ids, ids })
+            .collect();
+        Keys::new(&ids, self.shards.len())
     }
 
     /// Run `work` for every shard that has rows of `keys`, on several threads if that pays; the results
@@ -139,18 +143,14 @@ impl Group {
 
     /// Give clocks back without changing rows.
     pub(crate) fn release(&self, table: u32, ids: &[u64]) {
-        let range = self.tables.read()[table as usize].spec.ids;
-        let keys = Keys::of_table(table, ids, range, self.shards.len());
+        let keys = self.keys_of(&[(table, ids)]);
         for (shard, cell) in self.shards.iter().enumerate() {
             if keys.of_shard(shard).is_empty() {
                 continue;
             }
             let mut state = cell.state.write();
-            for &position in keys.of_shard(shard) {
-                let id = keys.ids[position as usize];
-                if let Some(place) = state.index(table).find(id) {
-                    state.release_clock(table, id, place);
-                }
+            for key in keys.of_shard(shard) {
+                state.release_clock_of(key);
             }
             drop(state);
             cell.gate.open();

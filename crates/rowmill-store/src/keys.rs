@@ -2,69 +2,79 @@
 
 use rowmill_rows::IdRange;
 
-use crate::index::{dense_shard_of, shard_of};
+use crate::index::{dense_shard_of, hash, shard_of};
 
-/// Rows of a group, by position; and for every shard the positions that belong to it, ascending.
-#[derive(Debug, Default)]
+/// A row that an operation asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) id: u64,
+    /// [`hash`] of the id.
+    pub(crate) hash: u32,
+    /// Table within the group.
+    pub(crate) table: u32,
+    /// Position among the rows the caller named.
+    pub(crate) position: u32,
+}
+
+/// The ids an operation asks of one table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TableIds<'a> {
+    /// Table within the group.
+    pub(crate) table: u32,
+    pub(crate) range: IdRange,
+    pub(crate) ids: &'a [u64],
+}
+
+/// Rows of a group; for every shard those that belong to it, by position.
+#[derive(Debug)]
 pub(crate) struct Keys {
-    /// Table within the group, by position.
-    pub(crate) tables: Vec<u32>,
-    /// Id, by position.
-    pub(crate) ids: Vec<u64>,
-    order: Vec<u32>,
+    sorted: Vec<Key>,
     bounds: Vec<u32>,
 }
 
 impl Keys {
-    /// The rows of one table.
-    pub(crate) fn of_table(table: u32, ids: &[u64], range: IdRange, shards: usize) -> Self {
-        let mut keys = Self { tables: vec![table; ids.len()], ids: ids.to_vec(), ..Self::default() };
-        keys.split(shards, |_| range);
-        keys
-    }
-
-    /// Assign every position to its shard (counting sort, so positions stay ascending).
-    pub(crate) fn split(&mut self, shards: usize, range: impl Fn(u32) -> IdRange) {
-        let mut homes = Vec::with_capacity(self.ids.len());
+    /// The rows of several tables, numbered from the first id of the first table to the last of the last.
+    pub(crate) fn new(tables: &[TableIds<'_>], shards: usize) -> Self {
+        let len = tables.iter().map(|table| table.ids.len()).sum();
+        let mut homes = Vec::with_capacity(len);
+        let mut hashes = Vec::with_capacity(len);
+        for table in tables {
+            hashes.extend(table.ids.iter().map(|&id| hash(id)));
+            homes.extend(table.ids.iter().map(|&id| home(table.range, id, shards) as u16));
+        }
         let mut bounds = vec![0_u32; shards + 1];
-        let mut known = (u32::MAX, IdRange::Sparse);
-        for (&table, &id) in self.tables.iter().zip(&self.ids) {
-            if known.0 != table {
-                known = (table, range(table));
-            }
-            let home = home(known.1, id, shards);
-            homes.push(home as u16);
-            bounds[home + 1] += 1;
+        for &home in &homes {
+            bounds[home as usize + 1] += 1;
         }
         for shard in 0..shards {
             bounds[shard + 1] += bounds[shard];
         }
+        // A counting sort keeps positions ascending within a shard.
         let mut next = bounds.clone();
-        let mut order = vec![0_u32; homes.len()];
-        for (position, &home) in homes.iter().enumerate() {
+        let mut sorted = vec![Key::default(); len];
+        let ids = tables.iter().flat_map(|table| table.ids.iter().map(|&id| (table.table, id)));
+        for (position, (((table, id), &home), &hash)) in ids.zip(&homes).zip(&hashes).enumerate() {
             let place = &mut next[home as usize];
-            order[*place as usize] = position as u32;
+            sorted[*place as usize] = Key { id, hash, table, position: position as u32 };
             *place += 1;
         }
-        self.order = order;
-        self.bounds = bounds;
+        Self { sorted, bounds }
     }
 
     /// Number of rows.
     pub(crate) fn len(&self) -> usize {
-        self.ids.len()
+        self.sorted.len()
     }
 
-    /// Positions that belong to `shard`.
+    /// Rows that belong to `shard`.
     #[inline]
-    pub(crate) fn of_shard(&self, shard: usize) -> &[u32] {
-        &self.order[self.bounds[shard] as usize..self.bounds[shard + 1] as usize]
+    pub(crate) fn of_shard(&self, shard: usize) -> &[Key] {
+        &self.sorted[self.bounds[shard] as usize..self.bounds[shard + 1] as usize]
     }
 
-    /// Table and id at a position.
-    #[inline]
-    pub(crate) fn at(&self, position: u32) -> (u32, u64) {
-        (self.tables[position as usize], self.ids[position as usize])
+    /// All rows, by shard.
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &Key> {
+        self.sorted.iter()
     }
 }
 
@@ -82,15 +92,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_position_goes_to_one_shard_in_order() {
+    fn every_row_goes_to_its_shard_in_order() {
         let ids: Vec<u64> = (0..1000).map(|i| i * 7919).collect();
-        let keys = Keys::of_table(0, &ids, IdRange::Sparse, 8);
+        let (first, second) = ids.split_at(300);
+        let dense = IdRange::Dense { rows: 1 << 40 };
+        let tables = [
+            TableIds { table: 4, range: IdRange::Sparse, ids: first },
+            TableIds { table: 2, range: dense, ids: second },
+        ];
+        let keys = Keys::new(&tables, 8);
         let mut seen = vec![false; ids.len()];
         for shard in 0..8 {
-            assert!(keys.of_shard(shard).is_sorted());
-            for &position in keys.of_shard(shard) {
-                assert_eq!(shard_of(ids[position as usize], 8), shard);
-                assert!(!std::mem::replace(&mut seen[position as usize], true));
+            assert!(keys.of_shard(shard).is_sorted_by_key(|key| key.position));
+            for key in keys.of_shard(shard) {
+                let (table, range) = if key.position < 300 { (4, IdRange::Sparse) } else { (2, dense) };
+                assert_eq!((key.id, key.table), (ids[key.position as usize], table));
+                assert_eq!(home(range, key.id, 8), shard);
+                assert!(!std::mem::replace(&mut seen[key.position as usize], true));
             }
         }
         assert!(seen.into_iter().all(|seen| seen));

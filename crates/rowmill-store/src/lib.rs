@@ -54,6 +54,7 @@ mod lookup;
 mod mapping;
 mod options;
 mod policy;
+mod prefetch;
 mod queue;
 mod read;
 mod recovery;
@@ -66,6 +67,7 @@ mod table;
 mod table_state;
 mod ticket;
 mod update;
+mod walk;
 
 pub use backward::RowGradients;
 pub use checkpoint::CheckpointInfo;

@@ -5,6 +5,7 @@
 //! somebody holds: they are being updated, and the update brings them in (MLKV, Section III-C). A read
 //! that fails is only counted, because the get that needs the row will meet the same error and report it.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicU64,
@@ -18,8 +19,8 @@ use rowmill_kernels::{UniqueScratch, segment_unique};
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Keys;
-use crate::read::AHEAD;
 use crate::shard::{Miss, Reason};
+use crate::walk::{Found, walk};
 
 /// Announcements that may wait; more are dropped and counted.
 const QUEUE: usize = 64;
@@ -100,14 +101,14 @@ fn work(receiver: &Receiver<Announcement>, pending: &AtomicU64) {
     let mut scratch = UniqueScratch::default();
     while let Ok(announcement) = receiver.recv() {
         let Announcement { group, ids, reason } = announcement;
-        let mut keys = Keys::default();
+        let mut unique: Vec<(u32, Vec<u64>)> = Vec::new();
         for (table, ids) in &ids {
-            let mut unique = Vec::new();
-            segment_unique(ids, None, &mut scratch, &mut unique, &mut vec![0; ids.len()]);
-            keys.ids.extend_from_slice(&unique);
-            keys.tables.resize(keys.ids.len(), *table);
+            let mut distinct = Vec::new();
+            segment_unique(ids, None, &mut scratch, &mut distinct, &mut vec![0; ids.len()]);
+            unique.push((*table, distinct));
         }
-        group.split(&mut keys);
+        let unique: Vec<(u32, &[u64])> = unique.iter().map(|(table, ids)| (*table, &ids[..])).collect();
+        let keys = group.keys_of(&unique);
         if group.look_ahead(&keys, reason).is_err() {
             group.counters.lookahead_errors.fetch_add(1, Relaxed);
         }
@@ -136,8 +137,8 @@ impl Group {
                 late(rest.len());
                 break;
             }
-            let cold = self.read_ahead(&reading, keys, chunk)?;
-            let admitted = self.admit_cold(keys, chunk, &cold, reason)?;
+            let cold = self.read_ahead(&reading, chunk)?;
+            let admitted = self.admit_cold(chunk, &cold, reason)?;
             self.counters.lookahead_loaded.fetch_add(admitted as u64, Relaxed);
             rest = behind;
         }
@@ -153,26 +154,20 @@ impl Group {
                 continue;
             }
             let mut state = cell.state.write();
-            for positions in keys.of_shard(shard).chunks(AHEAD) {
-                for &position in positions {
-                    let (table, id) = keys.at(position);
-                    state.index(table).prefetch(id);
-                }
-                for &position in positions {
-                    let (table, id) = keys.at(position);
-                    let Some(place) = state.index(table).find(id) else { continue };
-                    let location = state.index(table).location(place);
+            let Ok(()) =
+                walk::<false, _, _>(&self.core, &mut state, keys.of_shard(shard), |state, key, found| {
+                    let Some(Found { place, location }) = found else { return Ok::<(), Infallible>(()) };
                     if let Some(slot) = location.slot() {
                         if let Reason::Wanted(step) = reason {
                             state.due.mark(slot, step);
                         }
                     } else if let Some(row) = location.row()
-                        && state.outstanding(table, id, place) == 0
+                        && state.outstanding(key.table, key.id, place) == 0
                     {
-                        misses.push(Miss { position, row, shard: shard as u32 });
+                        misses.push(Miss { key: *key, row, shard: shard as u32 });
                     }
-                }
-            }
+                    Ok(())
+                });
         }
         misses
     }

@@ -283,13 +283,14 @@ impl Group {
         } else {
             ids_of.into_iter().map(unique_rows).collect()
         };
-        let mut keys = Keys::default();
+        let mut base = 0;
         for rows in &mut tables {
-            rows.base = keys.ids.len();
-            keys.ids.extend_from_slice(&rows.unique);
-            keys.tables.resize(keys.ids.len(), rows.table.local);
+            rows.base = base;
+            base += rows.unique.len();
         }
-        self.split(&mut keys);
+        let unique: Vec<(u32, &[u64])> =
+            tables.iter().map(|rows| (rows.table.local, &rows.unique[..])).collect();
+        let keys = self.keys_of(&unique);
         self.counters.count_call(total, keys.len());
         let serial = self.serial.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Ok(Lookup { group: Arc::clone(self), serial, features, tables, keys })

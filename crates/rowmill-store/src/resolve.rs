@@ -7,9 +7,10 @@ use crate::StoreError;
 use crate::acquire::Entered;
 use crate::cold::ColdRows;
 use crate::group::Group;
-use crate::keys::Keys;
+use crate::keys::{Key, Keys};
 use crate::log::Reading;
 use crate::shard::{Miss, Reason, Shard};
+use crate::walk::Found;
 
 impl Group {
     /// Run `work` on the addresses of all rows of `keys` while nothing can move or change them.
@@ -33,23 +34,23 @@ impl Group {
         loop {
             rounds += 1;
             if let Some(&miss) = entered.misses.first() {
-                self.check_rounds(rounds, keys, miss)?;
+                self.check_rounds(rounds, miss)?;
             }
             let unseen = std::mem::take(&mut entered.unseen);
-            let values = self.initial_rows(keys, &unseen);
-            for (number, &position) in unseen.iter().enumerate() {
-                entered.rows[position as usize] = values[number * self.core.layout.dim..].as_ptr();
-                fixed[position as usize] = true;
+            let values = self.initial_rows(&unseen);
+            for (number, key) in unseen.iter().enumerate() {
+                entered.rows[key.position as usize] = values[number * self.core.layout.dim..].as_ptr();
+                fixed[key.position as usize] = true;
             }
             initial.push(values);
             let misses = std::mem::take(&mut entered.misses);
             for chunk in misses.chunks(self.cold_chunk()) {
-                let rows = self.read_cold(reading, keys, chunk)?;
+                let rows = self.read_cold(reading, chunk)?;
                 for (number, miss) in chunk.iter().enumerate() {
                     if let Some(row) = rows.row(number) {
                         // Moving `rows` below does not move the floats.
-                        entered.rows[miss.position as usize] = row.as_ptr();
-                        fixed[miss.position as usize] = true;
+                        entered.rows[miss.key.position as usize] = row.as_ptr();
+                        fixed[miss.key.position as usize] = true;
                     }
                 }
                 cold.push((chunk.to_vec(), rows));
@@ -62,7 +63,7 @@ impl Group {
                 for (misses, rows) in &cold {
                     // The caller has its rows: when another one cannot be written out to make room, the
                     // next change reports it.
-                    let _ = self.admit_cold(keys, misses, rows, Reason::Use);
+                    let _ = self.admit_cold(misses, rows, Reason::Use);
                 }
                 return Ok(result);
             }
@@ -70,13 +71,12 @@ impl Group {
     }
 
     /// Values of rows that do not exist, `dim` floats each.
-    fn initial_rows(&self, keys: &Keys, unseen: &[u32]) -> Vec<f32> {
+    fn initial_rows(&self, unseen: &[Key]) -> Vec<f32> {
         let dim = self.core.layout.dim;
         let tables = self.tables.read();
         let mut rows = vec![0.0; unseen.len() * dim];
-        for (row, &position) in rows.chunks_exact_mut(dim).zip(unseen) {
-            let (table, id) = keys.at(position);
-            tables[table as usize].initializer.fill(id, row);
+        for (row, key) in rows.chunks_exact_mut(dim).zip(unseen) {
+            tables[key.table as usize].initializer.fill(key.id, row);
         }
         rows
     }
@@ -91,29 +91,28 @@ impl Group {
         fixed: &[bool],
     ) {
         for (shard, state) in guards.iter().enumerate() {
-            let positions = keys.of_shard(shard);
+            let keys = keys.of_shard(shard);
             let unchanged = entered.moves[shard] == state.moves();
-            let complete = || positions.iter().all(|&position| !entered.rows[position as usize].is_null());
-            if positions.is_empty() || (unchanged && complete()) {
+            let complete = || keys.iter().all(|key| !entered.rows[key.position as usize].is_null());
+            if keys.is_empty() || (unchanged && complete()) {
                 continue;
             }
             entered.moves[shard] = state.moves();
-            for &position in positions {
-                if fixed[position as usize] {
+            for key in keys {
+                let position = key.position as usize;
+                if fixed[position] {
                     continue;
                 }
-                let (table, id) = keys.at(position);
-                let Some(place) = state.index(table).find(id) else {
+                let Some(Found { location, .. }) = state.find(key) else {
                     // Deleted meanwhile: it reads as it would be born.
-                    entered.unseen.push(position);
+                    entered.unseen.push(*key);
                     continue;
                 };
-                let location = state.index(table).location(place);
                 match (location.slot(), location.row()) {
-                    (Some(slot), _) => entered.rows[position as usize] = state.row(&self.core, slot),
+                    (Some(slot), _) => entered.rows[position] = state.row(&self.core, slot),
                     (None, Some(row)) => {
-                        entered.rows[position as usize] = std::ptr::null();
-                        entered.misses.push(Miss { position, row, shard: shard as u32 });
+                        entered.rows[position] = std::ptr::null();
+                        entered.misses.push(Miss { key: *key, row, shard: shard as u32 });
                     }
                     (None, None) => unreachable!("a row is in memory or on the device"),
                 }

@@ -18,9 +18,12 @@ use crate::bits::Bits;
 use crate::core::Core;
 use crate::due::Due;
 use crate::index::{CLOCK_OVERFLOW, Location, Place, TableIndex};
+use crate::keys::Key;
 use crate::mapping::{Mapping, Zeroable};
 use crate::policy::{Policy, Standing};
+use crate::prefetch::prefetch_bytes;
 use crate::table_state::TableState;
+use crate::walk::Found;
 
 /// Slots are taken from the budget this many at a time.
 const GROW_SLOTS: usize = 32;
@@ -47,8 +50,7 @@ unsafe impl Zeroable for SlotMeta {}
 /// A cold row that an operation has to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Miss {
-    /// Position of the row among the operation's keys.
-    pub(crate) position: u32,
+    pub(crate) key: Key,
     /// Where the device has it.
     pub(crate) row: u32,
     /// The shard it belongs to.
@@ -92,6 +94,9 @@ pub(crate) struct Shard {
     /// Exact clocks of the entries whose four bits overflowed.
     clocks_beyond: HashMap<(u32, u64), u32>,
     moves: u64,
+    edits: u64,
+    /// A row had to leave: from then on uses are counted, to tell which one goes next.
+    crowded: bool,
     /// Frozen slots below this one are saved.
     save_from: u32,
     /// Rows lookahead could not bring in since the last one it could.
@@ -135,6 +140,8 @@ impl Shard {
             refused: 0,
             clocks_beyond: HashMap::new(),
             moves: 0,
+            edits: 0,
+            crowded: false,
             index_bytes: 0,
             evictions: 0,
         })
@@ -163,8 +170,23 @@ impl Shard {
     /// counted at its first use: that use is what it was brought for.
     #[inline]
     pub(crate) fn touch(&self, table: u32, place: Place, slot: u32, in_step: bool) {
-        if !self.due.use_row(slot, in_step) {
+        if self.due.is_marked() && self.due.use_row(slot, in_step) {
+            return;
+        }
+        if self.crowded {
             self.indexes[table as usize].touch(place);
+        }
+    }
+
+    /// Start loading the row in `slot`, and what a use or an update of it looks at.
+    #[inline]
+    pub(crate) fn prefetch_row<const UPDATE: bool>(&self, core: &Core, slot: u32) {
+        prefetch_bytes(self.row(core, slot), core.layout.stride);
+        if UPDATE {
+            self.dirty.prefetch(slot);
+        }
+        if self.due.is_marked() {
+            self.due.prefetch(slot);
         }
     }
 
@@ -172,6 +194,12 @@ impl Shard {
     #[inline]
     pub(crate) fn moves(&self) -> u64 {
         self.moves
+    }
+
+    /// Generation of the indexes: unchanged means that every entry says what it said.
+    #[inline]
+    pub(crate) fn edits(&self) -> u64 {
+        self.edits
     }
 
     /// Rows in memory.
@@ -209,6 +237,13 @@ impl Shard {
         let outstanding = self.outstanding(table, id, place);
         if outstanding > 0 {
             self.set_outstanding(table, id, place, outstanding - 1);
+        }
+    }
+
+    /// Give one get of a row back, if there is such a row.
+    pub(crate) fn release_clock_of(&mut self, key: &Key) {
+        if let Some(found) = self.find(key) {
+            self.release_clock(key.table, key.id, found.place);
         }
     }
 
@@ -252,6 +287,7 @@ impl Shard {
         }
         let slot = self.take_slot(core)?;
         let place = self.indexes[table as usize].insert(id, Location::resident(slot));
+        self.edits += 1;
         if growth > 0 {
             self.charge_index(core);
         }
@@ -265,22 +301,22 @@ impl Shard {
         Ok((place, slot))
     }
 
-    /// Bring a cold row whose bytes were read from `row` into memory; its slot, or `None` when it is no
-    /// longer there.
+    /// Bring a cold row, whose bytes were read, into memory; its slot, or `None` when it is no longer where
+    /// it was missed.
     ///
     /// # Errors
     /// When room cannot be made because writes fail.
     pub(crate) fn admit(
         &mut self,
         core: &Core,
-        table: u32,
-        id: u64,
-        row: u32,
+        miss: &Miss,
         bytes: &[u8],
         reason: Reason,
     ) -> Result<Option<u32>, StoreError> {
-        let index = self.index(table);
-        let Some(place) = index.find(id).filter(|&place| index.location(place).row() == Some(row)) else {
+        let &Miss { key: Key { id, table, .. }, row, .. } = miss;
+        let Some(Found { place, .. }) =
+            self.find(&miss.key).filter(|found| found.location.row() == Some(row))
+        else {
             return Ok(None);
         };
         let slot = self.take_slot(core)?;
@@ -294,6 +330,7 @@ impl Shard {
             );
         };
         self.indexes[table as usize].set_location(place, Location::resident(slot));
+        self.edits += 1;
         self.occupy(slot, table, id, row, reason);
         Ok(Some(slot))
     }
@@ -382,6 +419,7 @@ impl Shard {
 
     /// Free the slot of the row least worth keeping.
     fn evict(&mut self, core: &Core) -> Result<u32, StoreError> {
+        self.crowded = true;
         let (meta, due) = (&self.meta, &self.due);
         let indexes = std::cell::RefCell::new(&mut self.indexes);
         let entry = |slot: u32| {
@@ -453,6 +491,7 @@ impl Shard {
         let place = index.find(meta.id).expect("a resident row is indexed");
         index.set_location(place, Location::device(row));
         index.set_frequency(place, 0);
+        self.edits += 1;
         self.clear_slot(slot);
         self.evictions += 1;
         Ok(())
@@ -505,6 +544,7 @@ impl Shard {
             core.log.release(row);
         }
         self.indexes[table as usize].remove(id);
+        self.edits += 1;
         self.clocks_beyond.remove(&(table, id));
         core.index_log.record(self.key(table, id), None);
         Ok(true)
@@ -538,6 +578,7 @@ impl Shard {
             }
             None => self.indexes[table as usize].set_location(place, Location::device(new)),
         }
+        self.edits += 1;
         core.log.release(old);
         Ok(true)
     }

@@ -44,10 +44,22 @@ impl Counters {
         self.rows_updated.fetch_add(rows as u64, Relaxed);
     }
 
-    /// A clock was taken with this many gets outstanding.
+    /// Clocks were taken.
+    pub(crate) fn count_staleness(&self, taken: &StalenessCounts) {
+        for (total, &count) in self.staleness.iter().zip(&taken.0).filter(|(_, count)| **count > 0) {
+            total.fetch_add(count, Relaxed);
+        }
+    }
+}
+
+/// Clocks taken by one call, by how many gets were outstanding.
+#[derive(Debug, Default)]
+pub(crate) struct StalenessCounts([u64; STALENESS_BUCKETS]);
+
+impl StalenessCounts {
     #[inline]
-    pub(crate) fn count_staleness(&self, outstanding: u32) {
-        self.staleness[(outstanding as usize).min(STALENESS_BUCKETS - 1)].fetch_add(1, Relaxed);
+    pub(crate) fn count(&mut self, outstanding: u32) {
+        self.0[(outstanding as usize).min(STALENESS_BUCKETS - 1)] += 1;
     }
 }
 

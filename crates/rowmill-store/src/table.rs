@@ -6,9 +6,10 @@ use rowmill_kernels::{UniqueScratch, first_non_finite, segment_unique};
 use rowmill_rows::TableSpec;
 
 use crate::group::Group;
+use crate::keys::Key;
 use crate::lookahead::Destination;
 use crate::queue::QueuedGet;
-use crate::read::Part;
+use crate::read::{Part, copy_floats};
 use crate::store::Store;
 use crate::table_state::TableState;
 use crate::ticket::{Released, Ticket};
@@ -91,9 +92,8 @@ impl Table {
         let mut found = vec![false; ids.len()];
         for (shard, cell) in self.group.shards.iter().enumerate() {
             let state = cell.state.read();
-            for &position in keys.of_shard(shard) {
-                found[position as usize] =
-                    state.index(self.state.local).find(ids[position as usize]).is_some();
+            for key in keys.of_shard(shard) {
+                found[key.position as usize] = state.find(key).is_some();
             }
         }
         Ok(found)
@@ -195,11 +195,13 @@ impl Table {
         let keys = self.group.keys(&self.state, &unique);
         let released = self.released(ticket, &unique);
         let _change = self.store.changes.read();
-        self.store.settle(self.group.update(&keys, &released, &|position, row: *mut f32| {
-            let values = &values[last[position as usize] * width..][..width];
-            // SAFETY: `row` is a resident row of this group under its shard's write lock; `start + width`
-            // floats lie inside it (weights or state).
-            unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), row.add(start), width) };
+        self.store.settle(self.group.update(&keys, &released, &|keys: &[Key], rows: &[*mut f32]| {
+            for (key, &row) in keys.iter().zip(rows) {
+                let values = &values[last[key.position as usize] * width..][..width];
+                // SAFETY: `row` is a resident row of this group under its shard's write lock; `start +
+                // width` floats lie inside it (weights or state).
+                unsafe { copy_floats(values.as_ptr(), row.add(start), width) };
+            }
         }))
     }
 

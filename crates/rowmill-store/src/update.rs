@@ -5,11 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::StoreError;
 use crate::cold::as_bytes;
 use crate::group::Group;
-use crate::keys::Keys;
+use crate::index::{Location, Place};
+use crate::keys::{Key, Keys};
 use crate::log::Reading;
-use crate::read::{AHEAD, prefetch};
 use crate::shard::{Miss, Reason, Shard};
 use crate::ticket::Released;
+use crate::walk::{Found, walk};
+
+/// Rows changed in one go.
+pub(crate) const PENDING: usize = 16;
 
 /// One change of many rows.
 struct Change<'a, F> {
@@ -17,14 +21,49 @@ struct Change<'a, F> {
     released: &'a Released,
     /// Positions whose clock was given back; empty when none is to be.
     done: Vec<AtomicBool>,
-    /// `work(position, row)` changes one row.
+    /// `work(keys, rows)` changes some rows of one table.
     work: &'a F,
 }
 
+/// Rows found in memory and not changed yet, so that several are changed in one go.
+struct Pending {
+    keys: [Key; PENDING],
+    rows: [*mut f32; PENDING],
+    len: usize,
+}
+
+impl Pending {
+    fn new() -> Self {
+        Self { keys: [Key::default(); PENDING], rows: [std::ptr::null_mut(); PENDING], len: 0 }
+    }
+
+    /// Whether a row of this table may join.
+    #[inline]
+    fn takes(&self, table: u32) -> bool {
+        self.len < PENDING && (self.len == 0 || self.keys[0].table == table)
+    }
+
+    #[inline]
+    fn push(&mut self, key: Key, row: *mut f32) {
+        self.keys[self.len] = key;
+        self.rows[self.len] = row;
+        self.len += 1;
+    }
+
+    /// Change what waits.
+    #[inline]
+    fn flush(&mut self, work: &impl Fn(&[Key], &[*mut f32])) {
+        if self.len > 0 {
+            work(&self.keys[..self.len], &self.rows[..self.len]);
+            self.len = 0;
+        }
+    }
+}
+
 impl Group {
-    /// Run `work(position, row)` once for every row of `keys` (which must be distinct), in place. Rows
-    /// that are missing are born first, cold ones brought in. Clocks named by `released` are given back
-    /// with the change, under the same lock.
+    /// Run `work(keys, rows)` so that every row of `keys` (which must be distinct) is changed once, in
+    /// place. Rows that are missing are born first, cold ones brought in. Clocks named by `released` are
+    /// given back with the change, under the same lock.
     ///
     /// # Errors
     /// When rows cannot be read or room cannot be made; changes made so far stay, all clocks are given
@@ -33,7 +72,7 @@ impl Group {
         &self,
         keys: &Keys,
         released: &Released,
-        work: &(impl Fn(u32, *mut f32) + Sync),
+        work: &(impl Fn(&[Key], &[*mut f32]) + Sync),
     ) -> Result<(), StoreError> {
         self.counters.count_update(keys.len());
         let marks = if matches!(released, Released::None) { 0 } else { keys.len() };
@@ -49,7 +88,10 @@ impl Group {
         result.and_then(|()| self.shrink_if_over())
     }
 
-    fn make_change<F: Fn(u32, *mut f32) + Sync>(&self, change: &Change<'_, F>) -> Result<(), StoreError> {
+    fn make_change<F: Fn(&[Key], &[*mut f32]) + Sync>(
+        &self,
+        change: &Change<'_, F>,
+    ) -> Result<(), StoreError> {
         let keys = change.keys;
         let reading = self.core.log.reading();
         let first = self.for_each_shard(keys, |shard| self.update_shard(change, shard, keys.of_shard(shard)));
@@ -60,7 +102,7 @@ impl Group {
         let mut rounds = 0;
         while !misses.is_empty() {
             rounds += 1;
-            self.check_rounds(rounds, keys, misses[0])?;
+            self.check_rounds(rounds, misses[0])?;
             let mut again = Vec::new();
             for chunk in misses.chunks(self.cold_chunk()) {
                 again.extend(self.update_missing(change, &reading, chunk)?);
@@ -71,59 +113,55 @@ impl Group {
     }
 
     /// Change the rows of one shard that are in memory or not born yet; the cold ones are returned.
-    fn update_shard<F: Fn(u32, *mut f32) + Sync>(
+    fn update_shard<F: Fn(&[Key], &[*mut f32]) + Sync>(
         &self,
         change: &Change<'_, F>,
         shard: usize,
-        positions: &[u32],
+        keys: &[Key],
     ) -> Result<Vec<Miss>, StoreError> {
         let cell = &self.shards[shard];
         let mut state = cell.state.write();
         let mut misses = Vec::new();
-        for positions in positions.chunks(AHEAD) {
-            for &position in positions {
-                let (table, id) = change.keys.at(position);
-                state.index(table).prefetch(id);
+        let mut pending = Pending::new();
+        let walked = walk::<true, _, _>(&self.core, &mut state, keys, |state, key, found| {
+            let found = if let Some(found) = found {
+                found
+            } else {
+                // A birth may push out a row whose address waits to be changed.
+                pending.flush(change.work);
+                let (place, slot) = state.birth(&self.core, key.table, key.id)?;
+                Found { place, location: Location::resident(slot) }
+            };
+            if let Some(row) = found.location.row() {
+                misses.push(Miss { key: *key, row, shard: shard as u32 });
+                return Ok(());
             }
-            for &position in positions {
-                let (table, id) = change.keys.at(position);
-                if let Some(place) = state.index(table).find(id)
-                    && let Some(slot) = state.index(table).location(place).slot()
-                {
-                    prefetch(state.row(&self.core, slot));
-                }
+            let slot = found.location.slot().expect("a row is in memory or on the device");
+            if !pending.takes(key.table) {
+                pending.flush(change.work);
             }
-            for &position in positions {
-                let (table, id) = change.keys.at(position);
-                let slot = match state.index(table).find(id) {
-                    None => state.birth(&self.core, table, id)?.1,
-                    Some(place) => {
-                        let location = state.index(table).location(place);
-                        if let Some(row) = location.row() {
-                            misses.push(Miss { position, row, shard: shard as u32 });
-                            continue;
-                        }
-                        location.slot().expect("a row is in memory or on the device")
-                    }
-                };
-                self.change_one(change, &mut state, position, slot)?;
-            }
-        }
+            state.begin_update(&self.core, slot)?;
+            pending.push(*key, state.row(&self.core, slot));
+            Self::release_clock(change, state, key, found.place);
+            Ok(())
+        });
+        // What was prepared is changed even if the walk ended early: its clock was given back.
+        pending.flush(change.work);
         drop(state);
         if !change.done.is_empty() {
             cell.gate.open();
         }
-        Ok(misses)
+        walked.map(|()| misses)
     }
 
     /// Read cold rows, bring them in and change them; those that moved meanwhile are returned.
-    fn update_missing<F: Fn(u32, *mut f32) + Sync>(
+    fn update_missing<F: Fn(&[Key], &[*mut f32]) + Sync>(
         &self,
         change: &Change<'_, F>,
         reading: &Reading<'_>,
         misses: &[Miss],
     ) -> Result<Vec<Miss>, StoreError> {
-        let cold = self.read_cold(reading, change.keys, misses)?;
+        let cold = self.read_cold(reading, misses)?;
         let mut again = Vec::new();
         let mut number = 0;
         for misses in misses.chunk_by(|one, next| one.shard == next.shard) {
@@ -131,15 +169,18 @@ impl Group {
             let mut elsewhere = Vec::new();
             let mut state = self.shards[shard].state.write();
             for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
-                let (table, id) = change.keys.at(miss.position);
                 let slot = match row {
-                    Some(row) => state.admit(&self.core, table, id, miss.row, as_bytes(row), Reason::Use)?,
+                    Some(row) => state.admit(&self.core, miss, as_bytes(row), Reason::Use)?,
                     None => None,
                 };
-                match slot {
-                    Some(slot) => self.change_one(change, &mut state, miss.position, slot)?,
-                    None => elsewhere.push(miss.position),
-                }
+                let Some(slot) = slot else {
+                    elsewhere.push(miss.key);
+                    continue;
+                };
+                state.begin_update(&self.core, slot)?;
+                (change.work)(&[miss.key], &[state.row(&self.core, slot)]);
+                let place = state.find(&miss.key).expect("the row was just brought in").place;
+                Self::release_clock(change, &mut state, &miss.key, place);
             }
             drop(state);
             number += misses.len();
@@ -153,37 +194,23 @@ impl Group {
         Ok(again)
     }
 
+    /// Give the clock of a row back that is being changed.
     #[inline]
-    fn change_one<F: Fn(u32, *mut f32)>(
-        &self,
-        change: &Change<'_, F>,
-        state: &mut Shard,
-        position: u32,
-        slot: u32,
-    ) -> Result<(), StoreError> {
-        state.begin_update(&self.core, slot)?;
-        (change.work)(position, state.row(&self.core, slot));
-        if change.released.contains(position) {
-            change.done[position as usize].store(true, Relaxed);
-            let (table, id) = change.keys.at(position);
-            let place = state.index(table).find(id).expect("the row was just changed");
-            state.release_clock(table, id, place);
+    fn release_clock<F>(change: &Change<'_, F>, state: &mut Shard, key: &Key, place: Place) {
+        if change.released.contains(key.position) {
+            change.done[key.position as usize].store(true, Relaxed);
+            state.release_clock(key.table, key.id, place);
         }
-        Ok(())
     }
 
     /// After a failure: give back the clocks of the rows that were not reached.
     fn give_back<F>(&self, change: &Change<'_, F>) {
         for (shard, cell) in self.shards.iter().enumerate() {
             let mut state = cell.state.write();
-            for &position in change.keys.of_shard(shard) {
-                let reached = || change.done[position as usize].load(Relaxed);
-                let (table, id) = change.keys.at(position);
-                if change.released.contains(position)
-                    && !reached()
-                    && let Some(place) = state.index(table).find(id)
-                {
-                    state.release_clock(table, id, place);
+            for key in change.keys.of_shard(shard) {
+                let reached = || change.done[key.position as usize].load(Relaxed);
+                if change.released.contains(key.position) && !reached() {
+                    state.release_clock_of(key);
                 }
             }
             drop(state);
@@ -202,9 +229,8 @@ impl Group {
                 continue;
             }
             let mut state = cell.state.write();
-            for &position in keys.of_shard(shard) {
-                let (table, id) = keys.at(position);
-                deleted += usize::from(state.delete(&self.core, table, id)?);
+            for key in keys.of_shard(shard) {
+                deleted += usize::from(state.delete(&self.core, key.table, key.id)?);
             }
             drop(state);
             cell.gate.open();

@@ -87,6 +87,20 @@ impl RowUpdater {
         unsafe { self.dispatch(rows, Gradients::Rows(gradients), update) }
     }
 
+    /// Update `rows[i]` with `gradients[i]`, in order. The rows are taken to be in the caches already.
+    ///
+    /// # Panics
+    /// If there is not one gradient of `dim` floats per row.
+    ///
+    /// # Safety
+    /// As for [`RowUpdater::apply_many`].
+    pub unsafe fn apply_each(&self, rows: &[*mut f32], gradients: &[&[f32]], update: &Update) {
+        assert_eq!(gradients.len(), rows.len(), "one gradient per row");
+        assert!(gradients.iter().all(|gradient| gradient.len() == self.dim), "gradients of another width");
+        // SAFETY: the caller's.
+        unsafe { self.dispatch(rows, Gradients::Each(gradients), update) }
+    }
+
     /// Accumulate and apply in one go: update `rows[i]`, the unique row `range.start + i` of `order`, with
     /// the sum over its lookups that [`accumulate_range`](crate::accumulate_range) computes, bit for bit,
     /// without a round trip of the sums through memory.
@@ -143,6 +157,8 @@ impl RowUpdater {
 enum Gradients<'a> {
     /// One per row.
     Rows(&'a [f32]),
+    /// One per row, each at its own place.
+    Each(&'a [&'a [f32]]),
     /// The bags that looked the rows up; the first row is unique row `first`.
     Bags { order: &'a LookupOrder, first: usize, gradients: *const f32, stride: usize },
 }
@@ -164,6 +180,11 @@ impl<R: Rule> Kernel for Apply<'_, R> {
         unsafe {
             match self.gradients {
                 Gradients::Rows(gradients) => self.apply_rows::<V>(gradients),
+                Gradients::Each(gradients) => {
+                    for (&row, gradient) in self.rows.iter().zip(gradients) {
+                        self.rule.apply::<V>(row, gradient.as_ptr(), self.dim);
+                    }
+                }
                 Gradients::Bags { order, first, gradients, stride } => {
                     self.apply_bags::<V>(order, first, gradients, stride);
                 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use super::flags::{self, FREQUENCY_MAX};
 use super::location::{Location, Place};
-use super::prefetch::prefetch;
 use super::zeroed_array::ZeroedArray;
+use crate::prefetch::prefetch;
 
 /// Ids of one (shard, dense table) to locations and flags.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl DirectIndex {
         let word = &self.flags[local_of(place)];
         let bits = word.load(Relaxed);
         if flags::frequency(bits.into()) < FREQUENCY_MAX {
-            let _ = word.compare_exchange(bits, bits + 1, Relaxed, Relaxed);
+            word.store(bits + 1, Relaxed);
         }
     }
 

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::flags::{self, FLAG_BITS, FREQUENCY_MAX};
 use super::location::{Location, Place};
-use super::prefetch::prefetch;
-use super::shard::mix;
+use super::shard::hash;
 use super::zeroed_array::{PAGE_BYTES, Zeroed, ZeroedArray};
+use crate::prefetch::prefetch;
 
 /// Entries of a bucket: five of 12 bytes and a word of flags fill a 64-byte line.
 const ENTRIES: usize = 5;
@@ -104,17 +104,23 @@ impl HashIndex {
         Self { buckets: ZeroedArray::new(0), len: 0, removed: 0 }
     }
 
-    /// Start loading the home bucket of `id`. Batches ask for 16 or more buckets, then look them up: a core
-    /// has 10-16 misses in flight, and more than that measures alike.
+    /// Start loading the home bucket of an id with this hash. Batches ask for many buckets, then look them
+    /// up.
     #[inline]
-    pub(crate) fn prefetch(&self, id: u64) {
-        prefetch(self.buckets.as_ptr().wrapping_add(self.home(id)));
+    pub(crate) fn prefetch(&self, hash: u32) {
+        prefetch(self.buckets.as_ptr().wrapping_add(home(hash, self.buckets.len())));
     }
 
     /// Where the entry of `id` is.
     #[inline]
     pub(crate) fn find(&self, id: u64) -> Option<Place> {
-        let home = self.home(id);
+        self.find_hashed(id, hash(id))
+    }
+
+    /// Where the entry of `id` is, whose hash is `hash`.
+    #[inline]
+    pub(crate) fn find_hashed(&self, id: u64, hash: u32) -> Option<Place> {
+        let home = home(hash, self.buckets.len());
         let mut b = home;
         loop {
             // An index without memory has no bucket at all.
@@ -156,15 +162,16 @@ impl HashIndex {
 
     /// Count an access.
     ///
-    /// A saturated frequency writes nothing, so hot rows stay shared in the caches. Otherwise one
-    /// attempt is made: when another thread changes the same bucket at that moment this access goes
-    /// uncounted, but no bit of another entry can be lost.
+    /// A saturated frequency writes nothing, so hot rows stay shared in the caches. Load and store are two
+    /// operations: when several threads touch one bucket at the same moment some accesses go uncounted.
+    /// Nothing else is lost, because every other bit changes under exclusive access only; a locked
+    /// operation would cost each lookup as much as the lookup itself.
     #[inline]
     pub(crate) fn touch(&self, place: Place) {
         let (word, shift) = self.flags_of(place);
         let bits = word.load(Relaxed);
         if flags::frequency(bits >> shift) < FREQUENCY_MAX {
-            let _ = word.compare_exchange(bits, bits + (1 << shift), Relaxed, Relaxed);
+            word.store(bits + (1 << shift), Relaxed);
         }
     }
 
@@ -264,25 +271,20 @@ impl HashIndex {
     #[cfg(test)]
     pub(super) fn read_homes(&self, ids: &[u64]) -> u64 {
         for &id in ids {
-            self.prefetch(id);
+            self.prefetch(hash(id));
         }
-        ids.iter().map(|&id| u64::from(self.buckets[self.home(id)].locations[0])).sum()
+        ids.iter().map(|&id| u64::from(self.buckets[home(hash(id), self.buckets.len())].locations[0])).sum()
     }
 
     /// How many buckets a lookup of `id` reads.
     #[cfg(test)]
     pub(super) fn buckets_to_find(&self, id: u64) -> usize {
-        let (mut b, mut read) = (self.home(id), 1);
+        let (mut b, mut read) = (home(hash(id), self.buckets.len()), 1);
         while self.buckets.get(b).is_some_and(|bucket| bucket.entry_of(id).is_none() && bucket.overflowed()) {
             b = next(b, self.buckets.len());
             read += 1;
         }
         read
-    }
-
-    #[inline]
-    fn home(&self, id: u64) -> usize {
-        home(id, self.buckets.len())
     }
 
     #[inline]
@@ -336,7 +338,7 @@ impl HashIndex {
 /// Put an entry into the first bucket with room from its home on. There is room: the load is bounded.
 #[inline]
 fn insert_into(buckets: &mut [Bucket], id: u64, location: u32, bits: u32) -> Place {
-    let mut b = home(id, buckets.len());
+    let mut b = home(hash(id), buckets.len());
     loop {
         let bucket = &mut buckets[b];
         if let Some(e) = bucket.empty_entry() {
@@ -353,8 +355,8 @@ fn insert_into(buckets: &mut [Bucket], id: u64, location: u32, bits: u32) -> Pla
 /// The bucket a lookup starts at (multiply-shift: Lemire, "Fast random integer generation in an
 /// interval", 2019). It depends on the high bits of the hash only.
 #[inline]
-fn home(id: u64, buckets: usize) -> usize {
-    ((u128::from(mix(id)) * buckets as u128) >> 64) as usize
+fn home(hash: u32, buckets: usize) -> usize {
+    ((u64::from(hash) * buckets as u64) >> 32) as usize
 }
 
 #[inline]

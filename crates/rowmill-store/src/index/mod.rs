@@ -17,14 +17,13 @@ mod direct_index;
 mod flags;
 mod hash_index;
 mod location;
-mod prefetch;
 mod shard;
 mod table_index;
 mod zeroed_array;
 
 pub(crate) use flags::CLOCK_OVERFLOW;
 pub(crate) use location::{Location, Place};
-pub(crate) use shard::{dense_shard_of, shard_of};
+pub(crate) use shard::{dense_shard_of, hash, shard_of};
 pub(crate) use table_index::TableIndex;
 
 #[cfg(test)]

@@ -11,6 +11,12 @@ pub(super) fn mix(id: u64) -> u64 {
     id ^ (id >> 31)
 }
 
+/// What the buckets of a shard are chosen by: the high half of the mixed id.
+#[inline]
+pub(crate) fn hash(id: u64) -> u32 {
+    (mix(id) >> 32) as u32
+}
+
 /// The shard of an id of a sparse table, out of `shards` (a power of two).
 ///
 /// Shards take the low bits of the hash, buckets within a shard the high ones: the ids of one shard

@@ -36,14 +36,26 @@ impl TableIndex {
 
     /// Start loading what `find` will read.
     #[inline]
-    pub(crate) fn prefetch(&self, id: u64) {
-        either!(self, index => index.prefetch(id));
+    pub(crate) fn prefetch(&self, id: u64, hash: u32) {
+        match self {
+            Self::Hash(index) => index.prefetch(hash),
+            Self::Direct(index) => index.prefetch(id),
+        }
     }
 
     /// Where the entry of `id` is; none for an id without a row or out of range.
     #[inline]
     pub(crate) fn find(&self, id: u64) -> Option<Place> {
         either!(self, index => index.find(id))
+    }
+
+    /// As [`TableIndex::find`], given the [`hash`](super::hash) of the id.
+    #[inline]
+    pub(crate) fn find_hashed(&self, id: u64, hash: u32) -> Option<Place> {
+        match self {
+            Self::Hash(index) => index.find_hashed(id, hash),
+            Self::Direct(index) => index.find(id),
+        }
     }
 
     /// Where the row of an entry is.

@@ -136,7 +136,7 @@ impl Pair {
         assert_eq!(visited.len(), self.model.len());
         let ids: Vec<u64> = self.model.keys().chain(absent).copied().collect();
         for id in ids {
-            self.index.prefetch(id);
+            self.index.prefetch(id, hash(id));
             let place = self.index.find(id);
             assert_eq!(place.map(|place| self.entry(place)), self.model.get(&id).copied());
             assert_eq!(visited.get(&id).copied(), self.model.get(&id).and_then(|entry| entry.location));
@@ -367,7 +367,7 @@ fn measure_lookups() {
         let mut sum = 0;
         for ids in ids.chunks(BATCH) {
             for &id in ids {
-                index.prefetch(id);
+                index.prefetch(id, super::hash(id));
             }
             for &id in ids {
                 sum += index.find(id).map_or(0, |place| u64::from(index.location(place).stored()));

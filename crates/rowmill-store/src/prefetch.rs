@@ -1,8 +1,10 @@
-//! Ask the CPU for a cache line before it is needed.
+//! Ask the CPU for cache lines before they are needed.
+
+const LINE_BYTES: usize = 64;
 
 /// Start loading the line that holds `pointer`, which may point anywhere: nothing is read.
 #[inline(always)]
-pub(super) fn prefetch<T>(pointer: *const T) {
+pub(crate) fn prefetch<T>(pointer: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults and changes no state but the caches; SSE is part of x86-64.
     unsafe {
@@ -12,4 +14,12 @@ pub(super) fn prefetch<T>(pointer: *const T) {
     // Elsewhere lookups rely on out-of-order execution: stable Rust has no prefetch for them.
     #[cfg(not(target_arch = "x86_64"))]
     let _ = pointer;
+}
+
+/// Start loading the lines from `pointer` on.
+#[inline(always)]
+pub(crate) fn prefetch_bytes<T>(pointer: *const T, bytes: usize) {
+    for line in (0..bytes).step_by(LINE_BYTES) {
+        prefetch(pointer.wrapping_byte_add(line));
+    }
 }

@@ -1,0 +1,153 @@
+//! What memory gives: a random 64-byte bucket names a random row, which is copied out or updated.
+//!
+//! The least any hash-indexed store has to do per row, without hashing well, comparing keys, locking or
+//! counting: two dependent misses, both prefetched a batch ahead, on huge pages. Its rate is the limit
+//! that the store's rate is divided by.
+
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+use rowmill_testkit::Permutation;
+
+/// Rows looked up together; more gain nothing.
+const AHEAD: usize = 32;
+const BUCKET_WORDS: usize = 8;
+/// Entries per bucket, as full as the store keeps its own.
+const ENTRIES: u64 = 4;
+
+pub(crate) struct MemoryProbe {
+    buckets: HugePages,
+    rows: HugePages,
+    row_count: u64,
+    stride: usize,
+}
+
+impl MemoryProbe {
+    /// `count` rows of `stride` bytes, in an order that has nothing to do with that of the buckets.
+    pub(crate) fn new(count: u64, stride: usize) -> Self {
+        let mut buckets = HugePages::new(count.div_ceil(ENTRIES) as usize * BUCKET_WORDS * 8);
+        let order = Permutation::new(count, 99);
+        for id in 0..count {
+            let word = bucket_word(id);
+            // SAFETY: `bucket_word` is below the words of all buckets.
+            unsafe { buckets.base.cast::<u64>().add(word).write(order.of(id)) };
+        }
+        let mut rows = HugePages::new(count as usize * stride);
+        rows.fill();
+        buckets.touch();
+        Self { buckets, rows, row_count: count, stride }
+    }
+
+    /// Copy the rows of `ids`, which are below the count, to `out`.
+    pub(crate) fn get(&self, ids: &[u64], out: &mut [f32]) {
+        let width = self.stride / size_of::<f32>();
+        assert_eq!(out.len(), ids.len() * width);
+        self.visit(ids, |position, row| {
+            // SAFETY: `row` has `width` floats, and `out` one row per id.
+            unsafe { std::ptr::copy_nonoverlapping(row, out.as_mut_ptr().add(position * width), width) };
+        });
+    }
+
+    /// One step of gradient descent on the rows of `ids`; `gradients` has one row per id. Threads that
+    /// meet at a row lose a step: nobody reads what the probe computes.
+    pub(crate) fn rmw(&self, ids: &[u64], gradients: &[f32]) {
+        let width = self.stride / size_of::<f32>();
+        assert_eq!(gradients.len(), ids.len() * width);
+        self.visit(ids, |position, row| {
+            let gradient = &gradients[position * width..][..width];
+            for (column, gradient) in gradient.iter().enumerate() {
+                // SAFETY: `row` has `width` floats.
+                unsafe { *row.add(column) -= 1e-6 * gradient };
+            }
+        });
+    }
+
+    /// Visit rows by position, two prefetched misses each.
+    #[inline(always)]
+    fn visit(&self, ids: &[u64], mut work: impl FnMut(usize, *mut f32)) {
+        let mut rows = [std::ptr::null_mut::<f32>(); AHEAD];
+        for (chunk_number, chunk) in ids.chunks(AHEAD).enumerate() {
+            for &id in chunk {
+                debug_assert!(id < self.row_count);
+                self.buckets.prefetch(bucket_word(id) * 8);
+            }
+            for (row, &id) in rows.iter_mut().zip(chunk) {
+                // SAFETY: the word of an id that has a row.
+                let number = unsafe { self.buckets.base.cast::<u64>().add(bucket_word(id)).read() };
+                let offset = number as usize * self.stride;
+                self.rows.prefetch(offset);
+                // SAFETY: the row lies inside the memory.
+                *row = unsafe { self.rows.base.add(offset) }.cast();
+            }
+            for (within, &row) in rows[..chunk.len()].iter().enumerate() {
+                work(chunk_number * AHEAD + within, row);
+            }
+        }
+    }
+}
+
+/// Where the row number of an id is: ids are random, so their own bits serve as hash.
+#[inline(always)]
+fn bucket_word(id: u64) -> usize {
+    ((id / ENTRIES) as usize * BUCKET_WORDS) + (id % ENTRIES) as usize
+}
+
+/// Memory in huge pages, zeroed.
+struct HugePages {
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: plain memory; the probe writes through `&mut self` alone.
+unsafe impl Sync for HugePages {}
+// SAFETY: as above.
+unsafe impl Send for HugePages {}
+
+impl HugePages {
+    fn new(bytes: usize) -> Self {
+        // SAFETY: a new private mapping, asked for huge pages.
+        let base = unsafe {
+            let base = libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            libc::madvise(base, bytes, libc::MADV_HUGEPAGE);
+            base
+        };
+        assert_ne!(base, libc::MAP_FAILED, "no {bytes} bytes of memory for the probe");
+        Self { base: base.cast(), bytes }
+    }
+
+    fn touch(&mut self) {
+        for offset in (0..self.bytes).step_by(4096) {
+            // SAFETY: inside the mapping.
+            unsafe {
+                let byte = self.base.add(offset);
+                byte.write_volatile(byte.read_volatile());
+            }
+        }
+    }
+
+    /// Values that are no zeros, so that nothing is shared or skipped.
+    fn fill(&mut self) {
+        // SAFETY: the whole mapping as floats; it is aligned to pages.
+        let floats = unsafe { std::slice::from_raw_parts_mut(self.base.cast::<f32>(), self.bytes / 4) };
+        floats.iter_mut().enumerate().for_each(|(number, value)| *value = number as f32);
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, offset: usize) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.wrapping_add(offset).cast()) };
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`.
+        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    }
+}
