@@ -5,6 +5,7 @@
 
 mod adagrad;
 mod adam;
+mod mean_square;
 mod rowwise_adagrad;
 mod sgd;
 
