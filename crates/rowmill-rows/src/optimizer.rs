@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::SpecError;
+use crate::spec::{check, not_negative};
+
 /// An optimizer and its hyper-parameters. The learning rate is the default of the table; every update
 /// may name another one (schedules), so it is not part of a group's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,4 +91,29 @@ impl OptimizerSpec {
         }
         self
     }
+
+    /// Check every hyper-parameter; the error names the first that is wrong.
+    ///
+    /// # Errors
+    /// [`SpecError::Field`] with the parameter, what it must be and what it was.
+    pub(crate) fn validate(&self) -> Result<(), SpecError> {
+        not_negative("optimizer lr", self.lr())?;
+        match *self {
+            Self::Sgd { .. } => Ok(()),
+            Self::Adagrad { eps, initial_accumulator, .. }
+            | Self::RowwiseAdagrad { eps, initial_accumulator, .. } => {
+                not_negative("optimizer eps", eps)?;
+                not_negative("optimizer initial_accumulator", initial_accumulator)
+            }
+            Self::Adam { beta1, beta2, eps, .. } => {
+                decay("optimizer beta1", beta1)?;
+                decay("optimizer beta2", beta2)?;
+                not_negative("optimizer eps", eps)
+            }
+        }
+    }
+}
+
+fn decay(field: &'static str, value: f32) -> Result<(), SpecError> {
+    check(field, "in [0, 1)", value, (0.0..1.0).contains(&value))
 }
