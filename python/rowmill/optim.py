@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from rowmill.steps import Step
     from rowmill.tables import Table
 
-__all__ = ["SGD", "Adagrad", "Adam", "OptimizerSpec", "RowOptimizer", "RowwiseAdagrad"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "MomentumSGD",
+    "OptimizerSpec",
+    "RowOptimizer",
+    "RowwiseAdagrad",
+]
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,19 @@ class SGD:
     """`w -= lr * g`, as `torch.optim.SGD`. Keeps no state."""
 
     lr: float
+
+
+@dataclass(frozen=True)
+class MomentumSGD:
+    """`v = momentum * v + g; w -= lr * v` on the rows that have a gradient. One float per weight.
+
+    On those rows it is `torch.optim.SGD` with dampening 0; rows without a gradient stand still, where torch's
+    go on moving. `nesterov` steps by `lr * (g + momentum * v)` instead.
+    """
+
+    lr: float
+    momentum: float = 0.9
+    nesterov: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,10 +79,11 @@ class Adam:
     eps: float = 1e-8
 
 
-OptimizerSpec = SGD | Adagrad | RowwiseAdagrad | Adam
+OptimizerSpec = SGD | MomentumSGD | Adagrad | RowwiseAdagrad | Adam
 
 _OPTIMIZERS: dict[str, type[OptimizerSpec]] = {
     "sgd": SGD,
+    "momentum_sgd": MomentumSGD,
     "adagrad": Adagrad,
     "rowwise_adagrad": RowwiseAdagrad,
     "adam": Adam,

@@ -123,6 +123,7 @@ fn accumulate_speed(memory: &Memory) {
 fn apply_speed(memory: &Memory) {
     let optimizers = [
         ("sgd", OptimizerSpec::Sgd { lr: 0.0 }),
+        ("momentum sgd", OptimizerSpec::MomentumSgd { lr: 0.0, momentum: 0.9, nesterov: false }),
         ("adagrad", OptimizerSpec::Adagrad { lr: 0.0, eps: 1e-8, initial_accumulator: 0.0 }),
         ("rowwise adagrad", OptimizerSpec::RowwiseAdagrad { lr: 0.0, eps: 1e-8, initial_accumulator: 0.0 }),
         ("adam", OptimizerSpec::Adam { lr: 0.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 }),

@@ -15,6 +15,16 @@ pub enum OptimizerSpec {
         /// Learning rate.
         lr: f32,
     },
+    /// SGD with momentum on touched rows: `v = momentum * v + g; w -= lr * v` (dampening 0). Absent rows
+    /// stand still. State: `dim` floats.
+    MomentumSgd {
+        /// Learning rate.
+        lr: f32,
+        /// Decay of the velocity.
+        momentum: f32,
+        /// Take Nesterov's step instead: `w -= lr * (g + momentum * v)`.
+        nesterov: bool,
+    },
     /// `s += g*g; w -= lr * g / (sqrt(s) + eps)`. State: `dim` floats.
     Adagrad {
         /// Learning rate.
@@ -52,7 +62,7 @@ impl OptimizerSpec {
     pub fn state_floats(&self, dim: usize) -> usize {
         match self {
             Self::Sgd { .. } => 0,
-            Self::Adagrad { .. } => dim,
+            Self::MomentumSgd { .. } | Self::Adagrad { .. } => dim,
             Self::RowwiseAdagrad { .. } => 1,
             Self::Adam { .. } => 2 * dim,
         }
@@ -64,7 +74,7 @@ impl OptimizerSpec {
             Self::Adagrad { initial_accumulator, .. } | Self::RowwiseAdagrad { initial_accumulator, .. } => {
                 initial_accumulator
             }
-            Self::Sgd { .. } | Self::Adam { .. } => 0.0,
+            Self::Sgd { .. } | Self::MomentumSgd { .. } | Self::Adam { .. } => 0.0,
         }
     }
 
@@ -72,6 +82,7 @@ impl OptimizerSpec {
     pub fn lr(&self) -> f32 {
         match *self {
             Self::Sgd { lr }
+            | Self::MomentumSgd { lr, .. }
             | Self::Adagrad { lr, .. }
             | Self::RowwiseAdagrad { lr, .. }
             | Self::Adam { lr, .. } => lr,
@@ -83,6 +94,7 @@ impl OptimizerSpec {
     pub fn with_lr(mut self, rate: f32) -> Self {
         match &mut self {
             Self::Sgd { lr }
+            | Self::MomentumSgd { lr, .. }
             | Self::Adagrad { lr, .. }
             | Self::RowwiseAdagrad { lr, .. }
             | Self::Adam { lr, .. } => {
@@ -100,6 +112,10 @@ impl OptimizerSpec {
         not_negative("optimizer lr", self.lr())?;
         match *self {
             Self::Sgd { .. } => Ok(()),
+            Self::MomentumSgd { momentum, .. } => {
+                let expected = "above 0 and below 1 (SGD does without)";
+                check("optimizer momentum", expected, momentum, momentum > 0.0 && momentum < 1.0)
+            }
             Self::Adagrad { eps, initial_accumulator, .. }
             | Self::RowwiseAdagrad { eps, initial_accumulator, .. } => {
                 not_negative("optimizer eps", eps)?;

@@ -6,6 +6,7 @@
 mod adagrad;
 mod adam;
 mod mean_square;
+mod momentum_sgd;
 mod rowwise_adagrad;
 mod sgd;
 
@@ -119,6 +120,10 @@ impl RowUpdater {
         unsafe {
             match self.optimizer {
                 OptimizerSpec::Sgd { .. } => self.run(sgd::Sgd::new(update), rows, gradients),
+                OptimizerSpec::MomentumSgd { momentum, nesterov, .. } => {
+                    let rule = momentum_sgd::MomentumSgd::new(momentum, nesterov, update);
+                    self.run(rule, rows, gradients);
+                }
                 OptimizerSpec::Adagrad { eps, .. } => {
                     self.run(adagrad::Adagrad::new(eps, update), rows, gradients);
                 }

@@ -16,6 +16,13 @@ fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &
                 *w = (-update.lr).mul_add(*g, *w);
             }
         }
+        OptimizerSpec::MomentumSgd { momentum, nesterov, .. } => {
+            for ((w, v), g) in weights.iter_mut().zip(state).zip(gradient) {
+                *v = momentum * *v + g;
+                let step = if nesterov { momentum.mul_add(*v, *g) } else { *v };
+                *w = (-update.lr).mul_add(step, *w);
+            }
+        }
         OptimizerSpec::Adagrad { eps, .. } => {
             for ((w, s), g) in weights.iter_mut().zip(state).zip(gradient) {
                 *s += g * g;
@@ -56,9 +63,24 @@ fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &
     }
 }
 
+/// Rows of random weights and state, `stride` floats apart; accumulators of squares are not negative.
+fn rows(random: &mut Random, optimizer: &OptimizerSpec, dim: usize, count: usize, stride: usize) -> Vec<f32> {
+    let signed = match optimizer {
+        OptimizerSpec::MomentumSgd { .. } | OptimizerSpec::Adam { .. } => 2 * dim,
+        _ => dim,
+    };
+    let mut memory = random.floats(count * stride);
+    for row in memory.chunks_mut(stride) {
+        row[signed..].iter_mut().for_each(|sum| *sum = sum.abs());
+    }
+    memory
+}
+
 fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
     prop::sample::select(vec![
         OptimizerSpec::Sgd { lr: 9.0 },
+        OptimizerSpec::MomentumSgd { lr: 9.0, momentum: 0.9, nesterov: false },
+        OptimizerSpec::MomentumSgd { lr: 9.0, momentum: 0.9, nesterov: true },
         OptimizerSpec::Adagrad { lr: 9.0, eps: 1e-10, initial_accumulator: 0.0 },
         OptimizerSpec::RowwiseAdagrad { lr: 9.0, eps: 1e-8, initial_accumulator: 0.0 },
         OptimizerSpec::Adam { lr: 9.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 },
@@ -72,10 +94,7 @@ proptest! {
         let floats = dim + optimizer.state_floats(dim);
         // A canary behind each row must survive.
         let stride = floats + random.below(3) + 1;
-        let mut memory = random.floats(count * stride);
-        for row in memory.chunks_mut(stride) {
-            row[dim..floats].iter_mut().for_each(|state| *state = state.abs());
-        }
+        let memory = rows(&mut random, &optimizer, dim, count, stride);
         // Rows in any order, one of them twice: the second update sees the first.
         let mut order: Vec<usize> = (0..count).map(|_| random.below(count)).collect();
         order.push(order[0]);
@@ -105,28 +124,25 @@ proptest! {
         let mut random = Random::new(seed);
         let floats = dim + optimizer.state_floats(dim);
         let stride = dim + random.below(3);
-        let mut memory = random.floats(bags.unique * floats);
-        for row in memory.chunks_mut(floats) {
-            row[dim..].iter_mut().for_each(|state| *state = state.abs());
-        }
+        let memory = rows(&mut random, &optimizer, dim, bags.unique, floats);
         let gradients = random.floats((bags.offsets.len() - 1) * stride);
         let mut order = LookupOrder::default();
         order.build(&bags.lookups(), bags.unique);
         let range = (first * bags.unique as f64) as usize..bags.unique;
         let mut sums = vec![0.0; range.len() * dim];
         let update = Update { lr: 0.02, step: 3 };
-        let rows = |memory: &mut Vec<f32>| -> Vec<*mut f32> {
+        let pointers = |memory: &mut Vec<f32>| -> Vec<*mut f32> {
             range.clone().map(|row| memory[row * floats..].as_mut_ptr()).collect()
         };
         let mut expected = memory.clone();
         // SAFETY: rows lie in the vectors, a gradient of `dim` floats per bag in `gradients`.
         unsafe {
             accumulate_range(&order, range.clone(), gradients.as_ptr(), stride, dim, &mut sums);
-            RowUpdater::new(&optimizer, dim).apply_many(&rows(&mut expected), &sums, &update);
+            RowUpdater::new(&optimizer, dim).apply_many(&pointers(&mut expected), &sums, &update);
         }
         for set in InstructionSet::available() {
             let mut memory = memory.clone();
-            let (rows, updater) = (rows(&mut memory), RowUpdater::with(set, &optimizer, dim));
+            let (rows, updater) = (pointers(&mut memory), RowUpdater::with(set, &optimizer, dim));
             // SAFETY: as above.
             unsafe {
                 updater.apply_lookups(&rows, &order, range.clone(), gradients.as_ptr(), stride, &update);
@@ -136,17 +152,50 @@ proptest! {
     }
 }
 
-/// Bits of one row after three sparse gradients, as torch 2.15 printed them.
+/// Bits of one row after three gradients (sparse ones but for momentum), as torch 2.15 printed them.
 #[test]
 fn three_steps_of_torch() {
     const GRADIENTS: [[f32; 5]; 3] =
         [[0.1, -0.2, 0.3, 1e-3, 5.0], [0.4, 0.2, -0.1, 2e-3, -3.0], [-0.3, 0.05, 0.7, 0.0, 1.0]];
     let sgd = OptimizerSpec::Sgd { lr: 0.0 };
+    let momentum = |nesterov| OptimizerSpec::MomentumSgd { lr: 0.0, momentum: 0.9, nesterov };
     let adagrad = OptimizerSpec::Adagrad { lr: 0.0, eps: 1e-10, initial_accumulator: 0.1 };
     let adam = OptimizerSpec::Adam { lr: 0.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 };
-    let cases: [(OptimizerSpec, &[u32]); 3] = [
+    let cases: [(OptimizerSpec, &[u32]); 5] = [
         // torch.optim.SGD([p], lr=0.02)
         (sgd, &[0x3efd_f3b7, 0xbfa0_20c5, 0x3e90_624e, 0x3fff_fe08, 0xbf42_8f5c]),
+        // torch.optim.SGD([p], lr=0.02, momentum=0.9): weights, momentum_buffer; dense, as all rows are touched
+        (
+            momentum(false),
+            &[
+                0x3ef8_83bb,
+                0xbf9f_b69a,
+                0x3e8c_0d6f,
+                0x3fff_fbbb,
+                0xbf60_8312,
+                0x3e10_624c,
+                0x3d8b_4397,
+                0x3f5a_5e35,
+                0x3b2b_0c89,
+                0x4016_6666,
+            ],
+        ),
+        // The same with nesterov=True.
+        (
+            momentum(true),
+            &[
+                0x3ef7_3710,
+                0xbf9f_deb5,
+                0x3e84_30f4,
+                0x3fff_fa32,
+                0xbf6b_573e,
+                0x3e10_624c,
+                0x3d8b_4397,
+                0x3f5a_5e35,
+                0x3b2b_0c89,
+                0x4016_6666,
+            ],
+        ),
         // torch.optim.Adagrad([p], lr=0.02, eps=1e-10, initial_accumulator_value=0.1): weights, sum
         (
             adagrad,

@@ -9,6 +9,8 @@ use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
 pub(crate) const SGD: OptimizerSpec = OptimizerSpec::Sgd { lr: 0.5 };
+pub(crate) const MOMENTUM_SGD: OptimizerSpec =
+    OptimizerSpec::MomentumSgd { lr: 0.5, momentum: 0.75, nesterov: true };
 pub(crate) const ADAGRAD: OptimizerSpec =
     OptimizerSpec::Adagrad { lr: 0.5, eps: 1e-10, initial_accumulator: 0.25 };
 pub(crate) const ROWWISE_ADAGRAD: OptimizerSpec =
