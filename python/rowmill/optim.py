@@ -28,6 +28,7 @@ __all__ = [
     "OptimizerSpec",
     "RowOptimizer",
     "RowwiseAdagrad",
+    "RowwiseAdam",
 ]
 
 
@@ -79,7 +80,21 @@ class Adam:
     eps: float = 1e-8
 
 
-OptimizerSpec = SGD | MomentumSGD | Adagrad | RowwiseAdagrad | Adam
+@dataclass(frozen=True)
+class RowwiseAdam:
+    """Adam with one second moment per row, of `mean(g * g)`. One float per weight and one per row.
+
+    As FBGEMM's `PARTIAL_ROWWISE_ADAM` on rows that have a gradient. Bias correction counts the steps of the table and
+    `eps` is added to the uncorrected root, as in `Adam`.
+    """
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+
+OptimizerSpec = SGD | MomentumSGD | Adagrad | RowwiseAdagrad | Adam | RowwiseAdam
 
 _OPTIMIZERS: dict[str, type[OptimizerSpec]] = {
     "sgd": SGD,
@@ -87,6 +102,7 @@ _OPTIMIZERS: dict[str, type[OptimizerSpec]] = {
     "adagrad": Adagrad,
     "rowwise_adagrad": RowwiseAdagrad,
     "adam": Adam,
+    "rowwise_adam": RowwiseAdam,
 }
 _INITIALIZERS: dict[str, type[Initializer]] = {
     "zeros": Zeros,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import rowmill
 from rowmill.nn import EmbeddingBag
-from rowmill.optim import SGD, Adagrad, Adam, MomentumSGD, RowOptimizer, RowwiseAdagrad
+from rowmill.optim import SGD, Adagrad, Adam, MomentumSGD, RowOptimizer, RowwiseAdagrad, RowwiseAdam
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,6 +71,13 @@ def rowwise_adagrad(g: Tensor, w: Tensor, s: Tensor, *, step: int) -> tuple[Tens
     return w - 0.3 / (s.sqrt() + 1e-8) * g, s
 
 
+def rowwise_adam(g: Tensor, w: Tensor, m: Tensor, v: Tensor, *, step: int) -> tuple[Tensor, ...]:
+    m = 0.8 * m + 0.2 * g
+    v = 0.95 * v + 0.05 * g.square().mean(dim=1, keepdim=True)
+    rate = 0.1 * (1 - 0.95**step) ** 0.5 / (1 - 0.8**step)
+    return w - rate * m / (v.sqrt() + 1e-4), m, v
+
+
 CASES: dict[str, tuple[OptimizerSpec, bool, Callable[[Any], torch.optim.Optimizer]]] = {
     "SGD": (SGD(lr=0.02), False, lambda p: torch.optim.SGD(p, lr=0.02)),
     "SGD, sparse": (SGD(lr=0.02), True, lambda p: torch.optim.SGD(p, lr=0.02)),
@@ -99,6 +106,11 @@ CASES: dict[str, tuple[OptimizerSpec, bool, Callable[[Any], torch.optim.Optimize
         Adam(lr=0.1, beta1=0.8, beta2=0.95),
         True,
         lambda p: torch.optim.SparseAdam(p, lr=0.1, betas=(0.8, 0.95)),
+    ),
+    "RowwiseAdam": (
+        RowwiseAdam(lr=0.1, beta1=0.8, beta2=0.95, eps=1e-4),
+        False,
+        lambda p: OnTouchedRows(p, rowwise_adam, (DIM, 0.0), (1, 0.0)),
     ),
 }
 

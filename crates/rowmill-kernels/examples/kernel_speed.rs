@@ -127,6 +127,7 @@ fn apply_speed(memory: &Memory) {
         ("adagrad", OptimizerSpec::Adagrad { lr: 0.0, eps: 1e-8, initial_accumulator: 0.0 }),
         ("rowwise adagrad", OptimizerSpec::RowwiseAdagrad { lr: 0.0, eps: 1e-8, initial_accumulator: 0.0 }),
         ("adam", OptimizerSpec::Adam { lr: 0.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 }),
+        ("rowwise adam", OptimizerSpec::RowwiseAdam { lr: 0.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 }),
     ];
     for dim in [16, 64, 128] {
         for (name, optimizer) in optimizers {

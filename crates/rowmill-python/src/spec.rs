@@ -73,6 +73,12 @@ fn read_optimizer(spec: &Bound<'_, PyDict>) -> PyResult<OptimizerSpec> {
             beta2: value("beta2")?,
             eps: value("eps")?,
         },
+        "rowwise_adam" => OptimizerSpec::RowwiseAdam {
+            lr: lr?,
+            beta1: value("beta1")?,
+            beta2: value("beta2")?,
+            eps: value("eps")?,
+        },
         other => return Err(invalid(spec.py(), format!("unknown optimizer {other:?}"))),
     })
 }
@@ -116,6 +122,9 @@ pub(crate) fn optimizer_dict<'py>(
         ),
         OptimizerSpec::Adam { lr, beta1, beta2, eps } => {
             dict(py, "adam", &[("lr", lr), ("beta1", beta1), ("beta2", beta2), ("eps", eps)])
+        }
+        OptimizerSpec::RowwiseAdam { lr, beta1, beta2, eps } => {
+            dict(py, "rowwise_adam", &[("lr", lr), ("beta1", beta1), ("beta2", beta2), ("eps", eps)])
         }
     }
 }

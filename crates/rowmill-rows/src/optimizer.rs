@@ -55,6 +55,17 @@ pub enum OptimizerSpec {
         /// Added to the root.
         eps: f32,
     },
+    /// Adam with one second moment per row: `v += (mean(g*g) - v) * (1 - beta2)`. State: `dim + 1` floats.
+    RowwiseAdam {
+        /// Learning rate.
+        lr: f32,
+        /// Decay of the first moment.
+        beta1: f32,
+        /// Decay of the second moment.
+        beta2: f32,
+        /// Added to the root.
+        eps: f32,
+    },
 }
 
 impl OptimizerSpec {
@@ -65,6 +76,7 @@ impl OptimizerSpec {
             Self::MomentumSgd { .. } | Self::Adagrad { .. } => dim,
             Self::RowwiseAdagrad { .. } => 1,
             Self::Adam { .. } => 2 * dim,
+            Self::RowwiseAdam { .. } => dim + 1,
         }
     }
 
@@ -74,7 +86,7 @@ impl OptimizerSpec {
             Self::Adagrad { initial_accumulator, .. } | Self::RowwiseAdagrad { initial_accumulator, .. } => {
                 initial_accumulator
             }
-            Self::Sgd { .. } | Self::MomentumSgd { .. } | Self::Adam { .. } => 0.0,
+            Self::Sgd { .. } | Self::MomentumSgd { .. } | Self::Adam { .. } | Self::RowwiseAdam { .. } => 0.0,
         }
     }
 
@@ -85,7 +97,8 @@ impl OptimizerSpec {
             | Self::MomentumSgd { lr, .. }
             | Self::Adagrad { lr, .. }
             | Self::RowwiseAdagrad { lr, .. }
-            | Self::Adam { lr, .. } => lr,
+            | Self::Adam { lr, .. }
+            | Self::RowwiseAdam { lr, .. } => lr,
         }
     }
 
@@ -97,7 +110,8 @@ impl OptimizerSpec {
             | Self::MomentumSgd { lr, .. }
             | Self::Adagrad { lr, .. }
             | Self::RowwiseAdagrad { lr, .. }
-            | Self::Adam { lr, .. } => {
+            | Self::Adam { lr, .. }
+            | Self::RowwiseAdam { lr, .. } => {
                 *lr = rate;
             }
         }
@@ -121,7 +135,7 @@ impl OptimizerSpec {
                 not_negative("optimizer eps", eps)?;
                 not_negative("optimizer initial_accumulator", initial_accumulator)
             }
-            Self::Adam { beta1, beta2, eps, .. } => {
+            Self::Adam { beta1, beta2, eps, .. } | Self::RowwiseAdam { beta1, beta2, eps, .. } => {
                 decay("optimizer beta1", beta1)?;
                 decay("optimizer beta2", beta2)?;
                 not_negative("optimizer eps", eps)

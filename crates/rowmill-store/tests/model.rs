@@ -36,7 +36,7 @@ struct Shape {
 
 /// 64 B rows in 32 KiB (two layouts), wide rows that straddle no block, rows of a block, rows of two; and
 /// every optimizer.
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 9] = [
     Shape { dim: 16, optimizer: SGD, row_memory: 96 << 10, universe: 3000, batch: 400 },
     Shape { dim: 8, optimizer: ADAGRAD, row_memory: 112 << 10, universe: 3000, batch: 400 },
     Shape { dim: 100, optimizer: ADAGRAD, row_memory: 128 << 10, universe: 400, batch: 60 },
@@ -45,6 +45,7 @@ const SHAPES: [Shape; 8] = [
     Shape { dim: 8, optimizer: MOMENTUM_SGD, row_memory: 112 << 10, universe: 3000, batch: 400 },
     Shape { dim: 11, optimizer: ROWWISE_ADAGRAD, row_memory: 96 << 10, universe: 3000, batch: 400 },
     Shape { dim: 5, optimizer: ADAM, row_memory: 112 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 7, optimizer: ROWWISE_ADAM, row_memory: 112 << 10, universe: 3000, batch: 400 },
 ];
 
 /// One call. Ids and values are drawn from the seed.

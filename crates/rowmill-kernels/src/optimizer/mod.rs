@@ -8,6 +8,7 @@ mod adam;
 mod mean_square;
 mod momentum_sgd;
 mod rowwise_adagrad;
+mod rowwise_adam;
 mod sgd;
 
 use std::ops::Range;
@@ -30,7 +31,7 @@ const CHUNK_BYTES: usize = 8 << 10;
 pub struct Update {
     /// Learning rate of this step.
     pub lr: f32,
-    /// Number of this step of the table, counted from 1 (bias correction of Adam).
+    /// Number of this step of the table, counted from 1 (bias correction of both Adams).
     pub step: u64,
 }
 
@@ -132,6 +133,10 @@ impl RowUpdater {
                 }
                 OptimizerSpec::Adam { beta1, beta2, eps, .. } => {
                     self.run(adam::Adam::new(beta1, beta2, eps, update), rows, gradients);
+                }
+                OptimizerSpec::RowwiseAdam { beta1, beta2, eps, .. } => {
+                    let rule = rowwise_adam::RowwiseAdam::new(beta1, beta2, eps, update);
+                    self.run(rule, rows, gradients);
                 }
             }
         }

@@ -6,6 +6,31 @@ use rowmill_rows::OptimizerSpec;
 
 use crate::data::{Random, bags, bits, dims};
 
+/// Added up in the order the kernels promise.
+fn mean_square(gradient: &[f32]) -> f32 {
+    let mut partials = [0.0_f32; 16];
+    for (i, g) in gradient.iter().enumerate() {
+        partials[i % 16] += g * g;
+    }
+    let mut half = 8;
+    while half > 0 {
+        for i in 0..half {
+            partials[i] += partials[i + half];
+        }
+        half /= 2;
+    }
+    partials[0] / gradient.len() as f32
+}
+
+/// The rate of Adam at a step, and what its moments gain.
+fn corrected(beta1: f32, beta2: f32, update: &Update) -> (f32, [f32; 2]) {
+    let decimal = |value: f32| format!("{value}").parse::<f64>().unwrap();
+    let (beta1, beta2) = (decimal(beta1), decimal(beta2));
+    let power = |beta: f64| (0..update.step).fold(1.0, |product, _| product * beta);
+    let rate = decimal(update.lr) * (1.0 - power(beta2)).sqrt() / (1.0 - power(beta1));
+    (rate as f32, [1.0 - beta1, 1.0 - beta2].map(|gain| gain as f32))
+}
+
 /// One row, one step, as the papers write it; rounded where the kernels promise to round.
 fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &Update) {
     let dim = gradient.len();
@@ -30,34 +55,30 @@ fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &
             }
         }
         OptimizerSpec::RowwiseAdagrad { eps, .. } => {
-            let mut partials = [0.0_f32; 16];
-            for (i, g) in gradient.iter().enumerate() {
-                partials[i % 16] += g * g;
-            }
-            let mut half = 8;
-            while half > 0 {
-                for i in 0..half {
-                    partials[i] += partials[i + half];
-                }
-                half /= 2;
-            }
-            state[0] += partials[0] / dim as f32;
+            state[0] += mean_square(gradient);
             let rate = update.lr / (state[0].sqrt() + eps);
             for (w, g) in weights.iter_mut().zip(gradient) {
                 *w = (-rate).mul_add(*g, *w);
             }
         }
         OptimizerSpec::Adam { beta1, beta2, eps, .. } => {
-            let decimal = |value: f32| format!("{value}").parse::<f64>().unwrap();
-            let (beta1, beta2) = (decimal(beta1), decimal(beta2));
-            let power = |beta: f64| (0..update.step).fold(1.0, |product, _| product * beta);
-            let rate = decimal(update.lr) * (1.0 - power(beta2)).sqrt() / (1.0 - power(beta1));
+            let (rate, gains) = corrected(beta1, beta2, update);
             let (first, second) = state.split_at_mut(dim);
             for i in 0..dim {
                 let g = gradient[i];
-                first[i] += (g - first[i]) * (1.0 - beta1) as f32;
-                second[i] += (g * g - second[i]) * (1.0 - beta2) as f32;
-                weights[i] -= rate as f32 * (first[i] / (second[i].sqrt() + eps));
+                first[i] += (g - first[i]) * gains[0];
+                second[i] += (g * g - second[i]) * gains[1];
+                weights[i] -= rate * (first[i] / (second[i].sqrt() + eps));
+            }
+        }
+        OptimizerSpec::RowwiseAdam { beta1, beta2, eps, .. } => {
+            let (rate, gains) = corrected(beta1, beta2, update);
+            let (first, second) = state.split_at_mut(dim);
+            second[0] += (mean_square(gradient) - second[0]) * gains[1];
+            let factor = rate / (second[0].sqrt() + eps);
+            for ((w, m), g) in weights.iter_mut().zip(first).zip(gradient) {
+                *m += (g - *m) * gains[0];
+                *w = (-factor).mul_add(*m, *w);
             }
         }
     }
@@ -66,7 +87,9 @@ fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &
 /// Rows of random weights and state, `stride` floats apart; accumulators of squares are not negative.
 fn rows(random: &mut Random, optimizer: &OptimizerSpec, dim: usize, count: usize, stride: usize) -> Vec<f32> {
     let signed = match optimizer {
-        OptimizerSpec::MomentumSgd { .. } | OptimizerSpec::Adam { .. } => 2 * dim,
+        OptimizerSpec::MomentumSgd { .. }
+        | OptimizerSpec::Adam { .. }
+        | OptimizerSpec::RowwiseAdam { .. } => 2 * dim,
         _ => dim,
     };
     let mut memory = random.floats(count * stride);
@@ -84,6 +107,7 @@ fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
         OptimizerSpec::Adagrad { lr: 9.0, eps: 1e-10, initial_accumulator: 0.0 },
         OptimizerSpec::RowwiseAdagrad { lr: 9.0, eps: 1e-8, initial_accumulator: 0.0 },
         OptimizerSpec::Adam { lr: 9.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+        OptimizerSpec::RowwiseAdam { lr: 9.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 },
     ])
 }
 

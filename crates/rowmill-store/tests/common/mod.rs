@@ -16,6 +16,8 @@ pub(crate) const ADAGRAD: OptimizerSpec =
 pub(crate) const ROWWISE_ADAGRAD: OptimizerSpec =
     OptimizerSpec::RowwiseAdagrad { lr: 0.5, eps: 1e-10, initial_accumulator: 0.25 };
 pub(crate) const ADAM: OptimizerSpec = OptimizerSpec::Adam { lr: 0.5, beta1: 0.75, beta2: 0.9, eps: 1e-8 };
+pub(crate) const ROWWISE_ADAM: OptimizerSpec =
+    OptimizerSpec::RowwiseAdam { lr: 0.5, beta1: 0.75, beta2: 0.9, eps: 1e-8 };
 pub(crate) const INITIALIZER: Initializer = Initializer::Uniform { low: -0.5, high: 0.5 };
 pub(crate) const SEED: u64 = 7;
 
