@@ -133,7 +133,9 @@ class RowsConfig:
     """Section `[rows]`: how rows are born and updated."""
 
     optimizer: Annotated[
-        Literal["sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"],
+        Literal[
+            "sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"
+        ],
         Setting("optimizer of the rows", "--row-optimizer"),
     ] = "adagrad"
     lr: Annotated[float, Setting("learning rate of the rows", "--row-lr", 0, _FLOAT_MAX)] = 0.02

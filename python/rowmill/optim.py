@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rowmill.tables import Table
 
 __all__ = [
+    "FTRL",
     "SGD",
     "Adagrad",
     "Adam",
@@ -94,7 +95,37 @@ class RowwiseAdam:
     eps: float = 1e-8
 
 
-OptimizerSpec = SGD | MomentumSGD | Adagrad | RowwiseAdagrad | Adam | RowwiseAdam
+@dataclass(frozen=True)
+class FTRL:
+    """FTRL-Proximal (McMahan et al., KDD 2013, Algorithm 1). Two floats per weight.
+
+    `n' = n + g * g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where `abs(z) <= l1`, and elsewhere
+    `w = -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2)`.
+
+    A row's weights follow from z and n from its first update on. What they were before, drawn by the initializer or
+    put, counts there with the share `(sqrt(n') - sqrt(n)) / (beta + sqrt(n') + lr * l2)` and is forgotten beyond
+    it. To go on from given weights `w`, put their state too:
+    `-(beta + sqrt(n) + lr * l2) * w - lr * l1 * sign(w)`, then n.
+
+    The state is `lr * z`, then n: so weights stay where they are when the rate changes. The penalties act with the
+    rate of the update.
+
+    Args:
+        lr: The paper's alpha.
+        beta: Added to the root.
+        l1: Strength of the penalty on `abs(w)`: it makes weights 0.
+        l2: Strength of the penalty on `w * w / 2`.
+        initial_accumulator: What n begins with; above 0 if beta is 0.
+    """
+
+    lr: float
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    initial_accumulator: float = 0.0
+
+
+OptimizerSpec = SGD | MomentumSGD | Adagrad | RowwiseAdagrad | Adam | RowwiseAdam | FTRL
 
 _OPTIMIZERS: dict[str, type[OptimizerSpec]] = {
     "sgd": SGD,
@@ -103,6 +134,7 @@ _OPTIMIZERS: dict[str, type[OptimizerSpec]] = {
     "rowwise_adagrad": RowwiseAdagrad,
     "adam": Adam,
     "rowwise_adam": RowwiseAdam,
+    "ftrl": FTRL,
 }
 _INITIALIZERS: dict[str, type[Initializer]] = {
     "zeros": Zeros,

@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 import rowmill
 from rowmill.nn import EmbeddingBag
-from rowmill.optim import SGD, Adagrad, Adam, MomentumSGD, RowOptimizer, RowwiseAdagrad, RowwiseAdam
+from rowmill.optim import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    MomentumSGD,
+    RowOptimizer,
+    RowwiseAdagrad,
+    RowwiseAdam,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +87,13 @@ def rowwise_adam(g: Tensor, w: Tensor, m: Tensor, v: Tensor, *, step: int) -> tu
     return w - rate * m / (v.sqrt() + 1e-4), m, v
 
 
+def ftrl(g: Tensor, w: Tensor, z: Tensor, n: Tensor, *, step: int) -> tuple[Tensor, ...]:
+    grown = n + g.square()
+    z = z + g - (grown.sqrt() - n.sqrt()) / 0.2 * w
+    w = -(z - z.sign() * 0.05) / ((0.5 + grown.sqrt()) / 0.2 + 0.3)
+    return torch.where(z.abs() <= 0.05, 0.0, w), z, grown
+
+
 CASES: dict[str, tuple[OptimizerSpec, bool, Callable[[Any], torch.optim.Optimizer]]] = {
     "SGD": (SGD(lr=0.02), False, lambda p: torch.optim.SGD(p, lr=0.02)),
     "SGD, sparse": (SGD(lr=0.02), True, lambda p: torch.optim.SGD(p, lr=0.02)),
@@ -111,6 +127,11 @@ CASES: dict[str, tuple[OptimizerSpec, bool, Callable[[Any], torch.optim.Optimize
         RowwiseAdam(lr=0.1, beta1=0.8, beta2=0.95, eps=1e-4),
         False,
         lambda p: OnTouchedRows(p, rowwise_adam, (DIM, 0.0), (1, 0.0)),
+    ),
+    "FTRL": (
+        FTRL(lr=0.2, beta=0.5, l1=0.05, l2=0.3, initial_accumulator=0.1),
+        False,
+        lambda p: OnTouchedRows(p, ftrl, (DIM, 0.0), (DIM, 0.1)),
     ),
 }
 
@@ -200,6 +221,32 @@ def test_momentum_of_rows_met_at_every_step_is_equal_to_torch_to_the_last_bit(
         assert (stored.weight == plain.weight).all()
     velocity = optimizer.state[plain.weight]["momentum_buffer"]
     assert (torch.from_numpy(table.get_state(range(ROWS))) == velocity).all()
+
+
+def test_l1_of_ftrl_makes_exactly_the_weights_of_small_gradients_zero(store: rowmill.Store) -> None:
+    table = store.table("t", dim=2, optimizer=FTRL(lr=0.1, l1=1.0), num_rows=3)
+    for _ in range(10):
+        table.rmw([0, 2], np.array([[0.01, 0.5], [-0.5, 0.01]], np.float32))
+    born = table.get([1])
+    table.get_or_init([1])
+    weights = table.get([0, 1, 2])
+    assert ((weights == 0) == [[True, False], [False, False], [False, True]]).all()
+    assert (weights[1] == born).all()
+
+
+def test_ftrl_goes_on_from_given_weights_whose_state_is_given_too(store: rowmill.Store) -> None:
+    spec = FTRL(lr=0.1, beta=0.5, l1=0.3, l2=0.2, initial_accumulator=0.25)
+    forgetful, table = (store.table(name, dim=4, optimizer=spec) for name in "ab")
+    w = np.array([[1.0, -2.0, 0.5, 3.0]], np.float32)
+    n = table.get_state([7])[:, 4:]
+    z = -(spec.beta + np.sqrt(n) + spec.lr * spec.l2) * w - spec.lr * spec.l1 * np.sign(w)
+    for each in (forgetful, table):
+        each.put([7], w)
+    table.put_state([7], np.concatenate([z, n], axis=1))
+    for each in (forgetful, table):
+        each.rmw([7], np.zeros((1, 4), np.float32))
+    np.testing.assert_allclose(table.get([7]), w, rtol=1e-6)
+    assert (forgetful.get([7]) == 0).all()
 
 
 def test_a_rate_set_between_steps_is_the_rate_of_the_next_update(store: rowmill.Store) -> None:

@@ -79,6 +79,13 @@ fn read_optimizer(spec: &Bound<'_, PyDict>) -> PyResult<OptimizerSpec> {
             beta2: value("beta2")?,
             eps: value("eps")?,
         },
+        "ftrl" => OptimizerSpec::Ftrl {
+            lr: lr?,
+            beta: value("beta")?,
+            l1: value("l1")?,
+            l2: value("l2")?,
+            initial_accumulator: value(initial)?,
+        },
         other => return Err(invalid(spec.py(), format!("unknown optimizer {other:?}"))),
     })
 }
@@ -126,6 +133,17 @@ pub(crate) fn optimizer_dict<'py>(
         OptimizerSpec::RowwiseAdam { lr, beta1, beta2, eps } => {
             dict(py, "rowwise_adam", &[("lr", lr), ("beta1", beta1), ("beta2", beta2), ("eps", eps)])
         }
+        OptimizerSpec::Ftrl { lr, beta, l1, l2, initial_accumulator } => dict(
+            py,
+            "ftrl",
+            &[
+                ("lr", lr),
+                ("beta", beta),
+                ("l1", l1),
+                ("l2", l2),
+                ("initial_accumulator", initial_accumulator),
+            ],
+        ),
     }
 }
 

@@ -153,7 +153,7 @@ impl Group {
             Part::Weights => {
                 self.tables.read()[table as usize].initializer.fill(id, out);
             }
-            Part::State => out.fill(self.core.spec.optimizer.initial_state()),
+            Part::State => self.core.spec.optimizer.initialize_state(out),
         }
     }
 }

@@ -36,7 +36,7 @@ struct Shape {
 
 /// 64 B rows in 32 KiB (two layouts), wide rows that straddle no block, rows of a block, rows of two; and
 /// every optimizer.
-const SHAPES: [Shape; 9] = [
+const SHAPES: [Shape; 10] = [
     Shape { dim: 16, optimizer: SGD, row_memory: 96 << 10, universe: 3000, batch: 400 },
     Shape { dim: 8, optimizer: ADAGRAD, row_memory: 112 << 10, universe: 3000, batch: 400 },
     Shape { dim: 100, optimizer: ADAGRAD, row_memory: 128 << 10, universe: 400, batch: 60 },
@@ -45,6 +45,7 @@ const SHAPES: [Shape; 9] = [
     Shape { dim: 8, optimizer: MOMENTUM_SGD, row_memory: 112 << 10, universe: 3000, batch: 400 },
     Shape { dim: 11, optimizer: ROWWISE_ADAGRAD, row_memory: 96 << 10, universe: 3000, batch: 400 },
     Shape { dim: 5, optimizer: ADAM, row_memory: 112 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 20, optimizer: FTRL, row_memory: 128 << 10, universe: 2000, batch: 250 },
     Shape { dim: 7, optimizer: ROWWISE_ADAM, row_memory: 112 << 10, universe: 3000, batch: 400 },
 ];
 
@@ -393,7 +394,7 @@ impl<'a> Case<'a> {
 #[test]
 fn random_calls_answer_as_a_map_would() {
     let seen = Seen::default();
-    let config = ProptestConfig { cases: 10, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() };
     for shape in SHAPES {
         let result = TestRunner::new(config.clone()).run(&steps(), |steps| {
             let mut case = Case::new(shape, &seen);

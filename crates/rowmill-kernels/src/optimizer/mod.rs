@@ -5,6 +5,7 @@
 
 mod adagrad;
 mod adam;
+mod ftrl;
 mod mean_square;
 mod momentum_sgd;
 mod rowwise_adagrad;
@@ -137,6 +138,9 @@ impl RowUpdater {
                 OptimizerSpec::RowwiseAdam { beta1, beta2, eps, .. } => {
                     let rule = rowwise_adam::RowwiseAdam::new(beta1, beta2, eps, update);
                     self.run(rule, rows, gradients);
+                }
+                OptimizerSpec::Ftrl { beta, l1, l2, .. } => {
+                    self.run(ftrl::Ftrl::new(beta, l1, l2, update), rows, gradients);
                 }
             }
         }

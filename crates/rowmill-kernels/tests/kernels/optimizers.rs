@@ -81,6 +81,19 @@ fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &
                 *w = (-factor).mul_add(*m, *w);
             }
         }
+        OptimizerSpec::Ftrl { beta, l1, l2, .. } => {
+            let (z, n) = state.split_at_mut(dim);
+            for i in 0..dim {
+                let (g, before) = (gradient[i], n[i]);
+                n[i] += g * g;
+                z[i] = update.lr.mul_add(g, z[i]);
+                z[i] = (before.sqrt() - n[i].sqrt()).mul_add(weights[i], z[i]);
+                let threshold = update.lr * l1;
+                let scale = n[i].sqrt() + update.lr.mul_add(l2, beta);
+                weights[i] =
+                    if z[i].abs() <= threshold { 0.0 } else { -(z[i] - threshold.copysign(z[i])) / scale };
+            }
+        }
     }
 }
 
@@ -89,7 +102,8 @@ fn rows(random: &mut Random, optimizer: &OptimizerSpec, dim: usize, count: usize
     let signed = match optimizer {
         OptimizerSpec::MomentumSgd { .. }
         | OptimizerSpec::Adam { .. }
-        | OptimizerSpec::RowwiseAdam { .. } => 2 * dim,
+        | OptimizerSpec::RowwiseAdam { .. }
+        | OptimizerSpec::Ftrl { .. } => 2 * dim,
         _ => dim,
     };
     let mut memory = random.floats(count * stride);
@@ -108,6 +122,8 @@ fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
         OptimizerSpec::RowwiseAdagrad { lr: 9.0, eps: 1e-8, initial_accumulator: 0.0 },
         OptimizerSpec::Adam { lr: 9.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 },
         OptimizerSpec::RowwiseAdam { lr: 9.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+        OptimizerSpec::Ftrl { lr: 9.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 },
+        OptimizerSpec::Ftrl { lr: 9.0, beta: 0.1, l1: 10.0, l2: 0.5, initial_accumulator: 0.0 },
     ])
 }
 
@@ -176,11 +192,26 @@ proptest! {
     }
 }
 
+const ROW: [f32; 5] = [0.5, -1.25, 0.3, 2.0, -0.7];
+const GRADIENTS: [[f32; 5]; 3] =
+    [[0.1, -0.2, 0.3, 1e-3, 5.0], [0.4, 0.2, -0.1, 2e-3, -3.0], [-0.3, 0.05, 0.7, 0.0, 1.0]];
+
+/// Weights and state of one row after all gradients at a rate of 0.02.
+fn three_steps(optimizer: &OptimizerSpec) -> Vec<f32> {
+    let mut row = ROW.to_vec();
+    row.resize(5 + optimizer.state_floats(5), 0.0);
+    optimizer.initialize_state(&mut row[5..]);
+    let updater = RowUpdater::new(optimizer, 5);
+    for (gradient, step) in GRADIENTS.iter().zip(1..) {
+        // SAFETY: the row holds weights and state.
+        unsafe { updater.apply(row.as_mut_ptr(), gradient, &Update { lr: 0.02, step }) };
+    }
+    row
+}
+
 /// Bits of one row after three gradients (sparse ones but for momentum), as torch 2.15 printed them.
 #[test]
 fn three_steps_of_torch() {
-    const GRADIENTS: [[f32; 5]; 3] =
-        [[0.1, -0.2, 0.3, 1e-3, 5.0], [0.4, 0.2, -0.1, 2e-3, -3.0], [-0.3, 0.05, 0.7, 0.0, 1.0]];
     let sgd = OptimizerSpec::Sgd { lr: 0.0 };
     let momentum = |nesterov| OptimizerSpec::MomentumSgd { lr: 0.0, momentum: 0.9, nesterov };
     let adagrad = OptimizerSpec::Adagrad { lr: 0.0, eps: 1e-10, initial_accumulator: 0.1 };
@@ -259,13 +290,60 @@ fn three_steps_of_torch() {
         ),
     ];
     for (optimizer, expected) in cases {
-        let mut row = vec![0.5, -1.25, 0.3, 2.0, -0.7];
-        row.resize(5 + optimizer.state_floats(5), optimizer.initial_state());
-        let updater = RowUpdater::new(&optimizer, 5);
-        for (gradient, step) in GRADIENTS.iter().zip(1..) {
-            // SAFETY: the row holds weights and state.
-            unsafe { updater.apply(row.as_mut_ptr(), gradient, &Update { lr: 0.02, step }) };
-        }
+        let row = three_steps(&optimizer);
         assert_eq!(bits(&row), expected, "{optimizer:?}: {row:?}");
     }
+}
+
+/// One row as `keras.optimizers.Ftrl` of Keras 3.15 printed it: weights, z, n. It keeps z itself, counts l2 twice
+/// and rounds in another order.
+#[test]
+fn three_steps_of_keras() {
+    let ftrl = |beta, l1, l2| OptimizerSpec::Ftrl { lr: 0.0, beta, l1, l2, initial_accumulator: 0.1 };
+    let n = [0.36, 0.1825, 0.69, 0.100_005, 35.1];
+    let cases = [
+        // Ftrl(0.02, initial_accumulator_value=0.1, beta=1.0)
+        (
+            ftrl(1.0, 0.0, 0.0),
+            [0.002_778_907, -0.053_301_15, 0.014_556_84, -4.318_454e-5, -0.557_450_1],
+            [-0.222_312_54, 3.803_570_7, -1.332_433, 0.002_842_052, 193.003_86],
+        ),
+        // ... beta=0.5, l1_regularization_strength=0.3, l2_regularization_strength=0.25)
+        (
+            ftrl(0.5, 0.3, 0.5),
+            [0.0, -0.075_948_88, 0.016_912_576, 0.0, -0.605_912_3],
+            [-0.185_867_82, 3.858_965_2, -1.433_702_7, 0.002_842_047_7, 195.237_9],
+        ),
+    ];
+    for (optimizer, weights, z) in cases {
+        let row = three_steps(&optimizer);
+        let scaled = z.map(|z| 0.02 * z);
+        for (found, expected) in row.iter().zip([weights, scaled, n].concat()) {
+            assert!((found - expected).abs() <= 1e-6 * expected.abs().max(0.1), "{optimizer:?}: {row:?}");
+        }
+    }
+}
+
+#[test]
+fn ftrl_stays_where_it_is_when_the_rate_changes() {
+    let ftrl = OptimizerSpec::Ftrl { lr: 0.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 };
+    let (row, updater) = (three_steps(&ftrl), RowUpdater::new(&ftrl, 5));
+    for (gradient, lr) in [([0.0; 5], 0.002), ([0.0; 5], 0.2), ([0.0; 5], 0.0), (GRADIENTS[0], 0.0)] {
+        let mut changed = row.clone();
+        // SAFETY: the row holds weights and state.
+        unsafe { updater.apply(changed.as_mut_ptr(), &gradient, &Update { lr, step: 4 }) };
+        for (after, before) in changed.iter().zip(&row).take(5) {
+            assert!((after - before).abs() <= 1e-6, "at rate {lr}: {changed:?} after {row:?}");
+        }
+    }
+}
+
+#[test]
+fn ftrl_forgets_the_weight_a_row_is_born_with_but_for_its_share_of_the_root() {
+    let ftrl = OptimizerSpec::Ftrl { lr: 0.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 };
+    let mut row = [2.0, 0.0, 0.0];
+    // SAFETY: the row holds weights and state.
+    unsafe { RowUpdater::new(&ftrl, 1).apply(row.as_mut_ptr(), &[0.25], &Update { lr: 0.5, step: 1 }) };
+    // Of the 2 is left the root's growth over all of the root, 0.25 / 1.25; then the step, 0.5 * 0.25 / 1.25.
+    assert!((row[0] - (0.4 - 0.1)).abs() < 1e-6, "{row:?}");
 }

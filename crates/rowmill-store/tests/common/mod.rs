@@ -18,6 +18,8 @@ pub(crate) const ROWWISE_ADAGRAD: OptimizerSpec =
 pub(crate) const ADAM: OptimizerSpec = OptimizerSpec::Adam { lr: 0.5, beta1: 0.75, beta2: 0.9, eps: 1e-8 };
 pub(crate) const ROWWISE_ADAM: OptimizerSpec =
     OptimizerSpec::RowwiseAdam { lr: 0.5, beta1: 0.75, beta2: 0.9, eps: 1e-8 };
+pub(crate) const FTRL: OptimizerSpec =
+    OptimizerSpec::Ftrl { lr: 0.5, beta: 1.0, l1: 0.5, l2: 0.25, initial_accumulator: 0.25 };
 pub(crate) const INITIALIZER: Initializer = Initializer::Uniform { low: -0.5, high: 0.5 };
 pub(crate) const SEED: u64 = 7;
 
@@ -77,8 +79,9 @@ impl Model {
     pub(crate) fn initial(&self, id: u64) -> Row {
         let mut weights = vec![0.0; self.dim()];
         rowmill_kernels::initialize(&self.spec.initializer, SEED, self.category, id, &mut weights);
-        let state = self.spec.optimizer.state_floats(self.dim());
-        Row { weights, state: vec![self.spec.optimizer.initial_state(); state] }
+        let mut state = vec![0.0; self.spec.optimizer.state_floats(self.dim())];
+        self.spec.optimizer.initialize_state(&mut state);
+        Row { weights, state }
     }
 
     pub(crate) fn read(&self, id: u64) -> Row {
