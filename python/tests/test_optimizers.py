@@ -238,7 +238,9 @@ def test_ftrl_goes_on_from_given_weights_whose_state_is_given_too(store: rowmill
     spec = FTRL(lr=0.1, beta=0.5, l1=0.3, l2=0.2, initial_accumulator=0.25)
     forgetful, table = (store.table(name, dim=4, optimizer=spec) for name in "ab")
     w = np.array([[1.0, -2.0, 0.5, 3.0]], np.float32)
-    n = table.get_state([7])[:, 4:]
+    state = table.get_state([7])
+    assert state.tolist() == [[0.0] * 4 + [0.25] * 4]
+    n = state[:, 4:]
     z = -(spec.beta + np.sqrt(n) + spec.lr * spec.l2) * w - spec.lr * spec.l1 * np.sign(w)
     for each in (forgetful, table):
         each.put([7], w)
