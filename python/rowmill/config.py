@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _DIM_MAX = 65_536
 _FLOAT_MAX = 3e38
 """What a 32-bit float holds, nearly."""
+_BELOW_ONE = 0.999999
+"""The largest decay, written so that messages can say it."""
 
 
 class ConfigError(InvalidInput):
@@ -130,10 +132,15 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RowsConfig:
-    """Section `[rows]`: how rows are born and updated."""
+    """Section `[rows]`: how rows are born and updated.
+
+    A parameter of an optimizer that is left out has the default of its class in `rowmill.optim`.
+    """
 
     optimizer: Annotated[
-        Literal["sgd", "adagrad", "rowwise_adagrad", "adam"],
+        Literal[
+            "sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"
+        ],
         Setting("optimizer of the rows", "--row-optimizer"),
     ] = "adagrad"
     lr: Annotated[float, Setting("learning rate of the rows", "--row-lr", 0, _FLOAT_MAX)] = 0.02
@@ -141,6 +148,36 @@ class RowsConfig:
         float,
         Setting("new weights are uniform between minus and plus this", least=1e-9, most=_FLOAT_MAX),
     ] = 0.01
+    momentum: Annotated[
+        float | None, Setting("momentum_sgd: decay of the velocity", least=1e-6, most=_BELOW_ONE)
+    ] = None
+    nesterov: Annotated[bool | None, Setting("momentum_sgd: take Nesterov's step")] = None
+    beta1: Annotated[
+        float | None,
+        Setting("adam, rowwise_adam: decay of the first moment", least=0, most=_BELOW_ONE),
+    ] = None
+    beta2: Annotated[
+        float | None,
+        Setting("adam, rowwise_adam: decay of the second moment", least=0, most=_BELOW_ONE),
+    ] = None
+    eps: Annotated[
+        float | None,
+        Setting("Adagrads and Adams: added to the root", least=1e-30, most=_FLOAT_MAX),
+    ] = None
+    beta: Annotated[float | None, Setting("ftrl: added to the root", least=0, most=_FLOAT_MAX)] = (
+        None
+    )
+    l1: Annotated[
+        float | None,
+        Setting("ftrl: penalty on absolute weights; makes weights 0", least=0, most=_FLOAT_MAX),
+    ] = None
+    l2: Annotated[
+        float | None, Setting("ftrl: penalty on half the squares", least=0, most=_FLOAT_MAX)
+    ] = None
+    initial_accumulator: Annotated[
+        float | None,
+        Setting("Adagrads, ftrl: what sums of squares begin with", least=0, most=_FLOAT_MAX),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from rowmill.steps import Step
     from rowmill.tables import Table
 
-__all__ = ["SGD", "Adagrad", "Adam", "OptimizerSpec", "RowOptimizer", "RowwiseAdagrad"]
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "MomentumSGD",
+    "OptimizerSpec",
+    "RowOptimizer",
+    "RowwiseAdagrad",
+    "RowwiseAdam",
+]
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,19 @@ class SGD:
     """`w -= lr * g`, as `torch.optim.SGD`. Keeps no state."""
 
     lr: float
+
+
+@dataclass(frozen=True)
+class MomentumSGD:
+    """`v = momentum * v + g; w -= lr * v` on the rows that have a gradient. One float per weight.
+
+    On those rows it is `torch.optim.SGD` with dampening 0; rows without a gradient stand still, where torch's
+    go on moving. `nesterov` steps by `lr * (g + momentum * v)` instead.
+    """
+
+    lr: float
+    momentum: float = 0.9
+    nesterov: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,13 +81,60 @@ class Adam:
     eps: float = 1e-8
 
 
-OptimizerSpec = SGD | Adagrad | RowwiseAdagrad | Adam
+@dataclass(frozen=True)
+class RowwiseAdam:
+    """Adam with one second moment per row, of `mean(g * g)`. One float per weight and one per row.
+
+    As FBGEMM's `PARTIAL_ROWWISE_ADAM` on rows that have a gradient. Bias correction counts the steps of the table and
+    `eps` is added to the uncorrected root, as in `Adam`.
+    """
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True)
+class FTRL:
+    """FTRL-Proximal (McMahan et al., KDD 2013, Algorithm 1). Two floats per weight.
+
+    `n' = n + g * g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where `abs(z) <= l1`, and elsewhere
+    `w = -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2)`.
+
+    A row's weights follow from z and n from its first update on. What they were before, drawn by the initializer or
+    put, counts there with the share `(sqrt(n') - sqrt(n)) / (beta + sqrt(n') + lr * l2)` and is forgotten beyond
+    it. To go on from given weights `w`, put their state too:
+    `-(beta + sqrt(n) + lr * l2) * w - lr * l1 * sign(w)`, then n.
+
+    The state is `lr * z`, then n: so weights stay where they are when the rate changes. The penalties act with the
+    rate of the update.
+
+    Args:
+        lr: The paper's alpha.
+        beta: Added to the root.
+        l1: Strength of the penalty on `abs(w)`: it makes weights 0.
+        l2: Strength of the penalty on `w * w / 2`.
+        initial_accumulator: What n begins with; above 0 if beta is 0.
+    """
+
+    lr: float
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    initial_accumulator: float = 0.0
+
+
+OptimizerSpec = SGD | MomentumSGD | Adagrad | RowwiseAdagrad | Adam | RowwiseAdam | FTRL
 
 _OPTIMIZERS: dict[str, type[OptimizerSpec]] = {
     "sgd": SGD,
+    "momentum_sgd": MomentumSGD,
     "adagrad": Adagrad,
     "rowwise_adagrad": RowwiseAdagrad,
     "adam": Adam,
+    "rowwise_adam": RowwiseAdam,
+    "ftrl": FTRL,
 }
 _INITIALIZERS: dict[str, type[Initializer]] = {
     "zeros": Zeros,

@@ -167,6 +167,25 @@ def test_another_run_than_that_of_the_store_is_refused_by_the_setting_that_diffe
     assert main(train("--resume")) == 0
 
 
+def test_a_parameter_of_another_optimizer_is_named_and_the_rows_of_the_last_run_stay(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    assert main(train()) == 0
+    manifest = Path("out/store/MANIFEST").read_bytes()
+    Path("run.toml").write_text("[rows]\nl1 = 0.1\n")
+    says = refused(*train("--config", "run.toml"))
+    assert "rows.l1 = 0.1, but adagrad takes lr, eps, initial_accumulator: drop rows.l1" in says
+    assert Path("out/store/MANIFEST").read_bytes() == manifest
+
+
+def test_an_optimizer_that_torch_has_not_is_refused_for_plain_rows(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    for kind in ("momentum_sgd", "rowwise_adagrad", "rowwise_adam", "ftrl"):
+        says = refused(*train("--plain", "--row-optimizer", kind))
+        assert f"rows.optimizer = '{kind}' has no counterpart in torch" in says
+
+
 def test_a_store_that_no_run_made_is_neither_cleared_nor_gone_on_with(
     here: Path, refused: Callable[..., str]
 ) -> None:

@@ -62,6 +62,14 @@ def test_flags_alone_make_a_config() -> None:
         ("[store]\nstaleness_bound = 256", r"store\.staleness_bound = 256; .* at most 255"),
         ("[train]\ndense_lr = 1e300", r"train\.dense_lr = 1e\+300; .* at most 3e\+38"),
         ('[train]\nout = " "', r"train\.out is empty; give a path, or leave it out"),
+        (
+            '[rows]\noptimizer = "lion"',
+            r"rows\.optimizer = 'lion'; .* one of sgd, momentum_sgd, .*ftrl",
+        ),
+        ("[rows]\nmomentum = 1", r"rows\.momentum = 1; .* at least 1e-06 and at most 0.999999"),
+        ("[rows]\nnesterov = 1", r"rows\.nesterov = 1; it must be true or false"),
+        ("[rows]\nl1 = -0.5", r"rows\.l1 = -0\.5; it must be a number of at least 0"),
+        ("[rows]\nalpha = 1", r"unknown key rows\.alpha; known: optimizer, lr, .*momentum"),
         ("[rows]\nlr = nan", r"rows\.lr = nan; it must be a number"),
         ("[data]\npath = 1.5", r"data\.path = 1\.5; it must be text"),
         (

@@ -9,7 +9,7 @@ import pytest
 
 import rowmill
 from rowmill import errors
-from rowmill.optim import SGD, Adagrad
+from rowmill.optim import FTRL, SGD, Adagrad, MomentumSGD, RowwiseAdam
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +98,22 @@ def test_a_table_is_opened_with_the_spec_it_was_made_with(store: rowmill.Store) 
     [
         ({"dim": 0}, "dim must be between"),
         ({"optimizer": SGD(lr=-1.0)}, "optimizer lr must be a finite number >= 0"),
+        ({"optimizer": SGD(lr="a")}, "optimizer lr must be a number, got 'a'"),
+        (
+            {"optimizer": MomentumSGD(lr=0.1, momentum=0.0)},
+            r"optimizer momentum must be above 0 and below 1 \(SGD does without\), got 0",
+        ),
+        ({"optimizer": MomentumSGD(lr=0.1, momentum=1.0)}, "momentum must be .* below 1 .* got 1"),
+        (
+            {"optimizer": MomentumSGD(lr=0.1, nesterov=1)},
+            "optimizer nesterov must be True or False, got 1",
+        ),
+        ({"optimizer": RowwiseAdam(lr=0.1, beta2=1.5)}, r"beta2 must be in \[0, 1\), got 1.5"),
+        ({"optimizer": FTRL(lr=0.1, l1=-1)}, "optimizer l1 must be a finite number >= 0, got -1"),
+        (
+            {"optimizer": FTRL(lr=0.1, beta=0)},
+            "optimizer beta must be > 0 where initial_accumulator is 0, got 0",
+        ),
         ({"optimizer": "adam"}, "optimizer must be one of rowmill.optim's SGD"),
         (
             {"initializer": rowmill.init.Uniform(1.0, 0.0)},

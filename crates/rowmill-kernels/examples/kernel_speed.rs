@@ -123,9 +123,12 @@ fn accumulate_speed(memory: &Memory) {
 fn apply_speed(memory: &Memory) {
     let optimizers = [
         ("sgd", OptimizerSpec::Sgd { lr: 0.0 }),
+        ("momentum sgd", OptimizerSpec::MomentumSgd { lr: 0.0, momentum: 0.9, nesterov: false }),
         ("adagrad", OptimizerSpec::Adagrad { lr: 0.0, eps: 1e-8, initial_accumulator: 0.0 }),
         ("rowwise adagrad", OptimizerSpec::RowwiseAdagrad { lr: 0.0, eps: 1e-8, initial_accumulator: 0.0 }),
         ("adam", OptimizerSpec::Adam { lr: 0.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 }),
+        ("rowwise adam", OptimizerSpec::RowwiseAdam { lr: 0.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 }),
+        ("ftrl", OptimizerSpec::Ftrl { lr: 0.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 }),
     ];
     for dim in [16, 64, 128] {
         for (name, optimizer) in optimizers {

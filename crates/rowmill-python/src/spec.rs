@@ -50,10 +50,15 @@ pub(crate) fn read_spec(
 }
 
 fn read_optimizer(spec: &Bound<'_, PyDict>) -> PyResult<OptimizerSpec> {
-    let value = |name| field(spec, name);
+    let value = |name| number(spec, "optimizer", name);
     let (lr, initial) = (value("lr"), "initial_accumulator");
     Ok(match kind(spec)?.as_str() {
         "sgd" => OptimizerSpec::Sgd { lr: lr? },
+        "momentum_sgd" => OptimizerSpec::MomentumSgd {
+            lr: lr?,
+            momentum: value("momentum")?,
+            nesterov: switch(spec, "nesterov")?,
+        },
         "adagrad" => {
             OptimizerSpec::Adagrad { lr: lr?, eps: value("eps")?, initial_accumulator: value(initial)? }
         }
@@ -68,12 +73,25 @@ fn read_optimizer(spec: &Bound<'_, PyDict>) -> PyResult<OptimizerSpec> {
             beta2: value("beta2")?,
             eps: value("eps")?,
         },
+        "rowwise_adam" => OptimizerSpec::RowwiseAdam {
+            lr: lr?,
+            beta1: value("beta1")?,
+            beta2: value("beta2")?,
+            eps: value("eps")?,
+        },
+        "ftrl" => OptimizerSpec::Ftrl {
+            lr: lr?,
+            beta: value("beta")?,
+            l1: value("l1")?,
+            l2: value("l2")?,
+            initial_accumulator: value(initial)?,
+        },
         other => return Err(invalid(spec.py(), format!("unknown optimizer {other:?}"))),
     })
 }
 
 fn read_initializer(spec: &Bound<'_, PyDict>) -> PyResult<Initializer> {
-    let value = |name| field(spec, name);
+    let value = |name| number(spec, "initializer", name);
     Ok(match kind(spec)?.as_str() {
         "zeros" => Initializer::Zeros,
         "constant" => Initializer::Constant { value: value("value")? },
@@ -96,6 +114,11 @@ pub(crate) fn optimizer_dict<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     match *optimizer {
         OptimizerSpec::Sgd { lr } => dict(py, "sgd", &[("lr", lr)]),
+        OptimizerSpec::MomentumSgd { lr, momentum, nesterov } => {
+            let spec = dict(py, "momentum_sgd", &[("lr", lr), ("momentum", momentum)])?;
+            spec.set_item("nesterov", nesterov)?;
+            Ok(spec)
+        }
         OptimizerSpec::Adagrad { lr, eps, initial_accumulator } => {
             dict(py, "adagrad", &[("lr", lr), ("eps", eps), ("initial_accumulator", initial_accumulator)])
         }
@@ -107,6 +130,20 @@ pub(crate) fn optimizer_dict<'py>(
         OptimizerSpec::Adam { lr, beta1, beta2, eps } => {
             dict(py, "adam", &[("lr", lr), ("beta1", beta1), ("beta2", beta2), ("eps", eps)])
         }
+        OptimizerSpec::RowwiseAdam { lr, beta1, beta2, eps } => {
+            dict(py, "rowwise_adam", &[("lr", lr), ("beta1", beta1), ("beta2", beta2), ("eps", eps)])
+        }
+        OptimizerSpec::Ftrl { lr, beta, l1, l2, initial_accumulator } => dict(
+            py,
+            "ftrl",
+            &[
+                ("lr", lr),
+                ("beta", beta),
+                ("l1", l1),
+                ("l2", l2),
+                ("initial_accumulator", initial_accumulator),
+            ],
+        ),
     }
 }
 
@@ -130,8 +167,16 @@ fn kind(spec: &Bound<'_, PyDict>) -> PyResult<String> {
     spec.as_any().get_item("kind")?.extract()
 }
 
-fn field(spec: &Bound<'_, PyDict>, name: &str) -> PyResult<f32> {
-    spec.as_any().get_item(name)?.extract()
+fn number(spec: &Bound<'_, PyDict>, what: &str, name: &str) -> PyResult<f32> {
+    let value = spec.as_any().get_item(name)?;
+    let wrong = |_| invalid(spec.py(), format!("{what} {name} must be a number, got {value:?}"));
+    value.extract().map_err(wrong)
+}
+
+fn switch(spec: &Bound<'_, PyDict>, name: &str) -> PyResult<bool> {
+    let value = spec.as_any().get_item(name)?;
+    let wrong = |_| invalid(spec.py(), format!("optimizer {name} must be True or False, got {value:?}"));
+    value.extract().map_err(wrong)
 }
 
 fn dict<'py>(py: Python<'py>, kind: &str, fields: &[(&str, f32)]) -> PyResult<Bound<'py, PyDict>> {

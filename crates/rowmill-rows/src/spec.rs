@@ -108,25 +108,7 @@ impl TableSpec {
         {
             return Err(SpecError::DenseRows(rows));
         }
-        let check = |field, expected, value: f32, ok: bool| {
-            if ok && value.is_finite() { Ok(()) } else { Err(SpecError::Field { field, expected, value }) }
-        };
-        let not_negative = |field, value: f32| check(field, "a finite number >= 0", value, value >= 0.0);
-        let decay = |field, value: f32| check(field, "in [0, 1)", value, (0.0..1.0).contains(&value));
-        not_negative("optimizer lr", self.optimizer.lr())?;
-        match self.optimizer {
-            OptimizerSpec::Sgd { .. } => {}
-            OptimizerSpec::Adagrad { eps, initial_accumulator, .. }
-            | OptimizerSpec::RowwiseAdagrad { eps, initial_accumulator, .. } => {
-                not_negative("optimizer eps", eps)?;
-                not_negative("optimizer initial_accumulator", initial_accumulator)?;
-            }
-            OptimizerSpec::Adam { beta1, beta2, eps, .. } => {
-                decay("optimizer beta1", beta1)?;
-                decay("optimizer beta2", beta2)?;
-                not_negative("optimizer eps", eps)?;
-            }
-        }
+        self.optimizer.validate()?;
         match self.initializer {
             Initializer::Zeros => Ok(()),
             Initializer::Constant { value } => check("initializer value", "a finite number", value, true),
@@ -153,6 +135,20 @@ impl GroupSpec {
     pub fn layout(&self) -> RowLayout {
         RowLayout::new(self.dim as usize, self.dtype, &self.optimizer)
     }
+}
+
+/// An error that names the field, unless it is `ok` and finite.
+pub(crate) fn check(
+    field: &'static str,
+    expected: &'static str,
+    value: f32,
+    ok: bool,
+) -> Result<(), SpecError> {
+    if ok && value.is_finite() { Ok(()) } else { Err(SpecError::Field { field, expected, value }) }
+}
+
+pub(crate) fn not_negative(field: &'static str, value: f32) -> Result<(), SpecError> {
+    check(field, "a finite number >= 0", value, value >= 0.0)
 }
 
 #[cfg(test)]

@@ -118,7 +118,7 @@ impl Core {
         let (weights, rest) = row.split_at_mut(self.layout.dim);
         table.initializer.fill(id, weights);
         let (state, padding) = rest.split_at_mut(self.layout.state_floats);
-        state.fill(self.spec.optimizer.initial_state());
+        self.spec.optimizer.initialize_state(state);
         padding.fill(0.0);
     }
 

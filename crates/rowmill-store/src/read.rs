@@ -132,7 +132,7 @@ impl Group {
     fn initial(&self, key: &Key, part: Part, out: &mut [f32]) {
         match part {
             Part::Weights => self.tables.read()[key.table as usize].initializer.fill(key.id, out),
-            Part::State => out.fill(self.core.spec.optimizer.initial_state()),
+            Part::State => self.core.spec.optimizer.initialize_state(out),
         }
     }
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ import rowmill
 from rowmill.config import ConfigError
 from rowmill.models import FeatureBags
 from rowmill.nn import Feature, StackedBags
+from rowmill.optim import SGD, Adagrad, Adam, optimizer_from_dict, optimizer_to_dict
 from rowmill.train.folder import check_is_of_a_run
 from rowmill.train.state import ATTACHMENT, check_same_run
 
@@ -165,6 +166,7 @@ def stored_rows(
     path: Path,
     threads: int,
     identity: dict[str, Any],
+    optimizer: OptimizerSpec,
 ) -> Generator[StoredRows]:
     """Open the store at `path` with one table per id feature; to go on, it must be of the run of that identity."""
     store = rowmill.open(
@@ -178,10 +180,27 @@ def stored_rows(
         if config.train.resume:
             check_is_of_a_run(store, path)
             check_same_run(store.attachment(ATTACHMENT), identity)
-        yield StoredRows(store, _tables(store, config, source, way))
+        yield StoredRows(store, _tables(store, config, source, way, optimizer))
 
 
-def _tables(store: Store, config: Config, source: Source, way: IdWay) -> list[Table]:
+def row_optimizer(rows: RowsConfig) -> OptimizerSpec:
+    """The optimizer of a run, with the parameters that are set; raises if it does not take one of them."""
+    optimizer = optimizer_from_dict({"kind": rows.optimizer, "lr": rows.lr})
+    given = {key: value for key, value in vars(rows).items() if value is not None}
+    del given["optimizer"], given["initial_width"]
+    takes = vars(optimizer)
+    for key, value in given.items():
+        if key not in takes:
+            raise ConfigError(
+                f"rows.{key} = {value!r}, but {rows.optimizer} takes {', '.join(takes)}: "
+                f"drop rows.{key}, or set rows.optimizer to one that takes it"
+            )
+    return replace(optimizer, **given)
+
+
+def _tables(
+    store: Store, config: Config, source: Source, way: IdWay, optimizer: OptimizerSpec
+) -> list[Table]:
     names = source.schema.ids
     sizes = way.rows(len(names)) or [None] * len(names)
     width = config.rows.initial_width
@@ -189,24 +208,13 @@ def _tables(store: Store, config: Config, source: Source, way: IdWay) -> list[Ta
         store.table(
             name,
             dim=config.model.dim,
-            optimizer=_row_optimizer(config.rows),
+            optimizer=optimizer,
             initializer=rowmill.init.Uniform(-width, width),
             staleness_bound=config.store.staleness_bound,
             num_rows=size,
         )
         for name, size in zip(names, sizes, strict=True)
     ]
-
-
-def _row_optimizer(rows: RowsConfig) -> OptimizerSpec:
-    optim = rowmill.optim
-    if rows.optimizer == "sgd":
-        return optim.SGD(lr=rows.lr)
-    if rows.optimizer == "adagrad":
-        return optim.Adagrad(lr=rows.lr)
-    if rows.optimizer == "rowwise_adagrad":
-        return optim.RowwiseAdagrad(lr=rows.lr)
-    return optim.Adam(lr=rows.lr)
 
 
 class PlainRows:
@@ -216,7 +224,7 @@ class PlainRows:
     """
 
     def __init__(
-        self, distinct: list[NDArray[np.int64]], weights: list[Tensor], rows: RowsConfig
+        self, distinct: list[NDArray[np.int64]], weights: list[Tensor], optimizer: OptimizerSpec
     ) -> None:
         self._distinct = distinct
         self._looked_up = 0
@@ -227,7 +235,7 @@ class PlainRows:
             for weight in weights
         )
         self._parameters = list(self.embeddings.parameters())
-        self._optimizer = _torch_optimizer(self._parameters, rows)
+        self._optimizer = _torch_optimizer(self._parameters, optimizer)
 
     def inputs(self, ids_BF: Tensor) -> Tensor:
         """The place of every id among the distinct ids of its feature."""
@@ -273,7 +281,9 @@ class PlainRows:
 
 
 @contextmanager
-def plain_rows(config: Config, source: Source, *, way: IdWay, threads: int) -> Generator[PlainRows]:
+def plain_rows(
+    config: Config, source: Source, *, way: IdWay, threads: int, optimizer: OptimizerSpec
+) -> Generator[PlainRows]:
     """All distinct ids of the log in torch modules, with the initial values a store would draw."""
     distinct = _distinct_ids(source, way)
     with (
@@ -282,23 +292,31 @@ def plain_rows(config: Config, source: Source, *, way: IdWay, threads: int) -> G
             folder, memory=config.store.memory, threads=threads, seed=config.train.seed
         ) as store,
     ):
-        tables = _tables(store, config, source, way)
+        tables = _tables(store, config, source, way, optimizer)
         weights = [
             table.get(torch.from_numpy(ids)) for table, ids in zip(tables, distinct, strict=True)
         ]
-    yield PlainRows(distinct, weights, config.rows)
+    yield PlainRows(distinct, weights, optimizer)
 
 
-def _torch_optimizer(parameters: list[nn.Parameter], rows: RowsConfig) -> torch.optim.Optimizer:
-    if rows.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=rows.lr)
-    if rows.optimizer == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=rows.lr)
-    if rows.optimizer == "adam":
-        return torch.optim.SparseAdam(parameters, lr=rows.lr)
-    raise ConfigError(
-        f"rows.optimizer = {rows.optimizer!r} has no counterpart in torch: drop --plain"
-    )
+def _torch_optimizer(
+    parameters: list[nn.Parameter], optimizer: OptimizerSpec
+) -> torch.optim.Optimizer:
+    match optimizer:
+        case SGD(lr=lr):
+            return torch.optim.SGD(parameters, lr=lr)
+        case Adagrad(lr=lr, eps=eps, initial_accumulator=initial):
+            return torch.optim.Adagrad(
+                parameters, lr=lr, eps=eps, initial_accumulator_value=initial
+            )
+        case Adam(lr=lr, beta1=beta1, beta2=beta2, eps=eps):
+            return torch.optim.SparseAdam(parameters, lr=lr, betas=(beta1, beta2), eps=eps)
+        case _:
+            kind = optimizer_to_dict(optimizer)["kind"]
+            raise ConfigError(
+                f"rows.optimizer = {kind!r} has no counterpart in torch that lets absent rows stand still: "
+                "drop --plain"
+            )
 
 
 def _distinct_ids(source: Source, way: IdWay) -> list[NDArray[np.int64]]:

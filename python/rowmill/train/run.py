@@ -34,7 +34,7 @@ from rowmill.report import write_report
 from rowmill.train.folder import make_out, store_folder
 from rowmill.train.machine import describe_machine, resident_bytes
 from rowmill.train.progress import RunProgress
-from rowmill.train.rows import plain_rows, stored_rows
+from rowmill.train.rows import plain_rows, row_optimizer, stored_rows
 from rowmill.train.state import (
     ATTACHMENT,
     RunState,
@@ -84,6 +84,7 @@ def train(config: Config, console: Console) -> dict[str, Any]:
 def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     """A trainer at the first row, or where the last checkpoint left it; its store is closed at the end."""
     threads = _threads(config)
+    optimizer = row_optimizer(config.rows)
     torch.set_num_threads(threads)
     source = _open_data(config, console)
     train_rows = _train_rows(config, source)
@@ -103,10 +104,16 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     )
     make_out(config)
     if config.train.plain:
-        opened = plain_rows(config, source, way=way, threads=threads)
+        opened = plain_rows(config, source, way=way, threads=threads, optimizer=optimizer)
     else:
         opened = stored_rows(
-            config, source, way=way, path=store_folder(config), threads=threads, identity=identity
+            config,
+            source,
+            way=way,
+            path=store_folder(config),
+            threads=threads,
+            identity=identity,
+            optimizer=optimizer,
         )
     with opened as rows:
         trainer = Trainer(config, source, way, train_rows, rows, identity)

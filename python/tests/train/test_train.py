@@ -8,7 +8,9 @@ within 1e-5 of loss, not to the bit.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from rowmill import optim
 from rowmill.config import Config, ConfigError, GenerateConfig, load_config
 from rowmill.data.generate import generate
 from rowmill.train import train
@@ -105,6 +108,32 @@ def test_rows_learn_in_both(make: Make) -> None:
             ids, weights = next(table.scan())
             assert len(ids) > 0
             assert abs(weights).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"eps": 1e-6, "initial_accumulator": 0.1}, optim.Adagrad(0.5, 1e-6, 0.1)),
+        ({"momentum": 0.8, "nesterov": True}, optim.MomentumSGD(0.5, 0.8, nesterov=True)),
+        ({"beta1": 0.8}, optim.RowwiseAdam(0.5, beta1=0.8)),
+        ({"beta": 0.5, "l1": 0.01, "l2": 0.1}, optim.FTRL(0.5, 0.5, 0.01, 0.1)),
+        ({}, optim.FTRL(0.5)),
+    ],
+)
+def test_rows_are_updated_by_the_optimizer_that_is_set(
+    make: Make, tmp_path: Path, parameters: dict[str, Any], expected: optim.OptimizerSpec
+) -> None:
+    kind = optim.optimizer_to_dict(expected)["kind"]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in parameters.items()]
+    file = tmp_path / "run.toml"
+    file.write_text("\n".join(["[rows]", f'optimizer = "{kind}"', "lr = 0.5", *lines]))
+    rows = load_config(file).rows
+    with open_trainer(replace(make(), rows=rows), quiet()) as trainer:
+        losses(trainer, 3)
+        for table in trainer.rows.tables:
+            assert table.optimizer == expected
+            ids, _ = next(table.scan())
+            assert (table.get_state(ids) != table.get_state([-1])).any(axis=1).mean() > 0.5
 
 
 def test_hardly_any_memory_and_any_lookahead_change_no_bit(make: Make) -> None:

@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm256_add_ps, _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_sqrt_ps, _mm256_storeu_ps,
-    _mm256_sub_ps,
+    _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_set1_ps,
+    _mm256_sqrt_ps, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
 use super::{Kernel, Vector};
@@ -86,6 +86,16 @@ impl Vector for Lanes8 {
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
         Self(unsafe { _mm256_div_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        Self(unsafe { _mm256_min_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        Self(unsafe { _mm256_max_ps(self.0, other.0) })
     }
 
     #[inline(always)]

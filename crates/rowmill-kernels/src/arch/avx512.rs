@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::{
     __m512, _mm512_add_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_sqrt_ps, _mm512_storeu_ps, _mm512_sub_ps,
+    _mm512_maskz_loadu_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_sqrt_ps,
+    _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use super::{Kernel, Vector};
@@ -85,6 +86,16 @@ impl Vector for Lanes16 {
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
         Self(unsafe { _mm512_div_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        Self(unsafe { _mm512_min_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        Self(unsafe { _mm512_max_ps(self.0, other.0) })
     }
 
     #[inline(always)]

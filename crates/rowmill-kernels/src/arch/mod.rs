@@ -40,6 +40,10 @@ pub(crate) trait Vector: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     /// `self / other`
     unsafe fn div(self, other: Self) -> Self;
+    /// `self` where it is less than `other`, else `other`.
+    unsafe fn min(self, other: Self) -> Self;
+    /// `self` where it is greater than `other`, else `other`.
+    unsafe fn max(self, other: Self) -> Self;
     /// `self * factor + term`, rounded once.
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
     /// Square root.

@@ -65,6 +65,20 @@ impl Vector for Lanes4 {
     }
 
     #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        Self(std::array::from_fn(
+            |lane| if self.0[lane] < other.0[lane] { self.0[lane] } else { other.0[lane] },
+        ))
+    }
+
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        Self(std::array::from_fn(
+            |lane| if self.0[lane] > other.0[lane] { self.0[lane] } else { other.0[lane] },
+        ))
+    }
+
+    #[inline(always)]
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
         Self(std::array::from_fn(|lane| self.0[lane].mul_add(factor.0[lane], term.0[lane])))
     }

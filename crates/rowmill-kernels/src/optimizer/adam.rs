@@ -7,19 +7,32 @@ use crate::arch::Vector;
 
 #[derive(Clone, Copy)]
 pub(super) struct Adam {
-    rate: f32,
-    /// `1 - beta1` and `1 - beta2`
-    gains: (f32, f32),
+    corrected: Corrected,
     eps: f32,
+}
+
+/// What learning rate and decays come to at one step of the table.
+#[derive(Clone, Copy)]
+pub(super) struct Corrected {
+    /// The learning rate with both corrections of the moments' bias.
+    pub(super) rate: f32,
+    /// `1 - beta1` and `1 - beta2`
+    pub(super) gains: (f32, f32),
 }
 
 impl Adam {
     pub(super) fn new(beta1: f32, beta2: f32, eps: f32, update: &Update) -> Self {
+        Self { corrected: Corrected::new(beta1, beta2, update), eps }
+    }
+}
+
+impl Corrected {
+    pub(super) fn new(beta1: f32, beta2: f32, update: &Update) -> Self {
         debug_assert!(update.step > 0, "steps count from 1");
         let (beta1, beta2) = (written(beta1), written(beta2));
         let (correction1, correction2) = (1.0 - power(beta1, update.step), 1.0 - power(beta2, update.step));
         let rate = written(update.lr) * correction2.sqrt() / correction1;
-        Self { rate: rate as f32, gains: ((1.0 - beta1) as f32, (1.0 - beta2) as f32), eps }
+        Self { rate: rate as f32, gains: ((1.0 - beta1) as f32, (1.0 - beta2) as f32) }
     }
 }
 
@@ -33,18 +46,19 @@ impl Elementwise for Adam {
         column: usize,
         count: usize,
     ) {
+        let Corrected { rate, gains } = self.corrected;
         // SAFETY: the caller's; first and second moments lie behind the weights.
         unsafe {
             let (w, m, v) = (row.add(column), row.add(dim + column), row.add(2 * dim + column));
             let g = V::load_up_to(gradient.add(column), count);
             let first = V::load_up_to(m, count);
-            let first = first.add(g.sub(first).mul(V::splat(self.gains.0)));
+            let first = first.add(g.sub(first).mul(V::splat(gains.0)));
             first.store_up_to(m, count);
             let second = V::load_up_to(v, count);
-            let second = second.add(g.mul(g).sub(second).mul(V::splat(self.gains.1)));
+            let second = second.add(g.mul(g).sub(second).mul(V::splat(gains.1)));
             second.store_up_to(v, count);
             let step = first.div(second.sqrt().add(V::splat(self.eps)));
-            V::load_up_to(w, count).sub(V::splat(self.rate).mul(step)).store_up_to(w, count);
+            V::load_up_to(w, count).sub(V::splat(rate).mul(step)).store_up_to(w, count);
         }
     }
 }

@@ -5,7 +5,11 @@
 
 mod adagrad;
 mod adam;
+mod ftrl;
+mod mean_square;
+mod momentum_sgd;
 mod rowwise_adagrad;
+mod rowwise_adam;
 mod sgd;
 
 use std::ops::Range;
@@ -28,7 +32,7 @@ const CHUNK_BYTES: usize = 8 << 10;
 pub struct Update {
     /// Learning rate of this step.
     pub lr: f32,
-    /// Number of this step of the table, counted from 1 (bias correction of Adam).
+    /// Number of this step of the table, counted from 1 (bias correction of both Adams).
     pub step: u64,
 }
 
@@ -132,6 +136,10 @@ impl RowUpdater {
         unsafe {
             match self.optimizer {
                 OptimizerSpec::Sgd { .. } => self.run(sgd::Sgd::new(update), rows, gradients),
+                OptimizerSpec::MomentumSgd { momentum, nesterov, .. } => {
+                    let rule = momentum_sgd::MomentumSgd::new(momentum, nesterov, update);
+                    self.run(rule, rows, gradients);
+                }
                 OptimizerSpec::Adagrad { eps, .. } => {
                     self.run(adagrad::Adagrad::new(eps, update), rows, gradients);
                 }
@@ -140,6 +148,13 @@ impl RowUpdater {
                 }
                 OptimizerSpec::Adam { beta1, beta2, eps, .. } => {
                     self.run(adam::Adam::new(beta1, beta2, eps, update), rows, gradients);
+                }
+                OptimizerSpec::RowwiseAdam { beta1, beta2, eps, .. } => {
+                    let rule = rowwise_adam::RowwiseAdam::new(beta1, beta2, eps, update);
+                    self.run(rule, rows, gradients);
+                }
+                OptimizerSpec::Ftrl { beta, l1, l2, .. } => {
+                    self.run(ftrl::Ftrl::new(beta, l1, l2, update), rows, gradients);
                 }
             }
         }

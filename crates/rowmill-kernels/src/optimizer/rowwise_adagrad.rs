@@ -1,11 +1,8 @@
 //! Row-wise Adagrad: one accumulator per row, `s += mean(g * g); w -= lr / (sqrt(s) + eps) * g`.
 
+use super::mean_square::mean_square;
 use super::{Rule, Update};
 use crate::arch::Vector;
-
-/// Partial sums of squares: partial `p` takes elements `p`, `p + 16`, `p + 32`, ... Every instruction set
-/// forms these and adds them up in one order, so all get the same mean.
-const PARTIALS: usize = 16;
 
 #[derive(Clone, Copy)]
 pub(super) struct RowwiseAdagrad {
@@ -25,7 +22,7 @@ impl Rule for RowwiseAdagrad {
         // SAFETY: the caller's; the accumulator is the float behind the weights.
         unsafe {
             let accumulator = row.add(dim);
-            let sum = *accumulator + sum_of_squares::<V>(gradient, dim) / dim as f32;
+            let sum = *accumulator + mean_square::<V>(gradient, dim);
             *accumulator = sum;
             let factor = V::splat(-(self.lr / (sum.sqrt() + self.eps)));
             let mut column = 0;
@@ -40,34 +37,5 @@ impl Rule for RowwiseAdagrad {
                 factor.mul_add(g, V::load_first(w, count)).store_first(w, count);
             }
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn sum_of_squares<V: Vector>(gradient: *const f32, dim: usize) -> f32 {
-    // SAFETY: the caller gives `dim` floats; the vectors of a chunk cover its partials once.
-    unsafe {
-        let mut vectors = [V::splat(0.0); PARTIALS];
-        let mut column = 0;
-        while column < dim {
-            for (v, partial) in vectors.iter_mut().enumerate().take(PARTIALS / V::LANES) {
-                let at = column + v * V::LANES;
-                if at < dim {
-                    let g = V::load_up_to(gradient.add(at), V::LANES.min(dim - at));
-                    *partial = partial.add(g.mul(g));
-                }
-            }
-            column += PARTIALS;
-        }
-        let mut partials = [0.0; PARTIALS];
-        for (v, partial) in vectors.iter().enumerate().take(PARTIALS / V::LANES) {
-            partial.store(partials.as_mut_ptr().add(v * V::LANES));
-        }
-        for half in [8, 4, 2, 1] {
-            for p in 0..half {
-                partials[p] += partials[p + half];
-            }
-        }
-        partials[0]
     }
 }

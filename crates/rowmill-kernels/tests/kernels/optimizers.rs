@@ -6,6 +6,31 @@ use rowmill_rows::OptimizerSpec;
 
 use crate::data::{Random, bags, bits, dims};
 
+/// Added up in the order the kernels promise.
+fn mean_square(gradient: &[f32]) -> f32 {
+    let mut partials = [0.0_f32; 16];
+    for (i, g) in gradient.iter().enumerate() {
+        partials[i % 16] += g * g;
+    }
+    let mut half = 8;
+    while half > 0 {
+        for i in 0..half {
+            partials[i] += partials[i + half];
+        }
+        half /= 2;
+    }
+    partials[0] / gradient.len() as f32
+}
+
+/// The rate of Adam at a step, and what its moments gain.
+fn corrected(beta1: f32, beta2: f32, update: &Update) -> (f32, [f32; 2]) {
+    let decimal = |value: f32| format!("{value}").parse::<f64>().unwrap();
+    let (beta1, beta2) = (decimal(beta1), decimal(beta2));
+    let power = |beta: f64| (0..update.step).fold(1.0, |product, _| product * beta);
+    let rate = decimal(update.lr) * (1.0 - power(beta2)).sqrt() / (1.0 - power(beta1));
+    (rate as f32, [1.0 - beta1, 1.0 - beta2].map(|gain| gain as f32))
+}
+
 /// One row, one step, as the papers write it; rounded where the kernels promise to round.
 fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &Update) {
     let dim = gradient.len();
@@ -16,6 +41,13 @@ fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &
                 *w = (-update.lr).mul_add(*g, *w);
             }
         }
+        OptimizerSpec::MomentumSgd { momentum, nesterov, .. } => {
+            for ((w, v), g) in weights.iter_mut().zip(state).zip(gradient) {
+                *v = momentum * *v + g;
+                let step = if nesterov { momentum.mul_add(*v, *g) } else { *v };
+                *w = (-update.lr).mul_add(step, *w);
+            }
+        }
         OptimizerSpec::Adagrad { eps, .. } => {
             for ((w, s), g) in weights.iter_mut().zip(state).zip(gradient) {
                 *s += g * g;
@@ -23,45 +55,75 @@ fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &
             }
         }
         OptimizerSpec::RowwiseAdagrad { eps, .. } => {
-            let mut partials = [0.0_f32; 16];
-            for (i, g) in gradient.iter().enumerate() {
-                partials[i % 16] += g * g;
-            }
-            let mut half = 8;
-            while half > 0 {
-                for i in 0..half {
-                    partials[i] += partials[i + half];
-                }
-                half /= 2;
-            }
-            state[0] += partials[0] / dim as f32;
+            state[0] += mean_square(gradient);
             let rate = update.lr / (state[0].sqrt() + eps);
             for (w, g) in weights.iter_mut().zip(gradient) {
                 *w = (-rate).mul_add(*g, *w);
             }
         }
         OptimizerSpec::Adam { beta1, beta2, eps, .. } => {
-            let decimal = |value: f32| format!("{value}").parse::<f64>().unwrap();
-            let (beta1, beta2) = (decimal(beta1), decimal(beta2));
-            let power = |beta: f64| (0..update.step).fold(1.0, |product, _| product * beta);
-            let rate = decimal(update.lr) * (1.0 - power(beta2)).sqrt() / (1.0 - power(beta1));
+            let (rate, gains) = corrected(beta1, beta2, update);
             let (first, second) = state.split_at_mut(dim);
             for i in 0..dim {
                 let g = gradient[i];
-                first[i] += (g - first[i]) * (1.0 - beta1) as f32;
-                second[i] += (g * g - second[i]) * (1.0 - beta2) as f32;
-                weights[i] -= rate as f32 * (first[i] / (second[i].sqrt() + eps));
+                first[i] += (g - first[i]) * gains[0];
+                second[i] += (g * g - second[i]) * gains[1];
+                weights[i] -= rate * (first[i] / (second[i].sqrt() + eps));
+            }
+        }
+        OptimizerSpec::RowwiseAdam { beta1, beta2, eps, .. } => {
+            let (rate, gains) = corrected(beta1, beta2, update);
+            let (first, second) = state.split_at_mut(dim);
+            second[0] += (mean_square(gradient) - second[0]) * gains[1];
+            let factor = rate / (second[0].sqrt() + eps);
+            for ((w, m), g) in weights.iter_mut().zip(first).zip(gradient) {
+                *m += (g - *m) * gains[0];
+                *w = (-factor).mul_add(*m, *w);
+            }
+        }
+        OptimizerSpec::Ftrl { beta, l1, l2, .. } => {
+            let (z, n) = state.split_at_mut(dim);
+            for i in 0..dim {
+                let (g, before) = (gradient[i], n[i]);
+                n[i] += g * g;
+                z[i] = update.lr.mul_add(g, z[i]);
+                z[i] = (before.sqrt() - n[i].sqrt()).mul_add(weights[i], z[i]);
+                let threshold = update.lr * l1;
+                let scale = n[i].sqrt() + update.lr.mul_add(l2, beta);
+                weights[i] =
+                    if z[i].abs() <= threshold { 0.0 } else { -(z[i] - threshold.copysign(z[i])) / scale };
             }
         }
     }
 }
 
+/// Rows of random weights and state, `stride` floats apart; accumulators of squares are not negative.
+fn rows(random: &mut Random, optimizer: &OptimizerSpec, dim: usize, count: usize, stride: usize) -> Vec<f32> {
+    let signed = match optimizer {
+        OptimizerSpec::MomentumSgd { .. }
+        | OptimizerSpec::Adam { .. }
+        | OptimizerSpec::RowwiseAdam { .. }
+        | OptimizerSpec::Ftrl { .. } => 2 * dim,
+        _ => dim,
+    };
+    let mut memory = random.floats(count * stride);
+    for row in memory.chunks_mut(stride) {
+        row[signed..].iter_mut().for_each(|sum| *sum = sum.abs());
+    }
+    memory
+}
+
 fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
     prop::sample::select(vec![
         OptimizerSpec::Sgd { lr: 9.0 },
+        OptimizerSpec::MomentumSgd { lr: 9.0, momentum: 0.9, nesterov: false },
+        OptimizerSpec::MomentumSgd { lr: 9.0, momentum: 0.9, nesterov: true },
         OptimizerSpec::Adagrad { lr: 9.0, eps: 1e-10, initial_accumulator: 0.0 },
         OptimizerSpec::RowwiseAdagrad { lr: 9.0, eps: 1e-8, initial_accumulator: 0.0 },
         OptimizerSpec::Adam { lr: 9.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+        OptimizerSpec::RowwiseAdam { lr: 9.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+        OptimizerSpec::Ftrl { lr: 9.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 },
+        OptimizerSpec::Ftrl { lr: 9.0, beta: 0.1, l1: 10.0, l2: 0.5, initial_accumulator: 0.0 },
     ])
 }
 
@@ -72,10 +134,7 @@ proptest! {
         let floats = dim + optimizer.state_floats(dim);
         // A canary behind each row must survive.
         let stride = floats + random.below(3) + 1;
-        let mut memory = random.floats(count * stride);
-        for row in memory.chunks_mut(stride) {
-            row[dim..floats].iter_mut().for_each(|state| *state = state.abs());
-        }
+        let memory = rows(&mut random, &optimizer, dim, count, stride);
         // Rows in any order, one of them twice: the second update sees the first.
         let mut order: Vec<usize> = (0..count).map(|_| random.below(count)).collect();
         order.push(order[0]);
@@ -105,28 +164,25 @@ proptest! {
         let mut random = Random::new(seed);
         let floats = dim + optimizer.state_floats(dim);
         let stride = dim + random.below(3);
-        let mut memory = random.floats(bags.unique * floats);
-        for row in memory.chunks_mut(floats) {
-            row[dim..].iter_mut().for_each(|state| *state = state.abs());
-        }
+        let memory = rows(&mut random, &optimizer, dim, bags.unique, floats);
         let gradients = random.floats((bags.offsets.len() - 1) * stride);
         let mut order = LookupOrder::default();
         order.build(&bags.lookups(), bags.unique);
         let range = (first * bags.unique as f64) as usize..bags.unique;
         let mut sums = vec![0.0; range.len() * dim];
         let update = Update { lr: 0.02, step: 3 };
-        let rows = |memory: &mut Vec<f32>| -> Vec<*mut f32> {
+        let pointers = |memory: &mut Vec<f32>| -> Vec<*mut f32> {
             range.clone().map(|row| memory[row * floats..].as_mut_ptr()).collect()
         };
         let mut expected = memory.clone();
         // SAFETY: rows lie in the vectors, a gradient of `dim` floats per bag in `gradients`.
         unsafe {
             accumulate_range(&order, range.clone(), gradients.as_ptr(), stride, dim, &mut sums);
-            RowUpdater::new(&optimizer, dim).apply_many(&rows(&mut expected), &sums, &update);
+            RowUpdater::new(&optimizer, dim).apply_many(&pointers(&mut expected), &sums, &update);
         }
         for set in InstructionSet::available() {
             let mut memory = memory.clone();
-            let (rows, updater) = (rows(&mut memory), RowUpdater::with(set, &optimizer, dim));
+            let (rows, updater) = (pointers(&mut memory), RowUpdater::with(set, &optimizer, dim));
             // SAFETY: as above.
             unsafe {
                 updater.apply_lookups(&rows, &order, range.clone(), gradients.as_ptr(), stride, &update);
@@ -136,17 +192,65 @@ proptest! {
     }
 }
 
-/// Bits of one row after three sparse gradients, as torch 2.15 printed them.
+const ROW: [f32; 5] = [0.5, -1.25, 0.3, 2.0, -0.7];
+const GRADIENTS: [[f32; 5]; 3] =
+    [[0.1, -0.2, 0.3, 1e-3, 5.0], [0.4, 0.2, -0.1, 2e-3, -3.0], [-0.3, 0.05, 0.7, 0.0, 1.0]];
+
+/// Weights and state of one row after all gradients at a rate of 0.02.
+fn three_steps(optimizer: &OptimizerSpec) -> Vec<f32> {
+    let mut row = ROW.to_vec();
+    row.resize(5 + optimizer.state_floats(5), 0.0);
+    optimizer.initialize_state(&mut row[5..]);
+    let updater = RowUpdater::new(optimizer, 5);
+    for (gradient, step) in GRADIENTS.iter().zip(1..) {
+        // SAFETY: the row holds weights and state.
+        unsafe { updater.apply(row.as_mut_ptr(), gradient, &Update { lr: 0.02, step }) };
+    }
+    row
+}
+
+/// Bits of one row after three gradients (sparse ones but for momentum), as torch 2.15 printed them.
 #[test]
 fn three_steps_of_torch() {
-    const GRADIENTS: [[f32; 5]; 3] =
-        [[0.1, -0.2, 0.3, 1e-3, 5.0], [0.4, 0.2, -0.1, 2e-3, -3.0], [-0.3, 0.05, 0.7, 0.0, 1.0]];
     let sgd = OptimizerSpec::Sgd { lr: 0.0 };
+    let momentum = |nesterov| OptimizerSpec::MomentumSgd { lr: 0.0, momentum: 0.9, nesterov };
     let adagrad = OptimizerSpec::Adagrad { lr: 0.0, eps: 1e-10, initial_accumulator: 0.1 };
     let adam = OptimizerSpec::Adam { lr: 0.0, beta1: 0.9, beta2: 0.999, eps: 1e-8 };
-    let cases: [(OptimizerSpec, &[u32]); 3] = [
+    let cases: [(OptimizerSpec, &[u32]); 5] = [
         // torch.optim.SGD([p], lr=0.02)
         (sgd, &[0x3efd_f3b7, 0xbfa0_20c5, 0x3e90_624e, 0x3fff_fe08, 0xbf42_8f5c]),
+        // torch.optim.SGD([p], lr=0.02, momentum=0.9): weights, momentum_buffer; dense, as all rows are touched
+        (
+            momentum(false),
+            &[
+                0x3ef8_83bb,
+                0xbf9f_b69a,
+                0x3e8c_0d6f,
+                0x3fff_fbbb,
+                0xbf60_8312,
+                0x3e10_624c,
+                0x3d8b_4397,
+                0x3f5a_5e35,
+                0x3b2b_0c89,
+                0x4016_6666,
+            ],
+        ),
+        // The same with nesterov=True.
+        (
+            momentum(true),
+            &[
+                0x3ef7_3710,
+                0xbf9f_deb5,
+                0x3e84_30f4,
+                0x3fff_fa32,
+                0xbf6b_573e,
+                0x3e10_624c,
+                0x3d8b_4397,
+                0x3f5a_5e35,
+                0x3b2b_0c89,
+                0x4016_6666,
+            ],
+        ),
         // torch.optim.Adagrad([p], lr=0.02, eps=1e-10, initial_accumulator_value=0.1): weights, sum
         (
             adagrad,
@@ -186,13 +290,60 @@ fn three_steps_of_torch() {
         ),
     ];
     for (optimizer, expected) in cases {
-        let mut row = vec![0.5, -1.25, 0.3, 2.0, -0.7];
-        row.resize(5 + optimizer.state_floats(5), optimizer.initial_state());
-        let updater = RowUpdater::new(&optimizer, 5);
-        for (gradient, step) in GRADIENTS.iter().zip(1..) {
-            // SAFETY: the row holds weights and state.
-            unsafe { updater.apply(row.as_mut_ptr(), gradient, &Update { lr: 0.02, step }) };
-        }
+        let row = three_steps(&optimizer);
         assert_eq!(bits(&row), expected, "{optimizer:?}: {row:?}");
     }
+}
+
+/// One row as `keras.optimizers.Ftrl` of Keras 3.15 printed it: weights, z, n. It keeps z itself, counts l2 twice
+/// and rounds in another order.
+#[test]
+fn three_steps_of_keras() {
+    let ftrl = |beta, l1, l2| OptimizerSpec::Ftrl { lr: 0.0, beta, l1, l2, initial_accumulator: 0.1 };
+    let n = [0.36, 0.1825, 0.69, 0.100_005, 35.1];
+    let cases = [
+        // Ftrl(0.02, initial_accumulator_value=0.1, beta=1.0)
+        (
+            ftrl(1.0, 0.0, 0.0),
+            [0.002_778_907, -0.053_301_15, 0.014_556_84, -4.318_454e-5, -0.557_450_1],
+            [-0.222_312_54, 3.803_570_7, -1.332_433, 0.002_842_052, 193.003_86],
+        ),
+        // ... beta=0.5, l1_regularization_strength=0.3, l2_regularization_strength=0.25)
+        (
+            ftrl(0.5, 0.3, 0.5),
+            [0.0, -0.075_948_88, 0.016_912_576, 0.0, -0.605_912_3],
+            [-0.185_867_82, 3.858_965_2, -1.433_702_7, 0.002_842_047_7, 195.237_9],
+        ),
+    ];
+    for (optimizer, weights, z) in cases {
+        let row = three_steps(&optimizer);
+        let scaled = z.map(|z| 0.02 * z);
+        for (found, expected) in row.iter().zip([weights, scaled, n].concat()) {
+            assert!((found - expected).abs() <= 1e-6 * expected.abs().max(0.1), "{optimizer:?}: {row:?}");
+        }
+    }
+}
+
+#[test]
+fn ftrl_stays_where_it_is_when_the_rate_changes() {
+    let ftrl = OptimizerSpec::Ftrl { lr: 0.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 };
+    let (row, updater) = (three_steps(&ftrl), RowUpdater::new(&ftrl, 5));
+    for (gradient, lr) in [([0.0; 5], 0.002), ([0.0; 5], 0.2), ([0.0; 5], 0.0), (GRADIENTS[0], 0.0)] {
+        let mut changed = row.clone();
+        // SAFETY: the row holds weights and state.
+        unsafe { updater.apply(changed.as_mut_ptr(), &gradient, &Update { lr, step: 4 }) };
+        for (after, before) in changed.iter().zip(&row).take(5) {
+            assert!((after - before).abs() <= 1e-6, "at rate {lr}: {changed:?} after {row:?}");
+        }
+    }
+}
+
+#[test]
+fn ftrl_forgets_the_weight_a_row_is_born_with_but_for_its_share_of_the_root() {
+    let ftrl = OptimizerSpec::Ftrl { lr: 0.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 };
+    let mut row = [2.0, 0.0, 0.0];
+    // SAFETY: the row holds weights and state.
+    unsafe { RowUpdater::new(&ftrl, 1).apply(row.as_mut_ptr(), &[0.25], &Update { lr: 0.5, step: 1 }) };
+    // Of the 2 is left the root's growth over all of the root, 0.25 / 1.25; then the step, 0.5 * 0.25 / 1.25.
+    assert!((row[0] - (0.4 - 0.1)).abs() < 1e-6, "{row:?}");
 }

@@ -1,0 +1,52 @@
+//! FTRL-Proximal with a learning rate per weight (`McMahan` et al., KDD 2013, Algorithm 1), the form that starts
+//! from the running weight: `n' = n + g * g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where
+//! `|z| <= l1` and `w = -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2)` elsewhere.
+//!
+//! Everything is multiplied by `lr`, and what is kept is `lr * z`: at one rate the weights are the same, at the
+//! next rate they stay where they are instead of growing and shrinking with it, and a rate of 0 divides nothing.
+
+use super::{Elementwise, Update};
+use crate::arch::Vector;
+
+#[derive(Clone, Copy)]
+pub(super) struct Ftrl {
+    lr: f32,
+    /// `lr * l1`
+    threshold: f32,
+    /// `beta + lr * l2`
+    offset: f32,
+}
+
+impl Ftrl {
+    pub(super) fn new(beta: f32, l1: f32, l2: f32, update: &Update) -> Self {
+        Self { lr: update.lr, threshold: update.lr * l1, offset: update.lr.mul_add(l2, beta) }
+    }
+}
+
+impl Elementwise for Ftrl {
+    #[inline(always)]
+    unsafe fn block<V: Vector>(
+        self,
+        row: *mut f32,
+        gradient: *const f32,
+        dim: usize,
+        column: usize,
+        count: usize,
+    ) {
+        // SAFETY: the caller's; `dim` floats of z and `dim` sums of squares lie behind the weights.
+        unsafe {
+            let (w, z, n) = (row.add(column), row.add(dim + column), row.add(2 * dim + column));
+            let g = V::load_up_to(gradient.add(column), count);
+            let before = V::load_up_to(n, count);
+            let sum = before.add(g.mul(g));
+            sum.store_up_to(n, count);
+            let root = sum.sqrt();
+            let pull = V::splat(self.lr).mul_add(g, V::load_up_to(z, count));
+            let pull = before.sqrt().sub(root).mul_add(V::load_up_to(w, count), pull);
+            pull.store_up_to(z, count);
+            // What lies within the threshold has no weight: +0, since it is subtracted from itself.
+            let within = pull.max(V::splat(-self.threshold)).min(V::splat(self.threshold));
+            within.sub(pull).div(root.add(V::splat(self.offset))).store_up_to(w, count);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The mean of the squares of a gradient, which the row-wise optimizers keep one number of.
+
+use crate::arch::Vector;
+
+/// Partial sums of squares: partial `p` takes elements `p`, `p + 16`, `p + 32`, ... Every instruction set
+/// forms these and adds them up in one order, so all get the same mean.
+const PARTIALS: usize = 16;
+
+/// `mean(g * g)`, the same bits from every instruction set.
+///
+/// # Safety
+/// `gradient` points to `dim` floats; only called below [`InstructionSet::run`](crate::InstructionSet).
+#[inline(always)]
+pub(super) unsafe fn mean_square<V: Vector>(gradient: *const f32, dim: usize) -> f32 {
+    // SAFETY: the caller gives `dim` floats; the vectors of a chunk cover its partials once.
+    unsafe {
+        let mut vectors = [V::splat(0.0); PARTIALS];
+        let mut column = 0;
+        while column < dim {
+            for (v, partial) in vectors.iter_mut().enumerate().take(PARTIALS / V::LANES) {
+                let at = column + v * V::LANES;
+                if at < dim {
+                    let g = V::load_up_to(gradient.add(at), V::LANES.min(dim - at));
+                    *partial = partial.add(g.mul(g));
+                }
+            }
+            column += PARTIALS;
+        }
+        let mut partials = [0.0; PARTIALS];
+        for (v, partial) in vectors.iter().enumerate().take(PARTIALS / V::LANES) {
+            partial.store(partials.as_mut_ptr().add(v * V::LANES));
+        }
+        for half in [8, 4, 2, 1] {
+            for p in 0..half {
+                partials[p] += partials[p + half];
+            }
+        }
+        partials[0] / dim as f32
+    }
+}

@@ -1,0 +1,64 @@
+//! Row-wise Adam: one second moment per row, that of the mean square, as in `PARTIAL_ROWWISE_ADAM` of FBGEMM:
+//! `m += (g - m) * (1 - beta1); v += (mean(g * g) - v) * (1 - beta2); w -= rate / (sqrt(v) + eps) * m`.
+//! The `rate` is that of Adam, so `eps` is added to the root before its correction, as there.
+
+use super::adam::Corrected;
+use super::mean_square::mean_square;
+use super::{Elementwise, Rule, Update};
+use crate::arch::Vector;
+
+#[derive(Clone, Copy)]
+pub(super) struct RowwiseAdam {
+    corrected: Corrected,
+    eps: f32,
+}
+
+impl RowwiseAdam {
+    pub(super) fn new(beta1: f32, beta2: f32, eps: f32, update: &Update) -> Self {
+        Self { corrected: Corrected::new(beta1, beta2, update), eps }
+    }
+}
+
+impl Rule for RowwiseAdam {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(self, row: *mut f32, gradient: *const f32, dim: usize) {
+        let Corrected { rate, gains } = self.corrected;
+        // SAFETY: the caller's; the second moment is the float behind `dim` weights and `dim` first moments.
+        unsafe {
+            let moment = row.add(2 * dim);
+            let second = *moment + (mean_square::<V>(gradient, dim) - *moment) * gains.1;
+            *moment = second;
+            let step = Step { gain: gains.0, factor: -(rate / (second.sqrt() + self.eps)) };
+            step.apply::<V>(row, gradient, dim);
+        }
+    }
+}
+
+/// What is left for every element once the second moment is known.
+#[derive(Clone, Copy)]
+struct Step {
+    gain: f32,
+    factor: f32,
+}
+
+impl Elementwise for Step {
+    #[inline(always)]
+    unsafe fn block<V: Vector>(
+        self,
+        row: *mut f32,
+        gradient: *const f32,
+        dim: usize,
+        column: usize,
+        count: usize,
+    ) {
+        // SAFETY: the caller's; the first moments are `dim` floats behind the weights.
+        unsafe {
+            let (w, m) = (row.add(column), row.add(dim + column));
+            let g = V::load_up_to(gradient.add(column), count);
+            let first = V::load_up_to(m, count);
+            let first = first.add(g.sub(first).mul(V::splat(self.gain)));
+            first.store_up_to(m, count);
+            V::splat(self.factor).mul_add(first, V::load_up_to(w, count)).store_up_to(w, count);
+        }
+    }
+}
