@@ -2,13 +2,13 @@
 
 use rowmill_rows::IdRange;
 
-use crate::index::{dense_shard_of, hash, shard_of};
+use crate::index::{dense_shard_of, shard_and_hash_of, shard_of};
 
 /// A row that an operation asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) id: u64,
-    /// [`hash`] of the id.
+    /// [`hash`](crate::index::hash) of the id; 0 in a dense table.
     pub(crate) hash: u32,
     /// Table within the group.
     pub(crate) table: u32,
@@ -36,14 +36,17 @@ impl Keys {
     /// The rows of several tables, numbered from the first id of the first table to the last of the last.
     pub(crate) fn new(tables: &[TableIds<'_>], shards: usize) -> Self {
         let len = tables.iter().map(|table| table.ids.len()).sum();
-        let mut homes = Vec::with_capacity(len);
-        let mut hashes = Vec::with_capacity(len);
-        for table in tables {
-            hashes.extend(table.ids.iter().map(|&id| hash(id)));
-            homes.extend(table.ids.iter().map(|&id| home(table.range, id, shards) as u16));
+        let mut homes: Vec<(u32, u32)> = Vec::with_capacity(len);
+        for TableIds { range, ids, .. } in tables {
+            match range {
+                IdRange::Sparse => homes.extend(ids.iter().map(|&id| shard_and_hash_of(id, shards))),
+                IdRange::Dense { .. } => {
+                    homes.extend(ids.iter().map(|&id| (dense_shard_of(id, shards) as u32, 0)));
+                }
+            }
         }
         let mut bounds = vec![0_u32; shards + 1];
-        for &home in &homes {
+        for &(home, _) in &homes {
             bounds[home as usize + 1] += 1;
         }
         for shard in 0..shards {
@@ -52,11 +55,14 @@ impl Keys {
         // A counting sort keeps positions ascending within a shard.
         let mut next = bounds.clone();
         let mut sorted = vec![Key::default(); len];
-        let ids = tables.iter().flat_map(|table| table.ids.iter().map(|&id| (table.table, id)));
-        for (position, (((table, id), &home), &hash)) in ids.zip(&homes).zip(&hashes).enumerate() {
-            let place = &mut next[home as usize];
-            sorted[*place as usize] = Key { id, hash, table, position: position as u32 };
-            *place += 1;
+        let mut position = 0;
+        for &TableIds { table, ids, .. } in tables {
+            for (&id, &(home, hash)) in ids.iter().zip(&homes[position..]) {
+                let place = &mut next[home as usize];
+                sorted[*place as usize] = Key { id, hash, table, position: position as u32 };
+                *place += 1;
+                position += 1;
+            }
         }
         Self { sorted, bounds }
     }

@@ -9,7 +9,9 @@
 use std::ops::Deref;
 
 use crate::core::Core;
-use crate::index::{Location, Place};
+#[cfg(target_arch = "x86_64")]
+use crate::index::Avx512;
+use crate::index::{Beyond, Compare, Location, Place, Plain};
 use crate::keys::Key;
 use crate::shard::Shard;
 
@@ -42,9 +44,7 @@ pub(crate) fn walk<const UPDATE: bool, S: Deref<Target = Shard>, E>(
     for keys in keys.chunks(CHUNK) {
         state.prefetch_entries(keys);
         let edits = state.edits();
-        for (key, found) in keys.iter().zip(&mut found) {
-            *found = state.find(key);
-        }
+        state.look(keys, &mut found);
         for (keys, found) in keys.chunks(rows).zip(found.chunks(rows)) {
             for slot in found[..keys.len()].iter().filter_map(|found| found.as_ref()?.location.slot()) {
                 state.prefetch_row::<UPDATE>(core, slot);
@@ -69,10 +69,53 @@ impl Shard {
     }
 
     /// What the index says of a key.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn find(&self, key: &Key) -> Option<Found> {
         let index = self.index(key.table);
-        let place = index.find_hashed(key.id, key.hash)?;
+        let place = index.find(key.id)?;
         Some(Found { place, location: index.location(place) })
+    }
+
+    /// What the index says of keys whose entries were asked for.
+    fn look(&self, keys: &[Key], found: &mut [Option<Found>; CHUNK]) {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("bmi1") {
+            // SAFETY: the CPU has these instructions.
+            unsafe { self.look_avx512(keys, found) };
+            return;
+        }
+        // SAFETY: every CPU has the instructions of `Plain`.
+        unsafe { self.look_with::<Plain>(keys, found) };
+    }
+
+    /// # Safety
+    /// The CPU has AVX-512F and BMI1.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,bmi1")]
+    unsafe fn look_avx512(&self, keys: &[Key], found: &mut [Option<Found>; CHUNK]) {
+        // SAFETY: the caller's.
+        unsafe { self.look_with::<Avx512>(keys, found) };
+    }
+
+    /// # Safety
+    /// The CPU has the instructions of `C`.
+    #[inline(always)]
+    unsafe fn look_with<C: Compare>(&self, keys: &[Key], found: &mut [Option<Found>; CHUNK]) {
+        let mut beyond = [0_u8; CHUNK];
+        let mut count = 0;
+        for (number, (key, found)) in keys.iter().zip(&mut *found).enumerate() {
+            let index = self.index(key.table);
+            // SAFETY: the caller's.
+            match unsafe { index.find_near::<C>(key.id, key.hash) } {
+                Ok(place) => *found = place.map(|place| Found { place, location: index.location(place) }),
+                Err(Beyond) => {
+                    beyond[count] = number as u8;
+                    count += 1;
+                }
+            }
+        }
+        for &number in &beyond[..count] {
+            found[number as usize] = self.find(&keys[number as usize]);
+        }
     }
 }

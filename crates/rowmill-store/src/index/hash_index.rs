@@ -14,9 +14,11 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use super::compare::{Compare, Plain};
 use super::flags::{self, FLAG_BITS, FREQUENCY_MAX};
 use super::location::{Location, Place};
 use super::shard::hash;
+use super::table_index::Beyond;
 use super::zeroed_array::{PAGE_BYTES, Zeroed, ZeroedArray};
 use crate::prefetch::prefetch;
 
@@ -56,17 +58,16 @@ const _: () = assert!(ENTRIES as u32 * FLAG_BITS <= 30);
 unsafe impl Zeroed for Bucket {}
 
 impl Bucket {
-    /// Bit `e` is set when entry `e` holds `id`, or is empty and `id` is 0. Without branches: which
-    /// entry matches is random, and a wrong guess costs more than five comparisons.
-    #[inline]
-    fn matches(&self, id: u64) -> u32 {
-        (0..ENTRIES).fold(0, |matches, e| matches | u32::from(self.ids[e] == id) << e)
-    }
-
     /// The entry that holds `id`.
     #[inline]
     fn entry_of(&self, id: u64) -> Option<usize> {
-        let mut matches = self.matches(id);
+        // SAFETY: every CPU has the instructions.
+        self.occupied(unsafe { Plain::matches(&self.ids, id) })
+    }
+
+    /// The entry that holds an id, given those that match it: empty ones match id 0 too.
+    #[inline(always)]
+    fn occupied(&self, mut matches: u32) -> Option<usize> {
         while matches != 0 {
             let e = matches.trailing_zeros() as usize;
             if self.locations[e] != 0 {
@@ -111,16 +112,30 @@ impl HashIndex {
         prefetch(self.buckets.as_ptr().wrapping_add(home(hash, self.buckets.len())));
     }
 
+    /// Look into the home bucket of an id, and ask for the next one if the entry may be there.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `C`.
+    #[inline(always)]
+    pub(super) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Place>, Beyond> {
+        let home = home(hash, self.buckets.len());
+        let Some(bucket) = self.buckets.get(home) else { return Ok(None) };
+        // SAFETY: the caller's.
+        let matches = unsafe { C::matches(&bucket.ids, id) };
+        if let Some(e) = bucket.occupied(matches) {
+            return Ok(Some(place(home, e)));
+        }
+        if bucket.overflowed() {
+            prefetch(self.buckets.as_ptr().wrapping_add(next(home, self.buckets.len())));
+            return Err(Beyond);
+        }
+        Ok(None)
+    }
+
     /// Where the entry of `id` is.
     #[inline]
     pub(crate) fn find(&self, id: u64) -> Option<Place> {
-        self.find_hashed(id, hash(id))
-    }
-
-    /// Where the entry of `id` is, whose hash is `hash`.
-    #[inline]
-    pub(crate) fn find_hashed(&self, id: u64, hash: u32) -> Option<Place> {
-        let home = home(hash, self.buckets.len());
+        let home = home(hash(id), self.buckets.len());
         let mut b = home;
         loop {
             // An index without memory has no bucket at all.

@@ -13,6 +13,7 @@
 //! An index knows nothing of rows, devices or memory budgets: it reports its bytes, and the bytes a
 //! growth would add before it happens ([`TableIndex::grow_bytes_if_inserting`]).
 
+mod compare;
 mod direct_index;
 mod flags;
 mod hash_index;
@@ -21,10 +22,15 @@ mod shard;
 mod table_index;
 mod zeroed_array;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use compare::Avx512;
+pub(crate) use compare::{Compare, Plain};
 pub(crate) use flags::CLOCK_OVERFLOW;
 pub(crate) use location::{Location, Place};
-pub(crate) use shard::{dense_shard_of, hash, shard_of};
-pub(crate) use table_index::TableIndex;
+#[cfg(test)]
+use shard::hash;
+pub(crate) use shard::{dense_shard_of, shard_and_hash_of, shard_of};
+pub(crate) use table_index::{Beyond, TableIndex};
 
 #[cfg(test)]
 mod tests;

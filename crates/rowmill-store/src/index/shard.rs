@@ -27,6 +27,13 @@ pub(crate) fn shard_of(id: u64, shards: usize) -> usize {
     (mix(id) & (shards as u64 - 1)) as usize
 }
 
+/// [`shard_of`] and [`hash`] in one.
+#[inline]
+pub(crate) fn shard_and_hash_of(id: u64, shards: usize) -> (u32, u32) {
+    let mixed = mix(id);
+    ((mixed & (shards as u64 - 1)) as u32, (mixed >> 32) as u32)
+}
+
 /// The shard of an id of a dense table: its low bits, so that the ids of one shard are dense as well.
 #[inline]
 pub(crate) fn dense_shard_of(id: u64, shards: usize) -> usize {

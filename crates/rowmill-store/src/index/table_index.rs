@@ -2,6 +2,7 @@
 
 use rowmill_rows::IdRange;
 
+use super::compare::Compare;
 use super::direct_index::DirectIndex;
 use super::hash_index::HashIndex;
 use super::location::{Location, Place};
@@ -14,6 +15,10 @@ pub(crate) enum TableIndex {
     /// A dense range.
     Direct(DirectIndex),
 }
+
+/// An entry is not where a look at one cache line finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Beyond;
 
 /// Run the same call on whichever index there is.
 macro_rules! either {
@@ -49,12 +54,20 @@ impl TableIndex {
         either!(self, index => index.find(id))
     }
 
-    /// As [`TableIndex::find`], given the [`hash`](super::hash) of the id.
-    #[inline]
-    pub(crate) fn find_hashed(&self, id: u64, hash: u32) -> Option<Place> {
+    /// As [`TableIndex::find`], given the [`hash`](super::hash) of the id, but look at what
+    /// [`TableIndex::prefetch`] asked for alone.
+    ///
+    /// # Errors
+    /// [`Beyond`] when the entry may be elsewhere; its place is asked for, and `find` will find it.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `C`.
+    #[inline(always)]
+    pub(crate) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Place>, Beyond> {
         match self {
-            Self::Hash(index) => index.find_hashed(id, hash),
-            Self::Direct(index) => index.find(id),
+            // SAFETY: the caller's.
+            Self::Hash(index) => unsafe { index.find_near::<C>(id, hash) },
+            Self::Direct(index) => Ok(index.find(id)),
         }
     }
 
