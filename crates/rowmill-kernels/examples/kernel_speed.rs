@@ -175,10 +175,11 @@ fn backward_speed(memory: &Memory) {
             });
             report(&format!("backward in one pass D={dim} L={length} zipf"), BAGS * length, |batch| {
                 let (lookups, rows) = (batches[batch].lookups(), rows(&batches[batch]));
+                let unique: Vec<u32> = (0..rows.len() as u32).collect();
                 order.build(&lookups, rows.len());
                 // SAFETY: as above.
                 unsafe {
-                    updater.apply_lookups(&rows, &order, 0..rows.len(), gradients.as_ptr(), dim, &update);
+                    updater.apply_lookups(&rows, &order, &unique, gradients.as_ptr(), dim, &update);
                 }
             });
         }

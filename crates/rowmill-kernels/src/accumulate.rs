@@ -5,7 +5,7 @@ use std::ops::Range;
 use rowmill_rows::Pooling;
 
 use crate::arch::{InstructionSet, Kernel, Vector};
-use crate::sums::{Sums, sum_all};
+use crate::sums::{Sums, sum_all, sum_one};
 use crate::{Lookups, SKIP};
 
 /// Lookups sorted by unique row: for each row the bags that looked it up, in lookup order.
@@ -173,18 +173,53 @@ impl Kernel for Accumulate<'_> {
         // SAFETY: the caller's; factors exist where they are asked for.
         unsafe {
             if self.order.factors.is_empty() {
-                sum_all::<V, _>(&Rows::<false>(&self), self.dim);
+                sum_all::<V, _>(&Rows::<false, true>(&self), self.dim);
             } else {
-                sum_all::<V, _>(&Rows::<true>(&self), self.dim);
+                sum_all::<V, _>(&Rows::<true, true>(&self), self.dim);
             }
         }
     }
 }
 
-/// One sum per unique row, one term per lookup.
-struct Rows<'a, const SCALED: bool>(&'a Accumulate<'a>);
+/// The sums of unique rows wherever they stand in the order, one at a time, each to the same place.
+pub(crate) struct Scattered<'a> {
+    accumulate: Accumulate<'a>,
+}
 
-impl<const SCALED: bool> Sums for Rows<'_, SCALED> {
+impl<'a> Scattered<'a> {
+    /// `out` has `dim` floats; every bag has as many at `gradients + bag * stride`.
+    #[inline(always)]
+    pub(crate) fn new(
+        order: &'a LookupOrder,
+        gradients: *const f32,
+        stride: usize,
+        dim: usize,
+        out: *mut f32,
+    ) -> Self {
+        Self { accumulate: Accumulate::new(order, 0..order.unique(), gradients, stride, dim, out) }
+    }
+
+    /// Write the sum of unique row `row`.
+    ///
+    /// # Safety
+    /// As for [`accumulate_range`], and the row is one of the order.
+    #[inline(always)]
+    pub(crate) unsafe fn sum<V: Vector>(&self, row: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            if self.accumulate.order.factors.is_empty() {
+                sum_one::<V, _>(&Rows::<false, false>(&self.accumulate), row, self.accumulate.dim);
+            } else {
+                sum_one::<V, _>(&Rows::<true, false>(&self.accumulate), row, self.accumulate.dim);
+            }
+        }
+    }
+}
+
+/// One sum per unique row, one term per lookup; each at a place of its own, or all at one.
+struct Rows<'a, const SCALED: bool, const APART: bool>(&'a Accumulate<'a>);
+
+impl<const SCALED: bool, const APART: bool> Sums for Rows<'_, SCALED, APART> {
     const DIVIDE: bool = false;
 
     #[inline(always)]
@@ -223,7 +258,7 @@ impl<const SCALED: bool> Sums for Rows<'_, SCALED> {
 
     #[inline(always)]
     unsafe fn target(&self, sum: usize) -> *mut f32 {
-        // SAFETY: `out` has one gradient per row.
-        unsafe { self.0.out.add(sum * self.0.dim) }
+        // SAFETY: `out` has one gradient per row, or one in all.
+        unsafe { self.0.out.add(if APART { sum * self.0.dim } else { 0 }) }
     }
 }

@@ -83,35 +83,51 @@ unsafe fn one_block<V: Vector, S: Sums, const N: usize>(sums: &S, end: usize) {
 #[inline(always)]
 unsafe fn any_width<V: Vector, S: Sums>(sums: &S, end: usize, dim: usize) {
     for sum in 0..sums.len() {
-        // SAFETY: the caller's; each block fits the columns that are left.
-        unsafe {
-            let mut column = 0;
-            while dim - column >= 8 * V::LANES {
-                if column == 0 {
-                    block::<V, S, 8, true>(sums, sum, end, column, dim);
-                } else {
-                    block::<V, S, 8, false>(sums, sum, end, column, dim);
-                }
-                column += 8 * V::LANES;
-            }
+        // SAFETY: the caller's.
+        unsafe { blocks::<V, S>(sums, sum, end, dim) };
+    }
+}
+
+/// Compute one sum of vectors of `dim` floats, without prefetching its terms.
+///
+/// # Safety
+/// All terms of the sum are null or point to `dim` readable floats, its target to `dim` writable ones.
+#[inline(always)]
+pub(crate) unsafe fn sum_one<V: Vector, S: Sums>(sums: &S, sum: usize, dim: usize) {
+    // SAFETY: the caller's; with an end of 0 no term is prefetched.
+    unsafe { blocks::<V, S>(sums, sum, 0, dim) };
+}
+
+#[inline(always)]
+unsafe fn blocks<V: Vector, S: Sums>(sums: &S, sum: usize, end: usize, dim: usize) {
+    // SAFETY: the caller's; each block fits the columns that are left.
+    unsafe {
+        let mut column = 0;
+        while dim - column >= 8 * V::LANES {
             if column == 0 {
-                prefetch_ahead(sums, sum, end, dim);
+                block::<V, S, 8, true>(sums, sum, end, column, dim);
+            } else {
+                block::<V, S, 8, false>(sums, sum, end, column, dim);
             }
-            if dim - column >= 4 * V::LANES {
-                block::<V, S, 4, false>(sums, sum, end, column, dim);
-                column += 4 * V::LANES;
-            }
-            if dim - column >= 2 * V::LANES {
-                block::<V, S, 2, false>(sums, sum, end, column, dim);
-                column += 2 * V::LANES;
-            }
-            if dim - column >= V::LANES {
-                block::<V, S, 1, false>(sums, sum, end, column, dim);
-                column += V::LANES;
-            }
-            if column < dim {
-                tail::<V, S>(sums, sum, column, dim - column);
-            }
+            column += 8 * V::LANES;
+        }
+        if column == 0 {
+            prefetch_ahead(sums, sum, end, dim);
+        }
+        if dim - column >= 4 * V::LANES {
+            block::<V, S, 4, false>(sums, sum, end, column, dim);
+            column += 4 * V::LANES;
+        }
+        if dim - column >= 2 * V::LANES {
+            block::<V, S, 2, false>(sums, sum, end, column, dim);
+            column += 2 * V::LANES;
+        }
+        if dim - column >= V::LANES {
+            block::<V, S, 1, false>(sums, sum, end, column, dim);
+            column += V::LANES;
+        }
+        if column < dim {
+            tail::<V, S>(sums, sum, column, dim - column);
         }
     }
 }

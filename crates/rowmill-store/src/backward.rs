@@ -7,7 +7,7 @@ use rowmill_kernels::{LookupOrder, Lookups, Update, accumulate_range};
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
-use crate::lookup::Lookup;
+use crate::lookup::{Feature, Lookup};
 use crate::table_state::TableState;
 use crate::ticket::{Released, Ticket};
 use crate::update::PENDING;
@@ -26,15 +26,38 @@ pub struct RowGradients {
     pub values: Vec<f32>,
 }
 
+/// Where the gradients of a table's distinct rows come from.
+enum Source<'a> {
+    /// Summed already, `dim` floats per row.
+    Sums(Vec<f32>),
+    /// The gradients of bags, `stride` apart, and which bags looked a row up.
+    Bags { order: LookupOrder, gradients: &'a [f32], stride: usize },
+}
+
+impl Lookup {
+    /// The lookups of a feature by the distinct row of its table they ask for.
+    fn order_of(&self, feature: &Feature) -> LookupOrder {
+        let table = &self.tables[feature.table];
+        let lookups = Lookups {
+            inverse: &table.inverse[feature.lookups()],
+            offsets: &feature.offsets,
+            weights: feature.weights.as_deref(),
+            pooling: feature.pooling,
+        };
+        let mut order = LookupOrder::default();
+        order.build(&lookups, table.unique.len());
+        order
+    }
+}
+
 impl Group {
-    /// Gradients of all distinct rows of a lookup, `dim` floats each, by position of its keys.
-    fn gradients_of(
+    /// Check that there is a gradient for every bag of every feature.
+    fn check_gradients(
         &self,
         lookup: &Lookup,
         gradients: &[f32],
         row_stride: usize,
-    ) -> Result<Vec<f32>, StoreError> {
-        struct Gradients<'a>(&'a [f32]);
+    ) -> Result<(), StoreError> {
         let dim = self.core.layout.dim;
         let rows = lookup.features.iter().map(|feature| feature.offsets.len() - 1).max().unwrap_or(0);
         let width = lookup.features.len() * dim;
@@ -47,60 +70,70 @@ impl Group {
                 why: format!("{rows} bags of {} features of {dim} floats", lookup.features.len()),
             });
         }
-        let gradients = Gradients(gradients);
-        let mut sums = vec![0.0_f32; lookup.keys.len() * dim];
-        let mut rest = &mut sums[..];
-        let mut parts = Vec::new();
-        for (number, table) in lookup.tables.iter().enumerate() {
-            let (own, behind) = rest.split_at_mut(table.unique.len() * dim);
-            parts.push((number, own));
-            rest = behind;
-        }
-        let sum_table = |(number, sums): (usize, &mut [f32])| {
-            let gradients = &gradients;
-            let table = &lookup.tables[number];
-            let features = lookup.features.iter().enumerate().filter(|(_, feature)| feature.table == number);
-            for (nth, (column, feature)) in features.enumerate() {
-                let lookups = Lookups {
-                    inverse: &table.inverse[feature.lookups()],
-                    offsets: &feature.offsets,
-                    weights: feature.weights.as_deref(),
-                    pooling: feature.pooling,
-                };
-                let mut order = LookupOrder::default();
-                order.build(&lookups, table.unique.len());
-                let sum = |first: usize, out: &mut [f32]| {
-                    let last = first + out.len() / dim;
-                    // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride + column *
-                    // dim`, inside `gradients` as checked above.
-                    unsafe {
-                        let base = gradients.0.as_ptr().add(column * dim);
-                        accumulate_range(&order, first..last, base, row_stride, dim, out);
-                    }
-                };
-                if feature.offsets.len() <= 1 {
-                    continue;
-                }
-                if nth > 0 {
-                    let mut more = vec![0.0; sums.len()];
-                    sum(0, &mut more);
-                    sums.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-                } else if self.in_parallel(table.inverse.len()) {
-                    sums.par_chunks_mut(SUM_TASK_ROWS * dim)
-                        .enumerate()
-                        .for_each(|(n, out)| sum(n * SUM_TASK_ROWS, out));
-                } else {
-                    sum(0, sums);
-                }
+        Ok(())
+    }
+
+    /// Where the gradients of the distinct rows of every table come from. Tables that several features
+    /// look up are summed here; the lookups of the others are only put in order, and summed row by row as
+    /// the rows are updated.
+    fn sources<'a>(&self, lookup: &Lookup, gradients: &'a [f32], row_stride: usize) -> Vec<Source<'a>> {
+        let source = |number: usize| {
+            let mut features =
+                lookup.features.iter().enumerate().filter(|(_, feature)| feature.table == number);
+            let (column, feature) = features.next().expect("a table is there for a feature");
+            if features.next().is_none() {
+                let order = lookup.order_of(feature);
+                let first = gradients.get(column * self.core.layout.dim..).unwrap_or_default();
+                Source::Bags { order, gradients: first, stride: row_stride }
+            } else {
+                Source::Sums(self.sums_of(lookup, number, gradients, row_stride))
             }
         };
+        self.for_each_table(lookup, source)
+    }
+
+    /// Run `work` for the number of every table of a lookup, on several threads if that pays.
+    fn for_each_table<T: Send>(&self, lookup: &Lookup, work: impl Fn(usize) -> T + Sync + Send) -> Vec<T> {
         let lookups: usize = lookup.tables.iter().map(|table| table.inverse.len()).sum();
         if self.in_parallel(lookups) {
-            self.threads.install(|| parts.into_par_iter().for_each(sum_table));
+            self.threads.install(|| (0..lookup.tables.len()).into_par_iter().map(work).collect())
         } else {
-            parts.into_iter().for_each(sum_table);
+            (0..lookup.tables.len()).map(work).collect()
         }
-        Ok(sums)
+    }
+
+    /// Gradients of the distinct rows of one table, `dim` floats each.
+    fn sums_of(&self, lookup: &Lookup, number: usize, gradients: &[f32], row_stride: usize) -> Vec<f32> {
+        let dim = self.core.layout.dim;
+        let mut sums = vec![0.0_f32; lookup.tables[number].unique.len() * dim];
+        let features = lookup.features.iter().enumerate().filter(|(_, feature)| feature.table == number);
+        for (nth, (column, feature)) in features.enumerate() {
+            if feature.offsets.len() <= 1 {
+                continue;
+            }
+            let order = lookup.order_of(feature);
+            let sum = |first: usize, out: &mut [f32]| {
+                let last = first + out.len() / dim;
+                let gradients = &gradients[column * dim..];
+                // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride`, inside
+                // `gradients` (`check_gradients`).
+                unsafe {
+                    accumulate_range(&order, first..last, gradients.as_ptr(), row_stride, dim, out);
+                }
+            };
+            if nth > 0 {
+                let mut more = vec![0.0; sums.len()];
+                sum(0, &mut more);
+                sums.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
+            } else if self.in_parallel(feature.lookups().len()) {
+                sums.par_chunks_mut(SUM_TASK_ROWS * dim)
+                    .enumerate()
+                    .for_each(|(n, out)| sum(n * SUM_TASK_ROWS, out));
+            } else {
+                sum(0, &mut sums);
+            }
+        }
+        sums
     }
 
     /// Take one optimizer step on every distinct row of `lookup`, and give its clocks back. `rates` has
@@ -125,24 +158,40 @@ impl Group {
         for (feature, &rate) in lookup.features.iter().zip(rates) {
             check_rate(&lookup.tables[feature.table].table, rate)?;
         }
+        self.check_gradients(lookup, gradients, row_stride)?;
         self.check_finite(lookup, gradients, row_stride)?;
-        let sums = self.gradients_of(lookup, gradients, row_stride)?;
-        let mut updates = vec![Update { lr: 0.0, step: 0 }; self.tables.read().len()];
-        for (number, table) in lookup.tables.iter().enumerate() {
+        let sources = self.sources(lookup, gradients, row_stride);
+        let mut changes: Vec<Option<(Update, u32, &Source<'_>)>> = vec![None; self.tables.read().len()];
+        for (number, (table, source)) in lookup.tables.iter().zip(&sources).enumerate() {
             let feature =
                 lookup.features.iter().position(|feature| feature.table == number).expect("made for one");
-            updates[table.table.local as usize] =
-                Update { lr: rates[feature], step: table.table.next_step() };
+            let update = Update { lr: rates[feature], step: table.table.next_step() };
+            changes[table.table.local as usize] = Some((update, table.base as u32, source));
         }
         let released = ticket.map_or(Released::None, |ticket| self.released(lookup, ticket));
         self.update(&lookup.keys, &released, &|keys: &[Key], rows: &[*mut f32]| {
-            let gradients: [&[f32]; PENDING] = std::array::from_fn(|number| {
-                keys.get(number).map_or(&[][..], |key| &sums[key.position as usize * dim..][..dim])
-            });
-            let update = &updates[keys[0].table as usize];
-            // SAFETY: these are resident rows of this group under their shard's write lock; every gradient
-            // has `dim` floats.
-            unsafe { self.core.updater.apply_each(rows, &gradients[..rows.len()], update) };
+            let (update, base, source) = changes[keys[0].table as usize].as_ref().expect("a table looked up");
+            let mut unique = [0; PENDING];
+            for (unique, key) in unique.iter_mut().zip(keys) {
+                *unique = key.position - base;
+            }
+            let unique = &unique[..keys.len()];
+            // SAFETY: these are resident rows of this group under their shard's write lock; every bag has
+            // `dim` gradients (`check_gradients`), every distinct row a sum of as many.
+            unsafe {
+                match source {
+                    Source::Bags { order, gradients, stride } => {
+                        let updater = &self.core.updater;
+                        updater.apply_lookups(rows, order, unique, gradients.as_ptr(), *stride, update);
+                    }
+                    Source::Sums(sums) => {
+                        let sum = |unique: u32| &sums[unique as usize * dim..][..dim];
+                        let each: [&[f32]; PENDING] =
+                            std::array::from_fn(|i| unique.get(i).map_or(&[][..], |&unique| sum(unique)));
+                        self.core.updater.apply_each(rows, &each[..rows.len()], update);
+                    }
+                }
+            }
         })
     }
 
@@ -189,15 +238,16 @@ impl Group {
         gradients: &[f32],
         row_stride: usize,
     ) -> Result<Vec<RowGradients>, StoreError> {
-        let dim = self.core.layout.dim;
-        let sums = self.gradients_of(lookup, gradients, row_stride)?;
+        self.check_gradients(lookup, gradients, row_stride)?;
+        let sums = self.for_each_table(lookup, |number| self.sums_of(lookup, number, gradients, row_stride));
         Ok(lookup
             .tables
             .iter()
-            .map(|rows| RowGradients {
+            .zip(sums)
+            .map(|(rows, values)| RowGradients {
                 table: rows.table.name.clone(),
                 ids: rows.unique.to_vec(),
-                values: sums[rows.base * dim..(rows.base + rows.unique.len()) * dim].to_vec(),
+                values,
             })
             .collect())
     }

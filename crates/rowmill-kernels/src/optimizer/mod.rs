@@ -12,20 +12,19 @@ mod rowwise_adagrad;
 mod rowwise_adam;
 mod sgd;
 
-use std::ops::Range;
+use std::mem::MaybeUninit;
 
 use rowmill_rows::OptimizerSpec;
 
 use crate::LookupOrder;
-use crate::accumulate::Accumulate;
+use crate::accumulate::Scattered;
 use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
 
 /// How many rows ahead of the one being updated are prefetched; the same trade as for sums.
 const PREFETCH_DISTANCE: usize = 16;
 
-/// Gradients accumulated before their rows are updated: with the rows themselves, which are fetched in the
-/// meantime, they fit a first-level cache of 32 KiB.
-const CHUNK_BYTES: usize = 8 << 10;
+/// A gradient of this many floats is summed on the stack.
+const SHORT: usize = 512;
 
 /// What changes from one step to the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,12 +104,12 @@ impl RowUpdater {
         unsafe { self.dispatch(rows, Gradients::Each(gradients), update) }
     }
 
-    /// Accumulate and apply in one go: update `rows[i]`, the unique row `range.start + i` of `order`, with
-    /// the sum over its lookups that [`accumulate_range`](crate::accumulate_range) computes, bit for bit,
-    /// without a round trip of the sums through memory.
+    /// Accumulate and apply in one go: update `rows[i]`, the unique row `unique[i]` of `order`, with the
+    /// sum over its lookups that [`accumulate_range`](crate::accumulate_range) computes, bit for bit,
+    /// without a round trip of the sums through memory. The rows are taken to be in the caches already.
     ///
     /// # Panics
-    /// If there is not one row per unique row of the range, or the range does not lie inside the order.
+    /// If there is not one row per unique row, or the order has no such unique row.
     ///
     /// # Safety
     /// As for [`RowUpdater::apply_many`], and `gradients` has `dim` readable floats at `bag * stride` for
@@ -119,14 +118,14 @@ impl RowUpdater {
         &self,
         rows: &[*mut f32],
         order: &LookupOrder,
-        range: Range<usize>,
+        unique: &[u32],
         gradients: *const f32,
         stride: usize,
         update: &Update,
     ) {
-        assert!(range.end <= order.unique(), "rows {range:?} of {}", order.unique());
-        assert_eq!(range.len(), rows.len(), "one row per unique row");
-        let source = Gradients::Bags { order, first: range.start, gradients, stride };
+        assert!(unique.iter().all(|&row| (row as usize) < order.unique()), "a row outside the order");
+        assert_eq!(unique.len(), rows.len(), "one row per unique row");
+        let source = Gradients::Bags { order, unique, gradients, stride };
         // SAFETY: the caller's.
         unsafe { self.dispatch(rows, source, update) }
     }
@@ -174,8 +173,8 @@ enum Gradients<'a> {
     Rows(&'a [f32]),
     /// One per row, each at its own place.
     Each(&'a [&'a [f32]]),
-    /// The bags that looked the rows up; the first row is unique row `first`.
-    Bags { order: &'a LookupOrder, first: usize, gradients: *const f32, stride: usize },
+    /// The bags that looked the rows up, which are these unique rows.
+    Bags { order: &'a LookupOrder, unique: &'a [u32], gradients: *const f32, stride: usize },
 }
 
 struct Apply<'a, R> {
@@ -200,8 +199,8 @@ impl<R: Rule> Kernel for Apply<'_, R> {
                         self.rule.apply::<V>(row, gradient.as_ptr(), self.dim);
                     }
                 }
-                Gradients::Bags { order, first, gradients, stride } => {
-                    self.apply_bags::<V>(order, first, gradients, stride);
+                Gradients::Bags { order, unique, gradients, stride } => {
+                    self.apply_bags::<V>(order, unique, gradients, stride);
                 }
             }
         }
@@ -227,25 +226,24 @@ impl<R: Rule> Apply<'_, R> {
     unsafe fn apply_bags<V: Vector>(
         &self,
         order: &LookupOrder,
-        first: usize,
+        unique: &[u32],
         gradients: *const f32,
         stride: usize,
     ) {
-        let chunk = (CHUNK_BYTES / self.row_bytes).max(4);
-        let mut sums = vec![0.0; chunk.min(self.rows.len()) * self.dim];
-        for (index, rows) in self.rows.chunks(chunk).enumerate() {
-            for &row in rows {
-                prefetch(row, self.row_bytes);
-            }
-            let begin = first + index * chunk;
-            let range = begin..begin + rows.len();
-            // SAFETY: the caller's; `sums` has room for a chunk.
+        let mut short = [const { MaybeUninit::<f32>::uninit() }; SHORT];
+        let mut long: Vec<f32>;
+        let sum = if self.dim <= SHORT {
+            short.as_mut_ptr().cast::<f32>()
+        } else {
+            long = vec![0.0; self.dim];
+            long.as_mut_ptr()
+        };
+        let sums = Scattered::new(order, gradients, stride, self.dim, sum);
+        for (&row, &unique) in self.rows.iter().zip(unique) {
+            // SAFETY: the caller's; the sum, of `dim` floats, is written before it is applied.
             unsafe {
-                let sums = sums.as_mut_ptr();
-                Accumulate::new(order, range, gradients, stride, self.dim, sums).run::<V>();
-                for (i, &row) in rows.iter().enumerate() {
-                    self.rule.apply::<V>(row, sums.add(i * self.dim), self.dim);
-                }
+                sums.sum::<V>(unique as usize);
+                self.rule.apply::<V>(row, sum, self.dim);
             }
         }
     }

@@ -168,24 +168,25 @@ proptest! {
         let gradients = random.floats((bags.offsets.len() - 1) * stride);
         let mut order = LookupOrder::default();
         order.build(&bags.lookups(), bags.unique);
-        let range = (first * bags.unique as f64) as usize..bags.unique;
-        let mut sums = vec![0.0; range.len() * dim];
+        let unique: Vec<u32> = ((first * bags.unique as f64) as u32..bags.unique as u32).rev().collect();
+        let mut sums = vec![0.0; bags.unique * dim];
         let update = Update { lr: 0.02, step: 3 };
         let pointers = |memory: &mut Vec<f32>| -> Vec<*mut f32> {
-            range.clone().map(|row| memory[row * floats..].as_mut_ptr()).collect()
+            unique.iter().map(|&row| memory[row as usize * floats..].as_mut_ptr()).collect()
         };
         let mut expected = memory.clone();
         // SAFETY: rows lie in the vectors, a gradient of `dim` floats per bag in `gradients`.
         unsafe {
-            accumulate_range(&order, range.clone(), gradients.as_ptr(), stride, dim, &mut sums);
-            RowUpdater::new(&optimizer, dim).apply_many(&pointers(&mut expected), &sums, &update);
+            accumulate_range(&order, 0..bags.unique, gradients.as_ptr(), stride, dim, &mut sums);
+            let each: Vec<&[f32]> = unique.iter().map(|&row| &sums[row as usize * dim..][..dim]).collect();
+            RowUpdater::new(&optimizer, dim).apply_each(&pointers(&mut expected), &each, &update);
         }
         for set in InstructionSet::available() {
             let mut memory = memory.clone();
             let (rows, updater) = (pointers(&mut memory), RowUpdater::with(set, &optimizer, dim));
             // SAFETY: as above.
             unsafe {
-                updater.apply_lookups(&rows, &order, range.clone(), gradients.as_ptr(), stride, &update);
+                updater.apply_lookups(&rows, &order, &unique, gradients.as_ptr(), stride, &update);
             }
             prop_assert_eq!(bits(&memory), bits(&expected), "{} {:?} dim {}", set, optimizer, dim);
         }
