@@ -29,7 +29,7 @@ impl MemoryProbe {
         for id in 0..count {
             let word = bucket_word(id);
             // SAFETY: `bucket_word` is below the words of all buckets.
-            unsafe { buckets.base.cast::<u64>().add(word).write(order.of(id)) };
+            unsafe { buckets.base.add(word).write(order.of(id)) };
         }
         let mut rows = HugePages::new(count as usize * stride);
         rows.fill();
@@ -62,7 +62,7 @@ impl MemoryProbe {
     }
 
     /// Visit rows by position, two prefetched misses each.
-    #[inline(always)]
+    #[inline]
     fn visit(&self, ids: &[u64], mut work: impl FnMut(usize, *mut f32)) {
         let mut rows = [std::ptr::null_mut::<f32>(); AHEAD];
         for (chunk_number, chunk) in ids.chunks(AHEAD).enumerate() {
@@ -72,11 +72,13 @@ impl MemoryProbe {
             }
             for (row, &id) in rows.iter_mut().zip(chunk) {
                 // SAFETY: the word of an id that has a row.
-                let number = unsafe { self.buckets.base.cast::<u64>().add(bucket_word(id)).read() };
+                let number = unsafe { self.buckets.base.add(bucket_word(id)).read() };
                 let offset = number as usize * self.stride;
-                self.rows.prefetch(offset);
+                for line in (0..self.stride).step_by(64) {
+                    self.rows.prefetch(offset + line);
+                }
                 // SAFETY: the row lies inside the memory.
-                *row = unsafe { self.rows.base.add(offset) }.cast();
+                *row = unsafe { self.rows.base.byte_add(offset) }.cast();
             }
             for (within, &row) in rows[..chunk.len()].iter().enumerate() {
                 work(chunk_number * AHEAD + within, row);
@@ -86,14 +88,14 @@ impl MemoryProbe {
 }
 
 /// Where the row number of an id is: ids are random, so their own bits serve as hash.
-#[inline(always)]
+#[inline]
 fn bucket_word(id: u64) -> usize {
     ((id / ENTRIES) as usize * BUCKET_WORDS) + (id % ENTRIES) as usize
 }
 
 /// Memory in huge pages, zeroed.
 struct HugePages {
-    base: *mut u8,
+    base: *mut u64,
     bytes: usize,
 }
 
@@ -125,7 +127,7 @@ impl HugePages {
         for offset in (0..self.bytes).step_by(4096) {
             // SAFETY: inside the mapping.
             unsafe {
-                let byte = self.base.add(offset);
+                let byte = self.base.byte_add(offset).cast::<u8>();
                 byte.write_volatile(byte.read_volatile());
             }
         }
@@ -138,10 +140,10 @@ impl HugePages {
         floats.iter_mut().enumerate().for_each(|(number, value)| *value = number as f32);
     }
 
-    #[inline(always)]
+    #[inline]
     fn prefetch(&self, offset: usize) {
         // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.wrapping_add(offset).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.wrapping_byte_add(offset).cast()) };
     }
 }
 

@@ -29,6 +29,10 @@
 //! (`shard`, `acquire`), cold rows come from the log (`log`), and the work is done on addresses of rows
 //! (`resolve`, `lookup`, `update`). What must survive a crash is written by `checkpoint`.
 
+// What is not inlined into a function of an instruction set is compiled without it, and a prefetch that is a
+// call of its own comes late.
+#![allow(clippy::inline_always)]
+
 mod account;
 mod acquire;
 mod backward;

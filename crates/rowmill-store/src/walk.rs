@@ -11,7 +11,7 @@ use std::ops::Deref;
 use crate::core::Core;
 #[cfg(target_arch = "x86_64")]
 use crate::index::Avx512;
-use crate::index::{Beyond, Compare, Location, Place, Plain};
+use crate::index::{Compare, Location, Place, Plain};
 use crate::keys::Key;
 use crate::shard::Shard;
 
@@ -106,12 +106,11 @@ impl Shard {
         for (number, (key, found)) in keys.iter().zip(&mut *found).enumerate() {
             let index = self.index(key.table);
             // SAFETY: the caller's.
-            match unsafe { index.find_near::<C>(key.id, key.hash) } {
-                Ok(place) => *found = place.map(|place| Found { place, location: index.location(place) }),
-                Err(Beyond) => {
-                    beyond[count] = number as u8;
-                    count += 1;
-                }
+            if let Ok(place) = unsafe { index.find_near::<C>(key.id, key.hash) } {
+                *found = place.map(|place| Found { place, location: index.location(place) });
+            } else {
+                beyond[count] = number as u8;
+                count += 1;
             }
         }
         for &number in &beyond[..count] {
