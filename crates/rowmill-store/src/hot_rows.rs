@@ -18,9 +18,9 @@ pub(crate) struct HotRows {
 }
 
 impl HotRows {
-    /// Continue from saved counts.
-    pub(crate) fn restore(counts: Vec<(u64, u64)>) -> Self {
-        Self { counts, skip: 0 }
+    /// Continue from the counts saved after this many lookups.
+    pub(crate) fn restore(counts: Vec<(u64, u64)>, lookups: u64) -> Self {
+        Self { counts, skip: lookups.next_multiple_of(SAMPLE) - lookups }
     }
 
     /// Count a sample of these lookups.
@@ -63,6 +63,20 @@ impl HotRows {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn saved_counts_go_on_with_the_sample_of_those_that_were_never_saved() {
+        let (mut whole, mut parts) = (HotRows::default(), HotRows::default());
+        let mut lookups = 0;
+        for batch in 0..200_u64 {
+            let ids: Vec<u64> = (0..batch % 7 * 20).map(|i| (batch * i) % 90).collect();
+            whole.observe(&ids);
+            parts.observe(&ids);
+            lookups += ids.len() as u64;
+            parts = HotRows::restore(parts.counts().to_vec(), lookups);
+        }
+        assert_eq!(parts.counts(), whole.counts());
+    }
 
     #[test]
     fn hot_ids_rise_above_a_stream_of_cold_ones() {

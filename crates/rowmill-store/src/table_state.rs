@@ -96,7 +96,7 @@ impl TableState {
 
     /// Continue the counters of a checkpoint.
     pub(crate) fn restore_counts(&self, accesses: u64, births: u64, hot: Vec<(u64, u64)>) {
-        *self.hot.lock() = HotRows::restore(hot);
+        *self.hot.lock() = HotRows::restore(hot, accesses);
         self.accesses.store(accesses, Relaxed);
         self.births.store(births, Relaxed);
     }

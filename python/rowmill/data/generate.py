@@ -119,7 +119,9 @@ def generate(out: Path, settings: GenerateConfig) -> Path:
         "all": everything.result(),
         "last_fifth": {"from_row": test_from, **last_fifth.result()},
     }
-    sidecar.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished = out / f".{TEACHER_FILE}"
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(sidecar)
     (out / ".unfinished").unlink()
     return sidecar
 

@@ -11,17 +11,31 @@ from rowmill.report.page import report_page
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["report_page", "write_report"]
+__all__ = ["clear_report", "read_report", "report_page", "write_report"]
 
 
 def write_report(report: dict[str, Any], out: Path) -> None:
-    """Write `report.json` and `report.html` into a folder; each appears whole or not at all."""
+    """Write `report.html` and `report.json` into a folder; each appears whole or not at all, in this order."""
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
-    for name, content in (("report.json", text), ("report.html", report_page(report))):
+    for name, content in (("report.html", report_page(report)), ("report.json", text)):
         unfinished = out / f".{name}"
         unfinished.write_text(content, encoding="utf-8")
         unfinished.replace(out / name)
+
+
+def read_report(out: Path) -> dict[str, Any] | None:
+    """The content of the `report.json` of a folder, None if there is none that can be read."""
+    try:
+        return json.loads((out / "report.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def clear_report(out: Path) -> None:
+    """Remove the report of a folder, if there is one."""
+    for name in ("report.json", "report.html"):
+        (out / name).unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:

@@ -79,6 +79,9 @@ def _remove(folder: Path, names: list[str], config: Config) -> None:
         # Held open, so that no other run can begin in what is being removed.
         with rowmill.open(folder, memory=config.store.memory) as store:
             check_is_of_a_run(store, folder)
+            # In this order, a run that is killed meanwhile leaves its checkpoint, or a store without one.
+            for name in ("STORE", "MANIFEST"):
+                (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder)
     except (StoreCorrupt, MemoryTooSmall) as error:
         raise ConfigError(

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+import rowmill
+
 
 def describe_machine(threads: int) -> dict[str, Any]:
     """Processor, cores, memory, and the versions in use."""
@@ -22,6 +24,16 @@ def describe_machine(threads: int) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": sys.version.split()[0],
         "torch": torch.__version__,
+    }
+
+
+def bit_conditions(threads: int) -> dict[str, Any]:
+    """What bits depend on beside settings and data: equal runs are equal to the bit where these are."""
+    return {
+        "threads": threads,
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "rowmill": rowmill.__version__,
     }
 
 

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.utils.tensorboard import SummaryWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -15,13 +16,30 @@ if TYPE_CHECKING:
 
 
 class RunProgress:
-    """Shows points of the curves as they come. Where nobody watches (no terminal) it prints a line at a tenth each."""
+    """Shows points of the curves as they come. Where nobody watches (no terminal) it prints a line at a tenth each.
 
-    def __init__(self, console: Console, events: Path, *, total: int, done: int) -> None:
+    A run that goes on passes the `curve` it has. What TensorBoard was told from the last of its points on is taken
+    back: it was shown by a part of the run that was undone, or will be shown again.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        events: Path,
+        *,
+        total: int,
+        done: int,
+        curve: Sequence[dict[str, Any]] = (),
+    ) -> None:
         self._console = console
         self._total = total
         self._next_line = done
-        self._events = SummaryWriter(str(events), purge_step=None)
+        last = curve[-1] if curve else None
+        self._events = SummaryWriter(
+            str(events), purge_step=0 if last is None else int(last["step"])
+        )
+        if last is not None:
+            self._record(last)
         self._progress = Progress(
             TextColumn("[bold]train"),
             BarColumn(bar_width=24),
@@ -50,20 +68,27 @@ class RunProgress:
         """One more point, `done` rows after the start."""
         figures = describe(point)
         self._progress.update(self._task, completed=done, figures=figures)
-        for name, value in point.items():
-            if name not in ("step", "rows") and value is not None:
-                self._events.add_scalar(f"train/{name}", value, point["step"])
+        self._record(point)
         if not self._console.is_terminal and done >= self._next_line:
             self._console.print(
                 f"{done:>12,} of {self._total:,} rows  {figures}", highlight=False, soft_wrap=True
             )
             self._next_line = done + self._total // 10
 
+    def flush(self) -> None:
+        """Have what was shown on disk: a checkpoint is about to count on it."""
+        self._events.flush()
+
     def test(self, metrics: dict[str, float | None], step: int) -> None:
         """The figures of the test part."""
         for name, value in metrics.items():
             if value is not None:
                 self._events.add_scalar(f"test/{name}", value, step)
+
+    def _record(self, point: dict[str, Any]) -> None:
+        for name, value in point.items():
+            if name not in ("step", "rows") and value is not None:
+                self._events.add_scalar(f"train/{name}", value, point["step"])
 
 
 def describe(point: dict[str, Any]) -> str:

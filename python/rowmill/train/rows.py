@@ -83,7 +83,11 @@ class RowSide(Protocol):
         ...
 
     def summary(self) -> dict[str, Any]:
-        """Figures for the report."""
+        """Figures for the report: how things stand now."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Figures for the report that only grow, since the start."""
         ...
 
 
@@ -126,7 +130,7 @@ class StoredRows:
         return self.store.attachment(name)
 
     def summary(self) -> dict[str, Any]:
-        """Live rows and bytes, memory, and traffic of the device."""
+        """Live rows and bytes, and memory."""
         stats = self.store.stats()
         tables = [stats["tables"][table.name] for table in self.tables]
         return {
@@ -142,18 +146,27 @@ class StoredRows:
                     "overhead_bytes",
                     "buffer_bytes",
                     "rows_resident",
-                    "evictions",
-                    "lookups",
-                    "rows_looked_up",
-                    "cold_reads",
-                    "lookahead_loaded",
-                    "lookahead_late",
-                    "lookahead_dropped",
-                    "device_blocks_read",
-                    "device_bytes_written",
                     "io",
                 )
             },
+        }
+
+    def counts(self) -> dict[str, int]:
+        """Lookups, rows that came and went, and traffic of the device, since the store was opened."""
+        stats = self.store.stats()
+        return {
+            name: stats[name]
+            for name in (
+                "evictions",
+                "lookups",
+                "rows_looked_up",
+                "cold_reads",
+                "lookahead_loaded",
+                "lookahead_late",
+                "lookahead_dropped",
+                "device_blocks_read",
+                "device_bytes_written",
+            )
         }
 
 
@@ -269,6 +282,10 @@ class PlainRows:
         """Live rows and bytes."""
         rows = sum(len(known) for known in self._distinct)
         return {"live_rows": rows, "live_row_bytes": self._bytes()}
+
+    def counts(self) -> dict[str, int]:
+        """Nothing is counted."""
+        return {}
 
     def _bytes(self) -> int:
         state = sum(

@@ -9,7 +9,8 @@ Three ways to run it:
 The loop is `Trainer.fit` with `Trainer.train_step`: batches come with a view of the next few, whose rows are being fetched meanwhile; forward makes
 one fused lookup; backward updates the stored rows itself; the dense half has an optimizer of torch. Every batch is
 predicted before it is trained on, so the curves over training rows are honest. A checkpoint holds rows and
-everything else at once, so a run that was killed goes on from the last one with the same bits.
+everything else at once, so a run that was killed goes on from the last one with the same bits. The last two
+checkpoints are made when training is over and when the test is: whatever kills a run, no more than that is repeated.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ from rowmill.data.generate import TEACHER_FILE, generate, generated_schema, teac
 from rowmill.errors import InvalidInput, RowmillError
 from rowmill.metrics import ClickMetrics
 from rowmill.models import DLRM, FFNN, DCNv2
-from rowmill.report import write_report
+from rowmill.report import clear_report, read_report, write_report
 from rowmill.train.folder import make_out, store_folder
-from rowmill.train.machine import describe_machine, resident_bytes
+from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
 from rowmill.train.progress import RunProgress
 from rowmill.train.rows import plain_rows, row_optimizer, stored_rows
 from rowmill.train.state import (
     ATTACHMENT,
     RunState,
-    check_of_first_rows,
     dense_parameters,
     identity_of,
     pack,
@@ -65,17 +65,34 @@ class TrainingDiverged(RowmillError):
 def train(config: Config, console: Console) -> dict[str, Any]:
     """Train, test, and write `report.json`, `report.html` and TensorBoard events into the run's folder.
 
+    A run that is complete is left as it is; only a report that is not there is written again.
+
     Returns:
         The content of `report.json`.
     """
     out = config.train.out
     with open_trainer(config, console) as trainer:
+        state = trainer.state
+        if state.test is None:
+            # That of an earlier run must not be taken for the one of this.
+            clear_report(out)
+        elif (report := read_report(out)) is not None:
+            console.print(
+                f"Nothing to do: the run was complete at step {state.step:,}", highlight=False
+            )
+            return report
+        else:
+            console.print(f"Complete at step {state.step:,}: writing the report", highlight=False)
         total = config.train.epochs * trainer.train_rows
-        with RunProgress(console, out / "events", total=total, done=trainer.rows_seen) as progress:
-            trainer.fit(progress)
-            test = trainer.test()
-            progress.test(test, trainer.state.step)
-        report = trainer.report(test)
+        with RunProgress(
+            console, out / "events", total=total, done=trainer.rows_seen, curve=state.curve
+        ) as progress:
+            if state.test is None:
+                trainer.fit(progress)
+                state.test = trainer.test()
+                trainer.save()
+            progress.test(state.test, state.step)
+        report = trainer.report(state.test)
     write_report(report, out)
     return report
 
@@ -95,13 +112,7 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
         buckets=config.data.buckets,
         min_count=config.data.min_count,
     )
-    identity = identity_of(
-        config,
-        rows=source.rows,
-        train_rows=train_rows,
-        first_rows=check_of_first_rows(source),
-        vocabulary=way.fingerprint(),
-    )
+    identity = identity_of(config, source, train_rows=train_rows, vocabulary=way.fingerprint())
     make_out(config)
     if config.train.plain:
         opened = plain_rows(config, source, way=way, threads=threads, optimizer=optimizer)
@@ -143,7 +154,8 @@ class Trainer:
         self.model = build_model(config.model, rows.embeddings, source)
         self.optimizer = torch.optim.Adam(dense_parameters(self.model), lr=config.train.dense_lr)
         self.state = RunState()
-        self._identity = identity
+        self._saved_with = {"identity": identity, "conditions": bit_conditions(_threads(config))}
+        self._counts_before: dict[str, int] = {}
         self._window = ClickMetrics()
         self._since = time.perf_counter()
         self._counted = rows.counters()
@@ -154,10 +166,12 @@ class Trainer:
         return self.state.epoch * self.train_rows + self.state.row
 
     def fit(self, progress: RunProgress) -> None:
-        """Train to the end of the last epoch."""
-        every = self.config.train.checkpoint_every
+        """Train to the end of the last epoch, unless that was done already."""
+        every, epochs = self.config.train.checkpoint_every, self.config.train.epochs
+        if self.state.epoch >= epochs:
+            return
         self._since, self._counted = time.perf_counter(), self.rows.counters()
-        while self.state.epoch < self.config.train.epochs:
+        while self.state.epoch < epochs:
             for batch in self.ahead(self.state.row, self.train_rows, self.config.train.batch):
                 self.train_step(batch)
                 save = every and self.state.step % every == 0
@@ -165,9 +179,11 @@ class Trainer:
                 if save or self.state.step % self.config.train.log_every == 0:
                     self._add_point(progress)
                 if save:
+                    progress.flush()
                     self.save()
             self.state.epoch, self.state.row = self.state.epoch + 1, 0
         self._add_point(progress)
+        progress.flush()
         self.save()
 
     def train_step(self, batch: Batch) -> Tensor:
@@ -220,7 +236,8 @@ class Trainer:
 
     def save(self) -> None:
         """One checkpoint of rows and everything else."""
-        packed = pack(self.state, self.model, self.optimizer, self._identity)
+        self.state.counts = self._counts()
+        packed = pack(self.state, self.model, self.optimizer, **self._saved_with)
         self.rows.save({ATTACHMENT: packed})
 
     def resume(self, console: Console) -> None:
@@ -229,10 +246,22 @@ class Trainer:
         if packed is None:
             console.print("No checkpoint yet: starting from the first row")
             return
-        self.state = unpack(packed, self.model, self.optimizer, self._identity)
-        console.print(
-            f"Resuming at step {self.state.step:,}, row {self.rows_seen:,}", highlight=False
-        )
+        self.state, changed = unpack(packed, self.model, self.optimizer, **self._saved_with)
+        self._counts_before = self.state.counts
+        if self.state.epoch < self.config.train.epochs:
+            # More epochs were asked for than the run had when it was complete.
+            self.state.test = None
+        if self.state.test is None:
+            console.print(
+                f"Resuming at step {self.state.step:,}, row {self.rows_seen:,}", highlight=False
+            )
+            for change in changed:
+                console.print(
+                    f"Note: {change}, so the bits may differ from those of a run that was not interrupted",
+                    highlight=False,
+                    markup=False,
+                    soft_wrap=True,
+                )
 
     def report(self, test: dict[str, float | None]) -> dict[str, Any]:
         """The content of `report.json`."""
@@ -254,6 +283,7 @@ class Trainer:
                 "steps": state.step,
                 "seconds": state.seconds,
                 **self.rows.summary(),
+                **self._counts(),
             },
             "curve": state.curve,
         }
@@ -270,6 +300,10 @@ class Trainer:
             if len(waiting) > self.config.store.lookahead:
                 yield waiting.popleft()
         yield from waiting
+
+    def _counts(self) -> dict[str, int]:
+        before = self._counts_before
+        return {name: before.get(name, 0) + count for name, count in self.rows.counts().items()}
 
     def _add_point(self, progress: RunProgress) -> None:
         if self._window.rows == 0:

@@ -12,8 +12,11 @@ import torch
 from torch import nn
 
 from rowmill.config import ConfigError
+from rowmill.nn import dense_state_dict, load_dense_state_dict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rowmill.config import Config
     from rowmill.data import Source
 
@@ -23,7 +26,11 @@ _CHECKED_ROWS = 1024
 
 @dataclass
 class RunState:
-    """Position in the data, and what was measured on the way there."""
+    """Position in the data, and what was measured on the way there.
+
+    `counts` are figures of the rows that only grow, over all parts of the run. `test` is known once the run is
+    complete.
+    """
 
     epoch: int = 0
     row: int = 0
@@ -32,7 +39,9 @@ class RunState:
     looked_up: int = 0
     cold: int = 0
     stalled_s: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict[str, int])
     curve: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    test: dict[str, float | None] | None = None
 
     @property
     def hit_rate(self) -> float | None:
@@ -46,12 +55,21 @@ class RunState:
 
 
 def pack(
-    state: RunState, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+    state: RunState,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    identity: Mapping[str, Any],
+    conditions: Mapping[str, Any],
 ) -> bytes:
-    """Everything outside the rows as bytes: state, dense weights, their optimizer, the random stream."""
+    """Everything outside the rows as bytes: state, dense weights, their optimizer, the random stream.
+
+    Python's and NumPy's random streams are not among them: a run draws nothing from them.
+    """
     buffer = io.BytesIO()
     content = {
         "identity": json.dumps(identity, sort_keys=True),
+        "conditions": json.dumps(conditions, sort_keys=True),
         "state": json.dumps(vars(state)),
         "model": dense_state(model),
         "optimizer": optimizer.state_dict(),
@@ -62,18 +80,33 @@ def pack(
 
 
 def unpack(
-    packed: bytes, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
-) -> RunState:
-    """Put a packed run back; raise if it was another run than the one described by `identity`."""
+    packed: bytes,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    identity: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+) -> tuple[RunState, list[str]]:
+    """Put a packed run back; raise if it was another run than the one described by `identity`.
+
+    Returns:
+        Its state, and which of the conditions that bits depend on have changed, as `name was x and is y`.
+    """
     check_same_run(packed, identity)
     content = torch.load(io.BytesIO(packed), weights_only=True)
-    model.load_state_dict(content["model"], strict=False)
+    load_dense_state_dict(model, content["model"])
     optimizer.load_state_dict(content["optimizer"])
     torch.set_rng_state(content["random"])
-    return RunState(**json.loads(content["state"]))
+    before = json.loads(content["conditions"])
+    changed = [
+        f"{name} was {before.get(name)!r} and is {value!r}"
+        for name, value in conditions.items()
+        if before.get(name) != value
+    ]
+    return RunState(**json.loads(content["state"])), changed
 
 
-def check_same_run(packed: bytes | None, identity: dict[str, Any]) -> None:
+def check_same_run(packed: bytes | None, identity: Mapping[str, Any]) -> None:
     """Raise if a packed run was another one than the one described by `identity`."""
     if packed is None:
         return
@@ -86,15 +119,6 @@ def check_same_run(packed: bytes | None, identity: dict[str, Any]) -> None:
             )
 
 
-def check_of_first_rows(source: Source) -> str:
-    """A checksum by which another log of as many rows is noticed."""
-    check = 0
-    for block in source.blocks(0, min(source.rows, _CHECKED_ROWS)):
-        for values in (block.labels, block.dense, block.ids):
-            check = crc32(values.tobytes(), check)
-    return f"{check:08x}"
-
-
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The parameters of everything but the embeddings."""
     return [parameter for name, parameter in model.named_parameters() if not _is_row(name)]
@@ -102,19 +126,19 @@ def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """The state of everything but the embeddings."""
-    parts = {name: part.state_dict() for name, part in model.named_children() if not _is_row(name)}
-    return {f"{name}.{key}": value for name, state in parts.items() for key, value in state.items()}
+    return {name: value for name, value in dense_state_dict(model).items() if not _is_row(name)}
 
 
 def identity_of(
-    config: Config, *, rows: int, train_rows: int, first_rows: str, vocabulary: str | None
+    config: Config, source: Source, *, train_rows: int, vocabulary: str | None
 ) -> dict[str, Any]:
     """What must not change between the parts of one run."""
     settings = config.as_dict()
     return {
-        "data rows": rows,
+        "columns": source.schema.names,
+        "data rows": source.rows,
         "train rows": train_rows,
-        "checksum of the first rows": first_rows,
+        "checksum of the first rows": _check_of_first_rows(source),
         "vocabulary": vocabulary,
         **{f"model.{key}": value for key, value in settings["model"].items()},
         **{f"rows.{key}": value for key, value in settings["rows"].items()},
@@ -127,6 +151,15 @@ def identity_of(
         "train.epochs": config.train.epochs if config.train.dense_decay_from < 1 else None,
         "store.staleness_bound": settings["store"]["staleness_bound"],
     }
+
+
+def _check_of_first_rows(source: Source) -> str:
+    """A checksum by which another log of as many rows is noticed."""
+    check = 0
+    for block in source.blocks(0, min(source.rows, _CHECKED_ROWS)):
+        for values in (block.labels, block.dense, block.ids):
+            check = crc32(values.tobytes(), check)
+    return f"{check:08x}"
 
 
 def _is_row(name: str) -> bool:

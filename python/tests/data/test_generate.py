@@ -61,6 +61,20 @@ def test_a_generation_that_was_cut_off_begins_again(tmp_path: Path) -> None:
     assert not (tmp_path / ".unfinished").exists()
 
 
+def test_scores_that_were_cut_off_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(path: Path, text: str, **_: str) -> None:
+        path.write_bytes(text[: len(text) // 2].encode())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", half)
+        with pytest.raises(KeyboardInterrupt):
+            generate(tmp_path, SMALL)
+    assert json.loads(generate(tmp_path, SMALL).read_text())["rows"] == SMALL.rows
+
+
 def test_the_log_reads_back_in_row_groups(tmp_path: Path) -> None:
     generate(tmp_path, SMALL)
     file = pq.ParquetFile(tmp_path / "part-00000.parquet")

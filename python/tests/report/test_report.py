@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rowmill.report import report_page, write_report
+from rowmill.report import read_report, report_page, write_report
 from rowmill.report.chart import Level, Line, line_chart, nice_ticks, short_count
 
 
@@ -92,6 +92,25 @@ def test_json_holds_null_for_figures_that_do_not_exist(tmp_path: Path) -> None:
     assert content["curve"][1]["logloss"] is None
     assert content["test"] == {"auc": 0.7123, "logloss": 0.45, "ne": 0.88}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
+
+
+def test_a_report_that_is_cut_off_has_no_json_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that finds its report.json takes the report for complete."""
+    replace = Path.replace
+
+    def only_the_first(path: Path, target: Path) -> None:
+        if list(tmp_path.glob("report.*")):
+            raise KeyboardInterrupt
+        replace(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", only_the_first)
+        with pytest.raises(KeyboardInterrupt):
+            write_report(a_report(), tmp_path)
+    assert read_report(tmp_path) is None
+    assert (tmp_path / "report.html").read_text() == report_page(a_report())
 
 
 @pytest.mark.parametrize(

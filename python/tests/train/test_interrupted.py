@@ -1,8 +1,8 @@
-"""A run that is killed or interrupted again and again, and goes on each time, ends as one that never stopped.
+"""A run that is interrupted says how to go on, and one that meets another leaves it alone.
 
-`kill -9` comes at moments chosen by what the run has written: before its first checkpoint, right after one, between
-two, while one is being written, in the second epoch. Nothing is simulated: these are processes of `rowmill train`.
-Those that are killed are forked from one that has loaded the modules already, which takes most of a short run.
+Ctrl-C comes in the middle of training, while modules load, and to a run in the background; `kill -9` comes again and
+again before the run has done anything; a second run comes into a folder that is in use. Nothing is simulated: these are
+processes of `rowmill train`. Kills at any instant are in `test_exactly_once.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from python.tests.train.runs import DEADLINE_S, ended, epoch, fork, until
 from rowmill.cli import main
 from rowmill.config import GenerateConfig
 from rowmill.data.generate import generate
@@ -26,9 +25,6 @@ from rowmill.data.generate import generate
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.context import ForkServerContext
-    from multiprocessing.process import BaseProcess
-
-DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +35,10 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> ForkServerContext:
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["rowmill.cli", "rowmill.train"])
-    return context
-
-
-@pytest.fixture(scope="module")
 def whole(log: Path, server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a run that nobody disturbs leaves behind."""
     out = tmp_path_factory.mktemp("whole")
-    process = fork(server, log, out)
-    process.join(DEADLINE_S)
+    assert ended(fork(server, arguments(log, out), out / "printed.txt")) == 0
     return out
 
 
@@ -70,12 +58,6 @@ def arguments(log: Path, out: Path, *more: str) -> list[str]:
     return ["train", *flags, *more]
 
 
-def fork(server: ForkServerContext, log: Path, out: Path, *more: str) -> BaseProcess:
-    process = server.Process(target=main, args=(arguments(log, out, *more),))
-    process.start()
-    return process
-
-
 def start(log: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "rowmill.cli", *arguments(log, out, *more)],
@@ -83,22 +65,6 @@ def start(log: Path, out: Path, *more: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def until(met: Callable[[], bool], runs: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not met():
-        assert runs(), "the run ended before that moment"
-        assert time.monotonic() < deadline, "the run never came to that moment"
-        time.sleep(0.0005)
-
-
-def epoch(store: Path) -> int:
-    """Number of the last checkpoint, 0 before the first."""
-    try:
-        return json.loads((store / "MANIFEST").read_text().split("\n", 1)[1])["epoch"]
-    except FileNotFoundError:
-        return 0
 
 
 def measured(out: Path) -> dict[str, Any]:
@@ -112,36 +78,29 @@ def measured(out: Path) -> dict[str, Any]:
     return {"test": report["test"], "curve": curve, "run": run}
 
 
-def test_a_run_killed_at_seven_moments_ends_with_the_bits_of_one_that_never_was(
-    log: Path, whole: Path, server: ForkServerContext, tmp_path: Path
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_run_killed_again_and_again_while_it_begins_is_where_it_was(
+    log: Path, whole: Path, server: ForkServerContext, tmp_path: Path, after: int
 ) -> None:
-    out = tmp_path / "killed"
-    store = out / "store"
-    last = epoch(whole / "store")
-    moments: list[Callable[[], bool]] = [
-        lambda: (store / "group-0.log").exists(),
-        lambda: epoch(store) >= 2,
-        lambda: epoch(store) >= 6 and (store / f"index-{epoch(store) + 1}.delta").exists(),
-        lambda: epoch(store) >= 9 and (store / "MANIFEST.new").exists(),
-        lambda: any(store.glob(f"attachment-{max(epoch(store), 12) + 1}-*")),
-        lambda: epoch(store) >= last * 3 // 4,
-        lambda: epoch(store) >= last - 1,
-    ]
+    """As soon as it has locked its store: before the first checkpoint, and on its way back to the third."""
+    out, printed = tmp_path / "killed", tmp_path / "printed.txt"
+    moments: list[Callable[[int | None], bool]] = [lambda _: epoch(out / "store") >= after]
+    moments += [lambda pid: locked_by(out / "store", pid)] * 3
     stood: list[int] = []
     for moment in moments:
-        process = fork(server, log, out, "--resume")
-        until(moment, process.is_alive)
+        process = fork(server, arguments(log, out, "--resume"), printed)
+        until(lambda moment=moment, pid=process.pid: moment(pid), process.is_alive)
         process.kill()
-        process.join(DEADLINE_S)
-        assert process.exitcode == -signal.SIGKILL
-        stood.append(epoch(store))
-    assert not (out / "report.json").exists()
+        assert ended(process) == -signal.SIGKILL
+        stood.append(epoch(out / "store"))
     assert stood == sorted(stood)
-    assert stood[0] == 0
-    assert len(set(stood)) >= 5, "the kills were not spread over the run"
-    end = fork(server, log, out, "--resume")
-    end.join(DEADLINE_S)
+    assert ended(fork(server, arguments(log, out, "--resume"), printed)) == 0
     assert measured(out) == measured(whole)
+
+
+def locked_by(store: Path, pid: int | None) -> bool:
+    lock = store / "LOCK"
+    return lock.exists() and lock.read_text() == f"{pid}\n"
 
 
 def test_ctrl_c_ends_a_run_with_one_line_that_says_how_to_go_on(
@@ -157,8 +116,7 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_how_to_go_on(
     assert printed.splitlines()[-1] == (
         "rowmill: interrupted; the same command with --resume goes on from the last checkpoint"
     )
-    end = fork(server, log, out, "--resume")
-    end.join(DEADLINE_S)
+    assert ended(fork(server, arguments(log, out, "--resume"), tmp_path / "printed.txt")) == 0
     assert measured(out) == measured(whole)
 
 
@@ -195,7 +153,7 @@ def test_a_second_run_into_the_same_folder_does_not_disturb_the_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "shared"
-    first = fork(server, log, out)
+    first = fork(server, arguments(log, out), tmp_path / "printed.txt")
     until(lambda: epoch(out / "store") >= 1, first.is_alive)
     assert first.pid is not None
     os.kill(first.pid, signal.SIGSTOP)
@@ -205,5 +163,5 @@ def test_a_second_run_into_the_same_folder_does_not_disturb_the_first(
             assert f"in use by another process (pid {first.pid})" in capsys.readouterr().err
     finally:
         os.kill(first.pid, signal.SIGCONT)
-    first.join(DEADLINE_S)
+    assert ended(first) == 0
     assert measured(out) == measured(whole)

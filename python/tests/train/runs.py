@@ -1,0 +1,77 @@
+"""Runs of `rowmill train` as processes, for tests that stop and kill them.
+
+The processes are forked from one that has loaded the modules already, which would take most of a short run; what
+they run is the command itself, `rowmill.cli.main`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rowmill.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.context import ForkServerContext
+    from multiprocessing.process import BaseProcess
+
+DEADLINE_S = 60.0
+
+
+def fork(server: ForkServerContext, arguments: list[str], printed: Path) -> BaseProcess:
+    """Start `rowmill` with these arguments; what it prints is added to a file."""
+    process = server.Process(target=_command, args=(arguments, printed))
+    process.start()
+    return process
+
+
+def ended(process: BaseProcess) -> int:
+    """Wait for the end of a run; its exit code."""
+    process.join(DEADLINE_S)
+    assert process.exitcode is not None, "the run does not come to an end"
+    return process.exitcode
+
+
+def until(met: Callable[[], bool], runs: Callable[[], bool]) -> None:
+    """Wait for a moment of a run."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not met():
+        assert runs(), "the run ended before that moment"
+        assert time.monotonic() < deadline, "the run never came to that moment"
+        time.sleep(0.0005)
+
+
+def epoch(store: Path) -> int:
+    """Number of the last checkpoint, 0 before the first."""
+    try:
+        return json.loads((store / "MANIFEST").read_text().split("\n", 1)[1])["epoch"]
+    except FileNotFoundError:
+        return 0
+
+
+def scalars(events: Path, *tags: str) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of a folder of events: step and value of every point, by tag."""
+    with TemporaryDirectory() as name:
+        # It reads files by name, and names begin with the second they were made in: too coarse for short runs.
+        files = sorted(events.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        for number, file in enumerate(files):
+            shutil.copy(file, Path(name) / f"events.out.tfevents.{number:010}")
+        read = EventAccumulator(name)
+        read.Reload()
+    return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in tags}
+
+
+def _command(arguments: list[str], printed: Path) -> None:
+    file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(file, stream.fileno())
+    sys.exit(main(arguments))

@@ -1,0 +1,274 @@
+"""Exactly-once training: a run killed at 50 random instants ends with the bits of one that nobody disturbed.
+
+`kill -9` comes at an instant that a seed chooses, often while a checkpoint is being written, rows are being flushed to
+the log or a segment is being cleaned; `halt` proves which. The run goes on with `--resume`, is killed again, and so on
+until one of its parts reaches the end. Then everything it leaves must be equal, to the last bit: metrics and curves,
+dense weights and their optimizer, the random stream, every row with its optimizer state. Memory for a fraction of the
+rows makes eviction, cleaning and lookahead part of it; memory for all leaves only checkpoints to write. Nothing is
+simulated: these are processes of `rowmill train`, and their files.
+
+What a kill cannot show is a loss of power; the tests of the store in Rust do that with a simulated disk.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import rowmill
+from python.tests.train.halt import INSIDE, Halt, need_system_calls
+from python.tests.train.runs import ended, epoch, fork, scalars
+from rowmill.train.state import ATTACHMENT
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
+    from pathlib import Path
+
+SEED = 1
+# How many kills wait for what; anything is wherever the run is when its time has come.
+AIMS = {
+    "checkpoint: attachment": 3,
+    "checkpoint: rows": 5,
+    "checkpoint: manifest": 4,
+    "checkpoint: removal": 2,
+    "flush": 6,
+    "compaction": 6,
+    "opening": 4,
+    "test": 2,
+    "report": 2,
+    "anything": 16,
+}
+KILLS_INSIDE = 20
+RUNS_MAX = 100
+DELAY_S_MAX = 0.6
+
+CONFIG = """
+[generate]
+rows = 2500
+seed = 3
+tables = 8
+rows_per_table = 1500
+
+[data]
+path = "{log}"
+
+[model]
+dim = 8
+bottom = [16]
+top = [16]
+
+[rows]
+optimizer = "{optimizer}"
+
+[store]
+memory = "64MiB"
+row_memory = "{row_memory}"
+lookahead = 4
+
+[train]
+threads = 1
+batch = 36
+epochs = 2
+checkpoint_every = 4
+log_every = 5
+"""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What a kill aimed at, how long after the start of the process, and what it hit."""
+
+    aim: str
+    delay_s: float
+    phases: list[str]
+    epoch: int
+
+    @property
+    def inside(self) -> bool:
+        return any(phase.startswith(INSIDE) for phase in self.phases)
+
+    def __str__(self) -> str:
+        hit = " + ".join(self.phases)
+        return f"{hit}, after checkpoint {self.epoch} (aimed at {self.aim} from {self.delay_s:.4f} s on)"
+
+
+@dataclass
+class Run:
+    """The command, the folder it runs in, and what has killed it so far."""
+
+    server: ForkServerContext
+    config: Path
+    out: Path
+    kills: list[Kill] = field(default_factory=list)
+
+    @property
+    def store(self) -> Path:
+        return self.out / "store"
+
+    @property
+    def printed(self) -> Path:
+        return self.out.with_suffix(".txt")
+
+    def arguments(self) -> list[str]:
+        return ["train", "--config", str(self.config), "--out", str(self.out), "--resume"]
+
+    def whole(self) -> None:
+        """Run to the end."""
+        assert ended(fork(self.server, self.arguments(), self.printed)) == 0, self.last_words()
+
+    def killed(self, aim: str, delay_s: float, checkpoints: int) -> bool:
+        """Run until the kill; False if the end came first."""
+        halt = Halt(self.store, checkpoints)
+        process = fork(self.server, self.arguments(), self.printed)
+        halt.follow(process.pid)
+        try:
+            time.sleep(delay_s)
+            while process.is_alive():
+                if meets(halt.phases(), aim) and halt.stop():
+                    phases = halt.phases()
+                    if meets(phases, aim):
+                        self.kills.append(Kill(aim, delay_s, phases, epoch(self.store)))
+                        process.kill()
+                        assert ended(process) == -signal.SIGKILL
+                        return True
+                    halt.go_on()
+                time.sleep(0.0002)
+            assert ended(process) == 0, self.last_words()
+        finally:
+            process.kill()
+        return False
+
+    def last_words(self) -> str:
+        return "\n".join(self.printed.read_text().splitlines()[-20:])
+
+
+def meets(phases: list[str], aim: str) -> bool:
+    return aim == "anything" or any(phase.startswith(aim) for phase in phases)
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    """Everything that a run leaves and that must not depend on kills: not times, nor where rows were found."""
+    report = json.loads((out / "report.json").read_text())
+    figures = (
+        "steps",
+        "live_rows",
+        "live_row_bytes",
+        "train_rows",
+        "test_rows",
+        "lookups",
+        "rows_looked_up",
+    )
+    left: dict[str, Any] = {
+        "checkpoints": epoch(out / "store"),
+        "test": report["test"],
+        "curve": measured(report["curve"]),
+        "run": {name: report["run"][name] for name in figures},
+    }
+    left["events"] = scalars(out / "events", "train/logloss", "train/auc", "test/auc")
+    with rowmill.open(out / "store", read_only=True) as store:
+        packed = store.attachment(ATTACHMENT)
+        assert packed is not None
+        content = torch.load(io.BytesIO(packed), weights_only=True)
+        state = json.loads(content.pop("state"))
+        left["state"] = {
+            name: state[name] for name in ("epoch", "row", "step", "looked_up", "test")
+        }
+        left["saved curve"] = measured(state["curve"])
+        left["dense"] = bits(content)
+        left["tables"] = store.stats()["tables"]
+        left["hottest"] = {name: store.open_table(name).hottest(64) for name in store.table_names()}
+        left["rows"] = {name: all_rows(store.open_table(name)) for name in store.table_names()}
+    return left
+
+
+def measured(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {name: point[name] for name in ("step", "rows", "logloss", "auc", "ne")} for point in curve
+    ]
+
+
+def bits(value: Any) -> Any:
+    """Tensors as bytes, wherever they are in lists and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {name: bits(item) for name, item in value.items()}
+    return [bits(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def all_rows(table: rowmill.Table) -> tuple[bytes, bytes, bytes]:
+    """Ids in order, weights and optimizer state of a table."""
+    ids = np.sort(np.concatenate([ids for ids, _ in table.scan()]))
+    return ids.tobytes(), table.get(ids).tobytes(), table.get_state(ids).tobytes()
+
+
+def differences(one: Any, other: Any, where: str = "") -> list[str]:
+    """Names of the parts that are not equal."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [
+            part for name in one for part in differences(one[name], other[name], f"{where}/{name}")
+        ]
+    return [] if one == other else [where]
+
+
+def table_of(kills: list[Kill], title: str) -> str:
+    counts = Counter(" + ".join(kill.phases) for kill in kills)
+    return "\n".join(
+        [title, *(f"  {count:3}  {phases}" for phases, count in sorted(counts.items()))]
+    )
+
+
+@pytest.mark.parametrize("row_memory", ["96KiB", "32MiB"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_a_run_killed_at_50_instants_ends_with_the_bits_of_one_that_never_was(
+    server: ForkServerContext,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    optimizer: str,
+    row_memory: str,
+) -> None:
+    need_system_calls()
+    config = tmp_path / "config.toml"
+    config.write_text(
+        CONFIG.format(log=tmp_path / "log", optimizer=optimizer, row_memory=row_memory)
+    )
+    Run(server, config, tmp_path / "whole").whole()
+    expected = outcome(tmp_path / "whole")
+    checkpoints = expected["checkpoints"]
+    draw = random.Random(f"{SEED} {optimizer} {row_memory}")
+    aims = [aim for aim, count in AIMS.items() for _ in range(count)]
+    draw.shuffle(aims)
+    kills: list[Kill] = []
+    runs = 0
+    while aims:
+        assert runs < RUNS_MAX, f"no run came to a kill aimed at {aims[-1]}"
+        run = Run(server, config, tmp_path / f"killed {runs}")
+        try:
+            while aims and run.killed(aims[-1], draw.uniform(0, DELAY_S_MAX), checkpoints):
+                aims.pop()
+            run.whole()
+            assert differences(expected, outcome(run.out)) == []
+        except AssertionError as error:
+            error.add_note(f"seed {SEED}, run {runs} of {optimizer}, {row_memory}")
+            for kill in run.kills:
+                error.add_note(str(kill))
+            raise
+        kills += run.kills
+        shutil.rmtree(run.out)
+        runs += 1
+    inside = sum(kill.inside for kill in kills)
+    title = f"\n{optimizer}, {row_memory}: {len(kills)} kills of {runs} runs, {inside} inside {', '.join(INSIDE)}"
+    with capsys.disabled():
+        print(table_of(kills, title))
+    assert inside >= KILLS_INSIDE

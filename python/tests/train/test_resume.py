@@ -1,0 +1,275 @@
+"""What `--resume` meets beside a run that was cut off: a complete one, half a report, other settings, old folders.
+
+Each of these folders can be left by a kill at the wrong instant, and each must lead to the figures of the run that the
+settings describe, or to one line that says why not. The figures themselves are compared in `test_exactly_once.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+from python.tests.train.runs import scalars
+from rowmill.cli import main
+from rowmill.config import GenerateConfig
+from rowmill.data.generate import generate
+from rowmill.train.run import Trainer
+from rowmill.train.state import RunState, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rowmill.data import Batch
+
+
+class CutOffError(Exception):
+    """Stands for a kill in tests that look at one process only."""
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("log")
+    generate(folder, GenerateConfig(rows=1500, seed=5, rows_per_table=100))
+    return folder
+
+
+@pytest.fixture
+def command(
+    log: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Runs `rowmill train` in an empty folder; gives what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*more: str, code: int = 0) -> str:
+        capsys.readouterr()
+        settings = ["--batch", "100", "--threads", "1", "--log-every", "2", "--memory", "64MiB"]
+        steps = ["--checkpoint-every", "4"]
+        ended = main(["train", "--data", str(log), "--out", "out", *settings, *steps, *more])
+        printed = capsys.readouterr()
+        assert ended == code, printed.err
+        return printed.out + printed.err
+
+    return run
+
+
+def cut_off(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch, *more: str, step: int
+) -> None:
+    """Run, and raise before the step after this one."""
+    original = Trainer.train_step
+
+    def some(trainer: Trainer, batch: Batch) -> torch.Tensor:
+        if trainer.state.step == step:
+            raise CutOffError
+        return original(trainer, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "train_step", some)
+        with pytest.raises(CutOffError):
+            command(*more)
+
+
+def report() -> dict[str, Any]:
+    return json.loads(Path("out/report.json").read_text())
+
+
+def shown(tag: str) -> list[tuple[int, float]]:
+    """Step and value of the points that TensorBoard shows."""
+    return scalars(Path("out/events"), tag)[tag]
+
+
+def test_a_complete_run_is_left_as_it_is(command: Callable[..., str]) -> None:
+    command()
+
+    def left() -> dict[Path, bytes]:
+        paths = [
+            Path("out/store/MANIFEST"),
+            *Path("out").glob("*.*"),
+            *Path("out/events").iterdir(),
+        ]
+        return {path: path.read_bytes() for path in paths}
+
+    before = left()
+    printed = command("--resume")
+    assert "Nothing to do: the run was complete at step 12" in printed
+    assert f"test AUC            {report()['test']['auc']:.4f}" in printed
+    assert left() == before
+
+
+def test_a_report_that_was_not_finished_is_written_again(command: Callable[..., str]) -> None:
+    command()
+    first = report()
+    # The last file of a report is report.json.
+    Path("out/report.json").rename("out/.report.json")
+    Path("out/report.html").write_text("<!doctype html><ht")
+    assert "Complete at step 12: writing the report" in command("--resume")
+    assert [report()[part] for part in ("test", "train", "curve")] == [
+        first[part] for part in ("test", "train", "curve")
+    ]
+    assert report()["run"]["lookups"] == first["run"]["lookups"]
+    assert Path("out/report.html").read_text().endswith("</html>\n")
+    for name, value in first["test"].items():
+        assert shown(f"test/{name}") == [(12, pytest.approx(value))]
+
+
+def test_a_folder_never_holds_the_report_of_an_earlier_run(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("--seed", "1")
+    cut_off(command, monkeypatch, step=10)
+    assert list(Path("out").glob("report.*")) == []
+
+
+def test_tensorboard_is_told_of_every_step_once(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command()
+    whole = {tag: shown(tag) for tag in ("train/logloss", "train/auc", "test/auc")}
+    # A new run takes back what the one before it in this folder has shown; one that goes on, what was shown after
+    # its checkpoint at step 4 or 8 by the part that was cut off.
+    for step in (7, 11):
+        cut_off(command, monkeypatch, step=step)
+        assert shown("train/logloss")[-1][0] == step - 1
+        command("--resume")
+        assert {tag: shown(tag) for tag in whole} == whole
+
+
+def test_points_are_on_disk_before_a_checkpoint_counts_on_them(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def note(owner: type[Any], name: str) -> None:
+        original = getattr(owner, name)
+
+        def noted(*arguments: Any) -> None:
+            calls.append(name)
+            original(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(SummaryWriter, "add_scalar")
+    note(SummaryWriter, "flush")
+    note(Trainer, "save")
+    command()
+    before = {calls[number - 1] for number, name in enumerate(calls) if name == "save"}
+    assert calls.count("save") == 5
+    assert calls.count("add_scalar") > 20
+    assert before == {"flush", "save"}, "the last one, after the test, has no new point"
+
+
+def test_a_run_that_is_killed_while_it_clears_an_old_one_can_go_on(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command()
+    first = report()["test"]
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        command(code=130)
+    assert "No checkpoint yet: starting from the first row" in command("--resume")
+    assert report()["test"] == first
+    # Or earlier still: the mark of the old store is gone, and nothing else.
+    Path("out/store/STORE").unlink()
+    assert "Nothing to do" in command("--resume")
+    assert "Nothing to do" not in command()
+
+
+def test_a_complete_run_goes_on_when_more_epochs_are_asked_for(command: Callable[..., str]) -> None:
+    Path("constant.toml").write_text("[train]\ndense_decay_from = 1\n")
+    constant = ("--config", "constant.toml")
+    command(*constant, "--epochs", "2")
+    both = report()
+    command(*constant, "--epochs", "1")
+    assert "Resuming at step 12" in command(*constant, "--epochs", "2", "--resume")
+    assert report()["test"] == both["test"]
+    assert [point["logloss"] for point in report()["curve"]] == [
+        point["logloss"] for point in both["curve"]
+    ]
+
+
+def test_memory_lookahead_and_checkpoints_may_change_on_the_way(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command()
+    whole = report()
+    cut_off(command, monkeypatch, "--row-memory", "192KiB", step=6)
+    other = ["--memory", "32MiB", "--row-memory", "256KiB", "--lookahead", "0"]
+    assert "Note" not in command("--resume", *other, "--checkpoint-every", "3")
+    assert report()["run"]["evictions"] > 0
+    assert report()["test"] == whole["test"]
+    points = {point["step"] for point in report()["curve"]}
+    assert points - {point["step"] for point in whole["curve"]} == {9}
+
+
+def test_conditions_that_bits_depend_on_are_noted_when_they_change(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off(command, monkeypatch, step=6)
+    assert "Note: threads was 1 and is 2, so the bits may differ" in command(
+        "--resume", "--threads", "2"
+    )
+    cut_off(command, monkeypatch, step=6)
+    assert "Note" not in command("--resume")
+
+
+def test_columns_of_other_names_are_another_run(command: Callable[..., str]) -> None:
+    """They would be other tables: the rows of the first ones would be left behind in silence."""
+    Path("clicks.tsv").write_text("".join(f"{n % 2}\t{n}\t{n % 7:x}\n" for n in range(500)))
+    for name, user in (("one", "user"), ("two", "visitor")):
+        Path(f"{name}.toml").write_text(
+            f'label = "y"\ndense = ["n"]\nids = ["{user}"]\ncolumns = ["y", "n", "{user}"]\n'
+        )
+    data = ("--data", "clicks.tsv", "--schema")
+    command(*data, "one.toml")
+    printed = command(*data, "two.toml", "--resume", code=2)
+    assert "cannot resume: columns was ['y', 'n', 'user'] and is ['y', 'n', 'visitor']" in printed
+
+
+def test_a_packed_run_is_put_back_whole() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.Adam(model.parameters())
+    about: dict[str, Any] = {"identity": {"seed": 1}, "conditions": {"threads": 1}}
+
+    def step() -> list[torch.Tensor]:
+        optimizer.zero_grad()
+        model(torch.rand(4, 3)).square().sum().backward()
+        optimizer.step()
+        return [value.clone() for value in model.state_dict().values()]
+
+    step()
+    state = RunState(step=1, counts={"lookups": 7}, curve=[{"auc": None, "logloss": 0.1}])
+    packed = pack(state, model, optimizer, **about)
+    expected = step()
+    step()
+    again, changed = unpack(packed, model, optimizer, **about)
+    assert again == state
+    assert changed == []
+    assert all(map(torch.equal, step(), expected)), (
+        "weights, buffers, optimizer or random stream differ"
+    )
+    moved = {**about, "conditions": {"threads": 2}}
+    assert unpack(packed, model, optimizer, **moved)[1] == ["threads was 1 and is 2"]
+
+
+def test_a_run_draws_from_no_stream_that_a_checkpoint_does_not_hold(
+    command: Callable[..., str],
+) -> None:
+    before = random.getstate(), str(np.random.get_state())
+    command()
+    assert (random.getstate(), str(np.random.get_state())) == before
