@@ -14,8 +14,8 @@ use crate::{BLOCK_BYTES, Crash, MemoryVolume};
 /// How long a slow operation takes where nothing is done meanwhile.
 const SLOW: Duration = Duration::from_millis(1);
 
-/// What is done while an operation on a device or file of the given name takes long.
-pub(crate) type Meanwhile = Arc<dyn Fn(&str) + Send + Sync>;
+/// What is done while an operation takes long: "read", "write" or "sync", and the name of its device or file.
+pub(crate) type Meanwhile = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
 
 /// A way for a device or file to fail its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -213,10 +213,10 @@ impl FaultSchedule {
     }
 
     /// Let time pass in a slow operation on `name`.
-    pub(crate) fn pass_time(&self, name: &str) {
+    pub(crate) fn pass_time(&self, operation: &'static str, name: &str) {
         let meanwhile = self.state.lock().meanwhile.clone();
         match meanwhile {
-            Some(work) => work(name),
+            Some(work) => work(operation, name),
             None => std::thread::sleep(SLOW),
         }
     }

@@ -88,12 +88,12 @@ impl Device for FaultyDevice {
         let late =
             slow.and_then(|hit| (hit.random & 1 == 1).then_some((hit.random >> 1) as usize % spans.len()));
         if slow.is_some() && late.is_none() {
-            self.schedule.pass_time(&self.name);
+            self.schedule.pass_time("read", &self.name);
         }
         self.inner.read(spans, &mut |position, result| {
             let span = spans[position];
             if late == Some(position) {
-                self.schedule.pass_time(&self.name);
+                self.schedule.pass_time("read", &self.name);
             }
             match (hits[position], result) {
                 (Some(hit), Ok(_)) if hit.fault == Fault::ReadError => {
@@ -122,7 +122,7 @@ impl Device for FaultyDevice {
             self.remember(offset, blocks);
         }
         if self.schedule.slow(&self.name).is_some() {
-            self.schedule.pass_time(&self.name);
+            self.schedule.pass_time("write", &self.name);
         }
         let Some(hit) = self.schedule.hit(&self.name, |_, fault| is_write_fault(fault)) else {
             return change(&self.schedule, "write", &self.name, || self.inner.write(offset, blocks));

@@ -50,9 +50,9 @@ impl FaultyVolume {
         self.schedule.fired(fault)
     }
 
-    /// What is done while an operation is slow, instead of sleeping; it gets the name of the device or file.
-    /// It runs in the thread of the operation, under whatever locks that holds, and may use the volume.
-    pub fn meanwhile(&self, work: impl Fn(&str) + Send + Sync + 'static) {
+    /// What is done while an operation is slow, instead of sleeping; it is told the operation ("read", "write",
+    /// "sync") and the name of its device or file, "." for the volume. It runs in the thread of the operation, under whatever locks that holds, and may use the volume.
+    pub fn meanwhile(&self, work: impl Fn(&'static str, &str) + Send + Sync + 'static) {
         self.schedule.meanwhile(Arc::new(work));
     }
 
@@ -233,7 +233,7 @@ pub(crate) fn sync(
     inner: impl FnOnce() -> Result<(), DeviceError>,
 ) -> Result<(), DeviceError> {
     if schedule.slow(name).is_some() {
-        schedule.pass_time(name);
+        schedule.pass_time("sync", name);
     }
     match schedule.hit(name, |_, fault| matches!(fault, Fault::SyncError | Fault::LostSync)) {
         None => change(schedule, "sync", name, inner),

@@ -292,7 +292,7 @@ fn a_slow_operation_is_overtaken_by_what_is_done_meanwhile() {
     let inside = volume.clone();
     let other = Arc::clone(&device);
     let busy = std::sync::atomic::AtomicBool::new(false);
-    volume.meanwhile(move |name| {
+    volume.meanwhile(move |_, name| {
         // What overtakes is not slow itself.
         if !busy.swap(true, std::sync::atomic::Ordering::SeqCst) {
             assert_eq!(name, "device");

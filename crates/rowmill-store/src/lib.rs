@@ -31,6 +31,7 @@
 
 mod account;
 mod acquire;
+mod background;
 mod backward;
 mod balance;
 mod bits;
@@ -69,6 +70,7 @@ mod ticket;
 mod update;
 mod walk;
 
+pub use background::{Background, Work};
 pub use backward::RowGradients;
 pub use checkpoint::CheckpointInfo;
 pub use error::StoreError;

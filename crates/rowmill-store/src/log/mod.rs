@@ -54,6 +54,9 @@ pub(crate) struct LogConfig {
     /// Segments held in memory on their way to the device; 4 let appending, cleaning and writing overlap.
     /// 0 opens the log for reading only.
     pub(crate) tail_buffers: usize,
+    /// Whether a thread of the log writes them; else callers do, when they have to wait for a buffer and
+    /// with [`Log::write_one`].
+    pub(crate) writer_thread: bool,
     /// Memory for the checksums of segments; those not asked for lately are forgotten and read again.
     pub(crate) checksum_bytes_max: usize,
     /// A number that differs at every opening of the store, drawn at random.
@@ -99,7 +102,8 @@ impl Log {
         config: LogConfig,
         state: &LogState,
     ) -> Result<Self, LogError> {
-        let LogConfig { group, geometry, tail_buffers, checksum_bytes_max, incarnation } = config;
+        let LogConfig { group, geometry, tail_buffers, writer_thread, checksum_bytes_max, incarnation } =
+            config;
         let bad_state = |reason| LogError::BadState { group, reason };
         let live = LiveCounts::default();
         let table =
@@ -112,14 +116,14 @@ impl Log {
             group,
             geometry,
             device,
-            tail: Tail::new(&geometry, tail_buffers),
+            tail: Tail::new(&geometry, tail_buffers, writer_thread),
             table: RwLock::new(table),
             live,
             readings: Readings::default(),
             scratch: Mutex::default(),
             counters: Counters::default(),
         });
-        let writer = if tail_buffers > 0 {
+        let writer = if tail_buffers > 0 && writer_thread {
             let (name, shared) = (format!("rowmill-log-{group}"), Arc::clone(&shared));
             let spawned =
                 thread::Builder::new().name(name.clone()).spawn(move || shared.write_sealed_segments());
@@ -201,6 +205,11 @@ impl Log {
     /// [`LogError::Poisoned`].
     pub(crate) fn flush(&self) -> Result<(), LogError> {
         self.shared.flush()
+    }
+
+    /// Write the oldest sealed segment, where no thread does; whether there was one.
+    pub(crate) fn write_one(&self) -> bool {
+        self.shared.write_one()
     }
 
     /// Make what is written durable.
