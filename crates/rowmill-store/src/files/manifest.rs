@@ -168,6 +168,12 @@ impl Manifest {
     }
 }
 
+/// What a manifest of any version says of itself, if it is JSON.
+#[derive(Deserialize)]
+struct Claim {
+    format_version: u32,
+}
+
 fn header_line(version: u32, crc: u32, len: usize) -> String {
     format!("{MAGIC} {version} {crc:08x} {len}\n")
 }
@@ -183,15 +189,20 @@ fn check_header(bytes: &[u8]) -> Result<&[u8], FileError> {
     if words.next() != Some(MAGIC) {
         return Err(corrupt("it does not begin as a manifest does"));
     }
-    let version =
+    let version: u32 =
         words.next().and_then(|word| word.parse().ok()).ok_or_else(|| corrupt("it has no version"))?;
-    if version > FORMAT_VERSION {
-        return Err(FileError::Newer { name: MANIFEST, found: version, supported: FORMAT_VERSION });
-    }
     // Written anew from what was found, the line must come out the same: no other spelling of the length
     // or checksum passes.
-    if line != header_line(FORMAT_VERSION, crc32c::crc32c(json), json.len()) {
+    if line != header_line(version.max(FORMAT_VERSION), crc32c::crc32c(json), json.len()) {
         return Err(corrupt("length, checksum or version in its header line do not fit the rest"));
+    }
+    if version > FORMAT_VERSION {
+        // Damage must not send anybody to look for an upgrade: the version alone is not under the checksum,
+        // but stands in the rest again.
+        if serde_json::from_slice::<Claim>(json).is_ok_and(|claim| claim.format_version != version) {
+            return Err(corrupt("its header line has another format version than the rest"));
+        }
+        return Err(FileError::Newer { name: MANIFEST, found: version, supported: FORMAT_VERSION });
     }
     Ok(json)
 }
