@@ -148,6 +148,7 @@ impl FaultSchedule {
         let mut state = self.state.lock();
         state.rules.clear();
         state.older.clear();
+        state.changes_left = None;
     }
 
     pub(crate) fn fired(&self, fault: Fault) -> u64 {

@@ -40,7 +40,7 @@ impl FaultyVolume {
         self.schedule.inject(prefix, fault, when);
     }
 
-    /// Inject nothing more. What has gone wrong stays wrong; counts stay.
+    /// Inject nothing more, and keep the power. What has gone wrong stays wrong; counts stay.
     pub fn heal(&self) {
         self.schedule.heal();
     }
