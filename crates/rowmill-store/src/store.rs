@@ -16,7 +16,7 @@ use crate::checkpoint::Saved;
 use crate::compaction::Compaction;
 use crate::core::Core;
 use crate::due::STEPS_MAX;
-use crate::files::Manifest;
+use crate::files::{Manifest, TABLES_MAX};
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
 use crate::log::{Geometry, Log, LogConfig, LogState};
@@ -36,8 +36,6 @@ use crate::{Stats, StoreError};
 const TAIL_BUFFERS: usize = 4;
 /// A log's buffers take one part in this many of the rows' memory.
 const TAIL_SHARE: u64 = 16;
-/// Tables of a store, a bound on what a manifest may hold.
-const TABLES_MAX: usize = 1 << 16;
 /// Bytes of a table's name.
 const NAME_BYTES_MAX: usize = 255;
 
@@ -132,7 +130,8 @@ impl Store {
         Ok(store)
     }
 
-    fn open_at(
+    /// Open the store at a checkpoint, without taking the volume.
+    pub(crate) fn open_at(
         volume: &Arc<dyn Volume>,
         manifest: Option<Manifest>,
         mut options: StoreOptions,
@@ -220,7 +219,7 @@ impl Store {
             check_spec(name, &state.spec, spec)?;
             return Ok(Table::new(Arc::clone(self), Arc::clone(group), Arc::clone(state), *spec));
         }
-        if tables.len() >= TABLES_MAX {
+        if tables.len() >= TABLES_MAX as usize {
             return Err(StoreError::Option {
                 option: "tables",
                 expected: format!("at most {TABLES_MAX}"),

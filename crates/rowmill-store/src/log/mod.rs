@@ -105,13 +105,15 @@ impl Log {
         let LogConfig { group, geometry, tail_buffers, writer_thread, checksum_bytes_max, incarnation } =
             config;
         let bad_state = |reason| LogError::BadState { group, reason };
+        // First of all, because the tables are as long as the file is said to be.
+        let end = state.segments.iter().map(|segment| u64::from(segment.place) + 1).max().unwrap_or(0);
+        let needed = u128::from(end) * geometry.place_bytes() as u128;
+        if needed > u128::from(device.bytes()) {
+            return Err(bad_state(format!("it needs {needed} bytes, the file has {}", device.bytes())));
+        }
         let live = LiveCounts::default();
         let table =
             SegmentTable::new(geometry, state, incarnation, checksum_bytes_max, &live).map_err(bad_state)?;
-        let needed = state.segments.iter().map(|segment| geometry.place_offset(segment.place + 1)).max();
-        if let Some(needed) = needed.filter(|needed| *needed > device.bytes()) {
-            return Err(bad_state(format!("it needs {needed} bytes, the file has {}", device.bytes())));
-        }
         let shared = Arc::new(Shared {
             group,
             geometry,
@@ -271,6 +273,16 @@ impl Log {
     ) -> Result<(), LogError> {
         let _reading = self.reading();
         self.shared.segment_rows(place, visit)
+    }
+
+    /// The rows of a segment have moved. One that holds rows all the same is damaged, its keys are not those
+    /// of the index: it is not offered as a victim again, or cleaning would never end.
+    pub(crate) fn cleaned(&self, victim: Victim) {
+        let Victim { place, sequence, .. } = victim;
+        let mut table = self.shared.table.write();
+        if self.shared.live.of(place) > 0 {
+            table.damaged(place, sequence);
+        }
     }
 
     /// Bytes of the file by what may become of them.
