@@ -319,23 +319,6 @@ def test_inspect_says_where_the_store_of_a_run_is(
     assert "no store at run: there is one at run/store" in refused("inspect", "run")
 
 
-def test_inspect_reads_every_row_when_asked_and_fails_if_one_is_damaged(
-    looked_up: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", str(looked_up), "--verify"]) == 0
-    assert "every row was read" in capsys.readouterr().out
-    log = looked_up / "group-0.log"
-    content = bytearray(log.read_bytes())
-    content[2::4096] = bytes(byte ^ 1 for byte in content[2::4096])
-    log.write_bytes(content)
-    assert main(["inspect", str(looked_up)]) == 0
-    assert "--verify reads the rows too" in capsys.readouterr().out
-    assert main(["inspect", str(looked_up), "--verify"]) == 1
-    shown = capsys.readouterr().out
-    assert "table C1: " in shown
-    assert "DAMAGED" in shown
-
-
 def test_a_reader_that_closes_the_pipe_ends_inspect_without_a_word(looked_up: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "rowmill.cli", "inspect", str(looked_up), "--hottest", "9999"],
