@@ -200,7 +200,7 @@ fn every_row_of_a_damaged_store_is_kept_to_the_bit_or_listed() {
         let which = rng.below(2) as usize;
         let mut files = originals[which].clone();
         let mut done = Vec::new();
-        for _ in 0..1 + rng.below(3) {
+        for _ in 0..=rng.below(3) {
             done.push(damage(&mut files, &mut rng));
         }
         let what = format!("{SEED_VARIABLE}={seed}: {}", done.join(", "));

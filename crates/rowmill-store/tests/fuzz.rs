@@ -114,7 +114,7 @@ fn read(volume: &MemoryVolume, name: &str) -> Vec<u8> {
 // ---------------------------------------------------------------------- changes
 
 fn change(files: &mut Files, rng: &mut Rng64) {
-    for _ in 0..1 + rng.below(3) {
+    for _ in 0..=rng.below(3) {
         if files.is_empty() {
             return;
         }
@@ -198,7 +198,7 @@ fn change_manifest(files: &mut Files, rng: &mut Rng64) {
     let Some(mut json) = manifest(files) else { return };
     let mut paths = Vec::new();
     collect_paths(&json, String::new(), &mut paths);
-    for _ in 0..1 + rng.below(2) {
+    for _ in 0..=rng.below(2) {
         let path = pick(&paths, rng);
         let other = json.pointer(&pick(&paths, rng)).cloned().unwrap_or(Value::Null);
         let Some(value) = json.pointer_mut(&path) else { continue };
@@ -217,9 +217,9 @@ fn change_manifest(files: &mut Files, rng: &mut Rng64) {
             (Value::Array(items), _) if !items.is_empty() => {
                 let item = pick(items, rng);
                 if rng.one_in(2) {
-                    items.push(item)
+                    items.push(item);
                 } else {
-                    drop(items.remove(0))
+                    drop(items.remove(0));
                 }
                 Value::Array(std::mem::take(items))
             }
@@ -258,7 +258,7 @@ fn change_index(files: &mut Files, rng: &mut Rng64) {
     if frames.is_empty() {
         return;
     }
-    for _ in 0..1 + rng.below(3) {
+    for _ in 0..=rng.below(3) {
         let at = rng.below(frames.len() as u64) as usize;
         match rng.below(8) {
             0 => drop(frames.remove(at)),
@@ -324,7 +324,7 @@ fn split_frames(bytes: &[u8]) -> Vec<Vec<u8>> {
 /// Change a trailer of a log, or a block, and put both under right checksums.
 fn change_log(files: &mut Files, rng: &mut Rng64) {
     const BLOCK: usize = 4096;
-    let names: Vec<String> = files.keys().filter(|name| name.ends_with(".log")).cloned().collect();
+    let names: Vec<String> = files.keys().filter(|name| name.starts_with("group-")).cloned().collect();
     if names.is_empty() {
         return;
     }

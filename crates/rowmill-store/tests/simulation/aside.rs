@@ -103,7 +103,7 @@ impl Aside {
             let Some(rng) = state.rng.take() else { return };
             (store, state.tables.clone(), rng)
         };
-        for _ in 0..1 + rng.below(3) {
+        for _ in 0..=rng.below(3) {
             let work = rng.below(8);
             if work < 3 {
                 let work = [Work::Write, Work::Clean, Work::LookAhead][work as usize];
@@ -148,7 +148,7 @@ impl Aside {
     fn free_ids(&self, table: usize, rng: &mut Rng64) -> (Vec<u64>, bool) {
         let state = self.0.lock();
         let choice = &state.ids[table];
-        let mut ids: Vec<u64> = (0..1 + rng.below(6))
+        let mut ids: Vec<u64> = (0..=rng.below(6))
             .map(|_| choice[rng.below(choice.len() as u64) as usize])
             .filter(|&id| !state.busy.contains(&(table, id)))
             .collect();

@@ -24,6 +24,7 @@ mod common;
 
 mod aside;
 mod model;
+mod opened;
 mod schedule;
 mod seen;
 mod world;

@@ -111,7 +111,7 @@ impl Schedule {
         for fault in windows {
             add_window(&mut calls, fault, &mut rng);
         }
-        for _ in 0..1 + rng.below(3) {
+        for _ in 0..=rng.below(3) {
             add_crash(&mut calls, &mut rng);
         }
         let tables = if two_groups { 3 } else { 2 };
@@ -144,7 +144,7 @@ impl Schedule {
     /// hotter than others.
     pub(crate) fn ids(&self, table: usize, rng: &mut Rng64) -> Vec<u64> {
         let universe = if rng.one_in(2) { self.shape.universe } else { self.shape.universe / 8 };
-        (0..1 + rng.below(self.shape.batch)).map(|_| id_of(table, rng.below(universe))).collect()
+        (0..=rng.below(self.shape.batch)).map(|_| id_of(table, rng.below(universe))).collect()
     }
 }
 

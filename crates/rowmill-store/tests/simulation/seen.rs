@@ -49,7 +49,9 @@ impl Seen {
         self.schedules += other.schedules;
         self.calls += other.calls;
         for (into, from) in [(&mut self.hit, &other.hit), (&mut self.changed, &other.changed)] {
-            from.iter().for_each(|(fault, count)| *into.entry(*fault).or_default() += count);
+            for (fault, count) in from {
+                *into.entry(*fault).or_default() += count;
+            }
         }
         self.crashes += other.crashes;
         self.power_failures += other.power_failures;

@@ -25,21 +25,21 @@ type Fired = [u64; Fault::ALL.len()];
 
 /// What a checkpoint should hold.
 #[derive(Clone, Debug)]
-struct Saved {
-    epoch: u64,
-    models: Vec<Model>,
-    attached: Vec<u8>,
+pub(crate) struct Saved {
+    pub(crate) epoch: u64,
+    pub(crate) models: Vec<Model>,
+    pub(crate) attached: Vec<u8>,
 }
 
 /// What has silently gone wrong, so that damage may be met.
 #[derive(Clone, Copy, Debug, Default)]
-struct Silent {
+pub(crate) struct Silent {
     torn: bool,
-    lost: bool,
+    pub(crate) lost: bool,
 }
 
 impl Silent {
-    fn any(self) -> bool {
+    pub(crate) fn any(self) -> bool {
         self.torn || self.lost
     }
 }
@@ -55,16 +55,18 @@ enum End<T> {
     Dead,
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct World<'a> {
-    schedule: &'a Schedule,
-    background: bool,
-    volume: FaultyVolume,
+    pub(crate) schedule: &'a Schedule,
+    /// Whether the store has threads of its own.
+    threads: bool,
+    pub(crate) volume: FaultyVolume,
     store: Option<Arc<Store>>,
-    tables: Vec<Table>,
-    models: Vec<Model>,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) models: Vec<Model>,
     /// Checkpoints the store may be found at.
-    history: Vec<Saved>,
-    acknowledged: u64,
+    pub(crate) history: Vec<Saved>,
+    pub(crate) acknowledged: u64,
     openings: u64,
     /// The store has reported a failed write.
     poisoned: bool,
@@ -72,10 +74,10 @@ pub(crate) struct World<'a> {
     poisoned_before: bool,
     /// Faults that had hit when the store was opened.
     at_open: Fired,
-    silent: Silent,
+    pub(crate) silent: Silent,
     held: Vec<(Ticket, usize, Vec<u64>)>,
     aside: Aside,
-    seen: Seen,
+    pub(crate) seen: Seen,
     /// Prints every step.
     trace: bool,
 }
@@ -110,7 +112,7 @@ impl<'a> World<'a> {
         let empty = Saved { epoch: 0, models: models.clone(), attached: Vec::new() };
         Self {
             schedule,
-            background: threads,
+            threads,
             volume,
             store: None,
             tables: Vec::new(),
@@ -157,7 +159,7 @@ impl<'a> World<'a> {
             threads: 1,
             seed: SEED,
             wait_deadline: Duration::from_millis(500),
-            background: if self.background {
+            background: if self.threads {
                 Background::Threads
             } else {
                 Background::Turns { incarnation: self.openings * 1_000_003 }
@@ -227,125 +229,6 @@ impl<'a> World<'a> {
         true
     }
 
-    /// The store must stand at the last acknowledged checkpoint, or at one whose call failed after it.
-    fn compare(&mut self, store: &Store) {
-        let epoch = store.checkpoint_epoch();
-        assert!(
-            epoch == self.acknowledged || epoch == self.acknowledged + 1 || self.silent.lost,
-            "the store stands at checkpoint {epoch}, the last acknowledged one was {}",
-            self.acknowledged
-        );
-        let mut wrong = Vec::new();
-        let mut found = None;
-        for saved in self.history.clone().into_iter().rev().filter(|saved| saved.epoch == epoch) {
-            match self.matches(store, &saved) {
-                Ok(models) => {
-                    found = Some(Saved { models, ..saved });
-                    break;
-                }
-                Err(what) => wrong.push(what),
-            }
-        }
-        let Some(found) = found else {
-            panic!("checkpoint {epoch} holds something else (acknowledged {}): {wrong:?}", self.acknowledged)
-        };
-        if epoch < self.acknowledged {
-            self.seen.changed_by(Fault::LostSync);
-        }
-        self.seen.unacknowledged += u64::from(epoch > self.acknowledged);
-        self.note(|| format!("stands at checkpoint {epoch}, {} was acknowledged", self.acknowledged));
-        self.acknowledged = epoch;
-        self.models.clone_from(&found.models);
-        if self.silent.lost {
-            self.history.push(found);
-        } else {
-            self.history = vec![found];
-        }
-        let stats = store.stats();
-        assert_eq!((stats.tickets, stats.lookahead_errors), (0, 0));
-        self.check_clocks(store);
-    }
-
-    /// Whether the open store holds what was saved; the models with their doubts settled.
-    fn matches(&mut self, store: &Store, saved: &Saved) -> Result<Vec<Model>, String> {
-        let mut models = saved.models.clone();
-        match store.attachment("bytes") {
-            Ok(found) => {
-                if found.unwrap_or_default() != saved.attached {
-                    return Err("another attachment".into());
-                }
-            }
-            Err(error) => self.expect_damage(&error),
-        }
-        for (which, model) in models.iter_mut().enumerate() {
-            let table = self.tables[which].clone();
-            if table.steps() != model.steps {
-                return Err(format!("{} steps of {which} instead of {}", table.steps(), model.steps));
-            }
-            if model.unsure.is_empty() && table.len() != model.rows.len() {
-                return Err(format!("{} rows in {which} instead of {}", table.len(), model.rows.len()));
-            }
-            let ids: Vec<u64> = model.rows.keys().chain(model.unsure.keys()).copied().collect();
-            let exist = table.contains(&ids).unwrap();
-            let mut found = 0;
-            for (ids, exist) in ids.chunks(256).zip(exist.chunks(256)) {
-                for (&id, row) in ids.iter().zip(self.read_rows(&table, ids)) {
-                    let exists = exist[found % 256];
-                    found += 1;
-                    let Some(row) = row else { continue };
-                    let row = exists.then_some(row);
-                    if !model.allows(id, row.as_deref()) {
-                        return Err(format!("row {id} of {which}"));
-                    }
-                    if model.unsure.contains_key(&id) {
-                        model.settle(id, row)?;
-                    }
-                }
-            }
-            if model.unsure.is_empty() && table.len() != model.rows.len() {
-                return Err(format!("{} rows in {which} instead of {}", table.len(), model.rows.len()));
-            }
-        }
-        Ok(models)
-    }
-
-    /// Weights and state of rows; `None` where the row is damaged, as it may be.
-    fn read_rows(&mut self, table: &Table, ids: &[u64]) -> Vec<Option<Row>> {
-        let (dim, state) = (table.spec().dim as usize, table.state_floats());
-        let (mut weights, mut states) = (vec![0.0; ids.len() * dim], vec![0.0; ids.len() * state]);
-        let read = table.get(ids, &mut weights).and_then(|()| table.get_state(ids, &mut states));
-        match read {
-            Ok(()) => (0..ids.len())
-                .map(|at| Some([&weights[at * dim..][..dim], &states[at * state..][..state]].concat().into()))
-                .collect(),
-            Err(error) => {
-                self.expect_damage(&error);
-                if ids.len() == 1 {
-                    return vec![None];
-                }
-                ids.iter().flat_map(|&id| self.read_rows(table, &[id])).collect()
-            }
-        }
-    }
-
-    fn expect_damage(&mut self, error: &StoreError) {
-        let corrupt = matches!(error, StoreError::Corrupt { .. });
-        assert!(corrupt && self.silent.any(), "nothing is damaged, but: {error:?}");
-        self.blame_silent();
-    }
-
-    /// No row is held by a step that the store does not know any more.
-    fn check_clocks(&self, store: &Store) {
-        let ids: Vec<u64> = self.models[0].rows.keys().copied().take(32).collect();
-        let ticket = store.ticket().unwrap();
-        let mut out = vec![0.0; ids.len() * self.models[0].dim()];
-        match self.tables[0].get_or_init(&ids, &mut out, Some(&ticket)) {
-            Ok(()) => assert_eq!(ticket.rows_held(), ids.len()),
-            Err(StoreError::Corrupt { .. }) if self.silent.any() => {}
-            Err(error) => panic!("a clock is not zero: {error}"),
-        }
-    }
-
     // ------------------------------------------------------------------ faults
 
     fn fired(&self) -> Fired {
@@ -362,7 +245,7 @@ impl<'a> World<'a> {
         self.silent.lost |= self.volume.fired(Fault::LostSync) > 0;
     }
 
-    fn blame_silent(&mut self) {
+    pub(crate) fn blame_silent(&mut self) {
         let fault = if self.silent.torn { Fault::TornWrite } else { Fault::LostSync };
         self.seen.changed_by(fault);
     }
@@ -373,7 +256,7 @@ impl<'a> World<'a> {
             faults.iter().copied().find(|&fault| self.fired_since(fault, before))
         };
         // With threads, a fault may have hit one of them before the call.
-        let before = if self.background { &self.at_open } else { before };
+        let before = if self.threads { &self.at_open } else { before };
         match error {
             StoreError::Corrupt { .. } => hit(&LIES, before),
             StoreError::Device(_) => {
@@ -410,7 +293,7 @@ impl<'a> World<'a> {
         End::Failed
     }
 
-    fn note(&self, text: impl Fn() -> String) {
+    pub(crate) fn note(&self, text: impl Fn() -> String) {
         if self.trace {
             println!("     {}", text());
         }
@@ -533,14 +416,14 @@ impl<'a> World<'a> {
                 let result =
                     if start == 0 { table.put(&ids, &values, None) } else { table.put_state(&ids, &values) };
                 let end = self.judge(result, &before, !ids.is_empty());
-                self.changed(which, end, changed);
+                self.changed(which, &end, changed);
             }
             Call::Rmw => {
                 let values = gradients(rng, width);
                 let changed = self.models[which].step(&ids, &values, 0.25);
                 let result = table.rmw(&ids, &values, Some(0.25), None);
                 let end = self.judge(result, &before, !ids.is_empty());
-                self.stepped(which, end, changed);
+                self.stepped(which, &end, changed);
             }
             Call::Train => self.train(&store, which, &ids, rng, &before),
             Call::Delete => {
@@ -550,7 +433,7 @@ impl<'a> World<'a> {
                     let rows = &self.models[which].rows;
                     assert_eq!(*deleted, changed.keys().filter(|id| rows.contains_key(id)).count());
                 }
-                self.changed(which, end, changed);
+                self.changed(which, &end, changed);
             }
             Call::Contains => {
                 let found = table.contains(&ids).unwrap();
@@ -596,16 +479,13 @@ impl<'a> World<'a> {
     fn get_or_init(&mut self, store: &Arc<Store>, which: usize, ids: &[u64], hold: bool, before: &Fired) {
         let held: HashSet<u64> = self.held_ids(which);
         let ids: Vec<u64> = ids.iter().copied().filter(|id| !held.contains(id)).collect();
-        let ticket = match self.judge(store.ticket(), before, true) {
-            End::Done(ticket) => ticket,
-            _ => return,
-        };
+        let End::Done(ticket) = self.judge(store.ticket(), before, true) else { return };
         let mut out = vec![0.0; ids.len() * self.models[which].dim()];
         let births = self.models[which].births(&ids);
         let result = self.tables[which].get_or_init(&ids, &mut out, Some(&ticket));
         let end = self.judge(result, before, !ids.is_empty());
         let done = matches!(end, End::Done(()));
-        self.changed(which, end, births);
+        self.changed(which, &end, births);
         if done {
             self.check_weights(which, &ids, &out);
             if hold {
@@ -644,7 +524,7 @@ impl<'a> World<'a> {
             End::Refused => (None, End::Refused),
             End::Dead => (None, End::Dead),
         };
-        self.changed(which, end, births);
+        self.changed(which, &end, births);
         // What overtook the reads took its steps before the backward takes its own.
         let overtaken = self.aside.end();
         self.tell(overtaken, before);
@@ -659,7 +539,7 @@ impl<'a> World<'a> {
         let changed = self.models[which].step(&ids, &values, 0.5);
         let result = store.apply(&lookup, &values, dim, &[0.5], Some(&ticket));
         let end = self.judge(result, &before, true);
-        self.stepped(which, end, changed);
+        self.stepped(which, &end, changed);
         assert_eq!(ticket.rows_held(), 0, "the backward gives every clock back");
     }
 
@@ -705,7 +585,7 @@ impl<'a> World<'a> {
     }
 
     /// A call ended that does this to rows.
-    fn changed<T>(&mut self, which: usize, end: End<T>, changed: BTreeMap<u64, Option<Row>>) {
+    fn changed<T>(&mut self, which: usize, end: &End<T>, changed: BTreeMap<u64, Option<Row>>) {
         match end {
             End::Done(_) => self.models[which].apply(changed),
             End::Failed => self.models[which].doubt(changed),
@@ -714,7 +594,7 @@ impl<'a> World<'a> {
     }
 
     /// As [`World::changed`], for an optimizer step: it counts as taken once it has begun.
-    fn stepped(&mut self, which: usize, end: End<()>, changed: BTreeMap<u64, Option<Row>>) {
+    fn stepped(&mut self, which: usize, end: &End<()>, changed: BTreeMap<u64, Option<Row>>) {
         if matches!(end, End::Done(()) | End::Failed) && !changed.is_empty() {
             self.models[which].steps += 1;
         }
@@ -741,11 +621,11 @@ impl<'a> World<'a> {
                     let rate = self.models[table].spec.optimizer.lr();
                     let changed = self.models[table].step(&ids, &gradients, rate);
                     let end = self.judge(result, before, true);
-                    self.stepped(table, end, changed);
+                    self.stepped(table, &end, changed);
                 }
                 What::Delete(result) => {
                     let end = self.judge(result, before, true);
-                    self.changed(table, end, ids.into_iter().map(|id| (id, None)).collect());
+                    self.changed(table, &end, ids.into_iter().map(|id| (id, None)).collect());
                 }
             }
         }
