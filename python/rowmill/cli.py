@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     fsck.add_argument("store", type=_path, metavar="STORE")
     fsck.add_argument(
-        "--repair", action="store_true", help="keep what is proven in a new checkpoint, list the rest"
+        "--repair",
+        action="store_true",
+        help="keep what is proven in a new checkpoint, list the rest",
     )
     fsck.add_argument(
         "--dropped", type=_path, metavar="FILE", help="write the list of dropped rows to a file"
