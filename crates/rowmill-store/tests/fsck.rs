@@ -285,3 +285,40 @@ fn what_cannot_be_read_or_is_in_use_is_refused_and_stays_as_it_is() {
         assert!(read(&*volume, name) == *bytes, "{name} was changed");
     }
 }
+
+/// An index under right checksums that gives one row to two ids.
+#[test]
+fn an_entry_that_names_the_row_of_another_is_dropped() {
+    let mut files = original(true);
+    let whole = content(&memory_of(&files));
+    let delta = files.get_mut("index-5.delta").unwrap();
+    // The header is 16 bytes, that of the frame 8; a record is id, category and row number.
+    let (one, other) = (24, 40);
+    let id = u64::from_le_bytes(delta[one..one + 8].try_into().unwrap());
+    let category = delta[one + 8];
+    assert_eq!(category, delta[other + 8], "records of one table");
+    delta.copy_within(other + 12..other + 16, one + 12);
+    let crc = crc32c::crc32c(&0_u64.to_le_bytes());
+    let length = u32::from_le_bytes(delta[16..20].try_into().unwrap()) as usize;
+    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc, &delta[16..20]), &delta[24..24 + length]);
+    delta[20..24].copy_from_slice(&crc.to_le_bytes());
+    let crc = crc32c::crc32c(delta);
+    let manifest = String::from_utf8(files["MANIFEST"].clone()).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(manifest.split_once('\n').unwrap().1).unwrap();
+    let entries = json["deltas"].as_array_mut().unwrap();
+    entries.iter_mut().find(|entry| entry["name"] == "index-5.delta").unwrap()["crc"] = crc.into();
+    let json = json.to_string();
+    let line = format!("rowmill-manifest 1 {:08x} {}\n{json}", crc32c::crc32c(json.as_bytes()), json.len());
+    files.insert("MANIFEST".into(), line.into_bytes());
+
+    let volume = memory_of(&files);
+    let report = fsck(&volume, true).unwrap();
+    let problems = report.problems.join("; ");
+    assert!(problems.contains("2 entries of the index name row"), "{problems}");
+    assert!(problems.contains(&format!("the index has category {category} id {id} at row")), "{problems}");
+    assert_eq!(report.dropped.len(), 1);
+    assert_eq!(report.dropped[0].1, id);
+    let kept = content(&volume);
+    account(&whole, &kept, &report, "two entries for a row");
+    assert_eq!(kept.len() + 1, whole.len());
+}
