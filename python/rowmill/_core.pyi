@@ -10,6 +10,7 @@ _Floats: TypeAlias = NDArray[np.float32]
 __version__: str
 
 def row_stride(dim: int, optimizer: dict[str, Any]) -> int: ...
+def fsck(path: str, repair: bool) -> dict[str, Any]: ...
 
 @final
 class Store:

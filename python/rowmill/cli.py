@@ -1,4 +1,4 @@
-"""The command line: `rowmill train`, `rowmill inspect`, `rowmill data generate`.
+"""The command line: `rowmill train`, `rowmill inspect`, `rowmill fsck`, `rowmill data generate`.
 
 Flags come from the fields of `rowmill.config`. Bad input ends with one line on standard error and exit code 2, a
 failure of the store or the machine with 1.
@@ -81,10 +81,21 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument(
         "--hottest", type=_count, default=10, metavar="N", help="rows to list (default 10)"
     )
-    inspect.add_argument(
-        "--verify", action="store_true", help="read every row and its checksum; 1 if any is damaged"
-    )
     inspect.set_defaults(command=_inspect, interrupted="")
+
+    fsck = commands.add_parser(
+        "fsck", help="read every block of a store; 0 if clean, 1 if not, 2 if it cannot be read"
+    )
+    fsck.add_argument("store", type=_path, metavar="STORE")
+    fsck.add_argument(
+        "--repair",
+        action="store_true",
+        help="keep what is proven in a new checkpoint, list the rest",
+    )
+    fsck.add_argument(
+        "--dropped", type=_path, metavar="FILE", help="write the list of dropped rows to a file"
+    )
+    fsck.set_defaults(command=_fsck, interrupted="; the store stands at its last checkpoint")
 
     data = commands.add_parser("data", help="make data").add_subparsers(
         required=True, metavar="COMMAND"
@@ -194,8 +205,20 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
         from rowmill.inspection import print_store
 
-    healthy = print_store(parsed.store, Console(), hottest=parsed.hottest, verify=parsed.verify)
-    return 0 if healthy else 1
+    print_store(parsed.store, Console(), hottest=parsed.hottest)
+    return 0
+
+
+def _fsck(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.inspection import print_fsck
+
+    try:
+        clean = print_fsck(parsed.store, repair=parsed.repair, dropped=parsed.dropped)
+    except RowmillError as error:
+        print(f"rowmill: {error}", file=sys.stderr)
+        return 2
+    return 0 if clean else 1
 
 
 def _generate(parsed: argparse.Namespace) -> int:

@@ -1,18 +1,21 @@
-"""What is in a store, for a person: tables, sizes, hottest rows, health. Reads the last checkpoint, changes nothing."""
+"""What is in a store, for a person: tables, sizes, hottest rows, health; and whether every block of it is right."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.markup import escape
 from rich.table import Table as TextTable
 
+from rowmill import _core
 from rowmill.data import MISSING_ID
-from rowmill.errors import StoreCorrupt, StoreIoError, StoreMissing
+from rowmill.errors import StoreMissing
 from rowmill.size import format_size
 from rowmill.store import open as open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rich.console import Console
@@ -20,17 +23,13 @@ if TYPE_CHECKING:
     from rowmill.store import Store
 
 
-def print_store(path: Path, console: Console, *, hottest: int, verify: bool = False) -> bool:
-    """Print everything; the store may be open for writing elsewhere.
+def print_store(path: Path, console: Console, *, hottest: int) -> None:
+    """Print everything, of the last checkpoint; the store may be open for writing elsewhere.
 
     Args:
         path: Folder of the store.
         console: Where to print.
         hottest: Rows to list.
-        verify: Read every row, so that damage shows.
-
-    Returns:
-        False if damage was met.
     """
     with _open(path) as store:
         stats = store.stats()
@@ -38,11 +37,51 @@ def print_store(path: Path, console: Console, *, hottest: int, verify: bool = Fa
         console.print(_sizes(stats))
         if hottest > 0:
             console.print(_hottest(store, hottest))
-        damage = _damage(store) if verify else None
-        console.print(
-            _health(stats, damage, verify=verify), highlight=False, markup=False, soft_wrap=True
-        )
-    return not damage
+        console.print(_health(stats), highlight=False, markup=False, soft_wrap=True)
+
+
+def print_fsck(path: Path, *, repair: bool, dropped: Path | None = None) -> bool:
+    """Read every block of a store and print what was verified and each problem; with `repair`, keep what is proven.
+
+    Args:
+        path: Folder of the store.
+        repair: Write a new checkpoint of what is proven if anything is wrong; nobody may have the store open.
+        dropped: File for the list of dropped rows; without it they are printed.
+
+    Returns:
+        Whether nothing was wrong.
+    """
+    report = _core.fsck(str(path), repair)
+    for problem in report["problems"]:
+        print(problem)
+    lost = [*_lost_rows(report["dropped"]), *report["unnamed"]]
+    if dropped is None:
+        verb = "dropped" if repair else "not proven"
+        for line in lost:
+            print(f"{verb}: {line}")
+    else:
+        dropped.write_text("".join(f"{line}\n" for line in lost))
+        print(f"{len(lost)} lines of dropped rows are in {dropped}")
+    read = (
+        f"checkpoint {report['epoch']}: {report['files']} files, {report['segments']:,} segments with "
+        f"{report['blocks']:,} blocks read, {report['rows']:,} rows proven"
+    )
+    if not report["problems"]:
+        print(f"clean: {read}")
+    elif report["repaired"] is not None:
+        print(f"repaired: {read}, and kept in checkpoint {report['repaired']}")
+    else:
+        print(f"DAMAGED: {read}; {len(report['problems'])} problems")
+    return not report["problems"]
+
+
+def _lost_rows(dropped: dict[str, bytearray]) -> Iterator[str]:
+    """Ranges of ids, a line each."""
+    for table, ids in dropped.items():
+        sorted_ids = np.sort(np.frombuffer(ids, dtype=np.int64))
+        for run in np.split(sorted_ids, np.flatnonzero(np.diff(sorted_ids) != 1) + 1):
+            last = f"..{run[-1]}" if len(run) > 1 else ""
+            yield f"table {table} id {run[0]}{last}"
 
 
 def _open(path: Path) -> Store:
@@ -52,18 +91,6 @@ def _open(path: Path) -> Store:
         inner = path / "store"
         found = f"there is one at {inner}" if (inner / "MANIFEST").exists() else "check the path"
         raise StoreMissing(f"no store at {path}: {found}") from None
-
-
-def _damage(store: Store) -> list[str]:
-    """What reading every row of every table ran into, by table."""
-    damage: list[str] = []
-    for name in store.table_names():
-        try:
-            for _ in store.open_table(name).scan():
-                pass
-        except (StoreCorrupt, StoreIoError) as error:
-            damage.append(f"table {name}: {error}")
-    return damage
 
 
 def _tables(store: Store, stats: dict[str, Any]) -> TextTable:
@@ -110,15 +137,11 @@ def _hottest(store: Store, count: int) -> TextTable:
     return shown
 
 
-def _health(stats: dict[str, Any], damage: list[str] | None, *, verify: bool) -> str:
+def _health(stats: dict[str, Any]) -> str:
     rows = sum(table["rows"] for table in stats["tables"].values())
     live, used = stats["device_live_bytes"], stats["device_used_bytes"]
     space = f"{used / live:.2f} device bytes per live byte" if live else "nothing on the device"
-    figures = f"{rows:,} rows; {space}"
-    if damage:
-        return "\n".join([*damage, f"DAMAGED: {figures}"])
-    seen = "every row was read" if verify else "the index was read, --verify reads the rows too"
-    return f"healthy: {figures}; {seen}"
+    return f"healthy: {rows:,} rows; {space}; the index was read, rowmill fsck reads the rows too"
 
 
 def _text_table(title: str, columns: list[str]) -> TextTable:

@@ -227,7 +227,7 @@ def test_a_damaged_store_is_neither_gone_on_with_nor_cleared(
 def test_a_store_of_a_newer_format_is_not_cleared(here: Path, refused: Callable[..., str]) -> None:
     assert main(train()) == 0
     manifest = Path("out/store/MANIFEST")
-    newer = manifest.read_bytes().replace(b"rowmill-manifest 1 ", b"rowmill-manifest 2 ", 1)
+    newer = b"rowmill-manifest 2 00000000 0\n"
     manifest.write_bytes(newer)
     for flags in ([], ["--resume"]):
         assert "format version 2, this build reads up to 1" in refused(*train(*flags), code=1)
@@ -317,23 +317,6 @@ def test_inspect_says_where_the_store_of_a_run_is(
     Path("run").mkdir()
     looked_up.rename("run/store")
     assert "no store at run: there is one at run/store" in refused("inspect", "run")
-
-
-def test_inspect_reads_every_row_when_asked_and_fails_if_one_is_damaged(
-    looked_up: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", str(looked_up), "--verify"]) == 0
-    assert "every row was read" in capsys.readouterr().out
-    log = looked_up / "group-0.log"
-    content = bytearray(log.read_bytes())
-    content[2::4096] = bytes(byte ^ 1 for byte in content[2::4096])
-    log.write_bytes(content)
-    assert main(["inspect", str(looked_up)]) == 0
-    assert "--verify reads the rows too" in capsys.readouterr().out
-    assert main(["inspect", str(looked_up), "--verify"]) == 1
-    shown = capsys.readouterr().out
-    assert "table C1: " in shown
-    assert "DAMAGED" in shown
 
 
 def test_a_reader_that_closes_the_pipe_ends_inspect_without_a_word(looked_up: Path) -> None:

@@ -185,8 +185,7 @@ def test_a_newer_format_is_refused_by_readers_and_writers_and_stays_as_it_is(
 ) -> None:
     shutil.copytree(whole, folder := tmp_path / "store")
     manifest = folder / "MANIFEST"
-    newer = manifest.read_bytes().replace(b"rowmill-manifest 1 ", b"rowmill-manifest 2 ", 1)
-    manifest.write_bytes(newer)
+    manifest.write_bytes(b"rowmill-manifest 2 00000000 0\n")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "LOCK"}
     for read_only in (True, False):
         error = refusal(folder, read_only=read_only)

@@ -1,13 +1,21 @@
 //! Which operation goes wrong, and how: equal seed and equal order of operations, equal faults.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::BLOCK_BYTES;
 use crate::seeded::Seeded;
+use crate::{BLOCK_BYTES, Crash, MemoryVolume};
+
+/// How long a slow operation takes where nothing is done meanwhile.
+const SLOW: Duration = Duration::from_millis(1);
+
+/// What is done while an operation takes long: "read", "write" or "sync", and the name of its device or file.
+pub(crate) type Meanwhile = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
 
 /// A way for a device or file to fail its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,11 +42,14 @@ pub enum Fault {
     LostSync,
     /// A rename fails (EIO) and changes nothing.
     RenameError,
+    /// A read, write or sync of a device takes long: what others do meanwhile overtakes it. See
+    /// [`FaultyVolume::meanwhile`](crate::FaultyVolume::meanwhile).
+    Slow,
 }
 
 impl Fault {
     /// Every kind.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::ReadError,
         Self::BitFlip,
         Self::StaleRead,
@@ -49,6 +60,7 @@ impl Fault {
         Self::SyncError,
         Self::LostSync,
         Self::RenameError,
+        Self::Slow,
     ];
 }
 
@@ -70,15 +82,31 @@ pub(crate) struct FaultSchedule {
     state: Arc<Mutex<State>>,
     /// The machine has crashed: its operations suffer nothing more than that.
     crashed: AtomicBool,
+    /// The machine, when it is one that can crash.
+    memory: Option<MemoryVolume>,
 }
 
-#[derive(Debug)]
 struct State {
     rules: Vec<Rule>,
     seeded: Seeded,
     fired: BTreeMap<Fault, u64>,
     /// Per device, blocks as they were before their last write.
     older: HashMap<String, HashMap<u64, Vec<u8>>>,
+    meanwhile: Option<Meanwhile>,
+    /// Changes until the power fails, the one it fails in included.
+    changes_left: Option<u64>,
+    /// What the crash left, until somebody takes it.
+    found: Option<Crash<MemoryVolume>>,
+}
+
+impl Debug for State {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State")
+            .field("rules", &self.rules)
+            .field("fired", &self.fired)
+            .field("changes_left", &self.changes_left)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -98,14 +126,17 @@ pub(crate) struct Hit {
 }
 
 impl FaultSchedule {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64, memory: Option<MemoryVolume>) -> Self {
         let state = State {
             rules: Vec::new(),
             seeded: Seeded::new(seed),
             fired: BTreeMap::new(),
             older: HashMap::new(),
+            meanwhile: None,
+            changes_left: None,
+            found: None,
         };
-        Self { state: Arc::new(Mutex::new(state)), crashed: AtomicBool::new(false) }
+        Self { state: Arc::new(Mutex::new(state)), crashed: AtomicBool::new(false), memory }
     }
 
     pub(crate) fn inject(&self, prefix: &str, fault: Fault, when: When) {
@@ -117,28 +148,88 @@ impl FaultSchedule {
         let mut state = self.state.lock();
         state.rules.clear();
         state.older.clear();
+        state.changes_left = None;
     }
 
     pub(crate) fn fired(&self, fault: Fault) -> u64 {
         self.state.lock().fired.get(&fault).copied().unwrap_or(0)
     }
 
-    /// End with the machine: a seed for what the crash leaves, and the schedule of the machine after it.
-    pub(crate) fn crash(&self) -> (u64, Self) {
+    pub(crate) fn meanwhile(&self, work: Meanwhile) {
+        self.state.lock().meanwhile = Some(work);
+    }
+
+    pub(crate) fn lose_power_in(&self, changes: u64) {
+        assert!(changes > 0, "counting begins with 1");
+        self.state.lock().changes_left = Some(changes);
+    }
+
+    pub(crate) fn has_crashed(&self) -> bool {
+        self.crashed.load(Ordering::Acquire)
+    }
+
+    /// What the crash of the machine left, which happens now unless it has, and the schedule of the machine
+    /// after it.
+    pub(crate) fn crash(&self) -> (Crash<MemoryVolume>, Self) {
+        if !self.has_crashed() {
+            self.lose_power();
+        }
+        let crash = self.state.lock().found.take().expect("a machine crashes once");
+        let memory = Some(crash.volume.clone());
+        (crash, Self { state: Arc::clone(&self.state), crashed: AtomicBool::new(false), memory })
+    }
+
+    fn lose_power(&self) {
         self.crashed.store(true, Ordering::Release);
         let mut state = self.state.lock();
         state.older.clear();
-        (state.seeded.next(), Self { state: Arc::clone(&self.state), crashed: AtomicBool::new(false) })
+        state.changes_left = None;
+        let memory = self.memory.as_ref().expect("only a volume over memory crashes");
+        state.found = Some(memory.crash(state.seeded.next()));
+    }
+
+    /// Make a change of a device or file; `None` when the power fails in it, made or not.
+    pub(crate) fn change<T>(&self, make: impl FnOnce() -> T) -> Option<T> {
+        let made = {
+            let mut state = self.state.lock();
+            match &mut state.changes_left {
+                Some(left) if !self.has_crashed() => {
+                    *left -= 1;
+                    (*left == 0).then(|| state.seeded.one_in(2))
+                }
+                _ => None,
+            }
+        };
+        let Some(made) = made else { return Some(make()) };
+        if made {
+            make();
+        }
+        self.lose_power();
+        None
+    }
+
+    /// Whether an operation on `name` is slow; with a random number for its details.
+    pub(crate) fn slow(&self, name: &str) -> Option<Hit> {
+        self.hit(name, |_, fault| fault == Fault::Slow)
+    }
+
+    /// Let time pass in a slow operation on `name`.
+    pub(crate) fn pass_time(&self, operation: &'static str, name: &str) {
+        let meanwhile = self.state.lock().meanwhile.clone();
+        match meanwhile {
+            Some(work) => work(operation, name),
+            None => std::thread::sleep(SLOW),
+        }
     }
 
     /// The fault, if any, that hits an operation on `name` which could suffer `possible` ones. It counts as
     /// fired: the caller must apply it.
     pub(crate) fn hit(&self, name: &str, possible: impl Fn(&Past<'_>, Fault) -> bool) -> Option<Hit> {
-        if self.crashed.load(Ordering::Acquire) {
+        if self.has_crashed() {
             return None;
         }
         let mut state = self.state.lock();
-        let State { rules, seeded, fired, older } = &mut *state;
+        let State { rules, seeded, fired, older, .. } = &mut *state;
         let past = Past(older.get(name));
         let mut found = None;
         for rule in rules {

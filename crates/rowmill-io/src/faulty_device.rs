@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::fault_schedule::{FaultSchedule, Hit};
-use crate::faulty_volume::{flip_bit, io_error, is_write_fault, sync_fault, torn_sectors, write_error};
+use crate::faulty_volume::{change, flip_bit, io_error, is_write_fault, sync, torn_sectors, write_error};
 use crate::{BLOCK_BYTES, Device, DeviceError, Fault, ReadResult, Span};
 
 #[derive(Debug)]
@@ -83,8 +83,18 @@ impl FaultyDevice {
 impl Device for FaultyDevice {
     fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>)) {
         let hits: Vec<Option<Hit>> = spans.iter().map(|span| self.hit_read(*span)).collect();
+        // Time passes before the bytes are read, or between that and their delivery.
+        let slow = if spans.is_empty() { None } else { self.schedule.slow(&self.name) };
+        let late =
+            slow.and_then(|hit| (hit.random & 1 == 1).then_some((hit.random >> 1) as usize % spans.len()));
+        if slow.is_some() && late.is_none() {
+            self.schedule.pass_time("read", &self.name);
+        }
         self.inner.read(spans, &mut |position, result| {
             let span = spans[position];
+            if late == Some(position) {
+                self.schedule.pass_time("read", &self.name);
+            }
             match (hits[position], result) {
                 (Some(hit), Ok(_)) if hit.fault == Fault::ReadError => {
                     deliver(
@@ -111,8 +121,11 @@ impl Device for FaultyDevice {
         if self.schedule.remembers(&self.name) {
             self.remember(offset, blocks);
         }
+        if self.schedule.slow(&self.name).is_some() {
+            self.schedule.pass_time("write", &self.name);
+        }
         let Some(hit) = self.schedule.hit(&self.name, |_, fault| is_write_fault(fault)) else {
-            return self.inner.write(offset, blocks);
+            return change(&self.schedule, "write", &self.name, || self.inner.write(offset, blocks));
         };
         let block_count = blocks.len() / BLOCK_BYTES;
         if hit.fault != Fault::TornWrite {
@@ -135,11 +148,11 @@ impl Device for FaultyDevice {
     }
 
     fn sync(&self) -> Result<(), DeviceError> {
-        sync_fault(&self.schedule, &self.name).unwrap_or_else(|| self.inner.sync())
+        sync(&self.schedule, &self.name, || self.inner.sync())
     }
 
     fn discard(&self, span: Span) -> Result<(), DeviceError> {
-        self.inner.discard(span)
+        change(&self.schedule, "discard", &self.name, || self.inner.discard(span))
     }
 
     fn bytes(&self) -> u64 {

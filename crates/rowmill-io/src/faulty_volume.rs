@@ -14,20 +14,19 @@ use crate::{Crash, Device, DeviceError, Fault, FileWriter, MemoryVolume, Volume,
 #[derive(Clone)]
 pub struct FaultyVolume {
     inner: Arc<dyn Volume>,
-    /// The same, when it is one that can crash.
-    memory: Option<MemoryVolume>,
     schedule: Arc<FaultSchedule>,
 }
 
 impl FaultyVolume {
     /// `inner`, without a fault so far.
     pub fn new(inner: Arc<dyn Volume>, seed: u64) -> Self {
-        Self { inner, memory: None, schedule: Arc::new(FaultSchedule::new(seed)) }
+        Self { inner, schedule: Arc::new(FaultSchedule::new(seed, None)) }
     }
 
     /// A [`MemoryVolume::crashable`] one, without a fault so far.
     pub fn over_memory(memory: MemoryVolume, seed: u64) -> Self {
-        Self { memory: Some(memory.clone()), ..Self::new(Arc::new(memory), seed) }
+        let schedule = Arc::new(FaultSchedule::new(seed, Some(memory.clone())));
+        Self { inner: Arc::new(memory), schedule }
     }
 
     /// Let operations of every device and file suffer a fault from now on.
@@ -41,7 +40,7 @@ impl FaultyVolume {
         self.schedule.inject(prefix, fault, when);
     }
 
-    /// Inject nothing more. What has gone wrong stays wrong; counts stay.
+    /// Inject nothing more, and keep the power. What has gone wrong stays wrong; counts stay.
     pub fn heal(&self) {
         self.schedule.heal();
     }
@@ -51,19 +50,31 @@ impl FaultyVolume {
         self.schedule.fired(fault)
     }
 
-    /// Lose the power, by the volume's seed; see [`MemoryVolume::crash`]. The volume found afterwards has
-    /// the same rules and goes on with the same counts.
+    /// What is done while an operation is slow, instead of sleeping; it is told the operation ("read", "write",
+    /// "sync") and the name of its device or file, "." for the volume. It runs in the thread of the operation, under whatever locks that holds, and may use the volume.
+    pub fn meanwhile(&self, work: impl Fn(&'static str, &str) + Send + Sync + 'static) {
+        self.schedule.meanwhile(Arc::new(work));
+    }
+
+    /// Lose the power during one of the coming changes, counted from 1: a creation, write, sync, discard,
+    /// rename or removal, which is then made or not, and fails either way.
+    pub fn lose_power_in(&self, changes: u64) {
+        self.schedule.lose_power_in(changes);
+    }
+
+    /// Whether the power is lost; [`FaultyVolume::crash`] tells what is left.
+    pub fn has_crashed(&self) -> bool {
+        self.schedule.has_crashed()
+    }
+
+    /// Lose the power now, unless it is lost already, by the volume's seed; see [`MemoryVolume::crash`]. The
+    /// volume found afterwards has the same rules and goes on with the same counts.
     ///
     /// # Panics
-    /// When the volume was not made by [`FaultyVolume::over_memory`].
+    /// When the volume was not made by [`FaultyVolume::over_memory`], or what is left was asked for before.
     pub fn crash(&self) -> Crash<Self> {
-        let memory = self.memory.as_ref().expect("only a volume over memory crashes");
-        let (seed, schedule) = self.schedule.crash();
-        memory.crash(seed).map(|memory| Self {
-            inner: Arc::new(memory.clone()),
-            memory: Some(memory),
-            schedule: Arc::new(schedule),
-        })
+        let (crash, schedule) = self.schedule.crash();
+        crash.map(|memory| Self { inner: Arc::new(memory), schedule: Arc::new(schedule) })
     }
 }
 
@@ -81,7 +92,7 @@ impl Volume for FaultyVolume {
 
     fn create(&self, name: &str) -> Result<Box<dyn FileWriter>, DeviceError> {
         self.schedule.forget(name);
-        let inner = self.inner.create(name)?;
+        let inner = change(&self.schedule, "create", name, || self.inner.create(name))?;
         Ok(Box::new(FaultyWriter { inner, name: name.to_owned(), schedule: Arc::clone(&self.schedule) }))
     }
 
@@ -96,12 +107,12 @@ impl Volume for FaultyVolume {
         }
         self.schedule.forget(from);
         self.schedule.forget(to);
-        self.inner.rename(from, to)
+        change(&self.schedule, "rename", from, || self.inner.rename(from, to))
     }
 
     fn remove(&self, name: &str) -> Result<(), DeviceError> {
         self.schedule.forget(name);
-        self.inner.remove(name)
+        change(&self.schedule, "remove", name, || self.inner.remove(name))
     }
 
     fn list(&self) -> Result<Vec<String>, DeviceError> {
@@ -109,7 +120,7 @@ impl Volume for FaultyVolume {
     }
 
     fn sync(&self) -> Result<(), DeviceError> {
-        sync_fault(&self.schedule, ".").unwrap_or_else(|| self.inner.sync())
+        sync(&self.schedule, ".", || self.inner.sync())
     }
 
     fn lock(&self) -> Result<Box<dyn VolumeLock>, DeviceError> {
@@ -136,19 +147,20 @@ impl Write for FaultyWriter {
         if bytes.is_empty() {
             return Ok(0);
         }
+        let inner = &mut self.inner;
         let Some(Hit { fault, random }) = self.schedule.hit(&self.name, |_, fault| is_write_fault(fault))
         else {
-            return self.inner.write(bytes);
+            return self.schedule.change(|| inner.write(bytes)).unwrap_or_else(|| Err(power_lost()));
         };
         if fault == Fault::TornWrite {
             let mut torn = bytes.to_vec();
             for sector in torn_sectors(bytes.len(), random) {
                 torn[sector].fill(0);
             }
-            self.inner.write_all(&torn)?;
+            inner.write_all(&torn)?;
             return Ok(bytes.len());
         }
-        self.inner.write_all(&bytes[..(random % bytes.len() as u64) as usize])?;
+        inner.write_all(&bytes[..(random % bytes.len() as u64) as usize])?;
         Err(write_error(fault))
     }
 
@@ -159,7 +171,7 @@ impl Write for FaultyWriter {
 
 impl FileWriter for FaultyWriter {
     fn sync(&mut self) -> Result<(), DeviceError> {
-        sync_fault(&self.schedule, &self.name).unwrap_or_else(|| self.inner.sync())
+        sync(&self.schedule, &self.name, || self.inner.sync())
     }
 }
 
@@ -200,13 +212,36 @@ pub(crate) fn write_error(fault: Fault) -> io::Error {
     }
 }
 
-/// What a sync that is hit by a fault answers.
-pub(crate) fn sync_fault(schedule: &FaultSchedule, name: &str) -> Option<Result<(), DeviceError>> {
-    let hit = schedule.hit(name, |_, fault| matches!(fault, Fault::SyncError | Fault::LostSync))?;
-    Some(match hit.fault {
-        Fault::SyncError => Err(DeviceError::from_io("sync", name, 0, 0, io_error())),
-        _ => Ok(()),
-    })
+fn power_lost() -> io::Error {
+    io::Error::other("the simulated machine has lost its power")
+}
+
+/// A change of the device or file `name`, in which the power may fail.
+pub(crate) fn change<T>(
+    schedule: &FaultSchedule,
+    operation: &'static str,
+    name: &str,
+    make: impl FnOnce() -> Result<T, DeviceError>,
+) -> Result<T, DeviceError> {
+    schedule.change(make).unwrap_or_else(|| Err(DeviceError::from_io(operation, name, 0, 0, power_lost())))
+}
+
+/// A sync of `name`, with the fault that hits it.
+pub(crate) fn sync(
+    schedule: &FaultSchedule,
+    name: &str,
+    inner: impl FnOnce() -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    if schedule.slow(name).is_some() {
+        schedule.pass_time("sync", name);
+    }
+    match schedule.hit(name, |_, fault| matches!(fault, Fault::SyncError | Fault::LostSync)) {
+        None => change(schedule, "sync", name, inner),
+        Some(Hit { fault: Fault::SyncError, .. }) => {
+            Err(DeviceError::from_io("sync", name, 0, 0, io_error()))
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 pub(crate) fn flip_bit(bytes: &mut [u8], random: u64) {

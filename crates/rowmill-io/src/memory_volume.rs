@@ -303,11 +303,13 @@ impl Device for MemoryDevice {
         for (position, span) in spans.iter().enumerate() {
             span.assert_whole_blocks();
             let into = &mut copy[..span.bytes];
+            let file = self.file.read();
             let result = self.machine.check_power("read", &self.name).and_then(|()| {
-                self.file.read().read(span.offset, into).map_err(|error| {
+                file.read(span.offset, into).map_err(|error| {
                     DeviceError::from_io("read", self.name.as_str(), span.offset, span.bytes, error)
                 })
             });
+            drop(file);
             deliver(position, result.map(|()| &*into));
         }
     }

@@ -284,3 +284,62 @@ fn a_real_directory_goes_wrong_as_well() {
     volume.inject(Fault::Full, When::Always);
     assert!(matches!(device.write(0, &block(4)), Err(DeviceError::Full { .. })));
 }
+
+#[test]
+fn a_slow_operation_is_overtaken_by_what_is_done_meanwhile() {
+    let (volume, device) = volume(8, 4);
+    volume.inject(Fault::Slow, When::Always);
+    let inside = volume.clone();
+    let other = Arc::clone(&device);
+    let busy = std::sync::atomic::AtomicBool::new(false);
+    volume.meanwhile(move |_, name| {
+        // What overtakes is not slow itself.
+        if !busy.swap(true, std::sync::atomic::Ordering::SeqCst) {
+            assert_eq!(name, "device");
+            inside.heal();
+            other.write(0, &block(50)).unwrap();
+            inside.inject(Fault::Slow, When::Always);
+            busy.store(false, std::sync::atomic::Ordering::SeqCst);
+        }
+    });
+    let (mut before, mut after) = (0, 0);
+    for _ in 0..40 {
+        volume.heal();
+        device.write(0, &block(0)).unwrap();
+        volume.inject(Fault::Slow, When::Always);
+        match read(&*device, span(0, 1)).unwrap()[0] {
+            0 => before += 1,
+            50 => after += 1,
+            other => panic!("{other}"),
+        }
+    }
+    assert!(before > 5 && after > 5, "{before} reads came before what overtook them, {after} after");
+    device.write(0, &block(51)).unwrap();
+    volume.heal();
+    assert!(read(&*device, span(0, 1)).unwrap() == block(51), "a slow write comes last");
+    assert!(volume.fired(Fault::Slow) > 40);
+}
+
+#[test]
+fn the_power_fails_in_the_change_it_was_told_to() {
+    let (mut made, mut not_made) = (0, 0);
+    for seed in 0..40 {
+        let (volume, device) = volume(seed, 4);
+        volume.lose_power_in(3);
+        device.write(0, &block(60)).unwrap();
+        volume.create("file").unwrap();
+        assert!(!volume.has_crashed());
+        device.sync().unwrap_err();
+        assert!(volume.has_crashed() && device.write(0, &block(61)).is_err());
+        let found = volume.crash().volume;
+        assert!(!found.has_crashed());
+        let device = found.device("device", true).unwrap();
+        match read(&*device, span(0, 1)).unwrap() {
+            found if found == block(60) => made += 1,
+            _ => not_made += 1,
+        }
+        device.write(0, &block(62)).unwrap();
+        device.sync().unwrap();
+    }
+    assert!(made > 5 && not_made > 5, "{made} {not_made}");
+}

@@ -7,6 +7,7 @@
 
 mod buffers;
 mod errors;
+mod fsck;
 mod queued_get;
 mod scan;
 mod spec;
@@ -22,6 +23,8 @@ use pyo3::pymodule;
 mod _core {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::fsck::fsck;
     #[pymodule_export]
     use crate::queued_get::QueuedGet;
     #[pymodule_export]

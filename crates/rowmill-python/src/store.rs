@@ -54,8 +54,17 @@ impl Store {
             "pread" => IoChoice::Pread,
             other => return Err(invalid(py, format!("io must be \"auto\" or \"pread\", got {other:?}"))),
         };
-        let options =
-            StoreOptions { memory, row_memory, threads, seed, wait_deadline, create, read_only, io };
+        let options = StoreOptions {
+            memory,
+            row_memory,
+            threads,
+            seed,
+            wait_deadline,
+            create,
+            read_only,
+            io,
+            ..StoreOptions::default()
+        };
         let store =
             py.detach(|| rowmill_store::Store::open(&path, options)).map_err(|error| raised(py, &error))?;
         Ok(Self(store))

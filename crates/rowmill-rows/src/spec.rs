@@ -131,6 +131,16 @@ impl TableSpec {
 }
 
 impl GroupSpec {
+    /// Check every field.
+    ///
+    /// # Errors
+    /// As [`TableSpec::validate`].
+    pub fn validate(&self) -> Result<(), SpecError> {
+        let Self { dim, dtype, optimizer, initializer } = *self;
+        let (staleness, ids) = (StalenessBound::Infinite, IdRange::Sparse);
+        TableSpec { dim, dtype, optimizer, initializer, staleness, ids }.validate()
+    }
+
     /// The layout of the group's rows.
     pub fn layout(&self) -> RowLayout {
         RowLayout::new(self.dim as usize, self.dtype, &self.optimizer)

@@ -23,8 +23,8 @@ use crate::{StoreError, group::Group};
 const SAVE_ROWS: usize = 256;
 /// The index is written out anew when the changes since the last time are more than this share of it.
 const DELTA_SHARE: u64 = 2;
-/// And larger than this many bytes.
-const DELTA_BYTES_MIN: u64 = 1 << 20;
+/// And larger than this many bytes: a store of few rows does not collect files without end.
+const DELTA_BYTES_MIN: u64 = 16 << 10;
 /// Bytes of one index entry in a snapshot.
 const ENTRY_BYTES: u64 = 12;
 

@@ -11,6 +11,7 @@ use crate::StoreError;
 use crate::balance::balance;
 use crate::budget::Budget;
 use crate::group::Group;
+use crate::log::LogError;
 
 /// Segments are cleaned while their places hold more than this many times the live bytes.
 const SPACE_MAX: f64 = 1.3;
@@ -92,10 +93,24 @@ impl Group {
             return Ok(false);
         }
         let Some(victim) = log.victim() else { return Ok(false) };
+        let (moved, read) = self.move_rows(victim.place)?;
+        self.counters.rows_compacted.fetch_add(moved, Relaxed);
+        read?;
+        log.cleaned(victim);
+        self.counters.compactions.fetch_add(1, Relaxed);
+        Ok(true)
+    }
+
+    /// Move the rows of a segment that are current to the end of the log: how many were, and what damage was
+    /// met. Rows of damaged blocks stay.
+    ///
+    /// # Errors
+    /// When the rows cannot be written.
+    pub(crate) fn move_rows(&self, place: u32) -> Result<(u64, Result<(), LogError>), StoreError> {
         let tables = self.tables.read().clone();
         let mut failure = None;
         let mut moved = 0;
-        log.segment_rows(victim.place, &mut |row, key, bytes| {
+        let read = self.core.log.segment_rows(place, &mut |row, key, bytes| {
             if failure.is_some() {
                 return;
             }
@@ -105,9 +120,7 @@ impl Group {
                 Ok(was_current) => moved += u64::from(was_current),
                 Err(error) => failure = Some(error),
             }
-        })?;
-        self.counters.compactions.fetch_add(1, Relaxed);
-        self.counters.rows_compacted.fetch_add(moved, Relaxed);
-        failure.map_or(Ok(true), Err)
+        });
+        failure.map_or(Ok((moved, read)), Err)
     }
 }

@@ -35,6 +35,7 @@
 
 mod account;
 mod acquire;
+mod background;
 mod backward;
 mod balance;
 mod bits;
@@ -46,6 +47,7 @@ mod core;
 mod due;
 mod error;
 mod files;
+mod fsck;
 mod gate;
 mod group;
 mod hot_rows;
@@ -73,9 +75,11 @@ mod ticket;
 mod update;
 mod walk;
 
+pub use background::{Background, Work};
 pub use backward::RowGradients;
 pub use checkpoint::CheckpointInfo;
 pub use error::StoreError;
+pub use fsck::{FsckReport, fsck};
 pub use lookahead::Destination;
 pub use lookup::Lookup;
 pub use options::StoreOptions;

@@ -52,18 +52,24 @@ pub(crate) struct Announcement {
 pub(crate) struct Lookahead {
     sender: Option<SyncSender<Announcement>>,
     thread: Option<JoinHandle<()>>,
+    /// The end of the queue, where no thread has it.
+    receiver: Option<Receiver<Announcement>>,
     pending: Arc<AtomicU64>,
 }
 
 impl Lookahead {
-    pub(crate) fn start() -> Result<Self, StoreError> {
+    /// A queue, with a thread behind it or with [`Lookahead::first`].
+    pub(crate) fn start(threaded: bool) -> Result<Self, StoreError> {
         let (sender, receiver) = sync_channel(QUEUE);
         let pending = Arc::new(AtomicU64::new(0));
+        if !threaded {
+            return Ok(Self { sender: Some(sender), thread: None, receiver: Some(receiver), pending });
+        }
         let seen = Arc::clone(&pending);
         let thread = std::thread::Builder::new()
             .name("rowmill-lookahead".into())
             .spawn(move || work(&receiver, &seen))?;
-        Ok(Self { sender: Some(sender), thread: Some(thread), pending })
+        Ok(Self { sender: Some(sender), thread: Some(thread), receiver: None, pending })
     }
 
     /// Queue an announcement; `false` when the queue is full and it was dropped.
@@ -74,6 +80,13 @@ impl Lookahead {
             self.pending.fetch_sub(1, SeqCst);
         }
         sent
+    }
+
+    /// Take the announcement that waits longest.
+    pub(crate) fn first(&self) -> Option<Announcement> {
+        let first = self.receiver.as_ref()?.try_recv().ok()?;
+        self.pending.fetch_sub(1, SeqCst);
+        Some(first)
     }
 
     /// Announcements not worked off yet.
@@ -100,19 +113,26 @@ impl Drop for Lookahead {
 fn work(receiver: &Receiver<Announcement>, pending: &AtomicU64) {
     let mut scratch = UniqueScratch::default();
     while let Ok(announcement) = receiver.recv() {
-        let Announcement { group, ids, reason } = announcement;
+        announcement.work_off(&mut scratch);
+        drop(announcement);
+        pending.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Announcement {
+    /// Bring the announced rows into memory.
+    pub(crate) fn work_off(&self, scratch: &mut UniqueScratch) {
         let mut unique: Vec<(u32, Vec<u64>)> = Vec::new();
-        for (table, ids) in &ids {
+        for (table, ids) in &self.ids {
             let mut distinct = Vec::new();
-            segment_unique(ids, None, &mut scratch, &mut distinct, &mut vec![0; ids.len()]);
+            segment_unique(ids, None, scratch, &mut distinct, &mut vec![0; ids.len()]);
             unique.push((*table, distinct));
         }
         let unique: Vec<(u32, &[u64])> = unique.iter().map(|(table, ids)| (*table, &ids[..])).collect();
-        let keys = group.keys_of(&unique);
-        if group.look_ahead(&keys, reason).is_err() {
-            group.counters.lookahead_errors.fetch_add(1, Relaxed);
+        let keys = self.group.keys_of(&unique);
+        if self.group.look_ahead(&keys, self.reason).is_err() {
+            self.group.counters.lookahead_errors.fetch_add(1, Relaxed);
         }
-        pending.fetch_sub(1, SeqCst);
     }
 }
 

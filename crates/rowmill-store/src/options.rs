@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rowmill_io::IoChoice;
 
-use crate::StoreError;
+use crate::{Background, StoreError};
 
 /// Smallest budget: I/O rings take about 1 MiB per thread, log buffers and index come on top.
 const MEMORY_MIN: u64 = 16 << 20;
@@ -28,6 +28,8 @@ pub struct StoreOptions {
     pub read_only: bool,
     /// How devices are read.
     pub io: IoChoice,
+    /// Expert: who writes, cleans and looks ahead.
+    pub background: Background,
 }
 
 impl Default for StoreOptions {
@@ -41,6 +43,7 @@ impl Default for StoreOptions {
             create: true,
             read_only: false,
             io: IoChoice::Auto,
+            background: Background::Threads,
         }
     }
 }

@@ -13,14 +13,6 @@ impl Store {
     /// Damaged files, or an index larger than the budget.
     pub(crate) fn recover(&self, manifest: &Manifest) -> Result<(), StoreError> {
         for entry in &manifest.groups {
-            if entry.spec.layout().stride != entry.stride as usize {
-                let what = format!(
-                    "the manifest has rows of {} bytes where the spec asks for {}",
-                    entry.stride,
-                    entry.spec.layout().stride
-                );
-                return Err(StoreError::Corrupt { what });
-            }
             self.open_group(&entry.spec, entry.segment_bytes as usize, &entry.log)?;
         }
         let mut by_category: Vec<Option<TableEntry>> = Vec::new();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Mutex, RwLock};
 use rowmill_io::{DirectoryVolume, Volume, VolumeLock};
-use rowmill_kernels::RowUpdater;
+use rowmill_kernels::{RowUpdater, UniqueScratch};
 use rowmill_rows::{Category, GroupSpec, IdBag, IdRange, TableSpec};
 
 use crate::backward::RowGradients;
@@ -16,7 +16,7 @@ use crate::checkpoint::Saved;
 use crate::compaction::Compaction;
 use crate::core::Core;
 use crate::due::STEPS_MAX;
-use crate::files::Manifest;
+use crate::files::{Manifest, TABLES_MAX};
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
 use crate::log::{Geometry, Log, LogConfig, LogState};
@@ -36,8 +36,6 @@ use crate::{Stats, StoreError};
 const TAIL_BUFFERS: usize = 4;
 /// A log's buffers take one part in this many of the rows' memory.
 const TAIL_SHARE: u64 = 16;
-/// Tables of a store, a bound on what a manifest may hold.
-const TABLES_MAX: usize = 1 << 16;
 /// Bytes of a table's name.
 const NAME_BYTES_MAX: usize = 255;
 
@@ -132,7 +130,8 @@ impl Store {
         Ok(store)
     }
 
-    fn open_at(
+    /// Open the store at a checkpoint, without taking the volume.
+    pub(crate) fn open_at(
         volume: &Arc<dyn Volume>,
         manifest: Option<Manifest>,
         mut options: StoreOptions,
@@ -177,17 +176,17 @@ impl Store {
             next_category: AtomicU32::new(next_category),
             poison: Mutex::default(),
             closed: AtomicBool::new(false),
-            lookahead: Mutex::new(Some(Lookahead::start()?)),
+            lookahead: Mutex::new(Some(Lookahead::start(options.background.has_threads())?)),
             queue: Mutex::default(),
             compaction: Mutex::default(),
             lock: Mutex::default(),
-            incarnation: incarnation(),
+            incarnation: options.background.incarnation(),
             options,
         };
         if let Some(manifest) = manifest {
             store.recover(&manifest)?;
         }
-        if !store.options.read_only {
+        if !store.options.read_only && store.options.background.has_threads() {
             *store.compaction.lock() =
                 Some(Compaction::start(Arc::clone(&store.groups), Arc::clone(&store.budget))?);
         }
@@ -220,7 +219,7 @@ impl Store {
             check_spec(name, &state.spec, spec)?;
             return Ok(Table::new(Arc::clone(self), Arc::clone(group), Arc::clone(state), *spec));
         }
-        if tables.len() >= TABLES_MAX {
+        if tables.len() >= TABLES_MAX as usize {
             return Err(StoreError::Option {
                 option: "tables",
                 expected: format!("at most {TABLES_MAX}"),
@@ -294,6 +293,7 @@ impl Store {
             group: number,
             geometry,
             tail_buffers: if writable { TAIL_BUFFERS } else { 0 },
+            writer_thread: self.options.background.has_threads(),
             checksum_bytes_max: (self.budget.memory() / 64) as usize,
             incarnation: self.incarnation,
         };
@@ -473,6 +473,13 @@ impl Store {
         Ok(queue.push(table, lookup, ticket))
     }
 
+    /// Work off the first announcement, where no thread does; whether there was one.
+    pub(crate) fn look_ahead_once(&self) -> bool {
+        // Not under the lock: reading takes long, and others may announce meanwhile.
+        let first = self.lookahead.lock().as_ref().and_then(Lookahead::first);
+        first.inspect(|first| first.work_off(&mut UniqueScratch::default())).is_some()
+    }
+
     /// Announcements that lookahead has not worked off yet.
     pub fn lookahead_pending(&self) -> u64 {
         self.lookahead.lock().as_ref().map_or(0, Lookahead::pending)
@@ -573,13 +580,6 @@ fn segment_bytes(row_bytes: u64) -> usize {
     const SEGMENT_MAX: u64 = 1 << 20;
     let wanted = (row_bytes / TAIL_SHARE / TAIL_BUFFERS as u64).clamp(SEGMENT_MIN, SEGMENT_MAX);
     if wanted.is_power_of_two() { wanted as usize } else { wanted.next_power_of_two() as usize / 2 }
-}
-
-/// A number that differs from opening to opening: segments written by a run that crashed must not look
-/// like those of the next.
-fn incarnation() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
 fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), StoreError> {

@@ -88,6 +88,9 @@ impl DeltaReader {
                 let row = u32::from_le_bytes(row.try_into().expect("4 bytes"));
                 let key =
                     RowKey { category: Category(u32::from_le_bytes(*category)), id: u64::from_le_bytes(*id) };
+                if row > Location::ROW_MAX && row != DELETED {
+                    return Err(self.frames.corrupt(format!("{key} has row number {row}")).into());
+                }
                 change(key, (row != DELETED).then_some(row))?;
             }
         }

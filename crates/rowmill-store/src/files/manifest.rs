@@ -9,6 +9,7 @@
 //! then JSON, so that a person can read it too (`tail -n +2 MANIFEST | jq`). Fields unknown to this build are ignored; a build that
 //! writes something an older one must not ignore raises the format version.
 
+use std::collections::HashSet;
 use std::io::Read;
 
 use rowmill_io::{DeviceError, Volume};
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::attachment::AttachmentEntry;
 use super::error::FileError;
 use super::frame::FileEntry;
-use super::name::{MANIFEST, MANIFEST_NEW};
+use super::name::{self, MANIFEST, MANIFEST_NEW};
 use crate::log::LogState;
 
 /// Version of every file of a store. Older ones stay readable, newer ones are refused.
@@ -29,6 +30,13 @@ const MAGIC: &str = "rowmill-manifest";
 const HEADER_BYTES_MAX: usize = 80;
 /// Largest manifest: some ten million segments, petabytes of rows.
 const BYTES_MAX: u64 = 256 << 20;
+
+/// Tables of a store.
+pub(crate) const TABLES_MAX: u32 = 1 << 16;
+/// Nothing is counted further than this.
+const COUNT_MAX: u64 = 1 << 62;
+/// Bytes of a segment, generously.
+const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
 /// A checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -99,6 +107,26 @@ pub(crate) struct TableEntry {
     pub(crate) hot: Vec<(u64, u64)>,
 }
 
+impl GroupEntry {
+    fn check(&self) -> Result<(), String> {
+        if !self.shards.is_power_of_two() {
+            return Err(format!("a group has {} shards, not a power of two", self.shards));
+        }
+        self.spec.validate().map_err(|error| format!("a group: {error}"))?;
+        let stride = self.spec.layout().stride;
+        if self.stride as usize != stride {
+            return Err(format!(
+                "a group has rows of {} bytes where its spec asks for {stride}",
+                self.stride
+            ));
+        }
+        if self.segment_bytes > SEGMENT_BYTES_MAX {
+            return Err(format!("a group has segments of {} bytes", self.segment_bytes));
+        }
+        Ok(())
+    }
+}
+
 impl Manifest {
     /// Make this the checkpoint of the volume, in one step: a crash at any instant leaves the previous
     /// manifest or this one, and every file that one names.
@@ -153,19 +181,49 @@ impl Manifest {
         if manifest.format_version != FORMAT_VERSION {
             return Err(corrupt(format!("it claims format version {}", manifest.format_version)));
         }
-        if let Some(group) = manifest.groups.iter().find(|group| !group.shards.is_power_of_two()) {
-            return Err(corrupt(format!("a group has {} shards, not a power of two", group.shards)));
-        }
-        if let Some(table) =
-            manifest.tables.iter().find(|table| table.group as usize >= manifest.groups.len())
-        {
-            return Err(corrupt(format!(
-                "table {:?} is in group {}, which is not there",
-                table.name, table.group
-            )));
-        }
+        manifest.check().map_err(corrupt)?;
         Ok(manifest)
     }
+
+    /// Whether this can be a checkpoint: what is read from here decides how much is allocated and read.
+    fn check(&self) -> Result<(), String> {
+        let counts = self.tables.iter().flat_map(|table| [table.steps, table.accesses, table.births]);
+        let logs = self.groups.iter().flat_map(|group| [group.log.cut, group.log.next_sequence]);
+        if let Some(count) = counts.chain(logs).chain([self.epoch]).find(|count| *count > COUNT_MAX) {
+            return Err(format!("it counts up to {count}, more than can have happened"));
+        }
+        if self.epoch == 0 {
+            return Err("checkpoint 0 is none".into());
+        }
+        self.groups.iter().try_for_each(GroupEntry::check)?;
+        let (mut names, mut categories) = (HashSet::new(), HashSet::new());
+        for table in &self.tables {
+            let name = &table.name;
+            let Some(group) = self.groups.get(table.group as usize) else {
+                return Err(format!("table {name:?} is in group {}, which is not there", table.group));
+            };
+            table.spec.validate().map_err(|error| format!("table {name:?}: {error}"))?;
+            if table.spec.group() != group.spec {
+                return Err(format!("table {name:?} has another spec than its group {}", table.group));
+            }
+            if table.category.0 >= TABLES_MAX || !categories.insert(table.category) {
+                return Err(format!("table {name:?} has category {}, or another has it", table.category.0));
+            }
+            if !names.insert(name) {
+                return Err(format!("two tables are called {name:?}"));
+            }
+        }
+        match self.file_names().find(|name| name::epoch_of(name).is_none() || name.contains(['/', '\\'])) {
+            Some(name) => Err(format!("it names {name:?}, which is no file of a checkpoint")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a manifest of any version says of itself, if it is JSON.
+#[derive(Deserialize)]
+struct Claim {
+    format_version: u32,
 }
 
 fn header_line(version: u32, crc: u32, len: usize) -> String {
@@ -183,15 +241,20 @@ fn check_header(bytes: &[u8]) -> Result<&[u8], FileError> {
     if words.next() != Some(MAGIC) {
         return Err(corrupt("it does not begin as a manifest does"));
     }
-    let version =
+    let version: u32 =
         words.next().and_then(|word| word.parse().ok()).ok_or_else(|| corrupt("it has no version"))?;
-    if version > FORMAT_VERSION {
-        return Err(FileError::Newer { name: MANIFEST, found: version, supported: FORMAT_VERSION });
-    }
     // Written anew from what was found, the line must come out the same: no other spelling of the length
     // or checksum passes.
-    if line != header_line(FORMAT_VERSION, crc32c::crc32c(json), json.len()) {
+    if line != header_line(version.max(FORMAT_VERSION), crc32c::crc32c(json), json.len()) {
         return Err(corrupt("length, checksum or version in its header line do not fit the rest"));
+    }
+    if version > FORMAT_VERSION {
+        // Damage must not send anybody to look for an upgrade: the version alone is not under the checksum,
+        // but stands in the rest again.
+        if serde_json::from_slice::<Claim>(json).is_ok_and(|claim| claim.format_version != version) {
+            return Err(corrupt("its header line has another format version than the rest"));
+        }
+        return Err(FileError::Newer { name: MANIFEST, found: version, supported: FORMAT_VERSION });
     }
     Ok(json)
 }

@@ -24,8 +24,9 @@ pub(crate) use delta::{DeltaReader, DeltaWriter};
 pub(crate) use error::FileError;
 pub(crate) use frame::FileEntry;
 pub(crate) use garbage::collect_garbage;
-pub(crate) use manifest::{FORMAT_VERSION, GroupEntry, Manifest, TableEntry};
+pub(crate) use manifest::{FORMAT_VERSION, GroupEntry, Manifest, TABLES_MAX, TableEntry};
 pub(crate) use marker::{is_marked, mark};
+pub(crate) use name::MANIFEST;
 pub(crate) use snapshot::{SnapshotReader, SnapshotWriter};
 
 /// The file of index changes, as a manifest names it.

@@ -4,7 +4,7 @@
 //! what a crash left behind can be told from what the next checkpoint is writing.
 
 /// The checkpoint.
-pub(super) const MANIFEST: &str = "MANIFEST";
+pub(crate) const MANIFEST: &str = "MANIFEST";
 /// There once the first checkpoint is durable.
 pub(super) const MARKER: &str = "STORE";
 /// A manifest being written.

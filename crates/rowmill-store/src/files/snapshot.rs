@@ -101,6 +101,9 @@ impl SnapshotReader {
             let Some(category) = decode(payload, &mut ids, &mut rows) else {
                 return Err(self.frames.corrupt("a frame does not hold the entries it announces").into());
             };
+            if let Some(row) = rows.iter().find(|row| **row > Location::ROW_MAX) {
+                return Err(self.frames.corrupt(format!("a row of {category:?} has number {row}")).into());
+            }
             entries(category, &ids, &rows)?;
         }
         Ok(())

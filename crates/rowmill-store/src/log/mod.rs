@@ -54,6 +54,9 @@ pub(crate) struct LogConfig {
     /// Segments held in memory on their way to the device; 4 let appending, cleaning and writing overlap.
     /// 0 opens the log for reading only.
     pub(crate) tail_buffers: usize,
+    /// Whether a thread of the log writes them; else callers do, when they have to wait for a buffer and
+    /// with [`Log::write_one`].
+    pub(crate) writer_thread: bool,
     /// Memory for the checksums of segments; those not asked for lately are forgotten and read again.
     pub(crate) checksum_bytes_max: usize,
     /// A number that differs at every opening of the store, drawn at random.
@@ -99,27 +102,30 @@ impl Log {
         config: LogConfig,
         state: &LogState,
     ) -> Result<Self, LogError> {
-        let LogConfig { group, geometry, tail_buffers, checksum_bytes_max, incarnation } = config;
+        let LogConfig { group, geometry, tail_buffers, writer_thread, checksum_bytes_max, incarnation } =
+            config;
         let bad_state = |reason| LogError::BadState { group, reason };
+        // First of all, because the tables are as long as the file is said to be.
+        let end = state.segments.iter().map(|segment| u64::from(segment.place) + 1).max().unwrap_or(0);
+        let needed = u128::from(end) * geometry.place_bytes() as u128;
+        if needed > u128::from(device.bytes()) {
+            return Err(bad_state(format!("it needs {needed} bytes, the file has {}", device.bytes())));
+        }
         let live = LiveCounts::default();
         let table =
             SegmentTable::new(geometry, state, incarnation, checksum_bytes_max, &live).map_err(bad_state)?;
-        let needed = state.segments.iter().map(|segment| geometry.place_offset(segment.place + 1)).max();
-        if let Some(needed) = needed.filter(|needed| *needed > device.bytes()) {
-            return Err(bad_state(format!("it needs {needed} bytes, the file has {}", device.bytes())));
-        }
         let shared = Arc::new(Shared {
             group,
             geometry,
             device,
-            tail: Tail::new(&geometry, tail_buffers),
+            tail: Tail::new(&geometry, tail_buffers, writer_thread),
             table: RwLock::new(table),
             live,
             readings: Readings::default(),
             scratch: Mutex::default(),
             counters: Counters::default(),
         });
-        let writer = if tail_buffers > 0 {
+        let writer = if tail_buffers > 0 && writer_thread {
             let (name, shared) = (format!("rowmill-log-{group}"), Arc::clone(&shared));
             let spawned =
                 thread::Builder::new().name(name.clone()).spawn(move || shared.write_sealed_segments());
@@ -203,6 +209,11 @@ impl Log {
         self.shared.flush()
     }
 
+    /// Write the oldest sealed segment, where no thread does; whether there was one.
+    pub(crate) fn write_one(&self) -> bool {
+        self.shared.write_one()
+    }
+
     /// Make what is written durable.
     ///
     /// # Errors
@@ -262,6 +273,16 @@ impl Log {
     ) -> Result<(), LogError> {
         let _reading = self.reading();
         self.shared.segment_rows(place, visit)
+    }
+
+    /// The rows of a segment have moved. One that holds rows all the same is damaged, its keys are not those
+    /// of the index: it is not offered as a victim again, or cleaning would never end.
+    pub(crate) fn cleaned(&self, victim: Victim) {
+        let Victim { place, sequence, .. } = victim;
+        let mut table = self.shared.table.write();
+        if self.shared.live.of(place) > 0 {
+            table.damaged(place, sequence);
+        }
     }
 
     /// Bytes of the file by what may become of them.

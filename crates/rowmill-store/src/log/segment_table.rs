@@ -51,6 +51,8 @@ pub(crate) struct LogSpace {
 pub(crate) struct Victim {
     /// Where it lies.
     pub(crate) place: u32,
+    /// Its sequence number.
+    pub(crate) sequence: u64,
     /// Rows that have to move.
     pub(crate) live_rows: u32,
 }
@@ -411,7 +413,7 @@ impl SegmentTable {
             let age = (self.births - segment.birth) as f64;
             let worth = age * f64::from(room - live_rows) / f64::from(room + live_rows);
             if best.is_none_or(|(most, _)| worth > most) {
-                best = Some((worth, Victim { place, live_rows }));
+                best = Some((worth, Victim { place, sequence: segment.sequence, live_rows }));
             }
         }
         best.map(|(_, victim)| victim)

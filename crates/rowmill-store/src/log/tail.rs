@@ -27,6 +27,8 @@ pub(super) struct Tail {
     progress: Condvar,
     /// A segment was sealed, or the writer has to end.
     work: Condvar,
+    /// Whether a thread writes; else those who wait do.
+    threaded: bool,
     buffers: Box<[RwLock<TailBuffer>]>,
 }
 
@@ -54,6 +56,8 @@ struct State {
     segments_written: u64,
     poison: Option<Arc<DeviceError>>,
     ending: bool,
+    /// A caller is writing the oldest sealed segment.
+    writing: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,11 +68,12 @@ struct Open {
 }
 
 impl Tail {
-    pub(super) fn new(geometry: &Geometry, buffers: usize) -> Self {
+    pub(super) fn new(geometry: &Geometry, buffers: usize, threaded: bool) -> Self {
         Self {
             state: Mutex::new(State { idle: (0..buffers as u32).rev().collect(), ..State::default() }),
             progress: Condvar::new(),
             work: Condvar::new(),
+            threaded,
             buffers: (0..buffers).map(|_| RwLock::new(TailBuffer::new(geometry))).collect(),
         }
     }
@@ -122,7 +127,7 @@ impl Shared {
                     // The other stream has the only buffer; it would be waited for without end.
                     self.seal_all(state);
                 }
-                self.tail.progress.wait(state);
+                self.await_writer(state);
                 continue;
             };
             let Some((place, sequence)) = self.table.write().open(buffer, &self.live, &self.readings) else {
@@ -177,7 +182,7 @@ impl Shared {
             if state.segments_written >= sealed {
                 return Ok(());
             }
-            self.tail.progress.wait(&mut state);
+            self.await_writer(&mut state);
         }
     }
 
@@ -204,19 +209,57 @@ impl Shared {
     pub(super) fn write_sealed_segments(&self) {
         let _alarm = Alarm(self);
         while let Some(next) = self.next_sealed() {
-            match self.write_segment(next) {
-                Ok(checksums) => {
-                    self.table.write().written(next.place, checksums, &self.readings);
-                    let mut state = self.tail.state.lock();
-                    state.sealed.pop_front();
-                    state.segments_written += 1;
-                    state.idle.push(next.buffer);
-                    self.tail.progress.notify_all();
-                }
-                Err(cause) => {
-                    self.poison(cause);
-                    return;
-                }
+            if !self.write_sealed(next) {
+                return;
+            }
+        }
+    }
+
+    /// See [`super::Log::write_one`].
+    pub(super) fn write_one(&self) -> bool {
+        if self.tail.threaded {
+            return false;
+        }
+        let next = {
+            let mut state = self.tail.state.lock();
+            if state.writing || state.poison.is_some() {
+                return false;
+            }
+            let Some(next) = state.sealed.front().copied() else { return false };
+            state.writing = true;
+            next
+        };
+        let _alarm = Alarm(self);
+        self.write_sealed(next);
+        self.tail.state.lock().writing = false;
+        self.tail.progress.notify_all();
+        true
+    }
+
+    /// Let the writer get on, or write.
+    fn await_writer(&self, state: &mut MutexGuard<'_, State>) {
+        if self.tail.threaded || state.writing {
+            self.tail.progress.wait(state);
+        } else {
+            MutexGuard::unlocked(state, || self.write_one());
+        }
+    }
+
+    /// Write the oldest sealed segment; false when the log is poisoned by it.
+    fn write_sealed(&self, segment: Open) -> bool {
+        match self.write_segment(segment) {
+            Ok(checksums) => {
+                self.table.write().written(segment.place, checksums, &self.readings);
+                let mut state = self.tail.state.lock();
+                state.sealed.pop_front();
+                state.segments_written += 1;
+                state.idle.push(segment.buffer);
+                self.tail.progress.notify_all();
+                true
+            }
+            Err(cause) => {
+                self.poison(cause);
+                false
             }
         }
     }
@@ -253,7 +296,7 @@ impl Shared {
     }
 }
 
-/// Poisons the log when the writer thread panics, so that nobody waits for it for ever.
+/// Poisons the log when its writer panics, so that nobody waits for it for ever.
 struct Alarm<'a>(&'a Shared);
 
 impl Drop for Alarm<'_> {
@@ -263,7 +306,7 @@ impl Drop for Alarm<'_> {
                 operation: "write",
                 name: format!("the log of group {}", self.0.group),
                 offset: 0,
-                source: std::io::Error::other("the writer thread panicked"),
+                source: std::io::Error::other("the writer panicked"),
             });
         }
     }

@@ -52,8 +52,10 @@ proptest! {
     fn hyper_parameters_keep_their_bits(lr in any::<f32>(), eps in any::<f32>()) {
         prop_assume!(lr.is_finite() && eps.is_finite());
         let mut written = manifest(1);
-        written.tables[0].spec.optimizer =
-            OptimizerSpec::Adagrad { lr, eps, initial_accumulator: f32::MIN_POSITIVE };
+        let optimizer =
+            OptimizerSpec::Adagrad { lr: lr.abs(), eps: eps.abs(), initial_accumulator: f32::MIN_POSITIVE };
+        written.tables.iter_mut().for_each(|table| table.spec.optimizer = optimizer);
+        written.groups[0].spec = written.tables[0].spec.group();
         let volume = volume();
         written.save(&volume).unwrap();
         prop_assert_eq!(Manifest::load(&volume).unwrap(), written);

@@ -22,6 +22,7 @@ fn config(stride: usize) -> LogConfig {
         group: 7,
         geometry: Geometry::new(stride, SEGMENT),
         tail_buffers: 3,
+        writer_thread: true,
         checksum_bytes_max: 1 << 20,
         incarnation: 1,
     }

@@ -289,8 +289,10 @@ fn cleaning_moves_live_rows_and_frees_the_victim() {
 
 #[test]
 fn moved_rows_get_segments_of_their_own_even_with_one_buffer() {
-    for tail_buffers in [1, 2, 3] {
-        let config = LogConfig { tail_buffers, ..config(STRIDE) };
+    for (tail_buffers, writer_thread) in
+        [1, 2, 3].into_iter().flat_map(|buffers| [(buffers, true), (buffers, false)])
+    {
+        let config = LogConfig { tail_buffers, writer_thread, ..config(STRIDE) };
         let log = Log::open(memory_device(), config, &LogState::default()).unwrap();
         let mut rows = Vec::new();
         for id in 0..200 {
@@ -302,6 +304,7 @@ fn moved_rows_get_segments_of_their_own_even_with_one_buffer() {
             rows.push((number.unwrap(), key(id)));
         }
         log.flush().unwrap();
+        assert!(!log.write_one(), "nothing is left to write");
         for ((_, key), result) in rows.iter().zip(read(&log, &rows)) {
             assert_eq!(result.unwrap(), row(STRIDE, key.id, 0));
         }

@@ -1,0 +1,83 @@
+//! A new checkpoint of what is proven.
+//!
+//! The old one stays what the store opens at until the new manifest replaces it, in one step: nothing it
+//! names is written over before. Whole rows of damaged segments move to new ones; the damaged segments are
+//! not named any more.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use rowmill_io::{DeviceError, Volume};
+
+use super::{Findings, FsckReport, check};
+use crate::checkpoint::load_manifest;
+use crate::files::{MANIFEST, SnapshotWriter};
+use crate::store::Store;
+use crate::{Background, StoreError, StoreOptions};
+
+/// Address space for the index of the kept rows; what is not used takes no memory.
+const MEMORY: u64 = 64 << 30;
+
+pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<FsckReport, StoreError> {
+    let Findings { mut manifest, mut report, kept, damaged, attachments } = findings;
+    keep_aside(&**volume, manifest.epoch)?;
+    manifest.epoch += 1;
+    let mut writer = SnapshotWriter::create(&**volume, manifest.epoch)?;
+    let mut sorted: Vec<_> = kept.into_iter().collect();
+    sorted.sort_unstable();
+    let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
+    for (key, row) in sorted {
+        writer.push(key.category, key.id, row)?;
+        *counts.entry(key.category.0).or_default() += 1;
+    }
+    manifest.snapshot = Some(writer.finish()?);
+    manifest.deltas.clear();
+    manifest.attachments.clear();
+    for table in &mut manifest.tables {
+        table.rows = counts.get(&table.category.0).copied().unwrap_or(0);
+    }
+    let options = StoreOptions {
+        memory: MEMORY,
+        threads: 1,
+        background: Background::Turns { incarnation: Background::Threads.incarnation() },
+        ..StoreOptions::default()
+    };
+    let store = Store::open_at(volume, Some(manifest), options)?;
+    for (group, place) in damaged {
+        let group = Arc::clone(&store.groups.read()[group as usize]);
+        // That it is damaged is why it is here.
+        let (_, _damage) = group.move_rows(place)?;
+    }
+    let attached: Vec<(&str, &[u8])> =
+        attachments.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+    let info = store.checkpoint(&attached)?;
+    store.close();
+    drop(store);
+    report.repaired = Some(info.epoch);
+    let again = load_manifest(&**volume)?.map(|manifest| check(&**volume, manifest)).transpose()?;
+    match again {
+        Some(again) if again.report.is_clean() => Ok(report),
+        again => Err(StoreError::Corrupt {
+            what: format!(
+                "the repaired store is not clean: {:?}",
+                again.map(|again| again.report.problems).unwrap_or_default()
+            ),
+        }),
+    }
+}
+
+/// Copy the manifest, so that what it named can be looked up later.
+fn keep_aside(volume: &dyn Volume, epoch: u64) -> Result<(), StoreError> {
+    let name = format!("{MANIFEST}-{epoch}.damaged");
+    let failed = |operation| {
+        let name = name.clone();
+        move |error| DeviceError::from_io(operation, name, 0, 0, error)
+    };
+    let mut bytes = Vec::new();
+    volume.open(MANIFEST)?.read_to_end(&mut bytes).map_err(failed("read"))?;
+    let mut copy = volume.create(&name)?;
+    copy.write_all(&bytes).map_err(failed("write"))?;
+    copy.sync()?;
+    Ok(volume.sync()?)
+}

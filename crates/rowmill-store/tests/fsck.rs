@@ -1,0 +1,324 @@
+//! Proof reading and repair of damaged stores.
+//!
+//! What could break: damage that a check does not see; a repair that keeps a row it cannot prove, loses one
+//! it could, or forgets to say which; one that makes things worse when the power fails in it. Files of every
+//! kind are damaged at random places, and every row is accounted for: kept to the bit, or listed.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use common::*;
+use rowmill_io::FaultyVolume;
+use rowmill_store::*;
+use rowmill_testkit::Rng64;
+
+const SEED_VARIABLE: &str = "ROWMILL_FSCK_SEED";
+const CASES: u64 = 240;
+const NOTES: &[u8] = b"of the caller";
+
+type Files = BTreeMap<String, Vec<u8>>;
+/// Weights and state by table and id.
+type Content = BTreeMap<(String, u64), Vec<u32>>;
+
+fn store_options() -> StoreOptions {
+    StoreOptions { threads: 1, ..options(Some(768 << 10)) }
+}
+
+fn names_and_specs() -> [(&'static str, TableSpec); 3] {
+    let first = TableSpec { staleness: StalenessBound::Infinite, ..spec(16, ADAGRAD) };
+    [
+        ("users", first),
+        ("items", TableSpec { ids: IdRange::Dense { rows: 1000 }, ..first }),
+        ("wide", TableSpec { dim: 300, ..first }),
+    ]
+}
+
+/// A store with a snapshot, deltas, deleted rows and an attachment.
+fn original(deletes: bool) -> Files {
+    let volume = MemoryVolume::new();
+    let store = open(&volume, &store_options());
+    let mut rng = Rng64::new(4);
+    for round in 0..5_u64 {
+        for (name, spec) in names_and_specs() {
+            let table = store.table(name, &spec).unwrap();
+            let universe = if name == "wide" { 120 } else { 900 };
+            let ids: Vec<u64> = if round == 0 {
+                (0..universe).collect()
+            } else {
+                (0..150).map(|_| rng.below(universe)).collect()
+            };
+            for ids in ids.chunks(60) {
+                let values = gradients(&mut rng, ids.len() * spec.dim as usize);
+                table.rmw(ids, &values, None, None).unwrap();
+            }
+            if deletes && round == 2 {
+                table.delete(&[3, 5, 8, 13]).unwrap();
+            }
+        }
+        store.checkpoint(&[("notes", NOTES)]).unwrap();
+    }
+    store.close();
+    let names = volume.list().unwrap();
+    names.into_iter().map(|name| (name.clone(), read(&volume, &name))).collect()
+}
+
+fn read(volume: &dyn Volume, name: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    volume.open(name).unwrap().read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+fn write_all(volume: &dyn Volume, files: &Files) {
+    for (name, bytes) in files {
+        let mut file = volume.create(name).unwrap();
+        file.write_all(bytes).unwrap();
+        file.sync().unwrap();
+    }
+    volume.sync().unwrap();
+}
+
+fn content(volume: &Arc<dyn Volume>) -> Content {
+    let options = StoreOptions { read_only: true, ..store_options() };
+    let store = Store::open_volume(Arc::clone(volume), options).unwrap();
+    let mut content = Content::new();
+    for name in store.table_names() {
+        let table = store.open_table(&name).unwrap();
+        let mut ids = Vec::new();
+        table
+            .scan(64, |some, _| {
+                ids.extend_from_slice(some);
+                true
+            })
+            .unwrap();
+        assert_eq!(ids.len(), table.len());
+        for id in ids {
+            let mut row = vec![0.0; table.spec().dim as usize];
+            let mut state = vec![0.0; table.state_floats()];
+            table.get(&[id], &mut row).unwrap();
+            table.get_state(&[id], &mut state).unwrap();
+            row.extend(state);
+            content.insert((name.clone(), id), row.iter().map(|value| value.to_bits()).collect());
+        }
+    }
+    content
+}
+
+fn memory_of(files: &Files) -> Arc<dyn Volume> {
+    let volume = MemoryVolume::new();
+    write_all(&volume, files);
+    Arc::new(volume)
+}
+
+/// Rows that are kept are as they were; all others are listed, or counted.
+fn account(whole: &Content, kept: &Content, report: &FsckReport, what: &str) {
+    let mut missing: BTreeMap<&str, u64> = BTreeMap::new();
+    for (key, row) in kept {
+        assert_eq!(whole.get(key), Some(row), "{what}: row {key:?} was kept, and is another");
+    }
+    for key in whole.keys().filter(|key| !kept.contains_key(key)) {
+        if !report.dropped.contains(key) {
+            *missing.entry(&key.0).or_default() += 1;
+        }
+    }
+    assert!(!report.dropped.iter().any(|key| kept.contains_key(key)), "{what}: a row is kept and dropped");
+    for (table, count) in missing {
+        let of_table = |text: &&String| text.contains(&format!("rows of table {table:?}"));
+        let text = report.unnamed.iter().find(of_table).cloned().unwrap_or_default();
+        let told = text.split(' ').find_map(|word| word.parse::<u64>().ok()).unwrap_or(0);
+        let right = told == count || (told > count && text.starts_with("up to "));
+        assert!(right, "{what}: {count} rows of {table} are gone, told was {:?}", report.unnamed);
+    }
+}
+
+/// Damage a file; what was done.
+fn damage(files: &mut Files, rng: &mut Rng64) -> String {
+    let kinds = [".log", ".log", ".delta", ".snapshot", "attachment-"];
+    let kind = kinds[rng.below(5) as usize];
+    let named = String::from_utf8(files["MANIFEST"].clone()).unwrap();
+    let names: Vec<String> = (files.iter())
+        .filter(|(name, bytes)| name.contains(kind) && named.contains(name.as_str()) && !bytes.is_empty())
+        .map(|(name, _)| name.clone())
+        .collect();
+    if names.is_empty() {
+        return format!("no {kind} is left");
+    }
+    let name = names[rng.below(names.len() as u64) as usize].clone();
+    let bytes = files.get_mut(&name).unwrap();
+    let at = rng.below(bytes.len() as u64) as usize;
+    match rng.below(12) {
+        0 => {
+            bytes.truncate(at);
+            format!("{name} cut at {at}")
+        }
+        1 => {
+            files.remove(&name);
+            format!("{name} removed")
+        }
+        2 | 3 => {
+            let end = (at + 20_000).min(bytes.len());
+            bytes[at..end].fill(0);
+            format!("{name} zeroed from {at} to {end}")
+        }
+        _ => {
+            bytes[at] ^= 1 << rng.below(8);
+            format!("a bit of {name} at {at}")
+        }
+    }
+}
+
+#[test]
+fn a_clean_store_is_clean_and_a_repair_leaves_it_alone() {
+    let files = original(true);
+    for kind in [".snapshot", ".delta", ".log", "attachment-"] {
+        assert!(files.keys().any(|name| name.contains(kind)), "no {kind} among {:?}", files.keys());
+    }
+    let volume = memory_of(&files);
+    let whole = content(&volume);
+    for repair in [false, true] {
+        let report = fsck(&volume, repair).unwrap();
+        assert!(report.is_clean(), "{:?}", report.problems);
+        assert_eq!((report.rows, report.epoch, report.repaired), (whole.len() as u64, 5, None));
+        assert!(report.blocks > 20 && report.segments > 5 && report.files > 4, "{report:?}");
+    }
+    for (name, bytes) in &files {
+        assert!(read(&*volume, name) == *bytes, "{name} was changed");
+    }
+    assert_eq!(volume.list().unwrap().len(), files.len());
+}
+
+#[test]
+fn every_row_of_a_damaged_store_is_kept_to_the_bit_or_listed() {
+    let originals = [original(false), original(true)];
+    let wholes = originals.each_ref().map(|files| content(&memory_of(files)));
+    let chosen = std::env::var(SEED_VARIABLE).ok().map(|seed| seed.parse::<u64>().unwrap());
+    let (mut clean, mut lossless, mut lossy) = (0, 0, 0);
+    for seed in chosen.map_or(0..CASES, |seed| seed..seed + 1) {
+        let mut rng = Rng64::new(seed);
+        let which = rng.below(2) as usize;
+        let mut files = originals[which].clone();
+        let mut done = Vec::new();
+        for _ in 0..=rng.below(3) {
+            done.push(damage(&mut files, &mut rng));
+        }
+        let what = format!("{SEED_VARIABLE}={seed}: {}", done.join(", "));
+        let volume = memory_of(&files);
+        let found = fsck(&volume, false).unwrap();
+        let report = fsck(&volume, true).unwrap();
+        assert_eq!(found.problems, report.problems, "{what}");
+        assert_eq!(report.is_clean(), report.repaired.is_none(), "{what}");
+        let kept = content(&volume);
+        account(&wholes[which], &kept, &report, &what);
+        let again = fsck(&volume, false).unwrap();
+        assert!(again.is_clean() && again.rows == kept.len() as u64, "{what}: {:?}", again.problems);
+        if report.is_clean() {
+            assert!(kept == wholes[which], "{what} was not seen");
+            clean += 1;
+        } else {
+            assert!(volume.list().unwrap().contains(&"MANIFEST-5.damaged".to_owned()));
+            if kept == wholes[which] { lossless += 1 } else { lossy += 1 }
+        }
+        // Work goes on.
+        let store = Store::open_volume(Arc::clone(&volume), store_options()).unwrap();
+        let table = store.open_table("users").unwrap();
+        table.put(&[1, 2, 3], &[1.0; 48], None).unwrap();
+        store.checkpoint(&[]).unwrap();
+        store.close();
+        assert!(fsck(&volume, false).unwrap().is_clean(), "{what}");
+    }
+    println!("{clean} damages of what nothing names, {lossless} repaired whole, {lossy} with losses");
+    assert!(chosen.is_some() || (clean > 3 && lossless > 10 && lossy > 50), "{clean} {lossless} {lossy}");
+}
+
+/// The power fails in every change that a repair makes, one after the other.
+#[test]
+fn a_repair_that_is_cut_short_loses_nothing_it_could_keep() {
+    let mut files = original(true);
+    let log = files.get_mut("group-0.log").unwrap();
+    log[5000] ^= 1;
+    files.get_mut("index-5.delta").unwrap()[20] ^= 1;
+    let expected = {
+        let volume = memory_of(&files);
+        fsck(&volume, true).unwrap();
+        content(&volume)
+    };
+    let mut cut_short = 0;
+    for change in 1..200 {
+        let machine = FaultyVolume::over_memory(MemoryVolume::crashable(), change);
+        write_all(&machine, &files);
+        machine.lose_power_in(change);
+        let volume: Arc<dyn Volume> = Arc::new(machine.clone());
+        let result = fsck(&volume, true);
+        if !machine.has_crashed() {
+            result.unwrap();
+            break;
+        }
+        cut_short += 1;
+        let found: Arc<dyn Volume> = Arc::new(machine.crash().volume);
+        fsck(&found, true).unwrap();
+        assert!(content(&found) == expected, "cut short in change {change}");
+    }
+    assert!((10..199).contains(&cut_short), "{cut_short}");
+}
+
+#[test]
+fn what_cannot_be_read_or_is_in_use_is_refused_and_stays_as_it_is() {
+    let mut files = original(true);
+    let volume = memory_of(&files);
+    let store = Store::open_volume(Arc::clone(&volume), store_options()).unwrap();
+    let error = fsck(&volume, true).unwrap_err();
+    assert!(matches!(error, StoreError::Device(rowmill_io::DeviceError::Locked { .. })), "{error}");
+    assert!(fsck(&volume, false).unwrap().is_clean(), "a check may run beside a writer");
+    store.close();
+
+    let empty: Arc<dyn Volume> = Arc::new(MemoryVolume::new());
+    assert!(matches!(fsck(&empty, true), Err(StoreError::Missing { .. })));
+
+    files.get_mut("MANIFEST").unwrap()[200] ^= 1;
+    let volume = memory_of(&files);
+    for repair in [false, true] {
+        assert!(matches!(fsck(&volume, repair), Err(StoreError::Corrupt { .. })));
+    }
+    for (name, bytes) in &files {
+        assert!(read(&*volume, name) == *bytes, "{name} was changed");
+    }
+}
+
+/// An index under right checksums that gives one row to two ids.
+#[test]
+fn an_entry_that_names_the_row_of_another_is_dropped() {
+    let mut files = original(true);
+    let whole = content(&memory_of(&files));
+    let delta = files.get_mut("index-5.delta").unwrap();
+    // The header is 16 bytes, that of the frame 8; a record is id, category and row number.
+    let (one, other) = (24, 40);
+    let id = u64::from_le_bytes(delta[one..one + 8].try_into().unwrap());
+    let category = delta[one + 8];
+    assert_eq!(category, delta[other + 8], "records of one table");
+    delta.copy_within(other + 12..other + 16, one + 12);
+    let crc = crc32c::crc32c(&0_u64.to_le_bytes());
+    let length = u32::from_le_bytes(delta[16..20].try_into().unwrap()) as usize;
+    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc, &delta[16..20]), &delta[24..24 + length]);
+    delta[20..24].copy_from_slice(&crc.to_le_bytes());
+    let crc = crc32c::crc32c(delta);
+    let manifest = String::from_utf8(files["MANIFEST"].clone()).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(manifest.split_once('\n').unwrap().1).unwrap();
+    let entries = json["deltas"].as_array_mut().unwrap();
+    entries.iter_mut().find(|entry| entry["name"] == "index-5.delta").unwrap()["crc"] = crc.into();
+    let json = json.to_string();
+    let line = format!("rowmill-manifest 1 {:08x} {}\n{json}", crc32c::crc32c(json.as_bytes()), json.len());
+    files.insert("MANIFEST".into(), line.into_bytes());
+
+    let volume = memory_of(&files);
+    let report = fsck(&volume, true).unwrap();
+    let problems = report.problems.join("; ");
+    assert!(problems.contains("2 entries of the index name row"), "{problems}");
+    assert!(problems.contains(&format!("the index has category {category} id {id} at row")), "{problems}");
+    assert_eq!(report.dropped.len(), 1);
+    assert_eq!(report.dropped[0].1, id);
+    let kept = content(&volume);
+    account(&whole, &kept, &report, "two entries for a row");
+    assert_eq!(kept.len() + 1, whole.len());
+}

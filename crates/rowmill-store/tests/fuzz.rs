@@ -1,0 +1,485 @@
+//! Stores whose files hold anything.
+//!
+//! What could break: a reader that trusts a length, a place or a number it has read, and panics, runs for
+//! ever or asks for all memory. A checksum stops damage, but not a file that was written wrongly, so most
+//! changes made here are put under right checksums again: the manifest's, the frames', the files', the
+//! trailers', the blocks'. Whatever the files then say, opening the store and using everything in it must
+//! end with values or errors.
+//!
+//! Changes know the formats: numbers of the manifest become other numbers, records of the index others,
+//! files are cut, joined and exchanged. `ROWMILL_FUZZ_SEED=17` repeats one, `ROWMILL_FUZZ_SECONDS=3600` tries
+//! new ones for that long.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use common::*;
+use rowmill_store::*;
+use rowmill_testkit::Rng64;
+use serde_json::Value;
+
+const CASES: u64 = 3000;
+const SEED_VARIABLE: &str = "ROWMILL_FUZZ_SEED";
+const SECONDS_VARIABLE: &str = "ROWMILL_FUZZ_SECONDS";
+/// No reader asks for more at once.
+const ALLOCATION_MAX: usize = 64 << 20;
+
+/// The system's allocator, which remembers the largest request.
+struct Watching;
+
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Watching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Relaxed);
+        // SAFETY: the caller's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Relaxed);
+        // SAFETY: the caller's.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        // SAFETY: the caller's; `address` came from the system's allocator.
+        unsafe { System.dealloc(address, layout) }
+    }
+
+    unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        LARGEST.fetch_max(size, Relaxed);
+        // SAFETY: the caller's; `address` came from the system's allocator.
+        unsafe { System.realloc(address, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watching = Watching;
+
+/// The files of a store, by name.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// Two stores: with a snapshot and deltas in two groups; and with deltas only.
+fn originals() -> [Files; 2] {
+    [2000_u64, 60].map(|rows| {
+        let volume = MemoryVolume::new();
+        let store = open(&volume, &store_options(1));
+        let tables = [
+            store
+                .table("a", &TableSpec { staleness: StalenessBound::Infinite, ..spec(16, ADAGRAD) })
+                .unwrap(),
+            store.table("b", &TableSpec { ids: IdRange::Dense { rows }, ..spec(16, ADAGRAD) }).unwrap(),
+            store.table("c", &spec(100, SGD)).unwrap(),
+        ];
+        for round in 0..3_u64 {
+            for table in &tables {
+                let ids: Vec<u64> = (0..rows).filter(|id| id % 3 >= round).collect();
+                let width = table.spec().dim as usize;
+                for ids in ids.chunks(200) {
+                    table.put(ids, &vec![round as f32; ids.len() * width], None).unwrap();
+                }
+            }
+            store.checkpoint(&[("notes", b"of the caller")]).unwrap();
+        }
+        store.close();
+        let names = volume.list().unwrap();
+        names.into_iter().map(|name| (name.clone(), read(&volume, &name))).collect()
+    })
+}
+
+fn store_options(incarnation: u64) -> StoreOptions {
+    StoreOptions {
+        memory: 16 << 20,
+        threads: 1,
+        wait_deadline: Duration::from_millis(50),
+        background: Background::Turns { incarnation },
+        ..options(Some(512 << 10))
+    }
+}
+
+fn read(volume: &MemoryVolume, name: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    volume.open(name).unwrap().read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+// ---------------------------------------------------------------------- changes
+
+fn change(files: &mut Files, rng: &mut Rng64) {
+    for _ in 0..=rng.below(3) {
+        if files.is_empty() {
+            return;
+        }
+        match rng.below(10) {
+            0 | 1 => {
+                let name = pick(&files.keys().cloned().collect::<Vec<_>>(), rng);
+                scramble(files.get_mut(&name).unwrap(), rng);
+            }
+            2 => {
+                // Whole files change places, or are gone.
+                let names: Vec<String> = files.keys().cloned().collect();
+                let (one, other) = (pick(&names, rng), pick(&names, rng));
+                let content = files[&other].clone();
+                if rng.one_in(2) { drop(files.insert(one, content)) } else { drop(files.remove(&one)) }
+            }
+            3..6 => change_manifest(files, rng),
+            6..8 => change_index(files, rng),
+            _ => change_log(files, rng),
+        }
+    }
+}
+
+/// Flip, overwrite, insert, cut or repeat bytes.
+fn scramble(bytes: &mut Vec<u8>, rng: &mut Rng64) {
+    if bytes.is_empty() {
+        bytes.push(rng.next_u64() as u8);
+        return;
+    }
+    let at = rng.below(bytes.len() as u64) as usize;
+    let end = (at + 1 + rng.below(64) as usize).min(bytes.len());
+    match rng.below(7) {
+        0 => bytes[at] ^= 1 << rng.below(8),
+        1 => bytes[at..end].fill([0, 0xff][rng.below(2) as usize]),
+        2 => bytes[at..end].iter_mut().for_each(|byte| *byte = rng.next_u64() as u8),
+        3 => bytes.truncate(at),
+        4 => {
+            let piece = bytes[at..end].to_vec();
+            bytes.splice(at..at, piece);
+        }
+        5 => drop(bytes.drain(at..end)),
+        _ => {
+            let number = odd_number(rng).to_le_bytes();
+            for (byte, new) in bytes[at..end].iter_mut().zip(number) {
+                *byte = new;
+            }
+        }
+    }
+}
+
+/// Numbers at the edge of what fits somewhere.
+fn odd_number(rng: &mut Rng64) -> u64 {
+    let edge = 1_u64 << rng.below(64);
+    match rng.below(4) {
+        0 => edge,
+        1 => edge - 1,
+        2 => edge.wrapping_mul(2).wrapping_sub(2),
+        _ => rng.below(300),
+    }
+}
+
+fn pick<T: Clone>(from: &[T], rng: &mut Rng64) -> T {
+    from[rng.below(from.len() as u64) as usize].clone()
+}
+
+/// The manifest as JSON, where it still is.
+fn manifest(files: &Files) -> Option<Value> {
+    let bytes = files.get("MANIFEST")?;
+    let begin = bytes.iter().position(|&byte| byte == b'\n')? + 1;
+    serde_json::from_slice(&bytes[begin..]).ok()
+}
+
+/// Write the manifest, under a right header.
+fn put_manifest(files: &mut Files, manifest: &Value) {
+    let json = manifest.to_string();
+    let crc = crc32c::crc32c(json.as_bytes());
+    let text = format!("rowmill-manifest 1 {crc:08x} {}\n{json}", json.len());
+    files.insert("MANIFEST".into(), text.into_bytes());
+}
+
+fn change_manifest(files: &mut Files, rng: &mut Rng64) {
+    let Some(mut json) = manifest(files) else { return };
+    let mut paths = Vec::new();
+    collect_paths(&json, String::new(), &mut paths);
+    for _ in 0..=rng.below(2) {
+        let path = pick(&paths, rng);
+        let other = json.pointer(&pick(&paths, rng)).cloned().unwrap_or(Value::Null);
+        let Some(value) = json.pointer_mut(&path) else { continue };
+        *value = match (&mut *value, rng.below(8)) {
+            (_, 0) => other,
+            (_, 1) => Value::Null,
+            (Value::Number(_), 2) => serde_json::json!(-1),
+            (Value::Number(_), 3) => serde_json::json!(1e300),
+            (Value::Number(number), 4) => serde_json::json!(number.as_u64().unwrap_or(0).wrapping_add(1)),
+            (Value::Number(_), _) => serde_json::json!(odd_number(rng)),
+            (Value::String(text), _) => {
+                let mut bytes = text.clone().into_bytes();
+                scramble(&mut bytes, rng);
+                String::from_utf8_lossy(&bytes).into_owned().into()
+            }
+            (Value::Array(items), _) if !items.is_empty() => {
+                let item = pick(items, rng);
+                if rng.one_in(2) {
+                    items.push(item);
+                } else {
+                    drop(items.remove(0));
+                }
+                Value::Array(std::mem::take(items))
+            }
+            (value, _) => value.clone(),
+        };
+    }
+    put_manifest(files, &json);
+}
+
+fn collect_paths(value: &Value, path: String, paths: &mut Vec<String>) {
+    match value {
+        Value::Array(items) => {
+            for (at, item) in items.iter().enumerate() {
+                collect_paths(item, format!("{path}/{at}"), paths);
+            }
+        }
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                collect_paths(field, format!("{path}/{name}"), paths);
+            }
+        }
+        _ => {}
+    }
+    paths.push(path);
+}
+
+/// Change an index file and put everything above the change under right checksums.
+fn change_index(files: &mut Files, rng: &mut Rng64) {
+    let names: Vec<String> = files.keys().filter(|name| name.starts_with("index-")).cloned().collect();
+    if names.is_empty() {
+        return;
+    }
+    let name = pick(&names, rng);
+    let bytes = files[&name].clone();
+    let mut frames = split_frames(&bytes);
+    if frames.is_empty() {
+        return;
+    }
+    for _ in 0..=rng.below(3) {
+        let at = rng.below(frames.len() as u64) as usize;
+        match rng.below(8) {
+            0 => drop(frames.remove(at)),
+            1 => frames.push(frames[at].clone()),
+            2 => frames[at].resize(1 + rng.below(70_000) as usize, 7),
+            3 => scramble(&mut frames[at], rng),
+            _ => {
+                // One field of one record: four or eight bytes.
+                let frame = &mut frames[at];
+                let field = rng.below(frame.len() as u64 / 4 + 1) as usize * 4;
+                let number = odd_number(rng).to_le_bytes();
+                let width = [4, 8][rng.below(2) as usize];
+                frame.iter_mut().skip(field).zip(&number[..width]).for_each(|(byte, new)| *byte = *new);
+            }
+        }
+        if frames.is_empty() {
+            return;
+        }
+    }
+    let mut joined = bytes[..16].to_vec();
+    for (number, payload) in frames.iter().enumerate() {
+        let length = payload.len() as u32;
+        let crc = crc32c::crc32c(&(number as u64).to_le_bytes());
+        let crc = crc32c::crc32c_append(crc, &length.to_le_bytes());
+        let crc = crc32c::crc32c_append(crc, payload);
+        joined.extend_from_slice(&length.to_le_bytes());
+        joined.extend_from_slice(&crc.to_le_bytes());
+        joined.extend_from_slice(payload);
+    }
+    if let Some(mut json) = manifest(files) {
+        let (length, crc) = (joined.len(), crc32c::crc32c(&joined));
+        let mut entries: Vec<&mut Value> = Vec::new();
+        let fields = json.as_object_mut();
+        for (field, value) in fields.into_iter().flatten() {
+            match field.as_str() {
+                "deltas" => entries.extend(value.as_array_mut().into_iter().flatten()),
+                "snapshot" => entries.push(value),
+                _ => {}
+            }
+        }
+        let entries = entries.into_iter().filter_map(Value::as_object_mut);
+        for entry in entries.filter(|entry| entry.get("name").is_some_and(|found| *found == name.as_str())) {
+            entry.insert("len".into(), length.into());
+            entry.insert("crc".into(), crc.into());
+        }
+        put_manifest(files, &json);
+    }
+    files.insert(name, joined);
+}
+
+fn split_frames(bytes: &[u8]) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    let mut rest = bytes.get(16..).unwrap_or_default();
+    while let Some((length, tail)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_le_bytes(*length) as usize;
+        let Some(payload) = tail.get(4..4 + length) else { break };
+        frames.push(payload.to_vec());
+        rest = &tail[4 + length..];
+    }
+    frames
+}
+
+/// Change a trailer of a log, or a block, and put both under right checksums.
+fn change_log(files: &mut Files, rng: &mut Rng64) {
+    const BLOCK: usize = 4096;
+    let names: Vec<String> = files.keys().filter(|name| name.starts_with("group-")).cloned().collect();
+    if names.is_empty() {
+        return;
+    }
+    let log = files.get_mut(&pick(&names, rng)).unwrap();
+    let is_trailer = |block: usize| log[block * BLOCK..].starts_with(b"RMSEGMNT");
+    let trailers: Vec<usize> = (0..log.len() / BLOCK).filter(|&block| is_trailer(block)).collect();
+    if trailers.is_empty() {
+        return;
+    }
+    let at = pick(&trailers, rng);
+    let word = |log: &[u8], offset: usize| u32::from_le_bytes(log[offset..offset + 4].try_into().unwrap());
+    let head = at * BLOCK;
+    let (rows, data_blocks) = (word(log, head + 28) as usize, word(log, head + 36) as usize);
+    let sequence = u64::from_le_bytes(log[head + 16..head + 24].try_into().unwrap());
+    if data_blocks == 0 || data_blocks > at || head + 48 + 4 * data_blocks > log.len() {
+        return;
+    }
+    let keys = head + 48 + 4 * data_blocks;
+    if rng.one_in(3) {
+        let block = rng.below(data_blocks as u64) as usize;
+        let begin = (at - data_blocks + block) * BLOCK;
+        log[begin + rng.below(BLOCK as u64) as usize] ^= 1 << rng.below(8);
+        let address = sequence.wrapping_mul(data_blocks as u64).wrapping_add(block as u64);
+        let crc = rowmill_io::checksum(&log[begin..begin + BLOCK], address);
+        log[head + 48 + 4 * block..][..4].copy_from_slice(&crc.to_le_bytes());
+    } else if rng.one_in(2) {
+        let field = keys + 4 * rng.below((rows.max(1) * 3) as u64) as usize;
+        let number = odd_number(rng).to_le_bytes();
+        log.iter_mut().skip(field).zip(&number[..4]).for_each(|(byte, new)| *byte = *new);
+    } else {
+        let field = head + 8 + 4 * rng.below(10) as usize;
+        let number = odd_number(rng).to_le_bytes();
+        log.iter_mut().skip(field).zip(&number[..4]).for_each(|(byte, new)| *byte = *new);
+    }
+    let sequence = u64::from_le_bytes(log[head + 16..head + 24].try_into().unwrap());
+    if let Some(content) = log.get(keys..keys + rows * 12) {
+        let crc = rowmill_io::checksum(content, sequence);
+        log[head + 40..head + 44].copy_from_slice(&crc.to_le_bytes());
+    }
+    let crc = rowmill_io::checksum(&log[head + 16..keys], sequence);
+    log[head + 12..head + 16].copy_from_slice(&crc.to_le_bytes());
+}
+
+// ---------------------------------------------------------------------- use
+
+/// What came of a changed store.
+#[derive(Debug, PartialEq)]
+enum Outcome {
+    Refused,
+    PartlyRead,
+    Read,
+}
+
+/// Open a store and use everything in it.
+fn run(files: &Files, incarnation: u64) -> Outcome {
+    let volume = MemoryVolume::new();
+    for (name, bytes) in files {
+        volume.create(name).unwrap().write_all(bytes).unwrap();
+    }
+    let mut outcome = Outcome::Read;
+    for read_only in [true, false] {
+        let options = StoreOptions { read_only, ..store_options(incarnation) };
+        let Ok(store) = Store::open_volume(Arc::new(volume.clone()), options) else {
+            return Outcome::Refused;
+        };
+        let mut note = |failed: bool| {
+            if failed {
+                outcome = Outcome::PartlyRead;
+            }
+        };
+        for name in store.attachment_names() {
+            note(store.attachment(&name).is_err());
+        }
+        for name in store.table_names() {
+            let table = store.open_table(&name).unwrap();
+            let mut ids = Vec::new();
+            note(
+                table
+                    .scan(50, |some, _| {
+                        ids.extend_from_slice(some);
+                        true
+                    })
+                    .is_err(),
+            );
+            let ids: Vec<u64> = ids.into_iter().chain(0..50).collect();
+            for ids in ids.chunks(64) {
+                note(table.get(ids, &mut vec![0.0; ids.len() * table.spec().dim as usize]).is_err());
+                note(table.get_state(ids, &mut vec![0.0; ids.len() * table.state_floats()]).is_err());
+            }
+            if !read_only {
+                for ids in ids.chunks(64) {
+                    let gradients = vec![0.5; ids.len() * table.spec().dim as usize];
+                    note(table.rmw(ids, &gradients, None, None).is_err());
+                }
+                note(table.delete(&ids[..ids.len() / 2]).is_err());
+            }
+            table.hottest(10);
+        }
+        // A segment that cannot be cleaned is not tried for ever.
+        let mut turns = 0;
+        while store.turn(Work::Clean).unwrap() {
+            turns += 1;
+            assert!(turns < 2000, "cleaning does not end");
+        }
+        note(!read_only && store.checkpoint(&[]).is_err());
+        let _ = store.stats();
+        store.close();
+    }
+    outcome
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, got {text:?}")))
+}
+
+#[test]
+fn a_store_of_any_bytes_is_read_or_refused() {
+    let originals = originals();
+    assert!(originals[0].keys().any(|name| name.ends_with(".snapshot")), "{:?}", originals[0].keys());
+    for files in &originals {
+        assert_eq!(run(files, 0), Outcome::Read, "what is not changed is read");
+    }
+    let try_one = |seed: u64| {
+        let mut rng = Rng64::new(seed);
+        let mut files = pick(&originals, &mut rng);
+        change(&mut files, &mut rng);
+        LARGEST.store(0, Relaxed);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&files, seed)))
+            .unwrap_or_else(|_| {
+                panic!("case {seed} failed; {SEED_VARIABLE}={seed} cargo test -p rowmill-store --test fuzz")
+            });
+        let largest = LARGEST.load(Relaxed);
+        assert!(largest <= ALLOCATION_MAX, "case {seed} asked for {largest} bytes; {SEED_VARIABLE}={seed}");
+        outcome
+    };
+    if let Some(seed) = number(SEED_VARIABLE) {
+        println!("{:?}", try_one(seed));
+        return;
+    }
+    let begun = Instant::now();
+    let mut counts = [0_u64; 3];
+    let (first, time) = match number(SECONDS_VARIABLE) {
+        Some(seconds) => (std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20, Some(seconds)),
+        None => (0, None),
+    };
+    for seed in first.. {
+        let over = time.map_or(seed >= CASES, |seconds| begun.elapsed() >= Duration::from_secs(seconds));
+        if over {
+            break;
+        }
+        counts[try_one(seed) as usize] += 1;
+    }
+    let [refused, partly, whole] = counts;
+    let rate = counts.iter().sum::<u64>() as f64 / begun.elapsed().as_secs_f64();
+    println!("{refused} stores refused, {partly} read in part, {whole} read; {rate:.0} a second");
+    assert!(counts.iter().all(|&count| count > CASES / 50 || time.is_some()), "{counts:?}");
+}
