@@ -263,7 +263,9 @@ impl Group {
                     if begun.elapsed() >= self.wait_deadline {
                         break Err(self.timeout(row, blocked.outstanding, begun.elapsed(), ticket));
                     }
-                    self.shards[shard].gate.wait(blocked.seen, WAIT_SLICE.min(self.wait_deadline));
+                    self.workers.idle(|| {
+                        self.shards[shard].gate.wait(blocked.seen, WAIT_SLICE.min(self.wait_deadline))
+                    });
                 }
             }
         };

@@ -95,8 +95,8 @@ impl Group {
     /// Run `work` for the number of every table of a lookup, on several threads if that pays.
     fn for_each_table<T: Send>(&self, lookup: &Lookup, work: impl Fn(usize) -> T + Sync + Send) -> Vec<T> {
         let lookups: usize = lookup.tables.iter().map(|table| table.inverse.len()).sum();
-        if self.in_parallel(lookups) {
-            self.threads.install(|| (0..lookup.tables.len()).into_par_iter().map(work).collect())
+        if self.workers.share(lookups) {
+            self.workers.run(|| (0..lookup.tables.len()).into_par_iter().map(work).collect())
         } else {
             (0..lookup.tables.len()).map(work).collect()
         }
@@ -125,7 +125,7 @@ impl Group {
                 let mut more = vec![0.0; sums.len()];
                 sum(0, &mut more);
                 sums.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-            } else if self.in_parallel(feature.lookups().len()) {
+            } else if self.workers.share(feature.lookups().len()) {
                 sums.par_chunks_mut(SUM_TASK_ROWS * dim)
                     .enumerate()
                     .for_each(|(n, out)| sum(n * SUM_TASK_ROWS, out));

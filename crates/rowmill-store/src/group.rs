@@ -20,9 +20,7 @@ use crate::shard::{SLOTS_MIN, Shard};
 use crate::stats::Counters;
 use crate::table_state::TableState;
 use crate::ticket::{Held, Tickets};
-
-/// Batches with fewer rows than this are not worth spreading over threads (a hand-over costs about 5 us).
-const PARALLEL_ROWS_MIN: usize = 4096;
+use crate::workers::Workers;
 
 /// A shard with its lock and gate, on cache lines of its own.
 #[derive(Debug)]
@@ -40,7 +38,7 @@ pub(crate) struct Group {
     pub(crate) shards: Box<[ShardCell]>,
     pub(crate) tables: RwLock<Vec<Arc<TableState>>>,
     pub(crate) tickets: Arc<Tickets>,
-    pub(crate) threads: Arc<rayon::ThreadPool>,
+    pub(crate) workers: Arc<Workers>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) wait_deadline: std::time::Duration,
     /// Numbers given to lookups.
@@ -61,7 +59,7 @@ impl Group {
     pub(crate) fn new(
         core: Core,
         tickets: Arc<Tickets>,
-        threads: Arc<rayon::ThreadPool>,
+        workers: Arc<Workers>,
         counters: Arc<Counters>,
         wait_deadline: std::time::Duration,
     ) -> Result<Self, StoreError> {
@@ -83,7 +81,7 @@ impl Group {
             shards,
             tables: RwLock::default(),
             tickets,
-            threads,
+            workers,
             counters,
             wait_deadline,
             serial: AtomicU64::new(1),
@@ -129,16 +127,11 @@ impl Group {
         work: impl Fn(usize) -> T + Sync + Send,
     ) -> Vec<(usize, T)> {
         let busy = (0..self.shards.len()).filter(|&shard| !keys.of_shard(shard).is_empty());
-        if keys.len() < PARALLEL_ROWS_MIN || self.threads.current_num_threads() < 2 {
+        if !self.workers.share(keys.len()) {
             return busy.map(|shard| (shard, work(shard))).collect();
         }
         let busy: Vec<usize> = busy.collect();
-        self.threads.install(|| busy.into_par_iter().map(|shard| (shard, work(shard))).collect())
-    }
-
-    /// Whether a call over this many rows is spread over threads.
-    pub(crate) fn in_parallel(&self, rows: usize) -> bool {
-        rows >= PARALLEL_ROWS_MIN && self.threads.current_num_threads() >= 2
+        self.workers.run(|| busy.into_par_iter().map(|shard| (shard, work(shard))).collect())
     }
 
     /// Give clocks back without changing rows.

@@ -74,6 +74,7 @@ mod table_state;
 mod ticket;
 mod update;
 mod walk;
+mod workers;
 
 pub use background::{Background, Work};
 pub use backward::RowGradients;

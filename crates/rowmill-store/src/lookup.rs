@@ -278,8 +278,8 @@ impl Group {
                 table.count_accesses(ids);
                 TableRows { table, unique: unique.into(), inverse, base: 0 }
             };
-        let mut tables: Vec<TableRows> = if self.in_parallel(total) {
-            self.threads.install(|| ids_of.into_par_iter().map(unique_rows).collect())
+        let mut tables: Vec<TableRows> = if self.workers.share(total) {
+            self.workers.run(|| ids_of.into_par_iter().map(unique_rows).collect())
         } else {
             ids_of.into_iter().map(unique_rows).collect()
         };
@@ -325,7 +325,7 @@ impl Group {
             self.pool_bags(lookup, number, from..to, rows, out, row_stride);
         };
         let lookups: usize = lookup.tables.iter().map(|table| table.inverse.len()).sum();
-        if !self.in_parallel(lookups) {
+        if !self.workers.share(lookups) {
             for (number, feature) in lookup.features.iter().enumerate() {
                 task(number, 0, feature.offsets.len() - 1);
             }
@@ -338,7 +338,7 @@ impl Group {
             let step = (bags * POOL_TASK_FLOATS / floats).max(1);
             tasks.extend((0..bags).step_by(step).map(|from| (number, from, (from + step).min(bags))));
         }
-        self.threads.install(|| tasks.into_par_iter().for_each(|(number, from, to)| task(number, from, to)));
+        self.workers.run(|| tasks.into_par_iter().for_each(|(number, from, to)| task(number, from, to)));
     }
 
     /// Pool some bags of one feature; `rows` are the addresses of its table's distinct rows.

@@ -29,6 +29,7 @@ use crate::stats::Counters;
 use crate::table::Table;
 use crate::table_state::TableState;
 use crate::ticket::{Ticket, Tickets};
+use crate::workers::Workers;
 use crate::{Stats, StoreError};
 
 /// Write buffers of a log: two streams (new rows, rows that cleaning moves), each with one buffer that
@@ -52,7 +53,7 @@ pub struct Store {
     pub(crate) groups: Groups,
     pub(crate) tables: RwLock<BTreeMap<String, TableEntry>>,
     pub(crate) tickets: Arc<Tickets>,
-    pub(crate) threads: Arc<rayon::ThreadPool>,
+    pub(crate) workers: Arc<Workers>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) index_log: Arc<IndexLog>,
     /// Held shared by every change of rows, exclusively by the cut of a checkpoint.
@@ -168,7 +169,7 @@ impl Store {
             groups: Groups::default(),
             tables: RwLock::default(),
             tickets: Arc::default(),
-            threads: Arc::new(threads),
+            workers: Arc::new(Workers::new(threads)),
             counters: Arc::default(),
             index_log: Arc::new(index_log),
             changes: Arc::default(),
@@ -337,7 +338,7 @@ impl Store {
         let group = Arc::new(Group::new(
             core,
             Arc::clone(&self.tickets),
-            Arc::clone(&self.threads),
+            Arc::clone(&self.workers),
             Arc::clone(&self.counters),
             self.options.wait_deadline,
         )?);
@@ -385,6 +386,7 @@ impl Store {
             return Err(StoreError::MixedGroups { first: first.name().into(), second: other.name().into() });
         }
         let owned: Vec<_> = bags.iter().map(|(table, bag)| (Arc::clone(table.state()), *bag)).collect();
+        let _caller = self.workers.enter();
         self.settle(first.group().lookup(&owned, out, row_stride, ticket))
     }
 
@@ -404,6 +406,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         self.check_writable("an update")?;
         let _change = self.changes.read();
+        let _caller = self.workers.enter();
         self.settle(lookup.group().apply(lookup, gradients, row_stride, rates, ticket))
     }
 

@@ -107,6 +107,7 @@ impl Table {
     pub fn get(&self, ids: &[u64], out: &mut [f32]) -> Result<(), StoreError> {
         self.store.check_open()?;
         self.check("out", ids, out.len(), self.spec.dim as usize)?;
+        let _caller = self.store.workers.enter();
         self.store.settle(self.group.read(&self.state, ids, Part::Weights, out))
     }
 
@@ -117,6 +118,7 @@ impl Table {
     pub fn get_state(&self, ids: &[u64], out: &mut [f32]) -> Result<(), StoreError> {
         self.store.check_open()?;
         self.check("out", ids, out.len(), self.state_floats())?;
+        let _caller = self.store.workers.enter();
         self.store.settle(self.group.read(&self.state, ids, Part::State, out))
     }
 
@@ -133,6 +135,7 @@ impl Table {
     ) -> Result<(), StoreError> {
         self.store.check_writable("a training read")?;
         self.check("out", ids, out.len(), self.spec.dim as usize)?;
+        let _caller = self.store.workers.enter();
         self.store.settle(self.group.fetch(&self.state, ids, out, ticket))
     }
 
@@ -186,6 +189,7 @@ impl Table {
         if ids.is_empty() {
             return Ok(());
         }
+        let _caller = self.store.workers.enter();
         let width = values.len() / ids.len();
         let (unique, inverse) = distinct(ids);
         let mut last = vec![0_usize; unique.len()];
@@ -224,6 +228,7 @@ impl Table {
         if ids.is_empty() {
             return Ok(());
         }
+        let _caller = self.store.workers.enter();
         let lookup = self.group.prepare_fetch(&self.state, ids)?;
         let rate = rate.unwrap_or_else(|| self.spec.optimizer.lr());
         let _change = self.store.changes.read();
