@@ -12,13 +12,13 @@ use rowmill_kernels::RowPtr;
 
 use crate::StoreError;
 use crate::group::{Group, ShardCell};
-use crate::index::Location;
+use crate::index::{Found, Location};
 use crate::keys::{Key, Keys};
 use crate::scatter::Scatter;
 use crate::shard::{Clock, Miss};
 use crate::stats::StalenessCounts;
 use crate::ticket::{Held, TicketState};
-use crate::walk::{Found, walk};
+use crate::walk::walk;
 
 /// Waits are cut into slices, so that a circle of waiting tickets and the deadline are noticed.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(20);
@@ -212,7 +212,7 @@ impl Group {
             } else if let Some(row) = found.location.row() {
                 // SAFETY: as above. A second entry after a wait must not leave an old address.
                 unsafe { out.set(position, std::ptr::null()) };
-                entered.misses.push(Miss { key: *key, row, shard: shard as u32 });
+                entered.misses.push(Miss { key: *key, row });
             }
             visited += 1;
             Ok(())
@@ -264,7 +264,7 @@ impl Group {
                         break Err(self.timeout(row, blocked.outstanding, begun.elapsed(), ticket));
                     }
                     self.workers.idle(|| {
-                        self.shards[shard].gate.wait(blocked.seen, WAIT_SLICE.min(self.wait_deadline))
+                        self.shards[shard].gate.wait(blocked.seen, WAIT_SLICE.min(self.wait_deadline));
                     });
                 }
             }

@@ -86,9 +86,9 @@ impl Group {
     ) -> Result<usize, StoreError> {
         let mut admitted = 0;
         let mut number = 0;
-        for misses in misses.chunk_by(|one, next| one.shard == next.shard) {
+        for misses in misses.chunk_by(|one, next| one.key.shard == next.key.shard) {
             for misses in misses.chunks(ADMIT_ROWS) {
-                let mut state = self.shards[misses[0].shard as usize].state.write();
+                let mut state = self.shards[misses[0].key.shard as usize].state.write();
                 for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
                     let Some(row) = row else { continue };
                     if let Reason::Wanted(step) = reason

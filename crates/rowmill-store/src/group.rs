@@ -116,7 +116,7 @@ impl Group {
             .iter()
             .map(|&(table, ids)| TableIds { table, range: tables[table as usize].spec.ids, ids })
             .collect();
-        Keys::new(&ids, self.shards.len())
+        Keys::new(&ids, 0, self.shards.len())
     }
 
     /// Run `work` for every shard that has rows of `keys`, on several threads if that pays; the results

@@ -14,6 +14,20 @@ pub(crate) struct Key {
     pub(crate) table: u32,
     /// Position among the rows the caller named.
     pub(crate) position: u32,
+    /// The shard it belongs to.
+    pub(crate) shard: u32,
+}
+
+impl Key {
+    /// The key of an id of a table of this range.
+    #[inline]
+    pub(crate) fn new(table: u32, range: IdRange, id: u64, position: u32, shards: usize) -> Self {
+        let (shard, hash) = match range {
+            IdRange::Sparse => shard_and_hash_of(id, shards),
+            IdRange::Dense { .. } => (dense_shard_of(id, shards) as u32, 0),
+        };
+        Self { id, hash, table, position, shard }
+    }
 }
 
 /// The ids an operation asks of one table.
@@ -33,8 +47,9 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// The rows of several tables, numbered from the first id of the first table to the last of the last.
-    pub(crate) fn new(tables: &[TableIds<'_>], shards: usize) -> Self {
+    /// The rows of several tables, numbered from `first` on, from the first id of the first table to the
+    /// last of the last.
+    pub(crate) fn new(tables: &[TableIds<'_>], first: usize, shards: usize) -> Self {
         let len = tables.iter().map(|table| table.ids.len()).sum();
         let mut homes: Vec<(u32, u32)> = Vec::with_capacity(len);
         for TableIds { range, ids, .. } in tables {
@@ -59,7 +74,8 @@ impl Keys {
         for &TableIds { table, ids, .. } in tables {
             for (&id, &(home, hash)) in ids.iter().zip(&homes[position..]) {
                 let place = &mut next[home as usize];
-                sorted[*place as usize] = Key { id, hash, table, position: position as u32 };
+                let number = (first + position) as u32;
+                sorted[*place as usize] = Key { id, hash, table, position: number, shard: home };
                 *place += 1;
                 position += 1;
             }
@@ -106,15 +122,17 @@ mod tests {
             TableIds { table: 4, range: IdRange::Sparse, ids: first },
             TableIds { table: 2, range: dense, ids: second },
         ];
-        let keys = Keys::new(&tables, 8);
+        let keys = Keys::new(&tables, 10, 8);
         let mut seen = vec![false; ids.len()];
         for shard in 0..8 {
             assert!(keys.of_shard(shard).is_sorted_by_key(|key| key.position));
             for key in keys.of_shard(shard) {
-                let (table, range) = if key.position < 300 { (4, IdRange::Sparse) } else { (2, dense) };
-                assert_eq!((key.id, key.table), (ids[key.position as usize], table));
+                let (table, range) = if key.position < 310 { (4, IdRange::Sparse) } else { (2, dense) };
+                let position = key.position as usize - 10;
+                assert_eq!((key.id, key.table), (ids[position], table));
                 assert_eq!(home(range, key.id, 8), shard);
-                assert!(!std::mem::replace(&mut seen[key.position as usize], true));
+                assert_eq!(*key, Key::new(table, range, key.id, key.position, 8));
+                assert!(!std::mem::replace(&mut seen[position], true));
             }
         }
         assert!(seen.into_iter().all(|seen| seen));

@@ -18,9 +18,10 @@ use rowmill_kernels::{UniqueScratch, segment_unique};
 
 use crate::StoreError;
 use crate::group::Group;
+use crate::index::Found;
 use crate::keys::Keys;
 use crate::shard::{Miss, Reason};
-use crate::walk::{Found, walk};
+use crate::walk::walk;
 
 /// Announcements that may wait; more are dropped and counted.
 const QUEUE: usize = 64;
@@ -184,7 +185,7 @@ impl Group {
                     } else if let Some(row) = location.row()
                         && state.outstanding(key.table, key.id, place) == 0
                     {
-                        misses.push(Miss { key: *key, row, shard: shard as u32 });
+                        misses.push(Miss { key: *key, row });
                     }
                     Ok(())
                 });

@@ -2,17 +2,22 @@
 
 use std::convert::Infallible;
 
+use rayon::prelude::*;
+
 use crate::StoreError;
 use crate::group::Group;
-use crate::keys::Key;
+use crate::keys::{Key, Keys, TableIds};
 use crate::log::Reading;
 use crate::scatter::Scatter;
 use crate::shard::{Miss, Reason};
 use crate::table_state::TableState;
-use crate::walk::walk;
+use crate::walk::{AllShards, Locked, walk};
 
 /// Times a row may move while it is being read before the store is judged inconsistent.
 pub(crate) const MOVES_MAX: usize = 1000;
+
+/// Rows read under one hold of the locks: about 100 us of work.
+const PIECE_ROWS: usize = 2048;
 
 /// Which floats of a row are read.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +30,7 @@ pub(crate) enum Part {
 
 /// One read of many rows.
 struct Read<'a> {
+    table: &'a TableState,
     part: Part,
     /// First float of the part within a row, and its length.
     start: usize,
@@ -48,14 +54,18 @@ impl Group {
             Part::Weights => (0, layout.dim),
             Part::State => (layout.state_offset() / 4, layout.state_floats),
         };
-        let keys = self.keys(table, ids);
         table.count_accesses(ids);
         self.counters.count_call(ids.len(), ids.len());
-        let read = Read { part, start, width, out: Scatter::new(out) };
+        let read = Read { table, part, start, width, out: Scatter::new(out) };
         let reading = self.core.log.reading();
-        let misses =
-            self.for_each_shard(&keys, |shard| self.read_resident(&read, shard, keys.of_shard(shard)));
-        let mut misses: Vec<Miss> = misses.into_iter().flat_map(|(_, misses)| misses).collect();
+        let pieces = ids.chunks(PIECE_ROWS).enumerate();
+        let piece = |(number, ids)| self.read_piece(&read, number * PIECE_ROWS, ids);
+        let mut misses: Vec<Miss> = if self.workers.share(ids.len()) {
+            let pieces: Vec<_> = pieces.collect();
+            self.workers.run(|| pieces.into_par_iter().flat_map_iter(piece).collect())
+        } else {
+            pieces.flat_map(piece).collect()
+        };
         let mut rounds = 0;
         while !misses.is_empty() {
             rounds += 1;
@@ -75,30 +85,65 @@ impl Group {
         Err(StoreError::Corrupt { what })
     }
 
-    /// Copy what is in memory; the rest is returned as misses.
-    fn read_resident(&self, read: &Read<'_>, shard: usize, keys: &[Key]) -> Vec<Miss> {
-        let mut state = self.shards[shard].state.read();
-        let width = read.width;
+    /// Copy what is in memory of `ids`, the first of which is at position `first`; the rest is returned as
+    /// misses.
+    ///
+    /// Rows are taken in the order of the ids, so that what is copied is written in order. If a shard is
+    /// being changed they are taken shard by shard: then this waits for one shard and reads the others.
+    fn read_piece(&self, read: &Read<'_>, first: usize, ids: &[u64]) -> Vec<Miss> {
         let mut misses = Vec::new();
-        let Ok(()) = walk::<false, _, _>(&self.core, &mut state, keys, |state, key, found| {
-            // SAFETY: positions of one shard are visited by one thread, and shards do not share positions.
+        let &TableState { local, ref spec, .. } = read.table;
+        let Some(mut all) = self.try_read_all() else {
+            let ids = TableIds { table: local, range: spec.ids, ids };
+            let keys = Keys::new(&[ids], first, self.shards.len());
+            for (shard, cell) in self.shards.iter().enumerate() {
+                self.read_resident(read, &mut cell.state.read(), keys.of_shard(shard), &mut misses);
+            }
+            return misses;
+        };
+        let shards = self.shards.len();
+        let key = |(position, &id)| Key::new(local, spec.ids, id, position as u32, shards);
+        let keys: Vec<Key> = (first..).zip(ids).map(key).collect();
+        self.read_resident(read, &mut all, &keys, &mut misses);
+        drop(all);
+        // Those of a shard are brought into memory together.
+        misses.sort_by_key(|miss| miss.key.shard);
+        misses
+    }
+
+    /// Hold all shards, unless one is being changed.
+    fn try_read_all(&self) -> Option<AllShards<'_>> {
+        self.shards.iter().map(|cell| cell.state.try_read()).collect()
+    }
+
+    /// Copy what is in memory of `keys`; the rest is added to the misses.
+    fn read_resident<L: Locked>(
+        &self,
+        read: &Read<'_>,
+        locked: &mut L,
+        keys: &[Key],
+        misses: &mut Vec<Miss>,
+    ) {
+        let width = read.width;
+        let Ok(()) = walk::<false, _, _>(&self.core, locked, keys, |locked, key, found| {
+            // SAFETY: every position is visited by one thread.
             let out = unsafe { read.out.slice(key.position as usize * width, width) };
             let Some(found) = found else {
                 self.initial(key, read.part, out);
                 return Ok::<(), Infallible>(());
             };
             if let Some(slot) = found.location.slot() {
-                state.touch(key.table, found.place, slot, false);
-                let row = state.row(&self.core, slot).wrapping_add(read.start);
+                let shard = locked.shard(key);
+                shard.touch(key.table, found.place, slot, false);
+                let row = shard.row(&self.core, slot).wrapping_add(read.start);
                 // SAFETY: `row` points at `width` floats of a resident row, which the shard's read lock keeps
                 // in place and unwritten; `out` has as many.
                 unsafe { copy_floats(row, out.as_mut_ptr(), width) };
             } else if let Some(row) = found.location.row() {
-                misses.push(Miss { key: *key, row, shard: shard as u32 });
+                misses.push(Miss { key: *key, row });
             }
             Ok(())
         });
-        misses
     }
 
     /// Read cold rows, copy them out and admit them to the cache. Rows that moved are returned with
@@ -114,7 +159,8 @@ impl Group {
             let cold = self.read_cold(reading, chunk)?;
             for (number, miss) in chunk.iter().enumerate() {
                 let Some(row) = cold.row(number) else {
-                    again.extend(self.read_resident(read, miss.shard as usize, &[miss.key]));
+                    let shard = &self.shards[miss.key.shard as usize];
+                    self.read_resident(read, &mut shard.state.read(), &[miss.key], &mut again);
                     continue;
                 };
                 // SAFETY: this thread alone works on the misses of this call.
@@ -144,6 +190,11 @@ impl Group {
 #[inline(always)]
 pub(crate) unsafe fn copy_floats(row: *const f32, out: *mut f32, width: usize) {
     const LINE_FLOATS: usize = 16;
+    if width >= 4 * LINE_FLOATS {
+        // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(row, out, width) };
+        return;
+    }
     let lines = width / LINE_FLOATS;
     // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
     unsafe {

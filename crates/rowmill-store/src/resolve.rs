@@ -7,10 +7,10 @@ use crate::StoreError;
 use crate::acquire::Entered;
 use crate::cold::ColdRows;
 use crate::group::Group;
+use crate::index::Found;
 use crate::keys::{Key, Keys};
 use crate::log::Reading;
 use crate::shard::{Miss, Reason, Shard};
-use crate::walk::Found;
 
 impl Group {
     /// Run `work` on the addresses of all rows of `keys` while nothing can move or change them.
@@ -112,7 +112,7 @@ impl Group {
                     (Some(slot), _) => entered.rows[position] = state.row(&self.core, slot),
                     (None, Some(row)) => {
                         entered.rows[position] = std::ptr::null();
-                        entered.misses.push(Miss { key: *key, row, shard: shard as u32 });
+                        entered.misses.push(Miss { key: *key, row });
                     }
                     (None, None) => unreachable!("a row is in memory or on the device"),
                 }

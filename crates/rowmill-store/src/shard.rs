@@ -17,13 +17,12 @@ use crate::StoreError;
 use crate::bits::Bits;
 use crate::core::Core;
 use crate::due::Due;
-use crate::index::{CLOCK_OVERFLOW, Location, Place, TableIndex};
+use crate::index::{CLOCK_OVERFLOW, Found, Location, Place, TableIndex};
 use crate::keys::Key;
 use crate::mapping::{Mapping, Zeroable};
 use crate::policy::{Policy, Standing};
 use crate::prefetch::prefetch_bytes;
 use crate::table_state::TableState;
-use crate::walk::Found;
 
 /// Slots are taken from the budget this many at a time.
 const GROW_SLOTS: usize = 32;
@@ -53,8 +52,6 @@ pub(crate) struct Miss {
     pub(crate) key: Key,
     /// Where the device has it.
     pub(crate) row: u32,
-    /// The shard it belongs to.
-    pub(crate) shard: u32,
 }
 
 /// Why a cold row comes into memory.

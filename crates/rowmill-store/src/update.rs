@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::StoreError;
 use crate::cold::as_bytes;
 use crate::group::Group;
-use crate::index::{Location, Place};
+use crate::index::{Found, Location, Place};
 use crate::keys::{Key, Keys};
 use crate::log::Reading;
 use crate::shard::{Miss, Reason, Shard};
 use crate::ticket::Released;
-use crate::walk::{Found, walk};
+use crate::walk::walk;
 
 /// Rows changed in one go.
 pub(crate) const PENDING: usize = 16;
@@ -133,7 +133,7 @@ impl Group {
                 Found { place, location: Location::resident(slot) }
             };
             if let Some(row) = found.location.row() {
-                misses.push(Miss { key: *key, row, shard: shard as u32 });
+                misses.push(Miss { key: *key, row });
                 return Ok(());
             }
             let slot = found.location.slot().expect("a row is in memory or on the device");
@@ -164,8 +164,8 @@ impl Group {
         let cold = self.read_cold(reading, misses)?;
         let mut again = Vec::new();
         let mut number = 0;
-        for misses in misses.chunk_by(|one, next| one.shard == next.shard) {
-            let shard = misses[0].shard as usize;
+        for misses in misses.chunk_by(|one, next| one.key.shard == next.key.shard) {
+            let shard = misses[0].key.shard as usize;
             let mut elsewhere = Vec::new();
             let mut state = self.shards[shard].state.write();
             for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {

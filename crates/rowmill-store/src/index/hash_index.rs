@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::compare::{Compare, Plain};
 use super::flags::{self, FLAG_BITS, FREQUENCY_MAX};
-use super::location::{Location, Place};
+use super::location::{Found, Location, Place};
 use super::shard::hash;
 use super::table_index::Beyond;
 use super::zeroed_array::{PAGE_BYTES, Zeroed, ZeroedArray};
@@ -63,6 +63,17 @@ impl Bucket {
     fn entry_of(&self, id: u64) -> Option<usize> {
         // SAFETY: every CPU has the instructions.
         self.occupied(unsafe { Plain::matches(&self.ids, id) })
+    }
+
+    /// What the bucket, number `number`, says of an id.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `C`.
+    #[inline(always)]
+    unsafe fn find<C: Compare>(&self, id: u64, number: usize) -> Option<Found> {
+        // SAFETY: the caller's.
+        let e = self.occupied(unsafe { C::matches(&self.ids, id) })?;
+        Some(Found { place: place(number, e), location: Location::from_stored(self.locations[e]) })
     }
 
     /// The entry that holds an id, given those that match it: empty ones match id 0 too.
@@ -117,19 +128,39 @@ impl HashIndex {
     /// # Safety
     /// The CPU has the instructions of `C`.
     #[inline(always)]
-    pub(super) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Place>, Beyond> {
+    pub(super) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Found>, Beyond> {
         let home = home(hash, self.buckets.len());
         let Some(bucket) = self.buckets.get(home) else { return Ok(None) };
         // SAFETY: the caller's.
-        let matches = unsafe { C::matches(&bucket.ids, id) };
-        if let Some(e) = bucket.occupied(matches) {
-            return Ok(Some(place(home, e)));
+        if let Some(found) = unsafe { bucket.find::<C>(id, home) } {
+            return Ok(Some(found));
         }
         if bucket.overflowed() {
             prefetch(self.buckets.as_ptr().wrapping_add(next(home, self.buckets.len())));
             return Err(Beyond);
         }
         Ok(None)
+    }
+
+    /// The entry of an id with this hash, which is not in its home bucket, if there is one.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `C`.
+    #[inline(always)]
+    pub(super) unsafe fn find_beyond<C: Compare>(&self, id: u64, hash: u32) -> Option<Found> {
+        let home = home(hash, self.buckets.len());
+        let mut b = home;
+        while self.buckets[b].overflowed() {
+            b = next(b, self.buckets.len());
+            if b == home {
+                break;
+            }
+            // SAFETY: the caller's.
+            if let Some(found) = unsafe { self.buckets[b].find::<C>(id, b) } {
+                return Some(found);
+            }
+        }
+        None
     }
 
     /// Where the entry of `id` is.

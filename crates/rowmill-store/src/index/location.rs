@@ -88,6 +88,13 @@ impl Place {
     }
 }
 
+/// An id that has an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) place: Place,
+    pub(crate) location: Location,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

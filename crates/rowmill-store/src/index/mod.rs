@@ -26,7 +26,7 @@ mod zeroed_array;
 pub(crate) use compare::Avx512;
 pub(crate) use compare::{Compare, Plain};
 pub(crate) use flags::CLOCK_OVERFLOW;
-pub(crate) use location::{Location, Place};
+pub(crate) use location::{Found, Location, Place};
 #[cfg(test)]
 use shard::hash;
 pub(crate) use shard::{dense_shard_of, shard_and_hash_of, shard_of};

@@ -5,7 +5,7 @@ use rowmill_rows::IdRange;
 use super::compare::Compare;
 use super::direct_index::DirectIndex;
 use super::hash_index::HashIndex;
-use super::location::{Location, Place};
+use super::location::{Found, Location, Place};
 
 /// An index for any ids, or for a dense range of them.
 #[derive(Debug)]
@@ -58,16 +58,31 @@ impl TableIndex {
     /// [`TableIndex::prefetch`] asked for alone.
     ///
     /// # Errors
-    /// [`Beyond`] when the entry may be elsewhere; its place is asked for, and `find` will find it.
+    /// [`Beyond`] when the entry may be elsewhere; its place is asked for, and `find_beyond` will find it.
     ///
     /// # Safety
     /// The CPU has the instructions of `C`.
     #[inline(always)]
-    pub(crate) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Place>, Beyond> {
+    pub(crate) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Found>, Beyond> {
         match self {
             // SAFETY: the caller's.
             Self::Hash(index) => unsafe { index.find_near::<C>(id, hash) },
-            Self::Direct(index) => Ok(index.find(id)),
+            Self::Direct(index) => {
+                Ok(index.find(id).map(|place| Found { place, location: index.location(place) }))
+            }
+        }
+    }
+
+    /// The entry of an id with this hash, after [`TableIndex::find_near`] said that it may be elsewhere.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `C`.
+    #[inline(always)]
+    pub(crate) unsafe fn find_beyond<C: Compare>(&self, id: u64, hash: u32) -> Option<Found> {
+        match self {
+            // SAFETY: the caller's.
+            Self::Hash(index) => unsafe { index.find_beyond::<C>(id, hash) },
+            Self::Direct(_) => unreachable!("an entry of a dense range is in its one place"),
         }
     }
 
