@@ -187,7 +187,7 @@ pub(crate) struct Scattered<'a> {
 }
 
 impl<'a> Scattered<'a> {
-    /// `out` has `dim` floats; every bag has as many at `gradients + bag * stride`.
+    /// `out` has room for `dim` floats in whole vectors; every bag has as many at `gradients + bag * stride`.
     #[inline(always)]
     pub(crate) fn new(
         order: &'a LookupOrder,
@@ -221,6 +221,7 @@ struct Rows<'a, const SCALED: bool, const APART: bool>(&'a Accumulate<'a>);
 
 impl<const SCALED: bool, const APART: bool> Sums for Rows<'_, SCALED, APART> {
     const DIVIDE: bool = false;
+    const WHOLE: bool = !APART;
 
     #[inline(always)]
     fn len(&self) -> usize {

@@ -71,6 +71,7 @@ struct Bags<'a, const WEIGHTED: bool, const MEAN: bool>(&'a Pool<'a>, &'a [f32])
 
 impl<const WEIGHTED: bool, const MEAN: bool> Sums for Bags<'_, WEIGHTED, MEAN> {
     const DIVIDE: bool = MEAN;
+    const WHOLE: bool = false;
 
     #[inline(always)]
     fn len(&self) -> usize {

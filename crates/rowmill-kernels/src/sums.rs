@@ -14,6 +14,9 @@ const PREFETCH_DISTANCE: usize = 16;
 pub(crate) trait Sums {
     /// Whether each sum is divided by [`Sums::divisor`].
     const DIVIDE: bool;
+    /// Whether a target has room for whole vectors: what lies behind the sum becomes zeros. A store of part
+    /// of a vector is not forwarded to the load that follows it.
+    const WHOLE: bool;
 
     /// Number of sums.
     fn len(&self) -> usize;
@@ -198,6 +201,10 @@ unsafe fn tail<V: Vector, S: Sums>(sums: &S, sum: usize, column: usize, count: u
         if S::DIVIDE {
             register = register.div(V::splat(sums.divisor(sum)));
         }
-        register.store_first(sums.target(sum).add(column), count);
+        if S::WHOLE {
+            register.store(sums.target(sum).add(column));
+        } else {
+            register.store_first(sums.target(sum).add(column), count);
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! Eight floats: AVX2 with fused multiply-add (Haswell and Zen, and later).
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_add_ps, _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_set1_ps,
-    _mm256_sqrt_ps, _mm256_storeu_ps, _mm256_sub_ps,
+    __m128, __m256, __m256i, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehdup_ps, _mm_movehl_ps,
+    _mm256_add_ps, _mm256_castps256_ps128, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_max_ps,
+    _mm256_min_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_sqrt_ps, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
 use super::{Kernel, Vector};
@@ -21,6 +22,20 @@ pub(super) fn is_available() -> bool {
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller's.
     unsafe { kernel.run::<Lanes8>() }
+}
+
+/// The sum of eight floats by halves.
+///
+/// # Safety
+/// The set is enabled.
+#[inline(always)]
+pub(super) unsafe fn sum(eight: __m256) -> f32 {
+    // SAFETY: the caller's.
+    unsafe {
+        let four: __m128 = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
 }
 
 /// Eight floats.
@@ -106,5 +121,10 @@ impl Vector for Lanes8 {
     #[inline(always)]
     unsafe fn sqrt(self) -> Self {
         Self(unsafe { _mm256_sqrt_ps(self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe { sum(self.0) }
     }
 }

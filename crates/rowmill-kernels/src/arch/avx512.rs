@@ -1,9 +1,9 @@
 //! Sixteen floats: AVX-512 (F, DQ, BW and VL: Skylake servers, Zen 4, and later).
 
 use std::arch::x86_64::{
-    __m512, _mm512_add_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_sqrt_ps,
-    _mm512_storeu_ps, _mm512_sub_ps,
+    __m512, _mm256_add_ps, _mm512_add_ps, _mm512_castps512_ps256, _mm512_div_ps, _mm512_extractf32x8_ps,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_max_ps,
+    _mm512_min_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_sqrt_ps, _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use super::{Kernel, Vector};
@@ -106,5 +106,13 @@ impl Vector for Lanes16 {
     #[inline(always)]
     unsafe fn sqrt(self) -> Self {
         Self(unsafe { _mm512_sqrt_ps(self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe {
+            let halves = (_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+            super::avx2::sum(_mm256_add_ps(halves.0, halves.1))
+        }
     }
 }

@@ -48,6 +48,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
     /// Square root.
     unsafe fn sqrt(self) -> Self;
+    /// The sum of all lanes, by halves: lane `p` and lane `p + LANES / 2` first, and so on.
+    unsafe fn sum(self) -> f32;
 
     /// Reads `count <= LANES` floats; free of branches where `count` is known to be `LANES`.
     #[inline(always)]

@@ -87,4 +87,10 @@ impl Vector for Lanes4 {
     unsafe fn sqrt(self) -> Self {
         Self(self.0.map(f32::sqrt))
     }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let [a, b, c, d] = self.0;
+        (a + c) + (b + d)
+    }
 }

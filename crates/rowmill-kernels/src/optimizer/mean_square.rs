@@ -26,15 +26,14 @@ pub(super) unsafe fn mean_square<V: Vector>(gradient: *const f32, dim: usize) ->
             }
             column += PARTIALS;
         }
-        let mut partials = [0.0; PARTIALS];
-        for (v, partial) in vectors.iter().enumerate().take(PARTIALS / V::LANES) {
-            partial.store(partials.as_mut_ptr().add(v * V::LANES));
-        }
-        for half in [8, 4, 2, 1] {
-            for p in 0..half {
-                partials[p] += partials[p + half];
+        // By halves: of the vectors first, then of the lanes of the one that is left.
+        let mut count = PARTIALS / V::LANES;
+        while count > 1 {
+            count /= 2;
+            for v in 0..count {
+                vectors[v] = vectors[v].add(vectors[v + count]);
             }
         }
-        partials[0] / dim as f32
+        vectors[0].sum() / dim as f32
     }
 }

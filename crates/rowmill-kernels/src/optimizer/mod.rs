@@ -235,7 +235,7 @@ impl<R: Rule> Apply<'_, R> {
         let sum = if self.dim <= SHORT {
             short.as_mut_ptr().cast::<f32>()
         } else {
-            long = vec![0.0; self.dim];
+            long = vec![0.0; self.dim.next_multiple_of(V::LANES)];
             long.as_mut_ptr()
         };
         let sums = Scattered::new(order, gradients, stride, self.dim, sum);
