@@ -104,14 +104,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     fsck.set_defaults(command=_fsck, interrupted="; the store stands at its last checkpoint")
 
-    push = commands.add_parser("push", help="copy the last checkpoint of a store to an object store")
+    push = commands.add_parser(
+        "push", help="copy the last checkpoint of a store to an object store"
+    )
     push.add_argument("store", type=_path, metavar="STORE")
     push.add_argument("url", metavar="URL", help="s3://, gs://, az:// or file://, and a path")
     push.add_argument(
         "--keep", type=_count, default=3, metavar="K", help="checkpoints to keep there (default 3)"
     )
     push.set_defaults(
-        command=_push, interrupted="; nothing new is visible there, the same command begins it again"
+        command=_push,
+        interrupted="; nothing new is visible there, the same command begins it again",
     )
 
     checkpoints = commands.add_parser("checkpoints", help="list the checkpoints at a URL")
