@@ -18,13 +18,14 @@ pub(crate) fn interruptible<T: Send>(
 ) -> PyResult<T> {
     let signal: Mutex<Option<PyErr>> = Mutex::new(None);
     let result = py.detach(|| {
-        work(&|| match Python::attach(|py| py.check_signals()) {
+        let interrupted = || match Python::attach(|py: Python<'_>| py.check_signals()) {
             Ok(()) => false,
             Err(error) => {
                 *signal.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 true
             }
-        })
+        };
+        work(&interrupted)
     });
     match signal.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),

@@ -22,7 +22,7 @@ use crate::layout::{Unsealed, unseal};
 pub(crate) const REQUESTS: usize = 8;
 /// How often a request that the server could not answer is tried again, and for how long.
 const RETRIES: usize = 5;
-const RETRY_TIME: Duration = Duration::from_secs(60);
+const RETRY_TIME: Duration = Duration::from_mins(1);
 /// The longest pause between two tries.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
@@ -191,7 +191,7 @@ impl Remote {
     }
 
     fn path(&self, key: &str) -> Path {
-        key.split('/').fold(self.prefix.clone(), |path, name| path.join(name))
+        key.split('/').fold(self.prefix.clone(), Path::join)
     }
 
     fn failed(&self, operation: &'static str, key: &str, error: &Error) -> RemoteError {
