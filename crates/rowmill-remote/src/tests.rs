@@ -35,14 +35,15 @@ struct Trained {
     store: Arc<Store>,
     table: Table,
     rng: Rng64,
-    _folder: Option<TempDir>,
+    /// Removed with the store, where it is its own.
+    own_folder: Option<TempDir>,
 }
 
 impl Trained {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut trained = Self::open(folder.path());
-        trained._folder = Some(folder);
+        trained.own_folder = Some(folder);
         trained.train(ROWS);
         trained
     }
@@ -60,7 +61,7 @@ impl Trained {
         };
         let store = Store::open(folder, options).unwrap();
         let table = store.table("t", &spec).unwrap();
-        Self { store, table, rng: Rng64::new(5), _folder: None }
+        Self { store, table, rng: Rng64::new(5), own_folder: None }
     }
 
     /// One step over the first `rows` rows.
