@@ -231,7 +231,7 @@ def test_only_the_last_ones_are_kept(server: Server, tmp_path: Path) -> None:
     assert epochs() == [5]
     # All rows changed every time: nothing of the earlier ones is needed, but their taken numbers.
     assert len(server.objects()) < 2 * alone
-    with pytest.raises(CheckpointMissing, match=f"no checkpoint 3 at {URL}; there are 5"):
+    with pytest.raises(CheckpointMissing, match=f"no checkpoint 3 at {URL}; it has 5"):
         rowmill.restore(URL, tmp_path / "restored", checkpoint=3)
     assert not (tmp_path / "restored").exists()
     rowmill.restore(URL, tmp_path / "restored")
@@ -420,7 +420,7 @@ def test_commands(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert content_at(tmp_path / "restored")[0] == expected
     capsys.readouterr()
     assert run("restore", URL, tmp_path / "other", "--checkpoint", "7") == 2
-    assert capsys.readouterr().err == f"rowmill: no checkpoint 7 at {URL}; there are 1\n"
+    assert capsys.readouterr().err == f"rowmill: no checkpoint 7 at {URL}; it has 1\n"
     assert run("push", tmp_path / "nowhere", URL) == 2
     shutil.rmtree(server.folder / "bucket")
     assert run("checkpoints", URL) == 1

@@ -71,13 +71,13 @@ pub enum RemoteError {
         epoch: u64,
     },
     /// There is no such checkpoint.
-    #[error("no checkpoint {wanted} at {url}; there {known}")]
+    #[error("no checkpoint {wanted} at {url}; {known}")]
     NoCheckpoint {
         /// Where.
         url: String,
         /// The number asked for, or "at all".
         wanted: String,
-        /// Those that are there.
+        /// Those that are there, or what to do.
         known: String,
     },
     /// A newer build wrote it.

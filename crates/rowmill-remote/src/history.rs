@@ -78,13 +78,17 @@ impl Pushes {
 }
 
 impl Push {
+    /// Whether its checkpoint was not removed meanwhile.
+    pub(crate) async fn is_visible(&self, remote: &Remote) -> Result<bool, RemoteError> {
+        Ok(remote.get(&entry_key(self.number)).await?.is_some_and(|entry| !entry.is_empty()))
+    }
+
     /// What its checkpoint consists of; none when it was removed meanwhile.
     pub(crate) async fn contents(&self, remote: &Remote) -> Result<Option<Contents>, RemoteError> {
         let key = contents_key(&self.entry.push);
         let Some(bytes) = remote.get(&key).await? else {
-            let still_there =
-                remote.get(&entry_key(self.number)).await?.is_some_and(|entry| !entry.is_empty());
-            return if still_there { Err(remote.corrupt(&key, "it does not exist")) } else { Ok(None) };
+            let is_visible = self.is_visible(remote).await?;
+            return if is_visible { Err(remote.corrupt(&key, "it does not exist")) } else { Ok(None) };
         };
         if (bytes.len() as u64, crc32c::crc32c(&bytes)) != self.entry.contents {
             return Err(remote.corrupt(&key, "it is not the one that its checkpoint names"));

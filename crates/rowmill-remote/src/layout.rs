@@ -103,9 +103,14 @@ impl PartEntry {
 }
 
 impl Contents {
+    /// The folder of the push that uploaded a part; none when it is not listed.
+    pub(crate) fn push_of(&self, part: &PartEntry) -> Option<&String> {
+        self.pushes.get(part.push as usize)
+    }
+
     /// The object of a part; none when it names a push that is not listed.
     pub(crate) fn key(&self, part: &PartEntry) -> Option<String> {
-        Some(part_key(self.pushes.get(part.push as usize)?, &part.name))
+        Some(part_key(self.push_of(part)?, &part.name))
     }
 }
 

@@ -59,8 +59,11 @@ async fn push_and_clean(
 ) -> Result<PushInfo, RemoteError> {
     let epoch = checkpoint.epoch();
     let mut pushes = Pushes::load(remote).await?;
-    let known = contents_of(remote, &pushes.visible).await?;
-    let is_there = match known.last() {
+    let latest = match pushes.visible.last() {
+        Some(push) => push.contents(remote).await?,
+        None => None,
+    };
+    let is_there = match &latest {
         Some(latest) => follows(checkpoint, latest, remote)?,
         None => false,
     };
@@ -73,7 +76,7 @@ async fn push_and_clean(
         if number == 1 {
             check_conditions(remote, &folder).await?;
         }
-        let contents = upload(checkpoint, remote, &folder, &known, &mut info).await?;
+        let contents = upload(checkpoint, remote, &folder, latest.as_ref(), &mut info).await?;
         let sealed = seal(&contents);
         let entry = Entry {
             epoch,
@@ -85,6 +88,11 @@ async fn push_and_clean(
         remote.put(&contents_key(&entry.push), sealed).await?;
         commit(remote, number, &entry).await?;
         pushes = Pushes::load(remote).await?;
+        if number + NUMBERS_KEPT < pushes.last() {
+            // So slow that the number was given back, and what the entry names was removed.
+            remote.put(&entry_key(number), Vec::new()).await?;
+            return Err(conflict(remote, epoch, &pushes));
+        }
     }
     info.objects_removed = clean(remote, pushes, keep).await?;
     Ok(info)
@@ -114,13 +122,15 @@ async fn upload(
     checkpoint: &PinnedCheckpoint,
     remote: &Remote,
     folder: &str,
-    known: &[Contents],
+    latest: Option<&Contents>,
     info: &mut PushInfo,
 ) -> Result<Contents, RemoteError> {
-    let mut there: HashMap<&str, (&Contents, &PartEntry)> = HashMap::new();
-    for contents in known {
-        there.extend(contents.parts.iter().map(|part| (part.name.as_str(), (contents, part))));
-    }
+    // Only what the latest names: nobody removes that before this push is over.
+    let there: HashMap<&str, (&String, &PartEntry)> = latest
+        .into_iter()
+        .flat_map(|latest| latest.parts.iter().map(move |part| (latest, part)))
+        .filter_map(|(latest, part)| Some((part.name.as_str(), (latest.push_of(part)?, part))))
+        .collect();
     let mut contents = Contents {
         epoch: checkpoint.epoch(),
         lineage: checkpoint.lineage().to_vec(),
@@ -131,14 +141,12 @@ async fn upload(
     let mut missing = Vec::new();
     for part in &parts {
         info.bytes += part.bytes();
-        let found = there.get(part.name.as_str()).filter(|(_, entry)| entry.holds(part));
-        let push = found.and_then(|(contents, entry)| contents.pushes.get(entry.push as usize));
-        let Some((push, (_, entry))) = push.zip(found) else {
+        let Some((push, entry)) = there.get(part.name.as_str()).filter(|(_, entry)| entry.holds(part)) else {
             missing.push(part);
             continue;
         };
-        let at = contents.pushes.iter().position(|known| known == push).unwrap_or_else(|| {
-            contents.pushes.push(push.clone());
+        let at = contents.pushes.iter().position(|known| known == *push).unwrap_or_else(|| {
+            contents.pushes.push((*push).clone());
             contents.pushes.len() - 1
         });
         contents.parts.push(PartEntry { push: at as u32, ..(*entry).clone() });
@@ -178,9 +186,12 @@ async fn commit(remote: &Remote, number: u64, entry: &Entry) -> Result<(), Remot
     if remote.get(&key).await?.is_some_and(|found| found == sealed) {
         return Ok(());
     }
-    let visible = Pushes::load(remote).await?.visible;
-    let other = visible.last().map_or(0, |push| push.entry.epoch);
-    Err(RemoteError::Conflict { url: remote.url().to_owned(), epoch: entry.epoch, other })
+    Err(conflict(remote, entry.epoch, &Pushes::load(remote).await?))
+}
+
+fn conflict(remote: &Remote, epoch: u64, pushes: &Pushes) -> RemoteError {
+    let other = pushes.visible.last().map_or(0, |push| push.entry.epoch);
+    RemoteError::Conflict { url: remote.url().to_owned(), epoch, other }
 }
 
 /// Hide all but the last `keep` checkpoints, then remove what no visible one names; the number of objects

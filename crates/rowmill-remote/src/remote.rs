@@ -73,7 +73,7 @@ impl Remote {
         // TLS asks for it once; whoever set one before has made the choice.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store: Result<Arc<dyn ObjectStore>, Error> = match scheme {
-            ObjectStoreScheme::Local => Ok(Arc::new(LocalFileSystem::new())),
+            ObjectStoreScheme::Local => Ok(Arc::new(LocalFileSystem::new().with_fsync(true))),
             ObjectStoreScheme::AmazonS3 => AmazonS3Builder::from_env()
                 .with_url(url)
                 .with_retry(retry)

@@ -60,11 +60,15 @@ pub fn restore(
 ) -> Result<RestoreInfo, RemoteError> {
     block_on(interrupted, async {
         let push = find(remote, epoch).await?;
-        let gone = || absent(remote, push.entry.epoch.to_string(), "was removed meanwhile".into());
+        let gone = || absent(remote, push.entry.epoch.to_string(), "it was removed meanwhile".into());
         let contents = push.contents(remote).await?.ok_or_else(gone)?;
         let files = files_of(remote, &push, &contents)?;
         let target = Target::prepare(folder, remote, &push, &files)?;
-        let bytes_downloaded = download(remote, &contents, &target).await?;
+        let bytes_downloaded = match download(remote, &contents, &target).await {
+            // Objects are removed after their checkpoint.
+            Err(RemoteError::Corrupt { .. }) if !push.is_visible(remote).await? => return Err(gone()),
+            downloaded => downloaded?,
+        };
         target.finish()?;
         let bytes = contents.parts.iter().filter_map(PartEntry::bytes).sum();
         Ok(RestoreInfo { epoch: push.entry.epoch, rows: push.entry.rows, bytes, bytes_downloaded })
@@ -83,7 +87,7 @@ async fn find(remote: &Remote, epoch: Option<u64>) -> Result<Push, RemoteError> 
         return Err(absent(
             remote,
             wanted,
-            if known.is_empty() { "is none".into() } else { format!("are {known}") },
+            if known.is_empty() { "push one first".into() } else { format!("it has {known}") },
         ));
     };
     Ok(visible.swap_remove(at))
@@ -127,9 +131,11 @@ impl Target {
         files: &BTreeMap<String, u64>,
     ) -> Result<Self, RemoteError> {
         // Before anything is made: what is there may be somebody's.
-        let before = found_in(folder)?;
+        found_in(folder)?;
         let volume = DirectoryVolume::create(folder, IoChoice::Auto)?;
         let lock = volume.lock()?;
+        // And again: somebody may have filled it before the lock was ours.
+        let before = found_in(folder)?;
         let mut names = files.keys().cloned().collect::<BTreeSet<_>>();
         for old in before.difference(&names).filter(|name| *name != RESTORING) {
             volume.remove(old)?;

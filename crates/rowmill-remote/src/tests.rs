@@ -113,6 +113,27 @@ fn fail_after(requests: u64) -> Hook {
     })
 }
 
+/// Do something once, before the first `operation` on a key that contains `name`.
+fn before_request(
+    operation: &'static str,
+    name: &'static str,
+    memory: &Arc<InMemory>,
+    work: impl FnOnce(&Arc<InMemory>) + Send + 'static,
+) -> Remote {
+    let once = Cell::new(Some((work, Arc::clone(memory))));
+    let hook = move |asked: &str, key: &str| {
+        if asked == operation
+            && key.contains(name)
+            && let Some((work, memory)) = once.take()
+        {
+            // Of its own thread: it runs requests too.
+            thread::spawn(move || work(&memory)).join().unwrap();
+        }
+        Ok(())
+    };
+    hooked(memory, Box::new(hook))
+}
+
 fn epochs(remote: &Remote) -> Vec<u64> {
     checkpoints(remote, NEVER).unwrap().iter().map(|checkpoint| checkpoint.epoch).collect()
 }
@@ -211,7 +232,7 @@ fn only_the_last_ones_are_kept_and_nothing_is_left_of_the_others() {
     assert_restores(&remote, Some(5), &contents[4]);
     assert_restores(&remote, Some(6), &contents[5]);
     let error = restore(&remote, FilePath::new("never-made"), Some(4), NEVER).unwrap_err();
-    assert_eq!(error.to_string(), "no checkpoint 4 at memory:///runs/a; there are 5, 6");
+    assert_eq!(error.to_string(), "no checkpoint 4 at memory:///runs/a; it has 5, 6");
     trained.push(&remote, 1).unwrap();
     assert_eq!(epochs(&remote), [6]);
     assert!(matches!(trained.push(&remote, 0), Err(RemoteError::Option { option: "keep", .. })));
@@ -257,26 +278,15 @@ fn of_two_writers_at_once_the_second_fails() {
     let folder = tempfile::tempdir().unwrap();
     restore(&place(&memory), folder.path(), None, NEVER).unwrap();
     let mut second = Trained::open(folder.path());
-    let expected = second.advance(40);
+    second.advance(40);
     second.advance(40);
     let pinned = second.store.pin_checkpoint().unwrap();
-    drop(expected);
     first.advance(70);
 
     // Just before the first shows its checkpoint, the second pushes.
-    let competitor = Cell::new(Some((pinned, Arc::clone(&memory))));
-    let remote = hooked(
-        &memory,
-        Box::new(move |operation, key| {
-            if operation == "creating"
-                && key.starts_with("checkpoints/")
-                && let Some((pinned, memory)) = competitor.take()
-            {
-                thread::spawn(move || push(&pinned, &place(&memory), 3, NEVER).unwrap()).join().unwrap();
-            }
-            Ok(())
-        }),
-    );
+    let remote = before_request("creating", "checkpoints/", &memory, move |memory| {
+        push(&pinned, &place(memory), 3, NEVER).unwrap();
+    });
     let error = first.push(&remote, 3).unwrap_err();
     assert!(matches!(error, RemoteError::Conflict { epoch: 2, other: 3, .. }), "{error}");
     assert_restores(&place(&memory), None, &second.content());
@@ -298,32 +308,41 @@ fn of_two_writers_at_once_the_second_fails() {
 
 #[test]
 fn a_slow_writer_cannot_take_the_number_of_a_removed_checkpoint() {
+    // After 70 pushes the number is no longer taken, but what it names is gone.
+    for pushes in [3, 70] {
+        let memory: Arc<InMemory> = Arc::default();
+        let mut trained = Trained::new();
+        trained.advance(ROWS);
+        let slow = trained.store.pin_checkpoint().unwrap();
+        let remote = before_request("creating", "checkpoints/", &memory, move |memory| {
+            for _ in 0..pushes {
+                trained.advance(100);
+                trained.push(&place(memory), 1).unwrap();
+            }
+        });
+        let error = push(&slow, &remote, 1, NEVER).unwrap_err();
+        assert!(
+            matches!(error, RemoteError::Conflict { epoch: 1, other, .. } if other == pushes + 1),
+            "{error}"
+        );
+        assert_eq!(epochs(&place(&memory)), [pushes + 1]);
+        assert_nothing_is_left_over(&memory);
+    }
+}
+
+#[test]
+fn a_checkpoint_removed_while_it_is_restored_is_not_called_damaged() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     trained.advance(ROWS);
-    let slow = trained.store.pin_checkpoint().unwrap();
-    let store = Cell::new(Some((trained, Arc::clone(&memory))));
-    let remote = hooked(
-        &memory,
-        Box::new(move |operation, key| {
-            if operation == "creating"
-                && key.starts_with("checkpoints/")
-                && let Some((mut trained, memory)) = store.take()
-            {
-                let work = move || {
-                    for _ in 0..3 {
-                        trained.advance(100);
-                        trained.push(&place(&memory), 1).unwrap();
-                    }
-                };
-                thread::spawn(work).join().unwrap();
-            }
-            Ok(())
-        }),
-    );
-    let error = push(&slow, &remote, 1, NEVER).unwrap_err();
-    assert!(matches!(error, RemoteError::Conflict { epoch: 1, other: 4, .. }), "{error}");
-    assert_eq!(epochs(&place(&memory)), [4]);
+    trained.push(&place(&memory), 1).unwrap();
+    let remote = before_request("reading", "/parts/", &memory, move |memory| {
+        trained.advance(ROWS);
+        trained.push(&place(memory), 1).unwrap();
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let error = restore(&remote, folder.path(), None, NEVER).unwrap_err();
+    assert_eq!(error.to_string(), "no checkpoint 1 at memory:///runs/a; it was removed meanwhile");
 }
 
 #[test]
