@@ -45,7 +45,7 @@ fn copy(pinned: &PinnedCheckpoint, folder: &Path) -> Result<(), StoreError> {
         assert_eq!(bytes.len() as u64, part.bytes(), "{}", part.name);
         let file = fs::OpenOptions::new()
             .create(true)
-            .append(false)
+            .truncate(false)
             .write(true)
             .open(folder.join(&part.file))
             .unwrap();
