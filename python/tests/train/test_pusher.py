@@ -49,13 +49,13 @@ def test_the_last_checkpoint_of_a_run_is_there_and_can_be_gone_on_with(tmp_path:
     found = [checkpoint["epoch"] for checkpoint in rowmill.checkpoints(url)]
     assert found[-1] == last
     assert 1 <= len(found) <= 2
-    # The restored rows are those of the run: it resumes at its end, and trains nothing more.
+    # The restored rows are those of the run: resumed, it finds nothing to do.
     rowmill.restore(url, tmp_path / "restored")
     values |= {("store", "path"): tmp_path / "restored", ("train", "resume"): True}
     values[("checkpoint", "push")] = None
     told = io.StringIO()
     report = train(load_config(None, values), Console(file=told))
-    assert f"Resuming at step {report['run']['steps']}" in told.getvalue()
+    assert f"the run was complete at step {report['run']['steps']}" in told.getvalue()
 
 
 def test_training_goes_on_when_a_push_fails(tmp_path: Path) -> None:
