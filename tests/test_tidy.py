@@ -36,8 +36,9 @@ CRATE_IMPORTS = {
     "rowmill-kernels": {"rowmill-rows"},
     "rowmill-io": set[str](),
     "rowmill-store": {"rowmill-rows", "rowmill-kernels", "rowmill-io"},
+    "rowmill-remote": {"rowmill-io", "rowmill-store"},
     "rowmill-testkit": {"rowmill-rows", "rowmill-io"},
-    "rowmill-python": {"rowmill-rows", "rowmill-io", "rowmill-store"},
+    "rowmill-python": {"rowmill-rows", "rowmill-io", "rowmill-store", "rowmill-remote"},
     "rowmill-bench": {"rowmill-rows", "rowmill-io", "rowmill-store", "rowmill-testkit"},
 }
 
@@ -46,6 +47,7 @@ PYTHON_ROAD = [
     "_core",
     "errors",
     "size",
+    "remote",
     "init",
     "ragged",
     "config",

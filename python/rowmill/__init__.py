@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rowmill.conversion import Conversion, convert, unconvert
     from rowmill.errors import RowmillError
     from rowmill.ragged import RaggedBatch
+    from rowmill.remote import checkpoints, restore
     from rowmill.store import Store, open
     from rowmill.tables import Table, Ticket
 
@@ -25,11 +26,13 @@ __all__ = [
     "Table",
     "Ticket",
     "__version__",
+    "checkpoints",
     "convert",
     "init",
     "nn",
     "open",
     "optim",
+    "restore",
     "unconvert",
 ]
 
@@ -41,8 +44,10 @@ _HOMES = {
     "Table": "tables",
     "Ticket": "tables",
     "__version__": "_core",
+    "checkpoints": "remote",
     "convert": "conversion",
     "open": "store",
+    "restore": "remote",
     "unconvert": "conversion",
 }
 

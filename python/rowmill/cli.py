@@ -1,4 +1,4 @@
-"""The command line: `rowmill train`, `rowmill inspect`, `rowmill fsck`, `rowmill data generate`.
+"""The command line: `rowmill train`, `inspect`, `fsck`, `push`, `checkpoints`, `restore`, `data generate`.
 
 Flags come from the fields of `rowmill.config`. Bad input ends with one line on standard error and exit code 2, a
 failure of the store or the machine with 1.
@@ -16,16 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from rowmill.config import ConfigError, load_config, section_from, settings_of
-from rowmill.errors import InvalidInput, MemoryTooSmall, RowmillError, StoreMissing, TableMissing
+from rowmill.errors import (
+    CheckpointMissing,
+    InvalidInput,
+    MemoryTooSmall,
+    RowmillError,
+    StoreMissing,
+    TableMissing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from rowmill.config import Config
 
-_TRAIN_SECTIONS = ("data", "model", "rows", "store", "train")
+_TRAIN_SECTIONS = ("data", "model", "rows", "store", "train", "checkpoint")
 _COUNT_DIGITS = 6
-_BAD_INPUT = (InvalidInput, MemoryTooSmall, StoreMissing, TableMissing)
+_BAD_INPUT = (CheckpointMissing, InvalidInput, MemoryTooSmall, StoreMissing, TableMissing)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,6 +103,31 @@ def _parser() -> argparse.ArgumentParser:
         "--dropped", type=_path, metavar="FILE", help="write the list of dropped rows to a file"
     )
     fsck.set_defaults(command=_fsck, interrupted="; the store stands at its last checkpoint")
+
+    push = commands.add_parser(
+        "push", help="copy the last checkpoint of a store to an object store"
+    )
+    push.add_argument("store", type=_path, metavar="STORE")
+    push.add_argument("url", metavar="URL", help="s3://, gs://, az:// or file://, and a path")
+    push.add_argument(
+        "--keep", type=_count, default=3, metavar="K", help="checkpoints to keep there (default 3)"
+    )
+    push.set_defaults(
+        command=_push,
+        interrupted="; nothing new is visible there, the same command begins it again",
+    )
+
+    checkpoints = commands.add_parser("checkpoints", help="list the checkpoints at a URL")
+    checkpoints.add_argument("url", metavar="URL")
+    checkpoints.set_defaults(command=_checkpoints, interrupted="")
+
+    restore = commands.add_parser("restore", help="make a store of a checkpoint at a URL")
+    restore.add_argument("url", metavar="URL")
+    restore.add_argument("folder", type=_path, metavar="FOLDER", help="new or empty")
+    restore.add_argument(
+        "--checkpoint", type=_count, metavar="N", help="its number (default: the latest)"
+    )
+    restore.set_defaults(command=_restore, interrupted="; the same command goes on with it")
 
     data = commands.add_parser("data", help="make data").add_subparsers(
         required=True, metavar="COMMAND"
@@ -219,6 +251,42 @@ def _fsck(parsed: argparse.Namespace) -> int:
         print(f"rowmill: {error}", file=sys.stderr)
         return 2
     return 0 if clean else 1
+
+
+def _push(parsed: argparse.Namespace) -> int:
+    from rowmill.remote import push_folder
+
+    done = push_folder(parsed.store, parsed.url, keep=parsed.keep)
+    print(
+        f"checkpoint {done['epoch']} is at {parsed.url}: {done['bytes_uploaded']:,} of {done['bytes']:,} bytes "
+        "uploaded"
+    )
+    return 0
+
+
+def _checkpoints(parsed: argparse.Namespace) -> int:
+    from datetime import UTC, datetime
+
+    from rowmill.remote import checkpoints
+
+    found = checkpoints(parsed.url)
+    for checkpoint in found:
+        pushed = datetime.fromtimestamp(checkpoint["pushed_s"], UTC)
+        print(
+            f"{checkpoint['epoch']:>10}  {pushed:%Y-%m-%d %H:%M:%S} UTC  {checkpoint['rows']:>15,} rows  "
+            f"{checkpoint['bytes']:>18,} bytes"
+        )
+    if not found:
+        print(f"no checkpoint at {parsed.url}")
+    return 0
+
+
+def _restore(parsed: argparse.Namespace) -> int:
+    from rowmill.remote import restore
+
+    done = restore(parsed.url, parsed.folder, checkpoint=parsed.checkpoint)
+    print(f"{parsed.folder} is at checkpoint {done['epoch']}: {done['rows']:,} rows")
+    return 0
 
 
 def _generate(parsed: argparse.Namespace) -> int:

@@ -240,6 +240,17 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Section `[checkpoint]`: where checkpoints go besides the folder of the rows."""
+
+    push: Annotated[
+        str | None,
+        Setting("URL each checkpoint is copied to: s3://, gs://, az:// or file://", "--push"),
+    ] = None
+    keep: Annotated[int, Setting("checkpoints to keep there", "--keep", 1, 10_000)] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """All settings of `rowmill train`."""
 
@@ -248,6 +259,7 @@ class Config:
     rows: RowsConfig = RowsConfig()
     store: StoreConfig = StoreConfig()
     train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     generate: GenerateConfig | None = None
 
     def __post_init__(self) -> None:
@@ -256,6 +268,8 @@ class Config:
             parse_size(self.store.row_memory, name="store.row_memory")
         if self.train.plain and self.train.resume:
             raise ConfigError("train.resume needs a store: drop --plain or --resume")
+        if self.train.plain and self.checkpoint.push is not None:
+            raise ConfigError("checkpoint.push needs a store: drop --plain or --push")
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -274,6 +288,7 @@ SECTIONS: dict[str, type[Any]] = {
     "rows": RowsConfig,
     "store": StoreConfig,
     "train": TrainConfig,
+    "checkpoint": CheckpointConfig,
     "generate": GenerateConfig,
 }
 

@@ -6,8 +6,11 @@ The binding raises these classes too: it looks them up here by name, so a class 
 from __future__ import annotations
 
 __all__ = [
+    "CheckpointMissing",
     "InvalidInput",
     "MemoryTooSmall",
+    "RemoteConflict",
+    "RemoteError",
     "RowmillError",
     "SpecMismatch",
     "StalenessTimeout",
@@ -93,6 +96,18 @@ class StalenessTimeout(RowmillError, TimeoutError):
 
 class StepConflict(RowmillError):
     """A training step cannot go on: it lost its rows to an older step, or it had already ended."""
+
+
+class RemoteError(RowmillError, OSError):
+    """A request to an object store failed, and failed again when tried again; the message has URL and cause."""
+
+
+class RemoteConflict(RemoteError):
+    """Another writer pushes to the same URL, or did: what is there is not the past of this store."""
+
+
+class CheckpointMissing(RowmillError, LookupError):
+    """There is no such checkpoint; the message lists those that are there."""
 
 
 class TooManySteps(RowmillError):

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from rowmill import _core, init
 from rowmill.errors import InvalidInput
 from rowmill.optim import initializer_to_dict, optimizer_from_dict, optimizer_to_dict
+from rowmill.remote import KEEP_MAX
 from rowmill.size import check_int, parse_size
 from rowmill.steps import ExplicitStep, StepKeeper
 from rowmill.tables import Destination, Ids, Table, Ticket, as_ids
@@ -210,6 +211,23 @@ class Store:
         """
         self.steps.flush_all()
         return self.core.checkpoint(list((attachments or {}).items()))
+
+    def push(self, url: str, *, keep: int = 3) -> dict[str, Any]:
+        """Copy the last checkpoint to an object store, while work goes on.
+
+        What earlier checkpoints there have in common with it is not uploaded again. The checkpoint is there, whole,
+        when this returns, and not at all when it raises. Another thread may train and make checkpoints meanwhile.
+
+        Args:
+            url: `s3://bucket/path`, `gs://bucket/path`, `az://container/path` or `file:///path`, for this store
+                alone; `rowmill.remote` says where credentials come from.
+            keep: Keep so many checkpoints there, and remove older ones.
+
+        Returns:
+            What was done: `epoch` (its number), `parts_uploaded`, `bytes_uploaded`, `bytes` (of the checkpoint)
+            and `objects_removed`.
+        """
+        return self.core.push(url, check_int(keep, "keep", 1, KEEP_MAX))
 
     def attachment_names(self) -> list[str]:
         """Names of the last checkpoint's attachments."""

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyModule, PyType};
 use rowmill_io::DeviceError;
+use rowmill_remote::RemoteError;
 use rowmill_store::StoreError;
 
 /// The module that declares the exceptions.
@@ -30,9 +31,26 @@ pub(crate) fn raised(py: Python<'_>, error: &StoreError) -> PyErr {
     exception(py, class_of(error), error.to_string())
 }
 
+/// The exception of an error of a remote checkpoint.
+pub(crate) fn remote_raised(py: Python<'_>, error: &RemoteError) -> PyErr {
+    let class = match error {
+        RemoteError::Url { .. } | RemoteError::Option { .. } | RemoteError::Occupied { .. } => "InvalidInput",
+        RemoteError::Conflict { .. } | RemoteError::Foreign { .. } => "RemoteConflict",
+        RemoteError::NoCheckpoint { .. } => "CheckpointMissing",
+        RemoteError::Newer { .. } => "StoreNewer",
+        RemoteError::Corrupt { .. } => "StoreCorrupt",
+        RemoteError::Store(error) => class_of(error),
+        _ => "RemoteError",
+    };
+    exception(py, class, error.to_string())
+}
+
 fn class_of(error: &StoreError) -> &'static str {
     match error {
-        StoreError::Missing { .. } | StoreError::Device(DeviceError::Missing { .. }) => "StoreMissing",
+        StoreError::NoCheckpoint { .. } => "CheckpointMissing",
+        StoreError::Missing { .. }
+        | StoreError::Restoring { .. }
+        | StoreError::Device(DeviceError::Missing { .. }) => "StoreMissing",
         StoreError::Newer { .. } => "StoreNewer",
         StoreError::Corrupt { .. } => "StoreCorrupt",
         StoreError::Full { .. } | StoreError::Device(DeviceError::Full { .. }) => "StoreFull",

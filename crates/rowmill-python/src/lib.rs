@@ -9,6 +9,7 @@ mod buffers;
 mod errors;
 mod fsck;
 mod queued_get;
+mod remote;
 mod scan;
 mod spec;
 mod stats;
@@ -27,6 +28,8 @@ mod _core {
     use crate::fsck::fsck;
     #[pymodule_export]
     use crate::queued_get::QueuedGet;
+    #[pymodule_export]
+    use crate::remote::{checkpoints, push_folder, restore};
     #[pymodule_export]
     use crate::scan::Scan;
     #[pymodule_export]

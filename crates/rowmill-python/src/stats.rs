@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use rowmill_remote::{PushInfo, RemoteCheckpoint, RestoreInfo};
 use rowmill_store::{CheckpointInfo, Stats, TableStats};
 
 /// Set the named fields of a struct as entries of the same names.
@@ -67,6 +68,30 @@ pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<
 fn table_dict<'py>(py: Python<'py>, table: &TableStats) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     set_fields!(out, table, group, rows, row_bytes, accesses, births, steps);
+    Ok(out)
+}
+
+/// What a push did.
+pub(crate) fn push_dict<'py>(py: Python<'py>, info: &PushInfo) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    set_fields!(out, info, epoch, parts_uploaded, bytes_uploaded, bytes, objects_removed);
+    Ok(out)
+}
+
+/// What a restore did.
+pub(crate) fn restore_dict<'py>(py: Python<'py>, info: &RestoreInfo) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    set_fields!(out, info, epoch, rows, bytes, bytes_downloaded);
+    Ok(out)
+}
+
+/// A checkpoint at a URL.
+pub(crate) fn remote_checkpoint_dict<'py>(
+    py: Python<'py>,
+    checkpoint: &RemoteCheckpoint,
+) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    set_fields!(out, checkpoint, epoch, rows, bytes, pushed_s);
     Ok(out)
 }
 

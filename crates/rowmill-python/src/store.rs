@@ -11,8 +11,9 @@ use rowmill_store::{IdBag, IoChoice, Pooling, StoreOptions};
 
 use crate::buffers::{Buffer, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer};
 use crate::errors::{invalid, raised};
+use crate::remote::interruptible;
 use crate::spec::read_spec;
-use crate::stats::{checkpoint_dict, stats_dict};
+use crate::stats::{checkpoint_dict, push_dict, stats_dict};
 use crate::table::{Table, destination};
 use crate::ticket::Ticket;
 
@@ -217,6 +218,14 @@ impl Store {
             attachments.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect();
         let info = py.detach(|| self.0.checkpoint(&borrowed)).map_err(|error| raised(py, &error))?;
         checkpoint_dict(py, &info)
+    }
+
+    fn push<'py>(&self, py: Python<'py>, url: &str, keep: usize) -> PyResult<Bound<'py, PyDict>> {
+        let info = interruptible(py, |interrupted| {
+            let remote = rowmill_remote::Remote::open(url)?;
+            rowmill_remote::push(&self.0.pin_checkpoint()?, &remote, keep, interrupted)
+        })?;
+        push_dict(py, &info)
     }
 
     fn attachment<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {

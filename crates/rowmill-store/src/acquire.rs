@@ -15,7 +15,7 @@ use crate::group::{Group, ShardCell};
 use crate::index::{Found, Location};
 use crate::keys::{Key, Keys};
 use crate::scatter::Scatter;
-use crate::shard::{Clock, Miss};
+use crate::shard::{Clock, Miss, Shard};
 use crate::stats::StalenessCounts;
 use crate::ticket::{Held, TicketState};
 use crate::walk::walk;
@@ -54,6 +54,8 @@ pub(crate) struct Entered {
 type Results = Vec<(usize, Result<Result<ShardEntered, Blocked>, StoreError>)>;
 
 struct ShardEntered {
+    /// Of the clocks taken; counted once the whole call is in.
+    staleness: StalenessCounts,
     moves: u64,
     misses: Vec<Miss>,
     unseen: Vec<Key>,
@@ -151,6 +153,7 @@ impl Group {
             Entered { rows, moves: vec![0; self.shards.len()], misses: Vec::new(), unseen: Vec::new() };
         for (shard, result) in results {
             let Ok(Ok(part)) = result else { unreachable!("every shard was entered") };
+            self.counters.count_staleness(&part.staleness);
             entered.moves[shard] = part.moves;
             entered.misses.extend(part.misses);
             entered.unseen.extend(part.unseen);
@@ -180,8 +183,12 @@ impl Group {
         }
         // As of now: a birth below may push out a row whose address was taken just before.
         let moves = state.moves();
-        let mut entered = ShardEntered { moves, misses: Vec::new(), unseen: Vec::new() };
-        let mut staleness = StalenessCounts::default();
+        let mut entered = ShardEntered {
+            moves,
+            misses: Vec::new(),
+            unseen: Vec::new(),
+            staleness: StalenessCounts::default(),
+        };
         let mut visited = 0;
         let stopped = walk::<false, _, _>(&self.core, &mut state, keys, |state, key, found| {
             let found = match found {
@@ -200,7 +207,7 @@ impl Group {
                 && let Some(bound) = wish.bounds[key.table as usize]
             {
                 match state.take_clock(key.table, key.id, found.place, bound) {
-                    Clock::Taken(outstanding) => staleness.count(outstanding),
+                    Clock::Taken(outstanding) => entered.staleness.count(outstanding),
                     Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
                 }
             }
@@ -218,10 +225,11 @@ impl Group {
             Ok(())
         });
         let seen = cell.gate.generation();
-        drop(state);
-        self.counters.count_staleness(&staleness);
         let Err(stop) = stopped else { return Ok(Ok(entered)) };
-        self.undo(shard, &keys[..visited], wish);
+        // Before anybody has seen these clocks taken: nobody waits for them, and to open the gate would wake
+        // this very call, over and over.
+        wish.give_back(&mut state, &keys[..visited]);
+        drop(state);
         match stop {
             Stop::Failed(error) => Err(error),
             Stop::Blocked(key, outstanding) => {
@@ -326,21 +334,11 @@ impl Group {
 
     /// Give back the clocks a call took in a shard.
     pub(crate) fn leave_shard(&self, keys: &Keys, shard: usize, wish: &Wish<'_>) {
-        self.undo(shard, keys.of_shard(shard), wish);
-    }
-
-    fn undo(&self, shard: usize, keys: &[Key], wish: &Wish<'_>) {
         if wish.clocks.is_none() {
             return;
         }
         let cell = &self.shards[shard];
-        let mut state = cell.state.write();
-        for key in keys {
-            if wish.takes(key.position) && wish.bounds[key.table as usize].is_some() {
-                state.release_clock_of(key);
-            }
-        }
-        drop(state);
+        wish.give_back(&mut cell.state.write(), keys.of_shard(shard));
         cell.gate.open();
         if !wish.queued {
             self.tickets.gate.open();
@@ -355,6 +353,15 @@ impl Wish<'_> {
         let (ticket, _) = self.clocks.as_ref()?;
         let (oldest, row) = cell.waiting.lock().first_key_value().map(|(&ticket, &row)| (ticket, row))?;
         (oldest < ticket.id() && ticket.is_empty()).then_some(row)
+    }
+
+    /// Give back the clocks taken of these rows.
+    fn give_back(&self, state: &mut Shard, keys: &[Key]) {
+        for key in keys {
+            if self.takes(key.position) && self.bounds[key.table as usize].is_some() {
+                state.release_clock_of(key);
+            }
+        }
     }
 
     /// Whether the clock of the row at `position` is to be taken.

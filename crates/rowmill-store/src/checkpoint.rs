@@ -10,7 +10,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use rowmill_io::Volume;
+use rowmill_io::{DeviceError, Volume};
 
 use crate::files::{
     self, AttachmentEntry, FORMAT_VERSION, FileEntry, FileError, GroupEntry, Manifest, SnapshotWriter,
@@ -25,6 +25,8 @@ const SAVE_ROWS: usize = 256;
 const DELTA_SHARE: u64 = 2;
 /// And larger than this many bytes: a store of few rows does not collect files without end.
 const DELTA_BYTES_MIN: u64 = 16 << 10;
+/// Openings that a lineage remembers.
+const LINEAGE_MAX: usize = 1024;
 /// Bytes of one index entry in a snapshot.
 const ENTRY_BYTES: u64 = 12;
 
@@ -53,15 +55,23 @@ pub(crate) struct Saved {
     snapshot: Option<FileEntry>,
     deltas: Vec<FileEntry>,
     attachments: Vec<AttachmentEntry>,
+    lineage: Vec<(u64, u64)>,
 }
 
 impl Saved {
     pub(crate) fn new(next_epoch: u64, manifest: Option<&Manifest>) -> Self {
-        let mut saved = Self { next_epoch, snapshot: None, deltas: Vec::new(), attachments: Vec::new() };
+        let mut saved = Self {
+            next_epoch,
+            snapshot: None,
+            deltas: Vec::new(),
+            attachments: Vec::new(),
+            lineage: Vec::new(),
+        };
         if let Some(manifest) = manifest {
             saved.snapshot.clone_from(&manifest.snapshot);
             saved.deltas.clone_from(&manifest.deltas);
             saved.attachments.clone_from(&manifest.attachments);
+            saved.lineage.clone_from(&manifest.lineage);
         }
         saved
     }
@@ -76,8 +86,27 @@ struct Cut {
 
 /// The manifest of a volume; `None` when there is no store.
 pub(crate) fn load_manifest(volume: &dyn Volume) -> Result<Option<Manifest>, StoreError> {
-    match Manifest::load(volume) {
-        Ok(manifest) => Ok(Some(manifest)),
+    if_stored(volume, Manifest::load)
+}
+
+/// The same, and the content of its file.
+pub(crate) fn load_manifest_with_bytes(
+    volume: &dyn Volume,
+) -> Result<Option<(Manifest, Vec<u8>)>, StoreError> {
+    if_stored(volume, Manifest::load_with_bytes)
+}
+
+fn if_stored<T>(
+    volume: &dyn Volume,
+    load: fn(&dyn Volume) -> Result<T, FileError>,
+) -> Result<Option<T>, StoreError> {
+    match volume.open(files::RESTORING) {
+        Ok(_) => return Err(StoreError::Restoring { location: volume.location() }),
+        Err(DeviceError::Missing { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    match load(volume) {
+        Ok(loaded) => Ok(Some(loaded)),
         Err(FileError::Missing { name }) if files::is_marked(volume)? => Err(StoreError::Corrupt {
             what: format!("the store in {} has a checkpoint, but its {name} is gone", volume.location()),
         }),
@@ -102,9 +131,7 @@ pub(crate) fn at(volume: &dyn Volume, error: FileError) -> StoreError {
 impl From<FileError> for StoreError {
     fn from(error: FileError) -> Self {
         match error {
-            FileError::Device(rowmill_io::DeviceError::Full { .. }) => {
-                Self::Full { cause: error.to_string() }
-            }
+            FileError::Device(DeviceError::Full { .. }) => Self::Full { cause: error.to_string() },
             FileError::Device(error) => Self::Device(error),
             FileError::AttachmentName { name } => Self::Option {
                 option: "attachment name",
@@ -168,6 +195,7 @@ impl Store {
             snapshot: saved.snapshot.clone(),
             deltas: saved.deltas.clone(),
             attachments: attached,
+            lineage: continued(&saved.lineage, epoch, self.incarnation),
         };
         if let Some(snapshot) = snapshot {
             file_bytes += snapshot.len;
@@ -186,7 +214,7 @@ impl Store {
             group.core.log.checkpoint_durable(*cut);
             group.core.log.discard_free_end();
         }
-        files::collect_garbage(&*self.volume, &manifest)?;
+        files::collect_garbage(&*self.volume, &manifest, &|name| self.pins.hold(name))?;
         self.counters.checkpoints.fetch_add(1, Relaxed);
         let log_bytes = self.log_bytes_written() - written_before;
         Ok(CheckpointInfo { epoch, rows_saved, log_bytes, file_bytes, stall, duration: begun.elapsed() })
@@ -295,6 +323,7 @@ impl Store {
             epoch,
             seed: self.options.seed,
             created_by: env!("CARGO_PKG_VERSION").to_owned(),
+            lineage: saved.lineage.clone(),
             groups: groups.iter().zip(cuts).map(group).collect(),
             tables,
             snapshot: saved.snapshot.clone(),
@@ -306,6 +335,16 @@ impl Store {
     fn log_bytes_written(&self) -> u64 {
         self.groups.read().iter().map(|group| group.core.log.counts().bytes_written).sum()
     }
+}
+
+/// A lineage with checkpoint `epoch` of opening `incarnation`.
+fn continued(lineage: &[(u64, u64)], epoch: u64, incarnation: u64) -> Vec<(u64, u64)> {
+    let mut lineage = lineage.to_vec();
+    if lineage.last().is_none_or(|&(_, last)| last != incarnation) {
+        lineage.push((epoch, incarnation));
+        lineage.drain(..lineage.len().saturating_sub(LINEAGE_MAX));
+    }
+    lineage
 }
 
 fn save_frozen(group: &Group) -> Result<u64, StoreError> {

@@ -20,6 +20,21 @@ pub enum StoreError {
         /// Where it was looked for.
         location: String,
     },
+    /// A checkpoint from elsewhere is being put into the folder, or was and did not finish.
+    #[error(
+        "{location} is being filled by a restore, or was by one that did not finish: run the same restore again, \
+         or remove the folder"
+    )]
+    Restoring {
+        /// The folder.
+        location: String,
+    },
+    /// There is no checkpoint yet.
+    #[error("the store in {location} has no checkpoint yet: make one first")]
+    NoCheckpoint {
+        /// The store.
+        location: String,
+    },
     /// The store was written by a newer build.
     #[error(
         "{location} has format version {found}, this build reads up to {supported}: upgrade rowmill to open it"

@@ -59,6 +59,7 @@ mod lookahead;
 mod lookup;
 mod mapping;
 mod options;
+mod pin;
 mod policy;
 mod prefetch;
 mod queue;
@@ -66,6 +67,7 @@ mod read;
 mod recovery;
 mod resolve;
 mod scatter;
+mod seeded;
 mod shard;
 mod stats;
 mod store;
@@ -80,15 +82,19 @@ pub use background::{Background, Work};
 pub use backward::RowGradients;
 pub use checkpoint::CheckpointInfo;
 pub use error::StoreError;
+pub use files::RESTORING;
 pub use fsck::{FsckReport, fsck};
 pub use lookahead::Destination;
 pub use lookup::Lookup;
 pub use options::StoreOptions;
+pub use pin::{CheckpointPart, PartReader, PinnedCheckpoint};
 pub use queue::QueuedGet;
 pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 pub use rowmill_rows::{
     Dtype, IdBag, IdRange, Initializer, OptimizerSpec, Pooling, StalenessBound, TableSpec,
 };
+#[cfg(feature = "seeded-bugs")]
+pub use seeded::{SeededBug, seed_bug};
 pub use stats::{Stats, TableStats};
 pub use store::Store;
 pub use table::Table;

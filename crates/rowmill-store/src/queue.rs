@@ -220,6 +220,10 @@ impl Shared {
                 if !behind && request.attempt() {
                     self.requests.lock().retain(|other| !Arc::ptr_eq(other, &request));
                 } else {
+                    if behind {
+                        // The get before it may wait for a step that stands back for this one.
+                        request.stand_down();
+                    }
                     waiting.insert(request.step);
                     wanted.extend(request.rows());
                 }

@@ -23,6 +23,7 @@ use crate::log::{Geometry, Log, LogConfig, LogState};
 use crate::lookahead::{Announcement, Destination, Lookahead};
 use crate::lookup::Lookup;
 use crate::options::StoreOptions;
+use crate::pin::Pins;
 use crate::queue::{Queue, QueuedGet};
 use crate::shard::{Reason, SLOTS_MIN};
 use crate::stats::Counters;
@@ -67,9 +68,11 @@ pub struct Store {
     /// Started by the first get that is queued.
     queue: Mutex<Option<Queue>>,
     compaction: Mutex<Option<Compaction>>,
-    lock: Mutex<Option<Box<dyn VolumeLock>>>,
+    /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
+    pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>>,
     /// Differs at every opening.
-    incarnation: u64,
+    pub(crate) incarnation: u64,
+    pub(crate) pins: Pins,
 }
 
 impl Store {
@@ -113,7 +116,7 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
         options.validate()?;
-        let lock = if options.read_only { None } else { Some(volume.lock()?) };
+        let lock = if options.read_only { None } else { Some(Arc::from(volume.lock()?)) };
         let manifest = crate::checkpoint::load_manifest(&*volume)?;
         let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
         let opened = Self::open_at(&volume, manifest, options.clone());
@@ -182,6 +185,7 @@ impl Store {
             compaction: Mutex::default(),
             lock: Mutex::default(),
             incarnation: options.background.incarnation(),
+            pins: Pins::default(),
             options,
         };
         if let Some(manifest) = manifest {

@@ -71,6 +71,38 @@ fn a_worker_reads_ahead_while_it_owes_a_put() {
     assert_eq!(store.stats().tickets, 0);
 }
 
+/// A get that stays behind another one in the queue kept a younger step waiting, which held a row that the
+/// one in front needed: all three waited until the deadline.
+#[test]
+fn a_get_behind_another_keeps_nobody_waiting() {
+    const PAUSE: Duration = Duration::from_millis(4);
+    // Two shards: one row in the first and two in the second is the case, of every eight.
+    let store = open(&MemoryVolume::new(), &StoreOptions { wait_deadline: LATE, ..options(Some(80 << 10)) });
+    let table = store.table("t", &spec(16, SGD)).unwrap();
+    for trial in 0..50 {
+        let [first, second, other] = [3 * trial, 3 * trial + 1, 3 * trial + 2];
+        let [oldest, older, younger, holder] = [(); 4].map(|()| ticket(&store));
+        table.get_or_init(&[second], &mut [0.0; 16], Some(&holder)).unwrap();
+        let behind = table.get_later(&[second], &older).unwrap();
+        std::thread::scope(|scope| {
+            let table = &table;
+            scope.spawn(move || {
+                table.get_or_init(&[first, other], &mut [0.0; 32], Some(&younger)).unwrap();
+            });
+            std::thread::sleep(PAUSE);
+            let front = table.get_later(&[first, second], &oldest).unwrap();
+            std::thread::sleep(PAUSE);
+            drop(holder);
+            for (later, ticket) in [(front, oldest), (behind, older)] {
+                scope.spawn(move || {
+                    later.wait().unwrap();
+                    drop(ticket);
+                });
+            }
+        });
+    }
+}
+
 #[test]
 fn a_queued_get_is_ready_once_the_row_was_put_and_gives_its_clock_back() {
     let store = store(LATE);

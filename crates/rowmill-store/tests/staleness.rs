@@ -145,6 +145,21 @@ fn a_wait_that_is_too_long_says_for_what_and_whom() {
     assert!(store.stats().clock_waits > 0);
 }
 
+/// Each try to have all rows took the clocks of some, gave them back, and woke the very step that tried.
+#[test]
+fn a_step_that_waits_sleeps_and_is_counted_once() {
+    let store = store(SOON);
+    let table = store.table("t", &bound(0)).unwrap();
+    let holder = store.ticket().unwrap();
+    get(&table, &[9], &holder).unwrap();
+    let waiter = store.ticket().unwrap();
+    get(&table, &(0..10).collect::<Vec<_>>(), &waiter).unwrap_err();
+    assert_eq!(store.stats().staleness.iter().sum::<u64>(), 1);
+    drop(holder);
+    get(&table, &(0..10).collect::<Vec<_>>(), &waiter).unwrap();
+    assert_eq!(store.stats().staleness.iter().sum::<u64>(), 11);
+}
+
 #[test]
 fn evaluation_neither_takes_clocks_nor_waits_for_them() {
     let store = store(LATE);

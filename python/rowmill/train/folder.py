@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rowmill.store import Store
 
 _STORE_FILES = re.compile(
-    r"LOCK|STORE|MANIFEST(\.new)?|group-\d+\.log|index-\d+\.(snapshot|delta)|attachment-\d+-.*"
+    r"LOCK|STORE|RESTORING|MANIFEST(\.new)?|group-\d+\.log|index-\d+\.(snapshot|delta)|attachment-\d+-.*"
 )
 
 

@@ -35,7 +35,8 @@ from rowmill.report import clear_report, read_report, write_report
 from rowmill.train.folder import make_out, store_folder
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
 from rowmill.train.progress import RunProgress
-from rowmill.train.rows import plain_rows, row_optimizer, stored_rows
+from rowmill.train.pusher import Pusher
+from rowmill.train.rows import StoredRows, plain_rows, row_optimizer, stored_rows
 from rowmill.train.state import (
     ATTACHMENT,
     RunState,
@@ -80,6 +81,8 @@ def train(config: Config, console: Console) -> dict[str, Any]:
             console.print(
                 f"Nothing to do: the run was complete at step {state.step:,}", highlight=False
             )
+            if trainer.pusher is not None:
+                trainer.pusher.finish()
             return report
         else:
             console.print(f"Complete at step {state.step:,}: writing the report", highlight=False)
@@ -93,7 +96,9 @@ def train(config: Config, console: Console) -> dict[str, Any]:
                 trainer.save()
             progress.test(state.test, state.step)
         report = trainer.report(state.test)
-    write_report(report, out)
+        write_report(report, out)
+        if trainer.pusher is not None:
+            trainer.pusher.finish()
     return report
 
 
@@ -127,10 +132,18 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
             optimizer=optimizer,
         )
     with opened as rows:
-        trainer = Trainer(config, source, way, train_rows, rows, identity)
+        pusher = None
+        if config.checkpoint.push is not None and isinstance(rows, StoredRows):
+            keep = config.checkpoint.keep
+            pusher = Pusher(rows.store, config.checkpoint.push, keep=keep, console=console)
+        trainer = Trainer(config, source, way, train_rows, rows, identity, pusher)
         if config.train.resume:
             trainer.resume(console)
-        yield trainer
+        try:
+            yield trainer
+        finally:
+            if pusher is not None:
+                pusher.wait()
 
 
 class Trainer:
@@ -144,12 +157,14 @@ class Trainer:
         train_rows: int,
         rows: RowSide,
         identity: dict[str, Any],
+        pusher: Pusher | None = None,
     ) -> None:
         self.config = config
         self.source = source
         self.way = way
         self.train_rows = train_rows
         self.rows = rows
+        self.pusher = pusher
         torch.manual_seed(config.train.seed)
         self.model = build_model(config.model, rows.embeddings, source)
         self.optimizer = torch.optim.Adam(dense_parameters(self.model), lr=config.train.dense_lr)
@@ -239,6 +254,8 @@ class Trainer:
         self.state.counts = self._counts()
         packed = pack(self.state, self.model, self.optimizer, **self._saved_with)
         self.rows.save({ATTACHMENT: packed})
+        if self.pusher is not None:
+            self.pusher.begin()
 
     def resume(self, console: Console) -> None:
         """Go back to the last checkpoint, if there is one."""

@@ -49,6 +49,11 @@ pub(crate) struct Manifest {
     pub(crate) seed: u64,
     /// Version of rowmill that created the store, for people.
     pub(crate) created_by: String,
+    /// Who made its checkpoints: the first epoch and the number of every opening that made some, oldest
+    /// first. Two folders with one past have one lineage up to where they parted; stores from before this
+    /// field have none for their first epochs.
+    #[serde(default)]
+    pub(crate) lineage: Vec<(u64, u64)>,
     /// Groups by number.
     pub(crate) groups: Vec<GroupEntry>,
     /// Tables, in the order of their creation.
@@ -155,6 +160,14 @@ impl Manifest {
     /// # Errors
     /// [`FileError::Missing`] when there is none, [`FileError::Newer`], or [`FileError::Corrupt`].
     pub(crate) fn load(volume: &dyn Volume) -> Result<Self, FileError> {
+        Ok(Self::load_with_bytes(volume)?.0)
+    }
+
+    /// The checkpoint of the volume, and the content of its file.
+    ///
+    /// # Errors
+    /// As [`Manifest::load`].
+    pub(crate) fn load_with_bytes(volume: &dyn Volume) -> Result<(Self, Vec<u8>), FileError> {
         let file = match volume.open(MANIFEST) {
             Ok(file) => file,
             Err(DeviceError::Missing { .. }) => return Err(FileError::Missing { name: MANIFEST }),
@@ -164,11 +177,11 @@ impl Manifest {
         file.take(BYTES_MAX)
             .read_to_end(&mut bytes)
             .map_err(|error| DeviceError::from_io("read", MANIFEST, 0, bytes.len(), error))?;
-        Self::parse(&bytes)
+        Ok((Self::parse(&bytes)?, bytes))
     }
 
     /// Names of all files but the logs.
-    pub(super) fn file_names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn file_names(&self) -> impl Iterator<Item = &str> {
         let index = self.snapshot.iter().chain(&self.deltas).map(|file| file.name.as_str());
         index.chain(self.attachments.iter().map(|attachment| attachment.file.as_str()))
     }

@@ -7,7 +7,11 @@ use std::io::Write;
 
 use rowmill_io::{DeviceError, Volume};
 
-use super::name::{MANIFEST, MARKER};
+use super::name::MARKER;
+
+/// What the mark says to a person.
+pub(crate) const MARK: &str =
+    "This folder is a rowmill store; MANIFEST names the files of its last checkpoint.\n";
 
 /// Leave the mark; the first checkpoint must be durable.
 ///
@@ -16,8 +20,7 @@ use super::name::{MANIFEST, MARKER};
 pub(crate) fn mark(volume: &dyn Volume) -> Result<(), DeviceError> {
     let failed = |error| DeviceError::from_io("writing", MARKER, 0, 0, error);
     let mut file = volume.create(MARKER)?;
-    writeln!(file, "This folder is a rowmill store; {MANIFEST} names the files of its last checkpoint.")
-        .map_err(failed)?;
+    file.write_all(MARK.as_bytes()).map_err(failed)?;
     file.sync()?;
     drop(file);
     volume.sync()

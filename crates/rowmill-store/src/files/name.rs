@@ -6,7 +6,9 @@
 /// The checkpoint.
 pub(crate) const MANIFEST: &str = "MANIFEST";
 /// There once the first checkpoint is durable.
-pub(super) const MARKER: &str = "STORE";
+pub(crate) const MARKER: &str = "STORE";
+/// There while a folder is filled with a checkpoint from elsewhere: it is no store yet.
+pub const RESTORING: &str = "RESTORING";
 /// A manifest being written.
 pub(super) const MANIFEST_NEW: &str = "MANIFEST.new";
 

@@ -15,6 +15,7 @@ mod live_counts;
 mod reader;
 mod reading;
 mod scan;
+mod segment_copy;
 mod segment_table;
 mod state;
 mod tail;
@@ -41,8 +42,9 @@ use tail::{Stream, Tail};
 pub(crate) use counters::LogCounts;
 pub(crate) use error::{LogError, RowResult};
 pub(crate) use geometry::Geometry;
+pub(crate) use segment_copy::SegmentCopier;
 pub(crate) use segment_table::{LogSpace, Victim};
-pub(crate) use state::LogState;
+pub(crate) use state::{LogState, SegmentRecord};
 
 /// How a log is opened.
 #[derive(Clone, Copy, Debug)]
@@ -240,6 +242,20 @@ impl Log {
     /// that failed is simply never reported.
     pub(crate) fn checkpoint_durable(&self, cut: u64) {
         self.shared.table.write().checkpoint_durable(cut, &self.shared.readings);
+    }
+
+    /// Write nothing over the segments of durable checkpoint `cut`, the last or one that is pinned already,
+    /// until [`Log::unpin`].
+    pub(crate) fn pin(&self, cut: u64) {
+        self.shared.table.write().pin(cut);
+    }
+
+    /// Take back one [`Log::pin`].
+    ///
+    /// # Panics
+    /// When `cut` is not pinned.
+    pub(crate) fn unpin(&self, cut: u64) {
+        self.shared.table.write().unpin(cut, &self.shared.readings);
     }
 
     /// Give free places at the end of the file back to the file system; their bytes.

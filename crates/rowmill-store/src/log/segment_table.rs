@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - A sequence number is given out once in the life of the file, crashes included.
-//! - A place that a durable checkpoint names is not written until a later checkpoint is durable.
+//! - A place that a durable checkpoint names is not written until a later checkpoint is durable and nobody
+//!   has the earlier one pinned.
 //! - A place is not written while a reader that may have looked up a row in it is reading.
 //! - The lowest place is reused first, so that a file whose rows become fewer ends in free places.
 //!
@@ -98,6 +99,10 @@ pub(super) struct SegmentTable {
     resting: VecDeque<(u64, u32)>,
     /// Freed places that wait for a checkpoint, with the epoch they were freed in.
     pinned: Vec<(u64, u32)>,
+    /// Durable checkpoints whose segments somebody copies, as often as they were pinned.
+    pins: Vec<u64>,
+    /// The last checkpoint known to be durable.
+    durable: u64,
     epoch: u64,
     /// The cut whose checkpoint is being written.
     checkpointing: Option<u64>,
@@ -130,6 +135,8 @@ impl SegmentTable {
             free: BTreeSet::new(),
             resting: VecDeque::new(),
             pinned: Vec::new(),
+            pins: Vec::new(),
+            durable: state.cut,
             epoch: state.cut.checked_add(1).ok_or("epochs ran out")?,
             checkpointing: None,
             next_sequence,
@@ -296,8 +303,27 @@ impl SegmentTable {
         if self.checkpointing.is_some_and(|current| current <= cut) {
             self.checkpointing = None;
         }
+        self.durable = self.durable.max(cut);
+        self.let_go(readings);
+    }
+
+    /// Write nothing over the segments of durable checkpoint `cut` until it is unpinned.
+    pub(super) fn pin(&mut self, cut: u64) {
+        self.pins.push(cut);
+    }
+
+    /// Take back one [`SegmentTable::pin`] of `cut`.
+    pub(super) fn unpin(&mut self, cut: u64, readings: &Readings) {
+        let at = self.pins.iter().position(|&pin| pin == cut).expect("what is unpinned was pinned");
+        self.pins.swap_remove(at);
+        self.let_go(readings);
+    }
+
+    /// Free the places that neither the last durable checkpoint nor a pinned one names.
+    fn let_go(&mut self, readings: &Readings) {
         for (freed_in, place) in std::mem::take(&mut self.pinned) {
-            if freed_in <= cut {
+            let names = |pin: &u64| (self.segments[place as usize].named_until..freed_in).contains(pin);
+            if freed_in <= self.durable && !self.pins.iter().any(names) {
                 self.rest(place, readings);
             } else {
                 self.pinned.push((freed_in, place));

@@ -64,6 +64,7 @@ fn manifest(epoch: u64) -> Manifest {
         epoch,
         seed: 0xfedc_ba98_7654_3210,
         created_by: "0.1.0".into(),
+        lineage: vec![(1, 0x0123_4567_89ab_cdef), (epoch, u64::MAX)],
         groups: vec![group_entry(spec.group())],
         tables: vec![table("users", 0), table("ünïcode \"items\"", 1)],
         snapshot: None,

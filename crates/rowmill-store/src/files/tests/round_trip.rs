@@ -84,6 +84,7 @@ fn only_what_no_checkpoint_needs_is_removed() {
     let old_delta = write_delta(&volume, 1, &change);
     let old_attachment = save_attachment(&volume, 1, "dense", b"1").unwrap();
     let kept_attachment = save_attachment(&volume, 1, "vocabulary", b"1").unwrap();
+    let pinned = save_attachment(&volume, 1, "pinned", b"1").unwrap();
     let mut written = manifest(2);
     written.deltas = vec![write_delta(&volume, 2, &change)];
     written.snapshot = Some(write_snapshot(&volume, 2, &[]));
@@ -96,13 +97,13 @@ fn only_what_no_checkpoint_needs_is_removed() {
     }
     write_file(&volume, "MANIFEST.new", b"torn");
 
-    let mut removed = collect_garbage(&volume, &written).unwrap();
+    let mut removed = collect_garbage(&volume, &written, &|name| name == pinned.file).unwrap();
     removed.sort();
     assert_eq!(removed, ["MANIFEST.new", &old_attachment.file, &old_delta.name]);
-    let mut left: Vec<&str> = written.file_names().chain(others).collect();
+    let mut left: Vec<&str> = written.file_names().chain(others).chain([pinned.file.as_str()]).collect();
     left.sort_unstable();
     assert_eq!(volume.list().unwrap(), left);
-    assert_eq!(collect_garbage(&volume, &written).unwrap(), [""; 0]);
+    assert_eq!(collect_garbage(&volume, &written, &|_| false).unwrap(), [pinned.file]);
 }
 
 #[test]

@@ -1,0 +1,267 @@
+//! Making a folder of a checkpoint.
+//!
+//! The file `RESTORING` is the first to be written and the last to be removed; as long as it is there, the
+//! folder is not taken for a store. It says which files the restore is writing: run again, it goes on with
+//! them, keeps every part that is there already and right, and touches nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use rowmill_io::{DeviceError, DirectoryVolume, IoChoice, Volume};
+use rowmill_store::RESTORING;
+use serde::{Deserialize, Serialize};
+
+use crate::RemoteError;
+use crate::history::{Push, Pushes};
+use crate::layout::{Contents, PartEntry, contents_key};
+use crate::push::unlisted;
+use crate::remote::{REQUESTS, Remote};
+use crate::runtime::block_on;
+
+/// The lock of a folder, which is no part of its content.
+const LOCK: &str = "LOCK";
+
+/// What a restore did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RestoreInfo {
+    /// Number of the checkpoint that the folder opens at.
+    pub epoch: u64,
+    /// Rows in it.
+    pub rows: u64,
+    /// Bytes of all its parts.
+    pub bytes: u64,
+    /// Bytes downloaded; the others were there from a restore that did not finish.
+    pub bytes_downloaded: u64,
+}
+
+/// What `RESTORING` says.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Progress {
+    url: String,
+    checkpoint: u64,
+    files: BTreeSet<String>,
+}
+
+/// Make `folder`, which is new, empty, or left by a restore that did not finish, a store at checkpoint
+/// `epoch`, or the latest. `interrupted` is asked ten times a second.
+///
+/// # Errors
+/// [`RemoteError::NoCheckpoint`], [`RemoteError::Occupied`], [`RemoteError::Corrupt`], or when a request
+/// or a file fails. The folder is no store then, and restoring again goes on.
+pub fn restore(
+    remote: &Remote,
+    folder: &Path,
+    epoch: Option<u64>,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<RestoreInfo, RemoteError> {
+    block_on(interrupted, async {
+        let push = find(remote, epoch).await?;
+        let gone = || absent(remote, push.entry.epoch.to_string(), "it was removed meanwhile".into());
+        let contents = push.contents(remote).await?.ok_or_else(gone)?;
+        let files = files_of(remote, &push, &contents)?;
+        let target = Target::prepare(folder, remote, &push, &files)?;
+        let bytes_downloaded = match download(remote, &contents, &target).await {
+            // Objects are removed after their checkpoint.
+            Err(RemoteError::Corrupt { .. }) if !push.is_visible(remote).await? => return Err(gone()),
+            downloaded => downloaded?,
+        };
+        target.finish()?;
+        let bytes = contents.parts.iter().filter_map(PartEntry::bytes).sum();
+        Ok(RestoreInfo { epoch: push.entry.epoch, rows: push.entry.rows, bytes, bytes_downloaded })
+    })
+}
+
+async fn find(remote: &Remote, epoch: Option<u64>) -> Result<Push, RemoteError> {
+    let mut visible = Pushes::load(remote).await?.visible;
+    let known = visible.iter().map(|push| push.entry.epoch.to_string()).collect::<Vec<_>>().join(", ");
+    let found = match epoch {
+        Some(epoch) => visible.iter().rposition(|push| push.entry.epoch == epoch),
+        None => visible.len().checked_sub(1),
+    };
+    let Some(at) = found else {
+        let wanted = epoch.map_or("at all".into(), |epoch| epoch.to_string());
+        return Err(absent(
+            remote,
+            wanted,
+            if known.is_empty() { "push one first".into() } else { format!("it has {known}") },
+        ));
+    };
+    Ok(visible.swap_remove(at))
+}
+
+fn absent(remote: &Remote, wanted: String, known: String) -> RemoteError {
+    RemoteError::NoCheckpoint { url: remote.url().to_owned(), wanted, known }
+}
+
+/// Names and lengths of the files; none leads out of the folder.
+fn files_of(remote: &Remote, push: &Push, contents: &Contents) -> Result<BTreeMap<String, u64>, RemoteError> {
+    let corrupt = |what: String| remote.corrupt(&contents_key(&push.entry.push), what);
+    let mut files = BTreeMap::new();
+    for part in &contents.parts {
+        let name = &part.file;
+        if name.is_empty()
+            || name.contains(['/', '\0'])
+            || [".", "..", LOCK, RESTORING].contains(&name.as_str())
+        {
+            return Err(corrupt(format!("it names a file {name:?}")));
+        }
+        part.bytes().ok_or_else(|| corrupt(format!("{} is of impossible length", part.name)))?;
+        let len = files.entry(name.clone()).or_insert(0);
+        *len = part.spans.iter().map(|(offset, bytes)| offset + bytes).fold(*len, u64::max);
+    }
+    Ok(files)
+}
+
+/// The folder being filled; locked, so that no two restores fill it at once.
+struct Target {
+    volume: DirectoryVolume,
+    _lock: Box<dyn rowmill_io::VolumeLock>,
+    files: BTreeMap<String, File>,
+}
+
+impl Target {
+    fn prepare(
+        folder: &Path,
+        remote: &Remote,
+        push: &Push,
+        files: &BTreeMap<String, u64>,
+    ) -> Result<Self, RemoteError> {
+        // Before anything is made: what is there may be somebody's.
+        found_in(folder)?;
+        let volume = DirectoryVolume::create(folder, IoChoice::Auto)?;
+        let lock = volume.lock()?;
+        // And again: somebody may have filled it before the lock was ours.
+        let before = found_in(folder)?;
+        let mut names = files.keys().cloned().collect::<BTreeSet<_>>();
+        for old in before.difference(&names).filter(|name| *name != RESTORING) {
+            volume.remove(old)?;
+        }
+        names.extend(before.into_iter().filter(|name| name != RESTORING));
+        let progress = Progress { url: remote.url().to_owned(), checkpoint: push.entry.epoch, files: names };
+        write_progress(&volume, &progress)?;
+        let open = |(name, len): (&String, &u64)| {
+            let path = folder.join(name);
+            let opened = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
+            let file = opened.and_then(|file| file.set_len(*len).map(|()| file));
+            Ok((name.clone(), file.map_err(|error| failed("creating", name, 0, error))?))
+        };
+        let files = files.iter().map(open).collect::<Result<_, RemoteError>>()?;
+        Ok(Self { volume, _lock: lock, files })
+    }
+
+    /// Whether the bytes of a part are there already.
+    fn has(&self, part: &PartEntry) -> bool {
+        let mut crc = 0;
+        let mut bytes = Vec::new();
+        for &(offset, len) in &part.spans {
+            bytes.resize(len as usize, 0);
+            if self.files[&part.file].read_exact_at(&mut bytes, offset).is_err() {
+                return false;
+            }
+            crc = crc32c::crc32c_append(crc, &bytes);
+        }
+        crc == part.crc
+    }
+
+    fn write(&self, part: &PartEntry, bytes: &[u8]) -> Result<(), RemoteError> {
+        let mut rest = bytes;
+        for &(offset, len) in &part.spans {
+            let (span, after) = rest.split_at(len as usize);
+            let written = self.files[&part.file].write_all_at(span, offset);
+            written.map_err(|error| failed("writing", &part.file, offset, error))?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Make everything durable, then a store.
+    fn finish(self) -> Result<(), RemoteError> {
+        for (name, file) in &self.files {
+            file.sync_all().map_err(|error| failed("syncing", name, 0, error))?;
+        }
+        self.volume.sync()?;
+        self.volume.remove(RESTORING)?;
+        Ok(self.volume.sync()?)
+    }
+}
+
+/// Names in a folder that a restore may fill: none, or those of one that did not finish.
+fn found_in(folder: &Path) -> Result<BTreeSet<String>, RemoteError> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        Err(error) => return Err(failed("listing", &folder.display().to_string(), 0, error)),
+    };
+    let mut names = BTreeSet::new();
+    for entry in entries {
+        let entry = entry.map_err(|error| failed("listing", &folder.display().to_string(), 0, error))?;
+        names.insert(entry.file_name().to_string_lossy().into_owned());
+    }
+    names.remove(LOCK);
+    let mut ours = BTreeSet::new();
+    if names.contains(RESTORING) {
+        let mut text = Vec::new();
+        let read = File::open(folder.join(RESTORING)).and_then(|mut file| file.read_to_end(&mut text));
+        read.map_err(|error| failed("reading", RESTORING, 0, error))?;
+        // Cut short while it was written: then nothing else was.
+        ours = serde_json::from_slice::<Progress>(&text).unwrap_or_default().files;
+        ours.insert(RESTORING.to_owned());
+        ours.insert(RESTORING_NEW.to_owned());
+    }
+    match names.difference(&ours).next() {
+        Some(name) => Err(RemoteError::Occupied { folder: folder.to_owned(), name: name.clone() }),
+        None => Ok(names),
+    }
+}
+
+/// `RESTORING` being replaced.
+const RESTORING_NEW: &str = "RESTORING.new";
+
+fn write_progress(volume: &DirectoryVolume, progress: &Progress) -> Result<(), RemoteError> {
+    let json = serde_json::to_vec(progress).expect("names and numbers are JSON");
+    // The old one stays in force until the new one is whole.
+    let name = if volume.list()?.iter().any(|name| name == RESTORING) { RESTORING_NEW } else { RESTORING };
+    let mut file = volume.create(name)?;
+    file.write_all(&json).map_err(|error| failed("writing", name, 0, error))?;
+    file.sync()?;
+    if name != RESTORING {
+        volume.rename(name, RESTORING)?;
+    }
+    Ok(volume.sync()?)
+}
+
+/// Bring every part into the folder; the bytes that were downloaded.
+async fn download(remote: &Remote, contents: &Contents, target: &Target) -> Result<u64, RemoteError> {
+    let fetch = |part: &PartEntry| {
+        let key = contents.key(part);
+        let part = part.clone();
+        async move {
+            let key = key.ok_or_else(|| unlisted(remote, contents, &part))?;
+            if target.has(&part) {
+                return Ok(0);
+            }
+            let bytes = remote.get(&key).await?.ok_or_else(|| remote.corrupt(&key, "it does not exist"))?;
+            let expected = part.bytes().unwrap_or(u64::MAX);
+            if bytes.len() as u64 != expected {
+                return Err(remote.corrupt(&key, format!("it has {} bytes, not {expected}", bytes.len())));
+            }
+            let crc = crc32c::crc32c(&bytes);
+            if crc != part.crc {
+                let what = format!("its checksum is {crc:08x} instead of {:08x}", part.crc);
+                return Err(remote.corrupt(&key, what));
+            }
+            target.write(&part, &bytes)?;
+            Ok(bytes.len() as u64)
+        }
+    };
+    let fetched = stream::iter(&contents.parts).map(fetch).buffer_unordered(REQUESTS);
+    fetched.try_fold(0, |sum, bytes| async move { Ok(sum + bytes) }).await
+}
+
+fn failed(operation: &'static str, name: &str, offset: u64, error: std::io::Error) -> RemoteError {
+    DeviceError::from_io(operation, name, offset, 0, error).into()
+}

@@ -1,0 +1,72 @@
+"""Checkpoints at a URL: list them, and make folders of them. `Store.push` brings them there.
+
+A URL is `s3://bucket/path`, `gs://bucket/path`, `az://container/path` or `file:///path`. Credentials and endpoints
+come from the environment variables that other tools of each service read too: `AWS_ACCESS_KEY_ID`,
+`AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, for servers other than Amazon's `AWS_ENDPOINT` and, without TLS,
+`AWS_ALLOW_HTTP=true`; `GOOGLE_SERVICE_ACCOUNT`; `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from rowmill import _core
+from rowmill.size import check_int
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEEP_MAX = 10_000
+
+
+def checkpoints(url: str) -> list[dict[str, Any]]:
+    """The checkpoints at a URL, oldest first.
+
+    Returns:
+        For each `epoch` (its number), `rows`, `bytes` (of its parts), and `pushed_s` (when it was pushed, by the
+        clock of the object store, in seconds since 1970).
+    """
+    return _core.checkpoints(url)
+
+
+def restore(
+    url: str, path: str | os.PathLike[str], *, checkpoint: int | None = None
+) -> dict[str, Any]:
+    """Make a folder that opens at a checkpoint of a URL.
+
+    The folder must be new, empty, or left by a restore that did not finish, which this one completes. Until it is
+    complete it is not taken for a store.
+
+    Args:
+        url: Where `Store.push` brought it.
+        path: The folder.
+        checkpoint: Its number, one of `checkpoints`; None: the latest.
+
+    Returns:
+        `epoch` (the number), `rows`, `bytes` (of the checkpoint) and `bytes_downloaded`.
+
+    Examples:
+        >>> import tempfile, rowmill
+        >>> from pathlib import Path
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> url = (folder / "copies").as_uri()
+        >>> with rowmill.open(folder / "store", memory="16MiB") as store:
+        ...     words = store.table("words", dim=1, optimizer=rowmill.optim.SGD(lr=0.5))
+        ...     words.put([7], [[1.0]])
+        ...     info = store.checkpoint()
+        ...     info = store.push(url)
+        >>> rowmill.restore(url, folder / "restored")["epoch"]
+        1
+        >>> with rowmill.open(folder / "restored", memory="16MiB") as store:
+        ...     store.open_table("words").get([7]).tolist()
+        [[1.0]]
+    """
+    if checkpoint is not None:
+        checkpoint = check_int(checkpoint, "checkpoint", 0, 2**63)
+    return _core.restore(url, os.fspath(path), checkpoint)
+
+
+def push_folder(path: Path, url: str, *, keep: int = 3) -> dict[str, Any]:
+    """As `Store.push`, for a store that nobody has open for writing."""
+    return _core.push_folder(str(path), url, check_int(keep, "keep", 1, KEEP_MAX))

@@ -1,0 +1,55 @@
+"""Checkpoints of a run on their way to an object store, beside the training."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from rowmill.errors import RowmillError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rowmill.store import Store
+
+
+class Pusher:
+    """Pushes the last checkpoint of a store in a thread of its own, one push at a time.
+
+    A checkpoint that comes while an earlier one is on its way waits for the next call; of several that wait, the
+    last is pushed. A push that fails is told, and training goes on.
+    """
+
+    def __init__(self, store: Store, url: str, *, keep: int, console: Console) -> None:
+        self._store = store
+        self._url = url
+        self._keep = keep
+        self._console = console
+        self._thread: Thread | None = None
+
+    def begin(self) -> None:
+        """Push the last checkpoint, unless a push is still going on."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = Thread(target=self._push, name="rowmill-push")
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the push that goes on, then push the last checkpoint; raises if that fails."""
+        self.wait()
+        self._store.push(self._url, keep=self._keep)
+
+    def wait(self) -> None:
+        """Wait for the push that goes on."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _push(self) -> None:
+        try:
+            self._store.push(self._url, keep=self._keep)
+        except RowmillError as error:
+            self._console.print(
+                f"The checkpoint was not pushed, training goes on: {error}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
