@@ -1,0 +1,295 @@
+"""What does a step over embedding tables cost, beside the fastest tables that live in plain memory?
+
+Looks pooled vectors up (forward), and trains (forward, backward, update), over 26 tables: stored tables
+indexed by a hash and directly, `nn.EmbeddingBag(sparse=True)` with `torch.optim.SGD`, and FBGEMM's
+table-batched op for the CPU where it is installed (see README.md). Everything is in memory; the ids, the
+gradients and the number of threads are the same for all.
+"""
+
+import os
+import sys
+
+# Before torch allocates: rows of all sides lie in huge pages.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import rowmill
+from benchmarks import common
+from rowmill.ragged import RaggedBatch
+
+TABLES = 26
+BATCH = 2048
+THREADS = 2
+RATE = 0.01
+ZIPF = 1.05
+BATCHES = 8
+"""Distinct batches, taken in turn: enough that no cache keeps their rows."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One cell of the comparison."""
+
+    dim: int
+    lookups: int
+    """Ids per bag."""
+    skew: str
+    rows: int
+    """Rows per table."""
+
+    def __str__(self) -> str:
+        return f"D{self.dim}_L{self.lookups}_{self.skew}"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ids of one step in the forms the engines take."""
+
+    ragged: RaggedBatch
+    ids: tuple[Tensor, ...]
+    """Per table, int64 [BATCH * lookups]."""
+    offsets: Tensor
+    """Of every bag of one table, int64 [BATCH]."""
+    all_offsets: Tensor
+    """Of every bag of every table, int64 [TABLES * BATCH + 1]."""
+
+
+class Engine(Protocol):
+    """Tables and how they are looked up and trained."""
+
+    def forward(self, batch: Batch) -> None: ...
+
+    def train(self, batch: Batch, gradient: Tensor) -> None: ...
+
+
+def batches(shape: Shape, seed: int) -> list[Batch]:
+    """Batches of ids; frequent ones are spread over the whole range, differently in every table."""
+    random = np.random.default_rng(seed)
+    count = BATCH * shape.lookups
+    shares = np.cumsum(np.arange(1, shape.rows + 1) ** -ZIPF) if shape.skew == "zipf" else None
+    orders = [random.permutation(shape.rows) for _ in range(TABLES)] if shape.skew == "zipf" else None
+    made: list[Batch] = []
+    for _ in range(BATCHES):
+        ids: list[Tensor] = []
+        for table in range(TABLES):
+            if shares is None or orders is None:
+                drawn = random.integers(0, shape.rows, count)
+            else:
+                ranks = np.searchsorted(shares, random.random(count) * shares[-1])
+                drawn = orders[table][np.minimum(ranks, shape.rows - 1)]
+            ids.append(torch.from_numpy(drawn))
+        offsets = torch.arange(0, TABLES * count + 1, shape.lookups)
+        names = tuple(f"t{table}" for table in range(TABLES))
+        ragged = RaggedBatch(names, torch.cat(ids), offsets)
+        made.append(Batch(ragged, tuple(ids), offsets[:BATCH], offsets))
+    return made
+
+
+class Stored:
+    """Tables of a store."""
+
+    def __init__(self, shape: Shape, optimizer: str, *, direct: bool, folder: Path) -> None:
+        rows = shape.rows * TABLES
+        memory = rows * (4 * shape.dim + 64) * 3 // 2 + (256 << 20)
+        self._store = rowmill.open(folder, memory=memory, threads=THREADS)
+        spec = {
+            "sgd": rowmill.optim.SGD(lr=RATE),
+            "rowwise_adagrad": rowmill.optim.RowwiseAdagrad(lr=RATE),
+        }[optimizer]
+        tables = [
+            self._store.table(
+                f"t{number}",
+                dim=shape.dim,
+                optimizer=spec,
+                num_rows=shape.rows if direct else None,
+            )
+            for number in range(TABLES)
+        ]
+        for table in tables:
+            for first in range(0, shape.rows, 1 << 16):
+                ids = torch.arange(first, min(first + (1 << 16), shape.rows))
+                table.put(ids, torch.full((len(ids), shape.dim), 0.01))
+        features = [rowmill.nn.Feature(table.name, table) for table in tables]
+        self._bags = rowmill.nn.EmbeddingCollection(features)
+
+    def forward(self, batch: Batch) -> None:
+        with torch.no_grad():
+            self._bags(batch.ragged)
+
+    def train(self, batch: Batch, gradient: Tensor) -> None:
+        self._bags(batch.ragged).backward(gradient)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class TorchBags:
+    """One `nn.EmbeddingBag` per table, with sparse gradients."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._bags = [
+            nn.EmbeddingBag(
+                shape.rows,
+                shape.dim,
+                mode="sum",
+                sparse=True,
+                _weight=torch.full((shape.rows, shape.dim), 0.01),
+            )
+            for _ in range(TABLES)
+        ]
+        self._dim = shape.dim
+        self._sgd = torch.optim.SGD([bag.weight for bag in self._bags], lr=RATE)
+
+    def _pool(self, batch: Batch) -> list[Tensor]:
+        offsets = batch.offsets
+        return [bag(ids, offsets) for bag, ids in zip(self._bags, batch.ids, strict=True)]
+
+    def forward(self, batch: Batch) -> None:
+        with torch.no_grad():
+            self._pool(batch)
+
+    def train(self, batch: Batch, gradient: Tensor) -> None:
+        self._sgd.zero_grad()
+        torch.autograd.backward(self._pool(batch), gradient.split(self._dim, dim=1))
+        self._sgd.step()
+
+
+class TableBatched:
+    """FBGEMM's table-batched op for the CPU."""
+
+    def __init__(self, shape: Shape, optimizer: str) -> None:
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            EmbeddingLocation,
+            OptimType,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        self._bags: Any = SplitTableBatchedEmbeddingBagsCodegen(
+            [(shape.rows, shape.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * TABLES,
+            optimizer={
+                "sgd": OptimType.EXACT_SGD,
+                "rowwise_adagrad": OptimType.EXACT_ROWWISE_ADAGRAD,
+            }[optimizer],
+            learning_rate=RATE,
+        )
+        for weights in self._bags.split_embedding_weights():
+            weights.fill_(0.01)
+
+    def forward(self, batch: Batch) -> None:
+        with torch.no_grad():
+            self._bags(batch.ragged.values, batch.all_offsets)
+
+    def train(self, batch: Batch, gradient: Tensor) -> None:
+        self._bags(batch.ragged.values, batch.all_offsets).backward(gradient)
+
+
+def fbgemm_is_there() -> bool:
+    """Whether FBGEMM can be loaded; if not, says why."""
+    try:
+        import fbgemm_gpu  # noqa: F401
+    except (ImportError, OSError) as error:
+        print(f"without FBGEMM: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def shapes(quick: bool) -> Iterator[Shape]:
+    """All cells: the tables of all engines fit into 12 GB together, and none into any cache."""
+    for dim, rows in ((16, 1_000_000), (64, 400_000), (128, 200_000)):
+        for lookups in (1, 20):
+            for skew in ("zipf", "uniform"):
+                yield Shape(dim, lookups, skew, rows // 4 if quick else rows)
+
+
+def main() -> None:
+    benchmark = common.Benchmark(common.parse_arguments(__doc__))
+    quick, seed = benchmark.settings.quick, benchmark.settings.seed
+    torch.set_num_threads(THREADS)
+    peers = fbgemm_is_there()
+    optimizers = ("sgd", "rowwise_adagrad")
+    for shape in shapes(quick):
+        made = batches(shape, seed)
+        gradient = torch.full((BATCH, TABLES * shape.dim), 1e-3)
+        steps = 4 if shape.lookups > 1 else 16
+        for optimizer in optimizers:
+            with tempfile.TemporaryDirectory(prefix="rowmill-") as name:
+                engines: dict[str, Engine] = {
+                    "hash": Stored(shape, optimizer, direct=False, folder=Path(name) / "hash"),
+                    "direct": Stored(shape, optimizer, direct=True, folder=Path(name) / "direct"),
+                }
+                if peers:
+                    engines["table_batched"] = TableBatched(shape, optimizer)
+                if optimizer == "sgd":
+                    engines["bag"] = TorchBags(shape)
+                works = ("forward", "train") if optimizer == "sgd" else ("train",)
+                for work in works:
+                    variants = {
+                        f"{shape}_{work}_{optimizer}_{engine}": run(tables, work, made, gradient, steps)
+                        for engine, tables in engines.items()
+                    }
+                    samples = benchmark.compare(variants, rounds=3 if quick else 7)
+                    summarize(benchmark, f"{shape}_{work}_{optimizer}", samples)
+                for tables in engines.values():
+                    if isinstance(tables, Stored):
+                        tables.close()
+    benchmark.write()
+
+
+def run(
+    engine: Engine, work: str, made: list[Batch], gradient: Tensor, steps: int
+) -> Callable[[], int]:
+    """Work of one round: some steps; the looked-up rows."""
+    ids = cycle(made)
+
+    def steps_of_work() -> int:
+        rows = 0
+        for _, batch in zip(range(steps), ids, strict=False):
+            if work == "forward":
+                engine.forward(batch)
+            else:
+                engine.train(batch, gradient)
+            rows += len(batch.ragged.values)
+        return rows
+
+    return steps_of_work
+
+
+def summarize(
+    benchmark: common.Benchmark, cell: str, samples: dict[str, list[common.Sample]]
+) -> None:
+    """Rates of all, and ours over the faster peer's."""
+    peers: list[str] = []
+    for name, taken in samples.items():
+        benchmark.summarize(f"{name}_rows_per_s", common.units_per_s(taken))
+        if not name.endswith(("_hash", "_direct")):
+            peers.append(name)
+    if not peers:
+        return
+    fastest = max(peers, key=lambda name: common.units_per_s(samples[name]).value)
+    thriftiest = min(peers, key=lambda name: common.cpu_us_per_unit(samples[name]).value)
+    for ours in ("hash", "direct"):
+        taken = samples[f"{cell}_{ours}"]
+        benchmark.summarize(f"{cell}_{ours}_over_peer", common.ratio(taken, samples[fastest]))
+        benchmark.summarize(
+            f"{cell}_{ours}_over_peer_per_cpu_second",
+            common.Median.of(
+                (one.units / one.cpu_s) / (other.units / other.cpu_s)
+                for one, other in zip(taken, samples[thriftiest], strict=True)
+            ),
+        )
+
+
+if __name__ == "__main__":
+    main()
