@@ -23,6 +23,19 @@ CARGO_TESTS := --workspace --exclude rowmill-python --locked
 # preemptions per execution take a second (loom's documents advise two or three); all of them, hours.
 LOOM := RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
 	cargo test --package rowmill-store --lib --locked --target-dir $(TARGET)/loom
+# The store with bugs on purpose, which the checker of histories must flag.
+SEEDED := cargo test --package rowmill-store --test history --features seeded-bugs --locked
+# Sanitizers are behind an unstable flag, which RUSTC_BOOTSTRAP allows; naming the target keeps build
+# scripts out of it.
+define SANITIZED
+RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=$(1)" cargo test $(2) --package rowmill-store --lib --test history \
+	--locked --target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir $(TARGET)/$(1) $(3)
+endef
+# Run a test of a special build; a filter that matches none would pass.
+define RUN_SOME
+@echo '$(1)'
+@result=$$($(1)); echo "$$result"; grep -q "ok. [1-9][0-9]* passed" <<<"$$result"
+endef
 
 .PHONY: train
 train: setup ## Set up, then train a DLRM on a generated click log with memory for a quarter of its rows
@@ -43,10 +56,18 @@ $(CORE): $(TOOLS) $(RUST_SOURCES) pyproject.toml
 test: test-rust test-python ## Run every test of every language
 
 .PHONY: test-rust
-test-rust: $(TOOLS) ## Run the Rust tests, and the model checks under loom
+test-rust: $(TOOLS) ## Run the Rust tests, the model checks under loom, and the store with seeded bugs
 	cargo test $(CARGO_TESTS)
-	@echo '$(LOOM) -- gate::model'
-	@result=$$($(LOOM) -- gate::model); echo "$$result"; grep -q "ok. [1-9][0-9]* passed" <<<"$$result"
+	$(call RUN_SOME,$(LOOM) -- gate::model)
+	$(call RUN_SOME,$(SEEDED) -- seeded_bugs_are_flagged)
+
+# One unit test measures the memory of the process, which the thread sanitizer multiplies.
+.PHONY: sanitize
+sanitize: $(TOOLS) ## Run the store's unit tests and histories under the address and the thread sanitizer
+	$(call SANITIZED,address)
+	@test -d "$$(rustc --print sysroot)/lib/rustlib/src/rust" || \
+		{ echo "sanitize: threads need the source of std: rustup component add rust-src"; exit 1; }
+	$(call SANITIZED,thread,-Zbuild-std,-- --skip growing_does_not_hold)
 
 .PHONY: test-python
 test-python: setup ## Run the Python tests

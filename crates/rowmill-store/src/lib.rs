@@ -67,6 +67,7 @@ mod read;
 mod recovery;
 mod resolve;
 mod scatter;
+mod seeded;
 mod shard;
 mod stats;
 mod store;
@@ -92,6 +93,8 @@ pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 pub use rowmill_rows::{
     Dtype, IdBag, IdRange, Initializer, OptimizerSpec, Pooling, StalenessBound, TableSpec,
 };
+#[cfg(feature = "seeded-bugs")]
+pub use seeded::{SeededBug, seed_bug};
 pub use stats::{Stats, TableStats};
 pub use store::Store;
 pub use table::Table;

@@ -22,6 +22,7 @@ use crate::keys::Key;
 use crate::mapping::{Mapping, Zeroable};
 use crate::policy::{Policy, Standing};
 use crate::prefetch::prefetch_bytes;
+use crate::seeded::{self, SeededBug};
 use crate::table_state::TableState;
 
 /// Slots are taken from the budget this many at a time.
@@ -220,7 +221,7 @@ impl Shard {
     #[inline]
     pub(crate) fn take_clock(&mut self, table: u32, id: u64, place: Place, bound: u8) -> Clock {
         let outstanding = self.outstanding(table, id, place);
-        if outstanding > u32::from(bound) {
+        if outstanding > u32::from(bound) && !seeded::has(SeededBug::NoBound) {
             return Clock::Blocked(outstanding);
         }
         self.set_outstanding(table, id, place, outstanding + 1);
@@ -356,6 +357,9 @@ impl Shard {
             return Ok(());
         }
         let meta = self.meta.get(slot as usize);
+        if seeded::has(SeededBug::LostUpdate) && meta.row != NO_ROW {
+            return Ok(());
+        }
         if self.frozen.get(slot) {
             let row = self.save_frozen(core, slot)?;
             core.log.release(row);

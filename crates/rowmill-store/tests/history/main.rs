@@ -1,0 +1,103 @@
+//! What many threads see of few rows, against what could be seen if they took turns.
+//!
+//! What could break: an update is lost or done twice; a read shows a row as it was before it left memory, or
+//! half of one version and half of another; a checkpoint holds a row as it never was; a training read goes
+//! ahead beyond its staleness bound. Threads do everything to the same few rows, in a memory too small for
+//! them, while checkpoints are made and read. Every operation is recorded with its beginning and its end,
+//! and every value tells which writes made it; then each row's history must have an order (`checker.rs`).
+//!
+//! The same with bugs on purpose, each of which must be flagged, is a build of its own, because no other one
+//! has them (`src/seeded.rs`): `cargo test -p rowmill-store --test history --features seeded-bugs`.
+
+mod checker;
+mod operation;
+mod recorder;
+mod small;
+mod workload;
+
+use checker::{Violation, check};
+use operation::{Effect, Operation};
+use rowmill_store::Stats;
+use workload::{BOUNDS, Done, Workload};
+
+/// Memory for a sixth of the rows: hot ones leave too, and one lock for all.
+const CROWDED: Workload =
+    Workload { seed: 1, operations: 1_450_000, checkpoints: 200, rows: 200, row_memory: 80 << 10 };
+/// Rows of several shards, whose clocks are taken one shard after the other.
+const SPREAD: Workload =
+    Workload { seed: 2, operations: 400_000, checkpoints: 40, rows: 3000, row_memory: 256 << 10 };
+
+impl Workload {
+    /// Whether every row has a history; and what was done.
+    fn check(&self) -> (Result<(), Violation>, Vec<Operation>, Stats) {
+        let Done { mut operations, stats } = self.run();
+        operations.sort_unstable_by_key(|operation| (operation.row, operation.begun));
+        let check_row = |history: &[Operation]| check(history, BOUNDS[self.table_of(history[0].row)]);
+        let result = operations.chunk_by(|one, next| one.row == next.row).try_for_each(check_row);
+        (result, operations, stats)
+    }
+
+    fn pass(&self) {
+        let (result, operations, stats) = self.check();
+        result.unwrap_or_else(|violation| panic!("{violation}"));
+        let is_saved = |operation: &&Operation| matches!(operation.effect, Effect::Saved { .. });
+        let saved = operations.iter().filter(is_saved).count();
+        assert_eq!(saved, self.checkpoints * self.rows as usize * BOUNDS.len());
+        assert!(operations.len() - saved >= self.operations);
+        // What has to happen for this to be a test.
+        for (count, what) in [
+            (stats.evictions, "rows leave memory"),
+            (stats.cold_reads, "and come back"),
+            (stats.clock_waits, "steps wait for clocks"),
+            (stats.staleness[2], "rows are read while two gets are outstanding"),
+            (stats.lookahead_loaded, "lookahead brings rows"),
+            (stats.compactions, "segments are cleaned"),
+            (stats.deletes, "rows are deleted"),
+        ] {
+            assert!(count >= 20, "too rarely, {count} times: {what}");
+        }
+        let is_step = |operation: &&Operation| {
+            matches!(operation.effect, Effect::Fetch(_)) && BOUNDS[self.table_of(operation.row)].is_some()
+        };
+        let clocks = operations.iter().filter(is_step).count() as u64;
+        assert_eq!(stats.staleness.iter().sum::<u64>(), clocks, "a clock is counted once, when it is taken");
+        let is_hot = |operation: &&Operation| self.is_hot(operation.row) && !is_saved(operation);
+        println!("{} operations on hot rows", operations.iter().filter(is_hot).count());
+    }
+}
+
+#[test]
+fn every_row_has_a_history_in_a_memory_for_few() {
+    CROWDED.pass();
+}
+
+#[test]
+fn every_row_has_a_history_in_several_shards() {
+    SPREAD.pass();
+}
+
+#[cfg(feature = "seeded-bugs")]
+#[test]
+fn seeded_bugs_are_flagged() {
+    use checker::Kind;
+    use rowmill_store::{SeededBug, seed_bug};
+
+    /// Together as many operations as the other test has.
+    const ROUNDS: u64 = 10;
+    for (bug, kind) in [
+        (SeededBug::LostUpdate, Kind::NotLinearizable),
+        (SeededBug::StaleAddress, Kind::NotLinearizable),
+        (SeededBug::NoBound, Kind::BeyondBound),
+    ] {
+        seed_bug(bug);
+        let violation = (0..ROUNDS).find_map(|round| {
+            let operations = CROWDED.operations / ROUNDS as usize;
+            let workload = Workload { seed: round, operations, checkpoints: 20, ..CROWDED };
+            workload.check().0.err()
+        });
+        seed_bug(SeededBug::None);
+        let violation = violation.unwrap_or_else(|| panic!("not flagged: {bug:?}"));
+        println!("{bug:?} is flagged as {violation}");
+        assert_eq!(violation.kind, kind, "{bug:?} is flagged as {violation}");
+    }
+}

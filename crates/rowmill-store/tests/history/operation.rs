@@ -1,0 +1,148 @@
+//! What is done to one row, and what it does to it by itself: the sequential row that histories are
+//! compared with.
+
+/// Threads that change rows.
+pub(crate) const WRITERS: usize = 4;
+/// Floats of a row: the number of the last put, two sums per writer, and the number again, by which a row
+/// that was put together of two shows.
+pub(crate) const DIM: usize = 16;
+const SUMS: usize = 2 * WRITERS;
+/// Integers up to here are exact as floats.
+const EXACT_MAX: u32 = 1 << 24;
+
+/// The weights of a row, which say by themselves what made them: the last put has a number of its own, and
+/// of every writer the sums tell how many of its additions came after that put, and which.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Content {
+    /// Number of the last put; 0 when the row was born since.
+    pub(crate) put: u32,
+    /// Per writer: its additions, and the sum of their numbers.
+    pub(crate) sums: [u32; SUMS],
+}
+
+impl Content {
+    /// What no row ever holds: the weights were not those of one row.
+    pub(crate) const TORN: Self = Self { put: u32::MAX, sums: [0; SUMS] };
+
+    pub(crate) fn of_put(put: u32) -> Self {
+        Self { put, ..Self::default() }
+    }
+
+    /// With addition `number` of `writer`.
+    pub(crate) fn plus(mut self, writer: usize, number: u32) -> Self {
+        self.sums[2 * writer] += 1;
+        self.sums[2 * writer + 1] += number;
+        self
+    }
+
+    pub(crate) fn to_weights(self) -> [f32; DIM] {
+        let mut weights = [self.put as f32; DIM];
+        for (weight, sum) in weights[1..].iter_mut().zip(self.sums) {
+            *weight = sum as f32;
+        }
+        weights
+    }
+
+    pub(crate) fn from_weights(weights: &[f32]) -> Self {
+        let exact = |weight: &f32| weight.fract() == 0.0 && (0.0..EXACT_MAX as f32).contains(weight);
+        let mut content = Self { put: weights[0] as u32, sums: [0; SUMS] };
+        for (sum, weight) in content.sums.iter_mut().zip(&weights[1..]) {
+            *sum = *weight as u32;
+        }
+        if weights.iter().all(exact) && content.to_weights() == weights { content } else { Self::TORN }
+    }
+}
+
+/// One operation on one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// A read that saw this, and takes no clock.
+    Get(Content),
+    /// A training read that saw this: the row is born and its clock taken first, then it is read.
+    Fetch(Content),
+    /// Whether there is a row.
+    Contains(bool),
+    /// The whole row is replaced; with `releases` a clock is given back.
+    Put { put: u32, releases: bool },
+    /// Addition `number` of a writer.
+    Add { writer: u8, number: u32, releases: bool },
+    /// A step ended without changing the row.
+    Release,
+    /// The row is removed, if there was one.
+    Delete(bool),
+    /// What a checkpoint holds of the row.
+    Saved { content: Content, exists: bool },
+}
+
+impl Effect {
+    /// Instants at which it takes place: a training read has two.
+    pub(crate) fn stages(self) -> u8 {
+        if matches!(self, Self::Fetch(_)) { 2 } else { 1 }
+    }
+}
+
+/// An effect, and the interval within which it takes place: positions in the one order of all beginnings
+/// and ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation {
+    /// Number of the row among all tables.
+    pub(crate) row: u32,
+    pub(crate) begun: u64,
+    pub(crate) ended: u64,
+    pub(crate) effect: Effect,
+}
+
+/// A row that one operation at a time is done to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Row {
+    content: Content,
+    exists: bool,
+    /// Training reads whose step has neither changed the row yet nor ended.
+    outstanding: u8,
+}
+
+impl Row {
+    /// The row after stage `stage` of an effect; none when it cannot be what happened. Clocks are kept and
+    /// the bound enforced if there is one.
+    pub(crate) fn after(mut self, effect: Effect, stage: u8, bound: Option<u8>) -> Option<Self> {
+        let possible = match effect {
+            Effect::Fetch(_) if stage == 0 => {
+                self.exists = true;
+                bound.is_none_or(|bound| self.take_clock(bound))
+            }
+            Effect::Get(seen) | Effect::Fetch(seen) => seen == self.content,
+            Effect::Contains(seen) => seen == self.exists,
+            Effect::Put { put, releases } => {
+                self.content = Content::of_put(put);
+                self.exists = true;
+                self.release_clock(releases && bound.is_some())
+            }
+            Effect::Add { writer, number, releases } => {
+                self.content = self.content.plus(writer as usize, number);
+                self.exists = true;
+                self.release_clock(releases && bound.is_some())
+            }
+            Effect::Release => self.release_clock(bound.is_some()),
+            Effect::Delete(existed) => {
+                let possible = self.exists == existed;
+                self = Self::default();
+                possible
+            }
+            Effect::Saved { content, exists } => content == self.content && exists == self.exists,
+        };
+        possible.then_some(self)
+    }
+
+    fn take_clock(&mut self, bound: u8) -> bool {
+        self.outstanding += 1;
+        self.outstanding <= bound.saturating_add(1)
+    }
+
+    fn release_clock(&mut self, releases: bool) -> bool {
+        if releases {
+            let Some(left) = self.outstanding.checked_sub(1) else { return false };
+            self.outstanding = left;
+        }
+        true
+    }
+}

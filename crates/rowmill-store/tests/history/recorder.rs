@@ -1,0 +1,40 @@
+//! What one thread did to rows, and when.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use crate::operation::{Effect, Operation};
+
+/// The one order of all beginnings and ends.
+#[derive(Debug, Default)]
+pub(crate) struct Order(AtomicU64);
+
+impl Order {
+    fn next(&self) -> u64 {
+        self.0.fetch_add(1, SeqCst)
+    }
+}
+
+/// Operations of one thread.
+#[derive(Debug)]
+pub(crate) struct Recorder<'a> {
+    order: &'a Order,
+    pub(crate) operations: Vec<Operation>,
+}
+
+impl<'a> Recorder<'a> {
+    pub(crate) fn new(order: &'a Order) -> Self {
+        Self { order, operations: Vec::new() }
+    }
+
+    /// The time before something that is told later.
+    pub(crate) fn begin(&self) -> u64 {
+        self.order.next()
+    }
+
+    /// What began at `begun` has ended, and had these effects on these rows.
+    pub(crate) fn end(&mut self, begun: u64, effects: impl IntoIterator<Item = (u32, Effect)>) {
+        let ended = self.order.next();
+        let operation = |(row, effect)| Operation { row, begun, ended, effect };
+        self.operations.extend(effects.into_iter().map(operation));
+    }
+}

@@ -1,0 +1,143 @@
+//! The checker itself, on histories small enough to judge by hand: `(beginning, end, effect)`, one row.
+
+use crate::checker::{Kind, check};
+use crate::operation::{Content, DIM, Effect, Operation};
+use Effect::{Add, Contains, Delete, Fetch, Get, Put, Release, Saved};
+
+const NOTHING: Content = Content { put: 0, sums: [0; 8] };
+
+fn judge(bound: Option<u8>, history: &[(u64, u64, Effect)]) -> Option<Kind> {
+    let operation = |&(begun, ended, effect)| Operation { row: 0, begun, ended, effect };
+    let operations: Vec<Operation> = history.iter().map(operation).collect();
+    check(&operations, bound).err().map(|violation| violation.kind)
+}
+
+fn assert_good(bound: Option<u8>, history: &[(u64, u64, Effect)]) {
+    assert_eq!(judge(bound, history), None, "{history:?}");
+}
+
+fn assert_bad(history: &[(u64, u64, Effect)]) {
+    assert_eq!(judge(None, history), Some(Kind::NotLinearizable), "{history:?}");
+}
+
+fn put(put: u32) -> Effect {
+    Put { put, releases: false }
+}
+
+fn add(writer: u8, number: u32) -> Effect {
+    Add { writer, number, releases: false }
+}
+
+/// The row after a put and additions `(writer, number)`.
+fn row(put: u32, additions: &[(usize, u32)]) -> Content {
+    additions.iter().fold(Content::of_put(put), |row, &(writer, number)| row.plus(writer, number))
+}
+
+#[test]
+fn operations_that_overlap_may_have_any_order() {
+    for seen in [1, 2] {
+        assert_good(None, &[(0, 9, put(1)), (1, 8, put(2)), (10, 11, Get(row(seen, &[])))]);
+    }
+    for seen in [NOTHING, row(1, &[])] {
+        assert_good(None, &[(0, 5, put(1)), (1, 2, Get(seen))]);
+        assert_good(None, &[(0, 5, put(1)), (1, 2, Get(seen)), (3, 4, Get(row(1, &[])))]);
+    }
+    assert_good(None, &[(0, 9, add(0, 1)), (1, 8, add(1, 1)), (2, 7, Get(row(0, &[(1, 1)])))]);
+}
+
+#[test]
+fn a_read_of_what_was_overwritten_is_flagged() {
+    assert_bad(&[(0, 1, put(1)), (2, 3, put(2)), (4, 5, Get(row(1, &[])))]);
+    // The first read has shown that the new value is there.
+    assert_bad(&[
+        (0, 1, put(1)),
+        (2, 9, put(2)),
+        (3, 4, Get(row(2, &[]))),
+        (5, 6, Get(row(1, &[]))),
+        (10, 11, Get(row(2, &[]))),
+    ]);
+    // Two readers that see two puts in two orders.
+    assert_bad(&[(0, 9, put(1)), (1, 8, put(2)), (10, 11, Get(row(1, &[]))), (12, 13, Get(row(2, &[])))]);
+}
+
+#[test]
+fn a_read_of_what_is_yet_to_be_written_is_flagged() {
+    assert_bad(&[(0, 1, Get(row(1, &[]))), (2, 3, put(1))]);
+    assert_bad(&[(0, 1, Get(row(7, &[])))]);
+}
+
+#[test]
+fn a_lost_addition_is_flagged() {
+    let both = row(1, &[(0, 1), (1, 1)]);
+    let history = |seen| [(0, 1, put(1)), (2, 6, add(0, 1)), (3, 5, add(1, 1)), (7, 8, Get(seen))];
+    assert_good(None, &history(both));
+    assert_bad(&history(row(1, &[(1, 1)])));
+    assert_bad(&history(row(1, &[(0, 1), (0, 1), (1, 1)])));
+    // The first of one writer was lost, the second was not.
+    assert_good(
+        None,
+        &[(0, 1, add(0, 1)), (2, 3, put(1)), (4, 5, add(0, 2)), (6, 7, Get(row(1, &[(0, 2)])))],
+    );
+    assert_bad(&[(0, 1, add(0, 1)), (2, 3, add(0, 2)), (4, 5, Get(row(0, &[(0, 2)])))]);
+}
+
+#[test]
+fn a_row_that_is_deleted_is_gone_and_told_so_once() {
+    assert_good(None, &[(0, 1, put(1)), (2, 5, Delete(true)), (3, 6, Delete(false)), (7, 8, Get(NOTHING))]);
+    assert_bad(&[(0, 1, put(1)), (2, 5, Delete(true)), (3, 6, Delete(true))]);
+    assert_bad(&[(0, 1, put(1)), (2, 3, Delete(true)), (4, 5, Get(row(1, &[])))]);
+    assert_bad(&[(0, 1, put(1)), (2, 3, Delete(true)), (4, 5, Contains(true))]);
+    assert_good(None, &[(0, 1, Fetch(NOTHING)), (2, 3, Contains(true))]);
+    // A training read makes the row; it may be deleted before it is read.
+    assert_good(None, &[(0, 1, put(1)), (2, 5, Fetch(NOTHING)), (3, 4, Delete(true))]);
+    assert_bad(&[(0, 1, put(1)), (2, 3, Fetch(NOTHING)), (4, 5, Delete(true))]);
+}
+
+#[test]
+fn a_checkpoint_holds_the_row_as_it_was_at_some_instant() {
+    let saved = |put, exists| Saved { content: row(put, &[]), exists };
+    let history = |seen| [(0, 1, put(1)), (2, 7, seen), (3, 4, put(2)), (5, 6, put(3))];
+    for number in 1..=3 {
+        assert_good(None, &history(saved(number, true)));
+    }
+    assert_bad(&history(saved(0, false)));
+    assert_bad(&history(saved(2, false)));
+    assert_bad(&[(0, 1, put(1)), (2, 3, put(2)), (4, 5, saved(1, true))]);
+}
+
+#[test]
+fn more_outstanding_gets_than_the_bound_allows_are_flagged() {
+    let change = |number| Add { writer: 0, number, releases: true };
+    let first = (0, 1, Fetch(NOTHING));
+    let history = [first, (2, 3, Fetch(NOTHING)), (4, 5, change(1)), (6, 7, change(2))];
+    assert_eq!(judge(Some(0), &history), Some(Kind::BeyondBound));
+    assert_good(Some(1), &history);
+    let three = [first, (2, 3, Fetch(NOTHING)), (4, 5, Fetch(NOTHING)), (6, 7, change(1)), (8, 9, Release)];
+    assert_eq!(judge(Some(1), &three), Some(Kind::BeyondBound));
+    assert_good(Some(2), &three);
+    // The second get may have waited for the change, if it saw it.
+    let waited = |seen| [first, (2, 9, Fetch(seen)), (3, 8, change(1)), (10, 11, Release)];
+    assert_good(Some(0), &waited(row(0, &[(0, 1)])));
+    assert_eq!(judge(Some(0), &waited(NOTHING)), Some(Kind::BeyondBound));
+    assert_good(Some(1), &waited(NOTHING));
+    // A step that changes nothing gives its clock back too; changes without a step give none.
+    assert_good(Some(0), &[first, (2, 3, Release), (4, 5, Fetch(NOTHING))]);
+    let unreleased = [first, (2, 3, add(0, 1)), (4, 5, Fetch(row(0, &[(0, 1)])))];
+    assert_eq!(judge(Some(0), &unreleased), Some(Kind::BeyondBound));
+}
+
+#[test]
+fn weights_that_are_not_those_of_one_row_are_told_apart() {
+    let content = row(12, &[(0, 3), (3, 7), (3, 8)]);
+    assert_eq!(Content::from_weights(&content.to_weights()), content);
+    for column in 0..DIM {
+        let mut weights = content.to_weights();
+        weights[column] += 0.5;
+        assert_eq!(Content::from_weights(&weights), Content::TORN);
+        let mut torn = content.to_weights();
+        torn[column..].copy_from_slice(&row(13, &[]).to_weights()[column..]);
+        let is_torn = column > 0 && torn != row(13, &[]).to_weights();
+        assert_eq!(Content::from_weights(&torn) == Content::TORN, is_torn, "column {column}");
+    }
+    assert_bad(&[(0, 1, Get(Content::TORN))]);
+}
