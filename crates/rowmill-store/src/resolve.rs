@@ -56,6 +56,10 @@ impl Group {
                 }
                 cold.push((chunk.to_vec(), rows));
             }
+            if seeded::has(SeededBug::StaleAddress) {
+                // Others get a chance to push rows out.
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            }
             let guards: Vec<_> = self.shards.iter().map(|cell| cell.state.read()).collect();
             self.verify(keys, &guards, &mut entered, &fixed);
             if entered.misses.is_empty() && entered.unseen.is_empty() {

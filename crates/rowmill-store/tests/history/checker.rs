@@ -121,8 +121,8 @@ impl<'a> Search<'a> {
     }
 
     fn end(&mut self, operation: &'a Operation) -> Result<(), Violation> {
-        let ended = |other: &Option<&Operation>| other.is_some_and(|other| std::ptr::eq(other, operation));
-        let place = self.under_way.iter().position(ended).expect("what ends has begun");
+        let is_it = |other: Option<&Operation>| other.is_some_and(|other| std::ptr::eq(other, operation));
+        let place = self.under_way.iter().position(|&other| is_it(other)).expect("what ends has begun");
         let mut after: HashSet<Possibility> = HashSet::new();
         let mut seen: HashSet<Possibility> = HashSet::new();
         let mut open: Vec<Possibility> = self.possible.clone();

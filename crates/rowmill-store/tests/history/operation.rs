@@ -106,12 +106,11 @@ impl Row {
     /// the bound enforced if there is one.
     pub(crate) fn after(mut self, effect: Effect, stage: u8, bound: Option<u8>) -> Option<Self> {
         let possible = match effect {
-            Effect::Get(seen) => seen == self.content,
             Effect::Fetch(_) if stage == 0 => {
                 self.exists = true;
                 bound.is_none_or(|bound| self.take_clock(bound))
             }
-            Effect::Fetch(seen) => seen == self.content,
+            Effect::Get(seen) | Effect::Fetch(seen) => seen == self.content,
             Effect::Contains(seen) => seen == self.exists,
             Effect::Put { put, releases } => {
                 self.content = Content::of_put(put);
