@@ -211,6 +211,12 @@ impl Log {
         self.shared.flush()
     }
 
+    /// Wait until the sealed segments are written, or cannot be: for those who append much and can wait, so
+    /// that buffers are there for those who cannot.
+    pub(crate) fn await_written(&self) {
+        self.shared.await_written();
+    }
+
     /// Write the oldest sealed segment, where no thread does; whether there was one.
     pub(crate) fn write_one(&self) -> bool {
         self.shared.write_one()

@@ -186,6 +186,14 @@ impl Shared {
         }
     }
 
+    /// Wait until no sealed segment waits to be written, or the log is poisoned.
+    pub(super) fn await_written(&self) {
+        let mut state = self.tail.state.lock();
+        while !state.sealed.is_empty() && state.poison.is_none() {
+            self.await_writer(&mut state);
+        }
+    }
+
     /// Make what is written durable.
     pub(super) fn sync(&self) -> Result<(), LogError> {
         self.refuse_if_poisoned(&self.tail.state.lock())?;
