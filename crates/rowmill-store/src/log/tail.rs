@@ -101,7 +101,7 @@ impl Shared {
         let mut state = self.tail.state.lock();
         let open = self.open_segment(&mut state, stream)?;
         let index = self.tail.buffer(open.buffer).write().push(&self.geometry, key, row);
-        self.live.retain(open.place);
+        self.live.retain(open.place, 1);
         open.rows = index + 1;
         let place = open.place;
         if open.rows == self.geometry.rows_per_segment() {
