@@ -57,7 +57,7 @@ test: test-rust test-python ## Run every test of every language
 
 .PHONY: test-rust
 test-rust: $(TOOLS) ## Run the Rust tests, the model checks under loom, and the store with seeded bugs
-	cargo test $(CARGO_TESTS)
+	cargo test $(CARGO_TESTS) --features "$$(tools/peers.sh)"
 	$(call RUN_SOME,$(LOOM) -- gate::model)
 	$(call RUN_SOME,$(SEEDED) -- seeded_bugs_are_flagged)
 
@@ -77,7 +77,7 @@ test-python: setup ## Run the Python tests
 lint: $(TOOLS) ## Check format, lints and types; warnings are errors
 	@cargo clippy --version >/dev/null 2>&1 || { echo "lint: no clippy: install Rust with rustup"; exit 1; }
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --locked --features "$$(tools/peers.sh)" -- -D warnings
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/pyright

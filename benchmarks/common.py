@@ -35,19 +35,28 @@ class Settings:
     command: str
 
 
-def parse_arguments(description: str | None) -> Settings:
-    """Reads `[--quick] [--seed N] [--out FILE]`."""
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """Reads `[--quick] [--seed N] [--out FILE]`; a benchmark may add arguments of its own."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="end within 10 minutes on 2 cores")
     parser.add_argument("--seed", type=int, default=1, help="seed of ids, rows and models")
     parser.add_argument("--out", type=Path, help="write the JSON object here, not to the screen")
-    arguments = parser.parse_args()
+    return parser
+
+
+def settings(arguments: argparse.Namespace) -> Settings:
+    """What every benchmark needs of the arguments."""
     script = Path(sys.argv[0]).resolve()
     name = script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script.name
     command = " ".join(["python", str(name), *sys.argv[1:]])
     return Settings(arguments.quick, arguments.seed, arguments.out, command)
+
+
+def parse_arguments(description: str | None) -> Settings:
+    """Reads `[--quick] [--seed N] [--out FILE]`."""
+    return settings(argument_parser(description).parse_args())
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ use serde::Serialize;
 
 use crate::device_probe::read_blocks;
 use crate::measure::{print, sample};
+use crate::peer::{Peer, Work};
 use crate::settings::{Failure, Settings};
 use crate::stores;
+use crate::warm_up::warm_up;
 use crate::workload::{Workload, best_static_hits};
 
 /// What the rounds of a store with cold rows come with.
@@ -20,51 +22,72 @@ struct Cache {
     rows_resident: u64,
     /// What the process grew by since before the store was opened, over the store's memory.
     growth_over_memory: f64,
+    /// Rounds that came before.
+    warm_up: usize,
 }
 
 /// Batched gets.
 pub(crate) fn get(settings: &Settings) -> Result<(), Failure> {
-    run(settings, "cold-get", Table::get)
+    run(settings, Work::Get, Table::get)
 }
 
 /// Batched updates.
 pub(crate) fn rmw(settings: &Settings) -> Result<(), Failure> {
-    run(settings, "cold-rmw", |table, ids, gradients| table.rmw(ids, gradients, None, None))
+    run(settings, Work::Rmw, |table, ids, gradients| table.rmw(ids, gradients, None, None))
 }
 
 fn run(
     settings: &Settings,
-    cell: &str,
+    kind: Work,
     work: impl Fn(&Table, &[u64], &mut [f32]) -> Result<(), StoreError> + Sync,
 ) -> Result<(), Failure> {
-    let folder = settings.folder.join(cell);
-    let mut workload = Workload::new(settings);
+    let folder = settings.folder.join("cold");
+    let mut workload = Workload::new(settings, settings.threads);
+    workload.draw();
     let begin = resident_bytes().unwrap_or(0);
     let (store, table) = stores::create(settings, &folder)?;
     stores::load(&table, settings.rows)?;
     store.checkpoint(&[])?;
-    for round in 0..settings.rounds {
+    let mut peers = Peer::start_all(settings, kind)?;
+    let mut round = |number| {
+        workload.draw();
+        let before = store.stats();
+        let mut line = sample("rowmill", settings.threads, number, || {
+            workload.run(settings.dim(), |ids, floats| work(&table, ids, floats).expect("the disk works"))
+        });
+        let after = store.stats();
+        line.settle_s = stores::settle(&store)?.as_secs_f64();
+        let lookups = after.lookups - before.lookups;
+        let misses = (after.cold_reads - before.cold_reads) as f64 / lookups.max(1) as f64;
+        Ok::<_, Failure>((line, misses))
+    };
+    let rounds = warm_up(settings.warm_up, || Ok(round(0)?.1))?;
+    for peer in &mut peers {
+        peer.warm_up(settings)?;
+    }
+    for number in 0..settings.rounds {
         let mut probed = Ok(0);
-        let probe = sample("probe", round, || {
-            probed = read_blocks(&folder.join("group-0.log"), settings.seconds, round as u64);
+        let probe = sample("probe", 1, number, || {
+            probed = read_blocks(&folder.join("group-0.log"), settings.seconds, number as u64);
             *probed.as_ref().unwrap_or(&0)
         });
         probed?;
         print(&probe);
-        let before = store.stats();
-        print(&sample("rowmill", round, || {
-            workload.run(settings.dim(), |ids, floats| work(&table, ids, floats).expect("the disk works"))
-        }));
-        let after = store.stats();
-        let lookups = after.lookups - before.lookups;
+        let (line, misses) = round(number)?;
+        print(&line);
+        let resident = store.stats().rows_resident;
         let growth = resident_bytes().unwrap_or(0).saturating_sub(begin);
         print(&Cache {
-            round,
-            hit_rate: 1.0 - (after.cold_reads - before.cold_reads) as f64 / lookups.max(1) as f64,
-            best_static: best_static_hits(settings, after.rows_resident),
-            rows_resident: after.rows_resident,
+            round: number,
+            hit_rate: 1.0 - misses,
+            best_static: best_static_hits(settings, resident),
+            rows_resident: resident,
             growth_over_memory: growth as f64 / settings.memory as f64,
+            warm_up: rounds,
         });
+        for peer in &mut peers {
+            peer.rounds(settings, number)?;
+        }
     }
     std::fs::remove_dir_all(folder)?;
     Ok(())

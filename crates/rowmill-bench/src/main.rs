@@ -5,35 +5,59 @@
 //! ```
 //!
 //! A cell is one kind of work, done by several engines in interleaved rounds: the probe that shows the
-//! limit, the store, and peers. Every round of every engine is one line of JSON on the standard output;
-//! `benchmarks/store/run.py` runs the cells and sums up.
+//! limit, the store, and peers (`--peers rocksdb,lmdb`, in a build with those features). Every round of
+//! every engine is one line of JSON on the standard output; `benchmarks/store/run.py` runs the cells and sums
+//! up.
 
+mod arrivals;
+mod checkpoint;
+mod clocks;
 mod cold;
 mod device_probe;
 mod measure;
 mod memory;
 mod memory_probe;
+mod open;
+mod optimizer;
+mod peer;
 mod settings;
+mod space;
 mod stores;
+mod training;
+mod warm_up;
 mod workload;
 
 use std::process::ExitCode;
 
-use settings::Settings;
+use settings::{Failure, Settings};
 
 fn main() -> ExitCode {
-    let outcome = Settings::parse(std::env::args().skip(1)).and_then(|settings| match &*settings.cell {
-        "memory-get" => memory::get(&settings),
-        "memory-rmw" => memory::rmw(&settings),
-        "cold-get" => cold::get(&settings),
-        "cold-rmw" => cold::rmw(&settings),
-        other => Err(format!("no cell is called {other:?}; they are listed in main.rs").into()),
-    });
+    let mut arguments = std::env::args().skip(1).peekable();
+    let outcome = if arguments.next_if(|cell| cell == "peer").is_some() {
+        peer::serve(arguments)
+    } else {
+        Settings::parse(arguments).and_then(|settings| run(&settings))
+    };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rowmill-bench: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(settings: &Settings) -> Result<(), Failure> {
+    match &*settings.cell {
+        "memory-get" => memory::get(settings),
+        "memory-rmw" => memory::rmw(settings),
+        "cold-get" => cold::get(settings),
+        "cold-rmw" => cold::rmw(settings),
+        "clocks" => clocks::run(settings),
+        "space" => space::run(settings),
+        "checkpoint" => checkpoint::run(settings),
+        "open" => open::run(settings),
+        "training" => training::run(settings),
+        other => Err(format!("no cell is called {other:?}; they are listed in main.rs").into()),
     }
 }

@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use rowmill_testkit::{disk_read_bytes, disk_written_bytes, resident_bytes};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One round of one engine.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) engine: String,
+    /// Threads that called it.
+    pub(crate) threads: usize,
     pub(crate) round: usize,
     /// Rows worked on.
     pub(crate) rows: u64,
@@ -19,15 +21,18 @@ pub(crate) struct Sample {
     pub(crate) device_write_bytes: u64,
     /// Memory of the process in RAM, afterwards.
     pub(crate) resident_bytes: u64,
+    /// How long it then still worked in the background, which is in none of the figures above.
+    pub(crate) settle_s: f64,
 }
 
 /// Run `work`, which returns the rows it worked on.
-pub(crate) fn sample(engine: &str, round: usize, work: impl FnOnce() -> u64) -> Sample {
+pub(crate) fn sample(engine: &str, threads: usize, round: usize, work: impl FnOnce() -> u64) -> Sample {
     let (read, written) = (disk_read_bytes().unwrap_or(0), disk_written_bytes().unwrap_or(0));
     let (start, cpu) = (Instant::now(), cpu_time());
     let rows = work();
     Sample {
         engine: engine.to_owned(),
+        threads,
         round,
         rows,
         wall_s: start.elapsed().as_secs_f64(),
@@ -35,6 +40,7 @@ pub(crate) fn sample(engine: &str, round: usize, work: impl FnOnce() -> u64) -> 
         device_read_bytes: disk_read_bytes().unwrap_or(0) - read,
         device_write_bytes: disk_written_bytes().unwrap_or(0) - written,
         resident_bytes: resident_bytes().unwrap_or(0),
+        settle_s: 0.0,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rowmill_rows::{Dtype, IdRange, Initializer, StalenessBound, TableSpec};
 use rowmill_store::{Store, StoreOptions, Table};
@@ -9,45 +10,88 @@ use rowmill_store::{Store, StoreOptions, Table};
 use crate::settings::{Failure, Settings};
 
 /// Rows stored per call while loading.
-const LOAD_BATCH: u64 = 1 << 16;
+pub(crate) const LOAD_BATCH: u64 = 1 << 16;
+/// How long nothing must be written or cleaned until a store counts as settled.
+const QUIET: Duration = Duration::from_millis(100);
+/// Longest wait for a store to settle.
+const SETTLE: Duration = Duration::from_mins(1);
 
-/// A new store in `folder` with one table.
-pub(crate) fn create(settings: &Settings, folder: &Path) -> Result<(Arc<Store>, Table), Failure> {
+/// A new store in `folder`.
+pub(crate) fn create_store(settings: &Settings, folder: &Path) -> Result<Arc<Store>, Failure> {
     if folder.exists() {
         std::fs::remove_dir_all(folder)?;
     }
+    open_store(settings, folder)
+}
+
+/// The store in `folder`.
+pub(crate) fn open_store(settings: &Settings, folder: &Path) -> Result<Arc<Store>, Failure> {
     let options = StoreOptions {
         memory: settings.memory,
         threads: settings.threads,
         seed: settings.seed,
         ..StoreOptions::default()
     };
-    let store = Store::open(folder, options)?;
-    let table = store.table("rows", &spec(settings))?;
+    Ok(Store::open(folder, options)?)
+}
+
+/// A new store in `folder` with one table that keeps no clocks.
+pub(crate) fn create(settings: &Settings, folder: &Path) -> Result<(Arc<Store>, Table), Failure> {
+    let store = create_store(settings, folder)?;
+    let table = store.table("rows", &spec(settings, StalenessBound::Infinite))?;
     Ok((store, table))
 }
 
-fn spec(settings: &Settings) -> TableSpec {
+/// A table as the settings want its rows.
+pub(crate) fn spec(settings: &Settings, staleness: StalenessBound) -> TableSpec {
     TableSpec {
         dim: settings.dim() as u32,
         dtype: Dtype::F32,
         optimizer: settings.optimizer.spec(),
         initializer: Initializer::Zeros,
-        staleness: StalenessBound::Infinite,
+        staleness,
         ids: IdRange::Sparse,
     }
 }
 
-/// Store every row once; the first weight of a row is its id.
+/// Store every row once.
 pub(crate) fn load(table: &Table, rows: u64) -> Result<(), Failure> {
     let dim = table.spec().dim as usize;
     for first in (0..rows).step_by(LOAD_BATCH as usize) {
         let ids: Vec<u64> = (first..(first + LOAD_BATCH).min(rows)).collect();
-        let mut values = vec![0.5; ids.len() * dim];
+        let mut values = vec![0.0; ids.len() * dim];
         for (row, &id) in values.chunks_mut(dim).zip(&ids) {
-            row[0] = id as f32;
+            weights(id, row);
         }
         table.put(&ids, &values, None)?;
     }
     Ok(())
+}
+
+/// What every engine is loaded with: the first weight of a row is its id.
+pub(crate) fn weights(id: u64, row: &mut [f32]) {
+    row.fill(0.5);
+    row[0] = id as f32;
+}
+
+/// Wait until nothing is written or cleaned in the background; how long the work lasted.
+pub(crate) fn settle(store: &Store) -> Result<Duration, Failure> {
+    let work = || {
+        let stats = store.stats();
+        (stats.device_bytes_written, stats.compactions)
+    };
+    let begin = Instant::now();
+    let mut before = work();
+    loop {
+        let lasted = begin.elapsed();
+        std::thread::sleep(QUIET);
+        let now = work();
+        if now == before {
+            return Ok(lasted);
+        }
+        if lasted > SETTLE {
+            return Err(format!("the store still writes after {SETTLE:?}").into());
+        }
+        before = now;
+    }
 }

@@ -10,6 +10,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLockWriteGuard;
 use rowmill_io::{DeviceError, Volume};
 
 use crate::files::{
@@ -347,11 +348,17 @@ fn continued(lineage: &[(u64, u64)], epoch: u64, incarnation: u64) -> Vec<(u64, 
     lineage
 }
 
+/// Append what the cut froze. Work goes on meanwhile: whoever waits for a shard has it after every
+/// `SAVE_ROWS` rows, and nobody finds the log's buffers full of rows that could wait themselves.
 fn save_frozen(group: &Group) -> Result<u64, StoreError> {
     let mut rows = 0;
     for cell in &group.shards {
         loop {
-            let (saved, more) = cell.state.write().save_some(&group.core, SAVE_ROWS)?;
+            group.core.log.await_written();
+            let mut state = cell.state.write();
+            let result = state.save_some(&group.core, SAVE_ROWS);
+            RwLockWriteGuard::unlock_fair(state);
+            let (saved, more) = result?;
             rows += saved as u64;
             if !more {
                 break;

@@ -39,16 +39,27 @@ impl Due {
         if self.now - self.swept < SWEEP_STEPS {
             return;
         }
-        let (now, swept) = (self.now, self.swept);
+        if self.marked {
+            self.sweep();
+        }
+        self.swept = self.now;
+    }
+
+    /// Clear the marks of steps that are over. The loop is plain arithmetic on bytes, which compilers make
+    /// vectors of: it passes every slot, and between two sweeps a step may have used a few hundred only.
+    fn sweep(&mut self) {
+        let first = (self.swept % MODULUS) as u8;
+        let over = (self.now - self.swept).min(MODULUS) as u8;
         let mut left = 0;
         for mark in &mut self.marks {
             let mark = mark.get_mut();
-            if decode(*mark, swept).is_some_and(|step| step < now) {
-                *mark &= UNUSED;
-            }
+            // The step of the mark, counted from `swept`; of an empty mark any number.
+            let step = (*mark & STEP).wrapping_sub(1);
+            let since =
+                if step < first { step.wrapping_add(MODULUS as u8) } else { step }.wrapping_sub(first);
+            *mark &= if since < over { UNUSED } else { UNUSED | STEP };
             left |= *mark;
         }
-        self.swept = now;
         self.marked = left != 0;
     }
 
@@ -181,6 +192,38 @@ mod tests {
             due.use_row(0, true);
             assert!(!due.is_held(0));
         }
+    }
+
+    #[test]
+    fn a_sweep_clears_what_is_over_and_nothing_else() {
+        for start in 100..100 + MODULUS {
+            for passed in [SWEEP_STEPS, 40, STEPS_MAX, 100, 126, 127, 500] {
+                let mut due = due(STEPS_MAX as usize + 1, start);
+                due.swept = start;
+                (1..=STEPS_MAX).for_each(|ahead| due.mark(ahead as u32 - 1, start + ahead));
+                due.mark_unused(0);
+                due.mark_unused(STEPS_MAX as u32);
+                let now = start + passed;
+                due.advance(now);
+                for ahead in 1..=STEPS_MAX {
+                    let held = due.is_held(ahead as u32 - 1);
+                    assert_eq!(held, start + ahead >= now, "{ahead} ahead from {start}, {passed} passed");
+                }
+                assert!(due.use_row(0, true) && due.use_row(STEPS_MAX as u32, true), "they stay unused");
+                assert!(due.is_marked());
+            }
+        }
+    }
+
+    #[test]
+    fn slots_without_marks_are_not_swept() {
+        let mut due = due(1, 10);
+        due.mark(0, 11);
+        due.advance(11 + SWEEP_STEPS);
+        assert!(!due.is_marked());
+        due.advance(1000);
+        due.mark(0, 1001);
+        assert!(due.is_held(0));
     }
 
     #[test]

@@ -102,6 +102,40 @@ fn a_store_opens_where_its_last_checkpoint_was() {
 }
 
 #[test]
+fn an_index_larger_than_is_read_at_once_keeps_its_order() {
+    const ROWS: u64 = 120_000; // twice, and 16 MiB of memory let some 40,000 entries be read at once
+    let volume = Arc::new(MemoryVolume::new());
+    let ids: Vec<u64> = (0..ROWS).map(|id| id.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect();
+    let put =
+        |table: &Table, ids: &[u64], value: f32| table.put(ids, &vec![value; ids.len() * 4], None).unwrap();
+    {
+        let store = Store::open_volume(volume.clone(), options(16 << 20)).unwrap();
+        let [one, two] = ["one", "two"].map(|name| store.table(name, &spec(4, SGD)).unwrap());
+        for table in [&one, &two] {
+            put(table, &ids, 1.0);
+        }
+        store.checkpoint(&[]).unwrap();
+        // Two more files of changes: a deleted row that came back, and one that did not.
+        assert_eq!(one.delete(&ids[..2000]).unwrap(), 2000);
+        store.checkpoint(&[]).unwrap();
+        put(&one, &ids[..1000], 2.0);
+        put(&two, &ids[5000..6000], 3.0);
+        store.checkpoint(&[]).unwrap();
+    }
+    let store = Store::open_volume(volume, options(16 << 20)).unwrap();
+    let [one, two] = ["one", "two"].map(|name| store.open_table(name).unwrap());
+    assert_eq!((one.len() as u64, two.len() as u64), (ROWS - 1000, ROWS));
+    for (table, id, value) in
+        [(&one, 999, 2.0), (&one, 2000, 1.0), (&two, 999, 1.0), (&two, 5999, 3.0), (&two, 119_999, 1.0)]
+    {
+        let mut row = [0.0; 4];
+        table.get(&[ids[id]], &mut row).unwrap();
+        assert_eq!(row, [value; 4], "id {id} of {}", table.name());
+    }
+    assert_eq!(one.contains(&[ids[999], ids[1000], ids[1999]]).unwrap(), [true, false, false]);
+}
+
+#[test]
 fn a_fused_lookup_is_the_sum_of_its_rows_and_its_backward_one_step() {
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
     let zero = TableSpec { initializer: Initializer::Zeros, ..spec(2, SGD) };

@@ -26,9 +26,9 @@ impl LiveCounts {
         self.counter(place).load(Ordering::Acquire)
     }
 
-    /// Count one more.
-    pub(super) fn retain(&self, place: u32) {
-        self.counter(place).fetch_add(1, Ordering::AcqRel);
+    /// Count so many more.
+    pub(super) fn retain(&self, place: u32, rows: u32) {
+        self.counter(place).fetch_add(rows, Ordering::AcqRel);
     }
 
     /// Count one less; true when it was the last.
@@ -72,8 +72,8 @@ mod tests {
     fn the_last_release_says_so() {
         let live = LiveCounts::default();
         live.cover(200);
-        live.retain(200);
-        live.retain(200);
+        live.retain(200, 1);
+        live.retain(200, 1);
         assert!(!live.release(200));
         assert!(live.release(200));
         assert_eq!(live.of(200), 0);

@@ -14,6 +14,7 @@ mod geometry;
 mod live_counts;
 mod reader;
 mod reading;
+mod retaining;
 mod scan;
 mod segment_copy;
 mod segment_table;
@@ -36,12 +37,13 @@ use counters::Counters;
 use live_counts::LiveCounts;
 use reader::Scratch;
 use reading::Readings;
-use segment_table::{SegmentTable, Whereabouts};
+use segment_table::SegmentTable;
 use tail::{Stream, Tail};
 
 pub(crate) use counters::LogCounts;
 pub(crate) use error::{LogError, RowResult};
 pub(crate) use geometry::Geometry;
+pub(crate) use retaining::Retaining;
 pub(crate) use segment_copy::SegmentCopier;
 pub(crate) use segment_table::{LogSpace, Victim};
 pub(crate) use state::{LogState, SegmentRecord};
@@ -93,8 +95,8 @@ pub(crate) struct Reading<'a> {
 }
 
 impl Log {
-    /// The log as the checkpoint `state` describes it. Afterwards [`Log::retain`] every row of the
-    /// index, then call [`Log::loaded`].
+    /// The log as the checkpoint `state` describes it. Afterwards retain every row of the
+    /// index ([`Log::retaining`]), then call [`Log::loaded`].
     ///
     /// # Errors
     /// [`LogError::BadState`] when the state cannot be true or the file is too short for it;
@@ -174,15 +176,9 @@ impl Log {
         Reading { log: self, stamp: self.shared.readings.begin() }
     }
 
-    /// Whether `number` names a row on the device: for checking an index that was read from a file.
-    pub(crate) fn has_row(&self, number: u32) -> bool {
-        let (place, index) = self.shared.geometry.locate(number);
-        matches!(self.shared.table.read().find(place), Whereabouts::Device { rows, .. } if index < rows)
-    }
-
-    /// Count one more holder of a row that is retained already, or of any row before [`Log::loaded`].
-    pub(crate) fn retain(&self, number: u32) {
-        self.shared.live.retain(self.shared.geometry.locate(number).0);
+    /// Begin to retain the rows of a loaded index.
+    pub(crate) fn retaining(&self) -> Retaining<'_> {
+        Retaining::new(self)
     }
 
     /// Count one holder less. Call it after the index has changed, under the lock that protects the
@@ -209,6 +205,12 @@ impl Log {
     /// [`LogError::Poisoned`].
     pub(crate) fn flush(&self) -> Result<(), LogError> {
         self.shared.flush()
+    }
+
+    /// Wait until the sealed segments are written, or cannot be: for those who append much and can wait, so
+    /// that buffers are there for those who cannot.
+    pub(crate) fn await_written(&self) {
+        self.shared.await_written();
     }
 
     /// Write the oldest sealed segment, where no thread does; whether there was one.

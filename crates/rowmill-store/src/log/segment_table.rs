@@ -366,6 +366,11 @@ impl SegmentTable {
         }
     }
 
+    /// Places there are, of segments and free ones.
+    pub(super) fn places(&self) -> u32 {
+        self.segments.len() as u32
+    }
+
     /// Where the rows of the segment in `place` are to be read.
     pub(super) fn find(&self, place: u32) -> Whereabouts<'_> {
         let Some(segment) = self.segments.get(place as usize) else { return Whereabouts::Nowhere };

@@ -101,7 +101,7 @@ impl Shared {
         let mut state = self.tail.state.lock();
         let open = self.open_segment(&mut state, stream)?;
         let index = self.tail.buffer(open.buffer).write().push(&self.geometry, key, row);
-        self.live.retain(open.place);
+        self.live.retain(open.place, 1);
         open.rows = index + 1;
         let place = open.place;
         if open.rows == self.geometry.rows_per_segment() {
@@ -182,6 +182,14 @@ impl Shared {
             if state.segments_written >= sealed {
                 return Ok(());
             }
+            self.await_writer(&mut state);
+        }
+    }
+
+    /// Wait until no sealed segment waits to be written, or the log is poisoned.
+    pub(super) fn await_written(&self) {
+        let mut state = self.tail.state.lock();
+        while !state.sealed.is_empty() && state.poison.is_none() {
             self.await_writer(&mut state);
         }
     }

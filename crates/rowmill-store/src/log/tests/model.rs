@@ -191,10 +191,9 @@ impl Model {
         self.incarnation += 1;
         self.log = self.open(3);
         let (state, rows) = &self.durable;
-        for (number, _) in rows.values() {
-            assert!(self.log.has_row(*number));
-            self.log.retain(*number);
-        }
+        let mut retaining = self.log.retaining();
+        assert!(rows.values().all(|(number, _)| retaining.row(*number)));
+        retaining.finish();
         self.log.loaded();
         assert_eq!(self.log.state(state.cut).segments.len(), self.log.space().places(&self.log));
         self.evicted.clone_from(rows);

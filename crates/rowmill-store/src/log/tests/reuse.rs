@@ -78,7 +78,10 @@ fn a_short_segment_reads_back_and_costs_only_its_blocks() {
     assert_eq!(read_one(&log, numbers[8], 8).unwrap(), row(STRIDE, 8, 0));
     let beyond = numbers[8] + 1;
     assert!(matches!(read_one(&log, beyond, 9), Err(LogError::Moved { number, .. }) if number == beyond));
-    assert!(log.has_row(numbers[8]) && !log.has_row(beyond) && !log.has_row(u32::MAX));
+    let mut retaining = log.retaining();
+    assert!(retaining.row(numbers[8]) && !retaining.row(beyond) && !retaining.row(u32::MAX));
+    retaining.finish();
+    assert_eq!(log.space().live, STRIDE as u64, "the one row that is there");
 }
 
 #[test]

@@ -127,3 +127,25 @@ fn delivering_may_append() {
         assert_eq!(result.unwrap(), row(STRIDE, wanted.id, 0));
     }
 }
+
+#[test]
+fn who_can_wait_finds_the_buffers_empty() {
+    let log =
+        Log::open(memory_device(), LogConfig { writer_thread: false, ..config(512) }, &LogState::default())
+            .unwrap();
+    let per_segment = u64::from(log.geometry().rows_per_segment());
+    append(&log, 0..2 * per_segment + 1);
+    assert_eq!(log.counts().segments_written, 0);
+    log.await_written();
+    assert_eq!(log.counts().segments_written, 2, "the segments that are full, and not the open one");
+}
+
+#[test]
+fn nobody_waits_for_a_poisoned_log() {
+    let device = Faulty::new(memory_device());
+    let log = Log::open(device.clone(), config(512), &LogState::default()).unwrap();
+    device.set(|faults| faults.writes_left = Some(0));
+    append(&log, 0..u64::from(log.geometry().rows_per_segment()));
+    log.await_written();
+    assert!(matches!(log.flush(), Err(LogError::Poisoned { .. })));
+}

@@ -1,0 +1,99 @@
+//! Adapters against the store: the same updates must leave the same rows, or a comparison of speeds means
+//! nothing.
+
+use std::collections::BTreeSet;
+
+use rowmill_store::Table;
+
+use crate::peer::Engine;
+use crate::peer::serve::{load, rmw, train};
+use crate::settings::Settings;
+use crate::stores;
+use crate::training::{Batches, key};
+
+fn settings(folder: &std::path::Path, optimizer: &str) -> Settings {
+    let line = format!(
+        "test --rows 5000 --row-bytes 64 --memory 536870912 --optimizer {optimizer} --tables 3 --batch 700 \
+         --steps 4 --zipf 1.05 --folder {}",
+        folder.display()
+    );
+    Settings::parse(line.split_whitespace().map(str::to_owned)).unwrap()
+}
+
+/// Floats of a row that the tests look at: the weights.
+fn rows(engine: &dyn Engine, settings: &Settings, keys: &[u64]) -> Vec<f32> {
+    let mut rows = vec![0.0; keys.len() * 16];
+    engine.get(keys, &mut rows).unwrap();
+    rows.chunks(16).flat_map(|row| row[..settings.dim()].to_vec()).collect()
+}
+
+fn weights(table: &Table, ids: &[u64]) -> Vec<f32> {
+    let mut rows = vec![0.0; ids.len() * table.spec().dim as usize];
+    table.get(ids, &mut rows).unwrap();
+    rows
+}
+
+fn near(one: &[f32], other: &[f32]) {
+    assert_eq!(one.len(), other.len());
+    let far = one.iter().zip(other).position(|(a, b)| (a - b).abs() > 1e-5 * a.abs().max(1.0));
+    assert_eq!(far, None);
+}
+
+fn updates_leave_the_rows_of_the_store<E: Engine>(create: impl Fn(&Settings) -> E) {
+    for optimizer in ["sgd", "rowwise-adagrad"] {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(folder.path(), optimizer);
+        let (_store, table) = stores::create(&settings, &settings.folder.join("store")).unwrap();
+        stores::load(&table, settings.rows).unwrap();
+        let engine = create(&settings);
+        load(&engine, &settings, 1).unwrap();
+        for batch in 0..3_u64 {
+            // Some ids repeat; gradients are large, for the learning rate is small.
+            let ids: Vec<u64> = (0..3000).map(|number| (number * number + batch) % 4999).collect();
+            let gradients: Vec<f32> =
+                (0..ids.len() * settings.dim()).map(|n| ((n % 23) as f32 - 11.0) * 1e5).collect();
+            rmw(&engine, &settings, &ids, &gradients);
+            table.rmw(&ids, &gradients, None, None).unwrap();
+        }
+        engine.settle().unwrap();
+        let ids: Vec<u64> = (0..settings.rows).rev().collect();
+        near(&rows(&engine, &settings, &ids), &weights(&table, &ids));
+        assert!(engine.get(&[settings.rows], &mut [0.0; 16]).is_err(), "a row that is not there");
+    }
+}
+
+fn training_changes_the_rows_it_names<E: Engine>(create: impl Fn(&Settings) -> E) {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(folder.path(), "rowwise-adagrad");
+    let engine = create(&settings);
+    load(&engine, &settings, settings.tables).unwrap();
+    let mut batches = Batches::new(&settings);
+    assert_eq!(train(&engine, &settings, &mut batches, 2), 4 * 3 * 700);
+    let named: BTreeSet<u64> = (0..settings.steps).flat_map(|step| batches.step(step).0.to_vec()).collect();
+    let keys: Vec<u64> =
+        (0..settings.tables).flat_map(|table| (0..settings.rows).map(move |id| key(table, id))).collect();
+    let mut rows = vec![0.0; keys.len() * 16];
+    engine.get(&keys, &mut rows).unwrap();
+    // The sum of squares shows a gradient that is too small for the weights to show.
+    let untouched = 0.1;
+    let changed = keys.iter().zip(rows.chunks(16)).filter(|(_, row)| row[15] > untouched);
+    assert_eq!(changed.map(|(key, _)| *key).collect::<BTreeSet<_>>(), named);
+}
+
+#[cfg(feature = "rocksdb")]
+#[test]
+fn rocksdb_computes_what_the_store_does() {
+    updates_leave_the_rows_of_the_store(|settings| super::rocksdb::RocksDb::create(settings).unwrap());
+    training_changes_the_rows_it_names(|settings| super::rocksdb::RocksDb::create(settings).unwrap());
+}
+
+#[cfg(feature = "lmdb")]
+#[test]
+fn lmdb_computes_what_the_store_does() {
+    if let Err(error) = super::memory_limit::MemoryLimit::new(1 << 30) {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    updates_leave_the_rows_of_the_store(|settings| super::lmdb::Lmdb::create(settings).unwrap());
+    training_changes_the_rows_it_names(|settings| super::lmdb::Lmdb::create(settings).unwrap());
+}

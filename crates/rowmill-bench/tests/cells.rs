@@ -1,0 +1,108 @@
+//! Every cell runs from its command line to its last line, on few rows. Benchmarks are run rarely; without
+//! this they would break unseen. What is checked is which engines report, never how fast they are.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The lines that a cell prints.
+fn lines(options: &str) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let small = "--rows 20000 --row-bytes 64 --batch 512 --seconds 0.05 --rounds 2 --threads 2";
+    let done = Command::new(env!("CARGO_BIN_EXE_rowmill-bench"))
+        .args(options.split_whitespace().take(1))
+        .args(small.split_whitespace())
+        .args(options.split_whitespace().skip(1))
+        .arg("--folder")
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{options}: {said}");
+    String::from_utf8(done.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Lines of each engine, which must all have worked on rows.
+fn engines(lines: &[Value]) -> BTreeSet<String> {
+    let engines = lines.iter().filter(|line| line["engine"].is_string());
+    engines
+        .map(|line| {
+            assert!(line["rows"].as_u64().unwrap() > 0, "{line}");
+            format!("{} {}", line["engine"].as_str().unwrap(), line["round"])
+        })
+        .collect()
+}
+
+fn two_rounds(names: &[&str]) -> BTreeSet<String> {
+    names.iter().flat_map(|name| [format!("{name} 0"), format!("{name} 1")]).collect()
+}
+
+#[test]
+fn memory_cells_run_beside_the_probe() {
+    for cell in ["memory-get", "memory-rmw --optimizer rowwise-adagrad"] {
+        let lines = lines(&format!("{cell} --memory 100000000"));
+        assert_eq!(engines(&lines), two_rounds(&["probe", "rowmill"]));
+    }
+}
+
+#[test]
+fn cold_cells_report_hit_rates() {
+    for cell in ["cold-get", "cold-rmw", "cold-get --zipf 0.99 --warm-up 3 --drift-every 5000"] {
+        let lines = lines(&format!("{cell} --rows 400000 --memory 20000000"));
+        assert_eq!(engines(&lines), two_rounds(&["probe", "rowmill"]));
+        let rates: Vec<f64> = lines.iter().filter_map(|line| line["hit_rate"].as_f64()).collect();
+        assert!(rates.len() == 2 && rates.iter().all(|rate| (0.0..1.0).contains(rate)), "{cell}: {rates:?}");
+    }
+}
+
+#[test]
+fn clocks_run_with_and_without() {
+    let lines = lines("clocks --memory 100000000 --threads 1");
+    assert_eq!(engines(&lines), two_rounds(&["clocks_off", "clocks_on"]));
+}
+
+#[test]
+fn space_is_watched_until_rows_are_rewritten_and_gets_are_timed() {
+    let lines = lines("space --rows 400000 --memory 20000000 --rewrites 0.25");
+    let last = lines.iter().rfind(|line| line["rewritten"].is_number()).unwrap();
+    assert!(last["rewritten"].as_f64().unwrap() >= 0.25);
+    assert!(lines.iter().filter(|line| line["checkpoint"] == true).count() >= 2);
+    let timed: Vec<&str> = lines.iter().filter_map(|line| line["beside"].as_str()).collect();
+    assert_eq!(timed, ["nothing", "updates"]);
+}
+
+#[test]
+fn a_checkpoint_is_taken_in_every_round() {
+    let lines = lines("checkpoint --rows 400000 --memory 20000000 --zipf 1.05");
+    assert_eq!(lines.len(), 2);
+    assert!(lines.iter().all(|line| line["changed_bytes"].as_u64().unwrap() > 0), "{lines:?}");
+}
+
+#[test]
+fn a_store_opens_with_its_files_cached_or_not() {
+    let cached: Vec<_> = lines("open --memory 50000000").iter().map(|line| line["cached"].clone()).collect();
+    assert_eq!(cached, [false, true, false, true]);
+}
+
+#[test]
+fn training_runs_with_lookahead_without_and_in_memory() {
+    let lines =
+        lines("training --tables 3 --rows 100000 --steps 3 --zipf 1.05 --memory 20000000 --warm-up 1");
+    let names = ["probe", "rowmill", "rowmill_in_memory", "rowmill_no_lookahead"];
+    assert_eq!(engines(&lines), two_rounds(&names));
+}
+
+#[test]
+fn what_cannot_run_is_said() {
+    for (options, said) in [
+        (&["fast"][..], "no cell is called \"fast\""),
+        (&["clocks", "--rows", "-1"], "--rows \"-1\""),
+        (&["peer"], "which peer?"),
+    ] {
+        let done = Command::new(env!("CARGO_BIN_EXE_rowmill-bench")).args(options).output().unwrap();
+        assert!(!done.status.success());
+        let error = String::from_utf8_lossy(&done.stderr);
+        assert!(error.contains(said), "{error}");
+    }
+}

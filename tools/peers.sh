@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# The features of rowmill-bench whose libraries this machine has, for cargo; why others are left out goes to
+# the screen. A library counts as there when a program links with it, as a build of its feature does.
+set -euo pipefail
+
+features=()
+for peer in rocksdb lmdb; do
+    if echo 'int main(void) { return 0; }' | cc -x c - -o /dev/null "-l$peer" 2>/dev/null; then
+        features+=("rowmill-bench/$peer")
+    else
+        echo "peers: no lib$peer to link (Debian: lib$peer-dev), so its adapter is not compiled" >&2
+    fi
+done
+(IFS=,; echo "${features[*]}")
