@@ -45,7 +45,7 @@ impl Optimizer {
     }
 
     /// Make the state of a new row.
-    #[cfg(any(feature = "rocksdb", feature = "lmdb", test))]
+    #[cfg(any(feature = "rocksdb", feature = "lmdb"))]
     pub(crate) fn initialize(self, row: &mut [f32]) {
         let weights = row.len() - self.state_floats();
         row[weights..].fill(ACCUMULATOR);

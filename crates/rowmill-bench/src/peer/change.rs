@@ -59,14 +59,6 @@ mod tests {
             });
             Ok(())
         }
-
-        fn append(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure> {
-            self.put(keys, rows)
-        }
-
-        fn settle(&self) -> Result<(), Failure> {
-            Ok(())
-        }
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
 
-use crate::peer::Engine;
 use crate::peer::memory_limit::MemoryLimit;
+use crate::peer::{Engine, Loading};
 use crate::settings::{Failure, Settings};
 
 /// Commits do not wait for the device: neither do the store's changes between checkpoints.
@@ -148,7 +148,9 @@ impl Engine for Lmdb {
     fn put(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure> {
         self.write(keys, rows, 0)
     }
+}
 
+impl Loading for Lmdb {
     fn append(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure> {
         self.write(keys, rows, APPEND)
     }

@@ -49,7 +49,11 @@ pub(crate) trait Engine: Sync {
 
     /// Replace the rows of `keys`, which are distinct and ascend.
     fn put(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure>;
+}
 
+/// An engine that can be made ready for a round.
+#[cfg(any(feature = "rocksdb", feature = "lmdb"))]
+pub(crate) trait Loading: Engine {
     /// Store rows behind all there are: as [`Engine::put`], where the fastest way for that differs.
     fn append(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure>;
 

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use crate::peer::Engine;
+use crate::peer::{Engine, Loading};
 use crate::settings::{Failure, Settings};
 
 /// Memtables take one part in this many of the memory; the block cache has the rest, and in it are index
@@ -248,7 +248,9 @@ impl Engine for RocksDb {
             check(error)
         }
     }
+}
 
+impl Loading for RocksDb {
     fn append(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure> {
         self.put(keys, rows)
     }

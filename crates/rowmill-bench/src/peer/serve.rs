@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::measure::{print, sample};
 use crate::optimizer::Optimizer;
 use crate::peer::change::change;
-use crate::peer::{Engine, PeerKind, Work};
+use crate::peer::{Engine, Loading, PeerKind, Work};
 use crate::settings::{Failure, Settings};
 use crate::stores;
 use crate::training::{Batches, GRADIENT, key};
@@ -16,7 +16,7 @@ use crate::workload::Workload;
 const STEPS_PART: usize = 8;
 
 /// Load an engine, say so, and do a round for every line `ROUND THREADS`.
-pub(super) fn serve<E: Engine>(
+pub(super) fn serve<E: Loading>(
     settings: &Settings,
     kind: PeerKind,
     work: Work,
@@ -67,7 +67,7 @@ pub(super) fn serve<E: Engine>(
 }
 
 /// Store every row of every table once, as the store is loaded.
-pub(super) fn load(engine: &dyn Engine, settings: &Settings, tables: u64) -> Result<(), Failure> {
+pub(super) fn load(engine: &dyn Loading, settings: &Settings, tables: u64) -> Result<(), Failure> {
     let row_floats = settings.row_bytes / 4;
     for table in 0..tables {
         for first in (0..settings.rows).step_by(stores::LOAD_BATCH as usize) {

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use rowmill_store::Table;
 
-use crate::peer::Engine;
 use crate::peer::serve::{load, rmw, train};
+use crate::peer::{Engine, Loading};
 use crate::settings::Settings;
 use crate::stores;
 use crate::training::{Batches, key};
@@ -39,7 +39,7 @@ fn near(one: &[f32], other: &[f32]) {
     assert_eq!(far, None);
 }
 
-fn updates_leave_the_rows_of_the_store<E: Engine>(create: impl Fn(&Settings) -> E) {
+fn updates_leave_the_rows_of_the_store<E: Loading>(create: impl Fn(&Settings) -> E) {
     for optimizer in ["sgd", "rowwise-adagrad"] {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path(), optimizer);
@@ -62,7 +62,7 @@ fn updates_leave_the_rows_of_the_store<E: Engine>(create: impl Fn(&Settings) -> 
     }
 }
 
-fn training_changes_the_rows_it_names<E: Engine>(create: impl Fn(&Settings) -> E) {
+fn training_changes_the_rows_it_names<E: Loading>(create: impl Fn(&Settings) -> E) {
     let folder = tempfile::tempdir().unwrap();
     let settings = settings(folder.path(), "rowwise-adagrad");
     let engine = create(&settings);
