@@ -56,6 +56,8 @@ PYTHON_ROAD = [
     "optim",
     "steps",
     "tables",
+    "changes",
+    "feed",
     "store",
     "conversion",
     "data",

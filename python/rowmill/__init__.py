@@ -11,15 +11,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rowmill import init, nn, optim
     from rowmill._core import __version__
+    from rowmill.changes import ChangedRows, ChangedTable, Changes
     from rowmill.conversion import Conversion, convert, unconvert
     from rowmill.errors import RowmillError
+    from rowmill.feed import (
+        ChangeFeed,
+        FeedCheckpoint,
+        FeedDeletes,
+        FeedEvent,
+        FeedRollback,
+        FeedRows,
+    )
     from rowmill.ragged import RaggedBatch
     from rowmill.remote import checkpoints, restore
     from rowmill.store import Store, open
     from rowmill.tables import Table, Ticket
 
 __all__ = [
+    "ChangeFeed",
+    "ChangedRows",
+    "ChangedTable",
+    "Changes",
     "Conversion",
+    "FeedCheckpoint",
+    "FeedDeletes",
+    "FeedEvent",
+    "FeedRollback",
+    "FeedRows",
     "RaggedBatch",
     "RowmillError",
     "Store",
@@ -37,6 +55,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ChangeFeed": "feed",
+    "FeedCheckpoint": "feed",
+    "FeedDeletes": "feed",
+    "FeedEvent": "feed",
+    "FeedRollback": "feed",
+    "FeedRows": "feed",
+    "ChangedRows": "changes",
+    "ChangedTable": "changes",
+    "Changes": "changes",
     "Conversion": "conversion",
     "RaggedBatch": "ragged",
     "RowmillError": "errors",

@@ -1,4 +1,4 @@
-"""The command line: `rowmill train`, `inspect`, `fsck`, `push`, `checkpoints`, `restore`, `data generate`.
+"""The command line: `rowmill train`, `inspect`, `fsck`, `changes`, `follow`, `push`, `checkpoints`, `restore`, and more.
 
 Flags come from the fields of `rowmill.config`. Bad input ends with one line on standard error and exit code 2, a
 failure of the store or the machine with 1.
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _TRAIN_SECTIONS = ("data", "model", "rows", "store", "train", "checkpoint")
 _COUNT_DIGITS = 6
+_CHECKPOINT_DIGITS = 18
 _BAD_INPUT = (CheckpointMissing, InvalidInput, MemoryTooSmall, StoreMissing, TableMissing)
 
 
@@ -129,6 +130,40 @@ def _parser() -> argparse.ArgumentParser:
     )
     restore.set_defaults(command=_restore, interrupted="; the same command goes on with it")
 
+    changes = commands.add_parser(
+        "changes",
+        help="count or export what changed between an earlier checkpoint and the last one",
+    )
+    changes.add_argument("store", type=_path, metavar="STORE")
+    changes.add_argument(
+        "--since",
+        type=_checkpoint,
+        required=True,
+        metavar="N",
+        help="number of the earlier checkpoint; 0 for all rows",
+    )
+    changes.add_argument(
+        "--out", type=_path, metavar="FILE", help="write the changed rows to a Parquet file"
+    )
+    changes.set_defaults(command=_changes, interrupted="; the file is not complete")
+
+    follow = commands.add_parser(
+        "follow", help="follow the feed of a store that is being trained, and print counts and lag"
+    )
+    follow.add_argument("store", type=_path, metavar="STORE")
+    follow.add_argument(
+        "--since",
+        type=_checkpoint,
+        metavar="SEQUENCE",
+        help="last event already seen; without it, begin with the rows of the last checkpoint",
+    )
+    follow.add_argument(
+        "--seconds", type=_count, metavar="N", help="end after N seconds without an event"
+    )
+    follow.set_defaults(
+        command=_follow, interrupted="; --since goes on from the last sequence printed"
+    )
+
     data = commands.add_parser("data", help="make data").add_subparsers(
         required=True, metavar="COMMAND"
     )
@@ -156,6 +191,12 @@ def _count(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text[:20]!r} is not a number from 0 to {10**_COUNT_DIGITS - 1}"
         )
+    return int(text)
+
+
+def _checkpoint(text: str) -> int:
+    if not text.isdecimal() or len(text) > _CHECKPOINT_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number of a checkpoint or event")
     return int(text)
 
 
@@ -286,6 +327,22 @@ def _restore(parsed: argparse.Namespace) -> int:
 
     done = restore(parsed.url, parsed.folder, checkpoint=parsed.checkpoint)
     print(f"{parsed.folder} is at checkpoint {done['epoch']}: {done['rows']:,} rows")
+    return 0
+
+
+def _changes(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.inspection import print_changes
+
+    print_changes(parsed.store, since=parsed.since, out=parsed.out)
+    return 0
+
+
+def _follow(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.inspection import print_feed
+
+    print_feed(parsed.store, since=parsed.since, seconds=parsed.seconds)
     return 0
 
 

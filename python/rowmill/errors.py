@@ -6,7 +6,11 @@ The binding raises these classes too: it looks them up here by name, so a class 
 from __future__ import annotations
 
 __all__ = [
+    "ChangesGone",
     "CheckpointMissing",
+    "FeedFailed",
+    "FeedGap",
+    "FeedMissing",
     "InvalidInput",
     "MemoryTooSmall",
     "RemoteConflict",
@@ -84,6 +88,22 @@ class StoreReadOnly(RowmillError):
 
 class StoreClosed(RowmillError):
     """The store was closed."""
+
+
+class ChangesGone(RowmillError, LookupError):
+    """The changes since that checkpoint are not kept any more; the message names the oldest that are."""
+
+
+class FeedMissing(RowmillError, LookupError):
+    """The store publishes no feed."""
+
+
+class FeedGap(RowmillError, LookupError):
+    """What a follower would read next is not there: it starts again with a copy of the last checkpoint."""
+
+
+class FeedFailed(RowmillError, OSError):
+    """The feed could not be written; nothing is published until the store is opened again."""
 
 
 class StoreSuperseded(RowmillError):

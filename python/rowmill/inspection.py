@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,8 +10,11 @@ from rich.markup import escape
 from rich.table import Table as TextTable
 
 from rowmill import _core
+from rowmill.changes import Changes, count
 from rowmill.data import MISSING_ID
+from rowmill.data.changes_file import write_parquet
 from rowmill.errors import StoreMissing
+from rowmill.feed import ChangeFeed, FeedCheckpoint, FeedDeletes, FeedRollback, FeedRows
 from rowmill.size import format_size
 from rowmill.store import open as open_store
 
@@ -73,6 +77,59 @@ def print_fsck(path: Path, *, repair: bool, dropped: Path | None = None) -> bool
     else:
         print(f"DAMAGED: {read}; {len(report['problems'])} problems")
     return not report["problems"]
+
+
+def print_changes(path: Path, *, since: int, out: Path | None = None) -> None:
+    """Print how many rows of each table were written and deleted since a checkpoint, and export them if asked to.
+
+    Args:
+        path: Folder of the store.
+        since: Number of the earlier checkpoint; 0: all rows.
+        out: Parquet file for the rows.
+    """
+    changes = Changes(path, since=since)
+    counts = count(changes) if out is None else write_parquet(changes, out)
+    for name, (written, deleted) in counts.items():
+        print(f"table {name}: {written:,} rows written, {deleted:,} deleted")
+    where = "" if out is None else f"; they are in {out}"
+    print(f"changes from checkpoint {changes.since} to {changes.until}{where}")
+
+
+def print_feed(path: Path, *, since: int | None = None, seconds: int | None = None) -> None:
+    """Follow a feed and print, once a second, what came and how long after it was published.
+
+    Args:
+        path: Folder of the store.
+        since: Last event already seen; None: begin with the rows of the last checkpoint.
+        seconds: End after so long without an event; None: never.
+    """
+    rows = deletes = 0
+    lags_ms: list[float] = []
+    sequence = since or 0
+    printed = time.monotonic()
+
+    def print_line() -> None:
+        lag = f"lag {np.median(lags_ms):.1f} ms, at most {max(lags_ms):.1f}" if lags_ms else "lag -"
+        print(f"event {sequence}: {rows:,} rows, {deletes:,} deletes; {lag}", flush=True)
+        lags_ms.clear()
+
+    for event in ChangeFeed(path).follow(since, timeout_s=seconds):
+        sequence = max(sequence, event.sequence)
+        if event.published_ns:
+            lags_ms.append((time.time_ns() - event.published_ns) / 1e6)
+        match event:
+            case FeedRows(ids=ids):
+                rows += len(ids)
+            case FeedDeletes(ids=ids):
+                deletes += len(ids)
+            case FeedCheckpoint(epoch=epoch):
+                print(f"event {sequence}: checkpoint {epoch}", flush=True)
+            case FeedRollback(to=to, epoch=epoch):
+                print(f"event {sequence}: back to event {to}, checkpoint {epoch}", flush=True)
+        if time.monotonic() - printed >= 1:
+            printed = time.monotonic()
+            print_line()
+    print_line()
 
 
 def _lost_rows(dropped: dict[str, bytearray]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from rowmill import _core, init
+from rowmill.changes import Changes
 from rowmill.errors import InvalidInput
 from rowmill.optim import initializer_to_dict, optimizer_from_dict, optimizer_to_dict
 from rowmill.remote import KEEP_MAX
@@ -36,6 +37,9 @@ def open(
     threads: int | None = None,
     seed: int = 0,
     wait_deadline_s: float = 30.0,
+    history: int | str = "64MiB",
+    feed: int | str | None = None,
+    feed_interval_s: float = 0.1,
     io: str = "auto",
 ) -> Store:
     """Open a store, or make one.
@@ -49,6 +53,11 @@ def open(
         threads: Threads that share a large batch; None: as many as the machine has cores.
         seed: Seed of the initializers, fixed when the store is made.
         wait_deadline_s: Longest wait, in seconds, for a row beyond its staleness bound.
+        history: Bytes on disk for lists of what changed, beyond what a checkpoint needs: how far back
+            `changes` can ask.
+        feed: Bytes on disk for a feed of what changes, which `rowmill.ChangeFeed` follows in other processes
+            ("256MiB"); None: nothing is published.
+        feed_interval_s: Longest time between two rounds of publishing, in seconds.
         io: "auto" (io_uring where the system allows it) or "pread".
 
     Examples:
@@ -72,6 +81,9 @@ def open(
         wait_deadline_s=wait_deadline_s,
         create=create and not read_only,
         read_only=read_only,
+        history=parse_size(history, name="history"),
+        feed_bytes=None if feed is None else parse_size(feed, name="feed"),
+        feed_interval_s=feed_interval_s,
         io=io,
     )
     return Store(core, str(path_or_uri), memory)
@@ -229,6 +241,15 @@ class Store:
         """
         return self.core.push(url, check_int(keep, "keep", 1, KEEP_MAX))
 
+    def changes(self, since: int) -> Changes:
+        """What changed from checkpoint `since` to the last one; 0: all rows. See `rowmill.Changes`."""
+        return Changes(self.core.changes(check_int(since, "since", 0, 2**63 - 1)))
+
+    def publish(self) -> int:
+        """Publish at once what has changed, in a store opened with a `feed`; the feed's last sequence number."""
+        self.steps.flush()
+        return self.core.publish()
+
     def attachment_names(self) -> list[str]:
         """Names of the last checkpoint's attachments."""
         return self.core.attachment_names()
@@ -243,7 +264,8 @@ class Store:
         Memory, in bytes: `memory_budget`, `index_bytes`, `row_bytes`, `row_limit`, `overhead_bytes`,
         `buffer_bytes`. Device: `device_live_bytes`, `device_used_bytes`, `device_pinned_bytes`,
         `device_free_bytes`, `device_bytes_written`, `device_blocks_read`, `corrupt_blocks`. Rows:
-        `rows_resident`, `rows_dirty`, `evictions`, `deletes`. Reads: `calls`, `lookups` (ids),
+        `rows_resident`, `rows_dirty`, `evictions`, `deletes`. Feed: `feed_rows` (rows and
+        deletes published), `feed_sequence`, `feed_failure` (why nothing is published any more). Reads: `calls`, `lookups` (ids),
         `rows_looked_up` (distinct per call), `cold_reads`, `cold_wait_ns`, `hit_rate`. Updates:
         `updates` (calls), `rows_updated`. Clocks: `clock_waits`, `clock_wait_ns`, `tickets` (open
         steps), `staleness` (clocks taken, by gets outstanding before). Lookahead: `lookahead_rows`,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug, Formatter};
-use std::io::{self, Cursor, Read, Write};
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -155,6 +155,26 @@ impl Debug for MemoryVolume {
     }
 }
 
+/// Reads a file that may be growing.
+struct MemoryReader {
+    file: File,
+    offset: u64,
+}
+
+impl Read for MemoryReader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let content = self.file.read();
+        let left = content.bytes().saturating_sub(self.offset);
+        let count = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        if count == 0 {
+            return Ok(0);
+        }
+        content.read(self.offset, &mut into[..count])?;
+        self.offset += count as u64;
+        Ok(count)
+    }
+}
+
 impl Volume for MemoryVolume {
     fn device(&self, name: &str, writable: bool) -> Result<Arc<dyn Device>, DeviceError> {
         let file = self.file(name, writable)?;
@@ -177,12 +197,7 @@ impl Volume for MemoryVolume {
 
     fn open(&self, name: &str) -> Result<Box<dyn Read + Send>, DeviceError> {
         let file = self.file(name, false)?;
-        let content = file.read();
-        let mut bytes = vec![0; content.bytes() as usize];
-        content
-            .read(0, &mut bytes)
-            .map_err(|error| DeviceError::from_io("open", name, 0, bytes.len(), error))?;
-        Ok(Box::new(Cursor::new(bytes)))
+        Ok(Box::new(MemoryReader { file, offset: 0 }))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<(), DeviceError> {

@@ -6,7 +6,9 @@
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts arguments into owned values")]
 
 mod buffers;
+mod changes;
 mod errors;
+mod feed;
 mod fsck;
 mod queued_get;
 mod remote;
@@ -24,6 +26,10 @@ use pyo3::pymodule;
 mod _core {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::changes::{ChangedRows, Changes};
+    #[pymodule_export]
+    use crate::feed::FeedReader;
     #[pymodule_export]
     use crate::fsck::fsck;
     #[pymodule_export]

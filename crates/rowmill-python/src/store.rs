@@ -7,9 +7,10 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes, PyDict};
-use rowmill_store::{IdBag, IoChoice, Pooling, StoreOptions};
+use rowmill_store::{FeedOptions, IdBag, IoChoice, Pooling, StoreOptions};
 
 use crate::buffers::{Buffer, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer};
+use crate::changes::Changes;
 use crate::errors::{invalid, raised};
 use crate::remote::interruptible;
 use crate::spec::read_spec;
@@ -19,7 +20,7 @@ use crate::ticket::Ticket;
 
 /// An open store.
 #[pyclass(frozen, module = "rowmill._core")]
-pub(crate) struct Store(Arc<rowmill_store::Store>);
+pub(crate) struct Store(pub(crate) Arc<rowmill_store::Store>);
 
 /// What a fused lookup remembers for its backward.
 #[pyclass(frozen, module = "rowmill._core")]
@@ -30,7 +31,7 @@ type Rows<'py> = (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>);
 #[pymethods]
 impl Store {
     #[staticmethod]
-    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, io))]
+    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, history, feed_bytes, feed_interval_s, io))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
     fn open(
         py: Python<'_>,
@@ -42,12 +43,21 @@ impl Store {
         wait_deadline_s: f64,
         create: bool,
         read_only: bool,
+        history: u64,
+        feed_bytes: Option<u64>,
+        feed_interval_s: f64,
         io: &str,
     ) -> PyResult<Self> {
         let wait_deadline = Duration::try_from_secs_f64(wait_deadline_s).map_err(|error| {
             invalid(
                 py,
                 format!("wait_deadline_s must be a number of seconds, got {wait_deadline_s}: {error}"),
+            )
+        })?;
+        let interval = Duration::try_from_secs_f64(feed_interval_s).map_err(|error| {
+            invalid(
+                py,
+                format!("feed_interval_s must be a number of seconds, got {feed_interval_s}: {error}"),
             )
         })?;
         let io = match io {
@@ -63,6 +73,8 @@ impl Store {
             wait_deadline,
             create,
             read_only,
+            history,
+            feed: feed_bytes.map(|bytes| FeedOptions { bytes, interval }),
             io,
             ..StoreOptions::default()
         };
@@ -226,6 +238,15 @@ impl Store {
             rowmill_remote::push(&self.0.pin_checkpoint()?, &remote, keep, interrupted)
         })?;
         push_dict(py, &info)
+    }
+
+    fn changes(&self, py: Python<'_>, since: u64) -> PyResult<Changes> {
+        let changes = py.detach(|| self.0.changes(since)).map_err(|error| raised(py, &error))?;
+        Ok(Changes(Arc::new(changes)))
+    }
+
+    fn publish(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.0.publish()).map_err(|error| raised(py, &error))
     }
 
     fn attachment<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {

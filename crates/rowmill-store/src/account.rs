@@ -37,6 +37,10 @@ pub(crate) fn stats(store: &Store) -> Stats {
         io: store.volume.describe(),
         ..Stats::default()
     };
+    if let Some(feed) = &store.feed {
+        (stats.feed_rows, stats.feed_sequence) = feed.counts();
+        stats.feed_failure = feed.failure().unwrap_or_default();
+    }
     for group in store.groups.read().iter() {
         for cell in &group.shards {
             let shard = cell.state.read();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLockWriteGuard;
 use rowmill_io::{DeviceError, Volume};
 
+use crate::feed::{self, FeedCut};
 use crate::files::{
     self, AttachmentEntry, FORMAT_VERSION, FileEntry, FileError, GroupEntry, Manifest, SnapshotWriter,
     TableEntry,
@@ -28,6 +29,8 @@ const DELTA_SHARE: u64 = 2;
 const DELTA_BYTES_MIN: u64 = 16 << 10;
 /// Openings that a lineage remembers.
 const LINEAGE_MAX: usize = 1024;
+/// Files of index changes kept for [`Store::changes`]: a store of few rows does not collect them without end.
+const HISTORY_FILES_MAX: usize = 256;
 /// Bytes of one index entry in a snapshot.
 const ENTRY_BYTES: u64 = 12;
 
@@ -55,6 +58,7 @@ pub(crate) struct Saved {
     pub(crate) next_epoch: u64,
     snapshot: Option<FileEntry>,
     deltas: Vec<FileEntry>,
+    history: Vec<FileEntry>,
     attachments: Vec<AttachmentEntry>,
     lineage: Vec<(u64, u64)>,
 }
@@ -65,12 +69,14 @@ impl Saved {
             next_epoch,
             snapshot: None,
             deltas: Vec::new(),
+            history: Vec::new(),
             attachments: Vec::new(),
             lineage: Vec::new(),
         };
         if let Some(manifest) = manifest {
             saved.snapshot.clone_from(&manifest.snapshot);
             saved.deltas.clone_from(&manifest.deltas);
+            saved.history.clone_from(&manifest.history);
             saved.attachments.clone_from(&manifest.attachments);
             saved.lineage.clone_from(&manifest.lineage);
         }
@@ -175,9 +181,12 @@ impl Store {
             .collect::<Result<Vec<_>, _>>()?;
         let snapshot = if self.snapshot_is_due(saved) { Some(self.write_snapshot(epoch)?) } else { None };
 
+        let mut published = self.feed.as_ref().and_then(|feed| feed.begin_cut(self.groups.read().clone()));
+
         let cut_at = Instant::now();
-        let cut = self.cut(epoch + 1)?;
+        let cut = self.cut(epoch + 1, published.as_mut())?;
         let stall = cut_at.elapsed();
+        let mark = published.map_or(0, |feed| feed.finish(epoch));
 
         let groups = self.groups.read().clone();
         let mut rows_saved = 0;
@@ -195,16 +204,22 @@ impl Store {
             next_epoch: epoch + 1,
             snapshot: saved.snapshot.clone(),
             deltas: saved.deltas.clone(),
+            history: saved.history.clone(),
             attachments: attached,
             lineage: continued(&saved.lineage, epoch, self.incarnation),
         };
         if let Some(snapshot) = snapshot {
             file_bytes += snapshot.len;
             next.snapshot = Some(snapshot);
-            next.deltas.clear();
+            next.history.append(&mut next.deltas);
         }
         next.deltas.push(delta);
-        let manifest = self.manifest(epoch, &next, cut.tables, &cut.logs, &groups);
+        forget_history(&mut next.history, self.options.history);
+        let manifest = self.manifest(epoch, &next, mark, cut.tables, &cut.logs, &groups);
+        if mark == 0 {
+            // Its rows come from changes that no frame says: a feed from before must not lead to it.
+            feed::remove_all(&*self.volume)?;
+        }
         manifest.save(&*self.volume)?;
         *saved = next;
         if epoch == 1 {
@@ -267,7 +282,7 @@ impl Store {
     }
 
     /// Divide changes into those that belong to this checkpoint and those of the next, `next_epoch`.
-    fn cut(&self, next_epoch: u64) -> Result<Cut, StoreError> {
+    fn cut(&self, next_epoch: u64, feed: Option<&mut FeedCut<'_>>) -> Result<Cut, StoreError> {
         let _nobody_changes = self.changes.write();
         let groups = self.groups.read();
         // Births and evictions happen outside of changes, so every shard is held as well.
@@ -277,6 +292,10 @@ impl Store {
         let logs = groups.iter().map(|group| group.core.log.cut()).collect();
         for shard in &mut shards {
             shard.freeze();
+        }
+        if let Some(feed) = feed {
+            let groups = groups.iter().flat_map(|group| group.shards.iter().map(move |_| group));
+            groups.zip(&mut shards).for_each(|(group, shard)| feed.collect(group, shard));
         }
         let rows_of = |group: u32, local: u32| -> u64 {
             let before: usize = groups.iter().take(group as usize).map(|group| group.shards.len()).sum();
@@ -307,6 +326,7 @@ impl Store {
         &self,
         epoch: u64,
         saved: &Saved,
+        feed: u64,
         tables: Vec<TableEntry>,
         cuts: &[u64],
         groups: &[std::sync::Arc<Group>],
@@ -329,6 +349,8 @@ impl Store {
             tables,
             snapshot: saved.snapshot.clone(),
             deltas: saved.deltas.clone(),
+            history: saved.history.clone(),
+            feed,
             attachments: saved.attachments.clone(),
         }
     }
@@ -346,6 +368,18 @@ fn continued(lineage: &[(u64, u64)], epoch: u64, incarnation: u64) -> Vec<(u64, 
         lineage.drain(..lineage.len().saturating_sub(LINEAGE_MAX));
     }
     lineage
+}
+
+/// Let the oldest changes go until the rest fits.
+fn forget_history(history: &mut Vec<FileEntry>, bytes_max: u64) {
+    let mut bytes: u64 = history.iter().map(|file| file.len).sum();
+    let mut gone = history.len().saturating_sub(HISTORY_FILES_MAX);
+    bytes -= history[..gone].iter().map(|file| file.len).sum::<u64>();
+    while bytes > bytes_max {
+        bytes -= history[gone].len;
+        gone += 1;
+    }
+    history.drain(..gone);
 }
 
 /// Append what the cut froze. Work goes on meanwhile: whoever waits for a shard has it after every

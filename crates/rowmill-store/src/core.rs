@@ -28,6 +28,8 @@ pub(crate) struct Core {
     pub(crate) scratch_charged: AtomicU64,
     pub(crate) index_log: Arc<IndexLog>,
     pub(crate) budget: Arc<Budget>,
+    /// Whether a feed is kept.
+    pub(crate) publishes: bool,
     /// Shards of the group.
     pub(crate) shards: usize,
     /// Memory of the group's resident rows.

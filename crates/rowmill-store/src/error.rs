@@ -234,6 +234,39 @@ pub enum StoreError {
         /// What it was.
         got: String,
     },
+    /// The changes since a checkpoint are not kept any more.
+    #[error(
+        "the changes since checkpoint {since} are not kept any more, the oldest that can be asked for are those \
+         since {oldest}: copy the whole store once (since=0), then ask more often or give the store a larger history"
+    )]
+    ChangesGone {
+        /// The checkpoint asked for.
+        since: u64,
+        /// The oldest checkpoint that can be.
+        oldest: u64,
+    },
+    /// There is no feed.
+    #[error(
+        "there is no feed in {location}: open the store for writing with a feed, then it publishes what changes"
+    )]
+    NoFeed {
+        /// The store.
+        location: String,
+    },
+    /// What a follower would read next is not there: it fell too far behind, or the feed began anew.
+    #[error("{what}: start again with a copy of the last checkpoint, and follow from there")]
+    FeedGap {
+        /// What was looked for, and what there is.
+        what: String,
+    },
+    /// The feed could not be written; the store works without it.
+    #[error(
+        "nothing is published any more since the feed could not be written ({cause}); open the store again"
+    )]
+    FeedFailed {
+        /// The first failure.
+        cause: String,
+    },
     /// A reader's checkpoint has been replaced and its space reused.
     #[error("the checkpoint this reader stands on was replaced by a newer one; open the store again")]
     Superseded,

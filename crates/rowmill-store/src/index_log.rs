@@ -8,7 +8,7 @@ use rowmill_io::Volume;
 use rowmill_rows::RowKey;
 
 use crate::StoreError;
-use crate::files::{DeltaFile, DeltaWriter};
+use crate::files::{DeltaFile, DeltaWriter, FileError};
 
 /// Where index changes are written. Changes are infallible to record: a write that fails is kept and
 /// surfaces at the checkpoint that needs it.
@@ -38,18 +38,27 @@ impl IndexLog {
 
     /// A row is now at `row` on the device, or gone.
     pub(crate) fn record(&self, key: RowKey, row: Option<u32>) {
-        self.write(&self.current, key, row);
+        self.write(&self.current, |writer| writer.record(key, row));
+    }
+
+    /// A row that did not change is now at `row` on the device.
+    pub(crate) fn record_moved(&self, key: RowKey, row: u32) {
+        self.write(&self.current, |writer| writer.record_moved(key, row));
     }
 
     /// As [`IndexLog::record`], for a row that belongs to the cut being saved.
     pub(crate) fn record_frozen(&self, key: RowKey, row: Option<u32>) {
-        self.write(&self.frozen, key, row);
+        self.write(&self.frozen, |writer| writer.record(key, row));
     }
 
-    fn write(&self, writer: &Mutex<Option<DeltaWriter>>, key: RowKey, row: Option<u32>) {
+    fn write(
+        &self,
+        writer: &Mutex<Option<DeltaWriter>>,
+        record: impl FnOnce(&mut DeltaWriter) -> Result<(), FileError>,
+    ) {
         let mut writer = writer.lock();
         let writer = writer.as_mut().expect("a store that changes rows has its index log open");
-        if let Err(error) = writer.record(key, row) {
+        if let Err(error) = record(writer) {
             self.error.lock().get_or_insert(error.into());
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rowmill_io::IoChoice;
 
-use crate::{Background, StoreError};
+use crate::{Background, FeedOptions, StoreError};
 
 /// Smallest budget: I/O rings take about 1 MiB per thread, log buffers and index come on top.
 const MEMORY_MIN: u64 = 16 << 20;
@@ -26,6 +26,10 @@ pub struct StoreOptions {
     pub create: bool,
     /// Refuse every change; the store may be open for writing elsewhere.
     pub read_only: bool,
+    /// Bytes of lists of changes kept for [`crate::Store::changes`], beyond those a checkpoint needs itself.
+    pub history: u64,
+    /// Publish what changes for other processes; none: no feed is kept.
+    pub feed: Option<FeedOptions>,
     /// How devices are read.
     pub io: IoChoice,
     /// Expert: who writes, cleans and looks ahead.
@@ -42,6 +46,8 @@ impl Default for StoreOptions {
             wait_deadline: Duration::from_secs(30),
             create: true,
             read_only: false,
+            history: 64 << 20,
+            feed: None,
             io: IoChoice::Auto,
             background: Background::Threads,
         }
@@ -65,6 +71,9 @@ impl StoreOptions {
                 expected: format!("at most memory ({} bytes)", self.memory),
                 got: rows.to_string(),
             });
+        }
+        if let Some(feed) = &self.feed {
+            feed.validate()?;
         }
         if self.threads == 0 || self.threads > 256 {
             return Err(StoreError::Option {

@@ -118,6 +118,10 @@ impl PinnedCheckpoint {
         Ok(Self { volume, manifest: Arc::new(manifest), manifest_bytes, store: None, _lock: Some(lock) })
     }
 
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
     /// Number of the checkpoint.
     pub fn epoch(&self) -> u64 {
         self.manifest.epoch

@@ -24,6 +24,7 @@ use crate::policy::{Policy, Standing};
 use crate::prefetch::prefetch_bytes;
 use crate::seeded::{self, SeededBug};
 use crate::table_state::TableState;
+use crate::unpublished::Unpublished;
 
 /// Slots are taken from the budget this many at a time.
 const GROW_SLOTS: usize = 32;
@@ -85,6 +86,8 @@ pub(crate) struct Shard {
     frozen: Bits,
     /// Rows that coming steps want.
     pub(crate) due: Due,
+    /// What the feed has not said yet; none where no feed is kept.
+    pub(crate) unpublished: Option<Unpublished>,
     policy: Policy,
     indexes: Vec<TableIndex>,
     /// The tables of the group, beside their indexes.
@@ -131,6 +134,7 @@ impl Shard {
             dirty: Bits::default(),
             frozen: Bits::default(),
             due: Due::default(),
+            unpublished: core.publishes.then(Unpublished::default),
             policy: Policy::new(slots_max).map_err(reserve)?,
             indexes: Vec::new(),
             tables: Vec::new(),
@@ -182,6 +186,9 @@ impl Shard {
         prefetch_bytes(self.row(core, slot), core.layout.stride);
         if UPDATE {
             self.dirty.prefetch(slot);
+            if let Some(unpublished) = &self.unpublished {
+                unpublished.slots.prefetch(slot);
+            }
         }
         if self.due.is_marked() {
             self.due.prefetch(slot);
@@ -295,6 +302,7 @@ impl Shard {
         core.initialize(&self.tables[table as usize], id, row);
         self.occupy(slot, table, id, NO_ROW, Reason::Use);
         self.dirty.set(slot);
+        self.mark_unpublished(slot);
         self.tables[table as usize].count_birth();
         Ok((place, slot))
     }
@@ -353,6 +361,7 @@ impl Shard {
     /// When the old version of a frozen row cannot be saved.
     #[inline]
     pub(crate) fn begin_update(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
+        self.mark_unpublished(slot);
         if self.dirty.get(slot) {
             return Ok(());
         }
@@ -413,6 +422,9 @@ impl Shard {
                 bits.grow(self.slots);
             }
             self.due.resize(self.slots);
+            if let Some(unpublished) = &mut self.unpublished {
+                unpublished.slots.grow(self.slots);
+            }
             return Ok(first);
         }
         self.evict(core)
@@ -493,6 +505,7 @@ impl Shard {
         index.set_location(place, Location::device(row));
         index.set_frequency(place, 0);
         self.edits += 1;
+        self.leave_unpublished(core, slot, meta);
         self.clear_slot(slot);
         self.evictions += 1;
         Ok(())
@@ -503,6 +516,9 @@ impl Shard {
         self.dirty.clear(slot);
         self.frozen.clear(slot);
         self.due.clear(slot);
+        if let Some(unpublished) = &mut self.unpublished {
+            unpublished.slots.clear(slot);
+        }
         self.moves += 1;
     }
 
@@ -548,6 +564,9 @@ impl Shard {
         self.edits += 1;
         self.clocks_beyond.remove(&(table, id));
         core.index_log.record(self.key(table, id), None);
+        if let Some(unpublished) = &mut self.unpublished {
+            unpublished.leave(table, id, None);
+        }
         Ok(true)
     }
 
@@ -571,7 +590,7 @@ impl Shard {
             return Ok(false);
         }
         let new = core.log.append_moved(key, bytes)?;
-        core.index_log.record(key, Some(new));
+        core.index_log.record_moved(key, new);
         match location.slot() {
             Some(slot) => {
                 let meta = self.meta.get(slot as usize);
@@ -604,6 +623,9 @@ impl Shard {
             bits.truncate(target);
         }
         self.due.resize(target);
+        if let Some(unpublished) = &mut self.unpublished {
+            unpublished.slots.truncate(target);
+        }
         self.rows.release_from(target * core.layout.stride);
         self.meta.release_from(target);
         core.give_rows(given);
@@ -678,6 +700,53 @@ impl Shard {
         Ok(())
     }
 
+    // ------------------------------------------------------------------ the feed
+
+    /// The row in `slot` leaves memory.
+    fn leave_unpublished(&mut self, core: &Core, slot: u32, meta: SlotMeta) {
+        let row = self.row(core, slot);
+        if let Some(unpublished) = &mut self.unpublished
+            && unpublished.slots.get(slot)
+        {
+            // SAFETY: the slot holds a row, which begins with `dim` weights, and the exclusive borrow excludes
+            // writers.
+            let weights = unsafe { std::slice::from_raw_parts(row, core.layout.dim) };
+            unpublished.leave(meta.table, meta.id, Some(weights));
+        }
+    }
+
+    /// Hand out up to `rows` resident rows that changed since the last time, from slot `from` on, after all that
+    /// left memory since: `visit(table, id, weights)`, without weights for deleted ones. Whether there are more.
+    pub(crate) fn take_unpublished(
+        &mut self,
+        core: &Core,
+        from: &mut u32,
+        rows: usize,
+        mut visit: impl FnMut(&Arc<TableState>, u64, Option<&[f32]>),
+    ) -> bool {
+        let Some(mut unpublished) = self.unpublished.take() else { return false };
+        unpublished.take_left(core.layout.dim, |table, id, weights| {
+            visit(&self.tables[table as usize], id, weights);
+        });
+        let mut taken = 0;
+        let mut more = true;
+        while taken < rows {
+            let Some(slot) = unpublished.slots.first_from(*from) else {
+                more = false;
+                break;
+            };
+            unpublished.slots.clear(slot);
+            let meta = self.meta.get(slot as usize);
+            // SAFETY: as in `leave_unpublished`.
+            let weights = unsafe { std::slice::from_raw_parts(self.row(core, slot), core.layout.dim) };
+            visit(&self.tables[meta.table as usize], meta.id, Some(weights));
+            *from = slot;
+            taken += 1;
+        }
+        self.unpublished = Some(unpublished);
+        more
+    }
+
     // ------------------------------------------------------------------ accounts
 
     fn charge_index(&mut self, core: &Core) {
@@ -691,7 +760,8 @@ impl Shard {
         let meta = self.slots * size_of::<SlotMeta>()
             + self.free.capacity() * 4
             + self.dirty.bytes() * 2
-            + self.due.bytes();
+            + self.due.bytes()
+            + self.unpublished.as_ref().map_or(0, Unpublished::bytes);
         (self.slots * core.layout.stride, self.index_bytes, meta + self.policy.bytes(self.slots))
     }
 

@@ -105,6 +105,12 @@ pub struct Stats {
     pub rows_dirty: u64,
     /// Rows evicted.
     pub evictions: u64,
+    /// Rows and deletes published in the feed.
+    pub feed_rows: u64,
+    /// The last frame of the feed; 0 where none is kept.
+    pub feed_sequence: u64,
+    /// Why nothing is published any more; empty while it is.
+    pub feed_failure: String,
     /// Device bytes of live rows.
     pub device_live_bytes: u64,
     /// Device bytes of segments with live rows.

@@ -16,6 +16,7 @@ use crate::checkpoint::Saved;
 use crate::compaction::Compaction;
 use crate::core::Core;
 use crate::due::STEPS_MAX;
+use crate::feed::{Feed, FeedOptions, Publisher};
 use crate::files::{Manifest, TABLES_MAX};
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
@@ -68,6 +69,8 @@ pub struct Store {
     /// Started by the first get that is queued.
     queue: Mutex<Option<Queue>>,
     compaction: Mutex<Option<Compaction>>,
+    pub(crate) feed: Option<Arc<Feed>>,
+    publisher: Mutex<Option<Publisher>>,
     /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
     pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>>,
     /// Differs at every opening.
@@ -166,7 +169,7 @@ impl Store {
         let saved = Saved::new(epoch, manifest.as_ref());
         let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();
         let next_category = last.map_or(0, |category| category + 1);
-        let store = Self {
+        let mut store = Self {
             volume,
             budget,
             groups: Groups::default(),
@@ -183,13 +186,25 @@ impl Store {
             lookahead: Mutex::new(Some(Lookahead::start(options.background.has_threads())?)),
             queue: Mutex::default(),
             compaction: Mutex::default(),
+            feed: None,
+            publisher: Mutex::default(),
             lock: Mutex::default(),
             incarnation: options.background.incarnation(),
             pins: Pins::default(),
             options,
         };
+        let mark = manifest.as_ref().map_or(0, |manifest| manifest.feed);
         if let Some(manifest) = manifest {
             store.recover(&manifest)?;
+        }
+        if let Some(options) = store.publishes() {
+            let feed = Arc::new(store.open_feed(&options, epoch - 1, mark)?);
+            if store.options.background.has_threads() {
+                let publisher =
+                    Publisher::start(Arc::clone(&feed), Arc::clone(&store.groups), options.interval)?;
+                *store.publisher.lock() = Some(publisher);
+            }
+            store.feed = Some(feed);
         }
         if !store.options.read_only && store.options.background.has_threads() {
             *store.compaction.lock() =
@@ -315,6 +330,7 @@ impl Store {
             log_charged: AtomicU64::new(0),
             scratch_charged: AtomicU64::new(0),
             index_log: Arc::clone(&self.index_log),
+            publishes: self.publishes().is_some(),
             budget: Arc::clone(&self.budget),
             shards,
             used_bytes: AtomicU64::new(0),
@@ -492,6 +508,23 @@ impl Store {
         self.lookahead.lock().as_ref().map_or(0, Lookahead::pending)
     }
 
+    /// Publish what has changed up to now; the last sequence number of the feed. A thread does so too, every
+    /// interval, where the store has threads.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFeed`] of a store opened without one; [`StoreError::FeedFailed`], or why it fails now.
+    pub fn publish(&self) -> Result<u64, StoreError> {
+        self.check_open()?;
+        let Some(feed) = &self.feed else { return Err(StoreError::NoFeed { location: self.location() }) };
+        let groups = self.groups.read().clone();
+        feed.publish(&groups)
+    }
+
+    /// The feed to be kept, unless nothing may be written.
+    fn publishes(&self) -> Option<FeedOptions> {
+        self.options.feed.filter(|_| !self.options.read_only)
+    }
+
     /// Where the store is.
     pub fn location(&self) -> String {
         self.volume.location()
@@ -514,6 +547,7 @@ impl Store {
         *self.lookahead.lock() = None;
         *self.queue.lock() = None;
         *self.compaction.lock() = None;
+        *self.publisher.lock() = None;
         *self.lock.lock() = None;
     }
 

@@ -66,6 +66,11 @@ impl TableState {
         self.steps.fetch_add(1, Relaxed) + 1
     }
 
+    /// Continue the updates of another store.
+    pub(crate) fn restore_steps(&self, steps: u64) {
+        self.steps.store(steps, Relaxed);
+    }
+
     /// Count lookups of these ids.
     pub(crate) fn count_accesses(&self, ids: &[u64]) {
         self.accesses.fetch_add(ids.len() as u64, Relaxed);

@@ -423,6 +423,10 @@ fn run(files: &Files, incarnation: u64) -> Outcome {
             }
             table.hottest(10);
         }
+        for since in 0..3 {
+            let told = store.changes(since).and_then(|changes| changes.for_each(50, |_| true));
+            note(told.is_err() && !matches!(told, Err(StoreError::ChangesGone { .. })));
+        }
         // A segment that cannot be cleaned is not tried for ever.
         let mut turns = 0;
         while store.turn(Work::Clean).unwrap() {
@@ -482,4 +486,126 @@ fn a_store_of_any_bytes_is_read_or_refused() {
     let rate = counts.iter().sum::<u64>() as f64 / begun.elapsed().as_secs_f64();
     println!("{refused} stores refused, {partly} read in part, {whole} read; {rate:.0} a second");
     assert!(counts.iter().all(|&count| count > CASES / 50 || time.is_some()), "{counts:?}");
+}
+
+/// The segments of a feed with frames of every kind: rows, deletes, checkpoints, a rollback.
+fn feed_segments() -> Files {
+    let volume = MemoryVolume::new();
+    let feed = Some(FeedOptions { bytes: 32 << 20, ..FeedOptions::default() });
+    for incarnation in 0..3 {
+        let store = open(&volume, &StoreOptions { feed, ..store_options(incarnation) });
+        let table = store.table("a", &spec(16, ADAGRAD)).unwrap();
+        for round in 0..3_u64 {
+            table.put(&[round, round + 1], &[1.0; 32], None).unwrap();
+            table.delete(&[round]).unwrap();
+            store.publish().unwrap();
+            if round == 1 {
+                store.checkpoint(&[]).unwrap();
+            }
+        }
+        store.close();
+    }
+    let names = volume.list().unwrap().into_iter().filter(|name| name.starts_with("feed-"));
+    names.map(|name| (name.clone(), read(&volume, &name))).collect()
+}
+
+/// Change words of the header or of a frame, mostly under a right checksum.
+fn change_segment(name: &str, bytes: &mut Vec<u8>, rng: &mut Rng64) {
+    const HEADER: usize = 32;
+    if bytes.len() < HEADER || rng.one_in(5) {
+        return scramble(bytes, rng);
+    }
+    if rng.one_in(6) {
+        let at = 16 + 8 * rng.below(2) as usize;
+        bytes[at..at + 8].copy_from_slice(&odd_number(rng).to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[16..HEADER]).to_le_bytes();
+        bytes[12..16].copy_from_slice(&crc);
+        return;
+    }
+    let first: u64 = name["feed-".len()..].parse().unwrap();
+    let mut at = HEADER;
+    let mut frames = Vec::new();
+    while let Some(head) = bytes.get(at..at + 8) {
+        let length = u32::from_le_bytes(head[..4].try_into().unwrap()) as usize;
+        if length < 32 || at + 8 + length > bytes.len() {
+            break;
+        }
+        frames.push((at, length));
+        at += 8 + length;
+    }
+    if frames.is_empty() {
+        return;
+    }
+    let number = rng.below(frames.len() as u64) as usize;
+    let (at, length) = frames[number];
+    let payload = at + 8;
+    match rng.below(3) {
+        0 => bytes[payload + rng.below(2) as usize] = rng.next_u64() as u8,
+        1 => bytes[payload + 4..payload + 8].copy_from_slice(&odd_number(rng).to_le_bytes()[..4]),
+        _ => {
+            let word = payload + 8 + 8 * rng.below(3) as usize;
+            bytes[word..word + 8].copy_from_slice(&odd_number(rng).to_le_bytes());
+        }
+    }
+    let crc = crc32c::crc32c(&(first + number as u64).to_le_bytes());
+    let crc = crc32c::crc32c_append(crc, &(length as u32).to_le_bytes());
+    let crc = crc32c::crc32c_append(crc, &bytes[payload..payload + length]);
+    bytes[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
+}
+
+#[test]
+fn a_feed_of_any_bytes_is_followed_or_refused() {
+    let original = feed_segments();
+    assert!(original.len() > 2, "{:?}", original.keys());
+    let follow = |files: &Files| {
+        let memory = MemoryVolume::new();
+        for (name, bytes) in files {
+            memory.create(name).unwrap().write_all(bytes).unwrap();
+        }
+        let volume: Arc<dyn Volume> = Arc::new(memory.clone());
+        let mut outcome = Outcome::Read;
+        for epoch in 0..4 {
+            let Ok(mut reader) = FeedReader::at_checkpoint(&volume, epoch) else {
+                outcome = Outcome::Refused;
+                continue;
+            };
+            let mut position = reader.position();
+            loop {
+                match reader.poll() {
+                    Ok(None) => break,
+                    Ok(Some(event)) => {
+                        assert!(event.sequence > position, "events come in order");
+                        position = event.sequence;
+                    }
+                    Err(error) => {
+                        let known = matches!(error, StoreError::Corrupt { .. } | StoreError::FeedGap { .. });
+                        assert!(known, "{error}");
+                        outcome = Outcome::PartlyRead;
+                        break;
+                    }
+                }
+            }
+        }
+        // And whoever trains goes on, or begins anew.
+        let feed = Some(FeedOptions { bytes: 32 << 20, ..FeedOptions::default() });
+        let store = open(&memory, &StoreOptions { feed, ..store_options(9) });
+        store.publish().unwrap();
+        outcome
+    };
+    assert_eq!(follow(&original), Outcome::Read, "what is not changed is read");
+    let mut counts = [0_u64; 3];
+    let seeds = number(SEED_VARIABLE).map_or(0..CASES, |seed| seed..seed + 1);
+    for seed in seeds {
+        let mut rng = Rng64::new(seed);
+        let mut files = original.clone();
+        for _ in 0..=rng.below(2) {
+            let name = pick(&files.keys().cloned().collect::<Vec<_>>(), &mut rng);
+            change_segment(&name, files.get_mut(&name).unwrap(), &mut rng);
+        }
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| follow(&files)));
+        counts[outcome.unwrap_or_else(|_| panic!("case {seed} failed; {SEED_VARIABLE}={seed}")) as usize] +=
+            1;
+    }
+    println!("{counts:?}");
+    assert!(counts.iter().filter(|&&count| count > CASES / 50).count() >= 2, "{counts:?}");
 }

@@ -1,7 +1,8 @@
 //! Index changes between two checkpoints.
 //!
-//! A record is 16 bytes: id (8), category (4), row number or `u32::MAX` for a deleted row (4). Later
-//! records of a key replace earlier ones. Frames hold up to 4096 records.
+//! A record is 16 bytes: id (8), category (4), row number or `u32::MAX` for a deleted row (4). Bit 31 of
+//! the row number says that the row only moved and its bytes are those of before: whoever asks what changed
+//! leaves such rows out. Later records of a key replace earlier ones. Frames hold up to 4096 records.
 
 use rowmill_io::Volume;
 use rowmill_rows::{Category, RowKey};
@@ -14,6 +15,8 @@ use crate::index::Location;
 const MAGIC: [u8; 8] = *b"rowmdelt";
 const RECORD_BYTES: usize = 16;
 const DELETED: u32 = u32::MAX;
+/// Bit of the row number of a row that only moved.
+const MOVED: u32 = 1 << 31;
 
 const _: () = assert!(PAYLOAD_BYTES_MAX.is_multiple_of(RECORD_BYTES));
 
@@ -40,10 +43,24 @@ impl DeltaWriter {
     /// fails.
     pub(crate) fn record(&mut self, key: RowKey, row: Option<u32>) -> Result<(), FileError> {
         debug_assert!(row.is_none_or(|row| row <= Location::ROW_MAX));
+        self.put(key, row.unwrap_or(DELETED))
+    }
+
+    /// The row of `key` is now at `row` on the device, with the bytes it had before.
+    ///
+    /// # Errors
+    /// As [`DeltaWriter::record`].
+    pub(crate) fn record_moved(&mut self, key: RowKey, row: u32) -> Result<(), FileError> {
+        debug_assert!(row <= Location::ROW_MAX);
+        // The last row number has no moved form, which would read as deleted: it counts as changed.
+        self.put(key, if row == Location::ROW_MAX { row } else { row | MOVED })
+    }
+
+    fn put(&mut self, key: RowKey, row: u32) -> Result<(), FileError> {
         let mut record = [0; RECORD_BYTES];
         record[..8].copy_from_slice(&key.id.to_le_bytes());
         record[8..12].copy_from_slice(&key.category.0.to_le_bytes());
-        record[12..].copy_from_slice(&row.unwrap_or(DELETED).to_le_bytes());
+        record[12..].copy_from_slice(&row.to_le_bytes());
         self.frames.put(&record);
         if self.frames.room() == 0 { self.frames.end_frame() } else { Ok(()) }
     }
@@ -74,8 +91,19 @@ impl DeltaReader {
     /// The first of `change`, or [`FileError`] when the file is damaged; changes handed out before that
     /// are right but not all.
     pub(crate) fn for_each<E: From<FileError>>(
-        mut self,
+        self,
         mut change: impl FnMut(RowKey, Option<u32>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.for_each_record(|key, row, _| change(key, row))
+    }
+
+    /// As [`DeltaReader::for_each`], with whether the row only moved.
+    ///
+    /// # Errors
+    /// As [`DeltaReader::for_each`].
+    pub(crate) fn for_each_record<E: From<FileError>>(
+        mut self,
+        mut change: impl FnMut(RowKey, Option<u32>, bool) -> Result<(), E>,
     ) -> Result<(), E> {
         while let Some(payload) = self.frames.next()? {
             let (records, rest) = payload.as_chunks::<RECORD_BYTES>();
@@ -88,10 +116,11 @@ impl DeltaReader {
                 let row = u32::from_le_bytes(row.try_into().expect("4 bytes"));
                 let key =
                     RowKey { category: Category(u32::from_le_bytes(*category)), id: u64::from_le_bytes(*id) };
-                if row > Location::ROW_MAX && row != DELETED {
-                    return Err(self.frames.corrupt(format!("{key} has row number {row}")).into());
+                if row == DELETED {
+                    change(key, None, false)?;
+                } else {
+                    change(key, Some(row & !MOVED), row & MOVED != 0)?;
                 }
-                change(key, (row != DELETED).then_some(row))?;
             }
         }
         Ok(())

@@ -64,6 +64,13 @@ pub(crate) struct Manifest {
     /// Index changes since the snapshot, oldest first.
     #[serde(default)]
     pub(crate) deltas: Vec<FileEntry>,
+    /// Index changes from before that, oldest first: nothing needs them but the question what changed
+    /// since an earlier checkpoint.
+    #[serde(default)]
+    pub(crate) history: Vec<FileEntry>,
+    /// Number of the frame of this checkpoint in the feed; 0 where none was kept.
+    #[serde(default)]
+    pub(crate) feed: u64,
     /// Bytes of the caller's own.
     #[serde(default)]
     pub(crate) attachments: Vec<AttachmentEntry>,
@@ -182,7 +189,8 @@ impl Manifest {
 
     /// Names of all files but the logs.
     pub(crate) fn file_names(&self) -> impl Iterator<Item = &str> {
-        let index = self.snapshot.iter().chain(&self.deltas).map(|file| file.name.as_str());
+        let index =
+            self.snapshot.iter().chain(&self.history).chain(&self.deltas).map(|file| file.name.as_str());
         index.chain(self.attachments.iter().map(|attachment| attachment.file.as_str()))
     }
 
@@ -202,6 +210,7 @@ impl Manifest {
     fn check(&self) -> Result<(), String> {
         let counts = self.tables.iter().flat_map(|table| [table.steps, table.accesses, table.births]);
         let logs = self.groups.iter().flat_map(|group| [group.log.cut, group.log.next_sequence]);
+        let logs = logs.chain([self.feed]);
         if let Some(count) = counts.chain(logs).chain([self.epoch]).find(|count| *count > COUNT_MAX) {
             return Err(format!("it counts up to {count}, more than can have happened"));
         }

@@ -25,7 +25,7 @@ pub(super) fn attachment(epoch: u64, name: &str) -> String {
 }
 
 /// The epoch in the name of a delta, snapshot or attachment; none for any other file.
-pub(super) fn epoch_of(name: &str) -> Option<u64> {
+pub(crate) fn epoch_of(name: &str) -> Option<u64> {
     let epoch = match name.strip_prefix("index-") {
         Some(rest) => rest.strip_suffix(".delta").or_else(|| rest.strip_suffix(".snapshot"))?,
         None => name.strip_prefix("attachment-")?.split_once('-')?.0,

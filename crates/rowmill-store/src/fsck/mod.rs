@@ -1,6 +1,6 @@
 //! Proof reading a store, block by block, and keeping what is proven of a damaged one.
 //!
-//! Everything the last checkpoint names is read: manifest, index files, attachments, and every block of
+//! Everything the last checkpoint names is read: manifest, index files, history, attachments, and every block of
 //! every segment. Then the parts are compared: each entry of the index must name a row whose block has its
 //! checksum and whose key, in the trailer, is the entry's; no two entries name one row; and there must be
 //! as many as the manifest counted.
@@ -24,7 +24,7 @@ use rowmill_rows::{IdRange, RowKey};
 
 use crate::StoreError;
 use crate::checkpoint::load_manifest;
-use crate::files::{self, Manifest, TableEntry};
+use crate::files::{self, DeltaReader, Manifest, TableEntry};
 
 use index::Index;
 use segments::Segments;
@@ -103,6 +103,7 @@ pub fn fsck(volume: &Arc<dyn Volume>, repair: bool) -> Result<FsckReport, StoreE
 fn check(volume: &dyn Volume, mut manifest: Manifest) -> Result<Findings, StoreError> {
     let mut report = FsckReport { epoch: manifest.epoch, files: 1, ..FsckReport::default() };
     let attachments = check_attachments(volume, &manifest, &mut report);
+    check_history(volume, &manifest, &mut report)?;
     let mut index = Index::load(volume, &manifest, &mut report);
     let segments = Segments::open(volume, &mut manifest, &mut report)?;
     if !index.complete {
@@ -171,6 +172,24 @@ fn check_attachments(
         }
     }
     healthy
+}
+
+/// Lists of earlier changes are not needed by the rows; a copy of a checkpoint may come without them.
+fn check_history(
+    volume: &dyn Volume,
+    manifest: &Manifest,
+    report: &mut FsckReport,
+) -> Result<(), StoreError> {
+    let names = volume.list()?;
+    for file in manifest.history.iter().filter(|file| names.contains(&file.name)) {
+        report.files += 1;
+        let read = DeltaReader::open(volume, file).and_then(|list| list.for_each(|_, _| Ok(())));
+        if let Err(error) = read {
+            report.problems.push(error.to_string());
+            report.unnamed.push(format!("the changes listed in {}", file.name));
+        }
+    }
+    Ok(())
 }
 
 /// Rows per table, against what the manifest counted.

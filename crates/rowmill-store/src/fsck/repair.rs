@@ -33,6 +33,8 @@ pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<Fsc
     }
     manifest.snapshot = Some(writer.finish()?);
     manifest.deltas.clear();
+    // Rows were dropped that no list of changes says: who follows the store must copy it whole.
+    manifest.history.clear();
     manifest.attachments.clear();
     for table in &mut manifest.tables {
         table.rows = counts.get(&table.category.0).copied().unwrap_or(0);

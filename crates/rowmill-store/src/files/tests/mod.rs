@@ -69,6 +69,8 @@ fn manifest(epoch: u64) -> Manifest {
         tables: vec![table("users", 0), table("ünïcode \"items\"", 1)],
         snapshot: None,
         deltas: vec![],
+        history: vec![],
+        feed: 0,
         attachments: vec![],
     }
 }

@@ -1,0 +1,143 @@
+//! What changed between two checkpoints.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyDict};
+use rowmill_store::{DirectoryVolume, IdRange, IoChoice, StoreError, Volume};
+
+use crate::buffers::{float_bytes, id_bytes};
+use crate::errors::raised;
+use crate::spec::{initializer_dict, optimizer_dict};
+use crate::store::Store;
+
+/// Batches read ahead of the one in use.
+const AHEAD: usize = 2;
+
+/// The changes from a checkpoint to the last one.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct Changes(pub(crate) Arc<rowmill_store::Changes>);
+
+/// Some changes of one table, owned.
+struct Batch {
+    table: String,
+    ids: Vec<u64>,
+    rows: Vec<f32>,
+    dim: usize,
+    row_floats: usize,
+    deleted: Vec<u64>,
+}
+
+/// An iterator over the changes; a thread of its own reads them, and ends with the iterator.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct ChangedRows(Mutex<Receiver<Result<Batch, StoreError>>>);
+
+type Bytes<'py> = Bound<'py, PyByteArray>;
+/// What [`ChangedRows`] yields.
+type PyBatch<'py> = (String, Bytes<'py>, Bytes<'py>, usize, usize, Bytes<'py>);
+
+#[pymethods]
+impl Changes {
+    #[staticmethod]
+    fn open(py: Python<'_>, path: PathBuf, since: u64) -> PyResult<Self> {
+        let opened = py.detach(|| {
+            if !path.is_dir() {
+                return Err(StoreError::Missing { location: path.display().to_string() });
+            }
+            let volume: Arc<dyn Volume> =
+                Arc::new(DirectoryVolume::open(&path, IoChoice::Auto).map_err(StoreError::from)?);
+            rowmill_store::Changes::open(&volume, since)
+        });
+        opened.map(|changes| Self(Arc::new(changes))).map_err(|error| raised(py, &error))
+    }
+
+    #[getter]
+    fn since(&self) -> u64 {
+        self.0.since()
+    }
+
+    #[getter]
+    fn until(&self) -> u64 {
+        self.0.until()
+    }
+
+    fn tables<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let dict = |table: rowmill_store::ChangedTable| {
+            let out = PyDict::new(py);
+            out.set_item("name", table.name)?;
+            out.set_item("dim", table.spec.dim)?;
+            out.set_item("optimizer", optimizer_dict(py, &table.spec.optimizer)?)?;
+            out.set_item("initializer", initializer_dict(py, &table.spec.initializer)?)?;
+            let dense_rows = match table.spec.ids {
+                IdRange::Sparse => None,
+                IdRange::Dense { rows } => Some(rows),
+            };
+            out.set_item("dense_rows", dense_rows)?;
+            out.set_item("steps", table.steps)?;
+            out.set_item("rows", table.rows)?;
+            Ok(out)
+        };
+        self.0.tables().into_iter().map(dict).collect()
+    }
+
+    fn rows(&self, batch: usize) -> PyResult<ChangedRows> {
+        let (sender, receiver) = sync_channel(AHEAD);
+        let changes = Arc::clone(&self.0);
+        std::thread::Builder::new()
+            .name("rowmill-changes".into())
+            .spawn(move || visit(&changes, batch, &sender))?;
+        Ok(ChangedRows(Mutex::new(receiver)))
+    }
+
+    /// Rows written and rows deleted.
+    fn replay(&self, py: Python<'_>, store: &Bound<'_, Store>) -> PyResult<(u64, u64)> {
+        let target = &store.get().0;
+        let replayed = py.detach(|| self.0.replay(target)).map_err(|error| raised(py, &error))?;
+        Ok((replayed.written, replayed.deleted))
+    }
+}
+
+fn visit(changes: &rowmill_store::Changes, batch: usize, sender: &SyncSender<Result<Batch, StoreError>>) {
+    // A send fails once the iterator is gone: then there is nobody left to tell, either.
+    let end = changes.for_each(batch, |changed| {
+        let batch = Batch {
+            table: changed.table.to_owned(),
+            ids: changed.ids.to_vec(),
+            rows: changed.rows.to_vec(),
+            dim: changed.dim,
+            row_floats: changed.row_floats,
+            deleted: changed.deleted.to_vec(),
+        };
+        sender.send(Ok(batch)).is_ok()
+    });
+    if let Err(error) = end {
+        let _ = sender.send(Err(error));
+    }
+}
+
+#[pymethods]
+impl ChangedRows {
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    /// Table, ids (int64) of rows written, their weights and state (float32), how many floats that is per row
+    /// and how many of them are weights, and ids deleted.
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<PyBatch<'py>>> {
+        let next = py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).recv());
+        match next {
+            Err(_) => Ok(None),
+            Ok(Err(error)) => Err(raised(py, &error)),
+            Ok(Ok(Batch { table, ids, rows, dim, row_floats, deleted })) => Ok(Some((
+                table,
+                id_bytes(py, &ids),
+                float_bytes(py, &rows),
+                row_floats,
+                dim,
+                id_bytes(py, &deleted),
+            ))),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The live feed: what training changes, published for other processes while it goes on.
+//!
+//! The process that trains appends frames to segment files in the store's volume; followers only read them.
+//! Every frame has a sequence number, never given out twice, and a checksum. The contents of rows are those
+//! of one instant each (they are copied under the lock of their shard); rows of one step may come in
+//! different frames.
+//!
+//! Invariants:
+//! * who has applied every frame up to that of checkpoint `e` has exactly the rows of checkpoint `e`;
+//! * frames come in chains: each segment names the sequence number it follows. Frames behind that number in
+//!   the segment before do not count, whatever they hold: a crash left them;
+//! * a store opened at a checkpoint takes back what was published after it: a rollback, the rows as the
+//!   checkpoint has them, and the checkpoint again. Where that is not possible a new chain begins, which
+//!   follows nothing, and followers are told to start again ([`StoreError::FeedGap`](crate::StoreError));
+//! * there are at most [`SEGMENTS_MAX`] segments; the oldest fall away.
+//!
+//! Nothing here is synced: a feed is for the processes of one running machine. After a loss of power its end
+//! may be missing, which followers and the store notice.
+
+mod frame;
+mod publisher;
+mod reader;
+mod resume;
+mod runs;
+mod segment;
+mod writer;
+
+use std::time::Duration;
+
+pub use frame::{FeedChange, FeedEvent};
+pub(crate) use publisher::{Feed, FeedCut, Publisher};
+pub use reader::FeedReader;
+pub(crate) use segment::remove_all;
+
+use crate::StoreError;
+
+/// Segments kept.
+const SEGMENTS_MAX: u64 = 64;
+/// The widest row, with its frame, fits a segment.
+const BYTES_MIN: u64 = 32 << 20;
+const INTERVAL_MAX: Duration = Duration::from_hours(1);
+
+/// How a store publishes what it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeedOptions {
+    /// Bytes of the feed's files: the oldest fall away.
+    pub bytes: u64,
+    /// Longest time between two rounds of publishing.
+    pub interval: Duration,
+}
+
+impl Default for FeedOptions {
+    fn default() -> Self {
+        Self { bytes: 256 << 20, interval: Duration::from_millis(100) }
+    }
+}
+
+impl FeedOptions {
+    pub(crate) fn validate(&self) -> Result<(), StoreError> {
+        if self.bytes < BYTES_MIN {
+            return Err(StoreError::Option {
+                option: "feed bytes",
+                expected: format!("at least {BYTES_MIN} (32 MiB)"),
+                got: self.bytes.to_string(),
+            });
+        }
+        if self.interval.is_zero() || self.interval > INTERVAL_MAX {
+            return Err(StoreError::Option {
+                option: "feed interval",
+                expected: "above 0 and at most an hour".into(),
+                got: format!("{:?}", self.interval),
+            });
+        }
+        Ok(())
+    }
+
+    fn segment_bytes(&self) -> u64 {
+        self.bytes / SEGMENTS_MAX
+    }
+}

@@ -1,0 +1,202 @@
+//! Follows a feed: reads what is there, waits for nothing.
+
+use std::fmt::{self, Debug, Formatter};
+use std::io::{ErrorKind, Read};
+use std::sync::Arc;
+
+use rowmill_io::{DeviceError, Volume};
+
+use super::frame::{self, FeedChange, FeedEvent};
+use super::segment;
+use crate::StoreError;
+
+/// Reads a feed from a sequence number on, also while it is being written.
+pub struct FeedReader {
+    volume: Arc<dyn Volume>,
+    position: u64,
+    open: OpenSegment,
+}
+
+/// A segment being read.
+struct OpenSegment {
+    first: u64,
+    next: u64,
+    file: Box<dyn Read + Send>,
+    /// What is read of the next frame.
+    bytes: Vec<u8>,
+}
+
+/// What comes next in a segment.
+enum Step {
+    Event(FeedEvent),
+    /// Nothing, or less than a frame.
+    End,
+    Damaged(String),
+}
+
+impl FeedReader {
+    /// Follow the feed in a volume from behind frame `since`, the last that was applied.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFeed`], or [`StoreError::FeedGap`] when what comes next is not there.
+    pub fn open(volume: &Arc<dyn Volume>, since: u64) -> Result<Self, StoreError> {
+        let firsts = segment::list(&**volume)?;
+        if firsts.is_empty() {
+            return Err(StoreError::NoFeed { location: volume.location() });
+        }
+        for &first in firsts.iter().rev() {
+            let Some((segment, file)) = segment::open(&**volume, first)? else { continue };
+            let open = OpenSegment { first, next: first, file, bytes: Vec::new() };
+            let mut reader = Self { volume: Arc::clone(volume), position: segment.follows, open };
+            if segment.follows == since {
+                return Ok(reader);
+            }
+            if first > since {
+                continue;
+            }
+            while let Step::Event(event) = reader.open.step()? {
+                reader.position = event.sequence;
+                if event.sequence == since {
+                    return Ok(reader);
+                }
+            }
+            break;
+        }
+        Err(gap(&firsts, since))
+    }
+
+    /// Follow the feed from the last place where its followers had the rows of checkpoint `epoch`.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFeed`], or [`StoreError::FeedGap`] when there is no such place.
+    pub fn at_checkpoint(volume: &Arc<dyn Volume>, epoch: u64) -> Result<Self, StoreError> {
+        let firsts = segment::list(&**volume)?;
+        if firsts.is_empty() {
+            return Err(StoreError::NoFeed { location: volume.location() });
+        }
+        for &first in firsts.iter().rev() {
+            let Some((_, file)) = segment::open(&**volume, first)? else { continue };
+            let mut open = OpenSegment { first, next: first, file, bytes: Vec::new() };
+            let mut found = None;
+            while let Step::Event(event) = open.step()? {
+                if (FeedChange::Checkpoint { epoch }) == event.change {
+                    found = Some(event.sequence);
+                }
+            }
+            if let Some(sequence) = found {
+                return Self::open(volume, sequence);
+            }
+        }
+        Err(StoreError::FeedGap { what: format!("checkpoint {epoch} is not in the feed") })
+    }
+
+    /// The last frame that was handed out.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// The next change; none if nothing more was published yet.
+    ///
+    /// # Errors
+    /// [`StoreError::FeedGap`] when what comes next has fallen away, or the feed began anew;
+    /// [`StoreError::Corrupt`] for a damaged frame. Nothing behind it is handed out.
+    pub fn poll(&mut self) -> Result<Option<FeedEvent>, StoreError> {
+        let mut superseded = false;
+        loop {
+            let stop = match self.open.step()? {
+                Step::Event(event) => {
+                    self.position = event.sequence;
+                    return Ok(Some(event));
+                }
+                stop => stop,
+            };
+            let firsts = segment::list(&*self.volume)?;
+            let mut later = false;
+            let mut found = None;
+            for &first in firsts.iter().rev().take_while(|&&first| first > self.open.first) {
+                let Some((segment, file)) = segment::open(&*self.volume, first)? else { continue };
+                later = true;
+                if segment.follows == self.position {
+                    found = Some(OpenSegment { first, next: first, file, bytes: Vec::new() });
+                    break;
+                }
+            }
+            match (found, stop) {
+                (Some(next), _) => self.open = next,
+                // The segment may have been ended after its end was read: look again, once.
+                (None, _) if later && !superseded => superseded = true,
+                (None, _) if later => return Err(gap(&firsts, self.position)),
+                (None, Step::Damaged(what)) => return Err(StoreError::Corrupt { what }),
+                (None, _) => return Ok(None),
+            }
+        }
+    }
+}
+
+impl OpenSegment {
+    fn step(&mut self) -> Result<Step, StoreError> {
+        if !self.fill(frame::HEADER_BYTES)? {
+            return Ok(Step::End);
+        }
+        let (length, crc) = frame::header(self.bytes[..frame::HEADER_BYTES].try_into().expect("8 bytes"));
+        // Zeros are what a file system may leave where a write was lost.
+        if length == 0 {
+            return Ok(Step::End);
+        }
+        let (first, next) = (self.first, self.next);
+        let damaged =
+            |what: &str| Ok(Step::Damaged(format!("{}, frame {next}: {what}", segment::name(first))));
+        if length as usize > frame::PAYLOAD_BYTES_MAX {
+            return damaged(&format!("it claims {length} bytes"));
+        }
+        if !self.fill(frame::HEADER_BYTES + length as usize)? {
+            return Ok(Step::End);
+        }
+        let payload = &self.bytes[frame::HEADER_BYTES..];
+        if frame::checksum(self.next, length, payload) != crc {
+            return damaged("it does not match its checksum");
+        }
+        let Some(event) = frame::decode(self.next, payload) else {
+            return damaged("it does not hold what it announces");
+        };
+        self.bytes.clear();
+        self.next += 1;
+        Ok(Step::Event(event))
+    }
+
+    /// Read until there are this many bytes of the frame; whether there are.
+    fn fill(&mut self, wanted: usize) -> Result<bool, StoreError> {
+        while self.bytes.len() < wanted {
+            let have = self.bytes.len();
+            self.bytes.resize(wanted, 0);
+            let read = self.file.read(&mut self.bytes[have..]);
+            self.bytes.truncate(have + read.as_ref().copied().unwrap_or(0));
+            match read {
+                Ok(0) => return Ok(false),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let name = segment::name(self.first);
+                    return Err(DeviceError::from_io("read", name, 0, wanted, error).into());
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn gap(firsts: &[u64], since: u64) -> StoreError {
+    let (oldest, newest) = (firsts.first().unwrap_or(&0), firsts.last().unwrap_or(&0));
+    StoreError::FeedGap {
+        what: format!(
+            "what comes after frame {since} is not in the feed (its oldest segment begins with {oldest}, the newest \
+             with {newest})"
+        ),
+    }
+}
+
+impl Debug for FeedReader {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "FeedReader(position {}, of {})", self.position, self.volume.location())
+    }
+}

@@ -1,0 +1,153 @@
+//! A feed goes on where the store does: at its last checkpoint.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use rowmill_io::Volume;
+
+use super::FeedOptions;
+use super::frame::FeedChange;
+use super::publisher::Feed;
+use super::reader::FeedReader;
+use super::segment::{self, NOTHING};
+use super::writer::FeedWriter;
+use crate::StoreError;
+use crate::group::Group;
+use crate::shard::Miss;
+use crate::store::{Store, TableEntry};
+
+/// Rows taken back in one frame.
+const FRAME_ROWS: usize = 1024;
+/// And floats.
+const FRAME_FLOATS: usize = 16 << 10;
+/// Numbers skipped at most when a feed goes on, so that frames that a loss of power took from it, but not
+/// from its followers, do not have the numbers of later ones.
+const SKIP_MASK: u64 = 0xf_ffff;
+
+/// What was published after a checkpoint.
+struct Published {
+    since: u64,
+    last: u64,
+    ids: BTreeMap<String, BTreeSet<u64>>,
+    anything: bool,
+}
+
+impl Store {
+    /// The feed of a store that was just opened at checkpoint `epoch`, whose frame was `mark`; 0 where the
+    /// checkpoint is older than the feed, or there is none.
+    ///
+    /// # Errors
+    /// When the feed cannot be written, or rows to take back cannot be read.
+    pub(crate) fn open_feed(&self, options: &FeedOptions, epoch: u64, mark: u64) -> Result<Feed, StoreError> {
+        let skip = 1 + (self.incarnation & SKIP_MASK);
+        let published = published_after(&self.volume, epoch, mark)?;
+        let Some(published) = published else {
+            let newest = segment::list(&*self.volume)?.last().copied().unwrap_or(0);
+            // A segment's frames are fewer than its bytes.
+            let first = newest + options.segment_bytes() + skip;
+            let mut writer = FeedWriter::begin(&self.volume, options, first, NOTHING)?;
+            writer.append(&FeedChange::Checkpoint { epoch })?;
+            writer.flush()?;
+            return Ok(Feed::new(writer));
+        };
+        let mut writer = FeedWriter::begin(&self.volume, options, published.last + skip, published.last)?;
+        if published.anything {
+            writer.append(&FeedChange::Rollback { to: published.since, epoch })?;
+            for (name, ids) in published.ids {
+                let ids: Vec<u64> = ids.into_iter().collect();
+                let entry = self.tables.read().get(&name).cloned();
+                for ids in ids.chunks(FRAME_ROWS) {
+                    take_back(&mut writer, &name, entry.as_ref(), ids)?;
+                }
+            }
+            writer.append(&FeedChange::Checkpoint { epoch })?;
+            writer.flush()?;
+        }
+        Ok(Feed::new(writer))
+    }
+}
+
+/// What was published after the frame of a checkpoint; none where that cannot be told.
+fn published_after(volume: &Arc<dyn Volume>, epoch: u64, mark: u64) -> Result<Option<Published>, StoreError> {
+    let cannot_be_told = |error: StoreError| match error {
+        StoreError::FeedGap { .. } | StoreError::NoFeed { .. } | StoreError::Corrupt { .. } => Ok(None),
+        error => Err(error),
+    };
+    let opened =
+        if mark > 0 { FeedReader::open(volume, mark) } else { FeedReader::at_checkpoint(volume, epoch) };
+    let mut reader = match opened {
+        Ok(reader) => reader,
+        Err(error) => return cannot_be_told(error),
+    };
+    let since = reader.position();
+    let mut published = Published { since, last: since, ids: BTreeMap::new(), anything: false };
+    loop {
+        match reader.poll() {
+            Ok(None) => return Ok(Some(published)),
+            Ok(Some(event)) => {
+                published.last = event.sequence;
+                published.anything = true;
+                if let FeedChange::Rows { table, ids, .. } | FeedChange::Deleted { table, ids, .. } =
+                    event.change
+                {
+                    published.ids.entry(table).or_default().extend(ids);
+                }
+            }
+            Err(error) => return cannot_be_told(error),
+        }
+    }
+}
+
+/// Publish rows as they are in a store where nothing is in memory yet.
+fn take_back(
+    writer: &mut FeedWriter,
+    name: &str,
+    entry: Option<&TableEntry>,
+    ids: &[u64],
+) -> Result<(), StoreError> {
+    let table = name.to_owned();
+    let Some((group, state)) = entry else {
+        writer.append(&FeedChange::Deleted { table, step: 0, ids: ids.to_vec() })?;
+        return Ok(());
+    };
+    let step = state.steps();
+    let (misses, gone) = find(group, entry.expect("there is one"), ids);
+    if !gone.is_empty() {
+        writer.append(&FeedChange::Deleted { table: table.clone(), step, ids: gone })?;
+    }
+    let dim = group.core.layout.dim;
+    let reading = group.core.log.reading();
+    for misses in misses.chunks((FRAME_FLOATS / dim).max(1)) {
+        let rows = group.read_ahead(&reading, misses)?;
+        let mut weights = Vec::with_capacity(misses.len() * dim);
+        for (number, miss) in misses.iter().enumerate() {
+            let Some(row) = rows.row(number) else {
+                let what = format!("{} is not where the index says", group.key(state.local, miss.key.id));
+                return Err(StoreError::Corrupt { what });
+            };
+            weights.extend_from_slice(&row[..dim]);
+        }
+        let ids = misses.iter().map(|miss| miss.key.id).collect();
+        writer.append(&FeedChange::Rows { table: table.clone(), step, dim, ids, weights })?;
+    }
+    Ok(())
+}
+
+/// Where rows lie on the device, and ids that have none.
+fn find(group: &Group, (_, state): &TableEntry, ids: &[u64]) -> (Vec<Miss>, Vec<u64>) {
+    let keys = group.keys(state, ids);
+    let (mut misses, mut gone) = (Vec::new(), Vec::new());
+    for (shard, cell) in group.shards.iter().enumerate() {
+        let shard_state = cell.state.read();
+        for key in keys.of_shard(shard) {
+            match shard_state.find(key) {
+                Some(found) => {
+                    let row = found.location.row().expect("nothing is in memory yet");
+                    misses.push(Miss { key: *key, row });
+                }
+                None => gone.push(key.id),
+            }
+        }
+    }
+    (misses, gone)
+}

@@ -1,0 +1,87 @@
+//! The files of a feed: named after their first sequence number, linked by the one they follow.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | `rowmfeed` |
+//! | 4 | format version |
+//! | 4 | CRC32C of the 16 bytes behind |
+//! | 8 | sequence number of the first frame |
+//! | 8 | sequence number that it follows; all ones: none, a chain begins |
+
+use std::io::Read;
+
+use rowmill_io::{DeviceError, Volume};
+
+use crate::StoreError;
+use crate::files::FORMAT_VERSION;
+
+const MAGIC: [u8; 8] = *b"rowmfeed";
+const PREFIX: &str = "feed-";
+/// No feed gets further.
+const FIRST_MAX: u64 = 1 << 62;
+/// Bytes in front of the first frame.
+pub(super) const HEADER_BYTES: usize = 32;
+/// What the first segment of a chain follows.
+pub(super) const NOTHING: u64 = u64::MAX;
+
+/// What the header of a segment says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) first: u64,
+    pub(super) follows: u64,
+}
+
+/// A header, and the file behind it.
+pub(super) type OpenedSegment = (Segment, Box<dyn Read + Send>);
+
+/// File of the segment that begins with frame `first`.
+pub(super) fn name(first: u64) -> String {
+    format!("{PREFIX}{first:020}")
+}
+
+/// First sequence numbers of all segments by name, ascending.
+pub(super) fn list(volume: &dyn Volume) -> Result<Vec<u64>, StoreError> {
+    let number = |name: &String| name.strip_prefix(PREFIX)?.parse().ok().filter(|&first| first <= FIRST_MAX);
+    let mut firsts: Vec<u64> = volume.list()?.iter().filter_map(number).collect();
+    firsts.sort_unstable();
+    Ok(firsts)
+}
+
+/// Remove all segments: what was changed since was not published.
+///
+/// # Errors
+/// When the volume fails.
+pub(crate) fn remove_all(volume: &dyn Volume) -> Result<(), StoreError> {
+    for first in list(volume)? {
+        volume.remove(&name(first))?;
+    }
+    Ok(())
+}
+
+pub(super) fn header(segment: Segment) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+    header[16..24].copy_from_slice(&segment.first.to_le_bytes());
+    header[24..].copy_from_slice(&segment.follows.to_le_bytes());
+    let crc = crc32c::crc32c(&header[16..]);
+    header[12..16].copy_from_slice(&crc.to_le_bytes());
+    header
+}
+
+/// Open a segment; none when it has fallen away, or its header is not (yet) one.
+pub(super) fn open(volume: &dyn Volume, first: u64) -> Result<Option<OpenedSegment>, StoreError> {
+    let mut file = match volume.open(&name(first)) {
+        Ok(file) => file,
+        Err(DeviceError::Missing { .. }) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut bytes = [0; HEADER_BYTES];
+    if file.read_exact(&mut bytes).is_err() {
+        return Ok(None);
+    }
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    let segment = Segment { first: word(16), follows: word(24) };
+    let is_ours = bytes == header(segment) && segment.first == first;
+    Ok(is_ours.then_some((segment, file)))
+}
