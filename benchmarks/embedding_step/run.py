@@ -6,6 +6,7 @@ table-batched op for the CPU where it is installed (see README.md). Everything i
 gradients and the number of threads are the same for all.
 """
 
+import gc
 import os
 import sys
 
@@ -15,6 +16,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,9 +70,13 @@ class Batch:
 class Engine(Protocol):
     """Tables and how they are looked up and trained."""
 
-    def forward(self, batch: Batch) -> None: ...
+    def forward(self, batch: Batch) -> None:
+        """Pool the rows of a batch."""
+        ...
 
-    def train(self, batch: Batch, gradient: Tensor) -> None: ...
+    def train(self, batch: Batch, gradient: Tensor) -> None:
+        """Pool the rows of a batch and take one step with these gradients of the pooled vectors."""
+        ...
 
 
 def batches(shape: Shape, seed: int) -> list[Batch]:
@@ -78,7 +84,9 @@ def batches(shape: Shape, seed: int) -> list[Batch]:
     random = np.random.default_rng(seed)
     count = BATCH * shape.lookups
     shares = np.cumsum(np.arange(1, shape.rows + 1) ** -ZIPF) if shape.skew == "zipf" else None
-    orders = [random.permutation(shape.rows) for _ in range(TABLES)] if shape.skew == "zipf" else None
+    orders = (
+        [random.permutation(shape.rows) for _ in range(TABLES)] if shape.skew == "zipf" else None
+    )
     made: list[Batch] = []
     for _ in range(BATCHES):
         ids: list[Tensor] = []
@@ -124,13 +132,16 @@ class Stored:
         self._bags = rowmill.nn.EmbeddingCollection(features)
 
     def forward(self, batch: Batch) -> None:
+        """Pool."""
         with torch.no_grad():
             self._bags(batch.ragged)
 
     def train(self, batch: Batch, gradient: Tensor) -> None:
+        """Pool, and take one step."""
         self._bags(batch.ragged).backward(gradient)
 
     def close(self) -> None:
+        """Give the rows' memory back."""
         self._store.close()
 
 
@@ -156,10 +167,12 @@ class TorchBags:
         return [bag(ids, offsets) for bag, ids in zip(self._bags, batch.ids, strict=True)]
 
     def forward(self, batch: Batch) -> None:
+        """Pool."""
         with torch.no_grad():
             self._pool(batch)
 
     def train(self, batch: Batch, gradient: Tensor) -> None:
+        """Pool, and take one step."""
         self._sgd.zero_grad()
         torch.autograd.backward(self._pool(batch), gradient.split(self._dim, dim=1))
         self._sgd.step()
@@ -169,18 +182,12 @@ class TableBatched:
     """FBGEMM's table-batched op for the CPU."""
 
     def __init__(self, shape: Shape, optimizer: str) -> None:
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            EmbeddingLocation,
-            OptimType,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-
-        self._bags: Any = SplitTableBatchedEmbeddingBagsCodegen(
-            [(shape.rows, shape.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * TABLES,
+        ops: Any = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+        self._bags: Any = ops.SplitTableBatchedEmbeddingBagsCodegen(
+            [(shape.rows, shape.dim, ops.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)] * TABLES,
             optimizer={
-                "sgd": OptimType.EXACT_SGD,
-                "rowwise_adagrad": OptimType.EXACT_ROWWISE_ADAGRAD,
+                "sgd": ops.OptimType.EXACT_SGD,
+                "rowwise_adagrad": ops.OptimType.EXACT_ROWWISE_ADAGRAD,
             }[optimizer],
             learning_rate=RATE,
         )
@@ -188,17 +195,19 @@ class TableBatched:
             weights.fill_(0.01)
 
     def forward(self, batch: Batch) -> None:
+        """Pool."""
         with torch.no_grad():
             self._bags(batch.ragged.values, batch.all_offsets)
 
     def train(self, batch: Batch, gradient: Tensor) -> None:
+        """Pool, and take one step."""
         self._bags(batch.ragged.values, batch.all_offsets).backward(gradient)
 
 
 def fbgemm_is_there() -> bool:
     """Whether FBGEMM can be loaded; if not, says why."""
     try:
-        import fbgemm_gpu  # noqa: F401
+        import_module("fbgemm_gpu")
     except (ImportError, OSError) as error:
         print(f"without FBGEMM: {error}", file=sys.stderr)
         return False
@@ -218,33 +227,40 @@ def main() -> None:
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
     torch.set_num_threads(THREADS)
     peers = fbgemm_is_there()
-    optimizers = ("sgd", "rowwise_adagrad")
     for shape in shapes(quick):
         made = batches(shape, seed)
-        gradient = torch.full((BATCH, TABLES * shape.dim), 1e-3)
-        steps = 4 if shape.lookups > 1 else 16
-        for optimizer in optimizers:
-            with tempfile.TemporaryDirectory(prefix="rowmill-") as name:
-                engines: dict[str, Engine] = {
-                    "hash": Stored(shape, optimizer, direct=False, folder=Path(name) / "hash"),
-                    "direct": Stored(shape, optimizer, direct=True, folder=Path(name) / "direct"),
-                }
-                if peers:
-                    engines["table_batched"] = TableBatched(shape, optimizer)
-                if optimizer == "sgd":
-                    engines["bag"] = TorchBags(shape)
-                works = ("forward", "train") if optimizer == "sgd" else ("train",)
-                for work in works:
-                    variants = {
-                        f"{shape}_{work}_{optimizer}_{engine}": run(tables, work, made, gradient, steps)
-                        for engine, tables in engines.items()
-                    }
-                    samples = benchmark.compare(variants, rounds=3 if quick else 7)
-                    summarize(benchmark, f"{shape}_{work}_{optimizer}", samples)
-                for tables in engines.values():
-                    if isinstance(tables, Stored):
-                        tables.close()
+        for optimizer in ("sgd", "rowwise_adagrad"):
+            compare(benchmark, shape, optimizer, made, peers)
+            gc.collect()  # The tables of this cell must be gone before those of the next are made.
     benchmark.write()
+
+
+def compare(
+    benchmark: common.Benchmark, shape: Shape, optimizer: str, made: list[Batch], peers: bool
+) -> None:
+    """All engines of one shape and optimizer."""
+    gradient = torch.full((BATCH, TABLES * shape.dim), 1e-3)
+    steps = 4 if shape.lookups > 1 else 16
+    with tempfile.TemporaryDirectory(prefix="rowmill-") as name:
+        engines: dict[str, Engine] = {
+            "hash": Stored(shape, optimizer, direct=False, folder=Path(name) / "hash"),
+            "direct": Stored(shape, optimizer, direct=True, folder=Path(name) / "direct"),
+        }
+        if peers:
+            engines["table_batched"] = TableBatched(shape, optimizer)
+        if optimizer == "sgd":
+            engines["bag"] = TorchBags(shape)
+        for work in ("forward", "train") if optimizer == "sgd" else ("train",):
+            cell = f"{shape}_{work}_{optimizer}"
+            variants = {
+                f"{cell}_{engine}": run(tables, work, made, gradient, steps)
+                for engine, tables in engines.items()
+            }
+            rounds = 3 if benchmark.settings.quick else 7
+            summarize(benchmark, cell, benchmark.compare(variants, rounds=rounds))
+        for tables in engines.values():
+            if isinstance(tables, Stored):
+                tables.close()
 
 
 def run(

@@ -61,7 +61,7 @@ class Store:
         out: _Floats,
         row_stride: int,
         ticket: Ticket | None,
-    ) -> Lookup: ...
+    ) -> Lookup | None: ...
     def apply(
         self,
         lookup: Lookup,

@@ -134,7 +134,7 @@ impl Store {
         out: &Bound<'_, PyAny>,
         row_stride: usize,
         ticket: Option<&Bound<'_, Ticket>>,
-    ) -> PyResult<Lookup> {
+    ) -> PyResult<Option<Lookup>> {
         let lengths = [ids.len(), offsets.len(), weights.len(), paddings.len(), means.len()];
         if lengths.iter().any(|&length| length != tables.len()) {
             return Err(invalid(py, format!("{} tables need as many bags, got {lengths:?}", tables.len())));
@@ -162,9 +162,12 @@ impl Store {
                 (&tables[feature].get().0, bag)
             })
             .collect();
-        py.detach(|| self.0.lookup(&bags, out.values_mut(), row_stride, ticket.as_deref()))
-            .map(Lookup)
-            .map_err(|error| raised(py, &error))
+        let out = out.values_mut();
+        py.detach(|| match ticket.as_deref() {
+            Some(ticket) => self.0.lookup(&bags, out, row_stride, Some(ticket)).map(Lookup).map(Some),
+            None => self.0.evaluate(&bags, out, row_stride).map(|()| None),
+        })
+        .map_err(|error| raised(py, &error))
     }
 
     fn apply(

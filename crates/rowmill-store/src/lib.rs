@@ -47,6 +47,7 @@ mod compaction;
 mod core;
 mod due;
 mod error;
+mod evaluate;
 mod feed;
 mod files;
 mod fsck;

@@ -98,6 +98,28 @@ impl Group {
         ticket: Option<&Ticket>,
     ) -> Result<Lookup, StoreError> {
         self.check_out(bags, out.len(), row_stride)?;
+        self.count_accesses(bags);
+        let lookup = self.pool_distinct(bags, out, row_stride, ticket)?;
+        let lookups = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
+        self.counters.count_call(lookups, lookup.keys.len());
+        Ok(lookup)
+    }
+
+    /// Note how often ids are asked for.
+    pub(crate) fn count_accesses(&self, bags: &[(Arc<TableState>, IdBag<'_>)]) {
+        for (table, bag) in bags {
+            table.count_accesses(bag.ids);
+        }
+    }
+
+    /// The work of [`Group::lookup`], whose shapes are checked: ids made distinct, their rows pooled.
+    pub(crate) fn pool_distinct(
+        self: &Arc<Self>,
+        bags: &[(Arc<TableState>, IdBag<'_>)],
+        out: &mut [f32],
+        row_stride: usize,
+        ticket: Option<&Ticket>,
+    ) -> Result<Lookup, StoreError> {
         let lookup = self.prepare(bags)?;
         let reading = self.core.log.reading();
         let wish = self.wish(&lookup, ticket);
@@ -164,7 +186,10 @@ impl Group {
     ) -> Result<Lookup, StoreError> {
         let offsets: Vec<i64> = (0..=ids.len() as i64).collect();
         let bag = IdBag { ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
-        self.prepare(&[(Arc::clone(table), bag)])
+        table.count_accesses(ids);
+        let lookup = self.prepare(&[(Arc::clone(table), bag)])?;
+        self.counters.count_call(ids.len(), lookup.keys.len());
+        Ok(lookup)
     }
 
     fn copy_entered(
@@ -196,7 +221,7 @@ impl Group {
         Ok(())
     }
 
-    fn check_out(
+    pub(crate) fn check_out(
         &self,
         bags: &[(Arc<TableState>, IdBag<'_>)],
         len: usize,
@@ -275,7 +300,6 @@ impl Group {
                 SCRATCH.with_borrow_mut(|scratch| {
                     segment_unique(ids, padding, scratch, &mut unique, &mut inverse)
                 });
-                table.count_accesses(ids);
                 TableRows { table, unique: unique.into(), inverse, base: 0 }
             };
         let mut tables: Vec<TableRows> = if self.workers.share(total) {
@@ -291,7 +315,6 @@ impl Group {
         let unique: Vec<(u32, &[u64])> =
             tables.iter().map(|rows| (rows.table.local, &rows.unique[..])).collect();
         let keys = self.keys_of(&unique);
-        self.counters.count_call(total, keys.len());
         let serial = self.serial.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Ok(Lookup { group: Arc::clone(self), serial, features, tables, keys })
     }

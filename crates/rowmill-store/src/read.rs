@@ -112,7 +112,7 @@ impl Group {
     }
 
     /// Hold all shards, unless one is being changed.
-    fn try_read_all(&self) -> Option<AllShards<'_>> {
+    pub(crate) fn try_read_all(&self) -> Option<AllShards<'_>> {
         self.shards.iter().map(|cell| cell.state.try_read()).collect()
     }
 

@@ -375,6 +375,23 @@ impl Store {
         Ticket::new(&self.tickets, &self.groups)
     }
 
+    /// Pool many features without changing anything: for evaluation and serving. As [`Store::lookup`] without a
+    /// ticket, faster, and not for a backward.
+    ///
+    /// # Errors
+    /// As [`Store::lookup`].
+    pub fn evaluate(
+        &self,
+        bags: &[(&Table, IdBag<'_>)],
+        out: &mut [f32],
+        row_stride: usize,
+    ) -> Result<(), StoreError> {
+        self.check_open()?;
+        let (group, bags) = group_of(bags)?;
+        let _caller = self.workers.enter();
+        self.settle(group.evaluate(&bags, out, row_stride))
+    }
+
     /// Pool many features in one call. All tables must be of one group. Bag `b` of feature `f` is written
     /// to `out[b * row_stride + f * dim..]`. With a ticket this is a training read: missing rows are born
     /// and clocks are taken; without, missing rows read as they would be born.
@@ -392,22 +409,9 @@ impl Store {
         if ticket.is_some() {
             self.check_writable("a training read")?;
         }
-        let Some((first, _)) = bags.first() else {
-            return Err(StoreError::Length {
-                argument: "bags",
-                got: 0,
-                expected: 1,
-                why: "one feature at least".into(),
-            });
-        };
-        if let Some((other, _)) =
-            bags.iter().find(|(table, _)| table.group().core.number != first.group().core.number)
-        {
-            return Err(StoreError::MixedGroups { first: first.name().into(), second: other.name().into() });
-        }
-        let owned: Vec<_> = bags.iter().map(|(table, bag)| (Arc::clone(table.state()), *bag)).collect();
+        let (group, bags) = group_of(bags)?;
         let _caller = self.workers.enter();
-        self.settle(first.group().lookup(&owned, out, row_stride, ticket))
+        self.settle(group.lookup(&bags, out, row_stride, ticket))
     }
 
     /// The backward of [`Store::lookup`]: gradients of the pooled vectors, laid out as they were, become
@@ -651,4 +655,26 @@ fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), 
         return mismatch("num_rows", text(stored.ids), text(given.ids));
     }
     Ok(())
+}
+
+/// Bags by the state of their tables.
+type Bags<'a> = Vec<(Arc<TableState>, IdBag<'a>)>;
+
+/// The group of all these tables, and their bags.
+fn group_of<'a, 'b>(bags: &[(&'a Table, IdBag<'b>)]) -> Result<(&'a Arc<Group>, Bags<'b>), StoreError> {
+    let Some((first, _)) = bags.first() else {
+        return Err(StoreError::Length {
+            argument: "bags",
+            got: 0,
+            expected: 1,
+            why: "one feature at least".into(),
+        });
+    };
+    if let Some((other, _)) =
+        bags.iter().find(|(table, _)| table.group().core.number != first.group().core.number)
+    {
+        return Err(StoreError::MixedGroups { first: first.name().into(), second: other.name().into() });
+    }
+    let bags = bags.iter().map(|(table, bag)| (Arc::clone(table.state()), *bag)).collect();
+    Ok((first.group(), bags))
 }

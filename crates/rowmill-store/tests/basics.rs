@@ -155,3 +155,27 @@ fn a_fused_lookup_is_the_sum_of_its_rows_and_its_backward_one_step() {
     a.get(&[1, 2], &mut rows).unwrap();
     assert_eq!(rows, [0.0, 9.0, 1.5, 19.5], "row 1 was in both bags");
 }
+
+#[test]
+fn evaluation_pools_what_a_lookup_pools_and_makes_no_rows() {
+    const BAGS: usize = 6000;
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
+    let (a, b) = (store.table("a", &spec(16, SGD)).unwrap(), store.table("b", &spec(16, SGD)).unwrap());
+    let born: Vec<u64> = (0..4000).collect();
+    a.get_or_init(&born, &mut vec![0.0; 16 * born.len()], None).unwrap();
+    // Enough ids for several pieces; of the second table none has a row.
+    let offsets: Vec<i64> = (0..=BAGS).map(|bag| (bag * 3 / 2) as i64).collect();
+    let ids: Vec<u64> = (0..offsets[BAGS] as u64).map(|position| position * 7 % 4000).collect();
+    let bag = |padding, pooling| IdBag { ids: &ids, offsets: &offsets, weights: None, padding, pooling };
+    let bags =
+        [(&a, bag(None, Pooling::Sum)), (&a, bag(None, Pooling::Mean)), (&b, bag(Some(7), Pooling::Sum))];
+    let (mut looked_up, mut evaluated) = (vec![1.0; BAGS * 50], vec![1.0; BAGS * 50]);
+    store.lookup(&bags, &mut looked_up, 50, None).unwrap();
+    let before = store.stats();
+    store.evaluate(&bags, &mut evaluated, 50).unwrap();
+    assert!(looked_up == evaluated, "equal to the last bit");
+    assert_eq!((a.len(), b.len()), (4000, 0));
+    let after = store.stats();
+    assert_eq!(after.lookups - before.lookups, 3 * ids.len() as u64);
+    assert_eq!(after.calls - before.calls, 1);
+}

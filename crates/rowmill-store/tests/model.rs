@@ -317,6 +317,11 @@ impl<'a> Case<'a> {
         let ticket = training.then(|| self.store.ticket().unwrap());
         let mut out = vec![f32::MAX; bags * stride];
         let lookup = self.store.lookup(&call, &mut out, stride, ticket.as_ref()).unwrap();
+        if !training {
+            let mut evaluated = vec![f32::MAX; bags * stride];
+            self.store.evaluate(&call, &mut evaluated, stride).unwrap();
+            assert_eq!(evaluated, out);
+        }
 
         let values = gradients(rng, bags * stride);
         let mut by_table: [Vec<(u64, Vec<f32>)>; 2] = [Vec::new(), Vec::new()];

@@ -154,6 +154,7 @@ class _Lookup(torch.autograd.Function):
             except BaseException:
                 step.let_go()
                 raise
+            assert core is not None
             ctx.guard = step.add(core, tables, out.shape[1])
         ctx.rows = None
         if ctx.needs_input_grad[1]:

@@ -29,11 +29,12 @@ def lookup(
     paddings: Sequence[int | None],
     bags: int,
     ticket: _core.Ticket | None,
-) -> tuple[Tensor, _core.Lookup]:
+) -> tuple[Tensor, _core.Lookup | None]:
     """Pool rows as `reference.lookup` defines; a ticket makes it a training get, which may insert.
 
     Returns:
-        The pooled vectors, float32 [bags, features * dim], and what their gradient will need.
+        The pooled vectors, float32 [bags, features * dim], and with a ticket what their gradient
+        will need.
     """
     dim = tables[0].dim
     out = torch.empty(bags, len(features) * dim)
