@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rowmill
 from benchmarks import common
 from rowmill.ragged import RaggedBatch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 TABLES = 26
 BATCH = 2048
@@ -83,18 +86,17 @@ def batches(shape: Shape, seed: int) -> list[Batch]:
     """Batches of ids; frequent ones are spread over the whole range, differently in every table."""
     random = np.random.default_rng(seed)
     count = BATCH * shape.lookups
-    shares = np.cumsum(np.arange(1, shape.rows + 1) ** -ZIPF) if shape.skew == "zipf" else None
-    orders = (
-        [random.permutation(shape.rows) for _ in range(TABLES)] if shape.skew == "zipf" else None
-    )
+    weights = np.arange(1, shape.rows + 1, dtype=np.float64) ** -ZIPF
+    shares: NDArray[np.float64] = np.cumsum(weights) / weights.sum()
+    orders = [random.permutation(shape.rows) for _ in range(TABLES)]
     made: list[Batch] = []
     for _ in range(BATCHES):
         ids: list[Tensor] = []
         for table in range(TABLES):
-            if shares is None or orders is None:
+            if shape.skew == "uniform":
                 drawn = random.integers(0, shape.rows, count)
             else:
-                ranks = np.searchsorted(shares, random.random(count) * shares[-1])
+                ranks: NDArray[np.intp] = np.searchsorted(shares, random.random(count))
                 drawn = orders[table][np.minimum(ranks, shape.rows - 1)]
             ids.append(torch.from_numpy(drawn))
         offsets = torch.arange(0, TABLES * count + 1, shape.lookups)
@@ -174,7 +176,7 @@ class TorchBags:
     def train(self, batch: Batch, gradient: Tensor) -> None:
         """Pool, and take one step."""
         self._sgd.zero_grad()
-        torch.autograd.backward(self._pool(batch), gradient.split(self._dim, dim=1))
+        torch.autograd.backward(self._pool(batch), torch.split(gradient, self._dim, dim=1))
         self._sgd.step()
 
 
