@@ -47,7 +47,7 @@ impl Group {
     ) -> Result<(), StoreError> {
         self.check_out(bags, out.len(), row_stride)?;
         let lookups: usize = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
-        self.count_accesses(bags);
+        Self::count_accesses(bags);
         self.counters.count_call(lookups, lookups);
         let pieces: Vec<(usize, Range<usize>)> = bags
             .iter()

@@ -98,7 +98,7 @@ impl Group {
         ticket: Option<&Ticket>,
     ) -> Result<Lookup, StoreError> {
         self.check_out(bags, out.len(), row_stride)?;
-        self.count_accesses(bags);
+        Self::count_accesses(bags);
         let lookup = self.pool_distinct(bags, out, row_stride, ticket)?;
         let lookups = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
         self.counters.count_call(lookups, lookup.keys.len());
@@ -106,7 +106,7 @@ impl Group {
     }
 
     /// Note how often ids are asked for.
-    pub(crate) fn count_accesses(&self, bags: &[(Arc<TableState>, IdBag<'_>)]) {
+    pub(crate) fn count_accesses(bags: &[(Arc<TableState>, IdBag<'_>)]) {
         for (table, bag) in bags {
             table.count_accesses(bag.ids);
         }
