@@ -77,7 +77,6 @@ mod store;
 mod table;
 mod table_state;
 mod ticket;
-mod unpublished;
 mod update;
 mod walk;
 mod workers;

@@ -8,6 +8,12 @@
 //! * `moves` grows whenever a slot stops holding a row, so a reader that let go of the lock can tell
 //!   whether its row pointers still hold.
 
+mod clocks;
+mod frozen;
+mod leaving;
+mod restore;
+mod unpublished;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -17,14 +23,16 @@ use crate::StoreError;
 use crate::bits::Bits;
 use crate::core::Core;
 use crate::due::Due;
-use crate::index::{CLOCK_OVERFLOW, Found, Location, Place, TableIndex};
+use crate::index::{Found, Location, Place, TableIndex};
 use crate::keys::Key;
 use crate::mapping::{Mapping, Zeroable};
-use crate::policy::{Policy, Standing};
+use crate::policy::Policy;
 use crate::prefetch::prefetch_bytes;
 use crate::seeded::{self, SeededBug};
 use crate::table_state::TableState;
-use crate::unpublished::Unpublished;
+
+pub(crate) use clocks::Clock;
+use unpublished::Unpublished;
 
 /// Slots are taken from the budget this many at a time.
 const GROW_SLOTS: usize = 32;
@@ -67,15 +75,6 @@ pub(crate) enum Reason {
     Wanted(u64),
 }
 
-/// What an acquired clock looked like, for statistics and errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Clock {
-    /// The clock was taken; this many gets were outstanding before.
-    Taken(u32),
-    /// The bound is reached.
-    Blocked(u32),
-}
-
 pub(crate) struct Shard {
     rows: Mapping<u8>,
     meta: Mapping<SlotMeta>,
@@ -87,7 +86,7 @@ pub(crate) struct Shard {
     /// Rows that coming steps want.
     pub(crate) due: Due,
     /// What the feed has not said yet; none where no feed is kept.
-    pub(crate) unpublished: Option<Unpublished>,
+    unpublished: Option<Unpublished>,
     policy: Policy,
     indexes: Vec<TableIndex>,
     /// The tables of the group, beside their indexes.
@@ -222,61 +221,6 @@ impl Shard {
         self.charge_index(core);
     }
 
-    // ------------------------------------------------------------------ clocks
-
-    /// Take the clock of an entry unless more than `bound` gets are outstanding.
-    #[inline]
-    pub(crate) fn take_clock(&mut self, table: u32, id: u64, place: Place, bound: u8) -> Clock {
-        let outstanding = self.outstanding(table, id, place);
-        if outstanding > u32::from(bound) && !seeded::has(SeededBug::NoBound) {
-            return Clock::Blocked(outstanding);
-        }
-        self.set_outstanding(table, id, place, outstanding + 1);
-        Clock::Taken(outstanding)
-    }
-
-    /// Give one get of an entry back. Releasing what nobody holds (the row was deleted and born again)
-    /// does nothing.
-    #[inline]
-    pub(crate) fn release_clock(&mut self, table: u32, id: u64, place: Place) {
-        let outstanding = self.outstanding(table, id, place);
-        if outstanding > 0 {
-            self.set_outstanding(table, id, place, outstanding - 1);
-        }
-    }
-
-    /// Give one get of a row back, if there is such a row.
-    pub(crate) fn release_clock_of(&mut self, key: &Key) {
-        if let Some(found) = self.find(key) {
-            self.release_clock(key.table, key.id, found.place);
-        }
-    }
-
-    /// Outstanding gets of an entry.
-    #[inline]
-    pub(crate) fn outstanding(&self, table: u32, id: u64, place: Place) -> u32 {
-        match self.indexes[table as usize].clock(place) {
-            CLOCK_OVERFLOW => {
-                self.clocks_beyond.get(&(table, id)).copied().unwrap_or(u32::from(CLOCK_OVERFLOW))
-            }
-            exact => u32::from(exact),
-        }
-    }
-
-    #[inline]
-    fn set_outstanding(&mut self, table: u32, id: u64, place: Place, outstanding: u32) {
-        let index = &mut self.indexes[table as usize];
-        if outstanding < u32::from(CLOCK_OVERFLOW) {
-            if index.clock(place) == CLOCK_OVERFLOW {
-                self.clocks_beyond.remove(&(table, id));
-            }
-            index.set_clock(place, outstanding as u8);
-        } else {
-            index.set_clock(place, CLOCK_OVERFLOW);
-            self.clocks_beyond.insert((table, id), outstanding);
-        }
-    }
-
     // ------------------------------------------------------------------ rows coming in
 
     /// Make the missing row of `id`: its weights drawn, its state at its initial value.
@@ -380,31 +324,6 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether one more row may be brought in for a coming step.
-    pub(crate) fn may_admit_ahead(&mut self) -> bool {
-        if self.policy.may_admit_ahead(self.slots.max(SLOTS_MIN)) {
-            self.refused = 0;
-            return true;
-        }
-        // Without steps that pass, rows announced and never used would block lookahead for good: after as
-        // many refusals as there are slots, start afresh.
-        self.refused += 1;
-        if self.refused > self.slots {
-            self.due.clear_all();
-            self.policy.release_ahead();
-            self.refused = 0;
-        }
-        false
-    }
-
-    /// Step number `step` reads rows.
-    pub(crate) fn advance(&mut self, step: u64) {
-        self.due.advance(step);
-        self.policy.advance(step);
-    }
-
-    // ------------------------------------------------------------------ rows going out
-
     /// A slot to put a row into: a free one, a new one, or that of the row least worth keeping.
     fn take_slot(&mut self, core: &Core) -> Result<u32, StoreError> {
         if let Some(slot) = self.free.pop() {
@@ -430,321 +349,27 @@ impl Shard {
         self.evict(core)
     }
 
-    /// Free the slot of the row least worth keeping.
-    fn evict(&mut self, core: &Core) -> Result<u32, StoreError> {
-        self.crowded = true;
-        let (meta, due) = (&self.meta, &self.due);
-        let indexes = std::cell::RefCell::new(&mut self.indexes);
-        let entry = |slot: u32| {
-            let row = meta.get(slot as usize);
-            let place = indexes.borrow()[row.table as usize].find(row.id).expect("a resident row is indexed");
-            (row, place)
-        };
-        let victim = self.policy.evict(
-            |slot| {
-                if meta.get(slot as usize).table == VACANT {
-                    return Standing::Vacant;
-                }
-                let (row, place) = entry(slot);
-                let indexes = indexes.borrow();
-                let index = &indexes[row.table as usize];
-                if due.is_held(slot) || index.clock(place) > 0 {
-                    Standing::Held
-                } else {
-                    Standing::Uses(index.frequency(place))
-                }
-            },
-            |slot| {
-                let row = meta.get(slot as usize);
-                Core::policy_hash(row.table, row.id)
-            },
-            |slot, all| {
-                let (row, place) = entry(slot);
-                let mut indexes = indexes.borrow_mut();
-                let index = &mut indexes[row.table as usize];
-                let uses = if all { 0 } else { index.frequency(place) - 1 };
-                index.set_frequency(place, uses);
-            },
-        );
-        let victim = victim.expect("a shard has slots before it evicts");
-        let meta = self.meta.get(victim as usize);
-        if let Err(error) = self.vacate(core, victim) {
-            // The row stays where it is; the policy forgot its slot when it chose it.
-            self.policy.admit(victim, Core::policy_hash(meta.table, meta.id));
-            return Err(error);
+    /// Whether one more row may be brought in for a coming step.
+    pub(crate) fn may_admit_ahead(&mut self) -> bool {
+        if self.policy.may_admit_ahead(self.slots.max(SLOTS_MIN)) {
+            self.refused = 0;
+            return true;
         }
-        Ok(victim)
+        // Without steps that pass, rows announced and never used would block lookahead for good: after as
+        // many refusals as there are slots, start afresh.
+        self.refused += 1;
+        if self.refused > self.slots {
+            self.due.clear_all();
+            self.policy.release_ahead();
+            self.refused = 0;
+        }
+        false
     }
 
-    /// Give up rows before the index of this shard grows by `bytes`: indexes of a group grow at about the
-    /// same time, and rows that left only afterwards would exceed the budget by all of that.
-    fn make_room(&mut self, core: &Core, bytes: usize) -> Result<(), StoreError> {
-        let over = core.budget.rows_over(bytes as u64).min(bytes as u64);
-        let slots = over.div_ceil(core.slot_bytes()) as usize;
-        // What half of the slots cannot give, the other shards do afterwards.
-        self.shrink(core, self.slots - slots.min(self.slots / 2)).map(drop)
-    }
-
-    /// Move the row in `slot`, if any, out of memory.
-    fn vacate(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
-        let meta = self.meta.get(slot as usize);
-        if meta.table == VACANT {
-            return Ok(());
-        }
-        let row = if self.frozen.get(slot) {
-            self.save_frozen(core, slot)?
-        } else if self.dirty.get(slot) {
-            let row = self.append(core, slot, meta)?;
-            core.index_log.record(self.key(meta.table, meta.id), Some(row));
-            row
-        } else {
-            meta.row
-        };
-        let index = &mut self.indexes[meta.table as usize];
-        let place = index.find(meta.id).expect("a resident row is indexed");
-        index.set_location(place, Location::device(row));
-        index.set_frequency(place, 0);
-        self.edits += 1;
-        self.leave_unpublished(core, slot, meta);
-        self.clear_slot(slot);
-        self.evictions += 1;
-        Ok(())
-    }
-
-    fn clear_slot(&mut self, slot: u32) {
-        self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
-        self.dirty.clear(slot);
-        self.frozen.clear(slot);
-        self.due.clear(slot);
-        if let Some(unpublished) = &mut self.unpublished {
-            unpublished.slots.clear(slot);
-        }
-        self.moves += 1;
-    }
-
-    fn append(&self, core: &Core, slot: u32, meta: SlotMeta) -> Result<u32, StoreError> {
-        // SAFETY: the slot holds a row of `stride` initialised bytes, and `&self` under the shard's lock
-        // excludes writers.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(self.row(core, slot).cast::<u8>(), core.layout.stride) };
-        core.append(self.key(meta.table, meta.id), bytes)
-    }
-
-    /// Append a frozen row for the checkpoint that froze it. The slot is clean afterwards.
-    fn save_frozen(&mut self, core: &Core, slot: u32) -> Result<u32, StoreError> {
-        let meta = self.meta.get(slot as usize);
-        let row = self.append(core, slot, meta)?;
-        core.index_log.record_frozen(self.key(meta.table, meta.id), Some(row));
-        self.meta.set(slot as usize, SlotMeta { row, ..meta });
-        self.frozen.clear(slot);
-        Ok(row)
-    }
-
-    /// Remove a row; whether there was one.
-    ///
-    /// # Errors
-    /// When the old version of a frozen row cannot be saved.
-    pub(crate) fn delete(&mut self, core: &Core, table: u32, id: u64) -> Result<bool, StoreError> {
-        let Some(place) = self.index(table).find(id) else { return Ok(false) };
-        let location = self.index(table).location(place);
-        if let Some(slot) = location.slot() {
-            if self.frozen.get(slot) {
-                self.save_frozen(core, slot)?;
-            }
-            let meta = self.meta.get(slot as usize);
-            if meta.row != NO_ROW {
-                core.log.release(meta.row);
-            }
-            // The slot stays in the policy's queue and is handed out when its turn comes.
-            self.clear_slot(slot);
-        } else if let Some(row) = location.row() {
-            core.log.release(row);
-        }
-        self.indexes[table as usize].remove(id);
-        self.edits += 1;
-        self.clocks_beyond.remove(&(table, id));
-        core.index_log.record(self.key(table, id), None);
-        if let Some(unpublished) = &mut self.unpublished {
-            unpublished.leave(table, id, None);
-        }
-        Ok(true)
-    }
-
-    /// The log moved a row (compaction): point to its new place if it is still the current version.
-    /// Returns whether it was.
-    pub(crate) fn relocate(
-        &mut self,
-        core: &Core,
-        key: RowKey,
-        table: u32,
-        old: u32,
-        bytes: &[u8],
-    ) -> Result<bool, StoreError> {
-        let Some(place) = self.index(table).find(key.id) else { return Ok(false) };
-        let location = self.index(table).location(place);
-        let current = match location.slot() {
-            Some(slot) => self.meta.get(slot as usize).row,
-            None => location.row().unwrap_or(NO_ROW),
-        };
-        if current != old {
-            return Ok(false);
-        }
-        let new = core.log.append_moved(key, bytes)?;
-        core.index_log.record_moved(key, new);
-        match location.slot() {
-            Some(slot) => {
-                let meta = self.meta.get(slot as usize);
-                self.meta.set(slot as usize, SlotMeta { row: new, ..meta });
-            }
-            None => self.indexes[table as usize].set_location(place, Location::device(new)),
-        }
-        self.edits += 1;
-        core.log.release(old);
-        Ok(true)
-    }
-
-    /// Shrink to at most `slots` slots: rows in the slots beyond move to the device. Returns slots given up.
-    ///
-    /// # Errors
-    /// When a row cannot be written; the slots freed so far stay free.
-    pub(crate) fn shrink(&mut self, core: &Core, slots: usize) -> Result<usize, StoreError> {
-        let target = slots.max(SLOTS_MIN);
-        if self.slots <= target {
-            return Ok(0);
-        }
-        for slot in target..self.slots {
-            self.vacate(core, slot as u32)?;
-        }
-        let given = self.slots - target;
-        self.slots = target;
-        self.free.retain(|&slot| (slot as usize) < target);
-        self.policy.truncate(target);
-        for bits in [&mut self.dirty, &mut self.frozen] {
-            bits.truncate(target);
-        }
-        self.due.resize(target);
-        if let Some(unpublished) = &mut self.unpublished {
-            unpublished.slots.truncate(target);
-        }
-        self.rows.release_from(target * core.layout.stride);
-        self.meta.release_from(target);
-        core.give_rows(given);
-        Ok(given)
-    }
-
-    // ------------------------------------------------------------------ checkpoints
-
-    /// The cut: what is dirty now belongs to the checkpoint.
-    pub(crate) fn freeze(&mut self) {
-        debug_assert_eq!(self.frozen.count(), 0, "one checkpoint at a time");
-        std::mem::swap(&mut self.dirty, &mut self.frozen);
-        self.dirty.grow(self.slots);
-        self.save_from = 0;
-    }
-
-    /// Save up to `rows` frozen rows; how many were, and whether there are more.
-    pub(crate) fn save_some(&mut self, core: &Core, rows: usize) -> Result<(usize, bool), StoreError> {
-        for saved in 0..rows {
-            let Some(slot) = self.frozen.first_from(self.save_from) else { return Ok((saved, false)) };
-            self.save_frozen(core, slot)?;
-            self.save_from = slot;
-        }
-        Ok((rows, self.frozen.count() > 0))
-    }
-
-    /// Visit the rows of a table that the device has in their current version, with their row numbers.
-    pub(crate) fn on_device(&self, table: u32, mut visit: impl FnMut(u64, u32)) {
-        self.index(table).for_each(|id, location| {
-            let row =
-                location.slot().map_or_else(|| location.row(), |slot| Some(self.meta.get(slot as usize).row));
-            if let Some(row) = row.filter(|&row| row != NO_ROW) {
-                visit(id, row);
-            }
-        });
-    }
-
-    /// Rows that the next checkpoint would have to save.
-    pub(crate) fn dirty_rows(&self) -> usize {
-        self.dirty.count() + self.frozen.count()
-    }
-
-    /// Enter a row found in a checkpoint.
-    ///
-    /// # Errors
-    /// When the index exceeds the budget.
-    pub(crate) fn restore(
-        &mut self,
-        core: &Core,
-        table: u32,
-        id: u64,
-        row: Option<u32>,
-    ) -> Result<(), StoreError> {
-        let index = &mut self.indexes[table as usize];
-        match (index.find(id), row) {
-            (Some(place), Some(row)) => index.set_location(place, Location::device(row)),
-            (None, Some(row)) => {
-                let growth = index.grow_bytes_if_inserting(1);
-                if growth > 0 {
-                    core.check_index_growth(growth as u64)?;
-                }
-                index.insert(id, Location::device(row));
-                if growth > 0 {
-                    self.charge_index(core);
-                }
-            }
-            (Some(_), None) => {
-                index.remove(id);
-            }
-            (None, None) => {}
-        }
-        Ok(())
-    }
-
-    // ------------------------------------------------------------------ the feed
-
-    /// The row in `slot` leaves memory.
-    fn leave_unpublished(&mut self, core: &Core, slot: u32, meta: SlotMeta) {
-        let row = self.row(core, slot);
-        if let Some(unpublished) = &mut self.unpublished
-            && unpublished.slots.get(slot)
-        {
-            // SAFETY: the slot holds a row, which begins with `dim` weights, and the exclusive borrow excludes
-            // writers.
-            let weights = unsafe { std::slice::from_raw_parts(row, core.layout.dim) };
-            unpublished.leave(meta.table, meta.id, Some(weights));
-        }
-    }
-
-    /// Hand out up to `rows` resident rows that changed since the last time, from slot `from` on, after all that
-    /// left memory since: `visit(table, id, weights)`, without weights for deleted ones. Whether there are more.
-    pub(crate) fn take_unpublished(
-        &mut self,
-        core: &Core,
-        from: &mut u32,
-        rows: usize,
-        mut visit: impl FnMut(&Arc<TableState>, u64, Option<&[f32]>),
-    ) -> bool {
-        let Some(mut unpublished) = self.unpublished.take() else { return false };
-        unpublished.take_left(core.layout.dim, |table, id, weights| {
-            visit(&self.tables[table as usize], id, weights);
-        });
-        let mut taken = 0;
-        let mut more = true;
-        while taken < rows {
-            let Some(slot) = unpublished.slots.first_from(*from) else {
-                more = false;
-                break;
-            };
-            unpublished.slots.clear(slot);
-            let meta = self.meta.get(slot as usize);
-            // SAFETY: as in `leave_unpublished`.
-            let weights = unsafe { std::slice::from_raw_parts(self.row(core, slot), core.layout.dim) };
-            visit(&self.tables[meta.table as usize], meta.id, Some(weights));
-            *from = slot;
-            taken += 1;
-        }
-        self.unpublished = Some(unpublished);
-        more
+    /// Step number `step` reads rows.
+    pub(crate) fn advance(&mut self, step: u64) {
+        self.due.advance(step);
+        self.policy.advance(step);
     }
 
     // ------------------------------------------------------------------ accounts

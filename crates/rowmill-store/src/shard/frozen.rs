@@ -1,0 +1,51 @@
+//! The checkpoint's part of a shard: the cut, and the rows that are saved after it.
+
+use super::{NO_ROW, Shard, SlotMeta};
+use crate::StoreError;
+use crate::core::Core;
+
+impl Shard {
+    /// The cut: what is dirty now belongs to the checkpoint.
+    pub(crate) fn freeze(&mut self) {
+        debug_assert_eq!(self.frozen.count(), 0, "one checkpoint at a time");
+        std::mem::swap(&mut self.dirty, &mut self.frozen);
+        self.dirty.grow(self.slots);
+        self.save_from = 0;
+    }
+
+    /// Save up to `rows` frozen rows; how many were, and whether there are more.
+    pub(crate) fn save_some(&mut self, core: &Core, rows: usize) -> Result<(usize, bool), StoreError> {
+        for saved in 0..rows {
+            let Some(slot) = self.frozen.first_from(self.save_from) else { return Ok((saved, false)) };
+            self.save_frozen(core, slot)?;
+            self.save_from = slot;
+        }
+        Ok((rows, self.frozen.count() > 0))
+    }
+
+    /// Rows that the next checkpoint would have to save.
+    pub(crate) fn dirty_rows(&self) -> usize {
+        self.dirty.count() + self.frozen.count()
+    }
+
+    /// Append a frozen row for the checkpoint that froze it. The slot is clean afterwards.
+    pub(super) fn save_frozen(&mut self, core: &Core, slot: u32) -> Result<u32, StoreError> {
+        let meta = self.meta.get(slot as usize);
+        let row = self.append(core, slot, meta)?;
+        core.index_log.record_frozen(self.key(meta.table, meta.id), Some(row));
+        self.meta.set(slot as usize, SlotMeta { row, ..meta });
+        self.frozen.clear(slot);
+        Ok(row)
+    }
+
+    /// Visit the rows of a table that the device has in their current version, with their row numbers.
+    pub(crate) fn on_device(&self, table: u32, mut visit: impl FnMut(u64, u32)) {
+        self.index(table).for_each(|id, location| {
+            let row =
+                location.slot().map_or_else(|| location.row(), |slot| Some(self.meta.get(slot as usize).row));
+            if let Some(row) = row.filter(|&row| row != NO_ROW) {
+                visit(id, row);
+            }
+        });
+    }
+}

@@ -1,0 +1,203 @@
+//! Rows that leave the memory of a shard, or the table for good.
+
+use rowmill_rows::RowKey;
+
+use super::{NO_ROW, SLOTS_MIN, Shard, SlotMeta, VACANT};
+use crate::StoreError;
+use crate::core::Core;
+use crate::index::Location;
+use crate::policy::Standing;
+
+impl Shard {
+    /// Free the slot of the row least worth keeping.
+    pub(super) fn evict(&mut self, core: &Core) -> Result<u32, StoreError> {
+        self.crowded = true;
+        let (meta, due) = (&self.meta, &self.due);
+        let indexes = std::cell::RefCell::new(&mut self.indexes);
+        let entry = |slot: u32| {
+            let row = meta.get(slot as usize);
+            let place = indexes.borrow()[row.table as usize].find(row.id).expect("a resident row is indexed");
+            (row, place)
+        };
+        let victim = self.policy.evict(
+            |slot| {
+                if meta.get(slot as usize).table == VACANT {
+                    return Standing::Vacant;
+                }
+                let (row, place) = entry(slot);
+                let indexes = indexes.borrow();
+                let index = &indexes[row.table as usize];
+                if due.is_held(slot) || index.clock(place) > 0 {
+                    Standing::Held
+                } else {
+                    Standing::Uses(index.frequency(place))
+                }
+            },
+            |slot| {
+                let row = meta.get(slot as usize);
+                Core::policy_hash(row.table, row.id)
+            },
+            |slot, all| {
+                let (row, place) = entry(slot);
+                let mut indexes = indexes.borrow_mut();
+                let index = &mut indexes[row.table as usize];
+                let uses = if all { 0 } else { index.frequency(place) - 1 };
+                index.set_frequency(place, uses);
+            },
+        );
+        let victim = victim.expect("a shard has slots before it evicts");
+        let meta = self.meta.get(victim as usize);
+        if let Err(error) = self.vacate(core, victim) {
+            // The row stays where it is; the policy forgot its slot when it chose it.
+            self.policy.admit(victim, Core::policy_hash(meta.table, meta.id));
+            return Err(error);
+        }
+        Ok(victim)
+    }
+
+    /// Give up rows before the index of this shard grows by `bytes`: indexes of a group grow at about the
+    /// same time, and rows that left only afterwards would exceed the budget by all of that.
+    pub(super) fn make_room(&mut self, core: &Core, bytes: usize) -> Result<(), StoreError> {
+        let over = core.budget.rows_over(bytes as u64).min(bytes as u64);
+        let slots = over.div_ceil(core.slot_bytes()) as usize;
+        // What half of the slots cannot give, the other shards do afterwards.
+        self.shrink(core, self.slots - slots.min(self.slots / 2)).map(drop)
+    }
+
+    /// Move the row in `slot`, if any, out of memory.
+    fn vacate(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
+        let meta = self.meta.get(slot as usize);
+        if meta.table == VACANT {
+            return Ok(());
+        }
+        let row = if self.frozen.get(slot) {
+            self.save_frozen(core, slot)?
+        } else if self.dirty.get(slot) {
+            let row = self.append(core, slot, meta)?;
+            core.index_log.record(self.key(meta.table, meta.id), Some(row));
+            row
+        } else {
+            meta.row
+        };
+        let index = &mut self.indexes[meta.table as usize];
+        let place = index.find(meta.id).expect("a resident row is indexed");
+        index.set_location(place, Location::device(row));
+        index.set_frequency(place, 0);
+        self.edits += 1;
+        self.leave_unpublished(core, slot, meta);
+        self.clear_slot(slot);
+        self.evictions += 1;
+        Ok(())
+    }
+
+    fn clear_slot(&mut self, slot: u32) {
+        self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
+        self.dirty.clear(slot);
+        self.frozen.clear(slot);
+        self.due.clear(slot);
+        if let Some(unpublished) = &mut self.unpublished {
+            unpublished.slots.clear(slot);
+        }
+        self.moves += 1;
+    }
+
+    pub(super) fn append(&self, core: &Core, slot: u32, meta: SlotMeta) -> Result<u32, StoreError> {
+        // SAFETY: the slot holds a row of `stride` initialised bytes, and `&self` under the shard's lock
+        // excludes writers.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(self.row(core, slot).cast::<u8>(), core.layout.stride) };
+        core.append(self.key(meta.table, meta.id), bytes)
+    }
+
+    /// Remove a row; whether there was one.
+    ///
+    /// # Errors
+    /// When the old version of a frozen row cannot be saved.
+    pub(crate) fn delete(&mut self, core: &Core, table: u32, id: u64) -> Result<bool, StoreError> {
+        let Some(place) = self.index(table).find(id) else { return Ok(false) };
+        let location = self.index(table).location(place);
+        if let Some(slot) = location.slot() {
+            if self.frozen.get(slot) {
+                self.save_frozen(core, slot)?;
+            }
+            let meta = self.meta.get(slot as usize);
+            if meta.row != NO_ROW {
+                core.log.release(meta.row);
+            }
+            // The slot stays in the policy's queue and is handed out when its turn comes.
+            self.clear_slot(slot);
+        } else if let Some(row) = location.row() {
+            core.log.release(row);
+        }
+        self.indexes[table as usize].remove(id);
+        self.edits += 1;
+        self.clocks_beyond.remove(&(table, id));
+        core.index_log.record(self.key(table, id), None);
+        if let Some(unpublished) = &mut self.unpublished {
+            unpublished.leave(table, id, None);
+        }
+        Ok(true)
+    }
+
+    /// The log moved a row (compaction): point to its new place if it is still the current version.
+    /// Returns whether it was.
+    pub(crate) fn relocate(
+        &mut self,
+        core: &Core,
+        key: RowKey,
+        table: u32,
+        old: u32,
+        bytes: &[u8],
+    ) -> Result<bool, StoreError> {
+        let Some(place) = self.index(table).find(key.id) else { return Ok(false) };
+        let location = self.index(table).location(place);
+        let current = match location.slot() {
+            Some(slot) => self.meta.get(slot as usize).row,
+            None => location.row().unwrap_or(NO_ROW),
+        };
+        if current != old {
+            return Ok(false);
+        }
+        let new = core.log.append_moved(key, bytes)?;
+        core.index_log.record_moved(key, new);
+        match location.slot() {
+            Some(slot) => {
+                let meta = self.meta.get(slot as usize);
+                self.meta.set(slot as usize, SlotMeta { row: new, ..meta });
+            }
+            None => self.indexes[table as usize].set_location(place, Location::device(new)),
+        }
+        self.edits += 1;
+        core.log.release(old);
+        Ok(true)
+    }
+
+    /// Shrink to at most `slots` slots: rows in the slots beyond move to the device. Returns slots given up.
+    ///
+    /// # Errors
+    /// When a row cannot be written; the slots freed so far stay free.
+    pub(crate) fn shrink(&mut self, core: &Core, slots: usize) -> Result<usize, StoreError> {
+        let target = slots.max(SLOTS_MIN);
+        if self.slots <= target {
+            return Ok(0);
+        }
+        for slot in target..self.slots {
+            self.vacate(core, slot as u32)?;
+        }
+        let given = self.slots - target;
+        self.slots = target;
+        self.free.retain(|&slot| (slot as usize) < target);
+        self.policy.truncate(target);
+        for bits in [&mut self.dirty, &mut self.frozen] {
+            bits.truncate(target);
+        }
+        self.due.resize(target);
+        if let Some(unpublished) = &mut self.unpublished {
+            unpublished.slots.truncate(target);
+        }
+        self.rows.release_from(target * core.layout.stride);
+        self.meta.release_from(target);
+        core.give_rows(given);
+        Ok(given)
+    }
+}
