@@ -49,6 +49,7 @@ PYTHON_ROAD = [
     "size",
     "remote",
     "init",
+    "eviction",
     "ragged",
     "config",
     "ops",

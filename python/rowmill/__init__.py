@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rowmill.changes import ChangedRows, ChangedTable, Changes
     from rowmill.conversion import Conversion, convert, unconvert
     from rowmill.errors import RowmillError
+    from rowmill.eviction import TTL, LeastFrequent, LowestNorm, LowestScore, MinCount
     from rowmill.feed import (
         ChangeFeed,
         FeedCheckpoint,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rowmill.tables import Table, Ticket
 
 __all__ = [
+    "TTL",
     "ChangeFeed",
     "ChangedRows",
     "ChangedTable",
@@ -38,6 +40,10 @@ __all__ = [
     "FeedEvent",
     "FeedRollback",
     "FeedRows",
+    "LeastFrequent",
+    "LowestNorm",
+    "LowestScore",
+    "MinCount",
     "RaggedBatch",
     "RowmillError",
     "Store",
@@ -65,9 +71,14 @@ _HOMES = {
     "ChangedTable": "changes",
     "Changes": "changes",
     "Conversion": "conversion",
+    "LeastFrequent": "eviction",
+    "LowestNorm": "eviction",
+    "LowestScore": "eviction",
+    "MinCount": "eviction",
     "RaggedBatch": "ragged",
     "RowmillError": "errors",
     "Store": "store",
+    "TTL": "eviction",
     "Table": "tables",
     "Ticket": "tables",
     "__version__": "_core",

@@ -181,6 +181,34 @@ class RowsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvictionConfig:
+    """Section `[eviction]`: which rows of every table are removed for good."""
+
+    rule: Annotated[
+        Literal["none", "ttl", "least_frequent", "lowest_norm"],
+        Setting("none, or the class of rowmill that it is named after"),
+    ] = "none"
+    steps: Annotated[int | None, Setting("ttl: steps without a change", least=1)] = None
+    max_rows: Annotated[
+        int | None, Setting("least_frequent, lowest_norm: rows to keep per table", least=1)
+    ] = None
+    below: Annotated[
+        float | None, Setting("lowest_norm: the norm instead", least=1e-30, most=_FLOAT_MAX)
+    ] = None
+    every: Annotated[int, Setting("steps from one eviction to the next", least=1)] = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionConfig:
+    """Section `[admission]`: which ids get a row."""
+
+    min_count: Annotated[
+        int | None, Setting("steps that ask for an id before it has a row", least=2, most=255)
+    ] = None
+    bytes: Annotated[str, Setting("memory of the sketch of a table, a power of two")] = "1MiB"
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreConfig:
     """Section `[store]`: where rows live, and with how much memory."""
 
@@ -257,6 +285,8 @@ class Config:
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     rows: RowsConfig = RowsConfig()
+    eviction: EvictionConfig = EvictionConfig()
+    admission: AdmissionConfig = AdmissionConfig()
     store: StoreConfig = StoreConfig()
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -270,6 +300,11 @@ class Config:
             raise ConfigError("train.resume needs a store: drop --plain or --resume")
         if self.train.plain and self.checkpoint.push is not None:
             raise ConfigError("checkpoint.push needs a store: drop --plain or --push")
+        if self.train.plain and self.eviction.rule != "none":
+            raise ConfigError("eviction.rule needs a store: drop --plain or [eviction]")
+        if self.train.plain and self.admission.min_count is not None:
+            raise ConfigError("admission.min_count needs a store: drop --plain or [admission]")
+        parse_size(self.admission.bytes, name="admission.bytes")
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
@@ -286,6 +321,8 @@ SECTIONS: dict[str, type[Any]] = {
     "data": DataConfig,
     "model": ModelConfig,
     "rows": RowsConfig,
+    "eviction": EvictionConfig,
+    "admission": AdmissionConfig,
     "store": StoreConfig,
     "train": TrainConfig,
     "checkpoint": CheckpointConfig,

@@ -103,10 +103,12 @@ class LookupGuard:
 class Step:
     """One training step on one store: a ticket, its lookups, and the gradients that came back."""
 
-    def __init__(self, store: _core.Store, *, explicit: bool) -> None:
+    def __init__(
+        self, store: _core.Store, *, explicit: bool, event_time: int | None = None
+    ) -> None:
         self._store = store
         self._explicit = explicit
-        self._ticket: _core.Ticket | None = store.ticket()
+        self._ticket: _core.Ticket | None = store.ticket(event_time)
         self._lock = threading.Lock()
         self._live: set[PooledLookup] = set()
         self._outstanding: Counter[Table] = Counter()
@@ -358,13 +360,13 @@ class StepKeeper:
         for step in list(self._steps):
             step.flush()
 
-    def begin(self) -> Step:
+    def begin(self, event_time: int | None) -> Step:
         """Start an explicit step on this thread."""
         if self._thread.explicit:
             raise StepConflict("this thread already runs a step: `store.step()` does not nest")
         if self._thread.step is not None and self._thread.step.open:
             self._thread.step.finish(apply=True)
-        step = self._start(explicit=True)
+        step = self._start(explicit=True, event_time=event_time)
         self._thread.explicit = True
         return step
 
@@ -373,8 +375,8 @@ class StepKeeper:
         self._thread.explicit = False
         step.finish(apply=apply)
 
-    def _start(self, *, explicit: bool) -> Step:
-        step = self._thread.step = Step(self._store, explicit=explicit)
+    def _start(self, *, explicit: bool, event_time: int | None = None) -> Step:
+        step = self._thread.step = Step(self._store, explicit=explicit, event_time=event_time)
         self._steps.add(step)
         return step
 
@@ -382,12 +384,13 @@ class StepKeeper:
 class ExplicitStep:
     """`with store.step():`, the context manager."""
 
-    def __init__(self, keeper: StepKeeper) -> None:
+    def __init__(self, keeper: StepKeeper, event_time: int | None) -> None:
         self._keeper = keeper
+        self._event_time = event_time
         self._step: Step | None = None
 
     def __enter__(self) -> Step:
-        self._step = self._keeper.begin()
+        self._step = self._keeper.begin(self._event_time)
         return self._step
 
     def __exit__(

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from rowmill import _core, init
 from rowmill.changes import Changes
 from rowmill.errors import InvalidInput
+from rowmill.eviction import admission_to_dict, eviction_to_dict
 from rowmill.optim import initializer_to_dict, optimizer_from_dict, optimizer_to_dict
 from rowmill.remote import KEEP_MAX
 from rowmill.size import check_int, parse_size
@@ -20,6 +21,7 @@ from rowmill.tables import Destination, Ids, Table, Ticket, as_ids
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rowmill.eviction import Admission, Eviction
     from rowmill.init import Initializer
     from rowmill.optim import OptimizerSpec
 
@@ -128,6 +130,8 @@ class Store:
         initializer: Initializer | None = None,
         staleness_bound: int | None = 0,
         num_rows: int | None = None,
+        eviction: Eviction | None = None,
+        admission: Admission | None = None,
     ) -> Table:
         """The table of that name, made if it does not exist; an existing one must agree.
 
@@ -140,6 +144,8 @@ class Store:
             staleness_bound: A training get may proceed while at most this many gets of the row wait
                 for their update: 0 is synchronous, None unbounded.
             num_rows: Ids are 0..num_rows (indexed directly, the fastest); None: any 64-bit id.
+            eviction: Which rows are removed for good; None: only those that `delete` names.
+            admission: Which ids get a row; None: every id that training asks for.
         """
         if initializer is None:
             initializer = init.Normal(std=0.01)
@@ -150,6 +156,8 @@ class Store:
             initializer=initializer_to_dict(initializer),
             staleness_bound=staleness_bound,
             dense_rows=None if num_rows is None else check_int(num_rows, "num_rows", 0, 2**63),
+            eviction=eviction_to_dict(eviction),
+            admission=admission_to_dict(admission),
         )
         table = self._wrap(core, optimizer)
         table.lr = optimizer.lr
@@ -197,18 +205,27 @@ class Store:
 
     # Steps.
 
-    def step(self) -> ExplicitStep:
+    @property
+    def event_time(self) -> int | None:
+        """The latest event time that a step said, in seconds; None before the first."""
+        return self.core.event_time
+
+    def step(self, *, event_time: int | None = None) -> ExplicitStep:
         """A training step with explicit ends: `with store.step(): forward; backward`.
 
         Gradients of all backward passes within are summed and applied once when the block ends; an
         exception drops them. Either way every clock is released. Without it, each backward pass is
         a step.
-        """
-        return ExplicitStep(self.steps)
 
-    def ticket(self) -> Ticket:
+        Args:
+            event_time: When what the step learns from happened, in whole seconds since a moment of your choice, the
+                same in every run. Tables with `TTL(seconds=...)` go by it; steps that say none take the latest.
+        """
+        return ExplicitStep(self.steps, _event_time(event_time))
+
+    def ticket(self, *, event_time: int | None = None) -> Ticket:
         """A hold on clocks for `get_or_init`, `put` and `rmw` of tables; modules need none."""
-        return Ticket(self.core.ticket())
+        return Ticket(self.core.ticket(_event_time(event_time)))
 
     # The whole store.
 
@@ -271,7 +288,8 @@ class Store:
         steps), `staleness` (clocks taken, by gets outstanding before). Lookahead: `lookahead_rows`,
         `lookahead_loaded`, `lookahead_late`, `lookahead_dropped`, `lookahead_errors`. Also `compactions`,
         `rows_compacted`, `checkpoints`, `io`. `tables` has per name: `group`, `rows`, `row_bytes`,
-        and since the table was made: `accesses`, `births`, `steps`.
+        and since the table was made, restarts included: `accesses`, `births`, `deletes`, `evicted` (for
+        good, by its rule; the store's `evictions` only left memory), `steps`.
         """
         return self.core.stats()
 
@@ -282,6 +300,10 @@ class Store:
     def close(self) -> None:
         """Let go of the folder. Saves nothing: what changed since the last `checkpoint` is lost."""
         self.core.close()
+
+
+def _event_time(time: int | None) -> int | None:
+    return None if time is None else check_int(time, "event_time", 0, 2**62)
 
 
 def _local_path(path_or_uri: str | os.PathLike[str]) -> Path:

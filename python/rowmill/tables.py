@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rowmill.errors import InvalidInput
+from rowmill.eviction import admission_from_dict, eviction_from_dict
 from rowmill.ops import handles
 from rowmill.size import check_int
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rowmill import _core
+    from rowmill.eviction import Admission, Eviction
     from rowmill.optim import OptimizerSpec
     from rowmill.steps import RowGradientSink, Step
     from rowmill.store import Store
@@ -58,6 +60,8 @@ class Table:
         self.staleness_bound: int | None = core.staleness_bound
         self.group: int = core.group
         """Tables of one group share one fused lookup."""
+        self.eviction: Eviction | None = eviction_from_dict(core.eviction)
+        self.admission: Admission | None = admission_from_dict(core.admission)
         self.optimizer: OptimizerSpec = optimizer
         self.lr: float = optimizer.lr
         """Learning rate of the next updates; starts as the optimizer's."""
@@ -186,6 +190,20 @@ class Table:
         """Delete rows and their optimizer state; returns how many there were."""
         self.store.steps.flush()
         return self.core.delete(as_ids(ids)[0])
+
+    def evict(self) -> NDArray[np.int64]:
+        """Remove the rows that the table's eviction names, for good; returns their ids, sorted as unsigned.
+
+        Rows whose clock somebody holds stay. Changes of rows wait meanwhile, and every row is looked at, cold ones
+        too.
+        """
+        self.store.steps.flush()
+        return np.frombuffer(self.core.evict(), np.int64)
+
+    def set_scores(self, ids: Ids, scores: Numbers) -> None:
+        """Set the scores by which `LowestScore` chooses, one float per id. Of duplicates the last one stays."""
+        self.store.steps.flush()
+        self.core.set_scores(as_ids(ids)[0], as_floats(scores, "scores"))
 
     def lookahead(self, ids: Ids, *, into: Destination = "buffer", steps: int = 1) -> bool:
         """Bring rows that soon will be read into memory; see `Store.lookahead` for many tables."""

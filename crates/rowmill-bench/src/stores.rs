@@ -51,6 +51,8 @@ pub(crate) fn spec(settings: &Settings, staleness: StalenessBound) -> TableSpec 
         initializer: Initializer::Zeros,
         staleness,
         ids: IdRange::Sparse,
+        eviction: None,
+        admission: None,
     }
 }
 

@@ -77,6 +77,7 @@ fn class_of(error: &StoreError) -> &'static str {
         | StoreError::MixedGroups { .. }
         | StoreError::MixedPadding { .. }
         | StoreError::NotFinite { .. }
+        | StoreError::NoEventTime { .. }
         | StoreError::Option { .. } => "InvalidInput",
         _ => "RowmillError",
     }

@@ -3,14 +3,16 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rowmill_rows::{Dtype, RowLayout};
-use rowmill_store::{IdRange, Initializer, OptimizerSpec, StalenessBound, TableSpec};
+use rowmill_store::{
+    Admission, Eviction, EvictionRule, IdRange, Initializer, OptimizerSpec, StalenessBound, TableSpec,
+};
 
 use crate::errors::invalid;
 
 /// Bytes of a row of `dim` weights under an optimizer, in memory and on the device.
 #[pyfunction]
 pub(crate) fn row_stride(dim: usize, optimizer: &Bound<'_, PyDict>) -> PyResult<usize> {
-    Ok(RowLayout::new(dim, Dtype::F32, &read_optimizer(optimizer)?).stride)
+    Ok(RowLayout::new(dim, Dtype::F32, &read_optimizer(optimizer)?, false).stride)
 }
 
 /// A spec from the arguments of `Store.table`.
@@ -20,6 +22,8 @@ pub(crate) fn read_spec(
     initializer: &Bound<'_, PyDict>,
     staleness_bound: Option<i64>,
     dense_rows: Option<i64>,
+    eviction: Option<&Bound<'_, PyDict>>,
+    admission: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<TableSpec> {
     let py = optimizer.py();
     let staleness = match staleness_bound {
@@ -46,7 +50,57 @@ pub(crate) fn read_spec(
         initializer: read_initializer(initializer)?,
         staleness,
         ids,
+        eviction: eviction.map(read_eviction).transpose()?,
+        admission: admission.map(read_admission).transpose()?,
     })
+}
+
+fn read_eviction(spec: &Bound<'_, PyDict>) -> PyResult<Eviction> {
+    let count = |name: &str| -> PyResult<u64> { spec.as_any().get_item(name)?.extract() };
+    let rule = match kind(spec)?.as_str() {
+        "ttl_steps" => EvictionRule::TtlSteps { steps: count("steps")? },
+        "ttl_seconds" => EvictionRule::TtlSeconds { seconds: count("seconds")? },
+        "least_frequent" => EvictionRule::LeastFrequent { max_rows: count("max_rows")? },
+        "lowest_score" => EvictionRule::LowestScore { max_rows: count("max_rows")? },
+        "lowest_norm" => EvictionRule::LowestNorm { max_rows: count("max_rows")? },
+        "norm_below" => EvictionRule::NormBelow { norm: number(spec, "eviction", "below")? },
+        other => return Err(invalid(spec.py(), format!("unknown eviction {other:?}"))),
+    };
+    Ok(Eviction { rule, every: count("every")? })
+}
+
+fn read_admission(spec: &Bound<'_, PyDict>) -> PyResult<Admission> {
+    let min_count = spec.as_any().get_item("min_count")?.extract()?;
+    Ok(Admission { min_count, bytes: spec.as_any().get_item("bytes")?.extract()? })
+}
+
+/// An eviction as a dictionary.
+pub(crate) fn eviction_dict<'py>(py: Python<'py>, eviction: &Eviction) -> PyResult<Bound<'py, PyDict>> {
+    let spec = match eviction.rule {
+        EvictionRule::TtlSteps { steps } => counted(py, "ttl_steps", "steps", steps)?,
+        EvictionRule::TtlSeconds { seconds } => counted(py, "ttl_seconds", "seconds", seconds)?,
+        EvictionRule::LeastFrequent { max_rows } => counted(py, "least_frequent", "max_rows", max_rows)?,
+        EvictionRule::LowestScore { max_rows } => counted(py, "lowest_score", "max_rows", max_rows)?,
+        EvictionRule::LowestNorm { max_rows } => counted(py, "lowest_norm", "max_rows", max_rows)?,
+        EvictionRule::NormBelow { norm } => dict(py, "norm_below", &[("below", norm)])?,
+    };
+    spec.set_item("every", eviction.every)?;
+    Ok(spec)
+}
+
+/// An admission as a dictionary.
+pub(crate) fn admission_dict<'py>(py: Python<'py>, admission: &Admission) -> PyResult<Bound<'py, PyDict>> {
+    let spec = PyDict::new(py);
+    spec.set_item("min_count", admission.min_count)?;
+    spec.set_item("bytes", admission.bytes)?;
+    Ok(spec)
+}
+
+fn counted<'py>(py: Python<'py>, kind: &str, name: &str, value: u64) -> PyResult<Bound<'py, PyDict>> {
+    let spec = PyDict::new(py);
+    spec.set_item("kind", kind)?;
+    spec.set_item(name, value)?;
+    Ok(spec)
 }
 
 fn read_optimizer(spec: &Bound<'_, PyDict>) -> PyResult<OptimizerSpec> {

@@ -70,7 +70,7 @@ pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<
 
 fn table_dict<'py>(py: Python<'py>, table: &TableStats) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
-    set_fields!(out, table, group, rows, row_bytes, accesses, births, steps);
+    set_fields!(out, table, group, rows, row_bytes, accesses, births, deletes, evicted, steps);
     Ok(out)
 }
 

@@ -93,7 +93,12 @@ impl Store {
         self.0.is_read_only()
     }
 
-    #[pyo3(signature = (name, *, dim, optimizer, initializer, staleness_bound, dense_rows))]
+    #[getter]
+    fn event_time(&self) -> Option<u64> {
+        self.0.event_time()
+    }
+
+    #[pyo3(signature = (name, *, dim, optimizer, initializer, staleness_bound, dense_rows, eviction, admission))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
     fn table(
         &self,
@@ -104,8 +109,10 @@ impl Store {
         initializer: &Bound<'_, PyDict>,
         staleness_bound: Option<i64>,
         dense_rows: Option<i64>,
+        eviction: Option<&Bound<'_, PyDict>>,
+        admission: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Table> {
-        let spec = read_spec(dim, optimizer, initializer, staleness_bound, dense_rows)?;
+        let spec = read_spec(dim, optimizer, initializer, staleness_bound, dense_rows, eviction, admission)?;
         py.detach(|| self.0.table(name, &spec)).map(Table).map_err(|error| raised(py, &error))
     }
 
@@ -117,8 +124,8 @@ impl Store {
         self.0.table_names()
     }
 
-    fn ticket(&self, py: Python<'_>) -> PyResult<Ticket> {
-        self.0.ticket().map(Ticket::new).map_err(|error| raised(py, &error))
+    fn ticket(&self, py: Python<'_>, event_time: Option<u64>) -> PyResult<Ticket> {
+        self.0.ticket_at(event_time).map(Ticket::new).map_err(|error| raised(py, &error))
     }
 
     #[allow(clippy::too_many_arguments, reason = "one list per part of the bags")]

@@ -4,11 +4,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use rowmill_store::{Destination, IdRange, StalenessBound};
 
-use crate::buffers::{floats, floats_mut, ids as id_buffer};
+use crate::buffers::{floats, floats_mut, id_bytes, ids as id_buffer};
 use crate::errors::{invalid, raised};
 use crate::queued_get::QueuedGet;
 use crate::scan::Scan;
-use crate::spec::{initializer_dict, optimizer_dict};
+use crate::spec::{admission_dict, eviction_dict, initializer_dict, optimizer_dict};
 use crate::ticket::Ticket;
 
 /// A table of a store.
@@ -68,6 +68,16 @@ impl Table {
     #[getter]
     fn initializer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         initializer_dict(py, &self.0.spec().initializer)
+    }
+
+    #[getter]
+    fn eviction<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.0.spec().eviction.as_ref().map(|eviction| eviction_dict(py, eviction)).transpose()
+    }
+
+    #[getter]
+    fn admission<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.0.spec().admission.as_ref().map(|admission| admission_dict(py, admission)).transpose()
     }
 
     #[getter]
@@ -167,6 +177,16 @@ impl Table {
     fn delete(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<usize> {
         let ids = id_buffer(ids)?;
         py.detach(|| self.0.delete(ids.ids())).map_err(|error| raised(py, &error))
+    }
+
+    fn evict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
+        let ids = py.detach(|| self.0.evict()).map_err(|error| raised(py, &error))?;
+        Ok(id_bytes(py, &ids))
+    }
+
+    fn set_scores(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, scores: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (ids, scores) = (id_buffer(ids)?, floats(scores, "scores")?);
+        py.detach(|| self.0.set_scores(ids.ids(), scores.values())).map_err(|error| raised(py, &error))
     }
 
     fn get_state(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -58,6 +58,8 @@ impl Trained {
             initializer: Initializer::Uniform { low: -0.5, high: 0.5 },
             staleness: StalenessBound::Steps(0),
             ids: IdRange::Sparse,
+            eviction: None,
+            admission: None,
         };
         let store = Store::open(folder, options).unwrap();
         let table = store.table("t", &spec).unwrap();

@@ -24,8 +24,11 @@ impl Dtype {
     }
 }
 
-/// Byte layout of every row of a group: `dim` weights, then the optimizer state, then padding up to
-/// `stride`. In memory and on the device a row looks the same.
+/// Bytes of a stamp.
+const STAMP_BYTES: usize = 8;
+
+/// Byte layout of every row of a group: `dim` weights, then the optimizer state, then the stamp of tables
+/// that evict by one, then padding up to `stride`. In memory and on the device a row looks the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLayout {
     /// Weights per row.
@@ -34,26 +37,34 @@ pub struct RowLayout {
     pub dtype: Dtype,
     /// f32 values of optimizer state per row.
     pub state_floats: usize,
+    /// Whether 8 bytes of stamp follow the state.
+    pub stamped: bool,
     /// Bytes from one row to the next.
     pub stride: usize,
 }
 
 impl RowLayout {
-    /// The layout for rows of `dim` weights under `optimizer`.
+    /// The layout for rows of `dim` weights under `optimizer`, with or without a stamp.
     ///
     /// The stride is rounded up to whole cache lines where that wastes at most an eighth of the row,
     /// and to 16 bytes otherwise (a row of 17 floats would nearly double).
-    pub fn new(dim: usize, dtype: Dtype, optimizer: &OptimizerSpec) -> Self {
+    pub fn new(dim: usize, dtype: Dtype, optimizer: &OptimizerSpec, stamped: bool) -> Self {
         let state_floats = optimizer.state_floats(dim);
         let used = (dim * dtype.bytes()).next_multiple_of(4) + 4 * state_floats;
+        let used = used + if stamped { STAMP_BYTES } else { 0 };
         let lines = used.next_multiple_of(LINE_BYTES);
         let stride = if (lines - used) * 8 <= used { lines } else { used.next_multiple_of(16) };
-        Self { dim, dtype, state_floats, stride }
+        Self { dim, dtype, state_floats, stamped, stride }
     }
 
     /// Bytes of the weights, where the optimizer state begins.
     pub fn state_offset(&self) -> usize {
         (self.dim * self.dtype.bytes()).next_multiple_of(4)
+    }
+
+    /// Bytes before the stamp, in a row that carries one.
+    pub fn stamp_offset(&self) -> Option<usize> {
+        self.stamped.then(|| self.state_offset() + 4 * self.state_floats)
     }
 }
 
@@ -62,7 +73,7 @@ mod tests {
     use super::*;
 
     fn stride(dim: usize, optimizer: OptimizerSpec) -> usize {
-        RowLayout::new(dim, Dtype::F32, &optimizer).stride
+        RowLayout::new(dim, Dtype::F32, &optimizer, false).stride
     }
 
     #[test]
@@ -81,7 +92,8 @@ mod tests {
             16,
             Dtype::F32,
             &OptimizerSpec::Adagrad { lr: 0.1, eps: 0.0, initial_accumulator: 0.0 },
+            true,
         );
-        assert_eq!((layout.state_offset(), layout.stride), (64, 128));
+        assert_eq!((layout.state_offset(), layout.stamp_offset(), layout.stride), (64, Some(128), 144));
     }
 }

@@ -5,14 +5,18 @@
 //! one [`RowLayout`].
 #![forbid(unsafe_code)]
 
+mod admission;
 mod bag;
+mod eviction;
 mod initializer;
 mod key;
 mod layout;
 mod optimizer;
 mod spec;
 
+pub use admission::Admission;
 pub use bag::{BagError, IdBag, Pooling};
+pub use eviction::{Eviction, EvictionRule};
 pub use initializer::Initializer;
 pub use key::{Category, RowKey};
 pub use layout::{Dtype, LINE_BYTES, RowLayout};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Dtype, Initializer, OptimizerSpec, RowLayout};
+use crate::{Admission, Dtype, Eviction, Initializer, OptimizerSpec, RowLayout};
 
 /// Widest row the store takes, in weights: 27 KiB feature vectors with two moments fit.
 const DIM_MAX: u32 = 65_536;
@@ -46,6 +46,12 @@ pub struct TableSpec {
     pub staleness: StalenessBound,
     /// Which ids the table may hold.
     pub ids: IdRange,
+    /// Which rows are removed for good; none: only deleted ones are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<Eviction>,
+    /// Which ids get a row; none: every one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admission: Option<Admission>,
 }
 
 /// What tables agree on to share a group: rows of one layout, one optimizer and one initializer
@@ -60,6 +66,9 @@ pub struct GroupSpec {
     pub optimizer: OptimizerSpec,
     /// How missing rows are born.
     pub initializer: Initializer,
+    /// Whether rows carry a stamp, which evictions read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stamped: bool,
 }
 
 /// A spec that cannot be stored.
@@ -82,6 +91,22 @@ pub enum SpecError {
     /// A dense id range that 31-bit row numbers cannot address.
     #[error("rows of a dense table must be between 1 and 2^31, got {0}; use sparse ids for more")]
     DenseRows(u64),
+    /// A number of steps, seconds or rows outside its range.
+    #[error("{field} must be between {least} and 2^62, got {value}")]
+    Count {
+        /// Name of the parameter.
+        field: &'static str,
+        /// The least it may be.
+        least: u64,
+        /// What it was.
+        value: u64,
+    },
+    /// An admission that counts no further than a first read, or than a byte can.
+    #[error("admission min_count must be between 2 and 255, got {0}: leave admission out to admit every id")]
+    MinCount(u8),
+    /// A sketch of a size that is none.
+    #[error("admission bytes must be a power of two from 1 KiB to 1 GiB, got {0}")]
+    SketchBytes(u64),
 }
 
 impl TableSpec {
@@ -92,6 +117,7 @@ impl TableSpec {
             dtype: self.dtype,
             optimizer: self.optimizer.with_lr(0.0),
             initializer: self.initializer,
+            stamped: self.eviction.is_some_and(|eviction| eviction.rule.needs_stamp()),
         }
     }
 
@@ -109,6 +135,12 @@ impl TableSpec {
             return Err(SpecError::DenseRows(rows));
         }
         self.optimizer.validate()?;
+        if let Some(eviction) = &self.eviction {
+            eviction.validate()?;
+        }
+        if let Some(admission) = &self.admission {
+            admission.validate()?;
+        }
         match self.initializer {
             Initializer::Zeros => Ok(()),
             Initializer::Constant { value } => check("initializer value", "a finite number", value, true),
@@ -136,14 +168,15 @@ impl GroupSpec {
     /// # Errors
     /// As [`TableSpec::validate`].
     pub fn validate(&self) -> Result<(), SpecError> {
-        let Self { dim, dtype, optimizer, initializer } = *self;
+        let Self { dim, dtype, optimizer, initializer, stamped: _ } = *self;
         let (staleness, ids) = (StalenessBound::Infinite, IdRange::Sparse);
-        TableSpec { dim, dtype, optimizer, initializer, staleness, ids }.validate()
+        TableSpec { dim, dtype, optimizer, initializer, staleness, ids, eviction: None, admission: None }
+            .validate()
     }
 
     /// The layout of the group's rows.
     pub fn layout(&self) -> RowLayout {
-        RowLayout::new(self.dim as usize, self.dtype, &self.optimizer)
+        RowLayout::new(self.dim as usize, self.dtype, &self.optimizer, self.stamped)
     }
 }
 
@@ -164,6 +197,7 @@ pub(crate) fn not_negative(field: &'static str, value: f32) -> Result<(), SpecEr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::EvictionRule;
 
     fn spec() -> TableSpec {
         TableSpec {
@@ -173,7 +207,20 @@ mod tests {
             initializer: Initializer::Zeros,
             staleness: StalenessBound::Steps(0),
             ids: IdRange::Sparse,
+            eviction: None,
+            admission: None,
         }
+    }
+
+    #[test]
+    fn rows_with_a_stamp_and_rows_without_share_no_group() {
+        let with = |rule| TableSpec { eviction: Some(Eviction { rule, every: 0 }), ..spec() };
+        let ttl = with(EvictionRule::TtlSteps { steps: 5 });
+        assert_eq!(ttl.group(), with(EvictionRule::LeastFrequent { max_rows: 5 }).group());
+        assert_ne!(ttl.group(), spec().group());
+        assert_eq!(with(EvictionRule::NormBelow { norm: 1.0 }).group(), spec().group());
+        let stamp = ttl.group().layout().stamp_offset().unwrap();
+        assert_eq!((stamp, ttl.group().layout().stride), (32, 48));
     }
 
     #[test]

@@ -74,6 +74,8 @@ fn tables(store: &Store) -> Vec<TableStats> {
         row_bytes: group.core.layout.stride as u64,
         accesses: state.accesses(),
         births: state.births(),
+        deletes: state.deletes(),
+        evicted: state.evicted(),
         steps: state.steps(),
     };
     tables.iter().map(table).collect()

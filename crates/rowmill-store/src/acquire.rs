@@ -86,7 +86,7 @@ impl Group {
     /// Staleness timeout or conflict, too little memory, a poisoned store. No clock of this call is held
     /// then.
     pub(crate) fn enter(&self, keys: &Keys, wish: &Wish<'_>) -> Result<Entered, StoreError> {
-        let mut rows = vec![std::ptr::null(); keys.len()];
+        let mut rows = vec![std::ptr::null(); keys.positions()];
         let out = Scatter::new(&mut rows);
         let mut results = self.for_each_shard(keys, |shard| self.enter_shard(keys, shard, wish, &out));
         if let Some((shard, _)) = self.stop_at_first(keys, wish, &mut results) {
@@ -116,7 +116,7 @@ impl Group {
         keys: &Keys,
         wish: &Wish<'_>,
     ) -> Result<Result<Entered, Blocked>, StoreError> {
-        let mut rows = vec![std::ptr::null(); keys.len()];
+        let mut rows = vec![std::ptr::null(); keys.positions()];
         let out = Scatter::new(&mut rows);
         let mut results = self.for_each_shard(keys, |shard| self.enter_shard(keys, shard, wish, &out));
         if let Some((_, stopped)) = self.stop_at_first(keys, wish, &mut results) {

@@ -8,6 +8,7 @@ use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
 use crate::lookup::{Feature, Lookup};
+use crate::stamp::Mark;
 use crate::table_state::TableState;
 use crate::ticket::{Released, Ticket};
 use crate::update::PENDING;
@@ -33,6 +34,10 @@ enum Source<'a> {
     /// The gradients of bags, `stride` apart, and which bags looked a row up.
     Bags { order: LookupOrder, gradients: &'a [f32], stride: usize },
 }
+
+/// The change of a table's rows: the update, the first of them among all, where their gradients come from, and
+/// what happens to their stamps.
+type TableChange<'a> = (Update, u32, &'a Source<'a>, Option<Mark>);
 
 impl Lookup {
     /// The lookups of a feature by the distinct row of its table they ask for.
@@ -156,21 +161,25 @@ impl Group {
             });
         }
         for (feature, &rate) in lookup.features.iter().zip(rates) {
-            check_rate(&lookup.tables[feature.table].table, rate)?;
+            let table = &lookup.tables[feature.table].table;
+            check_rate(table, rate)?;
+            table.check_event_time()?;
         }
         self.check_gradients(lookup, gradients, row_stride)?;
         self.check_finite(lookup, gradients, row_stride)?;
         let sources = self.sources(lookup, gradients, row_stride);
-        let mut changes: Vec<Option<(Update, u32, &Source<'_>)>> = vec![None; self.tables.read().len()];
+        let mut changes: Vec<Option<TableChange<'_>>> = vec![None; self.tables.read().len()];
         for (number, (table, source)) in lookup.tables.iter().zip(&sources).enumerate() {
             let feature =
                 lookup.features.iter().position(|feature| feature.table == number).expect("made for one");
             let update = Update { lr: rates[feature], step: table.table.next_step() };
-            changes[table.table.local as usize] = Some((update, table.base as u32, source));
+            let mark = table.table.mark(update.step, ticket);
+            changes[table.table.local as usize] = Some((update, table.base as u32, source, mark));
         }
         let released = ticket.map_or(Released::None, |ticket| self.released(lookup, ticket));
         self.update(&lookup.keys, &released, &|keys: &[Key], rows: &[*mut f32]| {
-            let (update, base, source) = changes[keys[0].table as usize].as_ref().expect("a table looked up");
+            let (update, base, source, mark) =
+                changes[keys[0].table as usize].as_ref().expect("a table looked up");
             let mut unique = [0; PENDING];
             for (unique, key) in unique.iter_mut().zip(keys) {
                 *unique = key.position - base;
@@ -190,6 +199,9 @@ impl Group {
                             std::array::from_fn(|i| unique.get(i).map_or(&[][..], |&unique| sum(unique)));
                         self.core.updater.apply_each(rows, &each[..rows.len()], update);
                     }
+                }
+                if let Some(mark) = mark {
+                    mark.press(&self.core.layout, rows);
                 }
             }
         })
@@ -221,7 +233,7 @@ impl Group {
         if per_table.iter().all(|released| matches!(released, Released::All)) {
             return Released::All;
         }
-        let mut marks = vec![false; lookup.keys.len()];
+        let mut marks = vec![false; lookup.keys.positions()];
         for (rows, released) in lookup.tables.iter().zip(&per_table) {
             for within in 0..rows.unique.len() {
                 marks[rows.base + within] = released.contains(within as u32);

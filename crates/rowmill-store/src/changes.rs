@@ -433,6 +433,8 @@ mod tests {
             initializer: Initializer::Zeros,
             staleness: StalenessBound::Infinite,
             ids: IdRange::Sparse,
+            eviction: None,
+            admission: None,
         };
         let table = store.table("a", &spec).unwrap();
         for round in 0..3 {

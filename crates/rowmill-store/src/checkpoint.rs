@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLockWriteGuard;
 use rowmill_io::{DeviceError, Volume};
+use rowmill_rows::Category;
 
 use crate::feed::{self, FeedCut};
 use crate::files::{
-    self, AttachmentEntry, FORMAT_VERSION, FileEntry, FileError, GroupEntry, Manifest, SnapshotWriter,
-    TableEntry,
+    self, AttachmentEntry, FileEntry, FileError, GroupEntry, Manifest, SnapshotWriter, TableEntry,
 };
 use crate::store::{Store, log_name};
 use crate::{StoreError, group::Group};
@@ -60,6 +60,7 @@ pub(crate) struct Saved {
     deltas: Vec<FileEntry>,
     history: Vec<FileEntry>,
     attachments: Vec<AttachmentEntry>,
+    sketches: Vec<AttachmentEntry>,
     lineage: Vec<(u64, u64)>,
 }
 
@@ -71,6 +72,7 @@ impl Saved {
             deltas: Vec::new(),
             history: Vec::new(),
             attachments: Vec::new(),
+            sketches: Vec::new(),
             lineage: Vec::new(),
         };
         if let Some(manifest) = manifest {
@@ -78,6 +80,7 @@ impl Saved {
             saved.deltas.clone_from(&manifest.deltas);
             saved.history.clone_from(&manifest.history);
             saved.attachments.clone_from(&manifest.attachments);
+            saved.sketches.clone_from(&manifest.sketches);
             saved.lineage.clone_from(&manifest.lineage);
         }
         saved
@@ -89,6 +92,8 @@ struct Cut {
     /// Number of the cut in each group's log.
     logs: Vec<u64>,
     tables: Vec<TableEntry>,
+    /// Counters of the tables that admit by count.
+    sketches: Vec<(Category, Vec<u8>)>,
 }
 
 /// The manifest of a volume; `None` when there is no store.
@@ -199,13 +204,19 @@ impl Store {
         }
         let delta = self.index_log.finish_cut()?;
 
-        let mut file_bytes = delta.len + attached.iter().map(|entry| entry.len).sum::<u64>();
+        let sketches = cut
+            .sketches
+            .iter()
+            .map(|(category, bytes)| files::save_sketch(&*self.volume, epoch, *category, bytes))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut file_bytes = delta.len + attached.iter().chain(&sketches).map(|entry| entry.len).sum::<u64>();
         let mut next = Saved {
             next_epoch: epoch + 1,
             snapshot: saved.snapshot.clone(),
             deltas: saved.deltas.clone(),
             history: saved.history.clone(),
             attachments: attached,
+            sketches,
             lineage: continued(&saved.lineage, epoch, self.incarnation),
         };
         if let Some(snapshot) = snapshot {
@@ -315,11 +326,19 @@ impl Store {
                 rows: rows_of(group.core.number, state.local),
                 accesses: state.accesses(),
                 births: state.births(),
+                deletes: state.deletes(),
+                evicted: state.evicted(),
                 hot: state.hot_counts(),
             })
             .collect();
         tables.sort_by_key(|table| table.category);
-        Ok(Cut { logs, tables })
+        let sketches = self
+            .tables
+            .read()
+            .values()
+            .filter_map(|(_, state)| Some((state.category, state.sketch.as_ref()?.lock().bytes().to_vec())))
+            .collect();
+        Ok(Cut { logs, tables, sketches })
     }
 
     fn manifest(
@@ -340,18 +359,20 @@ impl Store {
             log: group.core.log.state(*cut),
         };
         Manifest {
-            format_version: FORMAT_VERSION,
+            format_version: Manifest::version_of(&tables),
             epoch,
             seed: self.options.seed,
             created_by: env!("CARGO_PKG_VERSION").to_owned(),
             lineage: saved.lineage.clone(),
             groups: groups.iter().zip(cuts).map(group).collect(),
             tables,
+            event_time: self.events.now(),
             snapshot: saved.snapshot.clone(),
             deltas: saved.deltas.clone(),
             history: saved.history.clone(),
             feed,
             attachments: saved.attachments.clone(),
+            sketches: saved.sketches.clone(),
         }
     }
 

@@ -11,6 +11,7 @@ use crate::budget::Budget;
 use crate::index_log::IndexLog;
 use crate::log::Log;
 use crate::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
+use crate::stamp::set_stamp;
 use crate::table_state::TableState;
 
 #[derive(Debug)]
@@ -99,6 +100,17 @@ impl Core {
     /// # Errors
     /// [`StoreError::MemoryTooSmall`] with the least memory that would do.
     pub(crate) fn check_index_growth(&self, bytes: u64) -> Result<(), StoreError> {
+        self.check_room(bytes, || {
+            let index = self.budget.index_bytes() + bytes;
+            format!("the index of the rows born so far ({index} bytes) with its buffers")
+        })
+    }
+
+    /// Whether there is room for `bytes` beside a minimum of rows.
+    ///
+    /// # Errors
+    /// [`StoreError::MemoryTooSmall`] with the least memory that would do for `what`.
+    pub(crate) fn check_room(&self, bytes: u64, what: impl FnOnce() -> String) -> Result<(), StoreError> {
         let rows_min = (self.shards * SLOTS_MIN) as u64 * self.slot_bytes();
         let needed = self.budget.needed(rows_min) + bytes;
         if needed <= self.budget.memory() {
@@ -108,10 +120,7 @@ impl Core {
             option: "memory",
             given: self.budget.memory(),
             needed: needed + needed / 4,
-            what: format!(
-                "the index of the rows born so far ({} bytes) with its buffers",
-                self.budget.index_bytes() + bytes
-            ),
+            what: what(),
         })
     }
 
@@ -122,6 +131,7 @@ impl Core {
         let (state, padding) = rest.split_at_mut(self.layout.state_floats);
         self.spec.optimizer.initialize_state(state);
         padding.fill(0.0);
+        set_stamp(&self.layout, row, table.birth_stamp());
     }
 
     /// Append a row to the log.

@@ -224,6 +224,15 @@ pub enum StoreError {
         /// The bound on open tickets.
         limit: usize,
     },
+    /// Rows that live by event time, and no event time.
+    #[error(
+        "rows of table {table:?} live by event time, and no step has said one: begin steps with \
+         store.step(event_time=...) or store.ticket(event_time=...)"
+    )]
+    NoEventTime {
+        /// The table.
+        table: String,
+    },
     /// An option outside its range.
     #[error("{option} must be {expected}, got {got}")]
     Option {

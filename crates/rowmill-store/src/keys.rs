@@ -44,6 +44,8 @@ pub(crate) struct TableIds<'a> {
 pub(crate) struct Keys {
     sorted: Vec<Key>,
     bounds: Vec<u32>,
+    /// One more than the last position.
+    positions: usize,
 }
 
 impl Keys {
@@ -80,7 +82,24 @@ impl Keys {
                 position += 1;
             }
         }
-        Self { sorted, bounds }
+        Self { sorted, bounds, positions: first + len }
+    }
+
+    /// These rows without those marked, by position. The others keep their positions.
+    pub(crate) fn without(&self, marked: &[bool]) -> Self {
+        let kept = |key: &&Key| !marked[key.position as usize];
+        let mut bounds = vec![0];
+        let mut sorted = Vec::with_capacity(self.sorted.len());
+        for shard in 0..self.bounds.len() - 1 {
+            sorted.extend(self.of_shard(shard).iter().filter(kept));
+            bounds.push(sorted.len() as u32);
+        }
+        Self { sorted, bounds, positions: self.positions }
+    }
+
+    /// Positions that the caller named: as many as rows, unless some were taken out.
+    pub(crate) fn positions(&self) -> usize {
+        self.positions
     }
 
     /// Number of rows.
@@ -136,5 +155,13 @@ mod tests {
             }
         }
         assert!(seen.into_iter().all(|seen| seen));
+
+        let marked: Vec<bool> = (0..1010).map(|position| position % 3 == 0).collect();
+        let kept = keys.without(&marked);
+        assert_eq!((keys.len(), kept.len(), kept.positions()), (1000, 667, 1010));
+        for shard in 0..8 {
+            let left: Vec<&Key> = keys.of_shard(shard).iter().filter(|key| key.position % 3 != 0).collect();
+            assert!(kept.of_shard(shard).iter().eq(left));
+        }
     }
 }

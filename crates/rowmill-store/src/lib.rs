@@ -14,6 +14,8 @@
 //!     initializer: Initializer::Zeros,
 //!     staleness: StalenessBound::Steps(0),
 //!     ids: IdRange::Sparse,
+//!     eviction: None,
+//!     admission: None,
 //! };
 //! let users = store.table("users", &spec)?;
 //! users.rmw(&[7, 7], &[1.0; 8], None, None)?; // gradients of one row add up
@@ -35,6 +37,7 @@
 
 mod account;
 mod acquire;
+mod admission;
 mod background;
 mod backward;
 mod balance;
@@ -48,6 +51,8 @@ mod core;
 mod due;
 mod error;
 mod evaluate;
+mod event_clock;
+mod eviction;
 mod feed;
 mod files;
 mod fsck;
@@ -72,6 +77,8 @@ mod resolve;
 mod scatter;
 mod seeded;
 mod shard;
+mod sketch;
+mod stamp;
 mod stats;
 mod store;
 mod table;
@@ -96,7 +103,8 @@ pub use pin::{CheckpointPart, PartReader, PinnedCheckpoint};
 pub use queue::QueuedGet;
 pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 pub use rowmill_rows::{
-    Dtype, IdBag, IdRange, Initializer, OptimizerSpec, Pooling, StalenessBound, TableSpec,
+    Admission, Dtype, Eviction, EvictionRule, IdBag, IdRange, Initializer, OptimizerSpec, Pooling,
+    StalenessBound, TableSpec,
 };
 #[cfg(feature = "seeded-bugs")]
 pub use seeded::{SeededBug, seed_bug};

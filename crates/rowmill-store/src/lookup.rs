@@ -12,11 +12,12 @@ use rowmill_rows::{IdBag, Pooling};
 
 use crate::StoreError;
 use crate::acquire::{Blocked, Entered, Wish};
+use crate::admission::Asked;
 use crate::group::Group;
-use crate::keys::Keys;
+use crate::keys::{Key, Keys};
 use crate::log::Reading;
 use crate::table_state::TableState;
-use crate::ticket::Ticket;
+use crate::ticket::{NO_LOOKUP, Ticket, TicketState};
 
 /// Floats pooled per task when a call is spread over threads.
 const POOL_TASK_FLOATS: usize = 1 << 16;
@@ -28,7 +29,10 @@ pub struct Lookup {
     pub(crate) serial: u64,
     pub(crate) features: Vec<Feature>,
     pub(crate) tables: Vec<TableRows>,
+    /// The distinct rows of all tables, without those of refused ids.
     pub(crate) keys: Keys,
+    /// Keys of ids that were asked for too rarely.
+    pub(crate) refused: Vec<Key>,
 }
 
 /// One feature of a lookup.
@@ -120,10 +124,14 @@ impl Group {
         row_stride: usize,
         ticket: Option<&Ticket>,
     ) -> Result<Lookup, StoreError> {
-        let lookup = self.prepare(bags)?;
+        let mut lookup = self.prepare(bags)?;
+        if ticket.is_some() {
+            self.refuse(&mut lookup, Asked::Read);
+        }
         let reading = self.core.log.reading();
         let wish = self.wish(&lookup, ticket);
-        let entered = self.enter(&lookup.keys, &wish)?;
+        let mut entered = self.enter(&lookup.keys, &wish)?;
+        entered.unseen.extend(&lookup.refused);
         let out = Out(out.as_mut_ptr());
         let pooled = if entered.misses.len() <= self.cold_rows_max() {
             self.with_rows(&reading, &lookup.keys, entered, |rows| self.pool(&lookup, rows, &out, row_stride))
@@ -138,7 +146,7 @@ impl Group {
         }
         if let Some(ticket) = ticket {
             for rows in lookup.tables.iter().filter(|rows| rows.table.bound().is_some()) {
-                ticket.state.add(self.core.number, rows.table.local, lookup.serial, &rows.unique);
+                lookup.hold(rows, &ticket.state);
             }
         }
         Ok(lookup)
@@ -152,7 +160,8 @@ impl Group {
         out: &mut [f32],
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
-        let lookup = self.prepare_fetch(table, ids)?;
+        let mut lookup = self.prepare_fetch(table, ids)?;
+        self.refuse(&mut lookup, Asked::Read);
         let reading = self.core.log.reading();
         let mut wish = self.wish(&lookup, ticket);
         wish.births = true;
@@ -197,10 +206,11 @@ impl Group {
         reading: &Reading<'_>,
         lookup: &Lookup,
         wish: &Wish<'_>,
-        entered: Entered,
+        mut entered: Entered,
         out: &mut [f32],
     ) -> Result<(), StoreError> {
         let dim = self.core.layout.dim;
+        entered.unseen.extend(&lookup.refused);
         let copied = self.with_rows(reading, &lookup.keys, entered, |rows| {
             let rows: Vec<RowPtr> =
                 lookup.tables[0].inverse.iter().map(|&unique| rows[unique as usize]).collect();
@@ -216,7 +226,7 @@ impl Group {
         }
         let rows = &lookup.tables[0];
         if let Some((ticket, _)) = wish.clocks.as_ref().filter(|_| rows.table.bound().is_some()) {
-            ticket.add(self.core.number, rows.table.local, lookup.serial, &rows.unique);
+            lookup.hold(rows, ticket);
         }
         Ok(())
     }
@@ -316,7 +326,7 @@ impl Group {
             tables.iter().map(|rows| (rows.table.local, &rows.unique[..])).collect();
         let keys = self.keys_of(&unique);
         let serial = self.serial.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Ok(Lookup { group: Arc::clone(self), serial, features, tables, keys })
+        Ok(Lookup { group: Arc::clone(self), serial, features, tables, keys, refused: Vec::new() })
     }
 
     fn wish<'a>(&self, lookup: &Lookup, ticket: Option<&'a Ticket>) -> Wish<'a> {
@@ -325,7 +335,7 @@ impl Group {
             let mut fresh: Option<Vec<bool>> = None;
             for rows in &lookup.tables {
                 if let Some(marks) = state.fresh(self.core.number, rows.table.local, &rows.unique) {
-                    let fresh = fresh.get_or_insert_with(|| vec![true; lookup.keys.len()]);
+                    let fresh = fresh.get_or_insert_with(|| vec![true; lookup.keys.positions()]);
                     fresh[rows.base..rows.base + marks.len()].copy_from_slice(&marks);
                 }
             }
@@ -462,5 +472,19 @@ impl Lookup {
     /// The group this lookup belongs to.
     pub(crate) fn group(&self) -> &Arc<Group> {
         &self.group
+    }
+
+    /// Let a ticket remember the rows of a table whose clocks were taken.
+    fn hold(&self, rows: &TableRows, ticket: &TicketState) {
+        let (group, table) = (self.group.core.number, rows.table.local);
+        if self.refused.iter().all(|key| key.table != table) {
+            ticket.add(group, table, self.serial, &rows.unique);
+            return;
+        }
+        let held = self.keys.iter().filter(|key| key.table == table).map(|key| key.id);
+        let held: Arc<[u64]> = held.collect();
+        if !held.is_empty() {
+            ticket.add(group, table, NO_LOOKUP, &held);
+        }
     }
 }

@@ -142,9 +142,10 @@ impl PinnedCheckpoint {
     pub fn parts(&self) -> Vec<CheckpointPart> {
         let manifest = &*self.manifest;
         let index = manifest.snapshot.iter().chain(&manifest.deltas);
+        let beside = manifest.attachments.iter().chain(&manifest.sketches);
         let files = index
             .map(|file| (&file.name, file.len, file.crc))
-            .chain(manifest.attachments.iter().map(|entry| (&entry.file, entry.len, entry.crc)));
+            .chain(beside.map(|entry| (&entry.file, entry.len, entry.crc)));
         let mut parts = vec![
             whole("STORE".to_owned(), files::MARKER, files::MARK.len(), Source::Mark),
             whole(

@@ -6,11 +6,12 @@ use rayon::prelude::*;
 use rowmill_rows::Category;
 
 use crate::StoreError;
-use crate::files::{DeltaReader, Manifest, SnapshotReader};
+use crate::files::{self, DeltaReader, Manifest, SnapshotReader};
 use crate::group::{Group, ShardCell};
 use crate::index::shard_and_hash_of;
 use crate::keys::home;
 use crate::store::{Store, TableEntry};
+use crate::table_state::TableState;
 
 /// Entries that are collected: files list one shard after the other, and this many are of several.
 const ENTRIES_MAX: usize = 1 << 22;
@@ -25,6 +26,9 @@ impl Store {
     /// # Errors
     /// Damaged files, or an index larger than the budget.
     pub(crate) fn recover(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        if let Some(time) = manifest.event_time {
+            self.events.advance(time);
+        }
         for entry in &manifest.groups {
             self.open_group(&entry.spec, entry.segment_bytes as usize, &entry.log)?;
         }
@@ -41,7 +45,8 @@ impl Store {
                     &entry.spec,
                     entry.steps,
                 );
-                table.1.restore_counts(entry.accesses, entry.births, entry.hot.clone());
+                table.1.restore_counts(entry);
+                self.restore_sketch(manifest, &table.1)?;
                 let category = entry.category.0 as usize;
                 if by_category.len() <= category {
                     by_category.resize_with(category + 1, || None);
@@ -75,6 +80,23 @@ impl Store {
             }
         }
         Ok(())
+    }
+}
+
+impl Store {
+    /// Continue the counts of ids that have no row yet.
+    fn restore_sketch(&self, manifest: &Manifest, table: &TableState) -> Result<(), StoreError> {
+        let Some(sketch) = &table.sketch else { return Ok(()) };
+        let name = table.category.0.to_string();
+        let Some(entry) = manifest.sketches.iter().find(|entry| entry.name == name) else {
+            // A repair could not keep it: counting begins anew.
+            return Ok(());
+        };
+        if sketch.lock().restore(files::load_attachment(&*self.volume, entry)?) {
+            return Ok(());
+        }
+        let what = format!("{} does not have the size of the sketch of table {:?}", entry.file, table.name);
+        Err(StoreError::Corrupt { what })
     }
 }
 

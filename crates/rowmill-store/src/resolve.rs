@@ -30,7 +30,7 @@ impl Group {
     ) -> Result<T, StoreError> {
         let mut cold: Vec<(Vec<Miss>, ColdRows)> = Vec::new();
         let mut initial = Vec::new();
-        let mut fixed = vec![false; keys.len()];
+        let mut fixed = vec![false; keys.positions()];
         let mut rounds = 0;
         loop {
             rounds += 1;

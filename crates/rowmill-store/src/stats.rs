@@ -78,6 +78,10 @@ pub struct TableStats {
     pub accesses: u64,
     /// Rows born since the table was made (unique ids seen in training).
     pub births: u64,
+    /// Rows deleted since the table was made.
+    pub deletes: u64,
+    /// Rows evicted for good since the table was made, by its rule.
+    pub evicted: u64,
     /// Optimizer steps since the table was made.
     pub steps: u64,
 }
@@ -283,12 +287,14 @@ impl Stats {
         for (outstanding, count) in self.staleness.iter().enumerate() {
             let _ = writeln!(text, "rowmill_staleness_total{{outstanding=\"{outstanding}\"}} {count}");
         }
-        let families: [Family; 4] = [
+        let families: [Family; 6] = [
             ("table_rows", "gauge", "Rows of the table.", |table| table.rows),
             ("table_accesses_total", "counter", "Lookups of the table.", |table| table.accesses),
             ("table_births_total", "counter", "Rows born: unique ids seen in training.", |table| {
                 table.births
             }),
+            ("table_deletes_total", "counter", "Rows of the table deleted.", |table| table.deletes),
+            ("table_evicted_total", "counter", "Rows of the table evicted for good.", |table| table.evicted),
             ("table_steps_total", "counter", "Optimizer steps of the table.", |table| table.steps),
         ];
         for (name, kind, help, value) in families {

@@ -16,6 +16,7 @@ use crate::checkpoint::Saved;
 use crate::compaction::Compaction;
 use crate::core::Core;
 use crate::due::STEPS_MAX;
+use crate::event_clock::{EVENT_TIME_MAX, EventClock};
 use crate::feed::{Feed, FeedOptions, Publisher};
 use crate::files::{Manifest, TABLES_MAX};
 use crate::group::{Group, shards_for};
@@ -57,6 +58,7 @@ pub struct Store {
     pub(crate) tickets: Arc<Tickets>,
     pub(crate) workers: Arc<Workers>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) events: Arc<EventClock>,
     pub(crate) index_log: Arc<IndexLog>,
     /// Held shared by every change of rows, exclusively by the cut of a checkpoint.
     pub(crate) changes: Arc<RwLock<()>>,
@@ -177,6 +179,7 @@ impl Store {
             tickets: Arc::default(),
             workers: Arc::new(Workers::new(threads)),
             counters: Arc::default(),
+            events: Arc::default(),
             index_log: Arc::new(index_log),
             changes: Arc::default(),
             saved: Mutex::new(saved),
@@ -247,6 +250,9 @@ impl Store {
             });
         }
         let group = self.group(&spec.group())?;
+        if let Some(admission) = spec.admission {
+            group.core.check_room(admission.bytes, || format!("the sketch of table {name:?}"))?;
+        }
         let category = Category(self.next_category.fetch_add(1, Relaxed));
         let entry = self.enter_table(&mut tables, name, category, &group, spec, 0);
         Ok(Table::new(Arc::clone(self), entry.0, entry.1, *spec))
@@ -281,8 +287,10 @@ impl Store {
         steps: u64,
     ) -> TableEntry {
         let local = group.tables.read().len() as u32;
-        let state =
-            Arc::new(TableState::new(name.to_owned(), category, local, *spec, self.options.seed, steps));
+        self.budget.add_fixed(spec.admission.map_or(0, |admission| admission.bytes));
+        let events = Arc::clone(&self.events);
+        let seed = self.options.seed;
+        let state = Arc::new(TableState::new(name.to_owned(), category, local, *spec, seed, steps, events));
         group.add_table(&state);
         tables.insert(name.to_owned(), (Arc::clone(group), Arc::clone(&state)));
         (Arc::clone(group), state)
@@ -371,8 +379,32 @@ impl Store {
     /// # Errors
     /// [`StoreError::TooManySteps`].
     pub fn ticket(&self) -> Result<Ticket, StoreError> {
+        self.ticket_at(None)
+    }
+
+    /// As [`Store::ticket`], for a step that learns from what happened at `event_time`, in seconds from a
+    /// beginning of the caller's own.
+    ///
+    /// # Errors
+    /// Also a time beyond 2^62.
+    pub fn ticket_at(&self, event_time: Option<u64>) -> Result<Ticket, StoreError> {
         self.check_writable("a training step")?;
-        Ticket::new(&self.tickets, &self.groups)
+        if let Some(time) = event_time {
+            if time > EVENT_TIME_MAX {
+                return Err(StoreError::Option {
+                    option: "event_time",
+                    expected: "between 0 and 2^62 seconds".into(),
+                    got: time.to_string(),
+                });
+            }
+            self.events.advance(time);
+        }
+        Ticket::new(&self.tickets, &self.groups, event_time)
+    }
+
+    /// The latest event time that a step said, in seconds.
+    pub fn event_time(&self) -> Option<u64> {
+        self.events.now()
     }
 
     /// Pool many features without changing anything: for evaluation and serving. As [`Store::lookup`] without a
@@ -408,6 +440,7 @@ impl Store {
         self.check_open()?;
         if ticket.is_some() {
             self.check_writable("a training read")?;
+            bags.iter().try_for_each(|(table, _)| table.state().check_event_time())?;
         }
         let (group, bags) = group_of(bags)?;
         let _caller = self.workers.enter();
@@ -429,9 +462,11 @@ impl Store {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.check_writable("an update")?;
-        let _change = self.changes.read();
         let _caller = self.workers.enter();
-        self.settle(lookup.group().apply(lookup, gradients, row_stride, rates, ticket))
+        let change = self.changes.read();
+        self.settle(lookup.group().apply(lookup, gradients, row_stride, rates, ticket))?;
+        drop(change);
+        self.settle(lookup.group().evict_due(&self.changes, lookup))
     }
 
     /// The gradients of a lookup's distinct rows, for an update of one's own later.
@@ -653,6 +688,13 @@ fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), 
             IdRange::Sparse => "None (any id)".into(),
         };
         return mismatch("num_rows", text(stored.ids), text(given.ids));
+    }
+    if stored.admission != given.admission {
+        let text = |admission| format!("{admission:?}");
+        return mismatch("admission", text(stored.admission), text(given.admission));
+    }
+    if stored.eviction != given.eviction {
+        return mismatch("eviction", format!("{:?}", stored.eviction), format!("{:?}", given.eviction));
     }
     Ok(())
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use rowmill_kernels::{UniqueScratch, first_non_finite, segment_unique};
-use rowmill_rows::TableSpec;
+use rowmill_rows::{EvictionRule, TableSpec};
 
+use crate::admission::Asked;
 use crate::group::Group;
 use crate::keys::Key;
 use crate::lookahead::Destination;
@@ -134,6 +135,7 @@ impl Table {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("a training read")?;
+        self.state.check_event_time()?;
         self.check("out", ids, out.len(), self.spec.dim as usize)?;
         let _caller = self.store.workers.enter();
         self.store.settle(self.group.fetch(&self.state, ids, out, ticket))
@@ -146,8 +148,10 @@ impl Table {
     /// Ids outside a dense table, or a store that is closed or only read; all else comes with the rows.
     pub fn get_later(&self, ids: &[u64], ticket: &Arc<Ticket>) -> Result<QueuedGet, StoreError> {
         self.store.check_writable("a training read")?;
+        self.state.check_event_time()?;
         Group::check_ids(&self.state, ids)?;
-        let lookup = self.group.prepare_fetch(&self.state, ids)?;
+        let mut lookup = self.group.prepare_fetch(&self.state, ids)?;
+        self.group.refuse(&mut lookup, Asked::Read);
         self.store.enqueue(self.clone(), lookup, ticket)
     }
 
@@ -158,7 +162,7 @@ impl Table {
     /// Wrong length, values that are not finite (nothing changes then), or a failed write.
     pub fn put(&self, ids: &[u64], values: &[f32], ticket: Option<&Ticket>) -> Result<(), StoreError> {
         self.check("values", ids, values.len(), self.spec.dim as usize)?;
-        self.write(ids, values, 0, ticket)
+        self.write(("values", values), ids, 0, ticket)
     }
 
     /// Store optimizer state (`state_floats` floats per id), as [`Table::put`] stores weights.
@@ -167,20 +171,22 @@ impl Table {
     /// As [`Table::put`].
     pub fn put_state(&self, ids: &[u64], values: &[f32]) -> Result<(), StoreError> {
         self.check("values", ids, values.len(), self.state_floats())?;
-        self.write(ids, values, self.group.core.layout.state_offset() / 4, None)
+        self.write(("values", values), ids, self.group.core.layout.state_offset() / 4, None)
     }
 
+    /// Write floats of rows from float `start` on, as many per id as there are values.
     fn write(
         &self,
+        (argument, values): (&'static str, &[f32]),
         ids: &[u64],
-        values: &[f32],
         start: usize,
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("put")?;
+        self.state.check_event_time()?;
         if let Some(position) = first_non_finite(values) {
             return Err(StoreError::NotFinite {
-                argument: "values",
+                argument,
                 table: self.name().to_owned(),
                 value: values[position],
                 position,
@@ -198,15 +204,39 @@ impl Table {
         }
         let keys = self.group.keys(&self.state, &unique);
         let released = self.released(ticket, &unique);
+        let mark = self.state.mark(self.steps(), ticket);
         let _change = self.store.changes.read();
         self.store.settle(self.group.update(&keys, &released, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[last[key.position as usize] * width..][..width];
                 // SAFETY: `row` is a resident row of this group under its shard's write lock; `start +
-                // width` floats lie inside it (weights or state).
+                // width` floats lie inside it (weights, state or stamp).
                 unsafe { copy_floats(values.as_ptr(), row.add(start), width) };
             }
+            if let Some(mark) = mark {
+                // SAFETY: as above.
+                unsafe { mark.press(&self.group.core.layout, rows) };
+            }
         }))
+    }
+
+    /// Set the scores of rows, by which a table that evicts those of the lowest score chooses; of an id given
+    /// twice the last one stays. Rows that are missing are born; a row is born with score 0.
+    ///
+    /// # Errors
+    /// A table with another rule or none, wrong length, scores that are not finite, or a failed write.
+    pub fn set_scores(&self, ids: &[u64], scores: &[f32]) -> Result<(), StoreError> {
+        let rule = self.state.spec.eviction.map(|eviction| eviction.rule);
+        let Some((EvictionRule::LowestScore { .. }, stamp)) = rule.zip(self.group.core.layout.stamp_offset())
+        else {
+            return Err(StoreError::Option {
+                option: "eviction",
+                expected: format!("LowestScore for the rows of table {:?} to have scores", self.name()),
+                got: rule.map_or("None".into(), |rule| format!("{rule:?}")),
+            });
+        };
+        self.check("scores", ids, scores.len(), 1)?;
+        self.write(("scores", scores), ids, stamp / 4, None)
     }
 
     /// Take one optimizer step on every distinct row of `ids` with the sum of its gradients (`dim` floats
@@ -229,10 +259,13 @@ impl Table {
             return Ok(());
         }
         let _caller = self.store.workers.enter();
-        let lookup = self.group.prepare_fetch(&self.state, ids)?;
+        let mut lookup = self.group.prepare_fetch(&self.state, ids)?;
+        self.group.refuse(&mut lookup, Asked::Change);
         let rate = rate.unwrap_or_else(|| self.spec.optimizer.lr());
-        let _change = self.store.changes.read();
-        self.store.settle(self.group.apply(&lookup, gradients, dim, &[rate], ticket))
+        let change = self.store.changes.read();
+        self.store.settle(self.group.apply(&lookup, gradients, dim, &[rate], ticket))?;
+        drop(change);
+        self.store.settle(self.group.evict_due(&self.store.changes, &lookup))
     }
 
     /// Remove rows; how many there were.
@@ -244,7 +277,21 @@ impl Table {
         Group::check_ids(&self.state, ids)?;
         let keys = self.group.keys(&self.state, ids);
         let _change = self.store.changes.read();
-        self.store.settle(self.group.delete(&keys))
+        let deleted = self.store.settle(self.group.delete(&keys))?;
+        self.state.count_deletes(deleted);
+        Ok(deleted)
+    }
+
+    /// Remove the rows that the table's eviction rule names, for good; their ids, ascending. Rows whose clock
+    /// somebody holds stay. Changes of rows wait meanwhile, and every cold row is read: what a rule looks at lies
+    /// in the row.
+    ///
+    /// # Errors
+    /// A table without a rule, a row that cannot be read, or a failed write.
+    pub fn evict(&self) -> Result<Vec<u64>, StoreError> {
+        self.store.check_writable("an eviction")?;
+        let _caller = self.store.workers.enter();
+        self.store.settle(self.group.evict(&self.store.changes, &self.state))
     }
 
     /// Announce ids that will be asked for soon; see [`Store::lookahead`].

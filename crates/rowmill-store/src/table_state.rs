@@ -1,12 +1,19 @@
 //! What the engine keeps about a table beside its rows.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use rowmill_kernels::RowInitializer;
-use rowmill_rows::{Category, StalenessBound, TableSpec};
+use rowmill_rows::{Category, EvictionRule, StalenessBound, TableSpec};
 
+use crate::StoreError;
+use crate::event_clock::EventClock;
+use crate::files;
 use crate::hot_rows::HotRows;
+use crate::sketch::Sketch;
+use crate::stamp::Mark;
+use crate::ticket::Ticket;
 
 /// Identity, spec and counters of one table.
 #[derive(Debug)]
@@ -22,6 +29,15 @@ pub(crate) struct TableState {
     steps: AtomicU64,
     accesses: AtomicU64,
     births: AtomicU64,
+    /// Rows deleted, and rows evicted.
+    deletes: AtomicU64,
+    evicted: AtomicU64,
+    /// How many automatic evictions have been due.
+    evictions_due: AtomicU64,
+    /// Counts ids that have no row yet, where the table admits by count.
+    pub(crate) sketch: Option<Mutex<Sketch>>,
+    /// The store's event time.
+    pub(crate) events: Arc<EventClock>,
     hot: Mutex<HotRows>,
 }
 
@@ -33,8 +49,14 @@ impl TableState {
         spec: TableSpec,
         seed: u64,
         steps: u64,
+        events: Arc<EventClock>,
     ) -> Self {
         let zero = || AtomicU64::new(0);
+        let every = spec.eviction.map_or(0, |eviction| eviction.every);
+        let sketch = spec.admission.map(|admission| {
+            let seed = seed ^ (u64::from(category.0) << 32);
+            Mutex::new(Sketch::new(admission.bytes as usize, seed))
+        });
         let initializer = RowInitializer::new(&spec.initializer, seed, category.0);
         Self {
             name,
@@ -45,6 +67,11 @@ impl TableState {
             steps: AtomicU64::new(steps),
             accesses: zero(),
             births: zero(),
+            deletes: zero(),
+            evicted: zero(),
+            evictions_due: AtomicU64::new(steps.checked_div(every).unwrap_or(0)),
+            sketch,
+            events,
             hot: Mutex::default(),
         }
     }
@@ -99,10 +126,75 @@ impl TableState {
         self.births.load(Relaxed)
     }
 
+    pub(crate) fn count_deletes(&self, rows: usize) {
+        self.deletes.fetch_add(rows as u64, Relaxed);
+    }
+
+    pub(crate) fn deletes(&self) -> u64 {
+        self.deletes.load(Relaxed)
+    }
+
+    pub(crate) fn count_evicted(&self, rows: usize) {
+        self.evicted.fetch_add(rows as u64, Relaxed);
+    }
+
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted.load(Relaxed)
+    }
+
     /// Continue the counters of a checkpoint.
-    pub(crate) fn restore_counts(&self, accesses: u64, births: u64, hot: Vec<(u64, u64)>) {
-        *self.hot.lock() = HotRows::restore(hot, accesses);
-        self.accesses.store(accesses, Relaxed);
-        self.births.store(births, Relaxed);
+    pub(crate) fn restore_counts(&self, entry: &files::TableEntry) {
+        *self.hot.lock() = HotRows::restore(entry.hot.clone(), entry.accesses);
+        self.accesses.store(entry.accesses, Relaxed);
+        self.births.store(entry.births, Relaxed);
+        self.deletes.store(entry.deletes, Relaxed);
+        self.evicted.store(entry.evicted, Relaxed);
+    }
+
+    // ------------------------------------------------------------------ eviction
+
+    fn rule(&self) -> Option<EvictionRule> {
+        self.spec.eviction.map(|eviction| eviction.rule)
+    }
+
+    /// Check that rows which live by event time can be stamped with one.
+    ///
+    /// # Errors
+    /// [`StoreError::NoEventTime`] as long as no step said one.
+    pub(crate) fn check_event_time(&self) -> Result<(), StoreError> {
+        if matches!(self.rule(), Some(EvictionRule::TtlSeconds { .. })) && self.events.now().is_none() {
+            return Err(StoreError::NoEventTime { table: self.name.clone() });
+        }
+        Ok(())
+    }
+
+    /// What a change of rows at step `step` does to their stamps.
+    pub(crate) fn mark(&self, step: u64, ticket: Option<&Ticket>) -> Option<Mark> {
+        match self.rule()? {
+            EvictionRule::TtlSteps { .. } => Some(Mark::At(step)),
+            EvictionRule::TtlSeconds { .. } => {
+                let said = ticket.and_then(|ticket| ticket.state.event_time());
+                Some(Mark::At(said.or_else(|| self.events.now()).unwrap_or(0)))
+            }
+            EvictionRule::LeastFrequent { .. } => Some(Mark::Count),
+            EvictionRule::LowestScore { .. }
+            | EvictionRule::LowestNorm { .. }
+            | EvictionRule::NormBelow { .. } => None,
+        }
+    }
+
+    /// The stamp of a row that is born now.
+    pub(crate) fn birth_stamp(&self) -> u64 {
+        match self.mark(self.steps(), None) {
+            Some(Mark::At(now)) => now,
+            _ => 0,
+        }
+    }
+
+    /// Whether an automatic eviction has come due; says so once.
+    pub(crate) fn take_due_eviction(&self) -> bool {
+        let every = self.spec.eviction.map_or(0, |eviction| eviction.every);
+        let due = self.steps().checked_div(every).unwrap_or(0);
+        due > 0 && self.evictions_due.fetch_max(due, Relaxed) < due
     }
 }

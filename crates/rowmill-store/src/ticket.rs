@@ -18,6 +18,9 @@ use crate::group::Group;
 /// Steps that may be open at once.
 const TICKETS_MAX: usize = 1024;
 
+/// Serial number of no lookup: of rows that are a part of one's only.
+pub(crate) const NO_LOOKUP: u64 = 0;
+
 /// A row within a store: group, table within the group, id.
 pub(crate) type Held = (u32, u32, u64);
 
@@ -55,6 +58,8 @@ impl Hold {
 pub(crate) struct TicketState {
     id: u64,
     born: Instant,
+    /// When what the step learns from happened, in seconds.
+    event_time: Option<u64>,
     holds: Mutex<HashMap<(u32, u32), Hold>>,
     /// Rows of a call that is still taking clocks, written before it waits.
     partial: Mutex<Vec<Held>>,
@@ -65,6 +70,10 @@ pub(crate) struct TicketState {
 impl TicketState {
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    pub(crate) fn event_time(&self) -> Option<u64> {
+        self.event_time
     }
 
     fn holds(&self, row: Held) -> bool {
@@ -171,7 +180,7 @@ pub(crate) struct Tickets {
 }
 
 impl Tickets {
-    fn issue(&self) -> Result<Arc<TicketState>, StoreError> {
+    fn issue(&self, event_time: Option<u64>) -> Result<Arc<TicketState>, StoreError> {
         let mut open = self.open.lock();
         if open.len() >= TICKETS_MAX {
             return Err(StoreError::TooManySteps { open: open.len(), limit: TICKETS_MAX });
@@ -179,6 +188,7 @@ impl Tickets {
         let state = Arc::new(TicketState {
             id: self.next.fetch_add(1, Relaxed) + 1,
             born: Instant::now(),
+            event_time,
             holds: Mutex::default(),
             partial: Mutex::default(),
             waits_for: Mutex::default(),
@@ -247,8 +257,13 @@ impl Ticket {
     pub(crate) fn new(
         tickets: &Arc<Tickets>,
         groups: &Arc<parking_lot::RwLock<Vec<Arc<Group>>>>,
+        event_time: Option<u64>,
     ) -> Result<Self, StoreError> {
-        Ok(Self { state: tickets.issue()?, tickets: Arc::clone(tickets), groups: Arc::clone(groups) })
+        Ok(Self {
+            state: tickets.issue(event_time)?,
+            tickets: Arc::clone(tickets),
+            groups: Arc::clone(groups),
+        })
     }
 
     /// Number of the ticket: later ones are larger.
@@ -285,7 +300,7 @@ mod tests {
 
     #[test]
     fn ids_that_come_back_as_they_went_are_all_given_back() {
-        let ticket = Tickets::default().issue().unwrap();
+        let ticket = Tickets::default().issue(None).unwrap();
         let got: Arc<[u64]> = [7, 3, 9].into();
         ticket.add(0, 1, 5, &got);
         assert!(matches!(ticket.take(0, 1, None, &[7, 3, 9]), Released::All));
@@ -294,7 +309,7 @@ mod tests {
 
     #[test]
     fn ids_in_another_order_or_in_parts_are_looked_up() {
-        let ticket = Tickets::default().issue().unwrap();
+        let ticket = Tickets::default().issue(None).unwrap();
         ticket.add(0, 1, 5, &[7, 3, 9].into());
         let Released::Some(marks) = ticket.take(0, 1, None, &[3, 4, 7]) else { panic!("marked one by one") };
         assert_eq!(marks, [true, false, true]);

@@ -75,7 +75,7 @@ impl Group {
         work: &(impl Fn(&[Key], &[*mut f32]) + Sync),
     ) -> Result<(), StoreError> {
         self.counters.count_update(keys.len());
-        let marks = if matches!(released, Released::None) { 0 } else { keys.len() };
+        let marks = if matches!(released, Released::None) { 0 } else { keys.positions() };
         let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
         let change = Change { keys, released, done, work };
         let result = self.make_change(&change);

@@ -17,6 +17,8 @@ fn spec(dim: u32, optimizer: OptimizerSpec) -> TableSpec {
         initializer: Initializer::Uniform { low: -0.5, high: 0.5 },
         staleness: StalenessBound::Steps(0),
         ids: IdRange::Sparse,
+        eviction: None,
+        admission: None,
     }
 }
 

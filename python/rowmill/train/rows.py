@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import rowmill
 from rowmill.config import ConfigError
+from rowmill.eviction import TTL, LeastFrequent, LowestNorm, MinCount
 from rowmill.models import FeatureBags
 from rowmill.nn import Feature, StackedBags
 from rowmill.optim import SGD, Adagrad, Adam, optimizer_from_dict, optimizer_to_dict
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rowmill.config import Config, RowsConfig
+    from rowmill.config import AdmissionConfig, Config, EvictionConfig, RowsConfig
     from rowmill.data import IdWay, Source
+    from rowmill.eviction import Admission, Eviction
     from rowmill.optim import OptimizerSpec
     from rowmill.store import Store
     from rowmill.tables import Table
@@ -211,6 +213,34 @@ def row_optimizer(rows: RowsConfig) -> OptimizerSpec:
     return replace(optimizer, **given)
 
 
+_EVICTIONS = {"ttl": TTL, "least_frequent": LeastFrequent, "lowest_norm": LowestNorm}
+
+
+def row_eviction(eviction: EvictionConfig) -> Eviction | None:
+    """The eviction of a run; raises if its rule does not take what is set, or lacks what it needs."""
+    names = ("steps", "max_rows", "below")
+    given = {name: value for name in names if (value := getattr(eviction, name)) is not None}
+    if eviction.rule == "none":
+        if given:
+            raise ConfigError(
+                f"eviction.{next(iter(given))} is set, but eviction.rule is none: name a rule"
+            )
+        return None
+    takes = {"ttl": {"steps"}, "least_frequent": {"max_rows"}, "lowest_norm": {"max_rows", "below"}}
+    wanted = takes[eviction.rule]
+    if len(given) != 1 or not given.keys() <= wanted:
+        raise ConfigError(
+            f"eviction.rule = {eviction.rule!r} takes eviction.{' or eviction.'.join(sorted(wanted))}, got "
+            f"{', '.join(f'eviction.{name}' for name in given) or 'none of these'}"
+        )
+    return _EVICTIONS[eviction.rule](**given, every=eviction.every)
+
+
+def row_admission(admission: AdmissionConfig) -> Admission | None:
+    """The admission of a run."""
+    return None if admission.min_count is None else MinCount(admission.min_count, admission.bytes)
+
+
 def _tables(
     store: Store, config: Config, source: Source, way: IdWay, optimizer: OptimizerSpec
 ) -> list[Table]:
@@ -225,6 +255,8 @@ def _tables(
             initializer=rowmill.init.Uniform(-width, width),
             staleness_bound=config.store.staleness_bound,
             num_rows=size,
+            eviction=row_eviction(config.eviction),
+            admission=row_admission(config.admission),
         )
         for name, size in zip(names, sizes, strict=True)
     ]

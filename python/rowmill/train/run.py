@@ -36,7 +36,7 @@ from rowmill.train.folder import make_out, store_folder
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
-from rowmill.train.rows import StoredRows, plain_rows, row_optimizer, stored_rows
+from rowmill.train.rows import StoredRows, plain_rows, row_eviction, row_optimizer, stored_rows
 from rowmill.train.state import (
     ATTACHMENT,
     RunState,
@@ -107,6 +107,7 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     """A trainer at the first row, or where the last checkpoint left it; its store is closed at the end."""
     threads = _threads(config)
     optimizer = row_optimizer(config.rows)
+    row_eviction(config.eviction)  # Raises before anything is made.
     torch.set_num_threads(threads)
     source = _open_data(config, console)
     train_rows = _train_rows(config, source)

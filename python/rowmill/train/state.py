@@ -142,6 +142,8 @@ def identity_of(
         "vocabulary": vocabulary,
         **{f"model.{key}": value for key, value in settings["model"].items()},
         **{f"rows.{key}": value for key, value in settings["rows"].items()},
+        **_chosen("eviction", settings["eviction"], config.eviction.rule != "none"),
+        **_chosen("admission", settings["admission"], config.admission.min_count is not None),
         **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
         **{
             f"train.{key}": settings["train"][key]
@@ -151,6 +153,11 @@ def identity_of(
         "train.epochs": config.train.epochs if config.train.dense_decay_from < 1 else None,
         "store.staleness_bound": settings["store"]["staleness_bound"],
     }
+
+
+def _chosen(section: str, settings: dict[str, Any], used: bool) -> dict[str, Any]:
+    """A section as it counts: nothing where it is not used, as in runs from before it was there."""
+    return {section: {key: str(value) for key, value in settings.items()} if used else None}
 
 
 def _check_of_first_rows(source: Source) -> str:

@@ -1,8 +1,10 @@
-//! Bytes of the caller's own that belong to a checkpoint: dense weights, the data position.
+//! Bytes that belong to a checkpoint beside the rows: the caller's own (dense weights, the data position), and
+//! the sketches of tables.
 
 use std::io::Read;
 
 use rowmill_io::{DeviceError, Volume};
+use rowmill_rows::Category;
 use serde::{Deserialize, Serialize};
 
 use super::error::FileError;
@@ -39,7 +41,23 @@ pub(crate) fn save_attachment(
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(letter) {
         return Err(FileError::AttachmentName { name: name.to_owned() });
     }
-    let file = name::attachment(epoch, name);
+    save(volume, name, name::attachment(epoch, name), bytes)
+}
+
+/// Write the sketch of a category for checkpoint `epoch`, as an attachment is written.
+///
+/// # Errors
+/// When writing fails.
+pub(crate) fn save_sketch(
+    volume: &dyn Volume,
+    epoch: u64,
+    category: Category,
+    bytes: &[u8],
+) -> Result<AttachmentEntry, FileError> {
+    save(volume, &category.0.to_string(), name::sketch(epoch, category.0), bytes)
+}
+
+fn save(volume: &dyn Volume, name: &str, file: String, bytes: &[u8]) -> Result<AttachmentEntry, FileError> {
     let mut writer = volume.create(&file)?;
     writer
         .write_all(bytes)

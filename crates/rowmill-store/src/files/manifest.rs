@@ -24,6 +24,9 @@ use crate::log::LogState;
 
 /// Version of every file of a store. Older ones stay readable, newer ones are refused.
 pub(crate) const FORMAT_VERSION: u32 = 1;
+/// Version of a manifest with tables that evict rows or refuse ids: a build that does not know of them would
+/// neither stamp rows nor count ids. Stores without such tables stay readable by older builds.
+const FORMAT_VERSION_MAX: u32 = 2;
 /// First word of the header line.
 const MAGIC: &str = "rowmill-manifest";
 /// Longest header line, generously.
@@ -58,6 +61,9 @@ pub(crate) struct Manifest {
     pub(crate) groups: Vec<GroupEntry>,
     /// Tables, in the order of their creation.
     pub(crate) tables: Vec<TableEntry>,
+    /// The latest event time that a step said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) event_time: Option<u64>,
     /// The index at some earlier checkpoint; none as long as the deltas say all.
     #[serde(default)]
     pub(crate) snapshot: Option<FileEntry>,
@@ -74,6 +80,9 @@ pub(crate) struct Manifest {
     /// Bytes of the caller's own.
     #[serde(default)]
     pub(crate) attachments: Vec<AttachmentEntry>,
+    /// Counts of ids that have no row yet; the name is the number of the category.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) sketches: Vec<AttachmentEntry>,
 }
 
 /// A group and its log.
@@ -114,6 +123,12 @@ pub(crate) struct TableEntry {
     /// Rows born since the table was created.
     #[serde(default)]
     pub(crate) births: u64,
+    /// Rows deleted since the table was created.
+    #[serde(default)]
+    pub(crate) deletes: u64,
+    /// Rows evicted since the table was created.
+    #[serde(default)]
+    pub(crate) evicted: u64,
     /// Sampled counts of the most looked-up ids.
     #[serde(default)]
     pub(crate) hot: Vec<(u64, u64)>,
@@ -147,7 +162,7 @@ impl Manifest {
     /// When the volume fails. The previous checkpoint is still there unless the very last sync failed,
     /// when either may be; nothing should be written to the volume any more then.
     pub(crate) fn save(&self, volume: &dyn Volume) -> Result<(), FileError> {
-        debug_assert_eq!(self.format_version, FORMAT_VERSION);
+        debug_assert_eq!(self.format_version, Self::version_of(&self.tables));
         let json = serde_json::to_vec(self).expect("a manifest has neither odd keys nor odd numbers");
         let mut bytes = header_line(self.format_version, crc32c::crc32c(&json), json.len()).into_bytes();
         bytes.extend_from_slice(&json);
@@ -187,19 +202,29 @@ impl Manifest {
         Ok((Self::parse(&bytes)?, bytes))
     }
 
+    /// The oldest version that says all of these tables.
+    pub(crate) fn version_of(tables: &[TableEntry]) -> u32 {
+        if tables.iter().any(|table| table.spec.eviction.is_some() || table.spec.admission.is_some()) {
+            FORMAT_VERSION_MAX
+        } else {
+            FORMAT_VERSION
+        }
+    }
+
     /// Names of all files but the logs.
     pub(crate) fn file_names(&self) -> impl Iterator<Item = &str> {
         let index =
             self.snapshot.iter().chain(&self.history).chain(&self.deltas).map(|file| file.name.as_str());
-        index.chain(self.attachments.iter().map(|attachment| attachment.file.as_str()))
+        let beside = self.attachments.iter().chain(&self.sketches);
+        index.chain(beside.map(|attachment| attachment.file.as_str()))
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, FileError> {
         let corrupt = |what: String| FileError::corrupt(MANIFEST, what);
-        let json = check_header(bytes)?;
+        let (version, json) = check_header(bytes)?;
         let manifest: Self = serde_json::from_slice(json)
             .map_err(|error| corrupt(format!("its JSON does not fit: {error}")))?;
-        if manifest.format_version != FORMAT_VERSION {
+        if manifest.format_version != version {
             return Err(corrupt(format!("it claims format version {}", manifest.format_version)));
         }
         manifest.check().map_err(corrupt)?;
@@ -252,8 +277,8 @@ fn header_line(version: u32, crc: u32, len: usize) -> String {
     format!("{MAGIC} {version} {crc:08x} {len}\n")
 }
 
-/// The JSON behind a header line that is right.
-fn check_header(bytes: &[u8]) -> Result<&[u8], FileError> {
+/// The version in a header line that is right, and the JSON behind it.
+fn check_header(bytes: &[u8]) -> Result<(u32, &[u8]), FileError> {
     let corrupt = |what: &str| FileError::corrupt(MANIFEST, what);
     let head = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
     let end = head.iter().position(|&byte| byte == b'\n').ok_or_else(|| corrupt("it has no header line"))?;
@@ -270,13 +295,13 @@ fn check_header(bytes: &[u8]) -> Result<&[u8], FileError> {
     if line != header_line(version.max(FORMAT_VERSION), crc32c::crc32c(json), json.len()) {
         return Err(corrupt("length, checksum or version in its header line do not fit the rest"));
     }
-    if version > FORMAT_VERSION {
+    if version > FORMAT_VERSION_MAX {
         // Damage must not send anybody to look for an upgrade: the version alone is not under the checksum,
         // but stands in the rest again.
         if serde_json::from_slice::<Claim>(json).is_ok_and(|claim| claim.format_version != version) {
             return Err(corrupt("its header line has another format version than the rest"));
         }
-        return Err(FileError::Newer { name: MANIFEST, found: version, supported: FORMAT_VERSION });
+        return Err(FileError::Newer { name: MANIFEST, found: version, supported: FORMAT_VERSION_MAX });
     }
-    Ok(json)
+    Ok((version, json))
 }

@@ -19,7 +19,7 @@ mod marker;
 mod name;
 mod snapshot;
 
-pub(crate) use attachment::{AttachmentEntry, load_attachment, save_attachment};
+pub(crate) use attachment::{AttachmentEntry, load_attachment, save_attachment, save_sketch};
 pub(crate) use delta::{DeltaReader, DeltaWriter};
 pub(crate) use error::FileError;
 pub(crate) use frame::FileEntry;

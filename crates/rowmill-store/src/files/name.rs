@@ -24,11 +24,15 @@ pub(super) fn attachment(epoch: u64, name: &str) -> String {
     format!("attachment-{epoch}-{name}")
 }
 
-/// The epoch in the name of a delta, snapshot or attachment; none for any other file.
+pub(super) fn sketch(epoch: u64, category: u32) -> String {
+    format!("sketch-{epoch}-{category}")
+}
+
+/// The epoch in the name of a delta, snapshot, attachment or sketch; none for any other file.
 pub(crate) fn epoch_of(name: &str) -> Option<u64> {
     let epoch = match name.strip_prefix("index-") {
         Some(rest) => rest.strip_suffix(".delta").or_else(|| rest.strip_suffix(".snapshot"))?,
-        None => name.strip_prefix("attachment-")?.split_once('-')?.0,
+        None => name.strip_prefix("attachment-").or_else(|| name.strip_prefix("sketch-"))?.split_once('-')?.0,
     };
     epoch.parse().ok()
 }
@@ -43,6 +47,7 @@ mod tests {
             assert_eq!(epoch_of(&delta(epoch)), Some(epoch));
             assert_eq!(epoch_of(&snapshot(epoch)), Some(epoch));
             assert_eq!(epoch_of(&attachment(epoch, "state-9.pt")), Some(epoch));
+            assert_eq!(epoch_of(&sketch(epoch, 3)), Some(epoch));
         }
         for other in ["MANIFEST", "group-1.log", "index-.delta", "index-1", "attachment-1", "notes.txt"] {
             assert_eq!(epoch_of(other), None, "{other}");

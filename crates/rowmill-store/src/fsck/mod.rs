@@ -104,6 +104,7 @@ fn check(volume: &dyn Volume, mut manifest: Manifest) -> Result<Findings, StoreE
     let mut report = FsckReport { epoch: manifest.epoch, files: 1, ..FsckReport::default() };
     let attachments = check_attachments(volume, &manifest, &mut report);
     check_history(volume, &manifest, &mut report)?;
+    check_sketches(volume, &mut manifest, &mut report);
     let mut index = Index::load(volume, &manifest, &mut report);
     let segments = Segments::open(volume, &mut manifest, &mut report)?;
     if !index.complete {
@@ -190,6 +191,17 @@ fn check_history(
         }
     }
     Ok(())
+}
+
+/// Leave damaged sketches out of the manifest: their tables count ids anew.
+fn check_sketches(volume: &dyn Volume, manifest: &mut Manifest, report: &mut FsckReport) {
+    manifest.sketches.retain(|entry| {
+        report.files += 1;
+        let Err(error) = files::load_attachment(volume, entry) else { return true };
+        report.problems.push(error.to_string());
+        report.unnamed.push(format!("how often ids without a row of category {} were asked for", entry.name));
+        false
+    });
 }
 
 /// Rows per table, against what the manifest counted.

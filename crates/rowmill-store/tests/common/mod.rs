@@ -35,6 +35,8 @@ pub(crate) fn spec(dim: u32, optimizer: OptimizerSpec) -> TableSpec {
         initializer: INITIALIZER,
         staleness: StalenessBound::Steps(0),
         ids: IdRange::Sparse,
+        eviction: None,
+        admission: None,
     }
 }
 

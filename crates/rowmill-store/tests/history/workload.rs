@@ -96,6 +96,8 @@ fn table(store: &Arc<Store>, number: usize, bound: Option<u8>) -> Table {
         initializer: Initializer::Zeros,
         staleness: bound.map_or(StalenessBound::Infinite, StalenessBound::Steps),
         ids: IdRange::Sparse,
+        eviction: None,
+        admission: None,
     };
     store.table(&format!("table {number}"), &spec).unwrap()
 }

@@ -131,6 +131,8 @@ impl Schedule {
             initializer: INITIALIZER,
             staleness: StalenessBound::Steps(0),
             ids: IdRange::Sparse,
+            eviction: None,
+            admission: None,
         };
         let ids = IdRange::Dense { rows: self.shape.universe };
         let second = TableSpec { staleness: StalenessBound::Infinite, ids, ..first };

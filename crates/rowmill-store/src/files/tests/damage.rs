@@ -105,12 +105,12 @@ fn a_healthy_file_of_another_checkpoint_or_kind_is_refused() {
 #[test]
 fn a_newer_manifest_is_told_from_a_damaged_one_by_its_first_line() {
     let volume = volume();
-    for rest in ["", "words of tomorrow\n\0\0", "{\"format_version\":2}"] {
+    for rest in ["", "words of tomorrow\n\0\0", "{\"format_version\":3}"] {
         let text =
-            format!("rowmill-manifest 2 {:08x} {}\n{rest}", crc32c::crc32c(rest.as_bytes()), rest.len());
+            format!("rowmill-manifest 3 {:08x} {}\n{rest}", crc32c::crc32c(rest.as_bytes()), rest.len());
         write_file(&volume, "MANIFEST", text.as_bytes());
         let error = Manifest::load(&volume).unwrap_err();
-        assert!(matches!(error, FileError::Newer { found: 2, supported: 1, .. }), "{error}");
+        assert!(matches!(error, FileError::Newer { found: 3, supported: 2, .. }), "{error}");
     }
     // Where only the first line speaks of tomorrow, it is the first line that is damaged.
     manifest(4).save(&volume).unwrap();

@@ -20,7 +20,9 @@ fn golden_entries() -> Vec<Entry> {
 
 fn golden_checkpoint(volume: &dyn Volume) -> Manifest {
     // Written before there was a lineage.
-    let mut written = Manifest { lineage: Vec::new(), ..manifest(2) };
+    let mut written = Manifest { lineage: Vec::new(), event_time: None, ..manifest(2) };
+    // And before these were counted.
+    written.tables.iter_mut().for_each(|table| (table.deletes, table.evicted) = (0, 0));
     let spec = TableSpec {
         optimizer: OptimizerSpec::Sgd { lr: 0.1 },
         initializer: Initializer::Zeros,
@@ -61,6 +63,22 @@ fn format_1_is_read() {
     result.unwrap();
     assert_eq!(entries, golden_entries());
     assert_eq!(load_attachment(&volume, &found.attachments[0]).unwrap(), b"dense weights");
+}
+
+/// Builds that know no eviction refuse what they would not keep up, and nothing else.
+#[test]
+fn only_tables_that_evict_need_format_2() {
+    let volume = volume();
+    let mut written = golden_checkpoint(&volume);
+    assert!(read_file(&volume, "MANIFEST").starts_with(b"rowmill-manifest 1 "));
+    let rule = EvictionRule::TtlSteps { steps: 9 };
+    written.tables[2].spec.eviction = Some(Eviction { rule, every: 4 });
+    written.groups[1].spec.stamped = true;
+    written.groups[1].stride = written.groups[1].spec.layout().stride as u32;
+    written.format_version = 2;
+    written.save(&volume).unwrap();
+    assert!(read_file(&volume, "MANIFEST").starts_with(b"rowmill-manifest 2 "));
+    assert_eq!(Manifest::load(&volume).unwrap(), written);
 }
 
 /// `cargo test -p rowmill-store write_golden_files -- --ignored`, only while no release has this version.

@@ -9,7 +9,8 @@ mod round_trip;
 
 use rowmill_io::{MemoryVolume, Volume};
 use rowmill_rows::{
-    Category, Dtype, GroupSpec, IdRange, Initializer, OptimizerSpec, RowKey, StalenessBound, TableSpec,
+    Category, Dtype, Eviction, EvictionRule, GroupSpec, IdRange, Initializer, OptimizerSpec, RowKey,
+    StalenessBound, TableSpec,
 };
 
 use super::*;
@@ -31,6 +32,8 @@ fn table_spec(dim: u32) -> TableSpec {
         initializer: Initializer::Uniform { low: -0.05, high: 0.05 },
         staleness: StalenessBound::Steps(4),
         ids: IdRange::Sparse,
+        eviction: None,
+        admission: None,
     }
 }
 
@@ -57,6 +60,8 @@ fn manifest(epoch: u64) -> Manifest {
         rows: 67,
         accesses: u64::from(u32::MAX) + 5,
         births: 70,
+        deletes: 2,
+        evicted: 1,
         hot: vec![(u64::MAX, 12), (3, 5)],
     };
     Manifest {
@@ -67,11 +72,13 @@ fn manifest(epoch: u64) -> Manifest {
         lineage: vec![(1, 0x0123_4567_89ab_cdef), (epoch, u64::MAX)],
         groups: vec![group_entry(spec.group())],
         tables: vec![table("users", 0), table("ünïcode \"items\"", 1)],
+        event_time: Some(1_700_000_000),
         snapshot: None,
         deltas: vec![],
         history: vec![],
         feed: 0,
         attachments: vec![],
+        sketches: vec![],
     }
 }
 

@@ -1,0 +1,285 @@
+//! Ids that get a row only once they were asked for often enough.
+//!
+//! What could break: an id admitted too early or too late, a gradient of a refused read that is applied after
+//! all, a clock taken or given back for a row that was not there, counts lost or counted twice by a checkpoint.
+//! Random calls are repeated on a plain map with exact counts; the sketch is so large that it counts exactly, too.
+
+mod common;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use common::*;
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use rowmill_store::*;
+use rowmill_testkit::Rng64;
+
+const DIM: usize = 8;
+const ROW_MEMORY: u64 = 96 << 10;
+const UNIVERSE: u64 = 4000;
+
+fn counting(min_count: u8) -> TableSpec {
+    TableSpec { admission: Some(Admission { min_count, bytes: 1 << 20 }), ..spec(DIM as u32, SGD) }
+}
+
+#[derive(Clone, Debug)]
+enum Call {
+    /// A lookup of bags and its backward.
+    Train,
+    GetThenRmw,
+    Rmw,
+    Put,
+    Delete,
+    Get,
+    Checkpoint,
+    Reopen,
+}
+
+fn calls() -> impl Strategy<Value = Vec<(Call, u64)>> {
+    let call = prop_oneof![
+        6 => Just(Call::Train),
+        4 => Just(Call::GetThenRmw),
+        2 => Just(Call::Rmw),
+        1 => Just(Call::Put),
+        1 => Just(Call::Delete),
+        2 => Just(Call::Get),
+        2 => Just(Call::Checkpoint),
+        1 => Just(Call::Reopen),
+    ];
+    prop::collection::vec((call, any::<u64>()), 20..60)
+}
+
+#[derive(Clone, Debug)]
+struct Expected {
+    model: Model,
+    counts: HashMap<u64, u8>,
+}
+
+impl Expected {
+    /// A training read: the ids that have a row afterwards.
+    fn read(&mut self, ids: &[u64]) -> HashSet<u64> {
+        let min_count = self.model.spec.admission.unwrap().min_count;
+        let distinct: HashSet<u64> = ids.iter().copied().collect();
+        for &id in &distinct {
+            let count = self.counts.entry(id).or_default();
+            *count = (*count + 1).min(min_count);
+            if *count == min_count {
+                self.model.row(id);
+            }
+        }
+        self.known(&distinct)
+    }
+
+    fn known(&self, ids: &HashSet<u64>) -> HashSet<u64> {
+        ids.iter().copied().filter(|id| self.model.rows.contains_key(id)).collect()
+    }
+
+    /// A step of the optimizer on the rows that were there, or are admitted by now.
+    fn rmw(&mut self, ids: &[u64], values: &[f32], known: &HashSet<u64>) {
+        let of_known = ids.iter().copied().zip(values.chunks(DIM).map(<[f32]>::to_vec));
+        self.model.step(0.25, of_known.filter(|(id, _)| known.contains(id)));
+    }
+}
+
+struct Case {
+    volume: MemoryVolume,
+    store: Arc<Store>,
+    table: Table,
+    expected: Expected,
+    saved: Expected,
+    refused: usize,
+}
+
+impl Case {
+    fn new(spec: TableSpec) -> Self {
+        let volume = MemoryVolume::new();
+        let store = open(&volume, &options(Some(ROW_MEMORY)));
+        let table = store.table("t", &spec).unwrap();
+        let expected = Expected { model: Model::new(spec, 0), counts: HashMap::new() };
+        Self { volume, store, table, saved: expected.clone(), expected, refused: 0 }
+    }
+
+    fn compare(&self, ids: &[u64], found: &[f32]) {
+        for (id, found) in ids.iter().zip(found.chunks(DIM)) {
+            near(found, &self.expected.model.read(*id).weights, 0.0, || format!("row {id}"));
+        }
+    }
+
+    fn run(&mut self, call: &Call, seed: u64) {
+        let mut rng = Rng64::new(seed);
+        let count = 1 + rng.below(300) as usize;
+        let universe = if rng.one_in(2) { UNIVERSE } else { UNIVERSE / 8 };
+        let ids: Vec<u64> = (0..count).map(|_| rng.below(universe) << 40).collect();
+        let distinct: HashSet<u64> = ids.iter().copied().collect();
+        let values = gradients(&mut rng, count * DIM);
+        let mut out = vec![0.0; count * DIM];
+        match call {
+            Call::Train => {
+                let ticket = self.store.ticket().unwrap();
+                let offsets: Vec<i64> = (0..=count as i64).collect();
+                let bag = IdBag {
+                    ids: &ids,
+                    offsets: &offsets,
+                    weights: None,
+                    padding: None,
+                    pooling: Pooling::Sum,
+                };
+                let lookup = self.store.lookup(&[(&self.table, bag)], &mut out, DIM, Some(&ticket)).unwrap();
+                let known = self.expected.read(&ids);
+                self.compare(&ids, &out);
+                assert_eq!((lookup.rows(), ticket.rows_held()), (known.len(), known.len()));
+                self.refused += distinct.len() - known.len();
+                // Rows born between a read and its backward: the gradient of a refused read stays out.
+                if rng.one_in(3) {
+                    let more = &ids[..count / 2];
+                    self.table.get_or_init(more, &mut vec![0.0; more.len() * DIM], None).unwrap();
+                    self.expected.read(more);
+                }
+                self.store.apply(&lookup, &values, DIM, &[0.25], Some(&ticket)).unwrap();
+                self.expected.rmw(&ids, &values, &known);
+                assert_eq!(ticket.rows_held(), 0);
+            }
+            Call::GetThenRmw => {
+                let ticket = self.store.ticket().unwrap();
+                if rng.one_in(2) {
+                    self.table.get_or_init(&ids, &mut out, Some(&ticket)).unwrap();
+                } else {
+                    let ticket = Arc::new(self.store.ticket().unwrap());
+                    out = self.table.get_later(&ids, &ticket).unwrap().wait().unwrap();
+                }
+                let known = self.expected.read(&ids);
+                self.compare(&ids, &out);
+                self.table.rmw(&ids, &values, Some(0.25), Some(&ticket)).unwrap();
+                self.expected.rmw(&ids, &values, &known);
+                assert_eq!(ticket.rows_held(), 0);
+            }
+            Call::Rmw => {
+                self.table.rmw(&ids, &values, Some(0.25), None).unwrap();
+                let min_count = self.expected.model.spec.admission.unwrap().min_count;
+                let admitted =
+                    |id: &u64| self.expected.counts.get(id).is_some_and(|&count| count == min_count);
+                let mut known: HashSet<u64> = distinct.iter().copied().filter(admitted).collect();
+                known.extend(self.expected.known(&distinct));
+                self.expected.rmw(&ids, &values, &known);
+            }
+            Call::Put => {
+                self.table.put(&ids, &values, None).unwrap();
+                self.expected.model.put(&ids, &values);
+            }
+            Call::Delete => {
+                self.table.delete(&ids).unwrap();
+                for id in &ids {
+                    self.expected.model.rows.remove(id);
+                }
+            }
+            Call::Get => {
+                self.table.get(&ids, &mut out).unwrap();
+                self.compare(&ids, &out);
+            }
+            Call::Checkpoint => {
+                self.store.checkpoint(&[]).unwrap();
+                self.saved = self.expected.clone();
+            }
+            Call::Reopen => {
+                self.store.close();
+                self.store = open(&self.volume, &options(Some(ROW_MEMORY)));
+                self.table = self.store.table("t", &self.expected.model.spec).unwrap();
+                self.expected = self.saved.clone();
+            }
+        }
+    }
+}
+
+#[test]
+fn random_calls_admit_what_exact_counts_would() {
+    let config = ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() };
+    for min_count in [2, 5] {
+        let (refused, cold) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+        let result = TestRunner::new(config.clone()).run(&calls(), |calls| {
+            let mut case = Case::new(counting(min_count));
+            for (call, seed) in &calls {
+                case.run(call, *seed);
+            }
+            case.expected.model.check(&case.table);
+            prop_assert_eq!(case.store.stats().tickets, 0);
+            refused.set(refused.get() + case.refused);
+            cold.set(cold.get() + case.store.stats().cold_reads);
+            Ok(())
+        });
+        result.unwrap_or_else(|error| panic!("{min_count}: {error}"));
+        assert!(refused.get() > 0 && cold.get() > 0, "{refused:?} ids refused, {cold:?} cold reads");
+    }
+}
+
+/// A refused id has no row, so its read holds no clock; one that another step got meanwhile is not given back.
+#[test]
+fn a_refused_read_gives_no_clock_of_another_step_back() {
+    let store = open(&MemoryVolume::new(), &options(None));
+    let table = store.table("t", &counting(2)).unwrap();
+    let (mut row, gradient) = ([0.0; DIM], [1.0; DIM]);
+    let first = store.ticket().unwrap();
+    table.get_or_init(&[7], &mut row, Some(&first)).unwrap();
+    assert_eq!((first.rows_held(), table.len()), (0, 0));
+    let second = store.ticket().unwrap();
+    table.get_or_init(&[7], &mut row, Some(&second)).unwrap();
+    assert_eq!((second.rows_held(), table.len()), (1, 1));
+    table.rmw(&[7], &gradient, None, Some(&first)).unwrap();
+    drop(first);
+    let third = Arc::new(store.ticket().unwrap());
+    let waiting = table.get_later(&[7], &third).unwrap();
+    assert!(!waiting.is_ready(), "the second step still holds the row");
+    drop(second);
+    waiting.wait().unwrap();
+}
+
+#[test]
+fn a_damaged_sketch_is_named_and_a_repair_counts_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path(), options(None)).unwrap();
+    let table = store.table("t", &counting(2)).unwrap();
+    table.get_or_init(&[1, 2], &mut [0.0; 2 * DIM], None).unwrap();
+    table.get_or_init(&[1], &mut [0.0; DIM], None).unwrap();
+    store.checkpoint(&[]).unwrap();
+    store.checkpoint(&[]).unwrap();
+    store.close();
+    drop((table, store));
+    assert!(!folder.path().join("sketch-1-0").exists(), "those of earlier checkpoints go");
+    let sketch = folder.path().join("sketch-2-0");
+    let mut bytes = std::fs::read(&sketch).unwrap();
+    bytes[77] ^= 1;
+    std::fs::write(&sketch, bytes).unwrap();
+    let error = Store::open(folder.path(), options(None)).unwrap_err();
+    assert!(
+        matches!(error, StoreError::Corrupt { .. }) && error.to_string().contains("sketch-2-0"),
+        "{error}"
+    );
+
+    let volume: Arc<dyn Volume> = Arc::new(DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap());
+    let report = fsck(&volume, true).unwrap();
+    assert!(report.problems[0].contains("sketch-2-0"), "{report:?}");
+    assert_eq!(report.unnamed, ["how often ids without a row of category 0 were asked for"]);
+    assert!(fsck(&volume, false).unwrap().is_clean());
+    drop(volume);
+    let store = Store::open(folder.path(), options(None)).unwrap();
+    let table = store.table("t", &counting(2)).unwrap();
+    table.get_or_init(&[1, 2], &mut [0.0; 2 * DIM], None).unwrap();
+    assert_eq!(table.contains(&[1, 2]).unwrap(), [true, false], "the count of 2 begins anew");
+}
+
+#[test]
+fn wrong_admissions_are_named() {
+    let store = open(&MemoryVolume::new(), &options(None));
+    let with =
+        |min_count, bytes| TableSpec { admission: Some(Admission { min_count, bytes }), ..counting(2) };
+    let says = |spec: &TableSpec| store.table("t", spec).unwrap_err().to_string();
+    assert!(says(&with(1, 1 << 20)).contains("table \"t\": admission min_count must be between 2 and 255"));
+    assert!(says(&with(2, 3000)).contains("admission bytes must be a power of two from 1 KiB to 1 GiB"));
+    let error = says(&with(2, 1 << 28));
+    assert!(error.contains("the sketch of table \"t\" needs at least"), "{error}");
+    let before = store.stats().row_limit;
+    store.table("t", &counting(2)).unwrap();
+    let taken = before - store.stats().row_limit;
+    assert!(taken >= 1 << 20, "the budget is charged {taken} bytes");
+    assert!(says(&counting(3)).contains("\"t\" has admission"));
+}
