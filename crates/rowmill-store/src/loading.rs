@@ -16,16 +16,17 @@ use crate::files::{DeltaReader, Manifest, SnapshotReader};
 use crate::group::Group;
 use crate::index::{Location, shard_and_hash_of};
 use crate::keys::home;
+use crate::shard::Shard;
 use crate::store::{Store, TableEntry};
 
 /// Batches there are: one is filled while the other is emptied.
 const BATCHES: usize = 2;
 /// Entries of a batch: files list one shard after the other, and this many are of several.
-const ENTRIES_MAX: usize = 1 << 22;
+const ENTRIES_MAX: usize = 1 << 21;
 /// And the batches take at most one part in this many of the memory, which holds no rows yet.
 const MEMORY_SHARE: usize = 16;
 /// Entries of one shard whose buckets are asked for at once.
-const AHEAD: usize = 16;
+const AHEAD: usize = 32;
 /// The row number of an entry that removes its id.
 const REMOVED: u32 = u32::MAX;
 
@@ -168,14 +169,18 @@ impl Sorting<'_> {
 /// Enter what a shard is to hold.
 fn restore(group: &Group, shard: usize, entries: &[Entry]) -> Result<(), StoreError> {
     let mut state = group.shards[shard].state.write();
-    for entries in entries.chunks(AHEAD) {
-        for entry in entries {
-            let (_, hash) = shard_and_hash_of(entry.id, group.shards.len());
-            state.index(entry.table).prefetch(entry.id, hash);
+    let prefetch = |state: &Shard, entry: &Entry| {
+        let (_, hash) = shard_and_hash_of(entry.id, group.shards.len());
+        state.index(entry.table).prefetch(entry.id, hash);
+    };
+    for entry in entries.iter().take(AHEAD) {
+        prefetch(&state, entry);
+    }
+    for (number, &Entry { id, table, row }) in entries.iter().enumerate() {
+        if let Some(ahead) = entries.get(number + AHEAD) {
+            prefetch(&state, ahead);
         }
-        for &Entry { id, table, row } in entries {
-            state.restore(&group.core, table, id, (row != REMOVED).then_some(row))?;
-        }
+        state.restore(&group.core, table, id, (row != REMOVED).then_some(row))?;
     }
     Ok(())
 }
