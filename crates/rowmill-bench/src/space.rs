@@ -63,6 +63,8 @@ pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     stores::load(&table, settings.rows)?;
     store.checkpoint(&[])?;
     rewrite(settings, &folder, &store, &table)?;
+    // What the gets are measured beside is said below, and nothing else.
+    stores::settle(&store)?;
     let log = folder.join("group-0.log");
     let device = read_blocks(&log, settings.seconds, 0)? as f64 / settings.seconds;
     let load = Load::new(settings, &store, &table, log, device);
