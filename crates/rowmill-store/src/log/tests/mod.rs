@@ -81,6 +81,7 @@ struct Faulty {
 }
 
 #[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "faults of their own, which may meet")]
 struct Faults {
     /// Writes wait while this is set.
     hold_writes: bool,
