@@ -93,6 +93,9 @@ def space(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
         line["over_live"] = (line["log_bytes"] + line["index_bytes"]) / live
     benchmark.summarize(f"{cell.name}_over_live", median(steady, "over_live"))
     benchmark.summary[f"{cell.name}_over_live_max"] = max(line["over_live"] for line in steady)
+    benchmark.summary[f"{cell.name}_unpinned_over_live_max"] = max(
+        line["over_live"] - line["pinned_bytes"] / live for line in steady
+    )
     benchmark.summary[f"{cell.name}_pinned_over_live_max"] = (
         max(line["pinned_bytes"] for line in steady) / live
     )

@@ -1,7 +1,8 @@
 //! What the disk under a file gives: random 4 KiB reads per second, and the CPU time each costs.
 //!
 //! An `io_uring` of the probe's own, tuned as well as we know (registered file and buffers, one issuer,
-//! deferred task work, deep queue), that looks at no byte it reads. Its rate is the limit of cold reads.
+//! deferred task work, deep queue), that looks at no byte it reads. Its rate is the limit of cold reads; how
+//! long it takes over as many blocks as a call of the store misses is the limit of latencies.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -24,11 +25,7 @@ const WAIT: usize = 128;
 /// # Errors
 /// A file shorter than a block, or one that cannot be read directly.
 pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, Failure> {
-    let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path)?;
-    let blocks = file.metadata()?.len() / BLOCK_BYTES as u64;
-    if blocks == 0 {
-        return Err(format!("{} is shorter than a block", path.display()).into());
-    }
+    let (file, blocks) = open_direct(path)?;
     let mut ring: IoUring = IoUring::builder()
         .setup_single_issuer()
         .setup_coop_taskrun()
@@ -69,4 +66,63 @@ pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, F
             reads += 1;
         }
     }
+}
+
+/// Reads some random blocks of a file at a time, past the page cache, and waits for them.
+pub(crate) struct BlockReader {
+    file: File,
+    blocks: u64,
+    ring: IoUring,
+    memory: AlignedBuffer,
+    positions: Rng64,
+}
+
+impl BlockReader {
+    /// A reader of up to `count` blocks at a time.
+    ///
+    /// # Errors
+    /// A file shorter than a block, or one that cannot be read directly.
+    pub(crate) fn open(path: &Path, count: usize, seed: u64) -> Result<Self, Failure> {
+        let (file, blocks) = open_direct(path)?;
+        Ok(Self {
+            file,
+            blocks,
+            ring: IoUring::builder().setup_coop_taskrun().build(count as u32)?,
+            memory: AlignedBuffer::new(count * BLOCK_BYTES),
+            positions: Rng64::new(seed),
+        })
+    }
+
+    /// Read `count` random blocks, all at once.
+    ///
+    /// # Errors
+    /// A read that fails.
+    pub(crate) fn read(&mut self, count: usize) -> Result<(), Failure> {
+        assert!(count * BLOCK_BYTES <= self.memory.len(), "{count} blocks at a time");
+        for place in 0..count {
+            let into = self.memory[place * BLOCK_BYTES..].as_mut_ptr();
+            let entry = opcode::Read::new(types::Fd(self.file.as_raw_fd()), into, BLOCK_BYTES as u32)
+                .offset(self.positions.below(self.blocks) * BLOCK_BYTES as u64)
+                .build();
+            // SAFETY: every read has a place of its own, and all have ended when this returns: a ring
+            // that cannot be waited for ends the program.
+            unsafe { self.ring.submission().push(&entry)? };
+        }
+        self.ring.submit_and_wait(count).expect("a ring that is there can be waited for");
+        let whole = self.ring.completion().filter(|done| done.result() == BLOCK_BYTES as i32).count();
+        if whole < count {
+            return Err(format!("{} of {count} reads failed", count - whole).into());
+        }
+        Ok(())
+    }
+}
+
+/// A file to be read past the page cache, and its blocks.
+fn open_direct(path: &Path) -> Result<(File, u64), Failure> {
+    let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path)?;
+    let blocks = file.metadata()?.len() / BLOCK_BYTES as u64;
+    if blocks == 0 {
+        return Err(format!("{} is shorter than a block", path.display()).into());
+    }
+    Ok((file, blocks))
 }

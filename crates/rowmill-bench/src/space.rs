@@ -1,7 +1,8 @@
 //! How much of the device a store takes whose rows are rewritten without end, and how long gets wait
 //! meanwhile.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rowmill_store::{Store, Table};
@@ -9,7 +10,7 @@ use rowmill_testkit::UniformIds;
 use serde::Serialize;
 
 use crate::arrivals::{Arrivals, percentile};
-use crate::device_probe::read_blocks;
+use crate::device_probe::{BlockReader, read_blocks};
 use crate::measure::print;
 use crate::settings::{Failure, Settings};
 use crate::stores;
@@ -44,7 +45,7 @@ struct Space {
 /// How long gets took, from when they were due.
 #[derive(Debug, Serialize)]
 struct Latency {
-    /// What went on beside.
+    /// What went on beside; or `probe`, for reads of the device without the store.
     beside: &'static str,
     gets: usize,
     gets_per_s: f64,
@@ -62,10 +63,16 @@ pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     stores::load(&table, settings.rows)?;
     store.checkpoint(&[])?;
     rewrite(settings, &folder, &store, &table)?;
-    let device = read_blocks(&folder.join("group-0.log"), settings.seconds, 0)? as f64 / settings.seconds;
+    // What the gets are measured beside is said below, and nothing else.
+    stores::settle(&store)?;
+    let log = folder.join("group-0.log");
+    let device = read_blocks(&log, settings.seconds, 0)? as f64 / settings.seconds;
+    let load = Load::new(settings, &store, &table, log, device);
+    print(&load.probe());
     for beside in ["nothing", "updates"] {
-        print(&latency(settings, &store, &table, beside, device));
+        print(&load.gets(beside));
     }
+    drop(load);
     drop((store, table));
     std::fs::remove_dir_all(folder)?;
     Ok(())
@@ -120,37 +127,76 @@ fn allocated_bytes(folder: &Path, logs: bool) -> Result<u64, Failure> {
     Ok(bytes)
 }
 
-/// Gets (and updates) that come at random instants, as many as read `LOAD` of what the device gives.
-fn latency(settings: &Settings, store: &Store, table: &Table, beside: &'static str, device: f64) -> Latency {
-    let misses = 1.0 - store.stats().rows_resident as f64 / settings.rows as f64;
-    let updates = beside == "updates";
-    let calls_per_s = LOAD * device / (GET_ROWS as f64 * misses);
-    let arrivals = Arrivals { per_s: calls_per_s, seconds: settings.seconds, seed: settings.seed };
-    let dim = settings.dim();
-    let read = store.stats().device_blocks_read;
-    let mut waits: Vec<Duration> = arrivals.run(|call| {
-        let mut ids = [0; GET_ROWS];
-        UniformIds::new(settings.rows, settings.seed + 1000 + call as u64).fill(&mut ids);
-        let mut rows = vec![0.25; GET_ROWS * dim];
-        // Every other call is an update; its latency is not asked for.
-        if updates && call % 2 == 1 {
-            table.rmw(&ids, &rows, None, None).expect("the disk works");
-            return false;
+/// Random reads of a log beside a store that does nothing, or gets and updates of its rows, that come at
+/// random instants, as many as read `LOAD` of what the device gives.
+struct Load<'a> {
+    settings: &'a Settings,
+    store: &'a Store,
+    table: &'a Table,
+    log: PathBuf,
+    /// Part of the rows that are not in memory.
+    misses: f64,
+    arrivals: Arrivals,
+}
+
+impl<'a> Load<'a> {
+    fn new(settings: &'a Settings, store: &'a Store, table: &'a Table, log: PathBuf, device: f64) -> Self {
+        let misses = 1.0 - store.stats().rows_resident as f64 / settings.rows as f64;
+        let calls_per_s = LOAD * device / (GET_ROWS as f64 * misses);
+        let arrivals = Arrivals { per_s: calls_per_s, seconds: settings.seconds, seed: settings.seed };
+        Self { settings, store, table, log, misses, arrivals }
+    }
+
+    /// Blocks read by a raw `io_uring`, as many per call as a get misses rows: the limit.
+    fn probe(&self) -> Latency {
+        let count = (GET_ROWS as f64 * self.misses).round() as usize;
+        let idle = Mutex::new(Vec::new());
+        let waits = self.arrivals.run(|call| {
+            let reader = idle.lock().expect("no caller panics").pop();
+            let mut reader: BlockReader = reader.unwrap_or_else(|| {
+                BlockReader::open(&self.log, count, self.settings.seed + call as u64)
+                    .expect("it was read before")
+            });
+            reader.read(count).expect("the disk works");
+            idle.lock().expect("no caller panics").push(reader);
+            true
+        });
+        let reads = (waits.len() * count) as u64;
+        self.latency("probe", waits, reads)
+    }
+
+    fn gets(&self, beside: &'static str) -> Latency {
+        let updates = beside == "updates";
+        let settings = self.settings;
+        let dim = settings.dim();
+        let read = self.store.stats().device_blocks_read;
+        let waits = self.arrivals.run(|call| {
+            let mut ids = [0; GET_ROWS];
+            UniformIds::new(settings.rows, settings.seed + 1000 + call as u64).fill(&mut ids);
+            let mut rows = vec![0.25; GET_ROWS * dim];
+            // Every other call is an update; its latency is not asked for.
+            if updates && call % 2 == 1 {
+                self.table.rmw(&ids, &rows, None, None).expect("the disk works");
+                return false;
+            }
+            self.table.get(&ids, &mut rows).expect("the disk works");
+            true
+        });
+        self.latency(beside, waits, self.store.stats().device_blocks_read - read)
+    }
+
+    fn latency(&self, beside: &'static str, mut waits: Vec<Duration>, reads: u64) -> Latency {
+        waits.sort_unstable();
+        let ms = |share| percentile(&waits, share).as_secs_f64() * 1e3;
+        Latency {
+            beside,
+            gets: waits.len(),
+            gets_per_s: waits.len() as f64 / self.settings.seconds,
+            device_reads_per_s: reads as f64 / self.settings.seconds,
+            p50_ms: ms(0.5),
+            p99_ms: ms(0.99),
+            p999_ms: ms(0.999),
+            max_ms: ms(1.0),
         }
-        table.get(&ids, &mut rows).expect("the disk works");
-        true
-    });
-    let reads = store.stats().device_blocks_read - read;
-    waits.sort_unstable();
-    let ms = |share| percentile(&waits, share).as_secs_f64() * 1e3;
-    Latency {
-        beside,
-        gets: waits.len(),
-        gets_per_s: waits.len() as f64 / settings.seconds,
-        device_reads_per_s: reads as f64 / settings.seconds,
-        p50_ms: ms(0.5),
-        p99_ms: ms(0.99),
-        p999_ms: ms(0.999),
-        max_ms: ms(1.0),
     }
 }

@@ -239,7 +239,7 @@ impl Store {
         }
         for (group, cut) in groups.iter().zip(&cut.logs) {
             group.core.log.checkpoint_durable(*cut);
-            group.core.log.discard_free_end();
+            group.give_space_back();
         }
         files::collect_garbage(&*self.volume, &manifest, &|name| self.pins.hold(name))?;
         self.counters.checkpoints.fetch_add(1, Relaxed);

@@ -17,6 +17,10 @@ use crate::log::LogError;
 const SPACE_MAX: f64 = 1.3;
 /// And more than this many segments beyond, so that a small store is left alone.
 const SEGMENTS_SPARE: u64 = 4;
+/// Free places are kept for the segments to come while the log takes no more than this many times the live
+/// bytes with them, and are given back to the file system beyond: pinned places become free by a tenth of the
+/// rows and more at a time.
+const SPACE_KEPT: f64 = 1.4;
 /// How often the thread looks when nobody wakes it.
 const PERIOD: Duration = Duration::from_millis(50);
 
@@ -99,6 +103,14 @@ impl Group {
         log.cleaned(victim);
         self.counters.compactions.fetch_add(1, Relaxed);
         Ok(true)
+    }
+
+    /// Give the file system back what is free beyond need. Pays after a checkpoint, when pinned places have become
+    /// free.
+    pub(crate) fn give_space_back(&self) {
+        let log = &self.core.log;
+        let space = log.space();
+        log.discard_free(((space.live as f64 * SPACE_KEPT) as u64).saturating_sub(space.used));
     }
 
     /// Move the rows of a segment that are current to the end of the log: how many were, and what damage was

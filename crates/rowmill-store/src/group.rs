@@ -14,13 +14,16 @@ use rowmill_rows::{IdRange, RowKey};
 use crate::StoreError;
 use crate::core::Core;
 use crate::gate::Gate;
-use crate::index::TableIndex;
+use crate::index::{Location, TableIndex};
 use crate::keys::{Keys, TableIds};
 use crate::shard::{SLOTS_MIN, Shard};
 use crate::stats::Counters;
 use crate::table_state::TableState;
 use crate::ticket::{Held, Tickets};
 use crate::workers::Workers;
+
+/// Hashes give a shard its part of the rows, and hardly ever more than this many standard deviations beyond.
+const SHARD_DEVIATIONS: f64 = 4.0;
 
 /// A shard with its lock and gate, on cache lines of its own.
 #[derive(Debug)]
@@ -97,6 +100,16 @@ impl Group {
             cell.state.write().add_table(&self.core, Arc::clone(table), index);
         }
         tables.push(Arc::clone(table));
+    }
+
+    /// Make room in the index for the `rows` of a table that is being opened, as far as the budget has it:
+    /// an index that grows on its way there moves its entries again and again.
+    pub(crate) fn reserve(&self, table: u32, rows: u64) {
+        let mean = rows.min(u64::from(Location::ROW_MAX)) as f64 / self.shards.len() as f64;
+        let rows = mean + SHARD_DEVIATIONS * mean.sqrt();
+        for cell in &self.shards {
+            cell.state.write().reserve(&self.core, table, rows as usize);
+        }
     }
 
     /// Key of an id of a table.

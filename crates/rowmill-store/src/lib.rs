@@ -62,6 +62,7 @@ mod hot_rows;
 mod index;
 mod index_log;
 mod keys;
+mod loading;
 mod log;
 mod lookahead;
 mod lookup;

@@ -126,3 +126,61 @@ fn a_checkpoint_writes_what_changed() {
     assert_eq!(info.rows_saved, 0);
     assert!(info.log_bytes == 0 && info.file_bytes < 4096, "{info:?}");
 }
+
+fn narrow(store: &std::sync::Arc<Store>) -> Table {
+    store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(1, SGD) }).unwrap()
+}
+
+fn put_narrow(table: &Table, ids: impl Iterator<Item = u64>, value: f32) {
+    let ids: Vec<u64> = ids.collect();
+    for ids in ids.chunks(1 << 14) {
+        table.put(ids, &vec![value; ids.len()], None).unwrap();
+    }
+}
+
+/// A small budget has the index come from its files in many batches.
+#[test]
+fn opening_in_batches_brings_the_last_state_into_an_index_of_its_size() {
+    const ROWS: u64 = 150_000;
+    let _turn = TURN.lock();
+    let volume = MemoryVolume::new();
+    {
+        let store = open(&volume, &options(16 << 20));
+        let table = narrow(&store);
+        put_narrow(&table, 0..ROWS, 1.0);
+        store.checkpoint(&[]).unwrap();
+        put_narrow(&table, (0..ROWS).filter(|id| id % 2 == 0), 2.0);
+        let gone: Vec<u64> = (0..ROWS).filter(|id| id % 10 == 3).collect();
+        assert_eq!(table.delete(&gone).unwrap(), gone.len());
+        store.checkpoint(&[]).unwrap();
+        put_narrow(&table, (0..ROWS).filter(|id| id % 4 == 0), 3.0);
+        store.checkpoint(&[]).unwrap();
+        store.close();
+    }
+    let store = open(&volume, &options(16 << 20));
+    let table = narrow(&store);
+    assert_eq!(table.len() as u64, ROWS / 10 * 9);
+    let ids: Vec<u64> = (0..ROWS).filter(|id| id % 10 != 3).collect();
+    let mut rows = vec![0.0; ids.len()];
+    table.get(&ids, &mut rows).unwrap();
+    for (id, row) in ids.iter().zip(rows) {
+        let last = if id % 4 == 0 { 3.0 } else { 1.0 + f32::from(id % 2 == 0) };
+        assert_eq!(row, last, "row {id}");
+    }
+    let bytes_per_row = store.stats().index_bytes as f64 / ids.len() as f64;
+    assert!((16.0..19.0).contains(&bytes_per_row), "{bytes_per_row}: 16 are needed, growing leaves up to 24");
+}
+
+#[test]
+fn an_index_larger_than_the_budget_is_refused_by_its_name() {
+    let _turn = TURN.lock();
+    let volume = MemoryVolume::new();
+    {
+        let store = open(&volume, &options(64 << 20));
+        put_narrow(&narrow(&store), 0..1_000_000, 1.0);
+        store.checkpoint(&[]).unwrap();
+        store.close();
+    }
+    let error = Store::open_volume(std::sync::Arc::new(volume), options(16 << 20)).unwrap_err();
+    assert!(matches!(error, StoreError::MemoryTooSmall { option: "memory", .. }), "{error}");
+}

@@ -139,6 +139,15 @@ impl TableIndex {
         either!(self, index => index.remove(id))
     }
 
+    /// Make room for `rows` more, so that inserting them moves nothing.
+    pub(crate) fn reserve(&mut self, rows: usize) {
+        match self {
+            Self::Hash(index) => index.reserve(rows),
+            // It has a place for every id.
+            Self::Direct(_) => {}
+        }
+    }
+
     /// Bytes that inserting `rows` more would add to [`TableIndex::bytes`].
     pub(crate) fn grow_bytes_if_inserting(&self, rows: usize) -> usize {
         match self {

@@ -260,18 +260,22 @@ impl Log {
         self.shared.table.write().unpin(cut, &self.shared.readings);
     }
 
-    /// Give free places at the end of the file back to the file system; their bytes.
-    pub(crate) fn discard_free_end(&self) -> u64 {
+    /// Give free places back to the file system: those at the end of the file, and of those within it all
+    /// but `kept` bytes for the segments to come; the bytes given back.
+    pub(crate) fn discard_free(&self, kept: u64) -> u64 {
         let shared = &self.shared;
-        let (first, count) = shared.table.write().take_free_end();
-        if count == 0 {
-            return 0;
+        let place_bytes = shared.geometry.place_bytes();
+        let runs = shared.table.write().take_free((kept / place_bytes as u64) as usize);
+        let mut discarded = 0;
+        for (first, count) in runs {
+            let span =
+                Span { offset: shared.geometry.place_offset(first), bytes: place_bytes * count as usize };
+            // A refusal costs nothing but the space: the places are unused either way.
+            let given = shared.device.discard(span).is_ok();
+            shared.table.write().discarded(first, count, given);
+            discarded += if given { span.bytes as u64 } else { 0 };
         }
-        let bytes = shared.geometry.place_bytes() * count as usize;
-        // A refusal costs nothing but the space: the places are unused either way.
-        let discarded = shared.device.discard(Span { offset: shared.geometry.place_offset(first), bytes });
-        shared.table.write().discarded(first, count);
-        if discarded.is_ok() { bytes as u64 } else { 0 }
+        discarded
     }
 
     /// The segment whose cleaning pays most, none when all are full of retained rows.

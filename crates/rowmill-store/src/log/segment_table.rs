@@ -43,7 +43,8 @@ pub(crate) struct LogSpace {
     pub(crate) used: u64,
     /// Places that wait for a checkpoint before they can be written again.
     pub(crate) pinned: u64,
-    /// Places that can be written, now or as soon as the readers of today are done.
+    /// Places that can be written, now or as soon as the readers of today are done, and whose bytes the file
+    /// system does not have back.
     pub(crate) free: u64,
 }
 
@@ -95,6 +96,8 @@ pub(super) struct SegmentTable {
     geometry: Geometry,
     segments: Vec<Segment>,
     free: BTreeSet<u32>,
+    /// Of the free places, those whose bytes the file system has back.
+    hollow: BTreeSet<u32>,
     /// Freed places that wait for readers, oldest first, with their stamps.
     resting: VecDeque<(u64, u32)>,
     /// Freed places that wait for a checkpoint, with the epoch they were freed in.
@@ -133,6 +136,7 @@ impl SegmentTable {
             geometry,
             segments: Vec::new(),
             free: BTreeSet::new(),
+            hollow: BTreeSet::new(),
             resting: VecDeque::new(),
             pinned: Vec::new(),
             pins: Vec::new(),
@@ -200,7 +204,10 @@ impl SegmentTable {
     pub(super) fn open(&mut self, buffer: u32, live: &LiveCounts, readings: &Readings) -> Option<(u32, u64)> {
         self.settle(readings);
         let place = match self.free.pop_first() {
-            Some(place) => place,
+            Some(place) => {
+                self.hollow.remove(&place);
+                place
+            }
             None if (self.segments.len() as u32) < self.geometry.places_max() => {
                 let place = self.segments.len() as u32;
                 self.cover(place, live);
@@ -455,32 +462,51 @@ impl SegmentTable {
         let place_bytes = self.geometry.place_bytes() as u64;
         let rows: u64 = (0..self.segments.len() as u32).map(|place| u64::from(live.of(place))).sum();
         let free = (self.free.len() + self.resting.len()) as u64;
+        let hollow = self.hollow.len() as u64;
         let pinned = self.pinned.len() as u64;
         LogSpace {
             live: rows * self.geometry.stride() as u64,
             used: (self.segments.len() as u64 - free - pinned) * place_bytes,
             pinned: pinned * place_bytes,
-            free: free * place_bytes,
+            free: (free - hollow) * place_bytes,
         }
     }
 
-    /// Take the free places at the end of the file out of use: the first of them and their number.
-    pub(super) fn take_free_end(&mut self) -> (u32, u32) {
+    /// Take free places out of use that are to be given back to the file system, as runs of the first place
+    /// and their number: those at the end of the file, and within it all but `kept`, the highest first.
+    pub(super) fn take_free(&mut self, kept: usize) -> Vec<(u32, u32)> {
         let places = self.segments.len() as u32;
-        let mut first = places;
-        while first > 0 && self.free.remove(&(first - 1)) {
-            first -= 1;
+        let mut end = places;
+        while end > 0 && self.free.remove(&(end - 1)) {
+            end -= 1;
+            self.hollow.remove(&end);
         }
-        (first, places - first)
+        let mut runs = Vec::new();
+        if end < places {
+            runs.push((end, places - end));
+        }
+        let surplus = (self.free.len() - self.hollow.len()).saturating_sub(kept);
+        let whole = self.free.iter().rev().filter(|place| !self.hollow.contains(place));
+        for place in whole.take(surplus).copied().collect::<Vec<_>>() {
+            self.free.remove(&place);
+            match runs.last_mut() {
+                Some((first, count)) if *first == place + 1 => (*first, *count) = (place, *count + 1),
+                _ => runs.push((place, 1)),
+            }
+        }
+        runs
     }
 
-    /// The places from [`SegmentTable::take_free_end`] were given back to the file system. If the file
-    /// has grown meanwhile they are free places within it.
-    pub(super) fn discarded(&mut self, first: u32, count: u32) {
+    /// A run from [`SegmentTable::take_free`] was `given` back to the file system, or refused. At the end of
+    /// the file its places are no more; elsewhere they are free again.
+    pub(super) fn discarded(&mut self, first: u32, count: u32, given: bool) {
         if self.segments.len() as u32 == first + count {
             self.segments.truncate(first as usize);
-        } else {
-            self.free.extend(first..first + count);
+            return;
+        }
+        self.free.extend(first..first + count);
+        if given {
+            self.hollow.extend(first..first + count);
         }
     }
 
@@ -488,6 +514,7 @@ impl SegmentTable {
     pub(super) fn bytes(&self) -> usize {
         self.checksum_bytes
             + self.segments.capacity() * size_of::<Segment>()
-            + (self.free.len() + self.resting.capacity() + self.pinned.capacity()) * size_of::<(u64, u32)>()
+            + (self.free.len() + self.hollow.len() + self.resting.capacity() + self.pinned.capacity())
+                * size_of::<(u64, u32)>()
     }
 }

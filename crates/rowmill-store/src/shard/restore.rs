@@ -6,6 +6,15 @@ use crate::core::Core;
 use crate::index::Location;
 
 impl Shard {
+    /// Make room in the index of a table for `rows` more, if the budget has it.
+    pub(crate) fn reserve(&mut self, core: &Core, table: u32, rows: usize) {
+        let index = &mut self.indexes[table as usize];
+        if core.check_index_growth(index.grow_bytes_if_inserting(rows) as u64).is_ok() {
+            index.reserve(rows);
+            self.charge_index(core);
+        }
+    }
+
     /// Enter a row found in a checkpoint.
     ///
     /// # Errors

@@ -81,6 +81,7 @@ struct Faulty {
 }
 
 #[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "faults of their own, which may meet")]
 struct Faults {
     /// Writes wait while this is set.
     hold_writes: bool,
@@ -89,6 +90,7 @@ struct Faults {
     writes_left: Option<usize>,
     full: bool,
     fail_sync: bool,
+    fail_discard: bool,
     /// Reads of the first block give the second one.
     misdirect: Option<(u64, u64)>,
     /// Reads of this block fail.
@@ -183,6 +185,9 @@ impl Device for Faulty {
     }
 
     fn discard(&self, span: Span) -> Result<(), DeviceError> {
+        if self.faults.lock().fail_discard {
+            return Err(Self::broken("discard", span.offset));
+        }
         self.inner.discard(span)
     }
 

@@ -136,7 +136,7 @@ impl Model {
             Step::Cut => self.cut = Some((self.log.cut(), self.evicted.clone(), self.changed.clone())),
             Step::Finish => self.finish(),
             Step::Clean => self.clean(),
-            Step::Discard => drop(self.log.discard_free_end()),
+            Step::Discard => drop(self.log.discard_free(0)),
             Step::Crash { seed } => self.crash(seed),
         }
     }

@@ -249,15 +249,50 @@ fn free_places_at_the_end_are_given_back() {
     let numbers = append(&log, 0..4 * per_segment);
     log.flush().unwrap();
     release(&log, &numbers[per_segment as usize..]);
-    assert_eq!(log.discard_free_end(), 0, "places rest until the next segment is opened");
+    assert_eq!(log.discard_free(u64::MAX), 0, "places rest until the next segment is opened");
     append(&log, 0..1);
-    assert_eq!(log.discard_free_end(), 2 * place_bytes);
+    assert_eq!(log.discard_free(u64::MAX), 2 * place_bytes);
     let space = log.space();
     assert_eq!((space.used, space.free), (2 * place_bytes, 0));
     assert_eq!(read_one(&log, numbers[0], 0).unwrap(), row(STRIDE, 0, 0));
     let more = append(&log, 0..2 * per_segment);
     log.flush().unwrap();
     assert_eq!(read_one(&log, more[0], 0).unwrap(), row(STRIDE, 0, 0));
+}
+
+#[test]
+fn free_places_within_the_file_are_given_back_but_those_kept() {
+    let device = Faulty::new(memory_device());
+    let log = Log::open(device.clone(), config(STRIDE), &LogState::default()).unwrap();
+    let per_segment = u64::from(log.geometry().rows_per_segment());
+    let place_bytes = log.geometry().place_bytes() as u64;
+    let numbers = append(&log, 0..5 * per_segment);
+    log.flush().unwrap();
+    let bytes = device.bytes();
+    release(&log, &numbers[per_segment as usize..4 * per_segment as usize]);
+    append(&log, 0..1);
+    assert_eq!(log.space().free, 2 * place_bytes, "the open segment has one of three");
+    device.set(|faults| faults.fail_discard = true);
+    assert_eq!(log.discard_free(0), 0);
+    assert_eq!(log.space().free, 2 * place_bytes, "a refusal costs nothing");
+    device.set(|faults| faults.fail_discard = false);
+    let is_hollow = |place| {
+        let block = block_at(&device.inner, log.geometry().place_offset(place));
+        block.iter().all(|byte| *byte == 0)
+    };
+    assert_eq!(log.discard_free(place_bytes), place_bytes, "one is kept");
+    assert_eq!((is_hollow(2), is_hollow(3), log.space().free), (false, true, place_bytes));
+    assert_eq!(log.discard_free(place_bytes), 0, "what is given back does not count as kept");
+    assert_eq!(log.discard_free(0), place_bytes);
+    assert_eq!((is_hollow(2), log.space().free, log.space().used), (true, 0, 3 * place_bytes));
+    let more = append(&log, 0..3 * per_segment);
+    log.flush().unwrap();
+    assert_eq!(device.bytes(), bytes + place_bytes, "the places were written again");
+    for (numbers, id) in
+        [(&numbers, 0), (&numbers, 5 * per_segment - 1), (&more, 0), (&more, 2 * per_segment)]
+    {
+        assert_eq!(read_one(&log, numbers[id as usize], id).unwrap(), row(STRIDE, id, 0));
+    }
 }
 
 #[test]
