@@ -18,7 +18,7 @@ use crate::scatter::Scatter;
 use crate::shard::{Clock, Miss, Shard};
 use crate::stats::StalenessCounts;
 use crate::ticket::{Held, TicketState};
-use crate::walk::walk;
+use crate::walk::{Known, walk};
 
 /// Waits are cut into slices, so that a circle of waiting tickets and the deadline are noticed.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(20);
@@ -48,6 +48,8 @@ pub(crate) struct Entered {
     pub(crate) misses: Vec<Miss>,
     /// Keys without a row (only where births were not wished).
     pub(crate) unseen: Vec<Key>,
+    /// By shard, for the change that follows a training read.
+    pub(crate) known: Vec<Option<Known>>,
 }
 
 /// What became of the shards a call entered, by shard.
@@ -59,6 +61,7 @@ struct ShardEntered {
     moves: u64,
     misses: Vec<Miss>,
     unseen: Vec<Key>,
+    known: Option<Known>,
 }
 
 /// Why a shard cannot be entered now.
@@ -149,12 +152,14 @@ impl Group {
 
     /// The parts of all shards in one.
     fn entered(&self, results: Results, rows: Vec<RowPtr>) -> Entered {
-        let mut entered =
-            Entered { rows, moves: vec![0; self.shards.len()], misses: Vec::new(), unseen: Vec::new() };
+        let shards = self.shards.len();
+        let (moves, known) = (vec![0; shards], (0..shards).map(|_| None).collect());
+        let mut entered = Entered { rows, moves, misses: Vec::new(), unseen: Vec::new(), known };
         for (shard, result) in results {
             let Ok(Ok(part)) = result else { unreachable!("every shard was entered") };
             self.counters.count_staleness(&part.staleness);
             entered.moves[shard] = part.moves;
+            entered.known[shard] = part.known;
             entered.misses.extend(part.misses);
             entered.unseen.extend(part.unseen);
         }
@@ -188,44 +193,61 @@ impl Group {
             misses: Vec::new(),
             unseen: Vec::new(),
             staleness: StalenessCounts::default(),
+            known: None,
         };
+        let edits = state.edits();
+        let mut all_found = Vec::with_capacity(if step.is_some() { keys.len() } else { 0 });
         let mut visited = 0;
-        let stopped = walk::<false, _, _>(&self.core, &mut state, keys, |state, key, found| {
-            let found = match found {
-                Some(found) => found,
-                None if wish.births => {
-                    let (place, slot) = state.birth(&self.core, key.table, key.id).map_err(Stop::Failed)?;
-                    Found { place, location: Location::resident(slot) }
+        let stopped = walk::<false, _, _>(
+            &self.core,
+            &mut state,
+            keys,
+            |_| (),
+            |state, key, found| {
+                let found = match found {
+                    Some(found) => found,
+                    None if wish.births => {
+                        let (place, slot) =
+                            state.birth(&self.core, key.table, key.id).map_err(Stop::Failed)?;
+                        Found { place, location: Location::resident(slot) }
+                    }
+                    None => {
+                        entered.unseen.push(*key);
+                        visited += 1;
+                        return Ok(());
+                    }
+                };
+                if wish.takes(key.position)
+                    && let Some(bound) = wish.bounds[key.table as usize]
+                {
+                    match state.take_clock(key.table, key.id, found.place, bound) {
+                        Clock::Taken(outstanding) => entered.staleness.count(outstanding),
+                        Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
+                    }
                 }
-                None => {
-                    entered.unseen.push(*key);
-                    visited += 1;
-                    return Ok(());
+                if step.is_some() {
+                    all_found.push(found);
                 }
-            };
-            if wish.takes(key.position)
-                && let Some(bound) = wish.bounds[key.table as usize]
-            {
-                match state.take_clock(key.table, key.id, found.place, bound) {
-                    Clock::Taken(outstanding) => entered.staleness.count(outstanding),
-                    Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
+                let position = key.position as usize;
+                if let Some(slot) = found.location.slot() {
+                    state.touch(key.table, found.place, slot, step.is_some());
+                    // SAFETY: every position belongs to one shard, and one thread enters a shard.
+                    unsafe { out.set(position, state.row(&self.core, slot).cast_const()) };
+                } else if let Some(row) = found.location.row() {
+                    // SAFETY: as above. A second entry after a wait must not leave an old address.
+                    unsafe { out.set(position, std::ptr::null()) };
+                    entered.misses.push(Miss { key: *key, row });
                 }
-            }
-            let position = key.position as usize;
-            if let Some(slot) = found.location.slot() {
-                state.touch(key.table, found.place, slot, step.is_some());
-                // SAFETY: every position belongs to one shard, and one thread enters a shard.
-                unsafe { out.set(position, state.row(&self.core, slot).cast_const()) };
-            } else if let Some(row) = found.location.row() {
-                // SAFETY: as above. A second entry after a wait must not leave an old address.
-                unsafe { out.set(position, std::ptr::null()) };
-                entered.misses.push(Miss { key: *key, row });
-            }
-            visited += 1;
-            Ok(())
-        });
+                visited += 1;
+                Ok(())
+            },
+        );
         let seen = cell.gate.generation();
-        let Err(stop) = stopped else { return Ok(Ok(entered)) };
+        let Err(stop) = stopped else {
+            entered.known =
+                (step.is_some() && state.edits() == edits).then_some(Known { edits, found: all_found });
+            return Ok(Ok(entered));
+        };
         // Before anybody has seen these clocks taken: nobody waits for them, and to open the gate would wake
         // this very call, over and over.
         wish.give_back(&mut state, &keys[..visited]);
@@ -332,8 +354,15 @@ impl Group {
         }
     }
 
+    /// Give back the clocks a call took.
+    pub(crate) fn leave(&self, keys: &Keys, wish: &Wish<'_>) {
+        for shard in 0..self.shards.len() {
+            self.leave_shard(keys, shard, wish);
+        }
+    }
+
     /// Give back the clocks a call took in a shard.
-    pub(crate) fn leave_shard(&self, keys: &Keys, shard: usize, wish: &Wish<'_>) {
+    fn leave_shard(&self, keys: &Keys, shard: usize, wish: &Wish<'_>) {
         if wish.clocks.is_none() {
             return;
         }

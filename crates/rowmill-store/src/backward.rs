@@ -2,16 +2,17 @@
 //! order, and every row takes one optimizer step (`FusedRec`, Section 3: local accumulation on unique rows).
 
 use rayon::prelude::*;
-use rowmill_kernels::{LookupOrder, Lookups, Update, accumulate_range};
+use rowmill_kernels::{GradientAddresses, LookupOrder, Lookups, Update, accumulate_range};
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
 use crate::lookup::{Feature, Lookup};
+use crate::prefetch::prefetch_bytes;
 use crate::stamp::Mark;
 use crate::table_state::TableState;
 use crate::ticket::{Released, Ticket};
-use crate::update::PENDING;
+use crate::update::{Change, PENDING};
 
 /// Rows whose gradients one task sums.
 const SUM_TASK_ROWS: usize = 2048;
@@ -29,28 +30,90 @@ pub struct RowGradients {
 
 /// Where the gradients of a table's distinct rows come from.
 enum Source<'a> {
-    /// Summed already, `dim` floats per row.
-    Sums(Vec<f32>),
+    /// One address per row.
+    Each(GradientAddresses),
     /// The gradients of bags, `stride` apart, and which bags looked a row up.
     Bags { order: LookupOrder, gradients: &'a [f32], stride: usize },
 }
 
-/// The change of a table's rows: the update, the first of them among all, where their gradients come from, and
-/// what happens to their stamps.
-type TableChange<'a> = (Update, u32, &'a Source<'a>, Option<Mark>);
+/// One optimizer step on the rows of a lookup.
+struct Step<'a> {
+    group: &'a Group,
+    /// By table of the group.
+    tables: Vec<Option<TableStep<'a>>>,
+}
+
+/// One optimizer step on the rows of one table.
+#[derive(Clone)]
+struct TableStep<'a> {
+    update: Update,
+    /// Position of the first row among those of the lookup.
+    base: u32,
+    source: &'a Source<'a>,
+    /// What happens to the rows' stamps.
+    mark: Option<Mark>,
+}
+
+impl Step<'_> {
+    #[inline]
+    fn of(&self, key: &Key) -> &TableStep<'_> {
+        self.tables[key.table as usize].as_ref().expect("a table looked up")
+    }
+}
+
+impl Change for Step<'_> {
+    #[inline]
+    fn prefetch(&self, key: &Key) {
+        let step = self.of(key);
+        if let Source::Each(addresses) = step.source {
+            prefetch_bytes(addresses.of(key.position - step.base), 4 * self.group.core.layout.dim);
+        }
+    }
+
+    fn change(&self, keys: &[Key], rows: &[*mut f32]) {
+        let TableStep { update, base, source, mark } = self.of(&keys[0]);
+        let mut unique = [0; PENDING];
+        for (unique, key) in unique.iter_mut().zip(keys) {
+            *unique = key.position - base;
+        }
+        let unique = &unique[..keys.len()];
+        let core = &self.group.core;
+        // SAFETY: these are resident rows of this group under their shard's write lock; every bag has `dim`
+        // gradients (`check_gradients`), every distinct row the address of as many.
+        unsafe {
+            match source {
+                Source::Bags { order, gradients, stride } => {
+                    core.updater.apply_lookups(rows, order, unique, gradients.as_ptr(), *stride, update);
+                }
+                Source::Each(addresses) => {
+                    let mut each = [std::ptr::null(); PENDING];
+                    for (gradient, &unique) in each.iter_mut().zip(unique) {
+                        *gradient = addresses.of(unique);
+                    }
+                    core.updater.apply_each(rows, &each[..rows.len()], update);
+                }
+            }
+            if let Some(mark) = mark {
+                mark.press(&core.layout, rows);
+            }
+        }
+    }
+}
 
 impl Lookup {
-    /// The lookups of a feature by the distinct row of its table they ask for.
-    fn order_of(&self, feature: &Feature) -> LookupOrder {
-        let table = &self.tables[feature.table];
-        let lookups = Lookups {
-            inverse: &table.inverse[feature.lookups()],
+    fn lookups_of<'a>(&'a self, feature: &'a Feature) -> Lookups<'a> {
+        Lookups {
+            inverse: &self.tables[feature.table].inverse[feature.lookups()],
             offsets: &feature.offsets,
             weights: feature.weights.as_deref(),
             pooling: feature.pooling,
-        };
+        }
+    }
+
+    /// The lookups of a feature by the distinct row of its table they ask for.
+    fn order_of(&self, feature: &Feature) -> LookupOrder {
         let mut order = LookupOrder::default();
-        order.build(&lookups, table.unique.len());
+        order.build(&self.lookups_of(feature), self.tables[feature.table].unique.len());
         order
     }
 }
@@ -79,20 +142,30 @@ impl Group {
     }
 
     /// Where the gradients of the distinct rows of every table come from. Tables that several features
-    /// look up are summed here; the lookups of the others are only put in order, and summed row by row as
-    /// the rows are updated.
+    /// look up are summed here; of the others the rows that repeat, if they are few, or else the lookups are
+    /// only put in order, and summed row by row as the rows are updated.
     fn sources<'a>(&self, lookup: &Lookup, gradients: &'a [f32], row_stride: usize) -> Vec<Source<'a>> {
         let source = |number: usize| {
             let mut features =
                 lookup.features.iter().enumerate().filter(|(_, feature)| feature.table == number);
             let (column, feature) = features.next().expect("a table is there for a feature");
-            if features.next().is_none() {
-                let order = lookup.order_of(feature);
-                let first = gradients.get(column * self.core.layout.dim..).unwrap_or_default();
-                Source::Bags { order, gradients: first, stride: row_stride }
-            } else {
-                Source::Sums(self.sums_of(lookup, number, gradients, row_stride))
+            let dim = self.core.layout.dim;
+            if features.next().is_some() {
+                let sums = self.sums_of(lookup, number, gradients, row_stride);
+                return Source::Each(GradientAddresses::of_sums(sums, dim));
             }
+            let first = gradients.get(column * dim..).unwrap_or_default();
+            let rows = lookup.tables[number].unique.len();
+            // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride` (`check_gradients`), which
+            // outlive the source.
+            let addresses = unsafe {
+                let lookups = lookup.lookups_of(feature);
+                GradientAddresses::of_lookups(&lookups, rows, first.as_ptr(), row_stride, dim)
+            };
+            addresses.map_or_else(
+                || Source::Bags { order: lookup.order_of(feature), gradients: first, stride: row_stride },
+                Source::Each,
+            )
         };
         self.for_each_table(lookup, source)
     }
@@ -151,7 +224,6 @@ impl Group {
         rates: &[f32],
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
-        let dim = self.core.layout.dim;
         if rates.len() != lookup.features.len() {
             return Err(StoreError::Length {
                 argument: "lr",
@@ -168,43 +240,17 @@ impl Group {
         self.check_gradients(lookup, gradients, row_stride)?;
         self.check_finite(lookup, gradients, row_stride)?;
         let sources = self.sources(lookup, gradients, row_stride);
-        let mut changes: Vec<Option<TableChange<'_>>> = vec![None; self.tables.read().len()];
+        let mut tables: Vec<Option<TableStep<'_>>> = vec![None; self.tables.read().len()];
         for (number, (table, source)) in lookup.tables.iter().zip(&sources).enumerate() {
             let feature =
                 lookup.features.iter().position(|feature| feature.table == number).expect("made for one");
             let update = Update { lr: rates[feature], step: table.table.next_step() };
             let mark = table.table.mark(update.step, ticket);
-            changes[table.table.local as usize] = Some((update, table.base as u32, source, mark));
+            tables[table.table.local as usize] =
+                Some(TableStep { update, base: table.base as u32, source, mark });
         }
         let released = ticket.map_or(Released::None, |ticket| self.released(lookup, ticket));
-        self.update(&lookup.keys, &released, &|keys: &[Key], rows: &[*mut f32]| {
-            let (update, base, source, mark) =
-                changes[keys[0].table as usize].as_ref().expect("a table looked up");
-            let mut unique = [0; PENDING];
-            for (unique, key) in unique.iter_mut().zip(keys) {
-                *unique = key.position - base;
-            }
-            let unique = &unique[..keys.len()];
-            // SAFETY: these are resident rows of this group under their shard's write lock; every bag has
-            // `dim` gradients (`check_gradients`), every distinct row a sum of as many.
-            unsafe {
-                match source {
-                    Source::Bags { order, gradients, stride } => {
-                        let updater = &self.core.updater;
-                        updater.apply_lookups(rows, order, unique, gradients.as_ptr(), *stride, update);
-                    }
-                    Source::Sums(sums) => {
-                        let sum = |unique: u32| &sums[unique as usize * dim..][..dim];
-                        let each: [&[f32]; PENDING] =
-                            std::array::from_fn(|i| unique.get(i).map_or(&[][..], |&unique| sum(unique)));
-                        self.core.updater.apply_each(rows, &each[..rows.len()], update);
-                    }
-                }
-                if let Some(mark) = mark {
-                    mark.press(&self.core.layout, rows);
-                }
-            }
-        })
+        self.update(&lookup.keys, &lookup.known, &released, &Step { group: self, tables })
     }
 
     fn check_finite(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<(), StoreError> {

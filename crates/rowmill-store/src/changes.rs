@@ -19,6 +19,7 @@ use rowmill_rows::{RowKey, TableSpec};
 use crate::checkpoint::load_manifest;
 use crate::files::{DeltaReader, FileEntry, Manifest, SnapshotReader, TableEntry, epoch_of};
 use crate::index::shard_of;
+use crate::keys::Key;
 use crate::log::{Geometry, Log, LogConfig};
 use crate::pin::PinnedCheckpoint;
 use crate::read::copy_floats;
@@ -403,7 +404,7 @@ impl Table {
         store.check_writable("a replay")?;
         let keys = self.group().keys(self.state(), ids);
         let _change = store.changes.read();
-        store.settle(self.group().update(&keys, &Released::None, &|keys, rows| {
+        store.settle(self.group().update(&keys, &[], &Released::None, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[key.position as usize * row_floats..][..row_floats];
                 // SAFETY: `row` is a resident row of this group under its shard's write lock, and

@@ -1,17 +1,16 @@
 //! Space reclaim: rows of mostly dead segments move to the end of the log.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-
-use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::StoreError;
 use crate::balance::balance;
 use crate::budget::Budget;
 use crate::group::Group;
 use crate::log::LogError;
+use crate::rounds::Rounds;
+use crate::store::Groups;
 
 /// Segments are cleaned while their places hold more than this many times the live bytes.
 const SPACE_MAX: f64 = 1.3;
@@ -21,67 +20,25 @@ const SEGMENTS_SPARE: u64 = 4;
 /// bytes with them, and are given back to the file system beyond: pinned places become free by a tenth of the
 /// rows and more at a time.
 const SPACE_KEPT: f64 = 1.4;
-/// How often the thread looks when nobody wakes it.
+/// How often the thread looks.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// The thread that cleans.
-#[derive(Debug)]
-pub(crate) struct Compaction {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    stop: AtomicBool,
-    mutex: Mutex<()>,
-    wake: Condvar,
-}
-
-impl Compaction {
-    pub(crate) fn start(
-        groups: Arc<RwLock<Vec<Arc<Group>>>>,
-        budget: Arc<Budget>,
-    ) -> Result<Self, StoreError> {
-        let shared = Arc::new(Shared::default());
-        let seen = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("rowmill-compaction".into()).spawn(move || {
-            while !seen.stop.load(Relaxed) {
-                let groups: Vec<_> = groups.read().clone();
-                // What cannot be written out is reported by the next change of a row.
-                let _ = balance(&groups, &budget);
-                for group in groups {
-                    // A write that failed has poisoned the log, and every writer is told; a damaged
-                    // segment is not offered again.
-                    let mut cleaned = true;
-                    while cleaned && !seen.stop.load(Relaxed) {
-                        cleaned = group.clean_one().unwrap_or(false);
-                    }
-                }
-                let mut guard = seen.mutex.lock();
-                if !seen.stop.load(Relaxed) {
-                    seen.wake.wait_for(&mut guard, PERIOD);
-                }
+/// Start the thread that cleans.
+pub(crate) fn start(groups: Groups, budget: Arc<Budget>) -> Result<Rounds, StoreError> {
+    Rounds::start("rowmill-compaction", PERIOD, move |stopping| {
+        let groups: Vec<_> = groups.read().clone();
+        // What cannot be written out is reported by the next change of a row.
+        let _ = balance(&groups, &budget);
+        for group in groups {
+            // A write that failed has poisoned the log, and every writer is told; a damaged segment is not
+            // offered again.
+            let mut cleaned = true;
+            while cleaned && !stopping.is_due() {
+                cleaned = group.clean_one().unwrap_or(false);
             }
-        })?;
-        Ok(Self { shared, thread: Some(thread) })
-    }
-
-    pub(crate) fn stop(&mut self) {
-        self.shared.stop.store(true, Relaxed);
-        drop(self.shared.mutex.lock());
-        self.shared.wake.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed; there is nothing to save from it.
-            let _ = thread.join();
         }
-    }
-}
-
-impl Drop for Compaction {
-    fn drop(&mut self) {
-        self.stop();
-    }
+        true
+    })
 }
 
 impl Group {

@@ -1,36 +1,45 @@
 //! Pooled lookups that change nothing: evaluation and serving.
 //!
 //! Nothing is remembered for a backward and no clock is taken, so ids need not be made distinct first, which
-//! costs as much as the rest of a lookup: every id is looked up where it stands, piece by piece, and pooled while
-//! the locks are held. A piece that meets a cold row, a row that was never born or a shard that is being
-//! changed goes the way of every other lookup.
+//! costs as much as the rest of a lookup: every id is looked up where it stands, and pooled while the locks are
+//! held. What meets a cold row, a row that was never born or a shard that is being changed goes the way of every
+//! other lookup.
 
-use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 use rowmill_kernels::{Lookups, RowPtr, SKIP, pool};
-use rowmill_rows::IdBag;
+use rowmill_rows::{IdBag, IdRange};
 
 use crate::StoreError;
+use crate::dense::{Absent, DenseRows};
 use crate::group::Group;
 use crate::keys::Key;
 use crate::scatter::Scatter;
 use crate::table_state::TableState;
-use crate::walk::{Locked, walk};
+use crate::walk::{AllShards, Locked, walk};
 
-/// Bytes of rows pooled under one hold of the locks: a part of a core's second-level cache.
+/// Ids looked up under one hold of the locks: at most about 100 us of work.
+const HOLD_IDS: i64 = 4096;
+/// Bytes of rows found, then pooled: a part of a core's second-level cache.
 const PIECE_BYTES: usize = 128 << 10;
 
+/// Features pooled into one matrix.
+struct Pooled<'a> {
+    bags: &'a [(Arc<TableState>, IdBag<'a>)],
+    out: Scatter<'a, f32>,
+    row_stride: usize,
+    /// `0, 1, 2, ...`: rows are named by the lookup that asks for them.
+    positions: Vec<u32>,
+}
+
 /// Some bags of one feature.
-struct Piece<'a> {
-    table: &'a Arc<TableState>,
-    /// The ids of the piece, with offsets from 0.
-    bag: IdBag<'a>,
-    /// Number of the first bag, and the feature's column.
-    first: usize,
+#[derive(Clone)]
+struct Piece {
+    /// The feature.
     column: usize,
+    bags: Range<usize>,
 }
 
 impl Group {
@@ -49,107 +58,150 @@ impl Group {
         let lookups: usize = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
         Self::count_accesses(bags);
         self.counters.count_call(lookups, lookups);
-        let pieces: Vec<(usize, Range<usize>)> = bags
+        let holds: Vec<Piece> = bags
             .iter()
             .enumerate()
-            .flat_map(|(column, (_, bag))| self.pieces(bag).into_iter().map(move |bags| (column, bags)))
+            .flat_map(|(column, (_, bag))| {
+                pieces(bag, 0..bag.len(), HOLD_IDS).into_iter().map(move |bags| Piece { column, bags })
+            })
             .collect();
-        let out = Scatter::new(out);
-        let work = |(column, range): (usize, Range<usize>)| {
-            let (table, bag) = &bags[column];
-            let ids = bag.offsets[range.start] as usize..bag.offsets[range.end] as usize;
-            let offsets: Vec<i64> =
-                bag.offsets[range.start..=range.end].iter().map(|&at| at - ids.start as i64).collect();
-            let bag = IdBag {
-                ids: &bag.ids[ids.clone()],
-                offsets: &offsets,
-                weights: bag.weights.map(|weights| &weights[ids]),
-                ..*bag
-            };
-            let piece = Piece { table, bag, first: range.start, column };
-            if self.pool_resident(&piece, &out, row_stride) {
-                return Ok(());
-            }
-            self.pool_piece_apart(&piece, &out, row_stride)
+        let longest = holds.iter().map(|hold| ids_of(&bags[hold.column].1, &hold.bags).len()).max();
+        let positions = (0..longest.unwrap_or(0) as u32).collect();
+        let pooled = Pooled { bags, out: Scatter::new(out), row_stride, positions };
+        let work = |hold: Piece| {
+            let rest = self.pool_resident(&pooled, &hold);
+            if rest.bags.is_empty() { Ok(()) } else { self.pool_apart(&pooled, &rest) }
         };
         if self.workers.share(lookups) {
-            self.workers.run(|| pieces.into_par_iter().try_for_each(work))
+            self.workers.run(|| holds.into_par_iter().try_for_each(work))
         } else {
-            pieces.into_iter().try_for_each(work)
+            holds.into_iter().try_for_each(work)
         }
     }
 
-    /// Cut the bags of a feature into pieces.
-    fn pieces(&self, bag: &IdBag<'_>) -> Vec<Range<usize>> {
-        let ids_max = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
-        let mut pieces = Vec::new();
-        let mut begin = 0;
-        for end in 1..=bag.len() {
-            let is_last = end == bag.len();
-            if is_last || bag.offsets[end + 1] - bag.offsets[begin] > ids_max {
-                pieces.push(begin..end);
-                begin = end;
+    /// Pool bags as long as all rows are in memory and no shard is being changed; what is left.
+    fn pool_resident(&self, pooled: &Pooled<'_>, hold: &Piece) -> Piece {
+        let Some(all) = self.try_read_all() else { return hold.clone() };
+        let (table, bag) = &pooled.bags[hold.column];
+        let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
+        // Who counts uses needs to know more of a row than where it is.
+        let dense = match table.spec.ids {
+            IdRange::Dense { .. }
+                if bag.padding.is_none() && all.iter().all(|shard| !shard.counts_uses()) =>
+            {
+                Some(DenseRows::new(&self.core, &all, table.local))
             }
-        }
-        pieces
-    }
-
-    /// Pool a piece whose rows are all in memory; false if they are not, or a shard is being changed.
-    fn pool_resident(&self, piece: &Piece<'_>, out: &Scatter<'_, f32>, row_stride: usize) -> bool {
-        let Some(mut all) = self.try_read_all() else { return false };
-        let Piece { table, bag, first, column } = piece;
-        let mut inverse: Vec<u32> = (0..bag.ids.len() as u32).collect();
-        let mut keys = Vec::with_capacity(bag.ids.len());
-        for (position, &id) in bag.ids.iter().enumerate() {
-            if bag.padding == Some(id) {
-                inverse[position] = SKIP;
-            } else {
-                keys.push(Key::new(table.local, table.spec.ids, id, position as u32, self.shards.len()));
-            }
-        }
-        let mut rows: Vec<RowPtr> = vec![std::ptr::null(); bag.ids.len()];
-        let mut resident = true;
-        let Ok(()) = walk::<false, _, _>(&self.core, &mut all, &keys, |all, key, found| {
-            let Some((place, slot)) = found.and_then(|found| Some((found.place, found.location.slot()?)))
-            else {
-                resident = false;
-                return Ok::<(), Infallible>(());
+            _ => None,
+        };
+        let mut rows: Vec<RowPtr> = Vec::new();
+        for bags in pieces(bag, hold.bags.clone(), piece_ids) {
+            let ids = &bag.ids[ids_of(bag, &bags)];
+            rows.clear();
+            rows.resize(ids.len(), std::ptr::null());
+            let found = match &dense {
+                Some(dense) => dense.find(ids, &mut rows),
+                None => self.find_resident(&all, table, bag.padding, ids, &mut rows),
             };
-            let shard = all.shard(key);
-            shard.touch(key.table, place, slot, false);
-            rows[key.position as usize] = shard.row(&self.core, slot).cast_const();
-            Ok(())
-        });
-        if !resident {
-            return false;
+            if found.is_err() {
+                return Piece { column: hold.column, bags: bags.start..hold.bags.end };
+            }
+            // SAFETY: these are the rows of the piece's ids, which the read locks keep in place and unwritten.
+            unsafe { self.pool_found(pooled, hold.column, bags, &rows) };
         }
-        let dim = self.core.layout.dim;
-        let lookups =
-            Lookups { inverse: &inverse, offsets: bag.offsets, weights: bag.weights, pooling: bag.pooling };
-        // SAFETY: every position that is not skipped has the address of a resident row, which the read locks
-        // keep in place and unwritten; offsets were validated; `out` has room for the feature's last bag
-        // (checked), and no two pieces write the same floats.
-        unsafe {
-            pool(&rows, &lookups, dim, out.pointer(first * row_stride + column * dim), row_stride);
-        }
-        true
+        Piece { column: hold.column, bags: hold.bags.end..hold.bags.end }
     }
 
-    /// Pool a piece as every other lookup is pooled.
-    fn pool_piece_apart(
-        self: &Arc<Self>,
-        piece: &Piece<'_>,
-        out: &Scatter<'_, f32>,
-        row_stride: usize,
-    ) -> Result<(), StoreError> {
+    /// The addresses of rows by the lookup that asks for them; those of padding stay as they are.
+    fn find_resident(
+        &self,
+        mut all: &AllShards<'_>,
+        table: &TableState,
+        padding: Option<u64>,
+        ids: &[u64],
+        rows: &mut [RowPtr],
+    ) -> Result<(), Absent> {
+        let key = |(position, &id)| Key::new(table.local, table.spec.ids, id, position, self.shards.len());
+        let keys: Vec<Key> = (0..).zip(ids).filter(|&(_, &id)| padding != Some(id)).map(key).collect();
+        walk::<false, _, _>(
+            &self.core,
+            &mut all,
+            &keys,
+            |_| (),
+            |all, key, found| {
+                let (place, slot) =
+                    found.and_then(|found| Some((found.place, found.location.slot()?))).ok_or(Absent)?;
+                let shard = all.shard(key);
+                shard.touch(key.table, place, slot, false);
+                rows[key.position as usize] = shard.row(&self.core, slot).cast_const();
+                Ok(())
+            },
+        )
+    }
+
+    /// Pool some bags of a feature.
+    ///
+    /// # Safety
+    /// `rows` holds the addresses of the rows of their ids, in this order, padding aside.
+    unsafe fn pool_found(&self, pooled: &Pooled<'_>, column: usize, bags: Range<usize>, rows: &[RowPtr]) {
+        let bag = &pooled.bags[column].1;
+        let ids = ids_of(bag, &bags);
+        let offsets: Vec<i64> =
+            bag.offsets[bags.start..=bags.end].iter().map(|&at| at - ids.start as i64).collect();
+        let skipping: Vec<u32>;
+        let inverse = if let Some(padding) = bag.padding {
+            let position = |(position, &id)| if id == padding { SKIP } else { position };
+            skipping = (0..).zip(&bag.ids[ids.clone()]).map(position).collect();
+            &skipping
+        } else {
+            &pooled.positions[..ids.len()]
+        };
+        let weights = bag.weights.map(|weights| &weights[ids]);
+        let lookups = Lookups { inverse, offsets: &offsets, weights, pooling: bag.pooling };
         let dim = self.core.layout.dim;
-        let mut pooled = vec![0.0; piece.bag.len() * dim];
-        self.pool_distinct(&[(Arc::clone(piece.table), piece.bag)], &mut pooled, dim, None)?;
-        for (bag, pooled) in (piece.first..).zip(pooled.chunks_exact(dim)) {
-            // SAFETY: as in `pool_resident`.
-            let out = unsafe { out.slice(bag * row_stride + piece.column * dim, dim) };
-            out.copy_from_slice(pooled);
+        // SAFETY: the caller's, of rows that are not skipped; offsets were validated; `out` has room for the
+        // feature's last bag (checked), and no two pieces write the same floats.
+        unsafe {
+            let out = pooled.out.pointer(bags.start * pooled.row_stride + column * dim);
+            pool(rows, &lookups, dim, out, pooled.row_stride);
+        }
+    }
+
+    /// Pool bags as every other lookup is pooled.
+    fn pool_apart(self: &Arc<Self>, pooled: &Pooled<'_>, piece: &Piece) -> Result<(), StoreError> {
+        let dim = self.core.layout.dim;
+        let (table, bag) = &pooled.bags[piece.column];
+        let ids = ids_of(bag, &piece.bags);
+        let offsets = &bag.offsets[piece.bags.start..=piece.bags.end];
+        let offsets: Vec<i64> = offsets.iter().map(|&at| at - ids.start as i64).collect();
+        let weights = bag.weights.map(|weights| &weights[ids.clone()]);
+        let bag = IdBag { ids: &bag.ids[ids], offsets: &offsets, weights, ..*bag };
+        // What was found in memory are rows of the table.
+        Self::check_ids_padded(table, &bag)?;
+        let mut apart = vec![0.0; bag.len() * dim];
+        self.pool_distinct(&[(Arc::clone(table), bag)], &mut apart, dim, None)?;
+        for (bag, vector) in piece.bags.clone().zip(apart.chunks_exact(dim)) {
+            // SAFETY: no two pieces write the same floats.
+            let out = unsafe { pooled.out.slice(bag * pooled.row_stride + piece.column * dim, dim) };
+            out.copy_from_slice(vector);
         }
         Ok(())
     }
+}
+
+/// Cut some bags of a feature into pieces of at most so many ids; a longer bag is a piece of its own.
+fn pieces(bag: &IdBag<'_>, bags: Range<usize>, ids_max: i64) -> Vec<Range<usize>> {
+    let mut pieces = Vec::new();
+    let mut begin = bags.start;
+    for end in bags.start + 1..=bags.end {
+        if end == bags.end || bag.offsets[end + 1] - bag.offsets[begin] > ids_max {
+            pieces.push(begin..end);
+            begin = end;
+        }
+    }
+    pieces
+}
+
+/// Where the ids of some bags lie.
+fn ids_of(bag: &IdBag<'_>, bags: &Range<usize>) -> Range<usize> {
+    bag.offsets[bags.start] as usize..bag.offsets[bags.end] as usize
 }

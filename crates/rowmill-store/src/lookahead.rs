@@ -175,8 +175,12 @@ impl Group {
                 continue;
             }
             let mut state = cell.state.write();
-            let Ok(()) =
-                walk::<false, _, _>(&self.core, &mut state, keys.of_shard(shard), |state, key, found| {
+            let Ok(()) = walk::<false, _, _>(
+                &self.core,
+                &mut state,
+                keys.of_shard(shard),
+                |_| (),
+                |state, key, found| {
                     let Some(Found { place, location }) = found else { return Ok::<(), Infallible>(()) };
                     if let Some(slot) = location.slot() {
                         if let Reason::Wanted(step) = reason {
@@ -188,7 +192,8 @@ impl Group {
                         misses.push(Miss { key: *key, row });
                     }
                     Ok(())
-                });
+                },
+            );
         }
         misses
     }

@@ -18,6 +18,7 @@ use crate::keys::{Key, Keys};
 use crate::log::Reading;
 use crate::table_state::TableState;
 use crate::ticket::{NO_LOOKUP, Ticket, TicketState};
+use crate::walk::Known;
 
 /// Floats pooled per task when a call is spread over threads.
 const POOL_TASK_FLOATS: usize = 1 << 16;
@@ -33,6 +34,8 @@ pub struct Lookup {
     pub(crate) keys: Keys,
     /// Keys of ids that were asked for too rarely.
     pub(crate) refused: Vec<Key>,
+    /// What a training read found, by shard.
+    pub(crate) known: Vec<Option<Known>>,
 }
 
 /// One feature of a lookup.
@@ -102,6 +105,7 @@ impl Group {
         ticket: Option<&Ticket>,
     ) -> Result<Lookup, StoreError> {
         self.check_out(bags, out.len(), row_stride)?;
+        bags.iter().try_for_each(|(table, bag)| Self::check_ids_padded(table, bag))?;
         Self::count_accesses(bags);
         let lookup = self.pool_distinct(bags, out, row_stride, ticket)?;
         let lookups = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
@@ -132,6 +136,7 @@ impl Group {
         let wish = self.wish(&lookup, ticket);
         let mut entered = self.enter(&lookup.keys, &wish)?;
         entered.unseen.extend(&lookup.refused);
+        let known = std::mem::take(&mut entered.known);
         let out = Out(out.as_mut_ptr());
         let pooled = if entered.misses.len() <= self.cold_rows_max() {
             self.with_rows(&reading, &lookup.keys, entered, |rows| self.pool(&lookup, rows, &out, row_stride))
@@ -139,11 +144,10 @@ impl Group {
             self.pool_in_pieces(&reading, &lookup, &out, row_stride)
         };
         if let Err(error) = pooled {
-            for shard in 0..self.shards.len() {
-                self.leave_shard(&lookup.keys, shard, &wish);
-            }
+            self.leave(&lookup.keys, &wish);
             return Err(error);
         }
+        lookup.known = known;
         if let Some(ticket) = ticket {
             for rows in lookup.tables.iter().filter(|rows| rows.table.bound().is_some()) {
                 lookup.hold(rows, &ticket.state);
@@ -219,9 +223,7 @@ impl Group {
             unsafe { rowmill_kernels::gather(&rows, dim, out, dim) };
         });
         if let Err(error) = copied {
-            for shard in 0..self.shards.len() {
-                self.leave_shard(&lookup.keys, shard, wish);
-            }
+            self.leave(&lookup.keys, wish);
             return Err(error);
         }
         let rows = &lookup.tables[0];
@@ -231,6 +233,7 @@ impl Group {
         Ok(())
     }
 
+    /// Check the shapes of a lookup.
     pub(crate) fn check_out(
         &self,
         bags: &[(Arc<TableState>, IdBag<'_>)],
@@ -240,7 +243,6 @@ impl Group {
         let width = bags.len() * self.core.layout.dim;
         for (table, bag) in bags {
             bag.validate().map_err(|source| StoreError::Bag { table: table.name.clone(), source })?;
-            Self::check_ids_padded(table, bag)?;
         }
         let rows = bags.iter().map(|(_, bag)| bag.len()).max().unwrap_or(0);
         let needed = if rows == 0 { 0 } else { (rows - 1) * row_stride + width };
@@ -255,7 +257,7 @@ impl Group {
         Ok(())
     }
 
-    fn check_ids_padded(table: &TableState, bag: &IdBag<'_>) -> Result<(), StoreError> {
+    pub(crate) fn check_ids_padded(table: &TableState, bag: &IdBag<'_>) -> Result<(), StoreError> {
         match bag.padding {
             None => Self::check_ids(table, bag.ids),
             Some(padding) => {
@@ -326,7 +328,15 @@ impl Group {
             tables.iter().map(|rows| (rows.table.local, &rows.unique[..])).collect();
         let keys = self.keys_of(&unique);
         let serial = self.serial.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Ok(Lookup { group: Arc::clone(self), serial, features, tables, keys, refused: Vec::new() })
+        Ok(Lookup {
+            group: Arc::clone(self),
+            serial,
+            features,
+            tables,
+            keys,
+            refused: Vec::new(),
+            known: Vec::new(),
+        })
     }
 
     fn wish<'a>(&self, lookup: &Lookup, ticket: Option<&'a Ticket>) -> Wish<'a> {

@@ -93,7 +93,7 @@ impl Group {
     fn read_piece(&self, read: &Read<'_>, first: usize, ids: &[u64]) -> Vec<Miss> {
         let mut misses = Vec::new();
         let &TableState { local, ref spec, .. } = read.table;
-        let Some(mut all) = self.try_read_all() else {
+        let Some(all) = self.try_read_all() else {
             let ids = TableIds { table: local, range: spec.ids, ids };
             let keys = Keys::new(&[ids], first, self.shards.len());
             for (shard, cell) in self.shards.iter().enumerate() {
@@ -104,7 +104,7 @@ impl Group {
         let shards = self.shards.len();
         let key = |(position, &id)| Key::new(local, spec.ids, id, position as u32, shards);
         let keys: Vec<Key> = (first..).zip(ids).map(key).collect();
-        self.read_resident(read, &mut all, &keys, &mut misses);
+        self.read_resident(read, &mut &all, &keys, &mut misses);
         drop(all);
         // Those of a shard are brought into memory together.
         misses.sort_by_key(|miss| miss.key.shard);
@@ -125,25 +125,31 @@ impl Group {
         misses: &mut Vec<Miss>,
     ) {
         let width = read.width;
-        let Ok(()) = walk::<false, _, _>(&self.core, locked, keys, |locked, key, found| {
-            // SAFETY: every position is visited by one thread.
-            let out = unsafe { read.out.slice(key.position as usize * width, width) };
-            let Some(found) = found else {
-                self.initial(key, read.part, out);
-                return Ok::<(), Infallible>(());
-            };
-            if let Some(slot) = found.location.slot() {
-                let shard = locked.shard(key);
-                shard.touch(key.table, found.place, slot, false);
-                let row = shard.row(&self.core, slot).wrapping_add(read.start);
-                // SAFETY: `row` points at `width` floats of a resident row, which the shard's read lock keeps
-                // in place and unwritten; `out` has as many.
-                unsafe { copy_floats(row, out.as_mut_ptr(), width) };
-            } else if let Some(row) = found.location.row() {
-                misses.push(Miss { key: *key, row });
-            }
-            Ok(())
-        });
+        let Ok(()) = walk::<false, _, _>(
+            &self.core,
+            locked,
+            keys,
+            |_| (),
+            |locked, key, found| {
+                // SAFETY: every position is visited by one thread.
+                let out = unsafe { read.out.slice(key.position as usize * width, width) };
+                let Some(found) = found else {
+                    self.initial(key, read.part, out);
+                    return Ok::<(), Infallible>(());
+                };
+                if let Some(slot) = found.location.slot() {
+                    let shard = locked.shard(key);
+                    shard.touch(key.table, found.place, slot, false);
+                    let row = shard.row(&self.core, slot).wrapping_add(read.start);
+                    // SAFETY: `row` points at `width` floats of a resident row, which the shard's read lock keeps
+                    // in place and unwritten; `out` has as many.
+                    unsafe { copy_floats(row, out.as_mut_ptr(), width) };
+                } else if let Some(row) = found.location.row() {
+                    misses.push(Miss { key: *key, row });
+                }
+                Ok(())
+            },
+        );
     }
 
     /// Read cold rows, copy them out and admit them to the cache. Rows that moved are returned with

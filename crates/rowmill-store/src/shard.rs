@@ -167,6 +167,11 @@ impl Shard {
         self.rows.pointer(slot as usize * core.layout.stride).cast()
     }
 
+    /// Whether [`Shard::touch`] does anything.
+    pub(crate) fn counts_uses(&self) -> bool {
+        self.crowded || self.due.is_marked()
+    }
+
     /// Count a use of a resident row. Shared access suffices. A row that lookahead brought is not
     /// counted at its first use: that use is what it was brought for.
     #[inline]
@@ -303,12 +308,14 @@ impl Shard {
     ///
     /// # Errors
     /// When the old version of a frozen row cannot be saved.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin_update(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
         self.mark_unpublished(slot);
-        if self.dirty.get(slot) {
-            return Ok(());
-        }
+        if self.dirty.get(slot) { Ok(()) } else { self.become_dirty(core, slot) }
+    }
+
+    #[cold]
+    fn become_dirty(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
         let meta = self.meta.get(slot as usize);
         if seeded::has(SeededBug::LostUpdate) && meta.row != NO_ROW {
             return Ok(());

@@ -8,16 +8,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use parking_lot::{Mutex, RwLock};
 use rowmill_io::{DirectoryVolume, Volume, VolumeLock};
 use rowmill_kernels::{RowUpdater, UniqueScratch};
-use rowmill_rows::{Category, GroupSpec, IdBag, IdRange, TableSpec};
+use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 
-use crate::backward::RowGradients;
 use crate::budget::Budget;
 use crate::checkpoint::Saved;
-use crate::compaction::Compaction;
+use crate::compaction;
 use crate::core::Core;
 use crate::due::STEPS_MAX;
 use crate::event_clock::{EVENT_TIME_MAX, EventClock};
-use crate::feed::{Feed, FeedOptions, Publisher};
+use crate::feed::{self, Feed, FeedOptions};
 use crate::files::{Manifest, TABLES_MAX};
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
@@ -27,6 +26,7 @@ use crate::lookup::Lookup;
 use crate::options::StoreOptions;
 use crate::pin::Pins;
 use crate::queue::{Queue, QueuedGet};
+use crate::rounds::Rounds;
 use crate::shard::{Reason, SLOTS_MIN};
 use crate::stats::Counters;
 use crate::table::Table;
@@ -70,9 +70,9 @@ pub struct Store {
     lookahead: Mutex<Option<Lookahead>>,
     /// Started by the first get that is queued.
     queue: Mutex<Option<Queue>>,
-    compaction: Mutex<Option<Compaction>>,
+    compaction: Mutex<Option<Rounds>>,
     pub(crate) feed: Option<Arc<Feed>>,
-    publisher: Mutex<Option<Publisher>>,
+    publisher: Mutex<Option<Rounds>>,
     /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
     pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>>,
     /// Differs at every opening.
@@ -203,15 +203,14 @@ impl Store {
         if let Some(options) = store.publishes() {
             let feed = Arc::new(store.open_feed(&options, epoch - 1, mark)?);
             if store.options.background.has_threads() {
-                let publisher =
-                    Publisher::start(Arc::clone(&feed), Arc::clone(&store.groups), options.interval)?;
+                let publisher = feed::start(Arc::clone(&feed), Arc::clone(&store.groups), options.interval)?;
                 *store.publisher.lock() = Some(publisher);
             }
             store.feed = Some(feed);
         }
         if !store.options.read_only && store.options.background.has_threads() {
             *store.compaction.lock() =
-                Some(Compaction::start(Arc::clone(&store.groups), Arc::clone(&store.budget))?);
+                Some(compaction::start(Arc::clone(&store.groups), Arc::clone(&store.budget))?);
         }
         Ok(Arc::new(store))
     }
@@ -405,82 +404,6 @@ impl Store {
     /// The latest event time that a step said, in seconds.
     pub fn event_time(&self) -> Option<u64> {
         self.events.now()
-    }
-
-    /// Pool many features without changing anything: for evaluation and serving. As [`Store::lookup`] without a
-    /// ticket, faster, and not for a backward.
-    ///
-    /// # Errors
-    /// As [`Store::lookup`].
-    pub fn evaluate(
-        &self,
-        bags: &[(&Table, IdBag<'_>)],
-        out: &mut [f32],
-        row_stride: usize,
-    ) -> Result<(), StoreError> {
-        self.check_open()?;
-        let (group, bags) = group_of(bags)?;
-        let _caller = self.workers.enter();
-        self.settle(group.evaluate(&bags, out, row_stride))
-    }
-
-    /// Pool many features in one call. All tables must be of one group. Bag `b` of feature `f` is written
-    /// to `out[b * row_stride + f * dim..]`. With a ticket this is a training read: missing rows are born
-    /// and clocks are taken; without, missing rows read as they would be born.
-    ///
-    /// # Errors
-    /// Wrong shapes, ids outside a dense table, a row beyond its bound until the deadline, or a failed read.
-    pub fn lookup(
-        &self,
-        bags: &[(&Table, IdBag<'_>)],
-        out: &mut [f32],
-        row_stride: usize,
-        ticket: Option<&Ticket>,
-    ) -> Result<Lookup, StoreError> {
-        self.check_open()?;
-        if ticket.is_some() {
-            self.check_writable("a training read")?;
-            bags.iter().try_for_each(|(table, _)| table.state().check_event_time())?;
-        }
-        let (group, bags) = group_of(bags)?;
-        let _caller = self.workers.enter();
-        self.settle(group.lookup(&bags, out, row_stride, ticket))
-    }
-
-    /// The backward of [`Store::lookup`]: gradients of the pooled vectors, laid out as they were, become
-    /// one optimizer step on every distinct row; the rows' clocks are given back. `rates` holds one
-    /// learning rate per feature.
-    ///
-    /// # Errors
-    /// Wrong shapes or gradients that are not finite (nothing changes then), or rows that cannot be read.
-    pub fn apply(
-        &self,
-        lookup: &Lookup,
-        gradients: &[f32],
-        row_stride: usize,
-        rates: &[f32],
-        ticket: Option<&Ticket>,
-    ) -> Result<(), StoreError> {
-        self.check_writable("an update")?;
-        let _caller = self.workers.enter();
-        let change = self.changes.read();
-        self.settle(lookup.group().apply(lookup, gradients, row_stride, rates, ticket))?;
-        drop(change);
-        self.settle(lookup.group().evict_due(&self.changes, lookup))
-    }
-
-    /// The gradients of a lookup's distinct rows, for an update of one's own later.
-    ///
-    /// # Errors
-    /// Wrong shapes.
-    pub fn row_gradients(
-        &self,
-        lookup: &Lookup,
-        gradients: &[f32],
-        row_stride: usize,
-    ) -> Result<Vec<RowGradients>, StoreError> {
-        self.check_open()?;
-        lookup.group().row_gradients(lookup, gradients, row_stride)
     }
 
     /// Announce ids that will be asked for soon; returns at once. `false` when some were dropped because
@@ -697,26 +620,4 @@ fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), 
         return mismatch("eviction", format!("{:?}", stored.eviction), format!("{:?}", given.eviction));
     }
     Ok(())
-}
-
-/// Bags by the state of their tables.
-type Bags<'a> = Vec<(Arc<TableState>, IdBag<'a>)>;
-
-/// The group of all these tables, and their bags.
-fn group_of<'a, 'b>(bags: &[(&'a Table, IdBag<'b>)]) -> Result<(&'a Arc<Group>, Bags<'b>), StoreError> {
-    let Some((first, _)) = bags.first() else {
-        return Err(StoreError::Length {
-            argument: "bags",
-            got: 0,
-            expected: 1,
-            why: "one feature at least".into(),
-        });
-    };
-    if let Some((other, _)) =
-        bags.iter().find(|(table, _)| table.group().core.number != first.group().core.number)
-    {
-        return Err(StoreError::MixedGroups { first: first.name().into(), second: other.name().into() });
-    }
-    let bags = bags.iter().map(|(table, bag)| (Arc::clone(table.state()), *bag)).collect();
-    Ok((first.group(), bags))
 }

@@ -206,7 +206,7 @@ impl Table {
         let released = self.released(ticket, &unique);
         let mark = self.state.mark(self.steps(), ticket);
         let _change = self.store.changes.read();
-        self.store.settle(self.group.update(&keys, &released, &|keys: &[Key], rows: &[*mut f32]| {
+        self.store.settle(self.group.update(&keys, &[], &released, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[last[key.position as usize] * width..][..width];
                 // SAFETY: `row` is a resident row of this group under its shard's write lock; `start +

@@ -32,7 +32,7 @@ pub(crate) trait Locked {
 /// All shards of a group, for reading.
 pub(crate) type AllShards<'a> = Vec<RwLockReadGuard<'a, Shard>>;
 
-impl Locked for AllShards<'_> {
+impl Locked for &AllShards<'_> {
     #[inline(always)]
     fn shard(&self, key: &Key) -> &Shard {
         &self[key.shard as usize]
@@ -69,7 +69,8 @@ impl Locked for RwLockWriteGuard<'_, Shard> {
 }
 
 /// Call `visit` for every key in order, with what the index says of it at that moment. `visit` may change
-/// the shard if `locked` allows it; `UPDATE` says that rows in memory will be changed.
+/// the shard if `locked` allows it; `UPDATE` says that rows in memory will be changed. `ahead` is called for every
+/// key some visits earlier, to ask for what else its visit looks at.
 ///
 /// # Errors
 /// The first of `visit`, which ends the walk.
@@ -78,6 +79,7 @@ pub(crate) fn walk<const UPDATE: bool, L: Locked, E>(
     core: &Core,
     locked: &mut L,
     keys: &[Key],
+    ahead: impl Fn(&Key),
     mut visit: impl FnMut(&mut L, &Key, Option<Found>) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut found = [None; CHUNK];
@@ -93,12 +95,54 @@ pub(crate) fn walk<const UPDATE: bool, L: Locked, E>(
                 if let Some(slot) = found.and_then(|found| found.location.slot()) {
                     locked.shard(key).prefetch_row::<UPDATE>(core, slot);
                 }
+                ahead(key);
             }
             for (key, &found) in keys.iter().zip(found) {
                 // What was read is stale once the index has changed.
                 let found = if locked.edits() == edits { found } else { locked.shard(key).find(key) };
                 visit(locked, key, found)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// What the index of a shard said of some keys, in their order.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// The generation it belongs to: [`Shard::edits`].
+    pub(crate) edits: u64,
+    pub(crate) found: Vec<Found>,
+}
+
+/// As [`walk`], of keys that are changed, with what the index is known to say of them; `entries` says that theirs
+/// will be changed, too.
+///
+/// # Errors
+/// The first of `visit`.
+#[inline(always)]
+pub(crate) fn walk_known<E>(
+    core: &Core,
+    shard: &mut RwLockWriteGuard<'_, Shard>,
+    (keys, known): (&[Key], &Known),
+    entries: bool,
+    ahead: impl Fn(&Key),
+    mut visit: impl FnMut(&mut RwLockWriteGuard<'_, Shard>, &Key, Option<Found>) -> Result<(), E>,
+) -> Result<(), E> {
+    let rows = (ROW_BYTES / core.layout.stride).clamp(1, CHUNK);
+    for (keys, found) in keys.chunks(rows).zip(known.found.chunks(rows)) {
+        for (key, found) in keys.iter().zip(found) {
+            if entries {
+                shard.index(key.table).prefetch(key.id, key.hash);
+            }
+            if let Some(slot) = found.location.slot() {
+                shard.prefetch_row::<true>(core, slot);
+            }
+            ahead(key);
+        }
+        for (key, &found) in keys.iter().zip(found) {
+            let found = if shard.edits() == known.edits { Some(found) } else { shard.find(key) };
+            visit(shard, key, found)?;
         }
     }
     Ok(())

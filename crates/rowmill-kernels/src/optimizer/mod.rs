@@ -90,16 +90,16 @@ impl RowUpdater {
         unsafe { self.dispatch(rows, Gradients::Rows(gradients), update) }
     }
 
-    /// Update `rows[i]` with `gradients[i]`, in order. The rows are taken to be in the caches already.
+    /// Update `rows[i]` with the gradient at `gradients[i]`, in order. Both are taken to be in the caches
+    /// already.
     ///
     /// # Panics
-    /// If there is not one gradient of `dim` floats per row.
+    /// If there is not one gradient per row.
     ///
     /// # Safety
-    /// As for [`RowUpdater::apply_many`].
-    pub unsafe fn apply_each(&self, rows: &[*mut f32], gradients: &[&[f32]], update: &Update) {
+    /// As for [`RowUpdater::apply_many`], and every gradient has `dim` readable floats.
+    pub unsafe fn apply_each(&self, rows: &[*mut f32], gradients: &[*const f32], update: &Update) {
         assert_eq!(gradients.len(), rows.len(), "one gradient per row");
-        assert!(gradients.iter().all(|gradient| gradient.len() == self.dim), "gradients of another width");
         // SAFETY: the caller's.
         unsafe { self.dispatch(rows, Gradients::Each(gradients), update) }
     }
@@ -172,7 +172,7 @@ enum Gradients<'a> {
     /// One per row.
     Rows(&'a [f32]),
     /// One per row, each at its own place.
-    Each(&'a [&'a [f32]]),
+    Each(&'a [*const f32]),
     /// The bags that looked the rows up, which are these unique rows.
     Bags { order: &'a LookupOrder, unique: &'a [u32], gradients: *const f32, stride: usize },
 }
@@ -195,8 +195,8 @@ impl<R: Rule> Kernel for Apply<'_, R> {
             match self.gradients {
                 Gradients::Rows(gradients) => self.apply_rows::<V>(gradients),
                 Gradients::Each(gradients) => {
-                    for (&row, gradient) in self.rows.iter().zip(gradients) {
-                        self.rule.apply::<V>(row, gradient.as_ptr(), self.dim);
+                    for (&row, &gradient) in self.rows.iter().zip(gradients) {
+                        self.rule.apply::<V>(row, gradient, self.dim);
                     }
                 }
                 Gradients::Bags { order, unique, gradients, stride } => {

@@ -23,7 +23,6 @@ impl Rule for RowwiseAdagrad {
         unsafe {
             let accumulator = row.add(dim);
             let sum = *accumulator + mean_square::<V>(gradient, dim);
-            *accumulator = sum;
             let factor = V::splat(-(self.lr / (sum.sqrt() + self.eps)));
             let mut column = 0;
             while column + V::LANES <= dim {
@@ -36,6 +35,8 @@ impl Rule for RowwiseAdagrad {
                 let g = V::load_first(gradient.add(column), count);
                 factor.mul_add(g, V::load_first(w, count)).store_first(w, count);
             }
+            // Last: the load of part of a vector waits for a store among the lanes that it leaves out.
+            *accumulator = sum;
         }
     }
 }

@@ -178,7 +178,7 @@ proptest! {
         // SAFETY: rows lie in the vectors, a gradient of `dim` floats per bag in `gradients`.
         unsafe {
             accumulate_range(&order, 0..bags.unique, gradients.as_ptr(), stride, dim, &mut sums);
-            let each: Vec<&[f32]> = unique.iter().map(|&row| &sums[row as usize * dim..][..dim]).collect();
+            let each: Vec<*const f32> = unique.iter().map(|&row| sums[row as usize * dim..].as_ptr()).collect();
             RowUpdater::new(&optimizer, dim).apply_each(&pointers(&mut expected), &each, &update);
         }
         for set in InstructionSet::available() {

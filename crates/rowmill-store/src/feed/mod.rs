@@ -28,7 +28,7 @@ mod writer;
 use std::time::Duration;
 
 pub use frame::{FeedChange, FeedEvent};
-pub(crate) use publisher::{Feed, FeedCut, Publisher};
+pub(crate) use publisher::{Feed, FeedCut, start};
 pub use reader::FeedReader;
 pub(crate) use segment::remove_all;
 

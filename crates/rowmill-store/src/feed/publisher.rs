@@ -1,17 +1,17 @@
 //! Publishing what changed: a round over all shards, by a thread, by a checkpoint, or when asked.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::frame::FeedChange;
 use super::runs::Runs;
 use super::writer::FeedWriter;
 use crate::StoreError;
 use crate::group::Group;
+use crate::rounds::Rounds;
 use crate::shard::Shard;
 use crate::store::Groups;
 
@@ -148,57 +148,11 @@ impl FeedCut<'_> {
     }
 }
 
-/// The thread that publishes.
-#[derive(Debug)]
-pub(crate) struct Publisher {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    stop: AtomicBool,
-    mutex: Mutex<()>,
-    wake: Condvar,
-}
-
-impl Publisher {
-    pub(crate) fn start(feed: Arc<Feed>, groups: Groups, interval: Duration) -> Result<Self, StoreError> {
-        let shared = Arc::new(Shared::default());
-        let seen = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("rowmill-feed".into()).spawn(move || {
-            let mut next = Instant::now() + interval;
-            loop {
-                {
-                    let mut guard = seen.mutex.lock();
-                    let mut due = false;
-                    while !due && !seen.stop.load(Relaxed) {
-                        due = seen.wake.wait_until(&mut guard, next).timed_out();
-                    }
-                }
-                if seen.stop.load(Relaxed) {
-                    return;
-                }
-                next = Instant::now() + interval;
-                let groups: Vec<_> = groups.read().clone();
-                if feed.publish(&groups).is_err() {
-                    // Whoever asks the store is told.
-                    return;
-                }
-            }
-        })?;
-        Ok(Self { shared, thread: Some(thread) })
-    }
-}
-
-impl Drop for Publisher {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Relaxed);
-        drop(self.shared.mutex.lock());
-        self.shared.wake.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed; there is nothing to save from it.
-            let _ = thread.join();
-        }
-    }
+/// Start the thread that publishes.
+pub(crate) fn start(feed: Arc<Feed>, groups: Groups, interval: Duration) -> Result<Rounds, StoreError> {
+    Rounds::start("rowmill-feed", interval, move |_| {
+        let groups: Vec<_> = groups.read().clone();
+        // After a failure, which whoever asks the store is told, nothing is published any more.
+        feed.publish(&groups).is_ok()
+    })
 }

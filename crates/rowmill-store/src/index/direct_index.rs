@@ -33,6 +33,11 @@ impl DirectIndex {
         }
     }
 
+    /// The words of all entries, by position in the shard; zero for an id without a row.
+    pub(crate) fn locations(&self) -> &[u32] {
+        &self.locations
+    }
+
     /// Start loading the entry of `id`.
     #[inline]
     pub(crate) fn prefetch(&self, id: u64) {

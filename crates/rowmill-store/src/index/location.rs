@@ -53,6 +53,12 @@ impl Location {
         self.0 + 1
     }
 
+    /// The slot that a word of an index names, which is zero where there is no row.
+    #[inline]
+    pub(crate) fn slot_of_stored(word: u32) -> Option<u32> {
+        if word == 0 { None } else { Self::from_stored(word).slot() }
+    }
+
     /// The location of a word an index entry keeps, which must not be zero.
     #[inline]
     pub(super) fn from_stored(word: u32) -> Self {

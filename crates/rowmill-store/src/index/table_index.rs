@@ -86,6 +86,14 @@ impl TableIndex {
         }
     }
 
+    /// The words of a dense range by position in the shard, for [`Location::slot_of_stored`].
+    pub(crate) fn dense_locations(&self) -> Option<&[u32]> {
+        match self {
+            Self::Hash(_) => None,
+            Self::Direct(index) => Some(index.locations()),
+        }
+    }
+
     /// Where the row of an entry is.
     #[inline]
     pub(crate) fn location(&self, place: Place) -> Location {

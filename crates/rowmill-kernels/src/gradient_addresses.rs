@@ -1,0 +1,94 @@
+//! Gradients of unique rows where they lie, for batches in which few rows are looked up twice.
+
+use rowmill_rows::Pooling;
+
+use crate::{Lookups, SKIP};
+
+/// Addresses pay while at most one lookup in this many repeats a row: beyond, rows are better put in order.
+const REPEATED_SHARE: usize = 4;
+
+/// The address of the gradient of every unique row: that of the bag for a row looked up once, that of a sum
+/// kept here for the others.
+#[derive(Debug)]
+pub struct GradientAddresses {
+    addresses: Vec<*const f32>,
+    /// What some of the addresses point to.
+    _sums: Vec<f32>,
+}
+
+// SAFETY: the floats behind the addresses are only read.
+unsafe impl Send for GradientAddresses {}
+// SAFETY: as above.
+unsafe impl Sync for GradientAddresses {}
+
+impl GradientAddresses {
+    /// The addresses for plain sums in which few rows repeat; none otherwise. Sums are those of
+    /// [`accumulate_range`](crate::accumulate_range), but a row looked up once keeps the sign of its zeros.
+    ///
+    /// # Panics
+    /// If an index is neither [`SKIP`] nor below `unique`, or offsets do not fit the lookups.
+    ///
+    /// # Safety
+    /// `gradients` has `dim` readable floats at `bag * stride` for every bag of the lookups, for as long as the
+    /// addresses are used.
+    pub unsafe fn of_lookups(
+        lookups: &Lookups<'_>,
+        unique: usize,
+        gradients: *const f32,
+        stride: usize,
+        dim: usize,
+    ) -> Option<Self> {
+        lookups.assert_shape();
+        let Lookups { inverse, offsets, weights, pooling } = *lookups;
+        let repeats = inverse.len().saturating_sub(unique);
+        if weights.is_some() || pooling != Pooling::Sum || repeats > inverse.len() / REPEATED_SHARE {
+            return None;
+        }
+        let mut addresses = vec![std::ptr::null::<f32>(); unique];
+        let mut repeated: Vec<(u32, *const f32)> = Vec::new();
+        for (bag, ends) in offsets.windows(2).enumerate() {
+            // SAFETY: every bag has a gradient.
+            let gradient = unsafe { gradients.add(bag * stride) };
+            for &row in &inverse[ends[0] as usize..ends[1] as usize] {
+                if row == SKIP {
+                    continue;
+                }
+                let address = &mut addresses[row as usize];
+                if address.is_null() {
+                    *address = gradient;
+                } else {
+                    repeated.push((row, gradient));
+                }
+            }
+        }
+        // Stable: the terms of a sum stay in the order of the lookups.
+        repeated.sort_by_key(|&(row, _)| row);
+        let mut sums = vec![0.0; repeated.chunk_by(|one, next| one.0 == next.0).count() * dim];
+        let terms = repeated.chunk_by(|one, next| one.0 == next.0);
+        for (terms, sum) in terms.zip(sums.chunks_exact_mut(dim)) {
+            let address = &mut addresses[terms[0].0 as usize];
+            for gradient in std::iter::once(*address).chain(terms.iter().map(|&(_, gradient)| gradient)) {
+                // SAFETY: the gradient of a bag.
+                let gradient = unsafe { std::slice::from_raw_parts(gradient, dim) };
+                sum.iter_mut().zip(gradient).for_each(|(sum, term)| *sum += term);
+            }
+            *address = sum.as_ptr();
+        }
+        Some(Self { addresses, _sums: sums })
+    }
+
+    /// Those of sums that lie one behind the other, `dim` floats each.
+    pub fn of_sums(sums: Vec<f32>, dim: usize) -> Self {
+        let addresses = sums.chunks_exact(dim).map(<[f32]>::as_ptr).collect();
+        Self { addresses, _sums: sums }
+    }
+
+    /// Where the gradient of a unique row begins.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[inline]
+    pub fn of(&self, unique: u32) -> *const f32 {
+        self.addresses[unique as usize]
+    }
+}
