@@ -30,7 +30,7 @@ impl GradientAddresses {
     ///
     /// # Safety
     /// `gradients` has `dim` readable floats at `bag * stride` for every bag of the lookups, for as long as the
-    /// addresses are used.
+    /// addresses are used; every unique row is looked up.
     pub unsafe fn of_lookups(
         lookups: &Lookups<'_>,
         unique: usize,
@@ -74,6 +74,7 @@ impl GradientAddresses {
             }
             *address = sum.as_ptr();
         }
+        debug_assert!(addresses.iter().all(|address| !address.is_null()), "a row that nobody looks up");
         Some(Self { addresses, _sums: sums })
     }
 

@@ -181,3 +181,61 @@ fn evaluation_pools_what_a_lookup_pools_and_makes_no_rows() {
     assert_eq!(after.lookups - before.lookups, 3 * ids.len() as u64);
     assert_eq!(after.calls - before.calls, 1);
 }
+
+#[test]
+fn dense_tables_are_evaluated_as_they_are_looked_up() {
+    const BAGS: usize = 3000;
+    const ROWS: u64 = 5000;
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
+    let dense = TableSpec { ids: IdRange::Dense { rows: ROWS }, ..spec(16, SGD) };
+    let (whole, partly) = (store.table("whole", &dense).unwrap(), store.table("partly", &dense).unwrap());
+    let all: Vec<u64> = (0..ROWS).collect();
+    whole.get_or_init(&all, &mut vec![0.0; 16 * all.len()], None).unwrap();
+    // A row that was never born in the last bags: what comes before it was found already.
+    partly.get_or_init(&all[1..], &mut vec![0.0; 16 * (all.len() - 1)], None).unwrap();
+    let offsets: Vec<i64> = (0..=BAGS).map(|bag| bag as i64 * 2).collect();
+    let mut ids: Vec<u64> = (0..2 * BAGS as u64).map(|position| 1 + position * 7 % (ROWS - 1)).collect();
+    *ids.last_mut().unwrap() = 0;
+    let weights: Vec<f32> = ids.iter().map(|&id| id as f32 / 64.0).collect();
+    let bag =
+        |weights, padding| IdBag { ids: &ids, offsets: &offsets, weights, padding, pooling: Pooling::Sum };
+    let bags =
+        [(&whole, bag(None, None)), (&partly, bag(Some(&weights[..]), None)), (&whole, bag(None, None))];
+    let (mut looked_up, mut evaluated) = (vec![1.0; BAGS * 48], vec![1.0; BAGS * 48]);
+    store.lookup(&bags, &mut looked_up, 48, None).unwrap();
+    store.evaluate(&bags, &mut evaluated, 48).unwrap();
+    assert!(looked_up == evaluated, "equal to the last bit");
+    assert_eq!(partly.len() as u64, ROWS - 1);
+
+    let outside = IdBag { ids: &[ROWS], offsets: &[0, 1], ..bag(None, None) };
+    let error = store.evaluate(&[(&whole, outside)], &mut [0.0; 16], 16).unwrap_err();
+    assert!(matches!(error, StoreError::IdRange { id: 5000, rows: ROWS, .. }), "{error}");
+}
+
+#[test]
+fn a_backward_finds_rows_whose_entries_moved_since_the_lookup() {
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(32 << 20)).unwrap();
+    let table = store.table("t", &TableSpec { initializer: Initializer::Zeros, ..spec(2, SGD) }).unwrap();
+    let ids: Vec<u64> = (0..3000).collect();
+    let offsets: Vec<i64> = (0..=ids.len() as i64).collect();
+    let bag = IdBag { ids: &ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
+    let mut out = vec![0.0; 2 * ids.len()];
+    for round in 1..=3_u64 {
+        let ticket = store.ticket().unwrap();
+        let lookup = store.lookup(&[(&table, bag)], &mut out, 2, Some(&ticket)).unwrap();
+        if round > 1 {
+            // The index grows, and in the last round some of its rows go.
+            let others: Vec<u64> = (round * 100_000..round * 100_000 + 20_000).collect();
+            table.put(&others, &vec![1.0; 2 * others.len()], None).unwrap();
+            table.delete(&others[..10_000]).unwrap();
+        }
+        let gradients: Vec<f32> = ids.iter().flat_map(|&id| [id as f32, 1.0]).collect();
+        store.apply(&lookup, &gradients, 2, &[0.5], Some(&ticket)).unwrap();
+        assert_eq!(ticket.rows_held(), 0);
+        let mut rows = vec![0.0; 2 * ids.len()];
+        table.get(&ids, &mut rows).unwrap();
+        let expected: Vec<f32> =
+            ids.iter().flat_map(|&id| [-0.5 * id as f32, -0.5].map(|step| step * round as f32)).collect();
+        assert!(rows == expected, "round {round}");
+    }
+}

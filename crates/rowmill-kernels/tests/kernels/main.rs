@@ -9,6 +9,7 @@ mod accumulate;
 mod data;
 mod finite;
 mod gather;
+mod gradient_addresses;
 mod initialize;
 mod optimizers;
 mod pool;
