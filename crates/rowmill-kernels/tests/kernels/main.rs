@@ -10,6 +10,7 @@ mod data;
 mod finite;
 mod gather;
 mod initialize;
+mod interaction;
 mod optimizers;
 mod pool;
 mod unique;
