@@ -353,7 +353,7 @@ struct Line(#[expect(dead_code, reason = "its floats are read through pointers")
 /// Vectors in whole lines and whole blocks; what lies behind their floats and behind the last of them is 0
 /// unless somebody writes there.
 struct Lines {
-    lines: Vec<Line>,
+    memory: Vec<Line>,
     /// Vectors with those that fill up the last block.
     vectors: usize,
     /// Floats from one vector to the next.
@@ -364,18 +364,18 @@ impl Lines {
     fn new(vectors: usize, floats: usize) -> Self {
         let vectors = vectors.next_multiple_of(BLOCK);
         let stride = floats.next_multiple_of(PARTIALS);
-        Self { lines: vec![Line([0.0; PARTIALS]); vectors * stride / PARTIALS], vectors, stride }
+        Self { memory: vec![Line([0.0; PARTIALS]); vectors * stride / PARTIALS], vectors, stride }
     }
 
     /// Where a vector begins. The pointer may be used while the number is below `vectors`.
     #[inline(always)]
     fn pointer(&self, number: usize) -> *const f32 {
-        self.lines.as_ptr().cast::<f32>().wrapping_add(number * self.stride)
+        self.memory.as_ptr().cast::<f32>().wrapping_add(number * self.stride)
     }
 
     #[inline(always)]
     fn pointer_mut(&mut self, number: usize) -> *mut f32 {
-        self.lines.as_mut_ptr().cast::<f32>().wrapping_add(number * self.stride)
+        self.memory.as_mut_ptr().cast::<f32>().wrapping_add(number * self.stride)
     }
 
     #[inline(always)]
