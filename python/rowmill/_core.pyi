@@ -14,6 +14,22 @@ def checkpoints(url: str) -> list[dict[str, Any]]: ...
 def restore(url: str, path: str, checkpoint: int | None) -> dict[str, Any]: ...
 def row_stride(dim: int, optimizer: dict[str, Any]) -> int: ...
 def fsck(path: str, repair: bool) -> dict[str, Any]: ...
+def interact(
+    dense: _Floats,
+    pooled: _Floats,
+    out: _Floats,
+    shape: tuple[int, int, int],
+    threads: int,
+) -> None: ...
+def interact_backward(
+    dense: _Floats,
+    pooled: _Floats,
+    gradient: _Floats,
+    dense_gradient: _Floats,
+    pooled_gradient: _Floats,
+    shape: tuple[int, int, int],
+    threads: int,
+) -> None: ...
 
 @final
 class Store:

@@ -1,4 +1,4 @@
-//! How fast are the kernels on this machine? Prints nanoseconds of CPU time per lookup, id or row.
+//! How fast are the kernels on this machine? Prints nanoseconds of CPU time per lookup, id, row or sample.
 //!
 //! `cargo run --release -p rowmill-kernels --example kernel_speed [FILTER]` takes about half a minute.
 //! Rows lie at random in half a GiB of huge pages, as they do in a store, so the figures of pool, gather
@@ -7,13 +7,16 @@
 use std::hint::black_box;
 
 use rowmill_kernels::{
-    InstructionSet, LookupOrder, Lookups, RowInitializer, RowPtr, RowUpdater, UniqueScratch, Update,
-    accumulate_range, first_non_finite, gather, pool_with, segment_unique,
+    InstructionSet, Interaction, LookupOrder, Lookups, RowInitializer, RowPtr, RowUpdater, UniqueScratch,
+    Update, accumulate_range, first_non_finite, gather, interact_backward_with, interact_with, pool_with,
+    segment_unique,
 };
 use rowmill_rows::{Initializer, OptimizerSpec, Pooling};
 
 const MEMORY_BYTES: usize = 1 << 29;
 const BAGS: usize = 2048;
+/// Samples of an interaction: a task's worth, which stays in the second-level cache.
+const SAMPLES: usize = 32;
 /// Batches that are cycled through, so that their rows do not stay in the caches.
 const BATCHES: usize = 64;
 /// Many short rounds: the best of them met a quiet moment of the machine.
@@ -33,7 +36,7 @@ fn main() {
 
 type Question = fn(&Memory);
 
-const QUESTIONS: [(&str, Question); 7] = [
+const QUESTIONS: [(&str, Question); 8] = [
     ("unique", unique_speed),
     ("pool", pool_speed),
     ("gather", gather_speed),
@@ -41,6 +44,7 @@ const QUESTIONS: [(&str, Question); 7] = [
     ("apply", apply_speed),
     ("backward", backward_speed),
     ("initialize", initialize_speed),
+    ("interaction", interaction_speed),
 ];
 
 fn unique_speed(_memory: &Memory) {
@@ -201,6 +205,25 @@ fn initialize_speed(_memory: &Memory) {
                     rows.fill(batch as u64 * 1000 + id, &mut weights);
                 }
                 weights[0]
+            });
+        }
+    }
+}
+
+fn interaction_speed(_memory: &Memory) {
+    for set in InstructionSet::available() {
+        for (features, dim) in [(8, 64), (26, 16), (26, 128)] {
+            let shape = Interaction { samples: SAMPLES, features, dim };
+            let (dense, pooled) = (vec![0.01; shape.dense_len()], vec![0.01; shape.pooled_len()]);
+            let mut out = vec![0.0; shape.out_len()];
+            report(&format!("interact {set} F={features} D={dim} (per sample)"), SAMPLES, |_| {
+                interact_with(set, shape, &dense, &pooled, &mut out);
+                out[0]
+            });
+            let (mut one, mut other) = (dense.clone(), pooled.clone());
+            report(&format!("interact backward {set} F={features} D={dim} (per sample)"), SAMPLES, |_| {
+                interact_backward_with(set, shape, &dense, &pooled, &out, &mut one, &mut other);
+                one[0]
             });
         }
     }

@@ -10,6 +10,7 @@ mod changes;
 mod errors;
 mod feed;
 mod fsck;
+mod interaction;
 mod queued_get;
 mod remote;
 mod scan;
@@ -32,6 +33,8 @@ mod _core {
     use crate::feed::FeedReader;
     #[pymodule_export]
     use crate::fsck::fsck;
+    #[pymodule_export]
+    use crate::interaction::{interact, interact_backward};
     #[pymodule_export]
     use crate::queued_get::QueuedGet;
     #[pymodule_export]

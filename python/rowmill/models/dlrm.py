@@ -5,25 +5,11 @@ Shapes: B rows of a batch, N numeric features, F id features, D weights per row.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from rowmill.models.embeddings import Ids
 from rowmill.models.layers import mlp
-
-
-def dot_interaction(vectors_BVD: Tensor) -> Tensor:
-    """Dot product of every pair of distinct vectors: the lower triangle without the diagonal, row by row.
-
-    Example:
-        >>> dot_interaction(torch.tensor([[[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]]]))
-        tensor([[2., 0., 3.]])
-    """
-    count = vectors_BVD.shape[1]
-    products_BVV = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))
-    row, column = torch.tril_indices(count, count, offset=-1, device=vectors_BVD.device)
-    # One flat index instead of two: the backward pass of index_select takes half the time.
-    return products_BVV.flatten(1).index_select(1, row * count + column)
+from rowmill.ops.interaction import interaction
 
 
 class DLRM(nn.Module):
@@ -66,5 +52,4 @@ class DLRM(nn.Module):
         """Logits of a click, float32 ``[B]``."""
         dense_BD = self.bottom(dense_BN)
         pooled_BFD = self.embeddings(ids, offsets)
-        pairs = dot_interaction(torch.cat([dense_BD.unsqueeze(1), pooled_BFD], dim=1))
-        return self.top(torch.cat([dense_BD, pairs], dim=1)).squeeze(1)
+        return self.top(interaction(dense_BD, pooled_BFD)).squeeze(1)

@@ -11,6 +11,7 @@ mod finite;
 mod gather;
 mod gradient_addresses;
 mod initialize;
+mod interaction;
 mod optimizers;
 mod pool;
 mod unique;

@@ -1,0 +1,417 @@
+"""How long does a training step of DLRM take, beside the same model in plain torch?
+
+Two shapes with everything in memory, fp32, SGD, the same initial values and the same batches: ours over stored tables
+with the fused interaction, and plain torch over `nn.EmbeddingBag(sparse=True)` with the interaction of the published
+DLRM code, or with a faster way to pick its pairs. Parts of a step (embeddings, interaction, MLPs) are timed apart.
+"""
+
+import gc
+import os
+import sys
+
+# Before torch allocates: rows of both sides lie in huge pages.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import rowmill
+from benchmarks import common
+from rowmill.models import DLRM, dot_interaction
+from rowmill.ops.interaction import interaction
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH = 2048
+THREADS = 2
+RATE = 0.1
+ROW_RATE = 100.0
+"""Rows of one mean over a batch get gradients of 1e-7: at this rate they move far enough to be compared."""
+ZIPF = 1.05
+BATCHES = 4
+"""Distinct batches, taken in turn."""
+STEPS_COMPARED = 8
+"""Steps at the beginning that both models must take with the same losses."""
+TOLERANCE = 1e-2
+"""Largest relative difference of a loss, and of how far rows moved: less than one table of 26 makes."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A configuration of Kalamkar et al. 2020 (arXiv 2005.04680), Table I."""
+
+    tables: int
+    rows: int
+    """Rows per table."""
+    dim: int
+    lookups: int
+    """Ids per bag."""
+    dense: int
+    """Numeric features."""
+    bottom: tuple[int, ...]
+    """Hidden widths; a layer of width `dim` follows."""
+    top: tuple[int, ...]
+    """Hidden widths; a layer of width 1 follows."""
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of vectors."""
+        return (self.tables + 1) * self.tables // 2
+
+
+SHAPES = {
+    "small": Shape(8, 1_000_000, 64, 50, 512, (512,), (1024, 1024, 1024)),
+    # Tables are capped so that both sides fit into memory.
+    "mlperf": Shape(26, 100_000, 128, 1, 13, (512, 256), (1024, 1024, 512, 256)),
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs of one step."""
+
+    dense: Tensor
+    ids: tuple[Tensor, ...]
+    """Per table, int64 [BATCH * lookups]."""
+    offsets: tuple[Tensor, ...]
+    """Per table, where each bag begins, int64 [BATCH]."""
+    labels: Tensor
+
+
+def batches(shape: Shape, skew: str, seed: int) -> list[Batch]:
+    """Random batches; frequent ids are spread over the whole range, differently in every table."""
+    random = np.random.default_rng(seed)
+    count = BATCH * shape.lookups
+    weights = np.arange(1, shape.rows + 1, dtype=np.float64) ** -ZIPF
+    shares: NDArray[np.float64] = np.cumsum(weights) / weights.sum()
+    orders = [random.permutation(shape.rows) for _ in range(shape.tables)]
+    offsets = torch.arange(0, count, shape.lookups)
+    made: list[Batch] = []
+    for _ in range(BATCHES):
+        ids: list[Tensor] = []
+        for order in orders:
+            if skew == "uniform":
+                drawn = random.integers(0, shape.rows, count)
+            else:
+                ranks: NDArray[np.intp] = np.searchsorted(shares, random.random(count))
+                drawn = order[np.minimum(ranks, shape.rows - 1)]
+            ids.append(torch.from_numpy(drawn))
+        dense = torch.from_numpy(random.random((BATCH, shape.dense), np.float32))
+        labels = torch.from_numpy(random.integers(0, 2, BATCH).astype(np.float32))
+        made.append(Batch(dense, tuple(ids), (offsets,) * shape.tables, labels))
+    return made
+
+
+def torch_mlp(inputs: int, widths: Sequence[int], *, relu_last: bool) -> nn.Sequential:
+    """Layers of plain torch, laid out as `rowmill.models.mlp`."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*(layers if relu_last else layers[:-1]))
+
+
+class TorchDLRM(nn.Module):
+    """The model in plain torch.
+
+    Args:
+        shape: Of tables and MLPs.
+        weights: For each table its rows.
+        pick: How pairs are taken out of all products: "index", as the published DLRM code does it, or "select", a
+            form whose backward is faster.
+    """
+
+    def __init__(self, shape: Shape, weights: Iterable[Tensor], pick: str) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(shape.rows, shape.dim, mode="sum", sparse=True, _weight=rows)
+            for rows in weights
+        )
+        self.bottom = torch_mlp(shape.dense, [*shape.bottom, shape.dim], relu_last=True)
+        self.top = torch_mlp(shape.dim + shape.pairs, [*shape.top, 1], relu_last=False)
+        self.pick = pick
+        self.row, self.column = torch.tril_indices(shape.tables + 1, shape.tables + 1, offset=-1)
+
+    def pool(self, ids: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor]:
+        """One vector per table."""
+        return [bag(*of) for bag, *of in zip(self.bags, ids, offsets, strict=True)]
+
+    def interact(self, dense_BD: Tensor, pooled: list[Tensor]) -> Tensor:
+        """Products of all pairs behind the dense vector."""
+        batch, dim = dense_BD.shape
+        vectors_BVD = torch.cat([dense_BD, *pooled], dim=1).view(batch, -1, dim)
+        if self.pick == "select":
+            pairs = dot_interaction(vectors_BVD)
+        else:
+            products_BVV = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))
+            pairs = products_BVV[:, self.row, self.column]
+        return torch.cat([dense_BD, pairs], dim=1)
+
+    def forward(self, dense: Tensor, ids: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
+        """Logits."""
+        dense_BD = self.bottom(dense)
+        return self.top(self.interact(dense_BD, self.pool(ids, offsets))).squeeze(1)
+
+
+class Plain:
+    """Plain torch: the model, and one optimizer for rows and MLPs."""
+
+    def __init__(self, model: TorchDLRM) -> None:
+        self.model = model
+        rows = list(model.bags.parameters())
+        dense = [*model.bottom.parameters(), *model.top.parameters()]
+        self.optimizer = torch.optim.SGD(
+            [{"params": rows, "lr": ROW_RATE}, {"params": dense, "lr": RATE}]
+        )
+        self.rows_optimizer = torch.optim.SGD(rows, lr=ROW_RATE)
+
+    def step(self, batch: Batch) -> Tensor:
+        """One training step; the loss."""
+        self.optimizer.zero_grad()
+        logits = self.model(batch.dense, batch.ids, batch.offsets)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def embed(self, batch: Batch, gradient_BFD: Tensor) -> None:
+        """The embeddings of a step: pool, take a gradient, update."""
+        self.rows_optimizer.zero_grad()
+        pooled = self.model.pool(batch.ids, batch.offsets)
+        torch.autograd.backward(pooled, list(gradient_BFD.unbind(1)))
+        self.rows_optimizer.step()
+
+
+class Stored:
+    """Ours: stored tables that backward updates, the fused interaction, an optimizer for the MLPs."""
+
+    def __init__(self, shape: Shape, model: TorchDLRM, folder: Path) -> None:
+        memory = shape.tables * shape.rows * (4 * shape.dim + 64) * 3 // 2 + (256 << 20)
+        self.store = rowmill.open(folder, memory=memory, threads=THREADS)
+        self.tables = [
+            self.store.table(
+                f"t{number}",
+                dim=shape.dim,
+                optimizer=rowmill.optim.SGD(lr=ROW_RATE),
+                num_rows=shape.rows,
+            )
+            for number in range(shape.tables)
+        ]
+        self.bags = rowmill.nn.StackedBags(rowmill.nn.Feature(t.name, t) for t in self.tables)
+        self.model = DLRM(
+            self.bags,
+            features=shape.tables,
+            dim=shape.dim,
+            dense_features=shape.dense,
+            bottom=shape.bottom,
+            top=shape.top,
+        )
+        for table, bag in zip(self.tables, model.bags, strict=True):
+            for first in range(0, shape.rows, 1 << 16):
+                ids = torch.arange(first, min(first + (1 << 16), shape.rows))
+                table.put(ids, bag.get_parameter("weight").detach()[ids])
+        for part in ("bottom", "top"):
+            self.model.get_submodule(part).load_state_dict(model.get_submodule(part).state_dict())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+
+    def step(self, batch: Batch) -> Tensor:
+        """One training step; the loss."""
+        self.optimizer.zero_grad()
+        logits = self.model(batch.dense, batch.ids, batch.offsets)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def announce(self, batch: Batch) -> None:
+        """Say that this batch comes next, as `rowmill train` does."""
+        self.store.lookahead(dict(zip(self.tables, batch.ids, strict=True)))
+
+    def embed(self, batch: Batch, gradient_BFD: Tensor) -> None:
+        """The embeddings of a step: pool, take a gradient, update."""
+        self.bags(batch.ids, batch.offsets).backward(gradient_BFD)
+
+
+def main() -> None:
+    parser = common.argument_parser(__doc__)
+    parser.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)}; all by default")
+    arguments = parser.parse_args()
+    unknown = set(arguments.shapes) - set(SHAPES)
+    if unknown:
+        parser.error(f"no shapes {sorted(unknown)}: there are {', '.join(SHAPES)}")
+    benchmark = common.Benchmark(common.settings(arguments))
+    torch.set_num_threads(THREADS)
+    for name in arguments.shapes or SHAPES:
+        for skew in ("uniform", "zipf"):
+            compare(benchmark, f"{name}_{skew}", SHAPES[name], skew)
+            gc.collect()  # The tables of this cell must be gone before those of the next are made.
+    benchmark.write()
+
+
+def compare(benchmark: common.Benchmark, cell: str, shape: Shape, skew: str) -> None:
+    """Steps of all sides, then parts of a step."""
+    quick, seed = benchmark.settings.quick, benchmark.settings.seed
+    made = batches(shape, skew, seed)
+    torch.manual_seed(seed)
+    # Wide enough that the products of rows, and not the dense vectors alone, make the logits.
+    weights = [torch.empty(shape.rows, shape.dim).uniform_(-0.1, 0.1) for _ in range(shape.tables)]
+    # Both ways to pick pairs share tables and optimizer: their steps differ in the interaction alone.
+    torch_model = TorchDLRM(shape, weights, "index")
+    with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
+        stored, plain = Stored(shape, torch_model, Path(folder)), Plain(torch_model)
+        check_same(benchmark, cell, stored, plain, made)
+        rounds, steps = (5, 3) if quick else (9, 8)
+        samples = benchmark.compare(
+            {
+                f"{cell}_stored": run(stored.step, made, steps),
+                f"{cell}_stored_announced": run(stored.step, made, steps, stored.announce),
+                f"{cell}_torch": run(picking(plain, "index"), made, steps),
+                f"{cell}_torch_select": run(picking(plain, "select"), made, steps),
+            },
+            rounds=rounds,
+        )
+        for name, taken in samples.items():
+            summarize_times(benchmark, name, taken)
+        for ours in ("stored", "stored_announced"):
+            for peer in ("torch", "torch_select"):
+                pair = zip(samples[f"{cell}_{ours}"], samples[f"{cell}_{peer}"], strict=True)
+                benchmark.summarize(
+                    f"{cell}_{ours}_time_over_{peer}",
+                    common.Median.of(one.wall_s / other.wall_s for one, other in pair),
+                )
+        parts = benchmark.compare(
+            {f"{cell}_{name}": work for name, work in part_runs(shape, stored, plain, made, steps)},
+            rounds=rounds,
+        )
+        for name, taken in parts.items():
+            summarize_times(benchmark, name, taken)
+        stored.store.close()
+
+
+def picking(plain: Plain, pick: str) -> Callable[[Batch], Tensor]:
+    """A step of the plain model that picks pairs this way."""
+
+    def step(batch: Batch) -> Tensor:
+        plain.model.pick = pick
+        return plain.step(batch)
+
+    return step
+
+
+def check_same(
+    benchmark: common.Benchmark, cell: str, stored: Stored, plain: Plain, made: list[Batch]
+) -> None:
+    """Take the first steps with both models; raises if losses or rows show that they do not learn the same.
+
+    Rows count by the sum of their differences, relative to how far training moved them. The largest would not do: where
+    an activation is 0 but for rounding, ReLU passes a sample's gradient on one side and stops it on the other.
+    """
+    pairs = list(zip(stored.tables, plain.model.bags, made[0].ids, strict=True))
+    before = [bag.get_parameter("weight").detach()[ids] for _, bag, ids in pairs]
+    losses: list[float] = []
+    for _, batch in zip(range(STEPS_COMPARED), cycle(made), strict=False):
+        ours, theirs = stored.step(batch).item(), plain.step(batch).item()
+        losses.append(abs(ours - theirs) / abs(theirs))
+    apart = moved = 0.0
+    for (table, bag, ids), start in zip(pairs, before, strict=True):
+        rows = bag.get_parameter("weight").detach()[ids]
+        moved += (rows - start).abs().sum().item()
+        apart += (rows - table.get(ids)).abs().sum().item()
+    for what, difference in (("loss", max(losses)), ("row", apart / moved)):
+        benchmark.summary[f"{cell}_{what}_difference"] = difference
+        if not difference <= TOLERANCE:
+            raise SystemExit(f"{cell}: a {what} differs by {difference:.2g}: not the same model")
+
+
+def run(
+    step: Callable[[Batch], object],
+    made: list[Batch],
+    steps: int,
+    announce: Callable[[Batch], None] | None = None,
+) -> Callable[[], int]:
+    """Work of one round: some steps."""
+
+    def steps_of_work() -> int:
+        for number in range(steps):
+            if announce is not None:
+                announce(made[(number + 1) % len(made)])
+            step(made[number % len(made)])
+        return steps
+
+    return steps_of_work
+
+
+def part_runs(
+    shape: Shape, stored: Stored, plain: Plain, made: list[Batch], steps: int
+) -> Iterable[tuple[str, Callable[[], int]]]:
+    """Embeddings, interaction and MLPs of every side, forward and backward, with the updates."""
+    gradient_BFD = torch.full((BATCH, shape.tables, shape.dim), 1e-9)
+    vectors = torch.rand(BATCH, shape.tables + 1, shape.dim) - 0.5
+    interacted = torch.rand(BATCH, shape.dim + shape.pairs) - 0.5
+
+    def fused(_: Batch) -> None:
+        # Dense and pooled vectors as a bottom MLP and a lookup leave them.
+        torch.autograd.grad(interaction(dense_BD, pooled_BFD), (dense_BD, pooled_BFD), interacted)
+
+    def plain_interaction(pick: str) -> Callable[[Batch], None]:
+        def work(_: Batch) -> None:
+            plain.model.pick = pick
+            out = plain.model.interact(dense_BD, pooled)
+            torch.autograd.grad(out, (dense_BD, *pooled), interacted)
+
+        return work
+
+    def mlps(side: Stored | Plain) -> Callable[[Batch], None]:
+        bottom, top = side.model.bottom, side.model.top
+        # Timed, not trained: the steps of the comparison are over.
+        optimizer = torch.optim.SGD([*bottom.parameters(), *top.parameters()], lr=1e-9)
+
+        def work(batch: Batch) -> None:
+            optimizer.zero_grad()
+            top_input.grad = None
+            bottom(batch.dense).backward(interacted[:, : shape.dim])
+            top(top_input).sum().backward()
+            optimizer.step()
+
+        return work
+
+    dense_BD = vectors[:, 0].contiguous().requires_grad_()
+    pooled_BFD = vectors[:, 1:].contiguous().requires_grad_()
+    pooled = [vector.contiguous().requires_grad_() for vector in vectors[:, 1:].unbind(1)]
+    top_input = (interacted * 1e-3).requires_grad_()
+    works: dict[str, Callable[[Batch], object]] = {
+        "embeddings_stored": lambda batch: stored.embed(batch, gradient_BFD),
+        "embeddings_torch": lambda batch: plain.embed(batch, gradient_BFD),
+        "interaction_fused": fused,
+        "interaction_torch": plain_interaction("index"),
+        "interaction_torch_select": plain_interaction("select"),
+        "mlps_stored": mlps(stored),
+        "mlps_torch": mlps(plain),
+    }
+    for name, work in works.items():
+        yield name, run(work, made, steps)
+
+
+def summarize_times(
+    benchmark: common.Benchmark, name: str, samples: Sequence[common.Sample]
+) -> None:
+    """Wall and CPU milliseconds of a step."""
+    wall = common.Median.of(sample.wall_s * 1e3 / sample.units for sample in samples)
+    cpu = common.Median.of(sample.cpu_s * 1e3 / sample.units for sample in samples)
+    benchmark.summarize(f"{name}_ms", wall)
+    benchmark.summarize(f"{name}_cpu_ms", cpu)
+
+
+if __name__ == "__main__":
+    main()

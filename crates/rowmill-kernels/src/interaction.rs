@@ -1,0 +1,403 @@
+//! Interaction: the dot products of a sample's vectors, and what their gradients become.
+//!
+//! Of the `features + 1` vectors of a sample the first is dense, the others are pooled (Naumov et al.
+//! 2019, arXiv 1906.00091). One sample at a time is copied to aligned lines that stay in the first-level
+//! cache, filled up with zeros so that the loops know no tails: neither the stacked vectors of a batch nor
+//! the square of all products is ever written to memory.
+
+use std::ops::Range;
+
+use crate::arch::{InstructionSet, Kernel, Vector};
+
+/// Vectors multiplied with as many others at a time: what is summed and what is multiplied fit into 32
+/// registers.
+const BLOCK: usize = 4;
+
+/// Partial sums of a dot product: partial `p` takes elements `p`, `p + 16`, `p + 32`, ... Every instruction
+/// set forms these and adds them up in one order, so all get the same bits.
+const PARTIALS: usize = 16;
+
+/// How many samples interact, and what each consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interaction {
+    /// Samples, B.
+    pub samples: usize,
+    /// Pooled vectors of a sample, F.
+    pub features: usize,
+    /// Floats of a vector, D.
+    pub dim: usize,
+}
+
+impl Interaction {
+    /// Vectors of a sample: the dense one and the pooled ones.
+    pub fn vectors(&self) -> usize {
+        self.features + 1
+    }
+
+    /// Pairs of distinct vectors of a sample.
+    pub fn pairs(&self) -> usize {
+        self.vectors() * self.features / 2
+    }
+
+    /// Floats of a sample in the output: the dense vector, then one product per pair.
+    pub fn width(&self) -> usize {
+        self.dim + self.pairs()
+    }
+
+    /// Floats of all dense vectors, `[B, D]`.
+    pub fn dense_len(&self) -> usize {
+        self.samples * self.dim
+    }
+
+    /// Floats of all pooled vectors, `[B, F, D]`.
+    pub fn pooled_len(&self) -> usize {
+        self.samples * self.features * self.dim
+    }
+
+    /// Floats of the output, `[B, D + F (F + 1) / 2]`.
+    pub fn out_len(&self) -> usize {
+        self.samples * self.width()
+    }
+
+    /// The same with the samples of a range alone.
+    #[must_use]
+    pub fn part(&self, samples: &Range<usize>) -> Self {
+        Self { samples: samples.len(), ..*self }
+    }
+}
+
+/// For each sample its dense vector, then the products of all pairs of its vectors: the lower triangle
+/// without the diagonal, row by row.
+///
+/// # Panics
+/// If a slice has another length than `shape` says.
+pub fn interact(shape: Interaction, dense: &[f32], pooled: &[f32], out: &mut [f32]) {
+    interact_with(InstructionSet::best(), shape, dense, pooled, out);
+}
+
+/// [`interact`] with a chosen instruction set.
+///
+/// # Panics
+/// As for [`interact`].
+pub fn interact_with(
+    set: InstructionSet,
+    shape: Interaction,
+    dense: &[f32],
+    pooled: &[f32],
+    out: &mut [f32],
+) {
+    check("dense", dense.len(), shape.dense_len());
+    check("pooled", pooled.len(), shape.pooled_len());
+    check("out", out.len(), shape.out_len());
+    // SAFETY: the slices have the lengths the kernel asks for.
+    unsafe { set.run(Forward { shape, dense, pooled, out }) }
+}
+
+/// The gradients of dense and pooled vectors, given that of the output of [`interact`].
+///
+/// # Panics
+/// If a slice has another length than `shape` says.
+pub fn interact_backward(
+    shape: Interaction,
+    dense: &[f32],
+    pooled: &[f32],
+    gradient: &[f32],
+    dense_gradient: &mut [f32],
+    pooled_gradient: &mut [f32],
+) {
+    let set = InstructionSet::best();
+    interact_backward_with(set, shape, dense, pooled, gradient, dense_gradient, pooled_gradient);
+}
+
+/// [`interact_backward`] with a chosen instruction set.
+///
+/// # Panics
+/// As for [`interact_backward`].
+pub fn interact_backward_with(
+    set: InstructionSet,
+    shape: Interaction,
+    dense: &[f32],
+    pooled: &[f32],
+    gradient: &[f32],
+    dense_gradient: &mut [f32],
+    pooled_gradient: &mut [f32],
+) {
+    check("dense", dense.len(), shape.dense_len());
+    check("pooled", pooled.len(), shape.pooled_len());
+    check("gradient", gradient.len(), shape.out_len());
+    check("dense_gradient", dense_gradient.len(), shape.dense_len());
+    check("pooled_gradient", pooled_gradient.len(), shape.pooled_len());
+    let backward = Backward { shape, dense, pooled, gradient, dense_gradient, pooled_gradient };
+    // SAFETY: the slices have the lengths the kernel asks for.
+    unsafe { set.run(backward) }
+}
+
+fn check(name: &str, got: usize, expected: usize) {
+    assert_eq!(got, expected, "{name} has {got} floats, the shape asks for {expected}");
+}
+
+struct Forward<'a> {
+    shape: Interaction,
+    dense: &'a [f32],
+    pooled: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let Interaction { features, dim, .. } = self.shape;
+        let (vectors, width) = (self.shape.vectors(), self.shape.width());
+        let mut sample = Lines::new(vectors, dim);
+        let mut products = Lines::new(vectors, vectors);
+        for number in 0..self.shape.samples {
+            let dense = &self.dense[number * dim..][..dim];
+            sample.fill(dense, &self.pooled[number * features * dim..][..features * dim], dim);
+            // SAFETY: both were made for these vectors.
+            unsafe { multiply::<V>(&sample, &mut products) };
+            let (copy, mut pairs) = self.out[number * width..][..width].split_at_mut(dim);
+            copy.copy_from_slice(dense);
+            for row in 1..vectors {
+                let (target, rest) = pairs.split_at_mut(row);
+                target.copy_from_slice(&products.vector(row)[..row]);
+                pairs = rest;
+            }
+        }
+    }
+}
+
+struct Backward<'a> {
+    shape: Interaction,
+    dense: &'a [f32],
+    pooled: &'a [f32],
+    gradient: &'a [f32],
+    dense_gradient: &'a mut [f32],
+    pooled_gradient: &'a mut [f32],
+}
+
+impl Kernel for Backward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let Interaction { features, dim, .. } = self.shape;
+        let (vectors, width) = (self.shape.vectors(), self.shape.width());
+        let mut sample = Lines::new(vectors, dim);
+        let mut sums = Lines::new(vectors, dim);
+        let mut factors = Lines::new(vectors, vectors);
+        for number in 0..self.shape.samples {
+            let dense = &self.dense[number * dim..][..dim];
+            sample.fill(dense, &self.pooled[number * features * dim..][..features * dim], dim);
+            let (copied, mut pairs) = self.gradient[number * width..][..width].split_at(dim);
+            for row in 1..vectors {
+                let (source, rest) = pairs.split_at(row);
+                for (column, &factor) in source.iter().enumerate() {
+                    factors.vector_mut(row)[column] = factor;
+                    factors.vector_mut(column)[row] = factor;
+                }
+                pairs = rest;
+            }
+            // SAFETY: all three were made for these vectors.
+            unsafe { combine::<V>(&factors, &sample, &mut sums, vectors) };
+            let dense = &mut self.dense_gradient[number * dim..][..dim];
+            for ((target, sum), copied) in dense.iter_mut().zip(sums.vector(0)).zip(copied) {
+                *target = sum + copied;
+            }
+            for feature in 0..features {
+                let target = &mut self.pooled_gradient[(number * features + feature) * dim..][..dim];
+                target.copy_from_slice(&sums.vector(feature + 1)[..dim]);
+            }
+        }
+    }
+}
+
+/// The product of every vector with those before it, in whole blocks: what is above the diagonal is not for
+/// use.
+///
+/// # Safety
+/// Only below [`InstructionSet::run`]; `products` has as many vectors as `sample`, of as many floats.
+#[inline(always)]
+unsafe fn multiply<V: Vector>(sample: &Lines, products: &mut Lines) {
+    for row in (0..sample.vectors).step_by(BLOCK) {
+        // SAFETY: the caller's; vectors come in whole blocks.
+        unsafe {
+            if V::LANES == PARTIALS {
+                for column in (0..row + BLOCK).step_by(BLOCK) {
+                    multiply_block::<V, BLOCK, 1>(sample, products, row, column);
+                }
+            } else {
+                // Half the registers, and several for the partial sums of one product.
+                for row in [row, row + BLOCK / 2] {
+                    for column in (0..row + BLOCK / 2).step_by(BLOCK / 2) {
+                        if 2 * V::LANES == PARTIALS {
+                            multiply_block::<V, { BLOCK / 2 }, 2>(sample, products, row, column);
+                        } else {
+                            multiply_block::<V, { BLOCK / 2 }, 4>(sample, products, row, column);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `N` times `N` products, each in `P` registers of partial sums.
+#[inline(always)]
+unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
+    sample: &Lines,
+    products: &mut Lines,
+    row: usize,
+    column: usize,
+) {
+    // SAFETY: the caller's; every vector has a whole number of lines, of `P` registers each.
+    unsafe {
+        let mut partials = [[[V::splat(0.0); P]; N]; N];
+        for line in (0..sample.stride).step_by(PARTIALS) {
+            for p in 0..P {
+                let at = line + p * V::LANES;
+                let rights: [V; N] = std::array::from_fn(|n| V::load(sample.pointer(column + n).add(at)));
+                for (r, partials) in partials.iter_mut().enumerate() {
+                    let left = V::load(sample.pointer(row + r).add(at));
+                    for (partials, right) in partials.iter_mut().zip(rights) {
+                        partials[p] = left.mul_add(right, partials[p]);
+                    }
+                }
+            }
+        }
+        for (r, partials) in partials.into_iter().enumerate() {
+            for (c, mut partials) in partials.into_iter().enumerate() {
+                // By halves: of the registers first, then of the lanes of the one that is left.
+                let mut count = P;
+                while count > 1 {
+                    count /= 2;
+                    for p in 0..count {
+                        partials[p] = partials[p].add(partials[p + count]);
+                    }
+                }
+                *products.pointer_mut(row + r).add(column + c) = partials[0].sum();
+            }
+        }
+    }
+}
+
+/// Vector `v` of `sums` becomes the sum of all vectors of `sample`, in their order, times `factors[v]`.
+///
+/// # Safety
+/// Only below [`InstructionSet::run`]; `sums` is of the shape of `sample`, `factors` has as many vectors,
+/// of as many floats.
+#[inline(always)]
+unsafe fn combine<V: Vector>(factors: &Lines, sample: &Lines, sums: &mut Lines, vectors: usize) {
+    for row in (0..sample.vectors).step_by(BLOCK) {
+        let mut at = 0;
+        // SAFETY: the caller's; vectors come in whole blocks and lines.
+        unsafe {
+            // Sixteen registers of sums where there are 32, half of that where there are 16.
+            if V::LANES == PARTIALS {
+                while sample.stride - at >= 4 * V::LANES {
+                    combine_block::<V, 4>(factors, sample, sums, vectors, row, at);
+                    at += 4 * V::LANES;
+                }
+                while at < sample.stride {
+                    combine_block::<V, 1>(factors, sample, sums, vectors, row, at);
+                    at += V::LANES;
+                }
+            } else {
+                while at < sample.stride {
+                    combine_block::<V, 2>(factors, sample, sums, vectors, row, at);
+                    at += 2 * V::LANES;
+                }
+            }
+        }
+    }
+}
+
+/// `N` registers of each of [`BLOCK`] sums.
+#[inline(always)]
+unsafe fn combine_block<V: Vector, const N: usize>(
+    factors: &Lines,
+    sample: &Lines,
+    sums: &mut Lines,
+    vectors: usize,
+    row: usize,
+    at: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut registers = [[V::splat(0.0); N]; BLOCK];
+        for vector in 0..vectors {
+            let source = sample.pointer(vector).add(at);
+            let parts: [V; N] = std::array::from_fn(|n| V::load(source.add(n * V::LANES)));
+            for (r, registers) in registers.iter_mut().enumerate() {
+                let factor = V::splat(*factors.pointer(row + r).add(vector));
+                for (register, part) in registers.iter_mut().zip(parts) {
+                    *register = factor.mul_add(part, *register);
+                }
+            }
+        }
+        for (r, registers) in registers.into_iter().enumerate() {
+            let target = sums.pointer_mut(row + r).add(at);
+            for (n, register) in registers.into_iter().enumerate() {
+                register.store(target.add(n * V::LANES));
+            }
+        }
+    }
+}
+
+/// A cache line of floats.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[expect(dead_code, reason = "its floats are read through pointers")] [f32; PARTIALS]);
+
+/// Vectors in whole lines and whole blocks; what lies behind their floats and behind the last of them is 0
+/// unless somebody writes there.
+struct Lines {
+    memory: Vec<Line>,
+    /// Vectors with those that fill up the last block.
+    vectors: usize,
+    /// Floats from one vector to the next.
+    stride: usize,
+}
+
+impl Lines {
+    fn new(vectors: usize, floats: usize) -> Self {
+        let vectors = vectors.next_multiple_of(BLOCK);
+        let stride = floats.next_multiple_of(PARTIALS);
+        Self { memory: vec![Line([0.0; PARTIALS]); vectors * stride / PARTIALS], vectors, stride }
+    }
+
+    /// Where a vector begins. The pointer may be used while the number is below `vectors`.
+    #[inline(always)]
+    fn pointer(&self, number: usize) -> *const f32 {
+        self.memory.as_ptr().cast::<f32>().wrapping_add(number * self.stride)
+    }
+
+    #[inline(always)]
+    fn pointer_mut(&mut self, number: usize) -> *mut f32 {
+        self.memory.as_mut_ptr().cast::<f32>().wrapping_add(number * self.stride)
+    }
+
+    #[inline(always)]
+    fn vector(&self, number: usize) -> &[f32] {
+        assert!(number < self.vectors, "vector {number} of {}", self.vectors);
+        // SAFETY: the lines hold `vectors` times `stride` floats, without gaps.
+        unsafe { std::slice::from_raw_parts(self.pointer(number), self.stride) }
+    }
+
+    #[inline(always)]
+    fn vector_mut(&mut self, number: usize) -> &mut [f32] {
+        assert!(number < self.vectors, "vector {number} of {}", self.vectors);
+        // SAFETY: as in `vector`.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer_mut(number), self.stride) }
+    }
+
+    /// The first vector, then the others from one slice.
+    #[inline(always)]
+    fn fill(&mut self, first: &[f32], others: &[f32], floats: usize) {
+        self.vector_mut(0)[..floats].copy_from_slice(first);
+        for (number, other) in others.chunks_exact(floats.max(1)).enumerate() {
+            self.vector_mut(number + 1)[..floats].copy_from_slice(other);
+        }
+    }
+}

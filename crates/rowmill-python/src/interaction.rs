@@ -1,0 +1,164 @@
+//! The dot interaction of a batch, its samples spread over threads.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use pyo3::prelude::*;
+use rowmill_kernels::Interaction;
+
+use crate::buffers::{floats, floats_mut};
+use crate::errors::invalid;
+
+/// Floats of input that a thread takes at a time: little enough that threads end together, much more than
+/// taking them costs.
+const TASK_FLOATS: usize = 1 << 16;
+
+/// Samples `[B]` of `features` pooled vectors `[B, F, D]` and a dense one `[B, D]` into `[B, D + pairs]`.
+#[pyfunction]
+pub(crate) fn interact(
+    py: Python<'_>,
+    dense: &Bound<'_, PyAny>,
+    pooled: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    shape: (usize, usize, usize),
+    threads: usize,
+) -> PyResult<()> {
+    let (samples, features, dim) = shape;
+    let shape = Interaction { samples, features, dim };
+    let (dense, pooled) = (floats(dense, "dense")?, floats(pooled, "pooled")?);
+    let mut out = floats_mut(out, "out")?;
+    let (dense, pooled, out) = (dense.values(), pooled.values(), out.values_mut());
+    check(py, "dense", dense.len(), shape.dense_len())?;
+    check(py, "pooled", pooled.len(), shape.pooled_len())?;
+    check(py, "out", out.len(), shape.out_len())?;
+    let out = Shared::new(out, shape.width());
+    py.detach(|| {
+        spread(shape, threads, |samples| {
+            let part = shape.part(&samples);
+            let pooled = of(pooled, &samples, features * dim);
+            // SAFETY: `spread` gives every sample to one call alone.
+            let out = unsafe { out.of(&samples) };
+            rowmill_kernels::interact(part, of(dense, &samples, dim), pooled, out);
+        });
+    });
+    Ok(())
+}
+
+/// The gradients of dense and pooled vectors, given that of the output of [`interact`].
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
+pub(crate) fn interact_backward(
+    py: Python<'_>,
+    dense: &Bound<'_, PyAny>,
+    pooled: &Bound<'_, PyAny>,
+    gradient: &Bound<'_, PyAny>,
+    dense_gradient: &Bound<'_, PyAny>,
+    pooled_gradient: &Bound<'_, PyAny>,
+    shape: (usize, usize, usize),
+    threads: usize,
+) -> PyResult<()> {
+    let (samples, features, dim) = shape;
+    let shape = Interaction { samples, features, dim };
+    let (dense, pooled) = (floats(dense, "dense")?, floats(pooled, "pooled")?);
+    let gradient = floats(gradient, "gradient")?;
+    let mut dense_gradient = floats_mut(dense_gradient, "dense_gradient")?;
+    let mut pooled_gradient = floats_mut(pooled_gradient, "pooled_gradient")?;
+    let (dense, pooled, gradient) = (dense.values(), pooled.values(), gradient.values());
+    let (dense_gradient, pooled_gradient) = (dense_gradient.values_mut(), pooled_gradient.values_mut());
+    check(py, "dense", dense.len(), shape.dense_len())?;
+    check(py, "pooled", pooled.len(), shape.pooled_len())?;
+    check(py, "gradient", gradient.len(), shape.out_len())?;
+    check(py, "dense_gradient", dense_gradient.len(), shape.dense_len())?;
+    check(py, "pooled_gradient", pooled_gradient.len(), shape.pooled_len())?;
+    let dense_gradient = Shared::new(dense_gradient, dim);
+    let pooled_gradient = Shared::new(pooled_gradient, features * dim);
+    py.detach(|| {
+        spread(shape, threads, |samples| {
+            let part = shape.part(&samples);
+            let dense = of(dense, &samples, dim);
+            let pooled = of(pooled, &samples, features * dim);
+            let gradient = of(gradient, &samples, shape.width());
+            // SAFETY: `spread` gives every sample to one call alone.
+            let (dense_gradient, pooled_gradient) =
+                unsafe { (dense_gradient.of(&samples), pooled_gradient.of(&samples)) };
+            rowmill_kernels::interact_backward(
+                part,
+                dense,
+                pooled,
+                gradient,
+                dense_gradient,
+                pooled_gradient,
+            );
+        });
+    });
+    Ok(())
+}
+
+fn check(py: Python<'_>, name: &str, got: usize, expected: usize) -> PyResult<()> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(invalid(py, format!("{name} must have {expected} floats for this shape, got {got}")))
+}
+
+/// The floats of some samples.
+fn of<'a>(floats: &'a [f32], samples: &Range<usize>, per_sample: usize) -> &'a [f32] {
+    &floats[samples.start * per_sample..samples.end * per_sample]
+}
+
+/// Floats that threads write, each those of other samples.
+struct Shared {
+    floats: *mut f32,
+    len: usize,
+    per_sample: usize,
+}
+
+// SAFETY: `of` asks its callers for samples nobody else has.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new(floats: &mut [f32], per_sample: usize) -> Self {
+        Self { floats: floats.as_mut_ptr(), len: floats.len(), per_sample }
+    }
+
+    /// The floats of some samples.
+    ///
+    /// # Safety
+    /// The slice is still borrowed by the caller, and nobody else has one of these samples.
+    #[allow(clippy::mut_from_ref, reason = "the caller has these samples for itself")]
+    unsafe fn of(&self, samples: &Range<usize>) -> &mut [f32] {
+        let (start, end) = (samples.start * self.per_sample, samples.end * self.per_sample);
+        assert!(start <= end && end <= self.len, "samples {samples:?} of {} floats", self.len);
+        // SAFETY: the range lies inside the slice; the rest is the caller's.
+        unsafe { std::slice::from_raw_parts_mut(self.floats.add(start), end - start) }
+    }
+}
+
+/// Call `work` with all samples, in parts: in this thread, and up to `threads - 1` others that join it.
+///
+/// Which thread takes which part changes no bit of a sample.
+fn spread(shape: Interaction, threads: usize, work: impl Fn(Range<usize>) + Sync) {
+    let per_sample = (shape.vectors() * shape.dim).max(1);
+    let step = (TASK_FLOATS / per_sample).max(1);
+    let tasks = shape.samples.div_ceil(step);
+    let next = AtomicUsize::new(0);
+    let take = || {
+        loop {
+            let start = next.fetch_add(1, Relaxed) * step;
+            if start >= shape.samples {
+                break;
+            }
+            work(start..(start + step).min(shape.samples));
+        }
+    };
+    if threads.min(tasks) <= 1 {
+        return take();
+    }
+    // This thread works too: one that is late (torch's may still occupy its core) keeps nobody waiting.
+    rayon::in_place_scope(|scope| {
+        for _ in 1..threads.min(tasks) {
+            scope.spawn(|_| take());
+        }
+        take();
+    });
+}
