@@ -64,9 +64,9 @@ impl Case {
             for row in 0..self.shape.vectors() {
                 for column in 0..row {
                     let factor = f64::from(*factors.next().unwrap());
-                    for at in 0..dim {
-                        sums[row][at] += factor * f64::from(self.vector(sample, column)[at]);
-                        sums[column][at] += factor * f64::from(self.vector(sample, row)[at]);
+                    for (to, from) in [(row, column), (column, row)] {
+                        let terms = self.vector(sample, from).iter().map(|&value| factor * f64::from(value));
+                        sums[to].iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
                     }
                 }
             }
