@@ -88,6 +88,16 @@ impl LookupOrder {
         if range.is_empty() { 0 } else { (self.starts[range.end] - self.starts[range.start]) as usize }
     }
 
+    /// The first bag that looked a unique row up, if any did.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[inline]
+    pub fn first_bag(&self, unique: u32) -> Option<u32> {
+        let (begin, end) = (self.starts[unique as usize], self.starts[unique as usize + 1]);
+        (begin < end).then(|| self.bags[begin as usize])
+    }
+
     /// Bytes the buffers hold.
     pub fn bytes(&self) -> usize {
         4 * (self.starts.capacity() + self.bags.capacity() + self.factors.capacity())

@@ -65,8 +65,15 @@ impl Change for Step<'_> {
     #[inline]
     fn prefetch(&self, key: &Key) {
         let step = self.of(key);
-        if let Source::Each(addresses) = step.source {
-            prefetch_bytes(addresses.of(key.position - step.base), 4 * self.group.core.layout.dim);
+        let unique = key.position - step.base;
+        let bytes = 4 * self.group.core.layout.dim;
+        match step.source {
+            Source::Each(addresses) => prefetch_bytes(addresses.of(unique), bytes),
+            Source::Bags { order, gradients, stride } => {
+                if let Some(bag) = order.first_bag(unique) {
+                    prefetch_bytes(gradients.as_ptr().wrapping_add(bag as usize * stride), bytes);
+                }
+            }
         }
     }
 

@@ -16,8 +16,20 @@ pub(crate) enum Clock {
 
 impl Shard {
     /// Take the clock of an entry unless more than `bound` gets are outstanding.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_clock(&mut self, table: u32, id: u64, place: Place, bound: u8) -> Clock {
+        let index = &mut self.indexes[table as usize];
+        let exact = index.clock(place);
+        if exact < CLOCK_OVERFLOW - 1 && exact <= bound {
+            index.set_clock(place, exact + 1);
+            return Clock::Taken(u32::from(exact));
+        }
+        self.take_late_clock(table, id, place, bound)
+    }
+
+    /// As [`Shard::take_clock`], of a row that is near its bound or beyond what its entry can count.
+    #[cold]
+    fn take_late_clock(&mut self, table: u32, id: u64, place: Place, bound: u8) -> Clock {
         let outstanding = self.outstanding(table, id, place);
         if outstanding > u32::from(bound) && !seeded::has(SeededBug::NoBound) {
             return Clock::Blocked(outstanding);
@@ -28,8 +40,18 @@ impl Shard {
 
     /// Give one get of an entry back. Releasing what nobody holds (the row was deleted and born again)
     /// does nothing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release_clock(&mut self, table: u32, id: u64, place: Place) {
+        let index = &mut self.indexes[table as usize];
+        match index.clock(place) {
+            0 => {}
+            CLOCK_OVERFLOW => self.release_late_clock(table, id, place),
+            exact => index.set_clock(place, exact - 1),
+        }
+    }
+
+    #[cold]
+    fn release_late_clock(&mut self, table: u32, id: u64, place: Place) {
         let outstanding = self.outstanding(table, id, place);
         if outstanding > 0 {
             self.set_outstanding(table, id, place, outstanding - 1);
@@ -44,7 +66,6 @@ impl Shard {
     }
 
     /// Outstanding gets of an entry.
-    #[inline]
     pub(crate) fn outstanding(&self, table: u32, id: u64, place: Place) -> u32 {
         match self.indexes[table as usize].clock(place) {
             CLOCK_OVERFLOW => {
@@ -54,7 +75,6 @@ impl Shard {
         }
     }
 
-    #[inline]
     fn set_outstanding(&mut self, table: u32, id: u64, place: Place, outstanding: u32) {
         let index = &mut self.indexes[table as usize];
         if outstanding < u32::from(CLOCK_OVERFLOW) {
