@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rowmill.optim import OptimizerSpec
     from rowmill.store import Store
+    from rowmill.tables import Dtype
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class ChangedTable:
 
     name: str
     dim: int
+    dtype: Dtype
+    """How the store keeps weights; here they are float32."""
     optimizer: OptimizerSpec
     num_rows: int | None
     """Ids are 0..num_rows; None: any."""
@@ -102,6 +105,7 @@ class Changes:
             ChangedTable(
                 name=table["name"],
                 dim=table["dim"],
+                dtype=table["dtype"],
                 optimizer=optimizer_from_dict(table["optimizer"]),
                 num_rows=table["dense_rows"],
                 steps=table["steps"],

@@ -144,6 +144,10 @@ class RowsConfig:
         Setting("optimizer of the rows", "--row-optimizer"),
     ] = "adagrad"
     lr: Annotated[float, Setting("learning rate of the rows", "--row-lr", 0, _FLOAT_MAX)] = 0.02
+    dtype: Annotated[
+        Literal["fp32", "bf16"],
+        Setting("how weights are stored: bf16 takes half the bytes", "--row-dtype"),
+    ] = "fp32"
     initial_width: Annotated[
         float,
         Setting("new weights are uniform between minus and plus this", least=1e-9, most=_FLOAT_MAX),
@@ -300,6 +304,10 @@ class Config:
             raise ConfigError("train.resume needs a store: drop --plain or --resume")
         if self.train.plain and self.checkpoint.push is not None:
             raise ConfigError("checkpoint.push needs a store: drop --plain or --push")
+        if self.train.plain and self.rows.dtype != "fp32":
+            raise ConfigError(
+                f"rows.dtype = {self.rows.dtype!r} needs a store: drop --plain or --row-dtype"
+            )
         if self.train.plain and self.eviction.rule != "none":
             raise ConfigError("eviction.rule needs a store: drop --plain or [eviction]")
         if self.train.plain and self.admission.min_count is not None:

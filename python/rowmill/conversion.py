@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rowmill.init import Initializer
     from rowmill.optim import OptimizerSpec
+    from rowmill.tables import Dtype
 
 _Source = nn.Embedding | nn.EmbeddingBag
 
@@ -37,6 +38,7 @@ class TablePlan:
         table: Name of its table in the store.
         num_rows: Rows.
         dim: Weights per row.
+        dtype: How they are stored.
         optimizer: What updates the rows; of a frozen module: nothing.
         group: Tables of one group share a store call.
         bytes: Rows with their optimizer state.
@@ -47,6 +49,7 @@ class TablePlan:
     table: str
     num_rows: int
     dim: int
+    dtype: Dtype
     optimizer: OptimizerSpec
     group: int
     bytes: int
@@ -97,6 +100,7 @@ def convert(
     store: Store | str | os.PathLike[str],
     optimizer: OptimizerSpec | Mapping[str, OptimizerSpec],
     memory: int | str = "2GiB",
+    dtype: Dtype = "fp32",
     initializer: Initializer | None = None,
     staleness_bound: int | None = 0,
     dense: bool = True,
@@ -117,6 +121,7 @@ def convert(
         store: An open store, or where to open one (see `Conversion.store`).
         optimizer: What updates the rows: one for all, or by module path (patterns as "tables.*").
         memory: Budget of the store, if it is opened here.
+        dtype: How weights are stored, "fp32" or "bf16"; see `Store.table`.
         initializer: How rows are born that were not copied; None: normal(0, 1), as torch does.
         staleness_bound: See `Store.table`.
         dense: Index tables by their ids 0..num_embeddings; False: by hash, which pays when few of
@@ -141,7 +146,7 @@ def convert(
     if dense_optimizer is not None:
         _refuse_trained_twice(sources, dense_optimizer)
     budget = store.memory if isinstance(store, Store) else parse_size(memory)
-    plans = _plans(sources, optimizer, prefix, budget)
+    plans = _plans(sources, optimizer, dtype, prefix, budget)
     if dry_run:
         return Conversion(plans, budget, store if isinstance(store, Store) else None)
     opened = store if isinstance(store, Store) else open_store(store, memory=budget)
@@ -230,6 +235,7 @@ def _refuse_trained_twice(sources: Mapping[str, _Source], optimizer: torch.optim
 def _plans(
     sources: Mapping[str, _Source],
     optimizer: OptimizerSpec | Mapping[str, OptimizerSpec],
+    dtype: Dtype,
     prefix: str,
     budget: int,
 ) -> tuple[TablePlan, ...]:
@@ -238,12 +244,20 @@ def _plans(
     for path, module in sources.items():
         # Frozen rows need no state, and a rate of 0 says what happens to them.
         spec = _optimizer_of(path, optimizer) if module.weight.requires_grad else SGD(lr=0.0)
-        stride = _core.row_stride(module.embedding_dim, optimizer_to_dict(spec))
+        stride = _core.row_stride(module.embedding_dim, dtype, optimizer_to_dict(spec))
         group = groups.setdefault((module.embedding_dim, replace(spec, lr=0.0)), len(groups))
         rows = module.num_embeddings
         plans.append(
             TablePlan(
-                path, prefix + path, rows, module.embedding_dim, spec, group, rows * stride, ""
+                path,
+                prefix + path,
+                rows,
+                module.embedding_dim,
+                dtype,
+                spec,
+                group,
+                rows * stride,
+                "",
             )
         )
     total = sum(plan.bytes for plan in plans)
@@ -277,6 +291,7 @@ def _twin(
     table = store.table(
         plan.table,
         dim=plan.dim,
+        dtype=plan.dtype,
         optimizer=plan.optimizer,
         initializer=initializer,
         staleness_bound=staleness_bound,

@@ -152,7 +152,8 @@ def _open(path: Path) -> Store:
 
 def _tables(store: Store, stats: dict[str, Any]) -> TextTable:
     shown = _text_table(
-        "Tables", ["name", "group", "dim", "optimizer", "rows", "bytes", "lookups", "steps"]
+        "Tables",
+        ["name", "group", "dim", "dtype", "optimizer", "rows", "bytes", "lookups", "steps"],
     )
     for name in store.table_names():
         table, figures = store.open_table(name), stats["tables"][name]
@@ -160,6 +161,7 @@ def _tables(store: Store, stats: dict[str, Any]) -> TextTable:
             escape(name),
             str(figures["group"]),
             str(table.dim),
+            table.dtype,
             type(table.optimizer).__name__,
             f"{figures['rows']:,}",
             format_size(figures["rows"] * figures["row_bytes"]),

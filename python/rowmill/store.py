@@ -16,7 +16,7 @@ from rowmill.optim import initializer_to_dict, optimizer_from_dict, optimizer_to
 from rowmill.remote import KEEP_MAX
 from rowmill.size import check_int, parse_size
 from rowmill.steps import ExplicitStep, StepKeeper
-from rowmill.tables import Destination, Ids, Table, Ticket, as_ids
+from rowmill.tables import Destination, Dtype, Ids, Table, Ticket, as_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,6 +127,7 @@ class Store:
         *,
         dim: int,
         optimizer: OptimizerSpec,
+        dtype: Dtype = "fp32",
         initializer: Initializer | None = None,
         staleness_bound: int | None = 0,
         num_rows: int | None = None,
@@ -140,6 +141,9 @@ class Store:
             dim: Weights per row.
             optimizer: Updates the rows; its state lies beside their weights. Its rate is that of the next
                 updates, whatever it was before.
+            dtype: How weights are stored: "fp32", or "bf16" for half the bytes, at 8 significant bits. Rows are read
+                as float32 and updated in it either way; an updated bf16 weight is rounded up or down at random, by
+                the seed of the store, so that small steps are not lost.
             initializer: How missing rows are born; None: normal with standard deviation 0.01.
             staleness_bound: A training get may proceed while at most this many gets of the row wait
                 for their update: 0 is synchronous, None unbounded.
@@ -152,6 +156,7 @@ class Store:
         core = self.core.table(
             name,
             dim=check_int(dim, "dim", 0, 2**32 - 1),
+            dtype=dtype,
             optimizer=optimizer_to_dict(optimizer),
             initializer=initializer_to_dict(initializer),
             staleness_bound=staleness_bound,

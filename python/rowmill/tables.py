@@ -39,8 +39,12 @@ Destination = Literal["buffer", "cache"]
 """Where announced rows go."""
 
 
+Dtype = Literal["fp32", "bf16"]
+"""How weights are stored."""
+
+
 class Table:
-    """Rows of one kind: `dim` float32 weights and their optimizer state per 64-bit id.
+    """Rows of one kind: `dim` weights, read as float32, and their optimizer state per 64-bit id.
 
     Made by `Store.table`. Ids are int64 tensors or arrays (all 64 bits count), weights float32.
     Contiguous CPU tensors and arrays are read and written in place, without a copy; what comes back
@@ -55,6 +59,8 @@ class Table:
         self.core = core
         self.name: str = core.name
         self.dim: int = core.dim
+        self.dtype: Dtype = core.dtype
+        """How weights are stored."""
         self.num_rows: int | None = core.dense_rows
         """Number of ids of a table over the dense range 0..num_rows, or None for any id."""
         self.staleness_bound: int | None = core.staleness_bound
@@ -71,7 +77,8 @@ class Table:
 
     def __repr__(self) -> str:
         ids = "" if self.num_rows is None else f", num_rows={self.num_rows}"
-        return f"Table({self.name!r}, dim={self.dim}{ids}, optimizer={self.optimizer})"
+        dtype = "" if self.dtype == "fp32" else f", dtype={self.dtype!r}"
+        return f"Table({self.name!r}, dim={self.dim}{dtype}{ids}, optimizer={self.optimizer})"
 
     def __len__(self) -> int:
         """Number of rows that were ever written and not deleted."""

@@ -63,6 +63,10 @@ def test_help_names_the_conventional_flags_and_does_not_wait_for_torch() -> None
             ["train", "--data", "x", "--memory", "2 pounds"],
             "store.memory must be a number of bytes",
         ),
+        (
+            ["train", "--data", "x", "--row-dtype", "fp16"],
+            "rows.dtype = 'fp16'; it must be one of fp32, bf16",
+        ),
         (["train", "--config", "nowhere.toml"], "config file nowhere.toml does not exist"),
         (["data", "generate", "--out", "x"], "generate.rows is not set"),
         (["inspect", "nowhere"], "nowhere"),
@@ -115,6 +119,7 @@ def test_train_keeps_its_conventions_and_inspect_reads_what_it_left(
     log, out, store = tmp_path / "log", tmp_path / "out", tmp_path / "rows"
     run("data", "generate", "--out", log, "--rows", "5000", "--rows-per-table", "200")
     arguments = ["--data", log, "--seed", "1", "--memory", "64MiB", "--store", store, "--out", out]
+    arguments += ["--row-dtype", "bf16"]
     assert run("train", *arguments) == 0
     printed = capsys.readouterr().out
     for name in (
@@ -140,5 +145,5 @@ def test_train_keeps_its_conventions_and_inspect_reads_what_it_left(
 
     assert run("inspect", store) == 0
     shown = capsys.readouterr().out
-    for text in ("C26", "Adagrad", "healthy", "Hottest rows"):
+    for text in ("C26", "bf16", "Adagrad", "healthy", "Hottest rows"):
         assert text in shown

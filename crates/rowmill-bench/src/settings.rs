@@ -4,6 +4,8 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use rowmill_rows::Dtype;
+
 use crate::optimizer::Optimizer;
 use crate::peer::PeerKind;
 
@@ -18,9 +20,11 @@ pub(crate) struct Settings {
     pub(crate) options: Vec<String>,
     /// Distinct rows.
     pub(crate) rows: u64,
-    /// Bytes of a row, its optimizer state included.
+    /// Bytes of a row of 32-bit weights, its optimizer state included.
     pub(crate) row_bytes: usize,
     pub(crate) optimizer: Optimizer,
+    /// How the store keeps the weights.
+    pub(crate) dtype: Dtype,
     /// Threads that call the engine.
     pub(crate) threads: usize,
     /// Rows per call.
@@ -59,6 +63,7 @@ impl Settings {
             rows: 1 << 20,
             row_bytes: 64,
             optimizer: Optimizer::Sgd,
+            dtype: Dtype::F32,
             threads: 1,
             batch: 4096,
             memory: 1 << 30,
@@ -89,6 +94,7 @@ impl Settings {
             "--rows" => self.rows = number(name, value)?,
             "--row-bytes" => self.row_bytes = number(name, value)?,
             "--optimizer" => self.optimizer = Optimizer::parse(value)?,
+            "--dtype" => self.dtype = Dtype::from_name(value)?,
             "--threads" => self.threads = number(name, value)?,
             "--batch" => self.batch = number(name, value)?,
             "--memory" => self.memory = number(name, value)?,
@@ -178,6 +184,7 @@ mod tests {
             ("x --row-bytes 66", "--row-bytes 66"),
             ("x --row-bytes 4 --optimizer rowwise-adagrad", "8 at least"),
             ("x --optimizer adam", "\"adam\": use sgd or rowwise-adagrad"),
+            ("x --dtype fp16", "dtype must be \"fp32\" or \"bf16\", got \"fp16\""),
             ("x --peers faster", "\"faster\": use rocksdb or lmdb"),
             ("x --peer-threads 2,0", "--peer-threads 0"),
             ("x --seconds -1", "--seconds -1"),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rowmill_rows::{Dtype, IdRange, Initializer, StalenessBound, TableSpec};
+use rowmill_rows::{IdRange, Initializer, StalenessBound, TableSpec};
 use rowmill_store::{Store, StoreOptions, Table};
 
 use crate::settings::{Failure, Settings};
@@ -46,7 +46,7 @@ pub(crate) fn create(settings: &Settings, folder: &Path) -> Result<(Arc<Store>, 
 pub(crate) fn spec(settings: &Settings, staleness: StalenessBound) -> TableSpec {
     TableSpec {
         dim: settings.dim() as u32,
-        dtype: Dtype::F32,
+        dtype: settings.dtype,
         optimizer: settings.optimizer.spec(),
         initializer: Initializer::Zeros,
         staleness,

@@ -7,11 +7,11 @@
 use std::hint::black_box;
 
 use rowmill_kernels::{
-    InstructionSet, Interaction, LookupOrder, Lookups, RowInitializer, RowPtr, RowUpdater, UniqueScratch,
-    Update, accumulate_range, first_non_finite, gather, interact_backward_with, interact_with, pool_with,
-    segment_unique,
+    InstructionSet, Interaction, LookupOrder, Lookups, Rounding, RoundingKey, RowInitializer, RowPtr,
+    RowUpdater, UniqueScratch, Update, accumulate_range, first_non_finite, gather, interact_backward_with,
+    interact_with, pool_with, segment_unique,
 };
-use rowmill_rows::{Initializer, OptimizerSpec, Pooling};
+use rowmill_rows::{Dtype, Initializer, OptimizerSpec, Pooling};
 
 const MEMORY_BYTES: usize = 1 << 29;
 const BAGS: usize = 2048;
@@ -74,7 +74,15 @@ fn pool_speed(memory: &Memory) {
                         let batch = &batches[batch];
                         // SAFETY: rows lie in `memory`, `out` has `dim` floats per bag.
                         unsafe {
-                            pool_with(set, &batch.rows, &batch.lookups(), dim, out.as_mut_ptr(), dim);
+                            pool_with(
+                                set,
+                                &batch.rows,
+                                &batch.lookups(),
+                                Dtype::F32,
+                                dim,
+                                out.as_mut_ptr(),
+                                dim,
+                            );
                         }
                         out[0]
                     });
@@ -92,7 +100,7 @@ fn gather_speed(memory: &Memory) {
         report(&format!("gather D={dim}"), rows, |batch| {
             let rows = &batches[batch].rows[..rows.min(batches[batch].rows.len())];
             // SAFETY: rows lie in `memory`.
-            unsafe { gather(rows, dim, &mut out, dim) };
+            unsafe { gather(rows, Dtype::F32, dim, &mut out, dim) };
             out[0]
         });
     }
@@ -137,19 +145,24 @@ fn apply_speed(memory: &Memory) {
     for dim in [16, 64, 128] {
         for (name, optimizer) in optimizers {
             let stride = (dim + optimizer.state_floats(dim)).next_multiple_of(4);
+            let key = RoundingKey::new(1, 2);
             let batches: Vec<Batch> =
                 (0..BATCHES).map(|seed| Batch::new(memory, seed, 1, stride, false)).collect();
             let count = batches.iter().map(|batch| batch.rows.len()).min().unwrap_or(0);
             let gradients = vec![1e-3; count * dim];
-            let updater = RowUpdater::new(&optimizer, dim);
-            let mut step = 0;
-            report(&format!("apply {name} D={dim}"), count, |batch| {
-                step += 1;
-                let rows: Vec<*mut f32> =
-                    batches[batch].rows[..count].iter().map(|row| row.cast_mut()).collect();
-                // SAFETY: rows lie in `memory`, `stride` apart, and nobody else uses them.
-                unsafe { updater.apply_many(&rows, &gradients, &Update { lr: 1e-3, step }) };
-            });
+            let ids: Vec<u64> = (0..count as u64).collect();
+            for dtype in Dtype::ALL {
+                let updater = RowUpdater::new(&optimizer, dtype, dim);
+                let mut step = 0;
+                report(&format!("apply {name} {dtype} D={dim}"), count, |batch| {
+                    step += 1;
+                    let rows: Vec<*mut f32> =
+                        batches[batch].rows[..count].iter().map(|row| row.cast_mut()).collect();
+                    let update = Update { lr: 1e-3, step, rounding: Some(Rounding { key, ids: &ids }) };
+                    // SAFETY: rows lie in `memory`, `stride` apart, and nobody else uses them.
+                    unsafe { updater.apply_many(&rows, &gradients, &update) };
+                });
+            }
         }
     }
 }
@@ -161,8 +174,8 @@ fn backward_speed(memory: &Memory) {
             let batches: Vec<Batch> =
                 (0..BATCHES).map(|seed| Batch::new(memory, seed, length, dim, true)).collect();
             let gradients = vec![1e-3; BAGS * dim];
-            let updater = RowUpdater::new(&OptimizerSpec::Sgd { lr: 0.0 }, dim);
-            let update = Update { lr: 1e-3, step: 1 };
+            let updater = RowUpdater::new(&OptimizerSpec::Sgd { lr: 0.0 }, Dtype::F32, dim);
+            let update = Update { lr: 1e-3, step: 1, rounding: None };
             let mut order = LookupOrder::default();
             let mut sums = vec![0.0; BAGS * length * dim];
             let rows =

@@ -6,6 +6,7 @@ use rowmill_rows::Pooling;
 
 use crate::arch::{InstructionSet, Kernel, Vector};
 use crate::sums::{Sums, sum_all, sum_one};
+use crate::weights::F32;
 use crate::{Lookups, SKIP};
 
 /// Lookups sorted by unique row: for each row the bags that looked it up, in lookup order.
@@ -232,6 +233,7 @@ struct Rows<'a, const SCALED: bool, const APART: bool>(&'a Accumulate<'a>);
 impl<const SCALED: bool, const APART: bool> Sums for Rows<'_, SCALED, APART> {
     const DIVIDE: bool = false;
     const WHOLE: bool = !APART;
+    type Element = F32;
 
     #[inline(always)]
     fn len(&self) -> usize {

@@ -1,21 +1,26 @@
-//! Gather: copies of rows, side by side.
+//! Gather: the weights of rows, side by side.
+
+use std::marker::PhantomData;
+
+use rowmill_rows::Dtype;
 
 use crate::RowPtr;
 use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
+use crate::weights::{Bf16, Element, F32};
 
 /// How many rows ahead of the one being copied are prefetched; the same trade as for sums.
 const PREFETCH_DISTANCE: usize = 16;
 
-/// Copy the weights of `rows[i]` to `out[i * out_stride..][..dim]`.
+/// Copy the weights of `rows[i]` to `out[i * out_stride..][..dim]`, as 32-bit floats.
 ///
 /// # Panics
 /// If `out` is too short.
 ///
 /// # Safety
-/// Every row has `dim` readable floats that nobody writes meanwhile.
-pub unsafe fn gather(rows: &[RowPtr], dim: usize, out: &mut [f32], out_stride: usize) {
+/// Every row has `dim` readable weights of type `dtype` that nobody writes meanwhile.
+pub unsafe fn gather(rows: &[RowPtr], dtype: Dtype, dim: usize, out: &mut [f32], out_stride: usize) {
     // SAFETY: the caller's.
-    unsafe { gather_with(InstructionSet::best(), rows, dim, out, out_stride) }
+    unsafe { gather_with(InstructionSet::best(), rows, dtype, dim, out, out_stride) }
 }
 
 /// [`gather`] with a chosen instruction set.
@@ -28,52 +33,60 @@ pub unsafe fn gather(rows: &[RowPtr], dim: usize, out: &mut [f32], out_stride: u
 pub unsafe fn gather_with(
     set: InstructionSet,
     rows: &[RowPtr],
+    dtype: Dtype,
     dim: usize,
     out: &mut [f32],
     out_stride: usize,
 ) {
     assert!(rows.is_empty() || out.len() >= (rows.len() - 1) * out_stride + dim, "no room for every row");
-    let gather = Gather { rows, dim, out: out.as_mut_ptr(), out_stride };
+    let out = out.as_mut_ptr();
     // SAFETY: the caller's, and `out` has room.
-    unsafe { set.run(gather) }
+    unsafe {
+        match dtype {
+            Dtype::F32 => set.run(Gather::<F32> { rows, dim, out, out_stride, element: PhantomData }),
+            Dtype::Bf16 => set.run(Gather::<Bf16> { rows, dim, out, out_stride, element: PhantomData }),
+        }
+    }
 }
 
-struct Gather<'a> {
+struct Gather<'a, E> {
     rows: &'a [RowPtr],
     dim: usize,
     out: *mut f32,
     out_stride: usize,
+    element: PhantomData<E>,
 }
 
-impl Kernel for Gather<'_> {
+impl<E: Element> Kernel for Gather<'_, E> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         for &row in &self.rows[..self.rows.len().min(PREFETCH_DISTANCE)] {
-            prefetch(row, 4 * self.dim);
+            prefetch(row, E::BYTES * self.dim);
         }
         for (i, &row) in self.rows.iter().enumerate() {
             if let Some(&ahead) = self.rows.get(i + PREFETCH_DISTANCE) {
-                prefetch(ahead, 4 * self.dim);
+                prefetch(ahead, E::BYTES * self.dim);
             }
-            // SAFETY: row and target have `dim` floats.
-            unsafe { copy::<V>(row, self.out.add(i * self.out_stride), self.dim) };
+            // SAFETY: the row has `dim` weights, the target room for as many floats.
+            unsafe { copy::<V, E>(row, self.out.add(i * self.out_stride), self.dim) };
         }
     }
 }
 
 #[inline(always)]
-unsafe fn copy<V: Vector>(source: *const f32, target: *mut f32, dim: usize) {
-    // SAFETY: the caller gives `dim` floats on both sides.
+unsafe fn copy<V: Vector, E: Element>(source: RowPtr, target: *mut f32, dim: usize) {
+    // SAFETY: the caller gives `dim` weights, and room for as many floats.
     unsafe {
         let mut column = 0;
         while column + V::LANES <= dim {
-            V::load(source.add(column)).store(target.add(column));
+            E::load_up_to::<V>(source, column, V::LANES).store(target.add(column));
             column += V::LANES;
         }
         if column < dim {
-            V::load_first(source.add(column), dim - column).store_first(target.add(column), dim - column);
+            let count = dim - column;
+            E::load_up_to::<V>(source, column, count).store_first(target.add(column), count);
         }
     }
 }

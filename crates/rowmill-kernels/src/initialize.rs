@@ -1,24 +1,21 @@
 //! Initialize: the weights a row is born with, a pure function of (seed, category, id, element).
 //!
-//! Random bits come from a counter: element pairs of a row are the outputs of `SplitMix64` (Steele, Lea and
-//! Flood 2014, "Fast splittable pseudorandom number generators") whose state starts at a hash of seed,
-//! category and id. Its output function, Stafford's "Mix13" variant of the `MurmurHash3` finalizer, flips
-//! each output bit with probability near one half for every flipped input bit and passes `BigCrush` on plain
-//! counters. For one (seed, category) the hash is a bijection of the id: no two ids share a state.
+//! Random bits come from a counter: element pairs of a row are the outputs of `SplitMix64` ([`crate::hash`])
+//! whose state starts at a hash of seed, category and id. For one (seed, category) the hash is a bijection of
+//! the id: no two ids share a state.
 //!
 //! Stores on disk depend on these bits (an unseen id has its initial value without being stored), so they
 //! never change: a test pins them.
 
-use rowmill_rows::Initializer;
+use rowmill_rows::{Dtype, Initializer};
 
 use crate::arch::{InstructionSet, Kernel, Vector};
+use crate::bf16;
+use crate::hash::{STEP, absorb, mix};
 use crate::normal_quantile::{lower_tail, quantiles};
 
 /// Most draws made at a time: their buffers stay in the first-level cache.
 const BLOCK: usize = 32;
-
-/// 2^64 divided by the golden ratio: the odd step between counters.
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Draws the initial weights of one table.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +23,7 @@ pub struct RowInitializer {
     distribution: Distribution,
     /// Hash of seed and category.
     key: u64,
+    dtype: Dtype,
     set: InstructionSet,
 }
 
@@ -52,18 +50,29 @@ impl RowInitializer {
     /// [`RowInitializer::new`] with a chosen instruction set.
     pub fn with(set: InstructionSet, initializer: &Initializer, seed: u64, category: u32) -> Self {
         let key = absorb(absorb(0, seed), u64::from(category));
-        Self { distribution: Distribution::new(initializer), key, set }
+        Self { distribution: Distribution::new(initializer), key, dtype: Dtype::F32, set }
+    }
+
+    /// The same for rows whose weights are stored as `dtype`: rounded to the nearest of that type.
+    #[must_use]
+    pub fn for_dtype(self, dtype: Dtype) -> Self {
+        Self { dtype, ..self }
     }
 
     /// Fill `weights` with the initial weights of row `id`.
     pub fn fill(&self, id: u64, weights: &mut [f32]) {
         if let Distribution::Constant { value } = self.distribution {
             weights.fill(value);
-            return;
+        } else {
+            let state = absorb(self.key, id);
+            let fill = Fill { distribution: self.distribution, state, weights: &mut *weights };
+            // SAFETY: the kernel asks for nothing.
+            unsafe { self.set.run(fill) }
         }
-        let fill = Fill { distribution: self.distribution, state: absorb(self.key, id), weights };
-        // SAFETY: the kernel asks for nothing.
-        unsafe { self.set.run(fill) }
+        match self.dtype {
+            Dtype::F32 => {}
+            Dtype::Bf16 => bf16::round(self.set, weights),
+        }
     }
 }
 
@@ -157,18 +166,4 @@ fn draw(state: u64, first: usize, draws: &mut [u32]) {
 #[inline(always)]
 fn open_unit(bits: u32) -> f64 {
     (f64::from(bits) + 0.5) / (1_u64 << 32) as f64
-}
-
-/// Mix `value` into `state`; a bijection of `value`.
-#[inline(always)]
-fn absorb(state: u64, value: u64) -> u64 {
-    mix((state ^ value).wrapping_add(STEP))
-}
-
-/// Stafford's Mix13, a bijection.
-#[inline(always)]
-fn mix(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }

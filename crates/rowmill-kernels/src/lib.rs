@@ -14,20 +14,25 @@
 
 mod accumulate;
 mod arch;
+mod bf16;
 mod finite;
 mod gather;
 mod gradient_addresses;
+mod hash;
 mod initialize;
 mod interaction;
 mod lookups;
 mod normal_quantile;
 mod optimizer;
 mod pool;
+mod rounding;
 mod segment_unique;
 mod sums;
+mod weights;
 
 pub use accumulate::{LookupOrder, accumulate_range, accumulate_range_with};
 pub use arch::InstructionSet;
+pub use bf16::{narrow, narrow_with, widen, widen_with};
 pub use finite::{first_non_finite, first_non_finite_with};
 pub use gather::{gather, gather_with};
 pub use gradient_addresses::GradientAddresses;
@@ -36,4 +41,5 @@ pub use interaction::{Interaction, interact, interact_backward, interact_backwar
 pub use lookups::{Lookups, RowPtr, SKIP};
 pub use optimizer::{RowUpdater, Update};
 pub use pool::{pool, pool_with};
+pub use rounding::{Rounding, RoundingKey};
 pub use segment_unique::{UniqueScratch, segment_unique};

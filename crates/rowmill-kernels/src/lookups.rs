@@ -2,7 +2,8 @@
 
 use rowmill_rows::Pooling;
 
-/// The weights of a row, wherever they lie: slot memory, scratch or a buffer of initial values.
+/// The address of a row, which begins with its weights, wherever it lies: slot memory, scratch or a buffer of
+/// initial values. A multiple of 4; what lies there depends on the type of the weights.
 pub type RowPtr = *const f32;
 
 /// The unique index of a lookup that stands for nothing (padding): it adds nothing to its bag and does

@@ -1,26 +1,36 @@
 //! Pool: the forward of an embedding bag, from rows where they lie to one vector per bag.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
-use rowmill_rows::Pooling;
+use rowmill_rows::{Dtype, Pooling};
 
 use crate::arch::{InstructionSet, Kernel, Vector};
 use crate::sums::{Sums, sum_all};
+use crate::weights::{Bf16, Element, F32};
 use crate::{Lookups, RowPtr, SKIP};
 
 /// Bag `b` of `lookups` becomes the sum (or mean) of its rows at `out + b * out_stride`.
 ///
-/// Rows are added in lookup order, weights by a fused multiply-add, a mean is the sum divided by the
-/// number of lookups that are not padding: bit for bit what `torch.nn.EmbeddingBag` computes on a CPU.
+/// Weights are widened to 32-bit floats as they are read. Rows are added in lookup order, weights by a fused
+/// multiply-add, a mean is the sum divided by the number of lookups that are not padding: bit for bit what
+/// `torch.nn.EmbeddingBag` computes on a CPU.
 /// Empty bags become 0.
 ///
 /// # Safety
 /// Every index in `lookups.inverse` is [`SKIP`] or below `rows.len()`; rows looked up have `dim` readable
-/// floats that nobody writes meanwhile; the offsets do not decrease; `out` has `dim` writable floats at
+/// weights of type `dtype` that nobody writes meanwhile; the offsets do not decrease; `out` has `dim` writable floats at
 /// every `b * out_stride`, apart from the rows.
-pub unsafe fn pool(rows: &[RowPtr], lookups: &Lookups<'_>, dim: usize, out: *mut f32, out_stride: usize) {
+pub unsafe fn pool(
+    rows: &[RowPtr],
+    lookups: &Lookups<'_>,
+    dtype: Dtype,
+    dim: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
     // SAFETY: the caller's.
-    unsafe { pool_with(InstructionSet::best(), rows, lookups, dim, out, out_stride) }
+    unsafe { pool_with(InstructionSet::best(), rows, lookups, dtype, dim, out, out_stride) }
 }
 
 /// [`pool`] with a chosen instruction set.
@@ -31,26 +41,35 @@ pub unsafe fn pool_with(
     set: InstructionSet,
     rows: &[RowPtr],
     lookups: &Lookups<'_>,
+    dtype: Dtype,
     dim: usize,
     out: *mut f32,
     out_stride: usize,
 ) {
     lookups.assert_shape();
     debug_assert!(lookups.inverse.iter().all(|&unique| unique == SKIP || (unique as usize) < rows.len()));
-    let pool = Pool { rows, lookups: *lookups, dim, out, out_stride };
+    let lookups = *lookups;
     // SAFETY: the caller's.
-    unsafe { set.run(pool) }
+    unsafe {
+        match dtype {
+            Dtype::F32 => set.run(Pool::<F32> { rows, lookups, dim, out, out_stride, element: PhantomData }),
+            Dtype::Bf16 => {
+                set.run(Pool::<Bf16> { rows, lookups, dim, out, out_stride, element: PhantomData });
+            }
+        }
+    }
 }
 
-struct Pool<'a> {
+struct Pool<'a, E> {
     rows: &'a [RowPtr],
     lookups: Lookups<'a>,
     dim: usize,
     out: *mut f32,
     out_stride: usize,
+    element: PhantomData<E>,
 }
 
-impl Kernel for Pool<'_> {
+impl<E: Element> Kernel for Pool<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -58,20 +77,21 @@ impl Kernel for Pool<'_> {
         // SAFETY: the caller's.
         unsafe {
             match (self.lookups.weights, self.lookups.pooling) {
-                (None, Pooling::Sum) => sum_all::<V, _>(&Bags::<false, false>(&self, &[]), self.dim),
-                (None, Pooling::Mean) => sum_all::<V, _>(&Bags::<false, true>(&self, &[]), self.dim),
-                (Some(weights), _) => sum_all::<V, _>(&Bags::<true, false>(&self, weights), self.dim),
+                (None, Pooling::Sum) => sum_all::<V, _>(&Bags::<E, false, false>(&self, &[]), self.dim),
+                (None, Pooling::Mean) => sum_all::<V, _>(&Bags::<E, false, true>(&self, &[]), self.dim),
+                (Some(weights), _) => sum_all::<V, _>(&Bags::<E, true, false>(&self, weights), self.dim),
             }
         }
     }
 }
 
 /// One sum per bag, one term per lookup; the slice holds the weights, if any.
-struct Bags<'a, const WEIGHTED: bool, const MEAN: bool>(&'a Pool<'a>, &'a [f32]);
+struct Bags<'a, E, const WEIGHTED: bool, const MEAN: bool>(&'a Pool<'a, E>, &'a [f32]);
 
-impl<const WEIGHTED: bool, const MEAN: bool> Sums for Bags<'_, WEIGHTED, MEAN> {
+impl<E: Element, const WEIGHTED: bool, const MEAN: bool> Sums for Bags<'_, E, WEIGHTED, MEAN> {
     const DIVIDE: bool = MEAN;
     const WHOLE: bool = false;
+    type Element = E;
 
     #[inline(always)]
     fn len(&self) -> usize {

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use crate::arch::{Vector, prefetch};
+use crate::weights::Element;
 
 /// How many terms ahead of the one being added are prefetched: at 64 B rows enough to keep the line fill
 /// buffers of a core busy, at 512 B rows (8 lines each) still within its first-level cache.
@@ -17,6 +18,8 @@ pub(crate) trait Sums {
     /// Whether a target has room for whole vectors: what lies behind the sum becomes zeros. A store of part
     /// of a vector is not forwarded to the load that follows it.
     const WHOLE: bool;
+    /// What the terms are vectors of.
+    type Element: Element;
 
     /// Number of sums.
     fn len(&self) -> usize;
@@ -35,7 +38,7 @@ pub(crate) trait Sums {
 /// Compute all sums of vectors of `dim` floats.
 ///
 /// # Safety
-/// All terms are null or point to `dim` readable floats, all targets to `dim` writable ones; ranges of
+/// All terms are null or point to `dim` readable elements, all targets to `dim` writable ones; ranges of
 /// terms are in order.
 #[inline(always)]
 pub(crate) unsafe fn sum_all<V: Vector, S: Sums>(sums: &S, dim: usize) {
@@ -69,7 +72,7 @@ unsafe fn prefetch_term<S: Sums>(sums: &S, term: usize, dim: usize) {
     // SAFETY: the caller's.
     let vector = unsafe { sums.term(term) };
     if !vector.is_null() {
-        prefetch(vector, 4 * dim);
+        prefetch(vector, S::Element::BYTES * dim);
     }
 }
 
@@ -94,7 +97,7 @@ unsafe fn any_width<V: Vector, S: Sums>(sums: &S, end: usize, dim: usize) {
 /// Compute one sum of vectors of `dim` floats, without prefetching its terms.
 ///
 /// # Safety
-/// All terms of the sum are null or point to `dim` readable floats, its target to `dim` writable ones.
+/// All terms of the sum are null or point to `dim` readable elements, its target to `dim` writable ones.
 #[inline(always)]
 pub(crate) unsafe fn sum_one<V: Vector, S: Sums>(sums: &S, sum: usize, dim: usize) {
     // SAFETY: the caller's; with an end of 0 no term is prefetched.
@@ -168,9 +171,9 @@ unsafe fn block<V: Vector, S: Sums, const N: usize, const PREFETCH: bool>(
             if vector.is_null() {
                 continue;
             }
-            let vector = vector.add(column);
             for (n, register) in registers.iter_mut().enumerate() {
-                *register = sums.add(*register, V::load(vector.add(n * V::LANES)), term);
+                let weights = S::Element::load_up_to(vector, column + n * V::LANES, V::LANES);
+                *register = sums.add(*register, weights, term);
             }
         }
         if S::DIVIDE {
@@ -195,7 +198,7 @@ unsafe fn tail<V: Vector, S: Sums>(sums: &S, sum: usize, column: usize, count: u
         for term in sums.terms(sum) {
             let vector = sums.term(term);
             if !vector.is_null() {
-                register = sums.add(register, V::load_first(vector.add(column), count), term);
+                register = sums.add(register, S::Element::load_up_to(vector, column, count), term);
             }
         }
         if S::DIVIDE {

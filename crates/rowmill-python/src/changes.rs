@@ -68,6 +68,7 @@ impl Changes {
             let out = PyDict::new(py);
             out.set_item("name", table.name)?;
             out.set_item("dim", table.spec.dim)?;
+            out.set_item("dtype", table.spec.dtype.name())?;
             out.set_item("optimizer", optimizer_dict(py, &table.spec.optimizer)?)?;
             out.set_item("initializer", initializer_dict(py, &table.spec.initializer)?)?;
             let dense_rows = match table.spec.ids {

@@ -9,15 +9,22 @@ use rowmill_store::{
 
 use crate::errors::invalid;
 
-/// Bytes of a row of `dim` weights under an optimizer, in memory and on the device.
+/// Bytes of a row of `dim` weights of a type under an optimizer, in memory and on the device.
 #[pyfunction]
-pub(crate) fn row_stride(dim: usize, optimizer: &Bound<'_, PyDict>) -> PyResult<usize> {
-    Ok(RowLayout::new(dim, Dtype::F32, &read_optimizer(optimizer)?, false).stride)
+pub(crate) fn row_stride(dim: usize, dtype: &str, optimizer: &Bound<'_, PyDict>) -> PyResult<usize> {
+    let dtype = read_dtype(optimizer.py(), dtype)?;
+    Ok(RowLayout::new(dim, dtype, &read_optimizer(optimizer)?, false).stride)
+}
+
+fn read_dtype(py: Python<'_>, name: &str) -> PyResult<Dtype> {
+    Dtype::from_name(name).map_err(|error| invalid(py, error.to_string()))
 }
 
 /// A spec from the arguments of `Store.table`.
+#[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
 pub(crate) fn read_spec(
     dim: i64,
+    dtype: &str,
     optimizer: &Bound<'_, PyDict>,
     initializer: &Bound<'_, PyDict>,
     staleness_bound: Option<i64>,
@@ -45,7 +52,7 @@ pub(crate) fn read_spec(
     Ok(TableSpec {
         dim: u32::try_from(dim)
             .map_err(|_| invalid(py, format!("dim must be a positive number, got {dim}")))?,
-        dtype: Dtype::F32,
+        dtype: read_dtype(py, dtype)?,
         optimizer: read_optimizer(optimizer)?,
         initializer: read_initializer(initializer)?,
         staleness,

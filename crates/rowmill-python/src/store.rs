@@ -98,13 +98,14 @@ impl Store {
         self.0.event_time()
     }
 
-    #[pyo3(signature = (name, *, dim, optimizer, initializer, staleness_bound, dense_rows, eviction, admission))]
+    #[pyo3(signature = (name, *, dim, dtype, optimizer, initializer, staleness_bound, dense_rows, eviction, admission))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
     fn table(
         &self,
         py: Python<'_>,
         name: &str,
         dim: i64,
+        dtype: &str,
         optimizer: &Bound<'_, PyDict>,
         initializer: &Bound<'_, PyDict>,
         staleness_bound: Option<i64>,
@@ -112,7 +113,8 @@ impl Store {
         eviction: Option<&Bound<'_, PyDict>>,
         admission: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Table> {
-        let spec = read_spec(dim, optimizer, initializer, staleness_bound, dense_rows, eviction, admission)?;
+        let spec =
+            read_spec(dim, dtype, optimizer, initializer, staleness_bound, dense_rows, eviction, admission)?;
         py.detach(|| self.0.table(name, &spec)).map(Table).map_err(|error| raised(py, &error))
     }
 

@@ -40,6 +40,11 @@ impl Table {
     }
 
     #[getter]
+    fn dtype(&self) -> &'static str {
+        self.0.spec().dtype.name()
+    }
+
+    #[getter]
     fn dense_rows(&self) -> Option<u64> {
         match self.0.spec().ids {
             IdRange::Sparse => None,

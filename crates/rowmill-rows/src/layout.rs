@@ -2,33 +2,64 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::OptimizerSpec;
+use crate::{OptimizerSpec, SpecError};
 
 /// Bytes of a cache line; rows whose padding stays small start on one.
 pub const LINE_BYTES: usize = 64;
 
-/// Element type of the stored weights.
+/// Element type of the stored weights. Whoever reads them gets 32-bit floats, and whoever updates them computes
+/// in those; optimizer state is 32-bit whatever the weights are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dtype {
     /// 32-bit IEEE float.
     F32,
+    /// bfloat16: the upper half of an [`Dtype::F32`].
+    Bf16,
 }
 
 impl Dtype {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
     /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
+            Self::Bf16 => 2,
         }
+    }
+
+    /// What a person calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "fp32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// The type of that name.
+    ///
+    /// # Errors
+    /// [`SpecError::Dtype`] with the names there are.
+    pub fn from_name(name: &str) -> Result<Self, SpecError> {
+        let named = Self::ALL.into_iter().find(|dtype| dtype.name() == name);
+        named.ok_or_else(|| SpecError::Dtype(name.to_owned()))
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
     }
 }
 
 /// Bytes of a stamp.
 const STAMP_BYTES: usize = 8;
 
-/// Byte layout of every row of a group: `dim` weights, then the optimizer state, then the stamp of tables
-/// that evict by one, then padding up to `stride`. In memory and on the device a row looks the same.
+/// Byte layout of every row of a group: `dim` weights, padding to whole floats, then the optimizer state, then
+/// the stamp of tables that evict by one, then padding up to `stride`. In memory and on the device a row looks
+/// the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLayout {
     /// Weights per row.
@@ -50,7 +81,7 @@ impl RowLayout {
     /// and to 16 bytes otherwise (a row of 17 floats would nearly double).
     pub fn new(dim: usize, dtype: Dtype, optimizer: &OptimizerSpec, stamped: bool) -> Self {
         let state_floats = optimizer.state_floats(dim);
-        let used = (dim * dtype.bytes()).next_multiple_of(4) + 4 * state_floats;
+        let used = weight_bytes(dim, dtype) + 4 * state_floats;
         let used = used + if stamped { STAMP_BYTES } else { 0 };
         let lines = used.next_multiple_of(LINE_BYTES);
         let stride = if (lines - used) * 8 <= used { lines } else { used.next_multiple_of(16) };
@@ -59,13 +90,18 @@ impl RowLayout {
 
     /// Bytes of the weights, where the optimizer state begins.
     pub fn state_offset(&self) -> usize {
-        (self.dim * self.dtype.bytes()).next_multiple_of(4)
+        weight_bytes(self.dim, self.dtype)
     }
 
     /// Bytes before the stamp, in a row that carries one.
     pub fn stamp_offset(&self) -> Option<usize> {
         self.stamped.then(|| self.state_offset() + 4 * self.state_floats)
     }
+}
+
+/// Bytes of `dim` weights, up to where floats can follow.
+fn weight_bytes(dim: usize, dtype: Dtype) -> usize {
+    (dim * dtype.bytes()).next_multiple_of(4)
 }
 
 #[cfg(test)]
@@ -95,5 +131,28 @@ mod tests {
             true,
         );
         assert_eq!((layout.state_offset(), layout.stamp_offset(), layout.stride), (64, Some(128), 144));
+    }
+
+    #[test]
+    fn weights_of_two_bytes_take_half_and_state_stays_whole_floats() {
+        let (sgd, lr, eps) = (OptimizerSpec::Sgd { lr: 0.1 }, 0.1, 0.0);
+        let layout = |dim, optimizer| RowLayout::new(dim, Dtype::Bf16, &optimizer, false);
+        assert_eq!(layout(64, sgd).stride, 128, "half of 256");
+        let adagrad = OptimizerSpec::Adagrad { lr, eps, initial_accumulator: 0.0 };
+        assert_eq!(layout(16, adagrad).state_offset(), 32);
+        assert_eq!(layout(16, adagrad).stride, 96, "32 of weights, 64 of state");
+        let odd = layout(7, OptimizerSpec::RowwiseAdagrad { lr, eps, initial_accumulator: 0.0 });
+        assert_eq!((odd.state_offset(), odd.stride), (16, 32), "14 bytes of weights, 2 of padding");
+    }
+
+    #[test]
+    fn a_dtype_has_one_name() {
+        for dtype in Dtype::ALL {
+            assert_eq!(Dtype::from_name(dtype.name()), Ok(dtype));
+        }
+        assert_eq!(
+            Dtype::from_name("fp16").unwrap_err().to_string(),
+            "dtype must be \"fp32\" or \"bf16\", got \"fp16\""
+        );
     }
 }

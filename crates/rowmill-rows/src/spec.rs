@@ -78,6 +78,9 @@ pub enum SpecError {
     /// `dim` is 0 or too large.
     #[error("dim must be between 1 and {DIM_MAX}, got {0}")]
     Dim(u32),
+    /// No element type has this name.
+    #[error("dtype must be \"fp32\" or \"bf16\", got {0:?}")]
+    Dtype(String),
     /// A hyper-parameter is outside its range.
     #[error("{field} must be {expected}, got {value}")]
     Field {
@@ -224,11 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn learning_rate_does_not_split_groups_but_dim_does() {
+    fn learning_rate_does_not_split_groups_but_dim_and_dtype_do() {
         let mut other = spec();
         other.optimizer = OptimizerSpec::Sgd { lr: 0.5 };
         assert_eq!(spec().group(), other.group());
         other.dim = 16;
+        assert_ne!(spec().group(), other.group());
+        other = TableSpec { dtype: Dtype::Bf16, ..spec() };
         assert_ne!(spec().group(), other.group());
     }
 

@@ -46,7 +46,8 @@ struct Step<'a> {
 /// One optimizer step on the rows of one table.
 #[derive(Clone)]
 struct TableStep<'a> {
-    update: Update,
+    table: &'a TableState,
+    update: Update<'static>,
     /// Position of the first row among those of the lookup.
     base: u32,
     source: &'a Source<'a>,
@@ -78,12 +79,14 @@ impl Change for Step<'_> {
     }
 
     fn change(&self, keys: &[Key], rows: &[*mut f32]) {
-        let TableStep { update, base, source, mark } = self.of(&keys[0]);
+        let TableStep { table, update, base, source, mark } = self.of(&keys[0]);
         let mut unique = [0; PENDING];
         for (unique, key) in unique.iter_mut().zip(keys) {
             *unique = key.position - base;
         }
         let unique = &unique[..keys.len()];
+        let mut ids = [0; PENDING];
+        let update = &table.rounded(update, keys, &mut ids);
         let core = &self.group.core;
         // SAFETY: these are resident rows of this group under their shard's write lock; every bag has `dim`
         // gradients (`check_gradients`), every distinct row the address of as many.
@@ -251,10 +254,10 @@ impl Group {
         for (number, (table, source)) in lookup.tables.iter().zip(&sources).enumerate() {
             let feature =
                 lookup.features.iter().position(|feature| feature.table == number).expect("made for one");
-            let update = Update { lr: rates[feature], step: table.table.next_step() };
+            let update = Update { lr: rates[feature], step: table.table.next_step(), rounding: None };
             let mark = table.table.mark(update.step, ticket);
             tables[table.table.local as usize] =
-                Some(TableStep { update, base: table.base as u32, source, mark });
+                Some(TableStep { table: &table.table, update, base: table.base as u32, source, mark });
         }
         let released = ticket.map_or(Released::None, |ticket| self.released(lookup, ticket));
         self.update(&lookup.keys, &lookup.known, &released, &Step { group: self, tables })

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use rowmill_io::Volume;
-use rowmill_rows::{RowKey, TableSpec};
+use rowmill_rows::{RowKey, RowLayout, TableSpec};
 
 use crate::checkpoint::load_manifest;
 use crate::files::{DeltaReader, FileEntry, Manifest, SnapshotReader, TableEntry, epoch_of};
@@ -22,10 +22,10 @@ use crate::index::shard_of;
 use crate::keys::Key;
 use crate::log::{Geometry, Log, LogConfig};
 use crate::pin::PinnedCheckpoint;
-use crate::read::copy_floats;
 use crate::store::Store;
 use crate::table::Table;
 use crate::ticket::Released;
+use crate::weights::{decode_row, write_row};
 use crate::{Background, StoreError};
 
 /// Records of lists taken into memory at a time: 16 bytes each, and half as much for sorting them.
@@ -332,7 +332,7 @@ impl Changes {
         for records in kept.chunks(batch.min(BATCH_BYTES / layout.stride).max(1)) {
             rows.clear();
             rows.resize(records.len() * row_floats, 0.0);
-            self.settle(self.read(entry, records, row_floats, rows))?;
+            self.settle(self.read(entry, records, &layout, rows))?;
             let ids: Vec<u64> = records.iter().map(|record| record.id).collect();
             let table = entry.name.as_str();
             if !visit(ChangedRows { table, ids: &ids, rows, dim: layout.dim, row_floats, deleted: &[] }) {
@@ -354,20 +354,16 @@ impl Changes {
         &self,
         entry: &TableEntry,
         records: &[Record],
-        row_floats: usize,
+        layout: &RowLayout,
         rows: &mut [f32],
     ) -> Result<(), StoreError> {
+        let row_floats = layout.dim + layout.state_floats;
         let log = &self.logs[entry.group as usize];
         let key = |record: &Record| RowKey { category: entry.category, id: record.id };
         let wanted: Vec<(u32, RowKey)> = records.iter().map(|record| (record.row, key(record))).collect();
         let mut failure = None;
         log.reading().read(&wanted, &mut |number, result| match result {
-            Ok(bytes) => {
-                let row = &mut rows[number * row_floats..][..row_floats];
-                for (float, bytes) in row.iter_mut().zip(bytes.as_chunks().0) {
-                    *float = f32::from_le_bytes(*bytes);
-                }
-            }
+            Ok(bytes) => decode_row(layout, bytes, &mut rows[number * row_floats..][..row_floats]),
             Err(error) => {
                 failure.get_or_insert(error);
             }
@@ -407,9 +403,8 @@ impl Table {
         store.settle(self.group().update(&keys, &[], &Released::None, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[key.position as usize * row_floats..][..row_floats];
-                // SAFETY: `row` is a resident row of this group under its shard's write lock, and
-                // `row_floats` is what weights and state of its layout come to.
-                unsafe { copy_floats(values.as_ptr(), row, row_floats) };
+                // SAFETY: `row` is a resident row of this group under its shard's write lock.
+                unsafe { write_row(&self.group().core.layout, values, row) };
             }
         }))
     }

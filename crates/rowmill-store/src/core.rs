@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rowmill_kernels::RowUpdater;
-use rowmill_rows::{GroupSpec, RowKey, RowLayout};
+use rowmill_rows::{Dtype, GroupSpec, RowKey, RowLayout};
 
 use crate::StoreError;
 use crate::budget::Budget;
@@ -13,6 +13,7 @@ use crate::log::Log;
 use crate::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
 use crate::stamp::set_stamp;
 use crate::table_state::TableState;
+use crate::weights::write_weights;
 
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -126,12 +127,25 @@ impl Core {
 
     /// Fill `row` (`stride / 4` floats) as a row of `table` that was never seen.
     pub(crate) fn initialize(&self, table: &TableState, id: u64, row: &mut [f32]) {
-        let (weights, rest) = row.split_at_mut(self.layout.dim);
-        table.initializer.fill(id, weights);
+        let (weights, rest) = row.split_at_mut(self.layout.state_offset() / 4);
+        self.initialize_weights(table, id, weights);
         let (state, padding) = rest.split_at_mut(self.layout.state_floats);
         self.spec.optimizer.initialize_state(state);
         padding.fill(0.0);
         set_stamp(&self.layout, row, table.birth_stamp());
+    }
+
+    /// Fill `row`, a row up to its state, with the weights of a row of `table` that was never seen.
+    pub(crate) fn initialize_weights(&self, table: &TableState, id: u64, row: &mut [f32]) {
+        if self.layout.dtype == Dtype::F32 {
+            table.initializer.fill(id, row);
+            return;
+        }
+        let mut weights = vec![0.0; self.layout.dim];
+        table.initializer.fill(id, &mut weights);
+        row.fill(0.0);
+        // SAFETY: these are the weights of a row, exclusively borrowed.
+        unsafe { write_weights(&self.layout, &weights, row.as_mut_ptr()) };
     }
 
     /// Append a row to the log.

@@ -45,7 +45,7 @@ impl<'a> DenseRows<'a> {
             shards: shards.collect(),
             shard_bits: all.len().ilog2(),
             stride: core.layout.stride,
-            row_bytes: 4 * core.layout.dim,
+            row_bytes: core.layout.state_offset(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 use rowmill_kernels::{Lookups, RowPtr, SKIP, pool};
-use rowmill_rows::{IdBag, IdRange};
+use rowmill_rows::{IdBag, IdRange, RowLayout};
 
 use crate::StoreError;
 use crate::dense::{Absent, DenseRows};
@@ -157,12 +157,12 @@ impl Group {
         };
         let weights = bag.weights.map(|weights| &weights[ids]);
         let lookups = Lookups { inverse, offsets: &offsets, weights, pooling: bag.pooling };
-        let dim = self.core.layout.dim;
+        let RowLayout { dim, dtype, .. } = self.core.layout;
         // SAFETY: the caller's, of rows that are not skipped; offsets were validated; `out` has room for the
         // feature's last bag (checked), and no two pieces write the same floats.
         unsafe {
             let out = pooled.out.pointer(bags.start * pooled.row_stride + column * dim);
-            pool(rows, &lookups, dim, out, pooled.row_stride);
+            pool(rows, &lookups, dtype, dim, out, pooled.row_stride);
         }
     }
 

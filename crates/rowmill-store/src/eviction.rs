@@ -16,6 +16,7 @@ use crate::lookup::Lookup;
 use crate::shard::Miss;
 use crate::stamp::{rank_of_score, stamp_of};
 use crate::table_state::TableState;
+use crate::weights::floats_of;
 
 /// Which of the rows judged go.
 enum Chosen {
@@ -128,10 +129,10 @@ impl Group {
             rounds += 1;
             self.check_rounds(rounds, misses[0])?;
             let cold = self.read_ahead(reading, &misses)?;
-            let mut moved = Vec::new();
+            let (mut moved, scratch) = (Vec::new(), &mut Vec::new());
             for (number, miss) in misses.iter().enumerate() {
                 match cold.row(number) {
-                    Some(row) => chosen.add(rank(&self.core.layout, rule, row), miss.key.id),
+                    Some(row) => chosen.add(rank(&self.core.layout, rule, row, scratch), miss.key.id),
                     None => moved.push(miss.key),
                 }
             }
@@ -144,7 +145,7 @@ impl Group {
     fn judge_resident(&self, rule: EvictionRule, keys: &[Key], chosen: &mut Chosen) -> Vec<Miss> {
         let Some(first) = keys.first() else { return Vec::new() };
         let state = self.shards[first.shard as usize].state.read();
-        let mut misses = Vec::new();
+        let (mut misses, mut scratch) = (Vec::new(), Vec::new());
         for key in keys {
             let Some(found) = state.find(key) else { continue };
             if state.outstanding(key.table, key.id, found.place) > 0 {
@@ -157,7 +158,7 @@ impl Group {
                 // SAFETY: a slot holds a row of `stride` bytes, which the shard's lock keeps in place and
                 // unwritten.
                 let row = unsafe { std::slice::from_raw_parts(state.row(&self.core, slot), floats) };
-                chosen.add(rank(&self.core.layout, rule, row), key.id);
+                chosen.add(rank(&self.core.layout, rule, row, &mut scratch), key.id);
             }
         }
         misses
@@ -182,8 +183,8 @@ impl Group {
     }
 }
 
-/// What a rule ranks a row by: the lower, the sooner it goes.
-fn rank(layout: &RowLayout, rule: EvictionRule, row: &[f32]) -> u64 {
+/// What a rule ranks a whole row by: the lower, the sooner it goes.
+fn rank(layout: &RowLayout, rule: EvictionRule, row: &[f32], scratch: &mut Vec<f32>) -> u64 {
     let stamp = || stamp_of(layout, row);
     match rule {
         EvictionRule::TtlSteps { .. }
@@ -193,7 +194,9 @@ fn rank(layout: &RowLayout, rule: EvictionRule, row: &[f32]) -> u64 {
         EvictionRule::LowestNorm { .. } | EvictionRule::NormBelow { .. } => {
             // One weight after the other: the same bits on every machine. Bits of positive numbers rank as
             // the numbers do, and one that is none ranks last.
-            let squares = row[..layout.dim].iter().map(|&weight| f64::from(weight) * f64::from(weight));
+            // SAFETY: a row of this layout, borrowed.
+            let weights = unsafe { floats_of(layout, row.as_ptr(), scratch) };
+            let squares = weights.iter().map(|&weight| f64::from(weight) * f64::from(weight));
             squares.sum::<f64>().abs().to_bits()
         }
     }

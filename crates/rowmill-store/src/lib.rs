@@ -90,6 +90,7 @@ mod table_state;
 mod ticket;
 mod update;
 mod walk;
+mod weights;
 mod workers;
 
 pub use background::{Background, Work};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 use rowmill_kernels::{Lookups, RowPtr, SKIP, UniqueScratch, pool, segment_unique};
-use rowmill_rows::{IdBag, Pooling};
+use rowmill_rows::{IdBag, Pooling, RowLayout};
 
 use crate::StoreError;
 use crate::acquire::{Blocked, Entered, Wish};
@@ -218,9 +218,9 @@ impl Group {
         let copied = self.with_rows(reading, &lookup.keys, entered, |rows| {
             let rows: Vec<RowPtr> =
                 lookup.tables[0].inverse.iter().map(|&unique| rows[unique as usize]).collect();
-            // SAFETY: `with_rows` guarantees `dim` readable floats behind every address, and `out` holds
+            // SAFETY: `with_rows` guarantees the weights of a row behind every address, and `out` holds
             // `dim` floats per id (checked by the caller).
-            unsafe { rowmill_kernels::gather(&rows, dim, out, dim) };
+            unsafe { rowmill_kernels::gather(&rows, self.core.layout.dtype, dim, out, dim) };
         });
         if let Err(error) = copied {
             self.leave(&lookup.keys, wish);
@@ -394,7 +394,7 @@ impl Group {
         out: &Out,
         row_stride: usize,
     ) {
-        let dim = self.core.layout.dim;
+        let RowLayout { dim, dtype, .. } = self.core.layout;
         let feature = &lookup.features[number];
         let lookups = Lookups {
             inverse: &lookup.tables[feature.table].inverse[feature.lookups()],
@@ -403,11 +403,11 @@ impl Group {
             pooling: feature.pooling,
         };
         // SAFETY: inverse positions are below the number of the table's distinct rows, whose addresses
-        // have `dim` readable floats where these bags need them; offsets were validated; `out` has room
+        // have readable weights where these bags need them; offsets were validated; `out` has room
         // for the last bag of the last feature (checked), and no two tasks write the same floats.
         unsafe {
             let first = out.0.add(bags.start * row_stride + number * dim);
-            pool(rows, &lookups, dim, first, row_stride);
+            pool(rows, &lookups, dtype, dim, first, row_stride);
         }
     }
 

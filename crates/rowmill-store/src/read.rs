@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use rayon::prelude::*;
+use rowmill_rows::Dtype;
 
 use crate::StoreError;
 use crate::group::Group;
@@ -12,6 +13,7 @@ use crate::scatter::Scatter;
 use crate::shard::{Miss, Reason};
 use crate::table_state::TableState;
 use crate::walk::{AllShards, Locked, walk};
+use crate::weights::widen_weights;
 
 /// Times a row may move while it is being read before the store is judged inconsistent.
 pub(crate) const MOVES_MAX: usize = 1000;
@@ -28,12 +30,21 @@ pub(crate) enum Part {
     State,
 }
 
+/// Where the part lies in a row.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// As floats, from this byte on.
+    Floats(usize),
+    /// As weights that are no floats, at the beginning.
+    Narrow,
+}
+
 /// One read of many rows.
 struct Read<'a> {
     table: &'a TableState,
     part: Part,
-    /// First float of the part within a row, and its length.
-    start: usize,
+    place: Place,
+    /// Floats of the part.
     width: usize,
     /// `width` floats per position.
     out: Scatter<'a, f32>,
@@ -50,13 +61,14 @@ impl Group {
         out: &mut [f32],
     ) -> Result<(), StoreError> {
         let layout = self.core.layout;
-        let (start, width) = match part {
-            Part::Weights => (0, layout.dim),
-            Part::State => (layout.state_offset() / 4, layout.state_floats),
+        let (place, width) = match (part, layout.dtype) {
+            (Part::Weights, Dtype::F32) => (Place::Floats(0), layout.dim),
+            (Part::Weights, Dtype::Bf16) => (Place::Narrow, layout.dim),
+            (Part::State, _) => (Place::Floats(layout.state_offset()), layout.state_floats),
         };
         table.count_accesses(ids);
         self.counters.count_call(ids.len(), ids.len());
-        let read = Read { table, part, start, width, out: Scatter::new(out) };
+        let read = Read { table, part, place, width, out: Scatter::new(out) };
         let reading = self.core.log.reading();
         let pieces = ids.chunks(PIECE_ROWS).enumerate();
         let piece = |(number, ids)| self.read_piece(&read, number * PIECE_ROWS, ids);
@@ -140,10 +152,8 @@ impl Group {
                 if let Some(slot) = found.location.slot() {
                     let shard = locked.shard(key);
                     shard.touch(key.table, found.place, slot, false);
-                    let row = shard.row(&self.core, slot).wrapping_add(read.start);
-                    // SAFETY: `row` points at `width` floats of a resident row, which the shard's read lock keeps
-                    // in place and unwritten; `out` has as many.
-                    unsafe { copy_floats(row, out.as_mut_ptr(), width) };
+                    // SAFETY: a resident row, which the shard's read lock keeps in place and unwritten.
+                    unsafe { self.copy_out(read, shard.row(&self.core, slot), out) };
                 } else if let Some(row) = found.location.row() {
                     misses.push(Miss { key: *key, row });
                 }
@@ -171,13 +181,30 @@ impl Group {
                 };
                 // SAFETY: this thread alone works on the misses of this call.
                 let out = unsafe { read.out.slice(miss.key.position as usize * read.width, read.width) };
-                out.copy_from_slice(&row[read.start..read.start + read.width]);
+                // SAFETY: a whole row, which this call alone has.
+                unsafe { self.copy_out(read, row.as_ptr(), out) };
             }
             // The caller has its rows: when another one cannot be written out to make room, the next
             // change reports it.
             let _ = self.admit_cold(chunk, &cold, Reason::Use);
         }
         Ok(again)
+    }
+
+    /// Copy the part of a row that is asked for.
+    ///
+    /// # Safety
+    /// `row` is a row of this group that nobody writes meanwhile.
+    #[inline(always)]
+    unsafe fn copy_out(&self, read: &Read<'_>, row: *const f32, out: &mut [f32]) {
+        match read.place {
+            // SAFETY: the caller's; the part has as many floats as `out`.
+            Place::Floats(start) => unsafe {
+                copy_floats(row.byte_add(start), out.as_mut_ptr(), read.width);
+            },
+            // SAFETY: the caller's.
+            Place::Narrow => unsafe { widen_weights(&self.core.layout, row, out) },
+        }
     }
 
     /// The value a row would be born with.

@@ -38,9 +38,10 @@ impl Group {
                 self.check_rounds(rounds, miss)?;
             }
             let unseen = std::mem::take(&mut entered.unseen);
-            let values = self.initial_rows(&unseen);
+            let width = self.core.layout.state_offset() / 4;
+            let values = self.initial_rows(&unseen, width);
             for (number, key) in unseen.iter().enumerate() {
-                entered.rows[key.position as usize] = values[number * self.core.layout.dim..].as_ptr();
+                entered.rows[key.position as usize] = values[number * width..].as_ptr();
                 fixed[key.position as usize] = true;
             }
             initial.push(values);
@@ -75,13 +76,12 @@ impl Group {
         }
     }
 
-    /// Values of rows that do not exist, `dim` floats each.
-    fn initial_rows(&self, unseen: &[Key]) -> Vec<f32> {
-        let dim = self.core.layout.dim;
+    /// The weights of rows that do not exist, as rows store them, `width` floats each.
+    fn initial_rows(&self, unseen: &[Key], width: usize) -> Vec<f32> {
         let tables = self.tables.read();
-        let mut rows = vec![0.0; unseen.len() * dim];
-        for (row, key) in rows.chunks_exact_mut(dim).zip(unseen) {
-            tables[key.table as usize].initializer.fill(key.id, row);
+        let mut rows = vec![0.0; unseen.len() * width];
+        for (row, key) in rows.chunks_exact_mut(width).zip(unseen) {
+            self.core.initialize_weights(&tables[key.table as usize], key.id, row);
         }
         rows
     }

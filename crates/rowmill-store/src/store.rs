@@ -332,7 +332,7 @@ impl Store {
             spec: *spec,
             segment_bytes,
             layout,
-            updater: RowUpdater::new(&spec.optimizer, layout.dim),
+            updater: RowUpdater::new(&spec.optimizer, layout.dtype, layout.dim),
             log,
             log_charged: AtomicU64::new(0),
             scratch_charged: AtomicU64::new(0),
@@ -593,7 +593,7 @@ fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), 
         return mismatch("dim", stored.dim.to_string(), given.dim.to_string());
     }
     if stored.dtype != given.dtype {
-        return mismatch("dtype", format!("{:?}", stored.dtype), format!("{:?}", given.dtype));
+        return mismatch("dtype", stored.dtype.to_string(), given.dtype.to_string());
     }
     if stored.optimizer.with_lr(0.0) != given.optimizer.with_lr(0.0) {
         return mismatch("optimizer", format!("{:?}", stored.optimizer), format!("{:?}", given.optimizer));

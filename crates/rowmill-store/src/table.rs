@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rowmill_kernels::{UniqueScratch, first_non_finite, segment_unique};
-use rowmill_rows::{EvictionRule, TableSpec};
+use rowmill_rows::{Dtype, EvictionRule, TableSpec};
 
 use crate::admission::Asked;
 use crate::group::Group;
@@ -14,7 +14,17 @@ use crate::read::{Part, copy_floats};
 use crate::store::Store;
 use crate::table_state::TableState;
 use crate::ticket::{Released, Ticket};
+use crate::weights::write_weights;
 use crate::{Stats, StoreError};
+
+/// Where in a row floats are written.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Its weights.
+    Weights,
+    /// From this byte on.
+    Byte(usize),
+}
 
 /// A table of a store. Every method takes a batch; ids may repeat unless a method says otherwise.
 #[derive(Clone, Debug)]
@@ -162,7 +172,10 @@ impl Table {
     /// Wrong length, values that are not finite (nothing changes then), or a failed write.
     pub fn put(&self, ids: &[u64], values: &[f32], ticket: Option<&Ticket>) -> Result<(), StoreError> {
         self.check("values", ids, values.len(), self.spec.dim as usize)?;
-        self.write(("values", values), ids, 0, ticket)
+        if self.spec.dtype == Dtype::Bf16 {
+            self.check_bf16(values)?;
+        }
+        self.write(("values", values), ids, Place::Weights, ticket)
     }
 
     /// Store optimizer state (`state_floats` floats per id), as [`Table::put`] stores weights.
@@ -171,15 +184,15 @@ impl Table {
     /// As [`Table::put`].
     pub fn put_state(&self, ids: &[u64], values: &[f32]) -> Result<(), StoreError> {
         self.check("values", ids, values.len(), self.state_floats())?;
-        self.write(("values", values), ids, self.group.core.layout.state_offset() / 4, None)
+        self.write(("values", values), ids, Place::Byte(self.group.core.layout.state_offset()), None)
     }
 
-    /// Write floats of rows from float `start` on, as many per id as there are values.
+    /// Write floats of rows, as many per id as there are values.
     fn write(
         &self,
         (argument, values): (&'static str, &[f32]),
         ids: &[u64],
-        start: usize,
+        place: Place,
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("put")?;
@@ -209,9 +222,14 @@ impl Table {
         self.store.settle(self.group.update(&keys, &[], &released, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[last[key.position as usize] * width..][..width];
-                // SAFETY: `row` is a resident row of this group under its shard's write lock; `start +
-                // width` floats lie inside it (weights, state or stamp).
-                unsafe { copy_floats(values.as_ptr(), row.add(start), width) };
+                // SAFETY: `row` is a resident row of this group under its shard's write lock; it has as many
+                // weights as there are values, or as many floats (of state or stamp) from this byte on.
+                unsafe {
+                    match place {
+                        Place::Weights => write_weights(&self.group.core.layout, values, row),
+                        Place::Byte(start) => copy_floats(values.as_ptr(), row.byte_add(start), width),
+                    }
+                }
             }
             if let Some(mark) = mark {
                 // SAFETY: as above.
@@ -236,7 +254,7 @@ impl Table {
             });
         };
         self.check("scores", ids, scores.len(), 1)?;
-        self.write(("scores", scores), ids, stamp / 4, None)
+        self.write(("scores", scores), ids, Place::Byte(stamp), None)
     }
 
     /// Take one optimizer step on every distinct row of `ids` with the sum of its gradients (`dim` floats
@@ -337,6 +355,21 @@ impl Table {
     /// The figures of the whole store.
     pub fn stats(&self) -> Stats {
         self.store.stats()
+    }
+
+    /// Check that values stay finite when they are rounded to bf16.
+    fn check_bf16(&self, values: &[f32]) -> Result<(), StoreError> {
+        // Half the last bit beyond the largest bf16: from there on the nearest is infinity.
+        const BEYOND: f32 = f32::from_bits(0x7f7f_8000);
+        let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+        if largest < BEYOND || largest.is_infinite() {
+            return Ok(());
+        }
+        Err(StoreError::Option {
+            option: "values",
+            expected: format!("below {BEYOND:e} in table {:?}, whose dtype is bf16", self.name()),
+            got: format!("{largest:e}"),
+        })
     }
 
     fn released(&self, ticket: Option<&Ticket>, ids: &[u64]) -> Released {

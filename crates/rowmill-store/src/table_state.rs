@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use rowmill_kernels::RowInitializer;
-use rowmill_rows::{Category, EvictionRule, StalenessBound, TableSpec};
+use rowmill_kernels::{Rounding, RoundingKey, RowInitializer, Update};
+use rowmill_rows::{Category, Dtype, EvictionRule, StalenessBound, TableSpec};
 
 use crate::StoreError;
 use crate::event_clock::EventClock;
 use crate::files;
 use crate::hot_rows::HotRows;
+use crate::keys::Key;
 use crate::sketch::Sketch;
 use crate::stamp::Mark;
 use crate::ticket::Ticket;
@@ -25,7 +26,10 @@ pub(crate) struct TableState {
     pub(crate) spec: TableSpec,
     /// Draws the weights of rows that are missing.
     pub(crate) initializer: RowInitializer,
-    /// Updates applied: one per step, however many rows (the step count of Adam).
+    /// What updates of bf16 weights are rounded by.
+    rounding: RoundingKey,
+    /// Updates applied: one per step, however many rows (the step count of Adam, and what the rounding of bf16
+    /// weights goes by).
     steps: AtomicU64,
     accesses: AtomicU64,
     births: AtomicU64,
@@ -57,13 +61,15 @@ impl TableState {
             let seed = seed ^ (u64::from(category.0) << 32);
             Mutex::new(Sketch::new(admission.bytes as usize, seed))
         });
-        let initializer = RowInitializer::new(&spec.initializer, seed, category.0);
+        let initializer = RowInitializer::new(&spec.initializer, seed, category.0).for_dtype(spec.dtype);
+        let rounding = RoundingKey::new(seed, category.0);
         Self {
             name,
             category,
             local,
             spec,
             initializer,
+            rounding,
             steps: AtomicU64::new(steps),
             accesses: zero(),
             births: zero(),
@@ -91,6 +97,22 @@ impl TableState {
     /// Count an update; returns its number, from 1.
     pub(crate) fn next_step(&self) -> u64 {
         self.steps.fetch_add(1, Relaxed) + 1
+    }
+
+    /// The update of the rows of `keys`, with what they are rounded by where they are not stored as they are
+    /// computed; `ids` has room for theirs.
+    #[inline]
+    pub(crate) fn rounded<'a>(&self, update: &Update<'_>, keys: &[Key], ids: &'a mut [u64]) -> Update<'a> {
+        let Update { lr, step, .. } = *update;
+        let rounding = match self.spec.dtype {
+            Dtype::F32 => None,
+            Dtype::Bf16 => {
+                let ids = &mut ids[..keys.len()];
+                ids.iter_mut().zip(keys).for_each(|(id, key)| *id = key.id);
+                Some(Rounding { key: self.rounding, ids })
+            }
+        };
+        Update { lr, step, rounding }
     }
 
     /// Continue the updates of another store.

@@ -20,11 +20,11 @@ const BATCH: u64 = 300;
 
 fn specs() -> [TableSpec; 3] {
     let dense = TableSpec { ids: IdRange::Dense { rows: UNIVERSE }, ..spec(11, ADAM) };
-    [spec(11, ADAM), dense, spec(30, SGD)]
+    [spec(11, ADAM), bf16(dense), bf16(spec(30, SGD))]
 }
 
 fn small(incarnation: u64) -> StoreOptions {
-    StoreOptions { threads: 1, background: Background::Turns { incarnation }, ..options(Some(192 << 10)) }
+    StoreOptions { threads: 1, background: Background::Turns { incarnation }, ..options(Some(240 << 10)) }
 }
 
 fn empty() -> Arc<Store> {

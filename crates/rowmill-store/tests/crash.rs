@@ -21,8 +21,12 @@ const KILLS: u64 = 30;
 /// What the child says before it begins something; it is killed soon after one of them.
 const MARKS: [&str; 3] = ["saving", "writing", "cleaned"];
 
-fn child_spec() -> TableSpec {
-    TableSpec { staleness: StalenessBound::Infinite, ..spec(16, SGD) }
+/// Rows of 32-bit floats and, in the second table, the same with bf16 weights.
+const NAMES: [&str; 2] = ["t", "narrow"];
+
+fn child_specs() -> [TableSpec; 2] {
+    let spec = TableSpec { staleness: StalenessBound::Infinite, ..spec(16, SGD) };
+    [spec, bf16(spec)]
 }
 
 fn child_step(step: u64) -> (Vec<u64>, Vec<f32>) {
@@ -38,8 +42,10 @@ fn child_step(step: u64) -> (Vec<u64>, Vec<f32>) {
 #[test]
 fn child_works_until_it_is_killed() {
     let Some(folder) = std::env::var_os(CHILD) else { return };
-    let store = Store::open(folder.as_ref(), options(Some(128 << 10))).unwrap();
-    let table = store.table("t", &child_spec()).unwrap();
+    let store = Store::open(folder.as_ref(), options(Some(192 << 10))).unwrap();
+    let specs = child_specs();
+    let tables = [0, 1].map(|which| store.table(NAMES[which], &specs[which]).unwrap());
+    let table = &tables[0];
     let say = |mark: &str, number: u64| {
         let mut out = std::io::stdout();
         writeln!(out, "\n{mark} {number}").unwrap();
@@ -52,7 +58,9 @@ fn child_works_until_it_is_killed() {
             if ids.len() > 1000 {
                 say("writing", table.steps());
             }
-            table.rmw(&ids, &values, None, None).unwrap();
+            for table in &tables {
+                table.rmw(&ids, &values, None, None).unwrap();
+            }
             let now = store.stats().compactions;
             if now > cleaned {
                 // Where one segment was cleaned, the next is under way.
@@ -69,7 +77,7 @@ fn child_works_until_it_is_killed() {
 #[test]
 fn a_killed_process_leaves_its_last_acknowledged_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    let mut model = Model::new(child_spec(), 0);
+    let mut models = [0, 1].map(|which| Model::new(child_specs()[which], which as u32));
     let mut rng = Rng64::new(9);
     let (mut while_saving, mut unacknowledged) = (0, 0);
     for kill in 0..KILLS {
@@ -106,18 +114,20 @@ fn a_killed_process_leaves_its_last_acknowledged_checkpoint() {
         lines.for_each(|line| take_note(&line));
         while_saving += u64::from(saving > acknowledged);
 
-        let store = Store::open(folder.path(), options(Some(128 << 10))).unwrap();
-        let table = store.open_table("t").unwrap();
+        let store = Store::open(folder.path(), options(Some(192 << 10))).unwrap();
         let found = store.checkpoint_epoch();
         // One that was begun may have been completed.
         assert!(found == acknowledged || found == saving, "{found} after {acknowledged}, saving {saving}");
         unacknowledged += u64::from(found > acknowledged);
-        assert_eq!(table.steps(), found * STEPS_PER_CHECKPOINT);
-        while model.steps < table.steps() {
-            let (ids, values) = child_step(model.steps);
-            model.rmw(&ids, &values, 0.5);
+        for (model, name) in models.iter_mut().zip(NAMES) {
+            let table = store.open_table(name).unwrap();
+            assert_eq!(table.steps(), found * STEPS_PER_CHECKPOINT);
+            while model.steps < table.steps() {
+                let (ids, values) = child_step(model.steps);
+                model.rmw(&ids, &values, 0.5);
+            }
+            model.check(&table);
         }
-        model.check(&table);
     }
     println!("{KILLS} kills, {while_saving} in a checkpoint, {unacknowledged} of those after it was durable");
     assert!(while_saving >= KILLS / 6, "only {while_saving} of {KILLS} kills came in a checkpoint");

@@ -22,7 +22,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 
 fn specs() -> [TableSpec; 3] {
     let dense = TableSpec { ids: IdRange::Dense { rows: UNIVERSE }, ..spec(11, ADAGRAD) };
-    [spec(11, ADAGRAD), dense, spec(30, SGD)]
+    [spec(11, ADAGRAD), bf16(dense), bf16(spec(30, SGD))]
 }
 
 fn publishing(incarnation: u64) -> StoreOptions {
@@ -31,7 +31,7 @@ fn publishing(incarnation: u64) -> StoreOptions {
         threads: 1,
         background: Background::Turns { incarnation },
         feed,
-        ..options(Some(192 << 10))
+        ..options(Some(240 << 10))
     }
 }
 
@@ -480,7 +480,7 @@ fn a_table_that_was_made_after_the_checkpoint_is_taken_back() {
     trained.checkpoint();
     let mut copy = Copy { checkpoint: 1, ..Copy::default() };
     let mut reader = FeedReader::at_checkpoint(&trained.volume(), 1).unwrap();
-    let late = trained.store.table("late", &spec(30, SGD)).unwrap();
+    let late = trained.store.table("late", &bf16(spec(30, SGD))).unwrap();
     late.put(&[1, 2], &[1.0; 60], None).unwrap();
     trained.store.publish().unwrap();
     copy.read_all(&mut reader);

@@ -20,6 +20,7 @@ use common::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rowmill_io::{ThrottleLimits, ThrottledVolume};
+use rowmill_store::Dtype::{Bf16, F32};
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
@@ -27,6 +28,7 @@ use rowmill_testkit::Rng64;
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     dim: u32,
+    dtype: Dtype,
     optimizer: OptimizerSpec,
     row_memory: u64,
     /// Ids are below this.
@@ -34,19 +36,30 @@ struct Shape {
     batch: usize,
 }
 
-/// 64 B rows in 32 KiB (two layouts), wide rows that straddle no block, rows of a block, rows of two; and
-/// every optimizer.
-const SHAPES: [Shape; 10] = [
-    Shape { dim: 16, optimizer: SGD, row_memory: 96 << 10, universe: 3000, batch: 400 },
-    Shape { dim: 8, optimizer: ADAGRAD, row_memory: 112 << 10, universe: 3000, batch: 400 },
-    Shape { dim: 100, optimizer: ADAGRAD, row_memory: 128 << 10, universe: 400, batch: 60 },
-    Shape { dim: 1024, optimizer: SGD, row_memory: 256 << 10, universe: 120, batch: 24 },
-    Shape { dim: 1500, optimizer: SGD, row_memory: 384 << 10, universe: 100, batch: 24 },
-    Shape { dim: 8, optimizer: MOMENTUM_SGD, row_memory: 112 << 10, universe: 3000, batch: 400 },
-    Shape { dim: 11, optimizer: ROWWISE_ADAGRAD, row_memory: 96 << 10, universe: 3000, batch: 400 },
-    Shape { dim: 5, optimizer: ADAM, row_memory: 112 << 10, universe: 3000, batch: 400 },
-    Shape { dim: 20, optimizer: FTRL, row_memory: 128 << 10, universe: 2000, batch: 250 },
-    Shape { dim: 7, optimizer: ROWWISE_ADAM, row_memory: 112 << 10, universe: 3000, batch: 400 },
+/// 64 B rows in 32 KiB (two layouts), wide rows that straddle no block, rows of a block, rows of two; every
+/// optimizer; and bf16 weights, with and without padding before the state.
+const SHAPES: [Shape; 14] = [
+    Shape { dim: 16, dtype: F32, optimizer: SGD, row_memory: 96 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 8, dtype: F32, optimizer: ADAGRAD, row_memory: 112 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 100, dtype: F32, optimizer: ADAGRAD, row_memory: 128 << 10, universe: 400, batch: 60 },
+    Shape { dim: 1024, dtype: F32, optimizer: SGD, row_memory: 256 << 10, universe: 120, batch: 24 },
+    Shape { dim: 1500, dtype: F32, optimizer: SGD, row_memory: 384 << 10, universe: 100, batch: 24 },
+    Shape { dim: 8, dtype: F32, optimizer: MOMENTUM_SGD, row_memory: 112 << 10, universe: 3000, batch: 400 },
+    Shape {
+        dim: 11,
+        dtype: F32,
+        optimizer: ROWWISE_ADAGRAD,
+        row_memory: 96 << 10,
+        universe: 3000,
+        batch: 400,
+    },
+    Shape { dim: 5, dtype: F32, optimizer: ADAM, row_memory: 112 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 20, dtype: F32, optimizer: FTRL, row_memory: 128 << 10, universe: 2000, batch: 250 },
+    Shape { dim: 7, dtype: F32, optimizer: ROWWISE_ADAM, row_memory: 112 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 32, dtype: Bf16, optimizer: SGD, row_memory: 96 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 9, dtype: Bf16, optimizer: ADAGRAD, row_memory: 96 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 7, dtype: Bf16, optimizer: ROWWISE_ADAM, row_memory: 96 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 3000, dtype: Bf16, optimizer: SGD, row_memory: 384 << 10, universe: 100, batch: 24 },
 ];
 
 /// One call. Ids and values are drawn from the seed.
@@ -132,7 +145,7 @@ struct Case<'a> {
 }
 
 fn specs(shape: &Shape) -> [TableSpec; 2] {
-    let first = spec(shape.dim, shape.optimizer);
+    let first = TableSpec { dtype: shape.dtype, ..spec(shape.dim, shape.optimizer) };
     let ids = IdRange::Dense { rows: shape.universe };
     [first, TableSpec { staleness: StalenessBound::Infinite, ids, ..first }]
 }

@@ -135,7 +135,9 @@ def refuse_options(
     if scale_grad_by_freq:
         raise InvalidInput(f"{where}scale_grad_by_freq is not supported")
     if dtype not in (None, torch.float32):
-        raise InvalidInput(f"{where}weights must be float32, got {dtype}")
+        raise InvalidInput(
+            f"{where}weights must be float32, got {dtype}: how a table stores them is its own dtype"
+        )
 
 
 def read_weights(table: Table, rows: int | None, name: str, bytes_max: int) -> Tensor:

@@ -202,7 +202,7 @@ def row_optimizer(rows: RowsConfig) -> OptimizerSpec:
     """The optimizer of a run, with the parameters that are set; raises if it does not take one of them."""
     optimizer = optimizer_from_dict({"kind": rows.optimizer, "lr": rows.lr})
     given = {key: value for key, value in vars(rows).items() if value is not None}
-    del given["optimizer"], given["initial_width"]
+    del given["optimizer"], given["dtype"], given["initial_width"]
     takes = vars(optimizer)
     for key, value in given.items():
         if key not in takes:
@@ -252,6 +252,7 @@ def _tables(
             name,
             dim=config.model.dim,
             optimizer=optimizer,
+            dtype=config.rows.dtype,
             initializer=rowmill.init.Uniform(-width, width),
             staleness_bound=config.store.staleness_bound,
             num_rows=size,

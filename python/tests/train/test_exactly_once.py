@@ -281,6 +281,23 @@ def test_kills_change_neither_which_rows_are_evicted_nor_which_ids_are_admitted(
         assert all(table["births"] < table["accesses"] for table in tables)
 
 
+def test_kills_change_no_bit_of_rows_that_are_rounded_at_random(
+    server: ForkServerContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aims = ["checkpoint: rows", "checkpoint: manifest", "flush", "compaction", *["anything"] * 4]
+    killed_runs(
+        server,
+        tmp_path,
+        capsys,
+        aims,
+        optimizer="adagrad",
+        row_memory="96KiB",
+        sections='dtype = "bf16"\n',
+    )
+    with rowmill.open(tmp_path / "whole" / "store", read_only=True) as store:
+        assert {store.open_table(name).dtype for name in store.table_names()} == {"bf16"}
+
+
 def killed_runs(
     server: ForkServerContext,
     tmp_path: Path,

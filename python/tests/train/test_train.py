@@ -295,6 +295,30 @@ def test_other_ways_of_ids_train_too(make: Make, way: str) -> None:
     assert report["test"]["auc"] is not None
 
 
+def test_rows_of_half_the_bytes_learn_as_well(make: Make) -> None:
+    reports = {
+        dtype: train(make(dtype, rows__dtype=dtype, train__epochs=2), quiet())
+        for dtype in ("fp32", "bf16")
+    }
+    full, half = reports["fp32"], reports["bf16"]
+    assert full["test"]["auc"] > 0.6
+    assert abs(half["test"]["auc"] - full["test"]["auc"]) < 0.01
+    assert half["test"] != full["test"]
+    assert half["run"]["live_rows"] == full["run"]["live_rows"]
+    # 16 weights and as many floats of state: 96 bytes instead of 128.
+    assert half["run"]["live_row_bytes"] == full["run"]["live_row_bytes"] * 3 // 4
+
+
+def test_a_run_goes_on_with_the_dtype_it_began_with(make: Make) -> None:
+    with open_trainer(make("run", rows__dtype="bf16"), quiet()) as trainer:
+        trainer.save()
+    with (
+        pytest.raises(ConfigError, match=r"rows\.dtype was 'bf16' and is 'fp32'"),
+        open_trainer(make("run", train__resume=True), quiet()),
+    ):
+        pass
+
+
 def test_raw_criteo_files_train_as_they_are(make: Make, shared_data: Path) -> None:
     report = train(make(data__path=shared_data / "criteo-raw"), quiet())
     assert (report["run"]["train_rows"], report["run"]["test_rows"]) == (6400, 1600)

@@ -1,13 +1,16 @@
 //! Eight floats: AVX2 with fused multiply-add (Haswell and Zen, and later).
 
 use std::arch::x86_64::{
-    __m128, __m256, __m256i, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehdup_ps, _mm_movehl_ps,
-    _mm256_add_ps, _mm256_castps256_ps128, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
+    __m128, __m128i, __m256, __m256i, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128,
+    _mm_movehdup_ps, _mm_movehl_ps, _mm_packus_epi32, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cvtepu16_epi32, _mm256_div_ps, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps,
     _mm256_loadu_ps, _mm256_loadu_si256, _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_max_ps,
-    _mm256_min_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_sqrt_ps, _mm256_storeu_ps, _mm256_sub_ps,
+    _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32,
+    _mm256_sllv_epi32, _mm256_sqrt_ps, _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_xor_si256,
 };
 
-use super::{Kernel, Vector};
+use super::{Bits, Kernel, Vector};
 
 /// Whether this machine has the set.
 pub(super) fn is_available() -> bool {
@@ -57,6 +60,7 @@ unsafe fn mask(count: usize) -> __m256i {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Lanes8 {
     const LANES: usize = 8;
+    type Bits = Bits8;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -126,5 +130,91 @@ impl Vector for Lanes8 {
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe { sum(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_bits(self) -> Bits8 {
+        Bits8(unsafe { _mm256_castps_si256(self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn from_bits(bits: Bits8) -> Self {
+        Self(unsafe { _mm256_castsi256_ps(bits.0) })
+    }
+}
+
+/// Eight integers.
+#[derive(Clone, Copy)]
+struct Bits8(__m256i);
+
+// SAFETY of all methods: as above; AVX2 masks no 16-bit integers, so the first ones go by way of the stack.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Bits for Bits8 {
+    #[inline(always)]
+    unsafe fn splat(value: u32) -> Self {
+        Self(unsafe { _mm256_set1_epi32(value.cast_signed()) })
+    }
+
+    #[inline(always)]
+    unsafe fn ascending() -> Self {
+        Self(unsafe { _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(source: *const u16) -> Self {
+        Self(unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(source.cast())) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves_first(source: *const u16, count: usize) -> Self {
+        let mut halves = [0_u16; 8];
+        debug_assert!(count < 8);
+        unsafe {
+            source.cast::<u8>().copy_to_nonoverlapping(halves.as_mut_ptr().cast(), 2 * count);
+            Self::load_halves(halves.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_halves(self, target: *mut u16) {
+        unsafe {
+            let low: __m128i = _mm256_castsi256_si128(self.0);
+            _mm_storeu_si128(target.cast(), _mm_packus_epi32(low, _mm256_extracti128_si256::<1>(self.0)));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_halves_first(self, target: *mut u16, count: usize) {
+        let mut halves = [0_u16; 8];
+        debug_assert!(count < 8);
+        unsafe {
+            self.store_halves(halves.as_mut_ptr());
+            target.cast::<u8>().copy_from_nonoverlapping(halves.as_ptr().cast(), 2 * count);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Self(unsafe { _mm256_add_epi32(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        Self(unsafe { _mm256_mullo_epi32(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn xor(self, other: Self) -> Self {
+        Self(unsafe { _mm256_xor_si256(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn shift_left(self, places: u32) -> Self {
+        Self(unsafe { _mm256_sllv_epi32(self.0, _mm256_set1_epi32(places.cast_signed())) })
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right(self, places: u32) -> Self {
+        Self(unsafe { _mm256_srlv_epi32(self.0, _mm256_set1_epi32(places.cast_signed())) })
     }
 }

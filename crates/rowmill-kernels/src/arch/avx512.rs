@@ -1,12 +1,15 @@
 //! Sixteen floats: AVX-512 (F, DQ, BW and VL: Skylake servers, Zen 4, and later).
 
 use std::arch::x86_64::{
-    __m512, _mm256_add_ps, _mm512_add_ps, _mm512_castps512_ps256, _mm512_div_ps, _mm512_extractf32x8_ps,
+    __m512, __m512i, _mm256_add_ps, _mm256_loadu_si256, _mm256_mask_storeu_epi16, _mm256_maskz_loadu_epi16,
+    _mm256_storeu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512, _mm512_castps512_ps256,
+    _mm512_castsi512_ps, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_div_ps, _mm512_extractf32x8_ps,
     _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_max_ps,
-    _mm512_min_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_sqrt_ps, _mm512_storeu_ps, _mm512_sub_ps,
+    _mm512_min_ps, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32,
+    _mm512_sllv_epi32, _mm512_sqrt_ps, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_xor_si512,
 };
 
-use super::{Kernel, Vector};
+use super::{Bits, Kernel, Vector};
 
 /// Whether this machine has the set.
 pub(super) fn is_available() -> bool {
@@ -42,6 +45,7 @@ fn mask(count: usize) -> u16 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Lanes16 {
     const LANES: usize = 16;
+    type Bits = Bits16;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -114,5 +118,78 @@ impl Vector for Lanes16 {
             let halves = (_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
             super::avx2::sum(_mm256_add_ps(halves.0, halves.1))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn to_bits(self) -> Bits16 {
+        Bits16(unsafe { _mm512_castps_si512(self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn from_bits(bits: Bits16) -> Self {
+        Self(unsafe { _mm512_castsi512_ps(bits.0) })
+    }
+}
+
+/// Sixteen integers.
+#[derive(Clone, Copy)]
+struct Bits16(__m512i);
+
+// SAFETY of all methods: as above.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Bits for Bits16 {
+    #[inline(always)]
+    unsafe fn splat(value: u32) -> Self {
+        Self(unsafe { _mm512_set1_epi32(value.cast_signed()) })
+    }
+
+    #[inline(always)]
+    unsafe fn ascending() -> Self {
+        Self(unsafe { _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(source: *const u16) -> Self {
+        Self(unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(source.cast())) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves_first(source: *const u16, count: usize) -> Self {
+        Self(unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask(count), source.cast())) })
+    }
+
+    #[inline(always)]
+    unsafe fn store_halves(self, target: *mut u16) {
+        unsafe { _mm256_storeu_si256(target.cast(), _mm512_cvtepi32_epi16(self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_halves_first(self, target: *mut u16, count: usize) {
+        unsafe { _mm256_mask_storeu_epi16(target.cast(), mask(count), _mm512_cvtepi32_epi16(self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Self(unsafe { _mm512_add_epi32(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        Self(unsafe { _mm512_mullo_epi32(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn xor(self, other: Self) -> Self {
+        Self(unsafe { _mm512_xor_si512(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn shift_left(self, places: u32) -> Self {
+        Self(unsafe { _mm512_sllv_epi32(self.0, _mm512_set1_epi32(places.cast_signed())) })
+    }
+
+    #[inline(always)]
+    unsafe fn shift_right(self, places: u32) -> Self {
+        Self(unsafe { _mm512_srlv_epi32(self.0, _mm512_set1_epi32(places.cast_signed())) })
     }
 }

@@ -21,6 +21,8 @@ use std::sync::OnceLock;
 pub(crate) trait Vector: Copy {
     /// Floats per vector, at most 16.
     const LANES: usize;
+    /// As many integers.
+    type Bits: Bits;
 
     /// `value` in every lane.
     unsafe fn splat(value: f32) -> Self;
@@ -50,6 +52,10 @@ pub(crate) trait Vector: Copy {
     unsafe fn sqrt(self) -> Self;
     /// The sum of all lanes, by halves: lane `p` and lane `p + LANES / 2` first, and so on.
     unsafe fn sum(self) -> f32;
+    /// The bits of the floats.
+    unsafe fn to_bits(self) -> Self::Bits;
+    /// The floats of these bits.
+    unsafe fn from_bits(bits: Self::Bits) -> Self;
 
     /// Reads `count <= LANES` floats; free of branches where `count` is known to be `LANES`.
     #[inline(always)]
@@ -64,6 +70,35 @@ pub(crate) trait Vector: Copy {
         // SAFETY: the caller's.
         unsafe { if count == Self::LANES { self.store(target) } else { self.store_first(target, count) } }
     }
+}
+
+/// A vector of as many 32-bit integers as a [`Vector`] has floats; what does not fit wraps around.
+///
+/// # Safety
+/// As for [`Vector`].
+pub(crate) trait Bits: Copy {
+    /// `value` in every lane.
+    unsafe fn splat(value: u32) -> Self;
+    /// 0, 1, 2 and so on.
+    unsafe fn ascending() -> Self;
+    /// Reads as many 16-bit integers as there are lanes.
+    unsafe fn load_halves(source: *const u16) -> Self;
+    /// Reads the first `count` of them, less than there are lanes; the other lanes are 0.
+    unsafe fn load_halves_first(source: *const u16, count: usize) -> Self;
+    /// Writes the lower half of every lane; the upper ones are 0.
+    unsafe fn store_halves(self, target: *mut u16);
+    /// Writes the first `count` of them, less than there are lanes.
+    unsafe fn store_halves_first(self, target: *mut u16, count: usize);
+    /// `self + other`
+    unsafe fn add(self, other: Self) -> Self;
+    /// `self * other`
+    unsafe fn mul(self, other: Self) -> Self;
+    /// `self ^ other`
+    unsafe fn xor(self, other: Self) -> Self;
+    /// `self << places`, of which the compiler makes one instruction where it knows them.
+    unsafe fn shift_left(self, places: u32) -> Self;
+    /// `self >> places`, likewise.
+    unsafe fn shift_right(self, places: u32) -> Self;
 }
 
 /// The arguments of one kernel call.

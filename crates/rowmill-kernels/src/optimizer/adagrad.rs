@@ -6,6 +6,7 @@
 
 use super::{Elementwise, Update};
 use crate::arch::Vector;
+use crate::weights::Weights;
 
 #[derive(Clone, Copy)]
 pub(super) struct Adagrad {
@@ -21,22 +22,24 @@ impl Adagrad {
 
 impl Elementwise for Adagrad {
     #[inline(always)]
-    unsafe fn block<V: Vector>(
+    unsafe fn block<V: Vector, W: Weights>(
         self,
-        row: *mut f32,
+        weights: W,
+        state: *mut f32,
         gradient: *const f32,
-        dim: usize,
+        _dim: usize,
         column: usize,
         count: usize,
     ) {
-        // SAFETY: the caller's; the state is `dim` floats behind the weights.
+        // SAFETY: the caller's; the state is a sum per weight.
         unsafe {
-            let (w, s) = (row.add(column), row.add(dim + column));
+            let s = state.add(column);
             let g = V::load_up_to(gradient.add(column), count);
             let sum = V::load_up_to(s, count).add(g.mul(g));
             sum.store_up_to(s, count);
             let step = g.div(sum.sqrt().add(V::splat(self.eps)));
-            V::splat(-self.lr).mul_add(step, V::load_up_to(w, count)).store_up_to(w, count);
+            let w = V::splat(-self.lr).mul_add(step, weights.load_up_to(column, count));
+            weights.store_up_to(w, column, count);
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use super::{Elementwise, Update, written};
 use crate::arch::Vector;
+use crate::weights::Weights;
 
 #[derive(Clone, Copy)]
 pub(super) struct Adam {
@@ -38,18 +39,19 @@ impl Corrected {
 
 impl Elementwise for Adam {
     #[inline(always)]
-    unsafe fn block<V: Vector>(
+    unsafe fn block<V: Vector, W: Weights>(
         self,
-        row: *mut f32,
+        weights: W,
+        state: *mut f32,
         gradient: *const f32,
         dim: usize,
         column: usize,
         count: usize,
     ) {
         let Corrected { rate, gains } = self.corrected;
-        // SAFETY: the caller's; first and second moments lie behind the weights.
+        // SAFETY: the caller's; the state is the first moments, then the second ones.
         unsafe {
-            let (w, m, v) = (row.add(column), row.add(dim + column), row.add(2 * dim + column));
+            let (m, v) = (state.add(column), state.add(dim + column));
             let g = V::load_up_to(gradient.add(column), count);
             let first = V::load_up_to(m, count);
             let first = first.add(g.sub(first).mul(V::splat(gains.0)));
@@ -58,7 +60,8 @@ impl Elementwise for Adam {
             let second = second.add(g.mul(g).sub(second).mul(V::splat(gains.1)));
             second.store_up_to(v, count);
             let step = first.div(second.sqrt().add(V::splat(self.eps)));
-            V::load_up_to(w, count).sub(V::splat(rate).mul(step)).store_up_to(w, count);
+            let w: V = weights.load_up_to(column, count);
+            weights.store_up_to(w.sub(V::splat(rate).mul(step)), column, count);
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use super::{Elementwise, Update};
 use crate::arch::Vector;
+use crate::weights::Weights;
 
 #[derive(Clone, Copy)]
 pub(super) struct Ftrl {
@@ -25,28 +26,30 @@ impl Ftrl {
 
 impl Elementwise for Ftrl {
     #[inline(always)]
-    unsafe fn block<V: Vector>(
+    unsafe fn block<V: Vector, W: Weights>(
         self,
-        row: *mut f32,
+        weights: W,
+        state: *mut f32,
         gradient: *const f32,
         dim: usize,
         column: usize,
         count: usize,
     ) {
-        // SAFETY: the caller's; `dim` floats of z and `dim` sums of squares lie behind the weights.
+        // SAFETY: the caller's; the state is `dim` floats of z, then `dim` sums of squares.
         unsafe {
-            let (w, z, n) = (row.add(column), row.add(dim + column), row.add(2 * dim + column));
+            let (z, n) = (state.add(column), state.add(dim + column));
             let g = V::load_up_to(gradient.add(column), count);
             let before = V::load_up_to(n, count);
             let sum = before.add(g.mul(g));
             sum.store_up_to(n, count);
             let root = sum.sqrt();
             let pull = V::splat(self.lr).mul_add(g, V::load_up_to(z, count));
-            let pull = before.sqrt().sub(root).mul_add(V::load_up_to(w, count), pull);
+            let pull = before.sqrt().sub(root).mul_add(weights.load_up_to(column, count), pull);
             pull.store_up_to(z, count);
             // What lies within the threshold has no weight: +0, since it is subtracted from itself.
             let within = pull.max(V::splat(-self.threshold)).min(V::splat(self.threshold));
-            within.sub(pull).div(root.add(V::splat(self.offset))).store_up_to(w, count);
+            let w = within.sub(pull).div(root.add(V::splat(self.offset)));
+            weights.store_up_to(w, column, count);
         }
     }
 }

@@ -14,11 +14,13 @@ mod sgd;
 
 use std::mem::MaybeUninit;
 
-use rowmill_rows::OptimizerSpec;
+use rowmill_rows::{Dtype, OptimizerSpec, RowLayout};
 
-use crate::LookupOrder;
 use crate::accumulate::Scattered;
 use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
+use crate::rounding::Noise;
+use crate::weights::{Bf16Rows, F32Rows, Rows, Weights};
+use crate::{LookupOrder, Rounding};
 
 /// How many rows ahead of the one being updated are prefetched; the same trade as for sums.
 const PREFETCH_DISTANCE: usize = 16;
@@ -28,50 +30,66 @@ const SHORT: usize = 512;
 
 /// What changes from one step to the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update {
+pub struct Update<'a> {
     /// Learning rate of this step.
     pub lr: f32,
-    /// Number of this step of the table, counted from 1 (bias correction of both Adams).
+    /// Number of this step of the table, counted from 1 (bias correction of both Adams, and rounding).
     pub step: u64,
+    /// What bf16 weights are rounded by; rows of 32-bit floats need none.
+    pub rounding: Option<Rounding<'a>>,
 }
 
 /// Applies one optimizer to rows of one width.
 #[derive(Clone, Copy, Debug)]
 pub struct RowUpdater {
     optimizer: OptimizerSpec,
+    dtype: Dtype,
     dim: usize,
+    /// Bytes of the weights, and with the state behind them.
+    state_offset: usize,
+    row_bytes: usize,
     set: InstructionSet,
 }
 
 /// The arithmetic of one optimizer at one step.
 pub(crate) trait Rule: Copy {
-    /// Update `dim` weights at `row` and the state behind them.
+    /// Update the `dim` weights of a row and its state.
     ///
     /// # Safety
     /// Weights, state and gradient may be accessed; only called below [`InstructionSet::run`].
-    unsafe fn apply<V: Vector>(self, row: *mut f32, gradient: *const f32, dim: usize);
+    unsafe fn apply<V: Vector, W: Weights>(
+        self,
+        weights: W,
+        state: *mut f32,
+        gradient: *const f32,
+        dim: usize,
+    );
 }
 
 impl RowUpdater {
-    /// For rows of `dim` weights under `optimizer`; its learning rate is not used, every update names one.
-    pub fn new(optimizer: &OptimizerSpec, dim: usize) -> Self {
-        Self::with(InstructionSet::best(), optimizer, dim)
+    /// For rows of `dim` weights of this type under `optimizer`; its learning rate is not used, every update
+    /// names one.
+    pub fn new(optimizer: &OptimizerSpec, dtype: Dtype, dim: usize) -> Self {
+        Self::with(InstructionSet::best(), optimizer, dtype, dim)
     }
 
     /// [`RowUpdater::new`] with a chosen instruction set.
-    pub fn with(set: InstructionSet, optimizer: &OptimizerSpec, dim: usize) -> Self {
-        Self { optimizer: *optimizer, dim, set }
+    pub fn with(set: InstructionSet, optimizer: &OptimizerSpec, dtype: Dtype, dim: usize) -> Self {
+        let layout = RowLayout::new(dim, dtype, optimizer, false);
+        let state_offset = layout.state_offset();
+        let row_bytes = state_offset + 4 * layout.state_floats;
+        Self { optimizer: *optimizer, dtype, dim, state_offset, row_bytes, set }
     }
 
     /// Update one row.
     ///
     /// # Panics
-    /// If the gradient is not `dim` floats.
+    /// If the gradient is not `dim` floats, or bf16 rows come without what they are rounded by.
     ///
     /// # Safety
     /// `row` points to `dim` weights and the optimizer's state behind them, which nobody else uses
     /// meanwhile.
-    pub unsafe fn apply(&self, row: *mut f32, gradient: &[f32], update: &Update) {
+    pub unsafe fn apply(&self, row: *mut f32, gradient: &[f32], update: &Update<'_>) {
         // SAFETY: the caller's.
         unsafe { self.apply_many(&[row], gradient, update) }
     }
@@ -79,12 +97,12 @@ impl RowUpdater {
     /// Update `rows[i]` with `gradients[i * dim..][..dim]`, in order.
     ///
     /// # Panics
-    /// If there is not one gradient per row.
+    /// If there is not one gradient per row, or as for [`RowUpdater::apply`].
     ///
     /// # Safety
     /// Every row points to `dim` weights and the optimizer's state behind them, which nobody else uses
     /// meanwhile; none overlaps the gradients.
-    pub unsafe fn apply_many(&self, rows: &[*mut f32], gradients: &[f32], update: &Update) {
+    pub unsafe fn apply_many(&self, rows: &[*mut f32], gradients: &[f32], update: &Update<'_>) {
         assert_eq!(gradients.len(), rows.len() * self.dim, "one gradient per row");
         // SAFETY: the caller's.
         unsafe { self.dispatch(rows, Gradients::Rows(gradients), update) }
@@ -94,11 +112,11 @@ impl RowUpdater {
     /// already.
     ///
     /// # Panics
-    /// If there is not one gradient per row.
+    /// If there is not one gradient per row, or as for [`RowUpdater::apply`].
     ///
     /// # Safety
     /// As for [`RowUpdater::apply_many`], and every gradient has `dim` readable floats.
-    pub unsafe fn apply_each(&self, rows: &[*mut f32], gradients: &[*const f32], update: &Update) {
+    pub unsafe fn apply_each(&self, rows: &[*mut f32], gradients: &[*const f32], update: &Update<'_>) {
         assert_eq!(gradients.len(), rows.len(), "one gradient per row");
         // SAFETY: the caller's.
         unsafe { self.dispatch(rows, Gradients::Each(gradients), update) }
@@ -109,7 +127,8 @@ impl RowUpdater {
     /// without a round trip of the sums through memory. The rows are taken to be in the caches already.
     ///
     /// # Panics
-    /// If there is not one row per unique row, or the order has no such unique row.
+    /// If there is not one row per unique row, the order has no such unique row, or as for
+    /// [`RowUpdater::apply`].
     ///
     /// # Safety
     /// As for [`RowUpdater::apply_many`], and `gradients` has `dim` readable floats at `bag * stride` for
@@ -121,7 +140,7 @@ impl RowUpdater {
         unique: &[u32],
         gradients: *const f32,
         stride: usize,
-        update: &Update,
+        update: &Update<'_>,
     ) {
         assert!(unique.iter().all(|&row| (row as usize) < order.unique()), "a row outside the order");
         assert_eq!(unique.len(), rows.len(), "one row per unique row");
@@ -130,39 +149,52 @@ impl RowUpdater {
         unsafe { self.dispatch(rows, source, update) }
     }
 
-    unsafe fn dispatch(&self, rows: &[*mut f32], gradients: Gradients<'_>, update: &Update) {
+    unsafe fn dispatch(&self, rows: &[*mut f32], gradients: Gradients<'_>, update: &Update<'_>) {
         // SAFETY: the caller's.
         unsafe {
             match self.optimizer {
-                OptimizerSpec::Sgd { .. } => self.run(sgd::Sgd::new(update), rows, gradients),
+                OptimizerSpec::Sgd { .. } => self.run(sgd::Sgd::new(update), rows, gradients, update),
                 OptimizerSpec::MomentumSgd { momentum, nesterov, .. } => {
                     let rule = momentum_sgd::MomentumSgd::new(momentum, nesterov, update);
-                    self.run(rule, rows, gradients);
+                    self.run(rule, rows, gradients, update);
                 }
                 OptimizerSpec::Adagrad { eps, .. } => {
-                    self.run(adagrad::Adagrad::new(eps, update), rows, gradients);
+                    self.run(adagrad::Adagrad::new(eps, update), rows, gradients, update);
                 }
                 OptimizerSpec::RowwiseAdagrad { eps, .. } => {
-                    self.run(rowwise_adagrad::RowwiseAdagrad::new(eps, update), rows, gradients);
+                    self.run(rowwise_adagrad::RowwiseAdagrad::new(eps, update), rows, gradients, update);
                 }
                 OptimizerSpec::Adam { beta1, beta2, eps, .. } => {
-                    self.run(adam::Adam::new(beta1, beta2, eps, update), rows, gradients);
+                    self.run(adam::Adam::new(beta1, beta2, eps, update), rows, gradients, update);
                 }
                 OptimizerSpec::RowwiseAdam { beta1, beta2, eps, .. } => {
                     let rule = rowwise_adam::RowwiseAdam::new(beta1, beta2, eps, update);
-                    self.run(rule, rows, gradients);
+                    self.run(rule, rows, gradients, update);
                 }
                 OptimizerSpec::Ftrl { beta, l1, l2, .. } => {
-                    self.run(ftrl::Ftrl::new(beta, l1, l2, update), rows, gradients);
+                    self.run(ftrl::Ftrl::new(beta, l1, l2, update), rows, gradients, update);
                 }
             }
         }
     }
 
-    unsafe fn run<R: Rule>(&self, rule: R, rows: &[*mut f32], gradients: Gradients<'_>) {
-        let row_bytes = 4 * (self.dim + self.optimizer.state_floats(self.dim));
+    unsafe fn run<R: Rule>(&self, rule: R, rows: &[*mut f32], gradients: Gradients<'_>, update: &Update<'_>) {
+        let Self { dim, row_bytes, state_offset, .. } = *self;
         // SAFETY: the caller's; there is one gradient per row.
-        unsafe { self.set.run(Apply { rule, rows, gradients, dim: self.dim, row_bytes }) }
+        unsafe {
+            match self.dtype {
+                Dtype::F32 => {
+                    let stored = F32Rows { dim };
+                    self.set.run(Apply { rule, stored, rows, gradients, dim, row_bytes });
+                }
+                Dtype::Bf16 => {
+                    let Rounding { key, ids } = update.rounding.expect("bf16 rows need a rounding");
+                    assert_eq!(ids.len(), rows.len(), "one id per row");
+                    let stored = Bf16Rows { ids, key: Noise::at_step(key, update.step), state_offset };
+                    self.set.run(Apply { rule, stored, rows, gradients, dim, row_bytes });
+                }
+            }
+        }
     }
 }
 
@@ -177,15 +209,17 @@ enum Gradients<'a> {
     Bags { order: &'a LookupOrder, unique: &'a [u32], gradients: *const f32, stride: usize },
 }
 
-struct Apply<'a, R> {
+struct Apply<'a, R, S> {
     rule: R,
+    /// How the rows are stored.
+    stored: S,
     rows: &'a [*mut f32],
     gradients: Gradients<'a>,
     dim: usize,
     row_bytes: usize,
 }
 
-impl<R: Rule> Kernel for Apply<'_, R> {
+impl<R: Rule, S: Rows> Kernel for Apply<'_, R, S> {
     type Output = ();
 
     #[inline(always)]
@@ -195,8 +229,8 @@ impl<R: Rule> Kernel for Apply<'_, R> {
             match self.gradients {
                 Gradients::Rows(gradients) => self.apply_rows::<V>(gradients),
                 Gradients::Each(gradients) => {
-                    for (&row, &gradient) in self.rows.iter().zip(gradients) {
-                        self.rule.apply::<V>(row, gradient, self.dim);
+                    for (number, &gradient) in gradients.iter().enumerate() {
+                        self.apply::<V>(number, gradient);
                     }
                 }
                 Gradients::Bags { order, unique, gradients, stride } => {
@@ -207,18 +241,28 @@ impl<R: Rule> Kernel for Apply<'_, R> {
     }
 }
 
-impl<R: Rule> Apply<'_, R> {
+impl<R: Rule, S: Rows> Apply<'_, R, S> {
+    /// Update the row of this number.
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(&self, number: usize, gradient: *const f32) {
+        // SAFETY: the caller's; there are as many rows as gradients.
+        unsafe {
+            let (weights, state) = self.stored.row(number, *self.rows.get_unchecked(number));
+            self.rule.apply::<V, _>(weights, state, gradient, self.dim);
+        }
+    }
+
     #[inline(always)]
     unsafe fn apply_rows<V: Vector>(&self, gradients: &[f32]) {
         for &row in &self.rows[..self.rows.len().min(PREFETCH_DISTANCE)] {
             prefetch(row, self.row_bytes);
         }
-        for (i, &row) in self.rows.iter().enumerate() {
+        for i in 0..self.rows.len() {
             if let Some(&ahead) = self.rows.get(i + PREFETCH_DISTANCE) {
                 prefetch(ahead, self.row_bytes);
             }
             // SAFETY: the caller's; there is one gradient per row.
-            unsafe { self.rule.apply::<V>(row, gradients.as_ptr().add(i * self.dim), self.dim) };
+            unsafe { self.apply::<V>(i, gradients.as_ptr().add(i * self.dim)) };
         }
     }
 
@@ -239,11 +283,11 @@ impl<R: Rule> Apply<'_, R> {
             long.as_mut_ptr()
         };
         let sums = Scattered::new(order, gradients, stride, self.dim, sum);
-        for (&row, &unique) in self.rows.iter().zip(unique) {
+        for (number, &unique) in unique.iter().enumerate() {
             // SAFETY: the caller's; the sum, of `dim` floats, is written before it is applied.
             unsafe {
                 sums.sum::<V>(unique as usize);
-                self.rule.apply::<V>(row, sum, self.dim);
+                self.apply::<V>(number, sum);
             }
         }
     }
@@ -255,9 +299,10 @@ pub(crate) trait Elementwise: Copy {
     ///
     /// # Safety
     /// As for [`Rule::apply`], and the columns lie inside the row.
-    unsafe fn block<V: Vector>(
+    unsafe fn block<V: Vector, W: Weights>(
         self,
-        row: *mut f32,
+        weights: W,
+        state: *mut f32,
         gradient: *const f32,
         dim: usize,
         column: usize,
@@ -267,16 +312,22 @@ pub(crate) trait Elementwise: Copy {
 
 impl<E: Elementwise> Rule for E {
     #[inline(always)]
-    unsafe fn apply<V: Vector>(self, row: *mut f32, gradient: *const f32, dim: usize) {
+    unsafe fn apply<V: Vector, W: Weights>(
+        self,
+        weights: W,
+        state: *mut f32,
+        gradient: *const f32,
+        dim: usize,
+    ) {
         // SAFETY: the caller's; columns stay below `dim`.
         unsafe {
             let mut column = 0;
             while column + V::LANES <= dim {
-                self.block::<V>(row, gradient, dim, column, V::LANES);
+                self.block::<V, W>(weights, state, gradient, dim, column, V::LANES);
                 column += V::LANES;
             }
             if column < dim {
-                self.block::<V>(row, gradient, dim, column, dim - column);
+                self.block::<V, W>(weights, state, gradient, dim, column, dim - column);
             }
         }
     }

@@ -4,6 +4,7 @@
 
 use super::{Elementwise, Update};
 use crate::arch::Vector;
+use crate::weights::Weights;
 
 #[derive(Clone, Copy)]
 pub(super) struct MomentumSgd {
@@ -20,23 +21,25 @@ impl MomentumSgd {
 
 impl Elementwise for MomentumSgd {
     #[inline(always)]
-    unsafe fn block<V: Vector>(
+    unsafe fn block<V: Vector, W: Weights>(
         self,
-        row: *mut f32,
+        weights: W,
+        state: *mut f32,
         gradient: *const f32,
-        dim: usize,
+        _dim: usize,
         column: usize,
         count: usize,
     ) {
-        // SAFETY: the caller's; the velocity is `dim` floats behind the weights.
+        // SAFETY: the caller's; the state is the velocity.
         unsafe {
-            let (w, v) = (row.add(column), row.add(dim + column));
+            let v = state.add(column);
             let g = V::load_up_to(gradient.add(column), count);
             let momentum = V::splat(self.momentum);
             let velocity = momentum.mul(V::load_up_to(v, count)).add(g);
             velocity.store_up_to(v, count);
             let step = if self.nesterov { momentum.mul_add(velocity, g) } else { velocity };
-            V::splat(-self.lr).mul_add(step, V::load_up_to(w, count)).store_up_to(w, count);
+            let w = V::splat(-self.lr).mul_add(step, weights.load_up_to(column, count));
+            weights.store_up_to(w, column, count);
         }
     }
 }

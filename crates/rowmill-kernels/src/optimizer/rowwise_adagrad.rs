@@ -3,6 +3,7 @@
 use super::mean_square::mean_square;
 use super::{Rule, Update};
 use crate::arch::Vector;
+use crate::weights::Weights;
 
 #[derive(Clone, Copy)]
 pub(super) struct RowwiseAdagrad {
@@ -18,25 +19,30 @@ impl RowwiseAdagrad {
 
 impl Rule for RowwiseAdagrad {
     #[inline(always)]
-    unsafe fn apply<V: Vector>(self, row: *mut f32, gradient: *const f32, dim: usize) {
-        // SAFETY: the caller's; the accumulator is the float behind the weights.
+    unsafe fn apply<V: Vector, W: Weights>(
+        self,
+        weights: W,
+        state: *mut f32,
+        gradient: *const f32,
+        dim: usize,
+    ) {
+        // SAFETY: the caller's; the state is the accumulator.
         unsafe {
-            let accumulator = row.add(dim);
-            let sum = *accumulator + mean_square::<V>(gradient, dim);
+            let sum = *state + mean_square::<V>(gradient, dim);
             let factor = V::splat(-(self.lr / (sum.sqrt() + self.eps)));
             let mut column = 0;
             while column + V::LANES <= dim {
-                let w = row.add(column);
-                factor.mul_add(V::load(gradient.add(column)), V::load(w)).store(w);
+                let w = factor.mul_add(V::load(gradient.add(column)), weights.load_up_to(column, V::LANES));
+                weights.store_up_to(w, column, V::LANES);
                 column += V::LANES;
             }
             if column < dim {
-                let (w, count) = (row.add(column), dim - column);
+                let count = dim - column;
                 let g = V::load_first(gradient.add(column), count);
-                factor.mul_add(g, V::load_first(w, count)).store_first(w, count);
+                weights.store_up_to(factor.mul_add(g, weights.load_up_to(column, count)), column, count);
             }
             // Last: the load of part of a vector waits for a store among the lanes that it leaves out.
-            *accumulator = sum;
+            *state = sum;
         }
     }
 }

@@ -6,6 +6,7 @@ use super::adam::Corrected;
 use super::mean_square::mean_square;
 use super::{Elementwise, Rule, Update};
 use crate::arch::Vector;
+use crate::weights::Weights;
 
 #[derive(Clone, Copy)]
 pub(super) struct RowwiseAdam {
@@ -21,15 +22,21 @@ impl RowwiseAdam {
 
 impl Rule for RowwiseAdam {
     #[inline(always)]
-    unsafe fn apply<V: Vector>(self, row: *mut f32, gradient: *const f32, dim: usize) {
+    unsafe fn apply<V: Vector, W: Weights>(
+        self,
+        weights: W,
+        state: *mut f32,
+        gradient: *const f32,
+        dim: usize,
+    ) {
         let Corrected { rate, gains } = self.corrected;
-        // SAFETY: the caller's; the second moment is the float behind `dim` weights and `dim` first moments.
+        // SAFETY: the caller's; the state is `dim` first moments, then the second one.
         unsafe {
-            let moment = row.add(2 * dim);
+            let moment = state.add(dim);
             let second = *moment + (mean_square::<V>(gradient, dim) - *moment) * gains.1;
             *moment = second;
             let step = Step { gain: gains.0, factor: -(rate / (second.sqrt() + self.eps)) };
-            step.apply::<V>(row, gradient, dim);
+            step.apply::<V, W>(weights, state, gradient, dim);
         }
     }
 }
@@ -43,22 +50,24 @@ struct Step {
 
 impl Elementwise for Step {
     #[inline(always)]
-    unsafe fn block<V: Vector>(
+    unsafe fn block<V: Vector, W: Weights>(
         self,
-        row: *mut f32,
+        weights: W,
+        state: *mut f32,
         gradient: *const f32,
-        dim: usize,
+        _dim: usize,
         column: usize,
         count: usize,
     ) {
-        // SAFETY: the caller's; the first moments are `dim` floats behind the weights.
+        // SAFETY: the caller's; the state begins with the first moments.
         unsafe {
-            let (w, m) = (row.add(column), row.add(dim + column));
+            let m = state.add(column);
             let g = V::load_up_to(gradient.add(column), count);
             let first = V::load_up_to(m, count);
             let first = first.add(g.sub(first).mul(V::splat(self.gain)));
             first.store_up_to(m, count);
-            V::splat(self.factor).mul_add(first, V::load_up_to(w, count)).store_up_to(w, count);
+            let w = V::splat(self.factor).mul_add(first, weights.load_up_to(column, count));
+            weights.store_up_to(w, column, count);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Elementwise, Update};
 use crate::arch::Vector;
+use crate::weights::Weights;
 
 #[derive(Clone, Copy)]
 pub(super) struct Sgd {
@@ -16,9 +17,10 @@ impl Sgd {
 
 impl Elementwise for Sgd {
     #[inline(always)]
-    unsafe fn block<V: Vector>(
+    unsafe fn block<V: Vector, W: Weights>(
         self,
-        row: *mut f32,
+        weights: W,
+        _state: *mut f32,
         gradient: *const f32,
         _dim: usize,
         column: usize,
@@ -26,9 +28,9 @@ impl Elementwise for Sgd {
     ) {
         // SAFETY: the caller's.
         unsafe {
-            let w = row.add(column);
             let g = V::load_up_to(gradient.add(column), count);
-            V::splat(-self.lr).mul_add(g, V::load_up_to(w, count)).store_up_to(w, count);
+            let w = V::splat(-self.lr).mul_add(g, weights.load_up_to(column, count));
+            weights.store_up_to(w, column, count);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use rowmill_kernels::{InstructionSet, RowPtr, gather_with};
+use rowmill_rows::Dtype;
 
 use crate::data::{Random, bits, dims};
 
@@ -22,7 +23,7 @@ proptest! {
         for set in InstructionSet::available() {
             let mut out = before.clone();
             // SAFETY: rows have `dim` floats.
-            unsafe { gather_with(set, &pointers, dim, &mut out, stride) };
+            unsafe { gather_with(set, &pointers, Dtype::F32, dim, &mut out, stride) };
             prop_assert_eq!(bits(&out), bits(&expected), "{} dim {}", set, dim);
         }
     }
@@ -33,5 +34,5 @@ proptest! {
 fn too_little_room_is_refused() {
     let row = [1.0, 2.0];
     // SAFETY: the row has two floats.
-    unsafe { rowmill_kernels::gather(&[row.as_ptr(), row.as_ptr()], 2, &mut [0.0; 3], 2) };
+    unsafe { rowmill_kernels::gather(&[row.as_ptr(), row.as_ptr()], Dtype::F32, 2, &mut [0.0; 3], 2) };
 }

@@ -6,6 +6,7 @@
 //! of a failure; the floats come from a generator seeded by it.
 
 mod accumulate;
+mod bf16;
 mod data;
 mod finite;
 mod gather;

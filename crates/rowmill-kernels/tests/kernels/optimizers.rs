@@ -2,9 +2,14 @@
 
 use proptest::prelude::*;
 use rowmill_kernels::{InstructionSet, LookupOrder, RowUpdater, Update, accumulate_range};
-use rowmill_rows::OptimizerSpec;
+use rowmill_rows::{Dtype, OptimizerSpec};
 
 use crate::data::{Random, bags, bits, dims};
+
+/// Step number `step` of rows that need no rounding.
+fn step(lr: f32, step: u64) -> Update<'static> {
+    Update { lr, step, rounding: None }
+}
 
 /// Added up in the order the kernels promise.
 fn mean_square(gradient: &[f32]) -> f32 {
@@ -23,7 +28,7 @@ fn mean_square(gradient: &[f32]) -> f32 {
 }
 
 /// The rate of Adam at a step, and what its moments gain.
-fn corrected(beta1: f32, beta2: f32, update: &Update) -> (f32, [f32; 2]) {
+fn corrected(beta1: f32, beta2: f32, update: &Update<'_>) -> (f32, [f32; 2]) {
     let decimal = |value: f32| format!("{value}").parse::<f64>().unwrap();
     let (beta1, beta2) = (decimal(beta1), decimal(beta2));
     let power = |beta: f64| (0..update.step).fold(1.0, |product, _| product * beta);
@@ -32,7 +37,7 @@ fn corrected(beta1: f32, beta2: f32, update: &Update) -> (f32, [f32; 2]) {
 }
 
 /// One row, one step, as the papers write it; rounded where the kernels promise to round.
-fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &Update) {
+fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &Update<'_>) {
     let dim = gradient.len();
     let (weights, state) = row.split_at_mut(dim);
     match *optimizer {
@@ -98,7 +103,13 @@ fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &
 }
 
 /// Rows of random weights and state, `stride` floats apart; accumulators of squares are not negative.
-fn rows(random: &mut Random, optimizer: &OptimizerSpec, dim: usize, count: usize, stride: usize) -> Vec<f32> {
+pub(crate) fn rows(
+    random: &mut Random,
+    optimizer: &OptimizerSpec,
+    dim: usize,
+    count: usize,
+    stride: usize,
+) -> Vec<f32> {
     let signed = match optimizer {
         OptimizerSpec::MomentumSgd { .. }
         | OptimizerSpec::Adam { .. }
@@ -113,7 +124,7 @@ fn rows(random: &mut Random, optimizer: &OptimizerSpec, dim: usize, count: usize
     memory
 }
 
-fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
+pub(crate) fn optimizers() -> impl Strategy<Value = OptimizerSpec> {
     prop::sample::select(vec![
         OptimizerSpec::Sgd { lr: 9.0 },
         OptimizerSpec::MomentumSgd { lr: 9.0, momentum: 0.9, nesterov: false },
@@ -140,7 +151,7 @@ proptest! {
         order.push(order[0]);
         let gradients = random.floats(order.len() * dim);
         // Few steps: the formula above multiplies its powers out, the kernel squares.
-        let update = Update { lr: 0.02, step: 1 + random.below(2) as u64 };
+        let update = Update { step: 1 + random.below(2) as u64, ..step(0.02, 1) };
         let mut expected = memory.clone();
         for (i, &row) in order.iter().enumerate() {
             naive(&optimizer, &mut expected[row * stride..][..floats], &gradients[i * dim..][..dim], &update);
@@ -150,7 +161,7 @@ proptest! {
             let start = memory.as_mut_ptr();
             let rows: Vec<*mut f32> = order.iter().map(|&row| start.wrapping_add(row * stride)).collect();
             // SAFETY: rows lie in `memory` and hold weights and state.
-            unsafe { RowUpdater::with(set, &optimizer, dim).apply_many(&rows, &gradients, &update) };
+            unsafe { RowUpdater::with(set, &optimizer, Dtype::F32, dim).apply_many(&rows, &gradients, &update) };
             prop_assert_eq!(bits(&memory), bits(&expected), "{} {:?} dim {}", set, optimizer, dim);
         }
     }
@@ -170,7 +181,7 @@ proptest! {
         order.build(&bags.lookups(), bags.unique);
         let unique: Vec<u32> = ((first * bags.unique as f64) as u32..bags.unique as u32).rev().collect();
         let mut sums = vec![0.0; bags.unique * dim];
-        let update = Update { lr: 0.02, step: 3 };
+        let update = step(0.02, 3);
         let pointers = |memory: &mut Vec<f32>| -> Vec<*mut f32> {
             unique.iter().map(|&row| memory[row as usize * floats..].as_mut_ptr()).collect()
         };
@@ -179,11 +190,11 @@ proptest! {
         unsafe {
             accumulate_range(&order, 0..bags.unique, gradients.as_ptr(), stride, dim, &mut sums);
             let each: Vec<*const f32> = unique.iter().map(|&row| sums[row as usize * dim..].as_ptr()).collect();
-            RowUpdater::new(&optimizer, dim).apply_each(&pointers(&mut expected), &each, &update);
+            RowUpdater::new(&optimizer, Dtype::F32, dim).apply_each(&pointers(&mut expected), &each, &update);
         }
         for set in InstructionSet::available() {
             let mut memory = memory.clone();
-            let (rows, updater) = (pointers(&mut memory), RowUpdater::with(set, &optimizer, dim));
+            let (rows, updater) = (pointers(&mut memory), RowUpdater::with(set, &optimizer, Dtype::F32, dim));
             // SAFETY: as above.
             unsafe {
                 updater.apply_lookups(&rows, &order, &unique, gradients.as_ptr(), stride, &update);
@@ -202,10 +213,10 @@ fn three_steps(optimizer: &OptimizerSpec) -> Vec<f32> {
     let mut row = ROW.to_vec();
     row.resize(5 + optimizer.state_floats(5), 0.0);
     optimizer.initialize_state(&mut row[5..]);
-    let updater = RowUpdater::new(optimizer, 5);
-    for (gradient, step) in GRADIENTS.iter().zip(1..) {
+    let updater = RowUpdater::new(optimizer, Dtype::F32, 5);
+    for (gradient, number) in GRADIENTS.iter().zip(1..) {
         // SAFETY: the row holds weights and state.
-        unsafe { updater.apply(row.as_mut_ptr(), gradient, &Update { lr: 0.02, step }) };
+        unsafe { updater.apply(row.as_mut_ptr(), gradient, &step(0.02, number)) };
     }
     row
 }
@@ -328,11 +339,11 @@ fn three_steps_of_keras() {
 #[test]
 fn ftrl_stays_where_it_is_when_the_rate_changes() {
     let ftrl = OptimizerSpec::Ftrl { lr: 0.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 };
-    let (row, updater) = (three_steps(&ftrl), RowUpdater::new(&ftrl, 5));
+    let (row, updater) = (three_steps(&ftrl), RowUpdater::new(&ftrl, Dtype::F32, 5));
     for (gradient, lr) in [([0.0; 5], 0.002), ([0.0; 5], 0.2), ([0.0; 5], 0.0), (GRADIENTS[0], 0.0)] {
         let mut changed = row.clone();
         // SAFETY: the row holds weights and state.
-        unsafe { updater.apply(changed.as_mut_ptr(), &gradient, &Update { lr, step: 4 }) };
+        unsafe { updater.apply(changed.as_mut_ptr(), &gradient, &step(lr, 4)) };
         for (after, before) in changed.iter().zip(&row).take(5) {
             assert!((after - before).abs() <= 1e-6, "at rate {lr}: {changed:?} after {row:?}");
         }
@@ -344,7 +355,7 @@ fn ftrl_forgets_the_weight_a_row_is_born_with_but_for_its_share_of_the_root() {
     let ftrl = OptimizerSpec::Ftrl { lr: 0.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 };
     let mut row = [2.0, 0.0, 0.0];
     // SAFETY: the row holds weights and state.
-    unsafe { RowUpdater::new(&ftrl, 1).apply(row.as_mut_ptr(), &[0.25], &Update { lr: 0.5, step: 1 }) };
+    unsafe { RowUpdater::new(&ftrl, Dtype::F32, 1).apply(row.as_mut_ptr(), &[0.25], &step(0.5, 1)) };
     // Of the 2 is left the root's growth over all of the root, 0.25 / 1.25; then the step, 0.5 * 0.25 / 1.25.
     assert!((row[0] - (0.4 - 0.1)).abs() < 1e-6, "{row:?}");
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rowmill_kernels::{InstructionSet, Lookups, RowPtr, pool, pool_with};
-use rowmill_rows::Pooling;
+use rowmill_rows::{Dtype, Pooling};
 
 use crate::data::{Bags, Random, bags, bits, dims};
 
@@ -40,7 +40,7 @@ proptest! {
         for set in InstructionSet::available() {
             let mut out = before.clone();
             // SAFETY: indices are below `unique`, rows have `dim` floats, `out` a stride per bag.
-            unsafe { pool_with(set, &pointers, &bags.lookups(), dim, out.as_mut_ptr(), stride) };
+            unsafe { pool_with(set, &pointers, &bags.lookups(), Dtype::F32, dim, out.as_mut_ptr(), stride) };
             prop_assert_eq!(bits(&out), bits(&expected), "{} dim {}", set, dim);
         }
     }
@@ -56,9 +56,9 @@ fn a_piece_of_the_offsets_is_a_piece_of_the_bags() {
     let (mut whole, mut pieces) = ([0.0; 3], [0.0; 3]);
     // SAFETY: rows of one float, room for three bags.
     unsafe {
-        pool(&pointers, &lookups(&offsets), 1, whole.as_mut_ptr(), 1);
-        pool(&pointers, &lookups(&offsets[..2]), 1, pieces.as_mut_ptr(), 1);
-        pool(&pointers, &lookups(&offsets[1..]), 1, pieces[1..].as_mut_ptr(), 1);
+        pool(&pointers, &lookups(&offsets), Dtype::F32, 1, whole.as_mut_ptr(), 1);
+        pool(&pointers, &lookups(&offsets[..2]), Dtype::F32, 1, pieces.as_mut_ptr(), 1);
+        pool(&pointers, &lookups(&offsets[1..]), Dtype::F32, 1, pieces[1..].as_mut_ptr(), 1);
     }
     assert_eq!(whole, [11.0, 100.0, 101.0]);
     assert_eq!(whole, pieces);
@@ -69,7 +69,7 @@ fn no_bags_and_no_offsets_are_nothing_to_do() {
     for offsets in [&[][..], &[0]] {
         let lookups = Lookups { inverse: &[], offsets, weights: None, pooling: Pooling::Mean };
         // SAFETY: nothing is read or written.
-        unsafe { pool(&[], &lookups, 16, std::ptr::NonNull::dangling().as_ptr(), 16) };
+        unsafe { pool(&[], &lookups, Dtype::F32, 16, std::ptr::NonNull::dangling().as_ptr(), 16) };
     }
 }
 
@@ -78,5 +78,5 @@ fn no_bags_and_no_offsets_are_nothing_to_do() {
 fn a_weighted_mean_is_refused() {
     let lookups = Lookups { inverse: &[], offsets: &[0], weights: Some(&[]), pooling: Pooling::Mean };
     // SAFETY: nothing is read or written.
-    unsafe { pool(&[], &lookups, 16, std::ptr::NonNull::dangling().as_ptr(), 16) };
+    unsafe { pool(&[], &lookups, Dtype::F32, 16, std::ptr::NonNull::dangling().as_ptr(), 16) };
 }

@@ -15,6 +15,7 @@ use crate::StoreError;
 use crate::group::Group;
 use crate::shard::Miss;
 use crate::store::{Store, TableEntry};
+use crate::weights::floats_of;
 
 /// Rows taken back in one frame.
 const FRAME_ROWS: usize = 1024;
@@ -119,13 +120,14 @@ fn take_back(
     let reading = group.core.log.reading();
     for misses in misses.chunks((FRAME_FLOATS / dim).max(1)) {
         let rows = group.read_ahead(&reading, misses)?;
-        let mut weights = Vec::with_capacity(misses.len() * dim);
+        let (mut weights, mut scratch) = (Vec::with_capacity(misses.len() * dim), Vec::new());
         for (number, miss) in misses.iter().enumerate() {
             let Some(row) = rows.row(number) else {
                 let what = format!("{} is not where the index says", group.key(state.local, miss.key.id));
                 return Err(StoreError::Corrupt { what });
             };
-            weights.extend_from_slice(&row[..dim]);
+            // SAFETY: a whole row, borrowed.
+            weights.extend_from_slice(unsafe { floats_of(&group.core.layout, row.as_ptr(), &mut scratch) });
         }
         let ids = misses.iter().map(|miss| miss.key.id).collect();
         writer.append(&FeedChange::Rows { table: table.clone(), step, dim, ids, weights })?;

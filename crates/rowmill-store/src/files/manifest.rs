@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::io::Read;
 
 use rowmill_io::{DeviceError, Volume};
-use rowmill_rows::{Category, GroupSpec, TableSpec};
+use rowmill_rows::{Category, Dtype, GroupSpec, TableSpec};
 use serde::{Deserialize, Serialize};
 
 use super::attachment::AttachmentEntry;
@@ -26,7 +26,10 @@ use crate::log::LogState;
 pub(crate) const FORMAT_VERSION: u32 = 1;
 /// Version of a manifest with tables that evict rows or refuse ids: a build that does not know of them would
 /// neither stamp rows nor count ids. Stores without such tables stay readable by older builds.
-const FORMAT_VERSION_MAX: u32 = 2;
+const FORMAT_VERSION_EVICTION: u32 = 2;
+/// Version of a manifest with tables of bf16 weights, likewise.
+const FORMAT_VERSION_BF16: u32 = 3;
+const FORMAT_VERSION_MAX: u32 = FORMAT_VERSION_BF16;
 /// First word of the header line.
 const MAGIC: &str = "rowmill-manifest";
 /// Longest header line, generously.
@@ -204,11 +207,14 @@ impl Manifest {
 
     /// The oldest version that says all of these tables.
     pub(crate) fn version_of(tables: &[TableEntry]) -> u32 {
-        if tables.iter().any(|table| table.spec.eviction.is_some() || table.spec.admission.is_some()) {
-            FORMAT_VERSION_MAX
-        } else {
-            FORMAT_VERSION
-        }
+        let version = |spec: &TableSpec| match spec {
+            TableSpec { dtype: Dtype::Bf16, .. } => FORMAT_VERSION_BF16,
+            TableSpec { eviction: Some(_), .. } | TableSpec { admission: Some(_), .. } => {
+                FORMAT_VERSION_EVICTION
+            }
+            TableSpec { dtype: Dtype::F32, .. } => FORMAT_VERSION,
+        };
+        tables.iter().map(|table| version(&table.spec)).max().unwrap_or(FORMAT_VERSION)
     }
 
     /// Names of all files but the logs.

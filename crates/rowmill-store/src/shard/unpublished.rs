@@ -6,6 +6,7 @@ use super::{Shard, SlotMeta};
 use crate::bits::Bits;
 use crate::core::Core;
 use crate::table_state::TableState;
+use crate::weights::floats_of;
 
 /// Slots whose rows changed, and rows that changed and left memory since.
 #[derive(Debug, Default)]
@@ -67,9 +68,9 @@ impl Shard {
         if let Some(unpublished) = &mut self.unpublished
             && unpublished.slots.get(slot)
         {
-            // SAFETY: the slot holds a row, which begins with `dim` weights, and the exclusive borrow excludes
-            // writers.
-            let weights = unsafe { std::slice::from_raw_parts(row, core.layout.dim) };
+            let mut scratch = Vec::new();
+            // SAFETY: the slot holds a row, and the exclusive borrow excludes writers.
+            let weights = unsafe { floats_of(&core.layout, row, &mut scratch) };
             unpublished.leave(meta.table, meta.id, Some(weights));
         }
     }
@@ -87,7 +88,7 @@ impl Shard {
         unpublished.take_left(core.layout.dim, |table, id, weights| {
             visit(&self.tables[table as usize], id, weights);
         });
-        let mut taken = 0;
+        let (mut taken, mut scratch) = (0, Vec::new());
         let mut more = true;
         while taken < rows {
             let Some(slot) = unpublished.slots.first_from(*from) else {
@@ -97,7 +98,7 @@ impl Shard {
             unpublished.slots.clear(slot);
             let meta = self.meta.get(slot as usize);
             // SAFETY: as in `leave_unpublished`.
-            let weights = unsafe { std::slice::from_raw_parts(self.row(core, slot), core.layout.dim) };
+            let weights = unsafe { floats_of(&core.layout, self.row(core, slot), &mut scratch) };
             visit(&self.tables[meta.table as usize], meta.id, Some(weights));
             *from = slot;
             taken += 1;

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rowmill_kernels::{RowUpdater, Update};
+use rowmill_kernels::{Rounding, RoundingKey, RowInitializer, RowUpdater, Update, narrow, widen};
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
@@ -40,6 +40,11 @@ pub(crate) fn spec(dim: u32, optimizer: OptimizerSpec) -> TableSpec {
     }
 }
 
+/// The same with bf16 weights.
+pub(crate) fn bf16(spec: TableSpec) -> TableSpec {
+    TableSpec { dtype: Dtype::Bf16, ..spec }
+}
+
 pub(crate) fn bound(steps: u8) -> TableSpec {
     TableSpec { staleness: StalenessBound::Steps(steps), ..spec(4, SGD) }
 }
@@ -53,7 +58,7 @@ pub(crate) fn gradients(rng: &mut Rng64, count: usize) -> Vec<f32> {
     (0..count).map(|_| rng.below(32) as f32 / 8.0 - 2.0).collect()
 }
 
-/// A row as the model keeps it.
+/// A row as the model keeps it: weights as they read.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
     pub(crate) weights: Vec<f32>,
@@ -80,7 +85,8 @@ impl Model {
 
     pub(crate) fn initial(&self, id: u64) -> Row {
         let mut weights = vec![0.0; self.dim()];
-        rowmill_kernels::initialize(&self.spec.initializer, SEED, self.category, id, &mut weights);
+        let initializer = RowInitializer::new(&self.spec.initializer, SEED, self.category);
+        initializer.for_dtype(self.spec.dtype).fill(id, &mut weights);
         let mut state = vec![0.0; self.spec.optimizer.state_floats(self.dim())];
         self.spec.optimizer.initialize_state(&mut state);
         Row { weights, state }
@@ -99,6 +105,9 @@ impl Model {
         let dim = self.dim();
         for (&id, values) in ids.iter().zip(values.chunks(dim)) {
             self.row(id).weights.copy_from_slice(values);
+            if self.spec.dtype == Dtype::Bf16 {
+                widen(&narrowed(values), &mut self.row(id).weights);
+            }
         }
     }
 
@@ -117,21 +126,31 @@ impl Model {
             sum.iter_mut().zip(gradient).for_each(|(sum, gradient)| *sum += gradient);
         }
         self.steps += 1;
-        let (updater, update) = (self.updater(), Update { lr: rate, step: self.steps });
+        let (updater, dtype) = (self.updater(), self.spec.dtype);
+        let (key, step) = (RoundingKey::new(SEED, self.category), self.steps);
         for (id, gradient) in sums {
+            let rounding = Some(Rounding { key, ids: &[id] });
             let Row { weights, state } = self.row(id);
-            let mut row = [&weights[..], &state[..]].concat();
+            let mut row = match dtype {
+                Dtype::F32 => weights.clone(),
+                Dtype::Bf16 => paired(&narrowed(weights)),
+            };
+            let state_at = row.len();
+            row.extend_from_slice(state);
             // SAFETY: the row is weights and state.
-            unsafe { updater.apply(row.as_mut_ptr(), &gradient, &update) };
-            weights.copy_from_slice(&row[..gradient.len()]);
-            state.copy_from_slice(&row[gradient.len()..]);
+            unsafe { updater.apply(row.as_mut_ptr(), &gradient, &Update { lr: rate, step, rounding }) };
+            match dtype {
+                Dtype::F32 => weights.copy_from_slice(&row[..state_at]),
+                Dtype::Bf16 => widen(&halves(&row)[..weights.len()], weights),
+            }
+            state.copy_from_slice(&row[state_at..]);
         }
     }
 
     /// The arithmetic is that of the kernels, which their own tests compare with the formulas: here it
     /// matters which row got which gradient at which rate and step, and that can be compared exactly.
     fn updater(&self) -> RowUpdater {
-        RowUpdater::new(&self.spec.optimizer, self.dim())
+        RowUpdater::new(&self.spec.optimizer, self.spec.dtype, self.dim())
     }
 
     pub(crate) fn rmw(&mut self, ids: &[u64], gradients: &[f32], rate: f32) {
@@ -169,6 +188,22 @@ impl Model {
             }
         }
     }
+}
+
+fn narrowed(values: &[f32]) -> Vec<u16> {
+    let mut weights = vec![0; values.len()];
+    narrow(values, &mut weights);
+    weights
+}
+
+/// bf16 weights as the floats whose memory they take.
+fn paired(weights: &[u16]) -> Vec<f32> {
+    let half = |pair: &[u16], which: usize| u32::from(pair.get(which).copied().unwrap_or(0));
+    weights.chunks(2).map(|pair| f32::from_bits(half(pair, 0) | half(pair, 1) << 16)).collect()
+}
+
+fn halves(floats: &[f32]) -> Vec<u16> {
+    floats.iter().flat_map(|pair| [pair.to_bits() as u16, (pair.to_bits() >> 16) as u16]).collect()
 }
 
 /// Equal up to a relative error.

@@ -70,8 +70,8 @@ impl Model {
             let sum = sums.entry(*id).or_insert_with(|| vec![0.0; gradient.len()]);
             sum.iter_mut().zip(gradient).for_each(|(sum, gradient)| *sum += gradient);
         }
-        let updater = RowUpdater::new(&self.spec.optimizer, self.dim());
-        let update = Update { lr: rate, step: self.steps + 1 };
+        let updater = RowUpdater::new(&self.spec.optimizer, self.spec.dtype, self.dim());
+        let update = Update { lr: rate, step: self.steps + 1, rounding: None };
         sums.into_iter()
             .map(|(id, gradient)| {
                 let mut row = self.read(id).to_vec();
