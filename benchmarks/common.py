@@ -59,6 +59,24 @@ def parse_arguments(description: str | None) -> Settings:
     return settings(argument_parser(description).parse_args())
 
 
+def bench_program(peers: Iterable[str] = ()) -> Path:
+    """Builds the program of crates/rowmill-bench, with the adapters of these peers; its path."""
+    command = ["cargo", "build", "--release", "--locked", "-p", "rowmill-bench"]
+    if features := ",".join(peers):
+        command += ["--features", features]
+    messages = subprocess.run(
+        [*command, "--message-format", "json"],
+        cwd=REPOSITORY,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    for message in map(json.loads, messages.splitlines()):
+        if message.get("executable") and message["target"]["name"] == "rowmill-bench":
+            return Path(message["executable"])
+    raise RuntimeError("cargo named no program")
+
+
 @dataclass(frozen=True)
 class Sample:
     """One variant, run once."""

@@ -20,26 +20,15 @@ from benchmarks.store.cells import PEER_THREADS, Cell, cells
 from benchmarks.store.summary import summarize
 
 
-def build(peers: list[str]) -> Path:
-    """Builds the program that runs the cells, with the adapters of the peers; its path."""
-    command = ["cargo", "build", "--release", "--locked", "-p", "rowmill-bench"]
-    if peers:
-        command += ["--features", ",".join(peers)]
-    messages = subprocess.run(
-        [*command, "--message-format", "json"],
-        cwd=common.REPOSITORY,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
-    for message in map(json.loads, messages.splitlines()):
-        if message.get("executable") and message["target"]["name"] == "rowmill-bench":
-            return Path(message["executable"])
-    raise RuntimeError("cargo named no program")
-
-
 def run(
-    program: Path, cell: Cell, *, peers: list[str], quick: bool, seed: int
+    program: Path,
+    cell: Cell,
+    *,
+    peers: list[str],
+    peer_threads: str,
+    quick: bool,
+    rounds: int,
+    seed: int,
 ) -> list[dict[str, Any]]:
     """Runs a cell; one dictionary per line it prints."""
     with tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY) as folder:
@@ -48,12 +37,12 @@ def run(
             "row-bytes": cell.row_bytes,
             "memory": cell.memory,
             "seconds": cell.seconds or (1 if quick else 4),
-            "rounds": 5,
+            "rounds": rounds,
             "folder": folder,
             "seed": seed,
         }
         if cell.peers and peers:
-            numbers |= {"peers": ",".join(peers), "peer-threads": PEER_THREADS}
+            numbers |= {"peers": ",".join(peers), "peer-threads": peer_threads}
         options = [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
         done = subprocess.run(
             [str(program), cell.work, *options, *cell.arguments],
@@ -85,6 +74,10 @@ def main() -> None:
     parser.add_argument(
         "--cells", metavar="NAME,...", help="run the cells whose names begin so, not all"
     )
+    parser.add_argument(
+        "--peer-threads", default=PEER_THREADS, metavar="N,...", help="threads that call a peer"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of every engine (5)")
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
@@ -92,10 +85,18 @@ def main() -> None:
     chosen = [cell for cell in cells(quick) if cell.name.startswith(names)]
     if not chosen:
         parser.error(f"--cells {arguments.cells}: there are {[c.name for c in cells(quick)]}")
-    program = build(arguments.peers)
+    program = common.bench_program(arguments.peers)
     for cell in chosen:
         before = set(benchmark.summary)
-        lines = run(program, cell, peers=arguments.peers, quick=quick, seed=seed)
+        lines = run(
+            program,
+            cell,
+            peers=arguments.peers,
+            peer_threads=arguments.peer_threads,
+            quick=quick,
+            rounds=arguments.rounds,
+            seed=seed,
+        )
         summarize(benchmark, cell, lines)
         for name in benchmark.summary.keys() - before:
             if not name.endswith("_spread"):

@@ -246,6 +246,16 @@ class TrainConfig:
 
     epochs: Annotated[int, Setting("passes over the train part", "--epochs", 0)] = 1
     batch: Annotated[int, Setting("rows per step", "--batch", 1)] = 256
+    in_flight: Annotated[
+        int,
+        Setting(
+            "steps whose rows may be read before the first of them is updated; how far rows lag behind is up to "
+            "store.staleness_bound",
+            "--in-flight",
+            1,
+            1000,
+        ),
+    ] = 1
     seed: Annotated[int, Setting("seed of rows and dense weights", "--seed", 0, (1 << 64) - 1)] = 0
     dense_lr: Annotated[
         float, Setting("learning rate of the dense half (Adam)", "--dense-lr", 0, _FLOAT_MAX)
@@ -302,6 +312,8 @@ class Config:
             parse_size(self.store.row_memory, name="store.row_memory")
         if self.train.plain and self.train.resume:
             raise ConfigError("train.resume needs a store: drop --plain or --resume")
+        if self.train.plain and self.train.in_flight > 1:
+            raise ConfigError("train.in_flight needs a store: drop --plain or --in-flight")
         if self.train.plain and self.checkpoint.push is not None:
             raise ConfigError("checkpoint.push needs a store: drop --plain or --push")
         if self.train.plain and self.rows.dtype != "fp32":

@@ -10,7 +10,8 @@ so a row's clock is taken once however many modules ask for the row. Invariants:
 
 A step made with `store.step()` ends with its `with` block. An implicit one ends when none of its
 lookups is outstanding; a forward or a read of a table that follows a finished backward applies what
-that backward brought, so nobody reads a row older than his own last backward.
+that backward brought, so nobody reads a row older than his own last backward. `store.forward()` makes
+an implicit step of the lookups in its block, so that one thread may have several of them open.
 """
 
 from __future__ import annotations
@@ -375,6 +376,22 @@ class StepKeeper:
         self._thread.explicit = False
         step.finish(apply=apply)
 
+    def begin_forward(self, event_time: int | None) -> tuple[Step, Step | None]:
+        """Start a step that its own backward ends; also the thread's step until now, for `end_forward`."""
+        if self._thread.explicit:
+            raise StepConflict(
+                "this thread runs `store.step()`, which its lookups belong to: use `store.forward()` outside it"
+            )
+        before = self._thread.step
+        step = self._start(explicit=False, event_time=event_time)
+        step.join()  # It stays open between the lookups of the block.
+        return step, before
+
+    def end_forward(self, step: Step, before: Step | None) -> None:
+        """Take no more lookups into the step; the thread goes on with the one it had."""
+        self._thread.step = before
+        step.let_go()
+
     def _start(self, *, explicit: bool, event_time: int | None = None) -> Step:
         step = self._thread.step = Step(self._store, explicit=explicit, event_time=event_time)
         self._steps.add(step)
@@ -401,6 +418,28 @@ class ExplicitStep:
     ) -> None:
         assert self._step is not None
         self._keeper.end(self._step, apply=kind is None)
+
+
+class ForwardStep:
+    """`with store.forward():`, the context manager."""
+
+    def __init__(self, keeper: StepKeeper, event_time: int | None) -> None:
+        self._keeper = keeper
+        self._event_time = event_time
+        self._steps: tuple[Step, Step | None] | None = None
+
+    def __enter__(self) -> Step:
+        self._steps = self._keeper.begin_forward(self._event_time)
+        return self._steps[0]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._steps is not None
+        self._keeper.end_forward(*self._steps)
 
 
 def inside_backward() -> bool:

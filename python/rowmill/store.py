@@ -15,7 +15,7 @@ from rowmill.eviction import admission_to_dict, eviction_to_dict
 from rowmill.optim import initializer_to_dict, optimizer_from_dict, optimizer_to_dict
 from rowmill.remote import KEEP_MAX
 from rowmill.size import check_int, parse_size
-from rowmill.steps import ExplicitStep, StepKeeper
+from rowmill.steps import ExplicitStep, ForwardStep, StepKeeper
 from rowmill.tables import Destination, Dtype, Ids, Table, Ticket, as_ids
 
 if TYPE_CHECKING:
@@ -227,6 +227,20 @@ class Store:
                 same in every run. Tables with `TTL(seconds=...)` go by it; steps that say none take the latest.
         """
         return ExplicitStep(self.steps, _event_time(event_time))
+
+    def forward(self, *, event_time: int | None = None) -> ForwardStep:
+        """A training step whose backward comes later: `with store.forward(): forward`.
+
+        The lookups of the block are a step of their own, which ends when their backward is over, on
+        whichever thread. So one thread may look up rows of several steps before the first of them is
+        updated; how far rows may lag is up to the staleness bound of their table. At bound 0 the
+        lookup of a row waits for the backward of an earlier step that has it: let that come from
+        another thread, or the wait ends with `StalenessTimeout`.
+
+        Args:
+            event_time: As for `step`.
+        """
+        return ForwardStep(self.steps, _event_time(event_time))
 
     def ticket(self, *, event_time: int | None = None) -> Ticket:
         """A hold on clocks for `get_or_init`, `put` and `rmw` of tables; modules need none."""

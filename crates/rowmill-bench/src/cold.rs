@@ -4,7 +4,7 @@ use rowmill_store::{StoreError, Table};
 use rowmill_testkit::resident_bytes;
 use serde::Serialize;
 
-use crate::device_probe::read_blocks;
+use crate::device_probe::probe;
 use crate::measure::{print, sample};
 use crate::peer::{Peer, Work};
 use crate::settings::{Failure, Settings};
@@ -66,13 +66,7 @@ fn run(
         peer.warm_up(settings)?;
     }
     for number in 0..settings.rounds {
-        let mut probed = Ok(0);
-        let probe = sample("probe", 1, number, || {
-            probed = read_blocks(&folder.join("group-0.log"), settings.seconds, number as u64);
-            *probed.as_ref().unwrap_or(&0)
-        });
-        probed?;
-        print(&probe);
+        probe(settings, &folder, number)?;
         let (line, misses) = round(number)?;
         print(&line);
         let resident = store.stats().rows_resident;

@@ -14,11 +14,29 @@ use io_uring::{IoUring, opcode, types};
 use rowmill_io::{AlignedBuffer, BLOCK_BYTES};
 use rowmill_testkit::Rng64;
 
-use crate::settings::Failure;
+use crate::measure::{print, sample};
+use crate::settings::{Failure, Settings};
 
 const DEPTH: usize = 256;
 /// Completions waited for at a time.
 const WAIT: usize = 128;
+
+/// Rounds of the probe alone, on the log of the store in the folder.
+pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
+    (0..settings.rounds).try_for_each(|round| probe(settings, &settings.folder, round))
+}
+
+/// One round of the probe on the log of the store in `folder`, printed.
+pub(crate) fn probe(settings: &Settings, folder: &Path, round: usize) -> Result<(), Failure> {
+    let mut probed = Ok(0);
+    let line = sample("probe", 1, round, || {
+        probed = read_blocks(&folder.join("group-0.log"), settings.seconds, settings.seed + round as u64);
+        *probed.as_ref().unwrap_or(&0)
+    });
+    probed?;
+    print(&line);
+    Ok(())
+}
 
 /// Read random blocks of a file for a while, past the page cache; how many were read.
 ///

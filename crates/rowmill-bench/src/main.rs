@@ -57,6 +57,7 @@ fn run(settings: &Settings) -> Result<(), Failure> {
         "space" => space::run(settings),
         "checkpoint" => checkpoint::run(settings),
         "open" => open::run(settings),
+        "device" => device_probe::run(settings),
         "training" => training::run(settings),
         other => Err(format!("no cell is called {other:?}; they are listed in main.rs").into()),
     }

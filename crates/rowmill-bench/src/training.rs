@@ -9,7 +9,7 @@ use rowmill_store::{Destination, Store, Table};
 use rowmill_testkit::{UniformIds, ZipfIds};
 use serde::Serialize;
 
-use crate::device_probe::read_blocks;
+use crate::device_probe::probe;
 use crate::measure::{print, sample};
 use crate::peer::{Peer, Work};
 use crate::settings::{Failure, Settings};
@@ -189,12 +189,7 @@ pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     }
     let threads = settings.threads;
     for round in 0..settings.rounds {
-        let mut probed = Ok(0);
-        print(&sample("probe", 1, round, || {
-            probed = read_blocks(&folder.join("group-0.log"), settings.seconds, round as u64);
-            *probed.as_ref().unwrap_or(&0)
-        }));
-        probed?;
+        probe(settings, &folder, round)?;
         for (engine, lookahead) in [("rowmill", true), ("rowmill_no_lookahead", false)] {
             batches.draw();
             let before = trainer.store.stats();

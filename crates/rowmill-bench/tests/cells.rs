@@ -94,6 +94,23 @@ fn training_runs_with_lookahead_without_and_in_memory() {
 }
 
 #[test]
+fn the_device_is_probed_through_the_log_of_a_store_that_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("group-0.log"), vec![1; 1 << 20]).unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_rowmill-bench"))
+        .args(["device", "--seconds", "0.05", "--rounds", "2", "--folder"])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let lines: Vec<Value> = String::from_utf8(done.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(engines(&lines), two_rounds(&["probe"]));
+}
+
+#[test]
 fn what_cannot_run_is_said() {
     for (options, said) in [
         (&["fast"][..], "no cell is called \"fast\""),

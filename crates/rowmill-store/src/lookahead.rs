@@ -1,7 +1,7 @@
 //! Bringing cold rows into memory before they are asked for.
 //!
-//! A thread of the store takes announced ids from a bounded queue, reads the cold ones and puts them
-//! where the coming get finds them. It never takes clocks, never waits for one and skips rows whose clock
+//! Threads of the store take announced ids from a bounded queue, read the cold ones and put them where
+//! the coming get finds them. They never take clocks, never wait for one and skip rows whose clock
 //! somebody holds: they are being updated, and the update brings them in (MLKV, Section III-C). A read
 //! that fails is only counted, because the get that needs the row will meet the same error and report it.
 
@@ -14,6 +14,7 @@ use std::sync::atomic::{
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rowmill_kernels::{UniqueScratch, segment_unique};
 
 use crate::StoreError;
@@ -25,6 +26,11 @@ use crate::walk::walk;
 
 /// Announcements that may wait; more are dropped and counted.
 const QUEUE: usize = 64;
+/// Threads that look ahead: while one brings in what it read, the other keeps the device busy.
+pub(crate) const THREADS: usize = 2;
+/// Rows read in one go: many beside what the device takes at once, and few beside what a step reads. When
+/// the step begins first, it reads them again itself.
+const CHUNK_ROWS: usize = 1024;
 
 /// Where announced rows go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,29 +54,34 @@ pub(crate) struct Announcement {
     pub(crate) reason: Reason,
 }
 
-/// The queue and the thread behind it.
+/// The queue and the threads behind it.
 #[derive(Debug)]
 pub(crate) struct Lookahead {
     sender: Option<SyncSender<Announcement>>,
-    thread: Option<JoinHandle<()>>,
-    /// The end of the queue, where no thread has it.
+    threads: Vec<JoinHandle<()>>,
+    /// The end of the queue, where no threads have it.
     receiver: Option<Receiver<Announcement>>,
     pending: Arc<AtomicU64>,
 }
 
 impl Lookahead {
-    /// A queue, with a thread behind it or with [`Lookahead::first`].
+    /// A queue, with threads behind it or with [`Lookahead::first`].
     pub(crate) fn start(threaded: bool) -> Result<Self, StoreError> {
         let (sender, receiver) = sync_channel(QUEUE);
         let pending = Arc::new(AtomicU64::new(0));
         if !threaded {
-            return Ok(Self { sender: Some(sender), thread: None, receiver: Some(receiver), pending });
+            return Ok(Self { sender: Some(sender), threads: Vec::new(), receiver: Some(receiver), pending });
         }
-        let seen = Arc::clone(&pending);
-        let thread = std::thread::Builder::new()
-            .name("rowmill-lookahead".into())
-            .spawn(move || work(&receiver, &seen))?;
-        Ok(Self { sender: Some(sender), thread: Some(thread), receiver: None, pending })
+        let receiver = Arc::new(Mutex::new(receiver));
+        let mut lookahead = Self { sender: Some(sender), threads: Vec::new(), receiver: None, pending };
+        for number in 0..THREADS {
+            let (receiver, pending) = (Arc::clone(&receiver), Arc::clone(&lookahead.pending));
+            let thread = std::thread::Builder::new()
+                .name(format!("rowmill-lookahead-{number}"))
+                .spawn(move || work(&receiver, &pending))?;
+            lookahead.threads.push(thread);
+        }
+        Ok(lookahead)
     }
 
     /// Queue an announcement; `false` when the queue is full and it was dropped.
@@ -95,10 +106,10 @@ impl Lookahead {
         self.pending.load(SeqCst)
     }
 
-    /// Let the thread finish what is queued and end it.
+    /// Let the threads finish what is queued and end them.
     pub(crate) fn stop(&mut self) {
         self.sender = None;
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             // A panic of the thread has been printed; there is nothing to save from it.
             let _ = thread.join();
         }
@@ -111,9 +122,11 @@ impl Drop for Lookahead {
     }
 }
 
-fn work(receiver: &Receiver<Announcement>, pending: &AtomicU64) {
+fn work(receiver: &Mutex<Receiver<Announcement>>, pending: &AtomicU64) {
     let mut scratch = UniqueScratch::default();
-    while let Ok(announcement) = receiver.recv() {
+    loop {
+        // Who waits for the next announcement keeps the lock, and the others wait for that.
+        let Ok(announcement) = receiver.lock().recv() else { break };
         announcement.work_off(&mut scratch);
         drop(announcement);
         pending.fetch_sub(1, SeqCst);
@@ -150,7 +163,9 @@ impl Group {
         let reading = self.core.log.reading();
         let misses = self.find_cold(keys, reason);
         let mut rest = &misses[..];
-        while let Some((chunk, behind)) = rest.split_at_checked(self.cold_chunk().min(rest.len())) {
+        while let Some((chunk, behind)) =
+            rest.split_at_checked(self.cold_chunk().min(CHUNK_ROWS).min(rest.len()))
+        {
             if chunk.is_empty() {
                 break;
             }

@@ -21,7 +21,7 @@ use crate::files::{Manifest, TABLES_MAX};
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
 use crate::log::{Geometry, Log, LogConfig, LogState};
-use crate::lookahead::{Announcement, Destination, Lookahead};
+use crate::lookahead::{self, Announcement, Destination, Lookahead};
 use crate::lookup::Lookup;
 use crate::options::StoreOptions;
 use crate::pin::Pins;
@@ -165,8 +165,8 @@ impl Store {
             })?;
         let index_log = IndexLog::new(Arc::clone(&volume), (!options.read_only).then_some(epoch))?;
         let budget = Arc::new(Budget::new(options.memory, options.row_memory));
-        // One ring per worker, for lookahead, and for the thread that calls.
-        let rings = options.threads + 2;
+        // One ring per worker, per thread of lookahead, and for the thread that calls.
+        let rings = options.threads + lookahead::THREADS + 1;
         budget.add_fixed((rings * rowmill_io::io_bytes_per_thread(options.io) + IndexLog::bytes()) as u64);
         let saved = Saved::new(epoch, manifest.as_ref());
         let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();

@@ -158,6 +158,12 @@ def generated_schema(settings: GenerateConfig) -> Schema:
     return replace(CRITEO, ids=tuple(f"C{t + 1}" for t in range(settings.tables)), columns=())
 
 
+def table_ids(settings: GenerateConfig, table: int) -> NDArray[np.int64]:
+    """All ids of a table that the log may hold; within each piece of its law the most frequent come first."""
+    ranks = np.arange(id_laws(settings)[table].ids, dtype=np.int64)
+    return _ids_of_ranks(ranks, seed=settings.seed, table=table)
+
+
 def log_blocks(settings: GenerateConfig) -> Iterator[RawLog]:
     """The blocks of a log, in order."""
     teacher = Teacher(seed=settings.seed, tables=settings.tables, dense=_DENSE)

@@ -80,7 +80,11 @@ class DCNv2(nn.Module):
         self, dense_BN: Tensor, ids: Ids, offsets: Sequence[Tensor] | None = None
     ) -> Tensor:
         """Logits of a click, float32 ``[B]``."""
-        x0_BX = torch.cat([dense_BN, self.embeddings(ids, offsets).flatten(1)], dim=1)
+        return self.logits(dense_BN, self.embeddings(ids, offsets))
+
+    def logits(self, dense_BN: Tensor, pooled_BFD: Tensor) -> Tensor:
+        """The same from pooled vectors: all of the model but the embeddings."""
+        x0_BX = torch.cat([dense_BN, pooled_BFD.flatten(1)], dim=1)
         crossed_BX = x0_BX
         for cross in self.crosses:
             crossed_BX = cross(x0_BX, crossed_BX)

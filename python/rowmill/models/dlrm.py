@@ -50,6 +50,9 @@ class DLRM(nn.Module):
         self, dense_BN: Tensor, ids: Ids, offsets: Sequence[Tensor] | None = None
     ) -> Tensor:
         """Logits of a click, float32 ``[B]``."""
+        return self.logits(dense_BN, self.embeddings(ids, offsets))
+
+    def logits(self, dense_BN: Tensor, pooled_BFD: Tensor) -> Tensor:
+        """The same from pooled vectors: all of the model but the embeddings."""
         dense_BD = self.bottom(dense_BN)
-        pooled_BFD = self.embeddings(ids, offsets)
         return self.top(interaction(dense_BD, pooled_BFD)).squeeze(1)

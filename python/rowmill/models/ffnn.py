@@ -47,5 +47,8 @@ class FFNN(nn.Module):
         self, dense_BN: Tensor, ids: Ids, offsets: Sequence[Tensor] | None = None
     ) -> Tensor:
         """Logits of a click, float32 ``[B]``."""
-        pooled_BFD = self.embeddings(ids, offsets)
+        return self.logits(dense_BN, self.embeddings(ids, offsets))
+
+    def logits(self, dense_BN: Tensor, pooled_BFD: Tensor) -> Tensor:
+        """The same from pooled vectors: all of the model but the embeddings."""
         return self.layers(torch.cat([dense_BN, pooled_BFD.flatten(1)], dim=1)).squeeze(1)

@@ -8,7 +8,8 @@ Three ways to run it:
 
 The loop is `Trainer.fit` with `Trainer.train_step`: batches come with a view of the next few, whose rows are being fetched meanwhile; forward makes
 one fused lookup; backward updates the stored rows itself; the dense half has an optimizer of torch. Every batch is
-predicted before it is trained on, so the curves over training rows are honest. A checkpoint holds rows and
+predicted before it is trained on, so the curves over training rows are honest. With `train.in_flight` steps the rows
+of coming ones are looked up before the updates of this one, as far as the staleness bound allows. A checkpoint holds rows and
 everything else at once, so a run that was killed goes on from the last one with the same bits. The last two
 checkpoints are made when training is over and when the test is: whatever kills a run, no more than that is repeated.
 """
@@ -19,7 +20,9 @@ import math
 import os
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +37,7 @@ from rowmill.models import DLRM, FFNN, DCNv2
 from rowmill.report import clear_report, read_report, write_report
 from rowmill.train.folder import make_out, store_folder
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
+from rowmill.train.pipeline import Pipeline
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
 from rowmill.train.rows import StoredRows, plain_rows, row_eviction, row_optimizer, stored_rows
@@ -54,7 +58,7 @@ if TYPE_CHECKING:
 
     from rowmill.config import Config, ModelConfig
     from rowmill.data import Batch, IdWay, Source
-    from rowmill.train.rows import RowSide
+    from rowmill.train.rows import RowCounters, RowSide
 
 _TEST_BATCH = 4096
 
@@ -173,8 +177,11 @@ class Trainer:
         self._saved_with = {"identity": identity, "conditions": bit_conditions(_threads(config))}
         self._counts_before: dict[str, int] = {}
         self._window = ClickMetrics()
+        self._pipeline = None
+        if config.train.in_flight > 1 and isinstance(rows, StoredRows):
+            self._pipeline = Pipeline(rows, config.train.in_flight)
         self._since = time.perf_counter()
-        self._counted = rows.counters()
+        self._counted = self.counters()
 
     @property
     def rows_seen(self) -> int:
@@ -186,25 +193,45 @@ class Trainer:
         every, epochs = self.config.train.checkpoint_every, self.config.train.epochs
         if self.state.epoch >= epochs:
             return
-        self._since, self._counted = time.perf_counter(), self.rows.counters()
+        self._since, self._counted = time.perf_counter(), self.counters()
         while self.state.epoch < epochs:
-            for batch in self.ahead(self.state.row, self.train_rows, self.config.train.batch):
-                self.train_step(batch)
-                save = every and self.state.step % every == 0
-                # A point at every checkpoint leaves nothing half-measured to save.
-                if save or self.state.step % self.config.train.log_every == 0:
-                    self._add_point(progress)
-                if save:
-                    progress.flush()
-                    self.save()
+            with closing(self.steps(self.state.row, self.train_rows)) as steps:
+                for batch, pooled in steps:
+                    self.train_step(batch, pooled)
+                    save = every and self.state.step % every == 0
+                    # A point at every checkpoint leaves nothing half-measured to save.
+                    if save or self.state.step % self.config.train.log_every == 0:
+                        self._add_point(progress)
+                    if save:
+                        progress.flush()
+                        self.save()
             self.state.epoch, self.state.row = self.state.epoch + 1, 0
         self._add_point(progress)
         progress.flush()
         self.save()
 
-    def train_step(self, batch: Batch) -> Tensor:
+    def steps(self, start: int, stop: int) -> Generator[tuple[Batch, Tensor | None]]:
+        """Batches of the train part for `train_step`, with their pooled vectors where those are in flight."""
+        train = self.config.train
+        stream = self.ahead(start, stop, train.batch)
+        if self._pipeline is None:
+            yield from ((batch, None) for batch in stream)
+            return
+        while True:
+            # A checkpoint is made while no step is open: the next ones begin behind it.
+            every = train.checkpoint_every
+            part = islice(stream, every - self.state.step % every if every else None)
+            before = self.state.step
+            yield from self._pipeline.run(part)
+            if self.state.step == before:
+                return
+
+    def train_step(self, batch: Batch, pooled: Tensor | None = None) -> Tensor:
         """Predict a batch, then learn from it; returns the loss it had before."""
-        logits = self.model(batch.dense, self.rows.inputs(batch.ids))
+        if pooled is None:
+            logits = self.model(batch.dense, self.rows.inputs(batch.ids))
+        else:
+            logits = self.model.logits(batch.dense, pooled)
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         self.optimizer.zero_grad()
         self._backward(loss)
@@ -319,6 +346,14 @@ class Trainer:
                 yield waiting.popleft()
         yield from waiting
 
+    def counters(self) -> RowCounters:
+        """Figures of the rows since the start."""
+        counted = self.rows.counters()
+        if self._pipeline is None:
+            return counted
+        # What its thread waits for the loop need not: only what is not there in time stalls it.
+        return replace(counted, stalled_s=self._pipeline.waited_s)
+
     def _counts(self) -> dict[str, int]:
         before = self._counts_before
         return {name: before.get(name, 0) + count for name, count in self.rows.counts().items()}
@@ -326,7 +361,7 @@ class Trainer:
     def _add_point(self, progress: RunProgress) -> None:
         if self._window.rows == 0:
             return
-        now, counted = time.perf_counter(), self.rows.counters()
+        now, counted = time.perf_counter(), self.counters()
         seconds = now - self._since
         looked_up = counted.looked_up - self._counted.looked_up
         cold = counted.cold - self._counted.cold
@@ -351,7 +386,7 @@ class Trainer:
         self._since, self._counted = now, counted
 
 
-def build_model(config: ModelConfig, embeddings: nn.Module, source: Source) -> nn.Module:
+def build_model(config: ModelConfig, embeddings: nn.Module, source: Source) -> DLRM | DCNv2 | FFNN:
     """The model that the settings name, over the features of the data."""
     features, dense, dim = len(source.schema.ids), len(source.schema.dense), config.dim
     if config.kind == "dlrm":

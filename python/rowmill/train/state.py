@@ -151,6 +151,8 @@ def identity_of(
             f"train.{key}": settings["train"][key]
             for key in ("batch", "seed", "dense_lr", "dense_decay_from", "log_every", "plain")
         },
+        # One step at a time counts as nothing, as in runs from before there were more.
+        "train.in_flight": config.train.in_flight if config.train.in_flight > 1 else None,
         # The end of the run decides when the dense learning rate falls.
         "train.epochs": config.train.epochs if config.train.dense_decay_from < 1 else None,
         "store.staleness_bound": settings["store"]["staleness_bound"],

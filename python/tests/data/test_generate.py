@@ -16,7 +16,14 @@ from torchmetrics.functional.classification import binary_auroc
 
 from rowmill.config import GenerateConfig
 from rowmill.data import DataError, open_source
-from rowmill.data.generate import generate, generated_schema, id_laws, log_blocks, teacher_scores
+from rowmill.data.generate import (
+    generate,
+    generated_schema,
+    id_laws,
+    log_blocks,
+    table_ids,
+    teacher_scores,
+)
 from rowmill.data.locality import (
     ACCESSES_PER_TABLE_FITTED,
     IDS_PER_ACCESS_FITTED,
@@ -39,6 +46,16 @@ def test_equal_settings_give_equal_bytes_and_another_seed_others(tmp_path: Path)
     other = next(log_blocks(GenerateConfig(rows=100, seed=4, rows_per_table=5_000, tables=4)))
     same = next(log_blocks(GenerateConfig(rows=100, seed=3, rows_per_table=5_000, tables=4)))
     assert not np.array_equal(other.ids[0], same.ids[0])
+
+
+def test_a_table_has_the_ids_of_the_log_and_the_frequent_ones_first() -> None:
+    settings = GenerateConfig(rows=20_000, seed=3, rows_per_table=500, tables=2, zipf=1.05)
+    block = next(log_blocks(settings))
+    for table, ids in enumerate(block.ids):
+        known = table_ids(settings, table)
+        assert len(np.unique(known)) == 500
+        assert np.isin(ids, known).all()
+        assert np.isin(ids, known[:50]).mean() > 0.5
 
 
 def test_a_log_is_kept_if_its_settings_agree_and_never_overwritten_if_not(tmp_path: Path) -> None:

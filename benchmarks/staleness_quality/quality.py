@@ -1,0 +1,122 @@
+"""AUC on held-out rows, by staleness bound: runs of `rowmill train` with many steps in flight."""
+
+import os
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import common
+from rowmill.config import Config, DataConfig, GenerateConfig, StoreConfig, TrainConfig
+from rowmill.train import train
+
+BOUNDS: tuple[int | None, ...] = (0, 1, 4, 10, 20, 40, 80, None)
+"""None is no bound: rows lag by as many steps as are in flight."""
+IN_FLIGHT = 256
+"""More than any bound, so that it is the bound that holds a step back."""
+MEMORY = "2GiB"
+
+
+def name_of(bound: int | None) -> str:
+    """As in the names of figures."""
+    return "infinite" if bound is None else str(bound)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A click log to train and test on, and the batch that gives it enough steps."""
+
+    name: str
+    data: DataConfig
+    generate: GenerateConfig | None
+    batch: int
+
+
+def logs(folder: Path, *, rows: int) -> list[Log]:
+    """The generated log, and the Criteo sample where `$ROWMILL_DATA` or `../shared/data` has it."""
+    generated = GenerateConfig(rows=rows, rows_per_table=rows // 4, zipf=1.05)
+    found = [Log("generated", DataConfig(path=folder / "log"), generated, 128)]
+    places = [os.environ.get("ROWMILL_DATA", ""), str(common.REPOSITORY / "../shared/data")]
+    for place in filter(None, places):
+        sample = Path(place) / "criteo/criteo80k.parquet"
+        if sample.exists():
+            return [*found, Log("criteo", DataConfig(path=sample), None, 128)]
+    print(f"no Criteo sample in {' or '.join(filter(None, places))}: left out", file=sys.stderr)
+    return found
+
+
+def run(
+    log: Log, folder: Path, *, bound: int | None, seed: int, row_memory: int | None
+) -> dict[str, Any]:
+    """One run: what it scored, and how stale its rows could be."""
+    report = train(
+        Config(
+            data=log.data,
+            generate=log.generate,
+            store=StoreConfig(
+                memory=MEMORY,
+                row_memory=None if row_memory is None else str(row_memory),
+                staleness_bound=bound,
+            ),
+            train=TrainConfig(
+                batch=log.batch,
+                seed=seed,
+                in_flight=IN_FLIGHT,
+                checkpoint_every=0,
+                out=folder / f"{log.name}-{name_of(bound)}-{seed}",
+            ),
+        ),
+        Console(quiet=True),
+    )
+    cell = {
+        "variant": f"quality_{log.name}",
+        "bound": name_of(bound),
+        "seed": seed,
+        "steps": report["run"]["steps"],
+        **{figure: report["test"][figure] for figure in ("auc", "logloss")},
+        **{figure: report["train"][figure] for figure in ("rows_per_s", "hit_rate", "stall_share")},
+        "cold_reads": report["run"]["cold_reads"] + report["run"]["lookahead_loaded"],
+        "live_row_bytes": report["run"]["live_row_bytes"],
+    }
+    print(f"{log.name}, bound {cell['bound']}, seed {seed}: AUC {cell['auc']:.4f}", file=sys.stderr)
+    return cell
+
+
+def runs(
+    log: Log, folder: Path, *, bounds: Iterable[int | None], seeds: Iterable[int]
+) -> list[dict[str, Any]]:
+    """Every bound with every seed, with memory for a quarter of the rows that training leaves."""
+    quarter = live_row_bytes(log, folder) // 4
+    return [
+        run(log, folder, bound=bound, seed=seed, row_memory=quarter)
+        for bound in bounds
+        for seed in seeds
+    ]
+
+
+def live_row_bytes(log: Log, folder: Path) -> int:
+    """Bytes of the rows that training leaves: as many with every seed and bound."""
+    return run(log, folder, bound=None, seed=0, row_memory=None)["live_row_bytes"]
+
+
+def summarize(benchmark: common.Benchmark, cells: list[dict[str, Any]]) -> None:
+    """Mean AUC of each bound and its loss against bound 0, seed by seed, in percent."""
+    for variant in dict.fromkeys(cell["variant"] for cell in cells):
+        mine = [cell for cell in cells if cell["variant"] == variant]
+        of_bound = {
+            bound: {cell["seed"]: cell["auc"] for cell in mine if cell["bound"] == bound}
+            for bound in dict.fromkeys(cell["bound"] for cell in mine)
+        }
+        synchronous = of_bound["0"]
+        for bound, scores in of_bound.items():
+            name = f"{variant}_bound_{bound}"
+            benchmark.summary[f"{name}_auc"] = statistics.mean(scores.values())
+            benchmark.summary[f"{name}_auc_spread"] = max(scores.values()) - min(scores.values())
+            losses = [100 * (1 - auc / synchronous[seed]) for seed, auc in scores.items()]
+            benchmark.summary[f"{name}_auc_loss_percent"] = statistics.mean(losses)
+            benchmark.summary[f"{name}_auc_loss_percent_spread"] = max(losses) - min(losses)
+    benchmark.cells.extend(cells)

@@ -1,0 +1,166 @@
+"""The product's trainer on a generated log whose rows are all there, with memory for a share of them.
+
+Benchmarks of training out of core share it. A fresh store would spend a round on births: so every row that the log
+may ask for is put first, with the weights it would be born with, the most frequent ones last. What has room then is
+in memory as after long training, and a short warm-up does for the rest.
+"""
+
+import json
+import subprocess
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import common
+from rowmill.config import (
+    Config,
+    DataConfig,
+    GenerateConfig,
+    ModelConfig,
+    RowsConfig,
+    StoreConfig,
+    TrainConfig,
+)
+from rowmill.data.generate import table_ids
+from rowmill.train.rows import StoredRows
+from rowmill.train.run import Trainer, open_trainer
+
+_PUT_ROWS = 65_536
+_INDEX_BYTES = 64
+"""Room of the budget per row beyond its bytes: index, bookkeeping; and something for buffers."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The work: tables, ids, batches, and for how many steps the log lasts."""
+
+    rows_per_table: int
+    steps: int
+    tables: int = 26
+    zipf: float = 1.05
+    batch: int = 2048
+    seed: int = 1
+
+    @property
+    def log(self) -> GenerateConfig:
+        """The log, which depends on the shape alone."""
+        return GenerateConfig(
+            rows=self.steps * self.batch,
+            seed=self.seed,
+            tables=self.tables,
+            rows_per_table=self.rows_per_table,
+            zipf=self.zipf,
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of all rows: weights and the state of Adagrad, whole cache lines."""
+        assert (ModelConfig().dim, RowsConfig().optimizer) == (16, "adagrad")
+        return self.rows_per_table * self.tables * 128
+
+
+def config_of(
+    shape: Shape,
+    folder: Path,
+    name: str,
+    *,
+    share: float | None,
+    store: StoreConfig,
+    train: TrainConfig,
+) -> Config:
+    """The settings of a run: memory for a share of the rows' bytes, or for all where that is None."""
+    rows = shape.rows_per_table * shape.tables
+    memory = shape.row_bytes + rows * _INDEX_BYTES + (512 << 20)
+    return Config(
+        data=DataConfig(path=folder / "log", train_rows=shape.steps * shape.batch),
+        generate=shape.log,
+        store=replace(
+            store,
+            memory=str(memory),
+            row_memory=None if share is None else str(int(shape.row_bytes * share)),
+        ),
+        train=replace(
+            train, batch=shape.batch, seed=shape.seed, checkpoint_every=0, out=folder / name
+        ),
+    )
+
+
+class LoadedTrainer:
+    """A trainer whose rows are all there; its steps go on from one call to the next."""
+
+    def __init__(self, trainer: Trainer, steps: Iterator[tuple[Any, Any]], batch: int) -> None:
+        assert isinstance(trainer.rows, StoredRows)
+        self.trainer = trainer
+        self.store = trainer.rows.store
+        self._steps = steps
+        self._batch = batch
+
+    @property
+    def folder(self) -> Path:
+        """Where the rows are."""
+        return Path(self.store.location)
+
+    def train(self, steps: int) -> int:
+        """Train for some steps; the rows of the log that they had."""
+        done = 0
+        for batch, pooled in islice(self._steps, steps):
+            self.trainer.train_step(batch, pooled)
+            done += len(batch)
+        assert done == steps * self._batch, "the log is too short"
+        return done
+
+    def round(self, variant: str, number: int, *, steps: int) -> dict[str, Any]:
+        """Train and measure: rates of a sample, and what became of the rows."""
+        before, waited = self.store.stats(), self._waited_s()
+        sample = common.measure(variant, number, lambda: self.train(steps))
+        after = self.store.stats()
+
+        def grew(name: str) -> int:
+            return after[name] - before[name]
+
+        return {
+            **vars(sample),
+            "rows_per_s": sample.units / sample.wall_s,
+            "cpu_us_per_row": 1e6 * sample.cpu_s / sample.units,
+            "hit_rate": 1 - grew("cold_reads") / grew("rows_looked_up"),
+            "stall_share": (self._waited_s() - waited) / sample.wall_s,
+            "distinct_rows_per_step": grew("rows_looked_up") / steps,
+            "cold_rows_per_step": (grew("cold_reads") + grew("lookahead_loaded")) / steps,
+            "blocks_read_per_step": grew("device_blocks_read") / steps,
+            "bytes_written_per_step": grew("device_bytes_written") / steps,
+            "lookahead_late_per_step": grew("lookahead_late") / steps,
+        }
+
+    def _waited_s(self) -> float:
+        return self.trainer.counters().stalled_s
+
+
+@contextmanager
+def loaded(config: Config, shape: Shape) -> Generator[LoadedTrainer]:
+    """A trainer with every row of the log's tables in its store."""
+    with open_trainer(config, Console(quiet=True)) as trainer:
+        tables = [table_ids(shape.log, number) for number in range(shape.tables)]
+        assert isinstance(trainer.rows, StoredRows)
+        for start in reversed(range(0, shape.rows_per_table, _PUT_ROWS)):
+            for table, ids in zip(trainer.rows.tables, tables, strict=True):
+                chunk = ids[start : start + _PUT_ROWS]
+                table.put(chunk, table.get(chunk))
+        trainer.rows.store.checkpoint()
+        with closing(trainer.steps(0, trainer.train_rows)) as steps:
+            yield LoadedTrainer(trainer, steps, shape.batch)
+
+
+def device_reads_per_s(program: Path, store: Path, *, seconds: float, seed: int) -> float:
+    """Random blocks per second that the device gives: the raw probe, on the store's own log."""
+    options = {"folder": store, "seconds": seconds, "seed": seed, "rounds": 1}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    done = subprocess.run(
+        [str(program), "device", *words], check=True, stdout=subprocess.PIPE, text=True
+    )
+    line = json.loads(done.stdout)
+    return line["rows"] / line["wall_s"]

@@ -1,0 +1,104 @@
+"""Rows of coming steps, looked up while the loop still trains on earlier ones.
+
+A thread makes the lookups, in the order of the steps, each in a step of its own (`Store.forward`); the loop takes
+their pooled vectors and ends the steps in the same order. How far a row may run ahead of its updates is not decided
+here: a lookup waits in the store until every row is within the staleness bound of its table. At bound 0 no row is
+read before its last update, so the bits are those of one step at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Event, Semaphore, Thread
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from torch import Tensor
+
+    from rowmill.data import Batch
+    from rowmill.steps import Step
+    from rowmill.train.rows import StoredRows
+
+    _LookedUp = tuple[Batch, Tensor, Step]
+
+_LOOK_AGAIN_S = 0.01
+
+
+class Pipeline:
+    """At most `in_flight` steps whose rows are looked up and not updated yet."""
+
+    def __init__(self, rows: StoredRows, in_flight: int) -> None:
+        self._rows = rows
+        self._in_flight = in_flight
+        self.waited_s = 0.0
+        """Seconds in which the loop waited for a step whose rows were not there."""
+
+    def run(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Tensor]]:
+        """Batches with the pooled vectors of their ids, `[B, F, D]`; all steps are over when it is exhausted.
+
+        A step counts as over when the next one is asked for. Closing the generator early drops the steps that are
+        open: their gradients change nothing.
+        """
+        ready: SimpleQueue[_LookedUp | BaseException | None] = SimpleQueue()
+        free = Semaphore(self._in_flight)
+        closed = Event()
+        thread = Thread(
+            target=self._look_up, args=(batches, ready, free, closed), name="rowmill-in-flight"
+        )
+        thread.start()
+        step: Step | None = None
+        try:
+            while (looked_up := self._next(ready)) is not None:
+                batch, pooled, step = looked_up
+                del looked_up
+                yield batch, pooled
+                del batch, pooled
+                free.release()
+        finally:
+            closed.set()
+            free.release()
+            _drop(step)
+            # A lookup may wait for a row that one of these steps holds.
+            while thread.is_alive() or not ready.empty():
+                with suppress(Empty):
+                    left = ready.get(timeout=_LOOK_AGAIN_S)
+                    if isinstance(left, tuple):
+                        _drop(left[2])
+            thread.join()
+
+    def _next(self, ready: SimpleQueue[_LookedUp | BaseException | None]) -> _LookedUp | None:
+        since = time.perf_counter()
+        looked_up = ready.get()
+        self.waited_s += time.perf_counter() - since
+        if isinstance(looked_up, BaseException):
+            raise looked_up
+        return looked_up
+
+    def _look_up(
+        self,
+        batches: Iterable[Batch],
+        ready: SimpleQueue[_LookedUp | BaseException | None],
+        free: Semaphore,
+        closed: Event,
+    ) -> None:
+        try:
+            for batch in batches:
+                free.acquire()
+                if closed.is_set():
+                    return
+                with self._rows.store.forward() as step:
+                    pooled = self._rows.embeddings(self._rows.inputs(batch.ids))
+                ready.put((batch, pooled, step))
+                del pooled
+            ready.put(None)
+        except BaseException as error:  # Raised again in the loop.
+            ready.put(error)
+
+
+def _drop(step: Step | None) -> None:
+    if step is not None and step.open:
+        step.finish(apply=False)

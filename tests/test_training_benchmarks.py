@@ -1,0 +1,103 @@
+"""benchmarks/out_of_core and benchmarks/staleness_quality in their smallest forms, trainer and store included.
+
+Benchmarks are run rarely; without this they would break unseen, or measure something else than they say: rows that
+are all in memory, steps that are not in flight, a ratio the wrong way round. How fast anything is, is not looked at.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import common
+from benchmarks.out_of_core import generated
+from benchmarks.staleness_quality import quality, rate, run
+from benchmarks.training import Shape
+
+SHAPE = Shape(rows_per_table=4_000, steps=70, tables=3, batch=64)
+
+
+@pytest.fixture
+def benchmark() -> common.Benchmark:
+    return common.Benchmark(common.Settings(True, 1, None, ""))
+
+
+def cells(benchmark: common.Benchmark, variant: str) -> list[Any]:
+    return [cell for cell in benchmark.cells if cell["variant"] == variant]
+
+
+def test_out_of_core_compares_with_the_lower_of_both_limits(benchmark: common.Benchmark) -> None:
+    probed: list[str] = []
+
+    def probe(store: Path, number: int) -> float:
+        assert (store / "group-0.log").stat().st_size > 0
+        probed.append(f"round {number}")
+        return 3.0  # So slow a device is the limit.
+
+    generated.measure(benchmark, SHAPE, probe, rounds=2, steps=8, warm_up=4)
+    assert probed == ["round 0", "round 1"]
+    for own, memory in zip(cells(benchmark, "quarter"), cells(benchmark, "in_memory"), strict=True):
+        assert own["units"] == memory["units"] == 8 * SHAPE.batch
+        assert own["cold_rows_per_step"] > 1, "nothing ever left the memory"
+        assert memory["cold_rows_per_step"] == 0
+    first = cells(benchmark, "quarter")[0]
+    limit = 3.0 / first["cold_rows_per_step"] * SHAPE.batch
+    assert limit < first["rows_per_s"]
+    figures = benchmark.summary
+    assert figures["rate_with_a_quarter_over_limit"] > 1 > 0
+    assert figures["rate_with_a_quarter_over_in_memory"] < 5
+    assert figures["device_limit_rows_per_s"] == pytest.approx(limit, rel=0.5)
+
+
+def test_staleness_quality_scores_every_bound_and_loses_nothing_at_0(
+    benchmark: common.Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWMILL_DATA", "")
+    monkeypatch.setattr(common, "REPOSITORY", tmp_path)  # No sample of Criteo there.
+    size = run.Size(seeds=2, bounds=(0, 4, None), log_rows=6_000)
+    run.measure_quality(benchmark, size, tmp_path)
+    assert {(cell["bound"], cell["seed"]) for cell in cells(benchmark, "quality_generated")} == {
+        (bound, seed) for bound in ("0", "4", "infinite") for seed in (1, 2)
+    }
+    assert all(cell["cold_reads"] > 0 for cell in cells(benchmark, "quality_generated"))
+    figures = benchmark.summary
+    assert figures["quality_generated_bound_0_auc_loss_percent"] == 0
+    assert (
+        figures["quality_generated_bound_infinite_auc"] < figures["quality_generated_bound_0_auc"]
+    )
+    assert figures["quality_generated_bound_infinite_auc_loss_percent"] > 0
+
+
+def test_staleness_quality_measures_every_point_of_its_curves(
+    benchmark: common.Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate, "IN_FLIGHT", 6)
+    size = run.Size(
+        bounds=(0, None),
+        shares=(1 / 4,),
+        rows_per_table=2_000,
+        batch=32,
+        rounds=1,
+        steps=4,
+        warm_up=4,
+    )
+    run.measure_rate(benchmark, size, tmp_path)
+    names = [str(cell["variant"]) for cell in benchmark.cells]
+    expected = {
+        "none_bound_0",
+        *(
+            f"{mode}_bound_{bound}"
+            for mode in ("conventional", "lookahead")
+            for bound in ("0", "10", "infinite")
+        ),
+    }
+    assert set(names) == {f"rate_{name}_memory_0.25" for name in expected}
+    for name in names:
+        assert benchmark.summary[f"{name}_rows_per_s"] > 0
+        assert benchmark.summary[f"{name}_cold_rows_per_step"] > 0, "nothing ever left the memory"
+    assert not list(tmp_path.glob("rate_*")), "every point takes its store away"
+
+
+def test_a_run_in_flight_is_what_the_quality_is_of() -> None:
+    assert max(bound for bound in quality.BOUNDS if bound is not None) + 1 < quality.IN_FLIGHT
+    assert max(bound for bound in quality.BOUNDS if bound is not None) + 1 <= rate.IN_FLIGHT
