@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 use rowmill_kernels::{Lookups, RowPtr, SKIP, pool};
-use rowmill_rows::{IdBag, IdRange, RowLayout};
+use rowmill_rows::{IdBag, RowLayout};
 
 use crate::StoreError;
-use crate::dense::{Absent, DenseRows};
 use crate::group::Group;
 use crate::keys::Key;
+use crate::residents::{Absent, Residents};
 use crate::scatter::Scatter;
 use crate::table_state::TableState;
 use crate::walk::{AllShards, Locked, walk};
@@ -84,22 +84,15 @@ impl Group {
         let Some(all) = self.try_read_all() else { return hold.clone() };
         let (table, bag) = &pooled.bags[hold.column];
         let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
-        // Who counts uses needs to know more of a row than where it is.
-        let dense = match table.spec.ids {
-            IdRange::Dense { .. }
-                if bag.padding.is_none() && all.iter().all(|shard| !shard.counts_uses()) =>
-            {
-                Some(DenseRows::new(&self.core, &all, table.local))
-            }
-            _ => None,
-        };
+        // Padding is no row at all, and must not be looked for.
+        let residents = if bag.padding.is_none() { Residents::new(&self.core, &all, table) } else { None };
         let mut rows: Vec<RowPtr> = Vec::new();
         for bags in pieces(bag, hold.bags.clone(), piece_ids) {
             let ids = &bag.ids[ids_of(bag, &bags)];
             rows.clear();
             rows.resize(ids.len(), std::ptr::null());
-            let found = match &dense {
-                Some(dense) => dense.find(ids, &mut rows),
+            let found = match &residents {
+                Some(residents) => residents.find(ids, &mut rows),
                 None => self.find_resident(&all, table, bag.padding, ids, &mut rows),
             };
             if found.is_err() {

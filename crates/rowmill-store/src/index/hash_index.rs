@@ -128,7 +128,7 @@ impl HashIndex {
     /// # Safety
     /// The CPU has the instructions of `C`.
     #[inline(always)]
-    pub(super) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Found>, Beyond> {
+    pub(crate) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Found>, Beyond> {
         let home = home(hash, self.buckets.len());
         let Some(bucket) = self.buckets.get(home) else { return Ok(None) };
         // SAFETY: the caller's.
@@ -147,7 +147,7 @@ impl HashIndex {
     /// # Safety
     /// The CPU has the instructions of `C`.
     #[inline(always)]
-    pub(super) unsafe fn find_beyond<C: Compare>(&self, id: u64, hash: u32) -> Option<Found> {
+    pub(crate) unsafe fn find_beyond<C: Compare>(&self, id: u64, hash: u32) -> Option<Found> {
         let home = home(hash, self.buckets.len());
         let mut b = home;
         while self.buckets[b].overflowed() {

@@ -26,11 +26,12 @@ mod zeroed_array;
 pub(crate) use compare::Avx512;
 pub(crate) use compare::{Compare, Plain};
 pub(crate) use flags::CLOCK_OVERFLOW;
+pub(crate) use hash_index::HashIndex;
 pub(crate) use location::{Found, Location, Place};
 #[cfg(test)]
 use shard::hash;
 pub(crate) use shard::{dense_shard_of, shard_and_hash_of, shard_of};
-pub(crate) use table_index::TableIndex;
+pub(crate) use table_index::{Beyond, TableIndex};
 
 #[cfg(test)]
 mod tests;

@@ -86,6 +86,14 @@ impl TableIndex {
         }
     }
 
+    /// The index of any ids.
+    pub(crate) fn as_hash(&self) -> Option<&HashIndex> {
+        match self {
+            Self::Hash(index) => Some(index),
+            Self::Direct(_) => None,
+        }
+    }
+
     /// The words of a dense range by position in the shard, for [`Location::slot_of_stored`].
     pub(crate) fn dense_locations(&self) -> Option<&[u32]> {
         match self {
