@@ -70,10 +70,10 @@ def cut_off(
     """Run, and raise before the step after this one."""
     original = Trainer.train_step
 
-    def some(trainer: Trainer, batch: Batch) -> torch.Tensor:
+    def some(trainer: Trainer, batch: Batch, pooled: torch.Tensor | None) -> torch.Tensor:
         if trainer.state.step == step:
             raise CutOffError
-        return original(trainer, batch)
+        return original(trainer, batch, pooled)
 
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "train_step", some)
