@@ -7,9 +7,7 @@ use rowmill_rows::IdRange;
 use crate::core::Core;
 #[cfg(target_arch = "x86_64")]
 use crate::index::Avx512;
-use crate::index::{
-    Beyond, Compare, HashIndex, Location, Plain, TableIndex, dense_shard_of, shard_and_hash_of,
-};
+use crate::index::{Compare, HashIndex, Location, Plain, TableIndex, dense_shard_of, shard_and_hash_of};
 use crate::prefetch::{prefetch, prefetch_bytes};
 use crate::table_state::TableState;
 use crate::walk::AllShards;
@@ -127,15 +125,12 @@ impl<'a> Residents<'a> {
             let mut count = 0;
             for (number, (&id, &(shard, hash))) in ids.iter().zip(&homes).enumerate() {
                 // SAFETY: the caller's.
-                match unsafe { indexes[shard as usize].find_near::<C>(id, hash) } {
-                    Ok(found) => {
-                        let slot = found.and_then(|found| found.location.slot()).ok_or(Absent)?;
-                        rows[number] = self.row(shard as usize, slot);
-                    }
-                    Err(Beyond) => {
-                        beyond[count] = number as u8;
-                        count += 1;
-                    }
+                if let Ok(found) = unsafe { indexes[shard as usize].find_near::<C>(id, hash) } {
+                    let slot = found.and_then(|found| found.location.slot()).ok_or(Absent)?;
+                    rows[number] = self.row(shard as usize, slot);
+                } else {
+                    beyond[count] = number as u8;
+                    count += 1;
                 }
             }
             for &number in &beyond[..count] {
