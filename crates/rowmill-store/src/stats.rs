@@ -121,7 +121,7 @@ pub struct Stats {
     pub device_used_bytes: u64,
     /// Device bytes kept for the last checkpoint only.
     pub device_pinned_bytes: u64,
-    /// Device bytes ready for reuse.
+    /// Device bytes ready for reuse; what was given back to the file system is not among them.
     pub device_free_bytes: u64,
     /// Bytes written to the logs.
     pub device_bytes_written: u64,

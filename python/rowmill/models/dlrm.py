@@ -24,6 +24,7 @@ class DLRM(nn.Module):
         top: hidden widths of the top MLP; a last layer of width 1 follows.
 
     Example:
+        >>> import torch
         >>> from rowmill.models import FeatureBags
         >>> bags = FeatureBags(nn.EmbeddingBag(10, 4) for _ in range(3))
         >>> model = DLRM(bags, features=3, dim=4, dense_features=2, bottom=[8], top=[8])
