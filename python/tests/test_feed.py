@@ -56,7 +56,7 @@ tables = {name: copy.table(name, dim=16, optimizer=rowmill.optim.SGD(lr=1.0)) fo
 since = copy.attachment("sequence")
 rollbacks = int(copy.attachment("rollbacks") or 0)
 events = 0
-for event in rowmill.ChangeFeed(sys.argv[1]).follow(None if since is None else int(since), timeout_s=60):
+for event in rowmill.ChangeFeed(sys.argv[1]).follow(None if since is None else int(since), timeout_s=300):
     match event:
         case rowmill.FeedRows():
             tables[event.table].put(event.ids, event.weights)

@@ -56,19 +56,31 @@ impl IndexLog {
         writer: &Mutex<Option<DeltaWriter>>,
         record: impl FnOnce(&mut DeltaWriter) -> Result<(), FileError>,
     ) {
-        let mut writer = writer.lock();
-        let writer = writer.as_mut().expect("a store that changes rows has its index log open");
-        if let Err(error) = record(writer) {
-            self.error.lock().get_or_insert(error.into());
+        let result = match writer.lock().as_mut() {
+            Some(writer) => record(writer).map_err(StoreError::from),
+            None => Err(StoreError::Closed),
+        };
+        if let Err(error) = result {
+            self.error.lock().get_or_insert(error);
         }
     }
 
     /// The cut: changes up to now belong to the checkpoint, later ones to the next, which is `epoch`.
     pub(crate) fn cut(&self, epoch: u64) -> Result<(), StoreError> {
+        if self.current.lock().is_none() {
+            return Err(StoreError::Closed);
+        }
         let next = self.begin(epoch)?;
         let previous = self.current.lock().replace(next);
         *self.frozen.lock() = previous;
         Ok(())
+    }
+
+    /// Write no more: what is buffered goes to the files now, and not when the store is dropped, when the volume may
+    /// be another's.
+    pub(crate) fn close(&self) {
+        *self.current.lock() = None;
+        *self.frozen.lock() = None;
     }
 
     /// Close the file of the cut; its name and checksum for the manifest.
@@ -76,7 +88,7 @@ impl IndexLog {
         if let Some(error) = self.error.lock().take() {
             return Err(error);
         }
-        let writer = self.frozen.lock().take().expect("a cut was made");
+        let writer = self.frozen.lock().take().ok_or(StoreError::Closed)?;
         Ok(writer.finish()?)
     }
 

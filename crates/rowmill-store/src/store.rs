@@ -510,6 +510,10 @@ impl Store {
         *self.queue.lock() = None;
         *self.compaction.lock() = None;
         *self.publisher.lock() = None;
+        for group in self.groups.read().iter() {
+            group.core.log.await_written();
+        }
+        self.index_log.close();
         *self.lock.lock() = None;
     }
 

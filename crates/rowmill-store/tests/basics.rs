@@ -239,3 +239,28 @@ fn a_backward_finds_rows_whose_entries_moved_since_the_lookup() {
         assert!(rows == expected, "round {round}");
     }
 }
+
+#[test]
+fn a_closed_store_writes_nothing_when_it_is_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = || {
+        let mut files: Vec<(std::path::PathBuf, Vec<u8>)> = std::fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .map(|path| (path.clone(), std::fs::read(path).unwrap()))
+            .collect();
+        files.sort();
+        files
+    };
+    let store = Store::open(folder.path(), options(16 << 20)).unwrap();
+    let table = store.table("t", &spec(16, SGD)).unwrap();
+    let ids: Vec<u64> = (0..5000).collect();
+    table.put(&ids, &vec![1.0; 16 * ids.len()], None).unwrap();
+    store.checkpoint(&[]).unwrap();
+    // Of the next checkpoint: in buffers, for it is not made.
+    table.delete(&ids[..100]).unwrap();
+    store.close();
+    let closed = files();
+    drop((table, store));
+    assert!(closed == files(), "who opened the folder meanwhile would meet these writes");
+}
