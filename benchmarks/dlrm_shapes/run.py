@@ -165,6 +165,16 @@ class TorchDLRM(nn.Module):
         return self.top(self.interact(dense_BD, self.pool(ids, offsets))).squeeze(1)
 
 
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
+    """Forward, backward and update; the loss."""
+    optimizer.zero_grad()
+    logits = model(batch.dense, batch.ids, batch.offsets)
+    loss = binary_cross_entropy_with_logits(logits, batch.labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
 class Plain:
     """Plain torch: the model, and one optimizer for rows and MLPs."""
 
@@ -179,12 +189,7 @@ class Plain:
 
     def step(self, batch: Batch) -> Tensor:
         """One training step; the loss."""
-        self.optimizer.zero_grad()
-        logits = self.model(batch.dense, batch.ids, batch.offsets)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
+        return train_step(self.model, self.optimizer, batch)
 
     def embed(self, batch: Batch, gradient_BFD: Tensor) -> None:
         """The embeddings of a step: pool, take a gradient, update."""
@@ -228,12 +233,7 @@ class Stored:
 
     def step(self, batch: Batch) -> Tensor:
         """One training step; the loss."""
-        self.optimizer.zero_grad()
-        logits = self.model(batch.dense, batch.ids, batch.offsets)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
+        return train_step(self.model, self.optimizer, batch)
 
     def announce(self, batch: Batch) -> None:
         """Say that this batch comes next, as `rowmill train` does."""

@@ -155,9 +155,10 @@ fn spread(shape: Interaction, threads: usize, work: impl Fn(Range<usize>) + Sync
         return take();
     }
     // This thread works too: one that is late (torch's may still occupy its core) keeps nobody waiting.
-    rayon::in_place_scope(|scope| {
+    // Threads of this call's own: a pool would not survive a fork, and a call takes milliseconds.
+    std::thread::scope(|scope| {
         for _ in 1..threads.min(tasks) {
-            scope.spawn(|_| take());
+            scope.spawn(take);
         }
         take();
     });

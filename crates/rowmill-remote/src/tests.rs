@@ -348,6 +348,31 @@ fn a_checkpoint_removed_while_it_is_restored_is_not_called_damaged() {
 }
 
 #[test]
+fn a_table_without_rows_comes_back_for_readers_and_writers() {
+    let memory: Arc<InMemory> = Arc::default();
+    let mut trained = Trained::new();
+    let spec = TableSpec { dim: 2 * DIM as u32, ..*trained.table.spec() };
+    // With memory for two groups.
+    trained.store.close();
+    let options = StoreOptions { memory: 32 << 20, ..StoreOptions::default() };
+    trained.store = Store::open(trained.own_folder.as_ref().unwrap().path(), options).unwrap();
+    trained.table = trained.store.table("t", &TableSpec { dim: DIM as u32, ..spec }).unwrap();
+    trained.store.table("empty", &spec).unwrap();
+    trained.advance(10);
+    trained.push(&place(&memory), 1).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    restore(&place(&memory), folder.path(), None, NEVER).unwrap();
+    for read_only in [true, false, true] {
+        let options = StoreOptions { memory: 32 << 20, read_only, ..StoreOptions::default() };
+        let store = Store::open(folder.path(), options).unwrap();
+        assert_eq!(store.open_table("empty").unwrap().len(), 0);
+        let mut row = vec![0.0; 2 * DIM];
+        store.open_table("empty").unwrap().get(&[1], &mut row).unwrap();
+        assert!(row.iter().any(|weight| *weight != 0.0), "as it would be born");
+    }
+}
+
+#[test]
 fn a_server_without_conditions_is_refused() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();

@@ -5,6 +5,8 @@
 //! grow. It counts up to a limit and no further. An id is never counted too low; too high only where all of its
 //! counters are shared with ids that were asked for more.
 
+use crate::index::mix;
+
 const ROWS: usize = 4;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,12 +72,9 @@ impl Sketch {
     }
 }
 
-/// The finalizer of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014).
+/// As different for neighbours as for any two numbers, 0 among them.
 fn mixed(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
+    mix(value.wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
 
 #[cfg(test)]

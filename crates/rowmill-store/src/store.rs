@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Mutex, RwLock};
-use rowmill_io::{DirectoryVolume, Volume, VolumeLock};
+use rowmill_io::{DirectoryVolume, MemoryVolume, Volume, VolumeLock};
 use rowmill_kernels::{RowUpdater, UniqueScratch};
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 
@@ -324,7 +324,12 @@ impl Store {
             checksum_bytes_max: (self.budget.memory() / 64) as usize,
             incarnation: self.incarnation,
         };
-        let device = self.volume.device(&log_name(number), writable)?;
+        // A restored checkpoint lacks the log of a group that had no row.
+        let device = if writable || !state.segments.is_empty() {
+            self.volume.device(&log_name(number), writable)?
+        } else {
+            MemoryVolume::new().device(&log_name(number), true)?
+        };
         let log = Log::open(device, config, state)?;
         let shards = shards_for(self.budget.row_target(), layout.stride);
         let core = Core {

@@ -5,7 +5,7 @@
 /// The finaliser of `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014, with the constants of Stafford's
 /// variant 13): consecutive ids, ids that differ only in high bits and pre-hashed ids all spread.
 #[inline]
-pub(super) fn mix(id: u64) -> u64 {
+pub(crate) fn mix(id: u64) -> u64 {
     let id = (id ^ (id >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let id = (id ^ (id >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     id ^ (id >> 31)
