@@ -23,7 +23,7 @@ mod throttled_volume;
 mod volume;
 
 pub use aligned_buffer::AlignedBuffer;
-pub use checksum::checksum;
+pub use checksum::{checksum, crc32c, crc32c_append};
 pub use device::{BLOCK_BYTES, Device, DeviceError, ReadResult, Span};
 pub use directory_volume::{DirectoryVolume, IoChoice};
 pub use fault_schedule::{Fault, When};

@@ -46,19 +46,30 @@ impl GradientAddresses {
         }
         let mut addresses = vec![std::ptr::null::<f32>(); unique];
         let mut repeated: Vec<(u32, *const f32)> = Vec::new();
-        for (bag, ends) in offsets.windows(2).enumerate() {
-            // SAFETY: every bag has a gradient.
-            let gradient = unsafe { gradients.add(bag * stride) };
-            for &row in &inverse[ends[0] as usize..ends[1] as usize] {
-                if row == SKIP {
-                    continue;
+        let slots = addresses.as_mut_slice();
+        let mut see = |row: u32, gradient: *const f32| {
+            if row == SKIP {
+                return;
+            }
+            let address = &mut slots[row as usize];
+            if address.is_null() {
+                *address = gradient;
+            } else {
+                repeated.push((row, gradient));
+            }
+        };
+        let mut gradient = gradients;
+        if offsets.iter().zip(0..).all(|(&offset, bag)| offset == bag) {
+            for &row in inverse {
+                see(row, gradient);
+                gradient = gradient.wrapping_add(stride);
+            }
+        } else {
+            for ends in offsets.windows(2) {
+                for &row in &inverse[ends[0] as usize..ends[1] as usize] {
+                    see(row, gradient);
                 }
-                let address = &mut addresses[row as usize];
-                if address.is_null() {
-                    *address = gradient;
-                } else {
-                    repeated.push((row, gradient));
-                }
+                gradient = gradient.wrapping_add(stride);
             }
         }
         // Stable: the terms of a sum stay in the order of the lookups.

@@ -90,7 +90,7 @@ impl Push {
             let is_visible = self.is_visible(remote).await?;
             return if is_visible { Err(remote.corrupt(&key, "it does not exist")) } else { Ok(None) };
         };
-        if (bytes.len() as u64, crc32c::crc32c(&bytes)) != self.entry.contents {
+        if (bytes.len() as u64, rowmill_io::crc32c(&bytes)) != self.entry.contents {
             return Err(remote.corrupt(&key, "it is not the one that its checkpoint names"));
         }
         let contents: Contents = remote.unsealed(&key, &bytes)?;

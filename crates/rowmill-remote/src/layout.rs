@@ -194,5 +194,5 @@ pub(crate) fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unsealed> {
 }
 
 fn header_line(json: &[u8]) -> String {
-    format!("{MAGIC} {FORMAT_VERSION} {:08x} {}\n", crc32c::crc32c(json), json.len())
+    format!("{MAGIC} {FORMAT_VERSION} {:08x} {}\n", rowmill_io::crc32c(json), json.len())
 }

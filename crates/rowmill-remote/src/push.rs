@@ -82,7 +82,7 @@ async fn push_and_clean(
             epoch,
             rows: checkpoint.rows(),
             bytes: info.bytes,
-            contents: (sealed.len() as u64, crc32c::crc32c(&sealed)),
+            contents: (sealed.len() as u64, rowmill_io::crc32c(&sealed)),
             push: folder,
         };
         remote.put(&contents_key(&entry.push), sealed).await?;
@@ -168,7 +168,7 @@ async fn upload_all(
     let uploads =
         parts.into_iter().map(move |part| (part, reader.read(part))).map(|(part, bytes)| async move {
             let bytes = bytes?;
-            let crc = crc32c::crc32c(&bytes);
+            let crc = rowmill_io::crc32c(&bytes);
             remote.put(&part_key(folder, &part.name), bytes).await?;
             let CheckpointPart { name, file, spans, .. } = part.clone();
             Ok::<_, RemoteError>(PartEntry { name, file, spans, push: 0, crc })

@@ -162,7 +162,7 @@ impl Target {
             if self.files[&part.file].read_exact_at(&mut bytes, offset).is_err() {
                 return false;
             }
-            crc = crc32c::crc32c_append(crc, &bytes);
+            crc = rowmill_io::crc32c_append(crc, &bytes);
         }
         crc == part.crc
     }
@@ -249,7 +249,7 @@ async fn download(remote: &Remote, contents: &Contents, target: &Target) -> Resu
             if bytes.len() as u64 != expected {
                 return Err(remote.corrupt(&key, format!("it has {} bytes, not {expected}", bytes.len())));
             }
-            let crc = crc32c::crc32c(&bytes);
+            let crc = rowmill_io::crc32c(&bytes);
             if crc != part.crc {
                 let what = format!("its checksum is {crc:08x} instead of {:08x}", part.crc);
                 return Err(remote.corrupt(&key, what));

@@ -198,50 +198,43 @@ impl Group {
         let edits = state.edits();
         let mut all_found = Vec::with_capacity(if step.is_some() { keys.len() } else { 0 });
         let mut visited = 0;
-        let stopped = walk::<false, _, _>(
-            &self.core,
-            &mut state,
-            keys,
-            |_| (),
-            |state, key, found| {
-                let found = match found {
-                    Some(found) => found,
-                    None if wish.births => {
-                        let (place, slot) =
-                            state.birth(&self.core, key.table, key.id).map_err(Stop::Failed)?;
-                        Found { place, location: Location::resident(slot) }
-                    }
-                    None => {
-                        entered.unseen.push(*key);
-                        visited += 1;
-                        return Ok(());
-                    }
-                };
-                if wish.takes(key.position)
-                    && let Some(bound) = wish.bounds[key.table as usize]
-                {
-                    match state.take_clock(key.table, key.id, found.place, bound) {
-                        Clock::Taken(outstanding) => entered.staleness.count(outstanding),
-                        Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
-                    }
+        let stopped = walk(&self.core, &mut state, keys, |state, key, found| {
+            let found = match found {
+                Some(found) => found,
+                None if wish.births => {
+                    let (place, slot) = state.birth(&self.core, key.table, key.id).map_err(Stop::Failed)?;
+                    Found { place, location: Location::resident(slot) }
                 }
-                if step.is_some() {
-                    all_found.push(found);
+                None => {
+                    entered.unseen.push(*key);
+                    visited += 1;
+                    return Ok(());
                 }
-                let position = key.position as usize;
-                if let Some(slot) = found.location.slot() {
-                    state.touch(key.table, found.place, slot, step.is_some());
-                    // SAFETY: every position belongs to one shard, and one thread enters a shard.
-                    unsafe { out.set(position, state.row(&self.core, slot).cast_const()) };
-                } else if let Some(row) = found.location.row() {
-                    // SAFETY: as above. A second entry after a wait must not leave an old address.
-                    unsafe { out.set(position, std::ptr::null()) };
-                    entered.misses.push(Miss { key: *key, row });
+            };
+            if wish.takes(key.position)
+                && let Some(bound) = wish.bounds[key.table as usize]
+            {
+                match state.take_clock(key.table, key.id, found.place, bound) {
+                    Clock::Taken(outstanding) => entered.staleness.count(outstanding),
+                    Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
                 }
-                visited += 1;
-                Ok(())
-            },
-        );
+            }
+            if step.is_some() {
+                all_found.push(Some(found));
+            }
+            let position = key.position as usize;
+            if let Some(slot) = found.location.slot() {
+                state.touch(key.table, found.place, slot, step.is_some());
+                // SAFETY: every position belongs to one shard, and one thread enters a shard.
+                unsafe { out.set(position, state.row(&self.core, slot).cast_const()) };
+            } else if let Some(row) = found.location.row() {
+                // SAFETY: as above. A second entry after a wait must not leave an old address.
+                unsafe { out.set(position, std::ptr::null()) };
+                entered.misses.push(Miss { key: *key, row });
+            }
+            visited += 1;
+            Ok(())
+        });
         let seen = cell.gate.generation();
         let Err(stop) = stopped else {
             entered.known =

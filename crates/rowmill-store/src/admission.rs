@@ -25,7 +25,7 @@ impl Group {
         if lookup.tables.iter().all(|rows| rows.table.spec.admission.is_none()) {
             return;
         }
-        let mut below = vec![false; lookup.keys.positions()];
+        let mut below = vec![false; lookup.keys().positions()];
         for rows in &lookup.tables {
             let (Some(Admission { min_count, .. }), Some(sketch)) =
                 (rows.table.spec.admission, &rows.table.sketch)
@@ -41,9 +41,9 @@ impl Group {
                 *below = counted < min_count;
             }
         }
-        let refused = &mut lookup.refused;
+        let mut refused = Vec::new();
         for (shard, cell) in self.shards.iter().enumerate() {
-            let keys = lookup.keys.of_shard(shard);
+            let keys = lookup.keys().of_shard(shard);
             if keys.iter().any(|key| below[key.position as usize]) {
                 let state = cell.state.read();
                 let is_refused = |key: &&Key| below[key.position as usize] && state.find(key).is_none();
@@ -51,11 +51,12 @@ impl Group {
             }
         }
         if !refused.is_empty() {
-            let mut marks = vec![false; lookup.keys.positions()];
-            for key in &*refused {
+            let mut marks = vec![false; lookup.keys().positions()];
+            for key in &refused {
                 marks[key.position as usize] = true;
             }
-            lookup.keys = lookup.keys.without(&marks);
+            lookup.keys = lookup.keys().without(&marks).into();
         }
+        lookup.refused = refused;
     }
 }

@@ -12,7 +12,8 @@ use crate::prefetch::prefetch_bytes;
 use crate::stamp::Mark;
 use crate::table_state::TableState;
 use crate::ticket::{Released, Ticket};
-use crate::update::{Change, PENDING};
+use crate::update::{Change, Target};
+use crate::walk::CHUNK;
 
 /// Rows whose gradients one task sums.
 const SUM_TASK_ROWS: usize = 2048;
@@ -63,29 +64,25 @@ impl Step<'_> {
 }
 
 impl Change for Step<'_> {
-    #[inline]
-    fn prefetch(&self, key: &Key) {
-        let step = self.of(key);
-        let unique = key.position - step.base;
+    fn prefetch(&self, keys: &[Key]) {
+        let step = self.of(&keys[0]);
         let bytes = 4 * self.group.core.layout.dim;
+        let rows = keys.iter().map(|key| key.position - step.base);
         match step.source {
-            Source::Each(addresses) => prefetch_bytes(addresses.of(unique), bytes),
-            Source::Bags { order, gradients, stride } => {
-                if let Some(bag) = order.first_bag(unique) {
+            // In the order of the rows they are read in order, which the CPU sees for itself.
+            Source::Each(_) if keys.is_sorted_by(|one, next| one.position + 1 == next.position) => {}
+            Source::Each(addresses) => rows.for_each(|row| prefetch_bytes(addresses.of(row), bytes)),
+            Source::Bags { order, gradients, stride } => rows.for_each(|row| {
+                if let Some(bag) = order.first_bag(row) {
                     prefetch_bytes(gradients.as_ptr().wrapping_add(bag as usize * stride), bytes);
                 }
-            }
+            }),
         }
     }
 
     fn change(&self, keys: &[Key], rows: &[*mut f32]) {
         let TableStep { table, update, base, source, mark } = self.of(&keys[0]);
-        let mut unique = [0; PENDING];
-        for (unique, key) in unique.iter_mut().zip(keys) {
-            *unique = key.position - base;
-        }
-        let unique = &unique[..keys.len()];
-        let mut ids = [0; PENDING];
+        let mut ids = [0; CHUNK];
         let update = &table.rounded(update, keys, &mut ids);
         let core = &self.group.core;
         // SAFETY: these are resident rows of this group under their shard's write lock; every bag has `dim`
@@ -93,12 +90,17 @@ impl Change for Step<'_> {
         unsafe {
             match source {
                 Source::Bags { order, gradients, stride } => {
+                    let mut unique = [0; CHUNK];
+                    for (unique, key) in unique.iter_mut().zip(keys) {
+                        *unique = key.position - base;
+                    }
+                    let unique = &unique[..keys.len()];
                     core.updater.apply_lookups(rows, order, unique, gradients.as_ptr(), *stride, update);
                 }
                 Source::Each(addresses) => {
-                    let mut each = [std::ptr::null(); PENDING];
-                    for (gradient, &unique) in each.iter_mut().zip(unique) {
-                        *gradient = addresses.of(unique);
+                    let mut each = [std::ptr::null(); CHUNK];
+                    for (gradient, key) in each.iter_mut().zip(keys) {
+                        *gradient = addresses.of(key.position - base);
                     }
                     core.updater.apply_each(rows, &each[..rows.len()], update);
                 }
@@ -260,7 +262,13 @@ impl Group {
                 Some(TableStep { table: &table.table, update, base: table.base as u32, source, mark });
         }
         let released = ticket.map_or(Released::None, |ticket| self.released(lookup, ticket));
-        self.update(&lookup.keys, &lookup.known, &released, &Step { group: self, tables })
+        let target = match &lookup.tables[..] {
+            [rows] if ticket.is_none() && lookup.refused.is_empty() => {
+                Target::Ids { table: &rows.table, ids: &rows.unique }
+            }
+            _ => Target::Keys { keys: lookup.keys(), known: &lookup.known, released: &released },
+        };
+        self.update(&target, &Step { group: self, tables })
     }
 
     fn check_finite(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<(), StoreError> {
@@ -289,7 +297,7 @@ impl Group {
         if per_table.iter().all(|released| matches!(released, Released::All)) {
             return Released::All;
         }
-        let mut marks = vec![false; lookup.keys.positions()];
+        let mut marks = vec![false; lookup.keys().positions()];
         for (rows, released) in lookup.tables.iter().zip(&per_table) {
             for within in 0..rows.unique.len() {
                 marks[rows.base + within] = released.contains(within as u32);

@@ -24,7 +24,7 @@ use crate::log::{Geometry, Log, LogConfig};
 use crate::pin::PinnedCheckpoint;
 use crate::store::Store;
 use crate::table::Table;
-use crate::ticket::Released;
+use crate::update::Target;
 use crate::weights::{decode_row, write_row};
 use crate::{Background, StoreError};
 
@@ -398,9 +398,9 @@ impl Table {
     fn restore(&self, ids: &[u64], values: &[f32], row_floats: usize) -> Result<(), StoreError> {
         let store = self.store();
         store.check_writable("a replay")?;
-        let keys = self.group().keys(self.state(), ids);
+        let target = Target::Ids { table: self.state(), ids };
         let _change = store.changes.read();
-        store.settle(self.group().update(&keys, &[], &Released::None, &|keys: &[Key], rows: &[*mut f32]| {
+        store.settle(self.group().update(&target, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[key.position as usize * row_floats..][..row_floats];
                 // SAFETY: `row` is a resident row of this group under its shard's write lock.

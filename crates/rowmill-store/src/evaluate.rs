@@ -115,20 +115,14 @@ impl Group {
     ) -> Result<(), Absent> {
         let key = |(position, &id)| Key::new(table.local, table.spec.ids, id, position, self.shards.len());
         let keys: Vec<Key> = (0..).zip(ids).filter(|&(_, &id)| padding != Some(id)).map(key).collect();
-        walk::<false, _, _>(
-            &self.core,
-            &mut all,
-            &keys,
-            |_| (),
-            |all, key, found| {
-                let (place, slot) =
-                    found.and_then(|found| Some((found.place, found.location.slot()?))).ok_or(Absent)?;
-                let shard = all.shard(key);
-                shard.touch(key.table, place, slot, false);
-                rows[key.position as usize] = shard.row(&self.core, slot).cast_const();
-                Ok(())
-            },
-        )
+        walk(&self.core, &mut all, &keys, |all, key, found| {
+            let (place, slot) =
+                found.and_then(|found| Some((found.place, found.location.slot()?))).ok_or(Absent)?;
+            let shard = all.shard(key);
+            shard.touch(key.table, place, slot, false);
+            rows[key.position as usize] = shard.row(&self.core, slot).cast_const();
+            Ok(())
+        })
     }
 
     /// Pool some bags of a feature.

@@ -48,13 +48,15 @@ pub(crate) struct Group {
     pub(crate) serial: AtomicU64,
 }
 
+/// Shards of the largest groups.
+pub(crate) const SHARDS_MAX: usize = 16;
+
 /// How many shards a group gets: enough that threads rarely meet, few enough that each has rows to
 /// choose from when one must leave.
 pub(crate) fn shards_for(row_bytes: u64, stride: usize) -> usize {
-    const SHARDS_MAX: u64 = 16;
     const SLOTS_PER_SHARD: u64 = 512;
     let slots = row_bytes / stride as u64;
-    let wanted = (slots / SLOTS_PER_SHARD).clamp(1, SHARDS_MAX) as usize;
+    let wanted = (slots / SLOTS_PER_SHARD).clamp(1, SHARDS_MAX as u64) as usize;
     if wanted.is_power_of_two() { wanted } else { wanted.next_power_of_two() / 2 }
 }
 

@@ -30,6 +30,21 @@ impl Key {
     }
 }
 
+/// Write the keys of ids of one table, which are numbered from `first` on.
+pub(crate) fn write_keys(keys: &mut [Key], ids: TableIds<'_>, first: usize, shards: usize) {
+    let TableIds { table, range, ids } = ids;
+    let numbered = (first as u32..).zip(keys.iter_mut().zip(ids));
+    match range {
+        IdRange::Sparse => numbered.for_each(|(position, (key, &id))| {
+            let (shard, hash) = shard_and_hash_of(id, shards);
+            *key = Key { id, hash, table, position, shard };
+        }),
+        IdRange::Dense { .. } => numbered.for_each(|(position, (key, &id))| {
+            *key = Key { id, hash: 0, table, position, shard: dense_shard_of(id, shards) as u32 };
+        }),
+    }
+}
+
 /// The ids an operation asks of one table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableIds<'a> {

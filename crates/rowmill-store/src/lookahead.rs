@@ -190,25 +190,19 @@ impl Group {
                 continue;
             }
             let mut state = cell.state.write();
-            let Ok(()) = walk::<false, _, _>(
-                &self.core,
-                &mut state,
-                keys.of_shard(shard),
-                |_| (),
-                |state, key, found| {
-                    let Some(Found { place, location }) = found else { return Ok::<(), Infallible>(()) };
-                    if let Some(slot) = location.slot() {
-                        if let Reason::Wanted(step) = reason {
-                            state.due.mark(slot, step);
-                        }
-                    } else if let Some(row) = location.row()
-                        && state.outstanding(key.table, key.id, place) == 0
-                    {
-                        misses.push(Miss { key: *key, row });
+            let Ok(()) = walk(&self.core, &mut state, keys.of_shard(shard), |state, key, found| {
+                let Some(Found { place, location }) = found else { return Ok::<(), Infallible>(()) };
+                if let Some(slot) = location.slot() {
+                    if let Reason::Wanted(step) = reason {
+                        state.due.mark(slot, step);
                     }
-                    Ok(())
-                },
-            );
+                } else if let Some(row) = location.row()
+                    && state.outstanding(key.table, key.id, place) == 0
+                {
+                    misses.push(Miss { key: *key, row });
+                }
+                Ok(())
+            });
         }
         misses
     }

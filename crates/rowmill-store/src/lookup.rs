@@ -4,7 +4,7 @@
 //! become addresses, bags are summed straight from those addresses.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 use rowmill_kernels::{Lookups, RowPtr, SKIP, UniqueScratch, pool, segment_unique};
@@ -30,8 +30,8 @@ pub struct Lookup {
     pub(crate) serial: u64,
     pub(crate) features: Vec<Feature>,
     pub(crate) tables: Vec<TableRows>,
-    /// The distinct rows of all tables, without those of refused ids.
-    pub(crate) keys: Keys,
+    /// The distinct rows of all tables, without those of refused ids; made when they are asked for.
+    pub(crate) keys: OnceLock<Keys>,
     /// Keys of ids that were asked for too rarely.
     pub(crate) refused: Vec<Key>,
     /// What a training read found, by shard.
@@ -80,7 +80,7 @@ unsafe impl Sync for Out {}
 impl Lookup {
     /// Number of distinct rows.
     pub fn rows(&self) -> usize {
-        self.keys.len()
+        self.tables.iter().map(|rows| rows.unique.len()).sum::<usize>() - self.refused.len()
     }
 
     /// Number of features.
@@ -109,7 +109,7 @@ impl Group {
         Self::count_accesses(bags);
         let lookup = self.pool_distinct(bags, out, row_stride, ticket)?;
         let lookups = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
-        self.counters.count_call(lookups, lookup.keys.len());
+        self.counters.count_call(lookups, lookup.rows());
         Ok(lookup)
     }
 
@@ -134,17 +134,19 @@ impl Group {
         }
         let reading = self.core.log.reading();
         let wish = self.wish(&lookup, ticket);
-        let mut entered = self.enter(&lookup.keys, &wish)?;
+        let mut entered = self.enter(lookup.keys(), &wish)?;
         entered.unseen.extend(&lookup.refused);
         let known = std::mem::take(&mut entered.known);
         let out = Out(out.as_mut_ptr());
         let pooled = if entered.misses.len() <= self.cold_rows_max() {
-            self.with_rows(&reading, &lookup.keys, entered, |rows| self.pool(&lookup, rows, &out, row_stride))
+            self.with_rows(&reading, lookup.keys(), entered, |rows| {
+                self.pool(&lookup, rows, &out, row_stride);
+            })
         } else {
             self.pool_in_pieces(&reading, &lookup, &out, row_stride)
         };
         if let Err(error) = pooled {
-            self.leave(&lookup.keys, &wish);
+            self.leave(lookup.keys(), &wish);
             return Err(error);
         }
         lookup.known = known;
@@ -164,12 +166,12 @@ impl Group {
         out: &mut [f32],
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
-        let mut lookup = self.prepare_fetch(table, ids)?;
+        let mut lookup = self.prepare_fetch(table, ids);
         self.refuse(&mut lookup, Asked::Read);
         let reading = self.core.log.reading();
         let mut wish = self.wish(&lookup, ticket);
         wish.births = true;
-        let entered = self.enter(&lookup.keys, &wish)?;
+        let entered = self.enter(lookup.keys(), &wish)?;
         self.copy_entered(&reading, &lookup, &wish, entered, out)
     }
 
@@ -182,7 +184,7 @@ impl Group {
         let reading = self.core.log.reading();
         let mut wish = self.wish(lookup, Some(ticket));
         wish.queued = true;
-        match self.try_enter(&lookup.keys, &wish)? {
+        match self.try_enter(lookup.keys(), &wish)? {
             Ok(entered) => {
                 let mut rows = vec![0.0; lookup.tables[0].inverse.len() * self.core.layout.dim];
                 self.copy_entered(&reading, lookup, &wish, entered, &mut rows).map(|()| Ok(rows))
@@ -192,17 +194,18 @@ impl Group {
     }
 
     /// The rows of one table, each as a bag of its own.
-    pub(crate) fn prepare_fetch(
-        self: &Arc<Self>,
-        table: &Arc<TableState>,
-        ids: &[u64],
-    ) -> Result<Lookup, StoreError> {
-        let offsets: Vec<i64> = (0..=ids.len() as i64).collect();
-        let bag = IdBag { ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
+    pub(crate) fn prepare_fetch(self: &Arc<Self>, table: &Arc<TableState>, ids: &[u64]) -> Lookup {
         table.count_accesses(ids);
-        let lookup = self.prepare(&[(Arc::clone(table), bag)])?;
-        self.counters.count_call(ids.len(), lookup.keys.len());
-        Ok(lookup)
+        let feature = Feature {
+            table: 0,
+            begin: 0,
+            offsets: (0..=ids.len() as i64).collect(),
+            weights: None,
+            pooling: Pooling::Sum,
+        };
+        let lookup = self.distinct(vec![(Arc::clone(table), None, vec![ids], ids.len())], vec![feature]);
+        self.counters.count_call(ids.len(), lookup.rows());
+        lookup
     }
 
     fn copy_entered(
@@ -215,7 +218,7 @@ impl Group {
     ) -> Result<(), StoreError> {
         let dim = self.core.layout.dim;
         entered.unseen.extend(&lookup.refused);
-        let copied = self.with_rows(reading, &lookup.keys, entered, |rows| {
+        let copied = self.with_rows(reading, lookup.keys(), entered, |rows| {
             let rows: Vec<RowPtr> =
                 lookup.tables[0].inverse.iter().map(|&unique| rows[unique as usize]).collect();
             // SAFETY: `with_rows` guarantees the weights of a row behind every address, and `out` holds
@@ -223,7 +226,7 @@ impl Group {
             unsafe { rowmill_kernels::gather(&rows, self.core.layout.dtype, dim, out, dim) };
         });
         if let Err(error) = copied {
-            self.leave(&lookup.keys, wish);
+            self.leave(lookup.keys(), wish);
             return Err(error);
         }
         let rows = &lookup.tables[0];
@@ -294,6 +297,11 @@ impl Group {
             ids.push(bag.ids);
             *lookups += bag.ids.len();
         }
+        Ok(self.distinct(ids_of, features))
+    }
+
+    /// A lookup of these ids, made distinct.
+    fn distinct(self: &Arc<Self>, ids_of: Vec<TableIds<'_>>, features: Vec<Feature>) -> Lookup {
         let total: usize = ids_of.iter().map(|(.., lookups)| lookups).sum();
         let unique_rows =
             |(table, padding, ids, lookups): (Arc<TableState>, Option<u64>, Vec<&[u64]>, usize)| {
@@ -324,19 +332,16 @@ impl Group {
             rows.base = base;
             base += rows.unique.len();
         }
-        let unique: Vec<(u32, &[u64])> =
-            tables.iter().map(|rows| (rows.table.local, &rows.unique[..])).collect();
-        let keys = self.keys_of(&unique);
         let serial = self.serial.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Ok(Lookup {
+        Lookup {
             group: Arc::clone(self),
             serial,
             features,
             tables,
-            keys,
+            keys: OnceLock::new(),
             refused: Vec::new(),
             known: Vec::new(),
-        })
+        }
     }
 
     fn wish<'a>(&self, lookup: &Lookup, ticket: Option<&'a Ticket>) -> Wish<'a> {
@@ -345,7 +350,7 @@ impl Group {
             let mut fresh: Option<Vec<bool>> = None;
             for rows in &lookup.tables {
                 if let Some(marks) = state.fresh(self.core.number, rows.table.local, &rows.unique) {
-                    let fresh = fresh.get_or_insert_with(|| vec![true; lookup.keys.positions()]);
+                    let fresh = fresh.get_or_insert_with(|| vec![true; lookup.keys().positions()]);
                     fresh[rows.base..rows.base + marks.len()].copy_from_slice(&marks);
                 }
             }
@@ -479,6 +484,15 @@ impl Group {
 }
 
 impl Lookup {
+    /// Its distinct rows, without those of refused ids.
+    pub(crate) fn keys(&self) -> &Keys {
+        self.keys.get_or_init(|| {
+            let unique: Vec<(u32, &[u64])> =
+                self.tables.iter().map(|rows| (rows.table.local, &rows.unique[..])).collect();
+            self.group.keys_of(&unique)
+        })
+    }
+
     /// The group this lookup belongs to.
     pub(crate) fn group(&self) -> &Arc<Group> {
         &self.group
@@ -491,7 +505,7 @@ impl Lookup {
             ticket.add(group, table, self.serial, &rows.unique);
             return;
         }
-        let held = self.keys.iter().filter(|key| key.table == table).map(|key| key.id);
+        let held = self.keys().iter().filter(|key| key.table == table).map(|key| key.id);
         let held: Arc<[u64]> = held.collect();
         if !held.is_empty() {
             ticket.add(group, table, NO_LOOKUP, &held);

@@ -265,7 +265,7 @@ impl PartReader<'_> {
                 return Err(corrupt(&format!("it is shorter than {len} bytes")));
             }
             file.position += bytes.len() as u64;
-            file.crc = crc32c::crc32c_append(file.crc, &bytes);
+            file.crc = rowmill_io::crc32c_append(file.crc, &bytes);
         }
         if file.position == len && file.crc != crc {
             return Err(corrupt("it does not match its checksum in the manifest"));

@@ -135,7 +135,7 @@ impl Request {
     /// The rows it asks for.
     fn rows(&self) -> impl Iterator<Item = Held> {
         let (group, table) = (self.table.group_number(), self.table.state().local);
-        self.lookup.keys.iter().map(move |key| (group, table, key.id))
+        self.lookup.keys().iter().map(move |key| (group, table, key.id))
     }
 
     fn finish(&self, result: Result<Vec<f32>, StoreError>) {

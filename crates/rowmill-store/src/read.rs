@@ -20,7 +20,7 @@ use crate::weights::widen_weights;
 pub(crate) const MOVES_MAX: usize = 1000;
 
 /// Rows read under one hold of the locks: about 100 us of work.
-const PIECE_ROWS: usize = 2048;
+pub(crate) const PIECE_ROWS: usize = 2048;
 
 /// Rows found, then copied: their bytes stay in the first-level cache meanwhile.
 const CHUNK: usize = 128;
@@ -169,29 +169,23 @@ impl Group {
         misses: &mut Vec<Miss>,
     ) {
         let width = read.width;
-        let Ok(()) = walk::<false, _, _>(
-            &self.core,
-            locked,
-            keys,
-            |_| (),
-            |locked, key, found| {
-                // SAFETY: every position is visited by one thread.
-                let out = unsafe { read.out.slice(key.position as usize * width, width) };
-                let Some(found) = found else {
-                    self.initial(key, read.part, out);
-                    return Ok::<(), Infallible>(());
-                };
-                if let Some(slot) = found.location.slot() {
-                    let shard = locked.shard(key);
-                    shard.touch(key.table, found.place, slot, false);
-                    // SAFETY: a resident row, which the shard's read lock keeps in place and unwritten.
-                    unsafe { self.copy_out(read, shard.row(&self.core, slot), out) };
-                } else if let Some(row) = found.location.row() {
-                    misses.push(Miss { key: *key, row });
-                }
-                Ok(())
-            },
-        );
+        let Ok(()) = walk(&self.core, locked, keys, |locked, key, found| {
+            // SAFETY: every position is visited by one thread.
+            let out = unsafe { read.out.slice(key.position as usize * width, width) };
+            let Some(found) = found else {
+                self.initial(key, read.part, out);
+                return Ok::<(), Infallible>(());
+            };
+            if let Some(slot) = found.location.slot() {
+                let shard = locked.shard(key);
+                shard.touch(key.table, found.place, slot, false);
+                // SAFETY: a resident row, which the shard's read lock keeps in place and unwritten.
+                unsafe { self.copy_out(read, shard.row(&self.core, slot), out) };
+            } else if let Some(row) = found.location.row() {
+                misses.push(Miss { key: *key, row });
+            }
+            Ok(())
+        });
     }
 
     /// Read cold rows, copy them out and admit them to the cache. Rows that moved are returned with

@@ -56,6 +56,36 @@ pub(crate) struct SlotMeta {
 // SAFETY: three integers without padding; zero bytes are a value of each.
 unsafe impl Zeroable for SlotMeta {}
 
+/// The slots of a shard as a change of rows in memory sees them.
+#[derive(Clone, Copy)]
+pub(crate) struct SlotsInPlace<'a> {
+    /// The row in slot 0.
+    first: *mut f32,
+    stride: usize,
+    dirty: &'a Bits,
+    unpublished: Option<&'a Bits>,
+}
+
+impl SlotsInPlace<'_> {
+    /// Start loading the row in `slot`, whose address is returned, and what its change looks at.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, slot: u32) -> *mut f32 {
+        let row = self.first.wrapping_byte_add(slot as usize * self.stride);
+        prefetch_bytes(row, self.stride);
+        self.dirty.prefetch(slot);
+        if let Some(unpublished) = self.unpublished {
+            unpublished.prefetch(slot);
+        }
+        row
+    }
+
+    /// Whether the row is known to have changed, so that [`Shard::begin_update`] would do nothing.
+    #[inline(always)]
+    pub(crate) fn is_changed(&self, slot: u32) -> bool {
+        self.dirty.get(slot) & self.unpublished.is_none_or(|unpublished| unpublished.get(slot))
+    }
+}
+
 /// A cold row that an operation has to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Miss {
@@ -184,16 +214,21 @@ impl Shard {
         }
     }
 
-    /// Start loading the row in `slot`, and what a use or an update of it looks at.
+    /// The slots, for changing their rows in place.
     #[inline]
-    pub(crate) fn prefetch_row<const UPDATE: bool>(&self, core: &Core, slot: u32) {
-        prefetch_bytes(self.row(core, slot), core.layout.stride);
-        if UPDATE {
-            self.dirty.prefetch(slot);
-            if let Some(unpublished) = &self.unpublished {
-                unpublished.slots.prefetch(slot);
-            }
+    pub(crate) fn slots_in_place(&self, core: &Core) -> SlotsInPlace<'_> {
+        SlotsInPlace {
+            first: self.row(core, 0),
+            stride: core.layout.stride,
+            dirty: &self.dirty,
+            unpublished: self.unpublished.as_ref().map(|unpublished| &unpublished.slots),
         }
+    }
+
+    /// Start loading the row in `slot`, and what a use of it looks at.
+    #[inline]
+    pub(crate) fn prefetch_row(&self, core: &Core, slot: u32) {
+        prefetch_bytes(self.row(core, slot), core.layout.stride);
         if self.due.is_marked() {
             self.due.prefetch(slot);
         }

@@ -14,6 +14,7 @@ use crate::read::{Part, copy_floats};
 use crate::store::Store;
 use crate::table_state::TableState;
 use crate::ticket::{Released, Ticket};
+use crate::update::Target;
 use crate::weights::write_weights;
 use crate::{Stats, StoreError};
 
@@ -160,7 +161,7 @@ impl Table {
         self.store.check_writable("a training read")?;
         self.state.check_event_time()?;
         Group::check_ids(&self.state, ids)?;
-        let mut lookup = self.group.prepare_fetch(&self.state, ids)?;
+        let mut lookup = self.group.prepare_fetch(&self.state, ids);
         self.group.refuse(&mut lookup, Asked::Read);
         self.store.enqueue(self.clone(), lookup, ticket)
     }
@@ -215,11 +216,17 @@ impl Table {
         for (position, &which) in inverse.iter().enumerate() {
             last[which as usize] = position;
         }
-        let keys = self.group.keys(&self.state, &unique);
         let released = self.released(ticket, &unique);
+        let keys;
+        let target = if matches!(released, Released::None) {
+            Target::Ids { table: &self.state, ids: &unique }
+        } else {
+            keys = self.group.keys(&self.state, &unique);
+            Target::Keys { keys: &keys, known: &[], released: &released }
+        };
         let mark = self.state.mark(self.steps(), ticket);
         let _change = self.store.changes.read();
-        self.store.settle(self.group.update(&keys, &[], &released, &|keys: &[Key], rows: &[*mut f32]| {
+        self.store.settle(self.group.update(&target, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[last[key.position as usize] * width..][..width];
                 // SAFETY: `row` is a resident row of this group under its shard's write lock; it has as many
@@ -277,7 +284,7 @@ impl Table {
             return Ok(());
         }
         let _caller = self.store.workers.enter();
-        let mut lookup = self.group.prepare_fetch(&self.state, ids)?;
+        let mut lookup = self.group.prepare_fetch(&self.state, ids);
         self.group.refuse(&mut lookup, Asked::Change);
         let rate = rate.unwrap_or_else(|| self.spec.optimizer.lr());
         let change = self.store.changes.read();

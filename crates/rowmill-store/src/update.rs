@@ -2,28 +2,24 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use parking_lot::RwLockWriteGuard;
-
 use crate::StoreError;
 use crate::cold::as_bytes;
 use crate::group::Group;
-use crate::index::{Found, Location, Place};
-use crate::keys::{Key, Keys};
+use crate::index::{Found, Place};
+use crate::keys::{Key, Keys, TableIds, write_keys};
 use crate::log::Reading;
+use crate::read::PIECE_ROWS;
 use crate::shard::{Miss, Reason, Shard};
+use crate::table_state::TableState;
 use crate::ticket::Released;
-use crate::walk::{Known, walk, walk_known};
-
-/// Rows changed in one go.
-pub(crate) const PENDING: usize = 16;
+use crate::walk::{CHUNK, Changeable, Known, look_ahead, rows_together};
 
 /// What becomes of rows.
 pub(crate) trait Change: Sync {
-    /// Start loading what changing this row looks at.
-    #[inline(always)]
-    fn prefetch(&self, _: &Key) {}
+    /// Start loading what changing these rows of one table looks at.
+    fn prefetch(&self, _: &[Key]) {}
 
-    /// Change some rows of one table, at most [`PENDING`].
+    /// Change some rows of one table, at most [`CHUNK`].
     fn change(&self, keys: &[Key], rows: &[*mut f32]);
 }
 
@@ -33,92 +29,123 @@ impl<F: Fn(&[Key], &[*mut f32]) + Sync> Change for F {
     }
 }
 
+/// The rows of a change, which are distinct.
+pub(crate) enum Target<'a> {
+    /// Rows of a table whose clocks nobody gives back.
+    Ids { table: &'a TableState, ids: &'a [u64] },
+    Keys {
+        keys: &'a Keys,
+        /// What a read of the same keys found, by shard, or nothing.
+        known: &'a [Option<Known>],
+        /// The clocks that are given back with the change, under the same lock.
+        released: &'a Released,
+    },
+}
+
 /// One change of many rows.
 struct Changing<'a, C> {
-    keys: &'a Keys,
-    /// What is known of them by shard, or nothing.
-    known: &'a [Option<Known>],
     released: &'a Released,
     /// Positions whose clock was given back; empty when none is to be.
     done: Vec<AtomicBool>,
     change: &'a C,
 }
 
-/// Rows found in memory and not changed yet, so that several are changed in one go.
-struct Pending {
-    keys: [Key; PENDING],
-    rows: [*mut f32; PENDING],
-    len: usize,
-}
-
-impl Pending {
-    fn new() -> Self {
-        Self { keys: [Key::default(); PENDING], rows: [std::ptr::null_mut(); PENDING], len: 0 }
-    }
-
-    /// Whether a row of this table may join.
-    #[inline]
-    fn takes(&self, table: u32) -> bool {
-        self.len < PENDING && (self.len == 0 || self.keys[0].table == table)
-    }
-
-    #[inline]
-    fn push(&mut self, key: Key, row: *mut f32) {
-        self.keys[self.len] = key;
-        self.rows[self.len] = row;
-        self.len += 1;
-    }
-
-    /// Change what waits.
-    #[inline]
-    fn flush(&mut self, change: &impl Change) {
-        if self.len > 0 {
-            change.change(&self.keys[..self.len], &self.rows[..self.len]);
-            self.len = 0;
-        }
-    }
-}
-
 impl Group {
-    /// Change every row of `keys` (which must be distinct) once, in place. Rows that are missing are born first, cold ones brought in. Clocks named by `released` are
-    /// given back with the change, under the same lock.
-    /// `known` is what a read of the same keys found, by shard, or empty.
+    /// Change every row once, in place. Rows that are missing are born first, cold ones brought in.
     ///
     /// # Errors
     /// When rows cannot be read or room cannot be made; changes made so far stay, all clocks are given
     /// back.
-    pub(crate) fn update(
-        &self,
-        keys: &Keys,
-        known: &[Option<Known>],
-        released: &Released,
-        change: &impl Change,
-    ) -> Result<(), StoreError> {
-        self.counters.count_update(keys.len());
-        let marks = if matches!(released, Released::None) { 0 } else { keys.positions() };
-        let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
-        let changing = Changing { keys, known, released, done, change };
-        let result = self.make_change(&changing);
-        if result.is_err() {
-            self.give_back(&changing);
+    pub(crate) fn update(&self, target: &Target<'_>, change: &impl Change) -> Result<(), StoreError> {
+        match *target {
+            Target::Ids { table, ids } => {
+                self.counters.count_update(ids.len());
+                let changing = Changing { released: &Released::None, done: Vec::new(), change };
+                let mut misses = Vec::new();
+                for (number, ids) in ids.chunks(PIECE_ROWS).enumerate() {
+                    misses.extend(self.update_piece(&changing, table, number * PIECE_ROWS, ids)?);
+                }
+                self.update_cold(&changing, misses)?;
+            }
+            Target::Keys { keys, known, released } => {
+                self.counters.count_update(keys.len());
+                let marks = if matches!(released, Released::None) { 0 } else { keys.positions() };
+                let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
+                let changing = Changing { released, done, change };
+                let result = self
+                    .update_keys(&changing, keys, known)
+                    .and_then(|misses| self.update_cold(&changing, misses));
+                if result.is_err() {
+                    self.give_back(&changing, keys);
+                }
+                if marks > 0 {
+                    self.tickets.gate.open();
+                }
+                result?;
+            }
         }
-        if marks > 0 {
-            self.tickets.gate.open();
-        }
-        result.and_then(|()| self.shrink_if_over())
+        self.shrink_if_over()
     }
 
-    fn make_change<C: Change>(&self, changing: &Changing<'_, C>) -> Result<(), StoreError> {
-        let keys = changing.keys;
-        let reading = self.core.log.reading();
-        let first = self.for_each_shard(keys, |shard| {
-            let known = changing.known.get(shard).and_then(Option::as_ref);
+    /// Change what is in memory of `ids`, the first of which is at position `first`, or not born yet; the cold
+    /// rows are returned.
+    ///
+    /// A call that has the store to itself takes the rows in the order of the ids, which saves putting them in
+    /// order of their shards; others would have to wait for all shards.
+    fn update_piece<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        table: &TableState,
+        first: usize,
+        ids: &[u64],
+    ) -> Result<Vec<Miss>, StoreError> {
+        let &TableState { local, ref spec, .. } = table;
+        let alone = self.workers.is_alone() && !self.workers.share(ids.len());
+        let all: Option<Vec<_>> =
+            if alone { self.shards.iter().map(|cell| cell.state.try_write()).collect() } else { None };
+        let Some(mut all) = all else {
+            let ids = TableIds { table: local, range: spec.ids, ids };
+            return self.update_keys(changing, &Keys::new(&[ids], first, self.shards.len()), &[]);
+        };
+        let mut misses = Vec::new();
+        let mut keys = [Key::default(); CHUNK];
+        for (number, ids) in ids.chunks(CHUNK).enumerate() {
+            let keys = &mut keys[..ids.len()];
+            let ids = TableIds { table: local, range: spec.ids, ids };
+            write_keys(keys, ids, first + number * CHUNK, self.shards.len());
+            self.change_rows(changing, &mut all, keys, None, &mut misses)?;
+        }
+        drop(all);
+        // Those of a shard are brought into memory together.
+        misses.sort_by_key(|miss| miss.key.shard);
+        Ok(misses)
+    }
+
+    /// Change what is in memory of `keys` or not born yet; the cold rows are returned.
+    fn update_keys<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        keys: &Keys,
+        known: &[Option<Known>],
+    ) -> Result<Vec<Miss>, StoreError> {
+        let done = self.for_each_shard(keys, |shard| {
+            let known = known.get(shard).and_then(Option::as_ref);
             self.update_shard(changing, shard, keys.of_shard(shard), known)
         });
         let mut misses = Vec::new();
-        for (_, result) in first {
+        for (_, result) in done {
             misses.extend(result?);
         }
+        Ok(misses)
+    }
+
+    /// Change cold rows.
+    fn update_cold<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        mut misses: Vec<Miss>,
+    ) -> Result<(), StoreError> {
+        let reading = self.core.log.reading();
         let mut rounds = 0;
         while !misses.is_empty() {
             rounds += 1;
@@ -143,44 +170,117 @@ impl Group {
         let cell = &self.shards[shard];
         let mut state = cell.state.write();
         let mut misses = Vec::new();
-        let mut pending = Pending::new();
-        let mut visit = |state: &mut RwLockWriteGuard<'_, Shard>, key: &Key, found: Option<Found>| {
-            let found = if let Some(found) = found {
-                found
-            } else {
-                // A birth may push out a row whose address waits to be changed.
-                pending.flush(changing.change);
-                let (place, slot) = state.birth(&self.core, key.table, key.id)?;
-                Found { place, location: Location::resident(slot) }
-            };
-            if let Some(row) = found.location.row() {
-                misses.push(Miss { key: *key, row });
-                return Ok(());
-            }
-            let slot = found.location.slot().expect("a row is in memory or on the device");
-            if !pending.takes(key.table) {
-                pending.flush(changing.change);
-            }
-            state.begin_update(&self.core, slot)?;
-            pending.push(*key, state.row(&self.core, slot));
-            Self::release_clock(changing, state, key, found.place);
-            Ok(())
-        };
-        let ahead = |key: &Key| changing.change.prefetch(key);
-        let walked = match known.filter(|known| known.edits == state.edits()) {
-            Some(known) => {
-                let entries = !changing.done.is_empty();
-                walk_known(&self.core, &mut state, (keys, known), entries, ahead, &mut visit)
-            }
-            None => walk::<true, _, _>(&self.core, &mut state, keys, ahead, &mut visit),
-        };
-        // What was prepared is changed even if the walk ended early: its clock was given back.
-        pending.flush(changing.change);
+        let changed = self.change_rows(changing, &mut state, keys, known, &mut misses);
         drop(state);
         if !changing.done.is_empty() {
             cell.gate.open();
         }
-        walked.map(|()| misses)
+        changed.map(|()| misses)
+    }
+
+    /// Change rows of shards that are held, chunk by chunk: look them up, change those in memory, then those
+    /// that are born. The cold ones are added to the misses.
+    fn change_rows<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        held: &mut impl Changeable,
+        keys: &[Key],
+        known: Option<&Known>,
+        misses: &mut Vec<Miss>,
+    ) -> Result<(), StoreError> {
+        let mut looked = [None; CHUNK];
+        let mut begin = 0;
+        let of_one_table = keys.chunk_by(|one, next| one.table == next.table);
+        for keys in of_one_table.flat_map(|keys| keys.chunks(CHUNK)) {
+            let found = if let Some(known) = known.filter(|known| known.edits == held.edits()) {
+                &known.found[begin..][..keys.len()]
+            } else {
+                look_ahead(held.index_of(keys[0].table), keys, &mut looked);
+                &looked[..keys.len()]
+            };
+            begin += keys.len();
+            if found.iter().all(|found| found.is_some_and(|found| found.location.is_resident())) {
+                self.change_resident(changing, held, keys, found)?;
+                continue;
+            }
+            let (mut resident, mut places, mut unborn) = (Vec::new(), Vec::new(), Vec::new());
+            for (key, &found) in keys.iter().zip(found) {
+                match found.map(|found| found.location.row()) {
+                    None => unborn.push(*key),
+                    Some(Some(row)) => misses.push(Miss { key: *key, row }),
+                    Some(None) => {
+                        resident.push(*key);
+                        places.push(found);
+                    }
+                }
+            }
+            // First, because a birth may push out one of these rows.
+            self.change_resident(changing, held, &resident, &places)?;
+            for key in unborn {
+                let shard = held.shard_mut(&key);
+                let (place, slot) = shard.birth(&self.core, key.table, key.id)?;
+                self.change_one(changing, shard, &key, place, slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Change rows of one table that were found in memory.
+    fn change_resident<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        held: &mut impl Changeable,
+        keys: &[Key],
+        found: &[Option<Found>],
+    ) -> Result<(), StoreError> {
+        let gives_back = !changing.done.is_empty();
+        let (mut slots, mut rows) = ([0; CHUNK], [std::ptr::null_mut(); CHUNK]);
+        let together = rows_together(&self.core);
+        for (keys, found) in keys.chunks(together).zip(found.chunks(together)) {
+            if gives_back {
+                for key in keys {
+                    held.shard(key).index(key.table).prefetch(key.id, key.hash);
+                }
+            }
+            let all_changed = {
+                let slots_of = held.slots_of(&self.core);
+                let wanted = slots.iter_mut().zip(&mut rows);
+                for ((key, found), (slot, row)) in keys.iter().zip(found).zip(wanted) {
+                    *slot = found.and_then(|found| found.location.slot()).expect("the row is in memory");
+                    *row = slots_of(key).prefetch(*slot);
+                }
+                changing.change.prefetch(keys);
+                let changed = |(key, &slot): (&Key, &u32)| slots_of(key).is_changed(slot);
+                keys.iter().zip(&slots).map(changed).fold(true, |all, changed| all & changed)
+            };
+            if !all_changed {
+                for (key, &slot) in keys.iter().zip(&slots) {
+                    held.shard_mut(key).begin_update(&self.core, slot)?;
+                }
+            }
+            changing.change.change(keys, &rows[..keys.len()]);
+            if gives_back {
+                for (key, found) in keys.iter().zip(found) {
+                    Self::release_clock(changing, held.shard_mut(key), key, found.expect("as above").place);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Change the row in `slot`.
+    fn change_one<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        state: &mut Shard,
+        key: &Key,
+        place: Place,
+        slot: u32,
+    ) -> Result<(), StoreError> {
+        state.begin_update(&self.core, slot)?;
+        changing.change.change(&[*key], &[state.row(&self.core, slot)]);
+        Self::release_clock(changing, state, key, place);
+        Ok(())
     }
 
     /// Read cold rows, bring them in and change them; those that moved meanwhile are returned.
@@ -206,10 +306,8 @@ impl Group {
                     elsewhere.push(miss.key);
                     continue;
                 };
-                state.begin_update(&self.core, slot)?;
-                changing.change.change(&[miss.key], &[state.row(&self.core, slot)]);
                 let place = state.find(&miss.key).expect("the row was just brought in").place;
-                Self::release_clock(changing, &mut state, &miss.key, place);
+                self.change_one(changing, &mut state, &miss.key, place, slot)?;
             }
             drop(state);
             number += misses.len();
@@ -233,10 +331,10 @@ impl Group {
     }
 
     /// After a failure: give back the clocks of the rows that were not reached.
-    fn give_back<C>(&self, changing: &Changing<'_, C>) {
+    fn give_back<C>(&self, changing: &Changing<'_, C>, keys: &Keys) {
         for (shard, cell) in self.shards.iter().enumerate() {
             let mut state = cell.state.write();
-            for key in changing.keys.of_shard(shard) {
+            for key in keys.of_shard(shard) {
                 let reached = || changing.done[key.position as usize].load(Relaxed);
                 if changing.released.contains(key.position) && !reached() {
                     state.release_clock_of(key);

@@ -9,16 +9,22 @@
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::core::Core;
+use crate::group::SHARDS_MAX;
 #[cfg(target_arch = "x86_64")]
 use crate::index::Avx512;
-use crate::index::{Compare, Found, Plain};
+use crate::index::{Compare, Found, Plain, TableIndex};
 use crate::keys::Key;
-use crate::shard::Shard;
+use crate::shard::{Shard, SlotsInPlace};
 
 /// Keys whose entries are asked for together: 8 KiB of buckets, a part of the first-level cache.
-const CHUNK: usize = 128;
+pub(crate) const CHUNK: usize = 128;
 /// Bytes of rows asked for together, for the same reason.
 const ROW_BYTES: usize = 16 << 10;
+
+/// How many rows are asked for together.
+pub(crate) fn rows_together(core: &Core) -> usize {
+    (ROW_BYTES / core.layout.stride).clamp(1, CHUNK)
+}
 
 /// Shards held under a lock.
 pub(crate) trait Locked {
@@ -68,34 +74,92 @@ impl Locked for RwLockWriteGuard<'_, Shard> {
     }
 }
 
+impl Locked for Vec<RwLockWriteGuard<'_, Shard>> {
+    #[inline(always)]
+    fn shard(&self, key: &Key) -> &Shard {
+        &self[key.shard as usize]
+    }
+
+    #[inline(always)]
+    fn edits(&self) -> u64 {
+        self.iter().map(Locked::edits).sum()
+    }
+}
+
+/// Shards held for changing.
+pub(crate) trait Changeable: Locked {
+    /// The shard of a key, which is among them.
+    fn shard_mut(&mut self, key: &Key) -> &mut Shard;
+
+    /// The index of a table that has a key.
+    fn index_of<'a>(&'a self, table: u32) -> impl Fn(&Key) -> &'a TableIndex;
+
+    /// The slots of the shard of a key.
+    fn slots_of<'a>(&'a self, core: &Core) -> impl Fn(&Key) -> SlotsInPlace<'a>;
+}
+
+impl Changeable for RwLockWriteGuard<'_, Shard> {
+    #[inline(always)]
+    fn shard_mut(&mut self, _: &Key) -> &mut Shard {
+        self
+    }
+
+    #[inline(always)]
+    fn index_of<'a>(&'a self, table: u32) -> impl Fn(&Key) -> &'a TableIndex {
+        let index = self.index(table);
+        move |_| index
+    }
+
+    #[inline(always)]
+    fn slots_of<'a>(&'a self, core: &Core) -> impl Fn(&Key) -> SlotsInPlace<'a> {
+        let slots = self.slots_in_place(core);
+        move |_| slots
+    }
+}
+
+impl Changeable for Vec<RwLockWriteGuard<'_, Shard>> {
+    #[inline(always)]
+    fn shard_mut(&mut self, key: &Key) -> &mut Shard {
+        &mut self[key.shard as usize]
+    }
+
+    #[inline(always)]
+    fn index_of<'a>(&'a self, table: u32) -> impl Fn(&Key) -> &'a TableIndex {
+        // Found once per chunk: through guards and tables it is four loads.
+        let indexes: [_; SHARDS_MAX] = std::array::from_fn(|shard| self[shard % self.len()].index(table));
+        move |key| indexes[key.shard as usize % SHARDS_MAX]
+    }
+
+    #[inline(always)]
+    fn slots_of<'a>(&'a self, core: &Core) -> impl Fn(&Key) -> SlotsInPlace<'a> {
+        let slots: [_; SHARDS_MAX] =
+            std::array::from_fn(|shard| self[shard % self.len()].slots_in_place(core));
+        move |key| slots[key.shard as usize % SHARDS_MAX]
+    }
+}
+
 /// Call `visit` for every key in order, with what the index says of it at that moment. `visit` may change
-/// the shard if `locked` allows it; `UPDATE` says that rows in memory will be changed. `ahead` is called for every
-/// key some visits earlier, to ask for what else its visit looks at.
+/// the shard if `locked` allows it.
 ///
 /// # Errors
 /// The first of `visit`, which ends the walk.
 #[inline(always)]
-pub(crate) fn walk<const UPDATE: bool, L: Locked, E>(
+pub(crate) fn walk<L: Locked, E>(
     core: &Core,
     locked: &mut L,
     keys: &[Key],
-    ahead: impl Fn(&Key),
     mut visit: impl FnMut(&mut L, &Key, Option<Found>) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut found = [None; CHUNK];
-    let rows = (ROW_BYTES / core.layout.stride).clamp(1, CHUNK);
+    let rows = rows_together(core);
     for keys in keys.chunks(CHUNK) {
-        for key in keys {
-            locked.shard(key).index(key.table).prefetch(key.id, key.hash);
-        }
         let edits = locked.edits();
-        look(locked, keys, &mut found);
+        look_ahead(|key| locked.shard(key).index(key.table), keys, &mut found);
         for (keys, found) in keys.chunks(rows).zip(found.chunks(rows)) {
             for (key, found) in keys.iter().zip(found) {
                 if let Some(slot) = found.and_then(|found| found.location.slot()) {
-                    locked.shard(key).prefetch_row::<UPDATE>(core, slot);
+                    locked.shard(key).prefetch_row(core, slot);
                 }
-                ahead(key);
             }
             for (key, &found) in keys.iter().zip(found) {
                 // What was read is stale once the index has changed.
@@ -112,73 +176,60 @@ pub(crate) fn walk<const UPDATE: bool, L: Locked, E>(
 pub(crate) struct Known {
     /// The generation it belongs to: [`Shard::edits`].
     pub(crate) edits: u64,
-    pub(crate) found: Vec<Found>,
+    pub(crate) found: Vec<Option<Found>>,
 }
 
-/// As [`walk`], of keys that are changed, with what the index is known to say of them; `entries` says that theirs
-/// will be changed, too.
-///
-/// # Errors
-/// The first of `visit`.
-#[inline(always)]
-pub(crate) fn walk_known<E>(
-    core: &Core,
-    shard: &mut RwLockWriteGuard<'_, Shard>,
-    (keys, known): (&[Key], &Known),
-    entries: bool,
-    ahead: impl Fn(&Key),
-    mut visit: impl FnMut(&mut RwLockWriteGuard<'_, Shard>, &Key, Option<Found>) -> Result<(), E>,
-) -> Result<(), E> {
-    let rows = (ROW_BYTES / core.layout.stride).clamp(1, CHUNK);
-    for (keys, found) in keys.chunks(rows).zip(known.found.chunks(rows)) {
-        for (key, found) in keys.iter().zip(found) {
-            if entries {
-                shard.index(key.table).prefetch(key.id, key.hash);
-            }
-            if let Some(slot) = found.location.slot() {
-                shard.prefetch_row::<true>(core, slot);
-            }
-            ahead(key);
-        }
-        for (key, &found) in keys.iter().zip(found) {
-            let found = if shard.edits() == known.edits { Some(found) } else { shard.find(key) };
-            visit(shard, key, found)?;
-        }
+/// What the index of each key, at most [`CHUNK`], says of it.
+#[inline]
+pub(crate) fn look_ahead<'a>(
+    index_of: impl Fn(&Key) -> &'a TableIndex,
+    keys: &[Key],
+    found: &mut [Option<Found>; CHUNK],
+) {
+    for key in keys {
+        index_of(key).prefetch(key.id, key.hash);
     }
-    Ok(())
+    look(index_of, keys, found);
 }
 
 /// What the index says of keys whose entries were asked for.
-fn look(locked: &impl Locked, keys: &[Key], found: &mut [Option<Found>; CHUNK]) {
+fn look<'a>(index_of: impl Fn(&Key) -> &'a TableIndex, keys: &[Key], found: &mut [Option<Found>; CHUNK]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("bmi1") {
         // SAFETY: the CPU has these instructions.
-        unsafe { look_avx512(locked, keys, found) };
+        unsafe { look_avx512(index_of, keys, found) };
         return;
     }
     // SAFETY: every CPU has the instructions of `Plain`.
-    unsafe { look_with::<Plain>(locked, keys, found) };
+    unsafe { look_with::<Plain>(index_of, keys, found) };
 }
 
 /// # Safety
 /// The CPU has AVX-512F and BMI1.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,bmi1")]
-unsafe fn look_avx512(locked: &impl Locked, keys: &[Key], found: &mut [Option<Found>; CHUNK]) {
+unsafe fn look_avx512<'a>(
+    index_of: impl Fn(&Key) -> &'a TableIndex,
+    keys: &[Key],
+    found: &mut [Option<Found>; CHUNK],
+) {
     // SAFETY: the caller's.
-    unsafe { look_with::<Avx512>(locked, keys, found) };
+    unsafe { look_with::<Avx512>(index_of, keys, found) };
 }
 
 /// # Safety
 /// The CPU has the instructions of `C`.
 #[inline(always)]
-unsafe fn look_with<C: Compare>(locked: &impl Locked, keys: &[Key], found: &mut [Option<Found>; CHUNK]) {
+unsafe fn look_with<'a, C: Compare>(
+    index_of: impl Fn(&Key) -> &'a TableIndex,
+    keys: &[Key],
+    found: &mut [Option<Found>; CHUNK],
+) {
     let mut beyond = [0_u8; CHUNK];
     let mut count = 0;
     for (number, (key, found)) in keys.iter().zip(&mut *found).enumerate() {
-        let index = locked.shard(key).index(key.table);
         // SAFETY: the caller's.
-        if let Ok(near) = unsafe { index.find_near::<C>(key.id, key.hash) } {
+        if let Ok(near) = unsafe { index_of(key).find_near::<C>(key.id, key.hash) } {
             *found = near;
         } else {
             beyond[count] = number as u8;
@@ -187,9 +238,8 @@ unsafe fn look_with<C: Compare>(locked: &impl Locked, keys: &[Key], found: &mut 
     }
     for &number in &beyond[..count] {
         let key = &keys[number as usize];
-        let index = locked.shard(key).index(key.table);
         // SAFETY: the caller's.
-        found[number as usize] = unsafe { index.find_beyond::<C>(key.id, key.hash) };
+        found[number as usize] = unsafe { index_of(key).find_beyond::<C>(key.id, key.hash) };
     }
 }
 

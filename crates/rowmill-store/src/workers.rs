@@ -47,6 +47,11 @@ impl Workers {
         result
     }
 
+    /// Whether no other call is under way.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.callers.load(Relaxed) <= 1
+    }
+
     /// Whether a call over this many rows is spread: at least two threads are there for every caller.
     pub(crate) fn share(&self, rows: usize) -> bool {
         let callers = self.callers.load(Relaxed).max(1);

@@ -298,17 +298,19 @@ fn an_entry_that_names_the_row_of_another_is_dropped() {
     let category = delta[one + 8];
     assert_eq!(category, delta[other + 8], "records of one table");
     delta.copy_within(other + 12..other + 16, one + 12);
-    let crc = crc32c::crc32c(&0_u64.to_le_bytes());
+    let crc = rowmill_io::crc32c(&0_u64.to_le_bytes());
     let length = u32::from_le_bytes(delta[16..20].try_into().unwrap()) as usize;
-    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc, &delta[16..20]), &delta[24..24 + length]);
+    let crc =
+        rowmill_io::crc32c_append(rowmill_io::crc32c_append(crc, &delta[16..20]), &delta[24..24 + length]);
     delta[20..24].copy_from_slice(&crc.to_le_bytes());
-    let crc = crc32c::crc32c(delta);
+    let crc = rowmill_io::crc32c(delta);
     let manifest = String::from_utf8(files["MANIFEST"].clone()).unwrap();
     let mut json: serde_json::Value = serde_json::from_str(manifest.split_once('\n').unwrap().1).unwrap();
     let entries = json["deltas"].as_array_mut().unwrap();
     entries.iter_mut().find(|entry| entry["name"] == "index-5.delta").unwrap()["crc"] = crc.into();
     let json = json.to_string();
-    let line = format!("rowmill-manifest 1 {:08x} {}\n{json}", crc32c::crc32c(json.as_bytes()), json.len());
+    let line =
+        format!("rowmill-manifest 1 {:08x} {}\n{json}", rowmill_io::crc32c(json.as_bytes()), json.len());
     files.insert("MANIFEST".into(), line.into_bytes());
 
     let volume = memory_of(&files);

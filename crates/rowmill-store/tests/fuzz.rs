@@ -189,7 +189,7 @@ fn manifest(files: &Files) -> Option<Value> {
 /// Write the manifest, under a right header.
 fn put_manifest(files: &mut Files, manifest: &Value) {
     let json = manifest.to_string();
-    let crc = crc32c::crc32c(json.as_bytes());
+    let crc = rowmill_io::crc32c(json.as_bytes());
     let text = format!("rowmill-manifest 1 {crc:08x} {}\n{json}", json.len());
     files.insert("MANIFEST".into(), text.into_bytes());
 }
@@ -281,15 +281,15 @@ fn change_index(files: &mut Files, rng: &mut Rng64) {
     let mut joined = bytes[..16].to_vec();
     for (number, payload) in frames.iter().enumerate() {
         let length = payload.len() as u32;
-        let crc = crc32c::crc32c(&(number as u64).to_le_bytes());
-        let crc = crc32c::crc32c_append(crc, &length.to_le_bytes());
-        let crc = crc32c::crc32c_append(crc, payload);
+        let crc = rowmill_io::crc32c(&(number as u64).to_le_bytes());
+        let crc = rowmill_io::crc32c_append(crc, &length.to_le_bytes());
+        let crc = rowmill_io::crc32c_append(crc, payload);
         joined.extend_from_slice(&length.to_le_bytes());
         joined.extend_from_slice(&crc.to_le_bytes());
         joined.extend_from_slice(payload);
     }
     if let Some(mut json) = manifest(files) {
-        let (length, crc) = (joined.len(), crc32c::crc32c(&joined));
+        let (length, crc) = (joined.len(), rowmill_io::crc32c(&joined));
         let mut entries: Vec<&mut Value> = Vec::new();
         let fields = json.as_object_mut();
         for (field, value) in fields.into_iter().flatten() {
@@ -518,7 +518,7 @@ fn change_segment(name: &str, bytes: &mut Vec<u8>, rng: &mut Rng64) {
     if rng.one_in(6) {
         let at = 16 + 8 * rng.below(2) as usize;
         bytes[at..at + 8].copy_from_slice(&odd_number(rng).to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[16..HEADER]).to_le_bytes();
+        let crc = rowmill_io::crc32c(&bytes[16..HEADER]).to_le_bytes();
         bytes[12..16].copy_from_slice(&crc);
         return;
     }
@@ -547,9 +547,9 @@ fn change_segment(name: &str, bytes: &mut Vec<u8>, rng: &mut Rng64) {
             bytes[word..word + 8].copy_from_slice(&odd_number(rng).to_le_bytes());
         }
     }
-    let crc = crc32c::crc32c(&(first + number as u64).to_le_bytes());
-    let crc = crc32c::crc32c_append(crc, &(length as u32).to_le_bytes());
-    let crc = crc32c::crc32c_append(crc, &bytes[payload..payload + length]);
+    let crc = rowmill_io::crc32c(&(first + number as u64).to_le_bytes());
+    let crc = rowmill_io::crc32c_append(crc, &(length as u32).to_le_bytes());
+    let crc = rowmill_io::crc32c_append(crc, &bytes[payload..payload + length]);
     bytes[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
 }
 

@@ -109,9 +109,9 @@ pub(super) fn header(bytes: [u8; HEADER_BYTES]) -> (u32, u32) {
 
 /// The sequence number is under the checksum, so frames cannot change places.
 pub(super) fn checksum(sequence: u64, length: u32, payload: &[u8]) -> u32 {
-    let crc = crc32c::crc32c(&sequence.to_le_bytes());
-    let crc = crc32c::crc32c_append(crc, &length.to_le_bytes());
-    crc32c::crc32c_append(crc, payload)
+    let crc = rowmill_io::crc32c(&sequence.to_le_bytes());
+    let crc = rowmill_io::crc32c_append(crc, &length.to_le_bytes());
+    rowmill_io::crc32c_append(crc, payload)
 }
 
 /// The change of a payload whose checksum was right; none if it cannot have been written by us.

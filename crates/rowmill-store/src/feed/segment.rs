@@ -64,7 +64,7 @@ pub(super) fn header(segment: Segment) -> [u8; HEADER_BYTES] {
     header[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
     header[16..24].copy_from_slice(&segment.first.to_le_bytes());
     header[24..].copy_from_slice(&segment.follows.to_le_bytes());
-    let crc = crc32c::crc32c(&header[16..]);
+    let crc = rowmill_io::crc32c(&header[16..]);
     header[12..16].copy_from_slice(&crc.to_le_bytes());
     header
 }

@@ -63,7 +63,7 @@ fn save(volume: &dyn Volume, name: &str, file: String, bytes: &[u8]) -> Result<A
         .write_all(bytes)
         .map_err(|error| DeviceError::from_io("write", file.as_str(), 0, bytes.len(), error))?;
     writer.sync()?;
-    let (len, crc) = (bytes.len() as u64, crc32c::crc32c(bytes));
+    let (len, crc) = (bytes.len() as u64, rowmill_io::crc32c(bytes));
     Ok(AttachmentEntry { name: name.to_owned(), file, len, crc })
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn load_attachment(volume: &dyn Volume, entry: &AttachmentEntry) -> R
     if bytes.len() as u64 != *len {
         return Err(FileError::corrupt(file, format!("it is not {len} bytes long")));
     }
-    if crc32c::crc32c(&bytes) != *crc {
+    if rowmill_io::crc32c(&bytes) != *crc {
         return Err(FileError::corrupt(file, "it does not match its checksum in the manifest"));
     }
     Ok(bytes)

@@ -115,7 +115,7 @@ impl FrameWriter {
             return Err(DeviceError::from_io("write", name.as_str(), *len, bytes.len(), error).into());
         }
         *len += bytes.len() as u64;
-        *crc = crc32c::crc32c_append(*crc, bytes);
+        *crc = rowmill_io::crc32c_append(*crc, bytes);
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl FrameReader {
         match self.file.read_exact(bytes) {
             Ok(()) => {
                 self.len += bytes.len() as u64;
-                self.crc = crc32c::crc32c_append(self.crc, bytes);
+                self.crc = rowmill_io::crc32c_append(self.crc, bytes);
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
@@ -223,14 +223,14 @@ fn file_header(magic: [u8; 8]) -> [u8; 16] {
     let mut header = [0; 16];
     header[..8].copy_from_slice(&magic);
     header[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
-    let crc = crc32c::crc32c(&header[..12]);
+    let crc = rowmill_io::crc32c(&header[..12]);
     header[12..].copy_from_slice(&crc.to_le_bytes());
     header
 }
 
 /// The number of the frame is under its checksum, so frames cannot change places.
 fn frame_checksum(number: u64, length: u32, payload: &[u8]) -> u32 {
-    let crc = crc32c::crc32c(&number.to_le_bytes());
-    let crc = crc32c::crc32c_append(crc, &length.to_le_bytes());
-    crc32c::crc32c_append(crc, payload)
+    let crc = rowmill_io::crc32c(&number.to_le_bytes());
+    let crc = rowmill_io::crc32c_append(crc, &length.to_le_bytes());
+    rowmill_io::crc32c_append(crc, payload)
 }

@@ -167,7 +167,7 @@ impl Manifest {
     pub(crate) fn save(&self, volume: &dyn Volume) -> Result<(), FileError> {
         debug_assert_eq!(self.format_version, Self::version_of(&self.tables));
         let json = serde_json::to_vec(self).expect("a manifest has neither odd keys nor odd numbers");
-        let mut bytes = header_line(self.format_version, crc32c::crc32c(&json), json.len()).into_bytes();
+        let mut bytes = header_line(self.format_version, rowmill_io::crc32c(&json), json.len()).into_bytes();
         bytes.extend_from_slice(&json);
         let mut file = volume.create(MANIFEST_NEW)?;
         file.write_all(&bytes)
@@ -298,7 +298,7 @@ fn check_header(bytes: &[u8]) -> Result<(u32, &[u8]), FileError> {
         words.next().and_then(|word| word.parse().ok()).ok_or_else(|| corrupt("it has no version"))?;
     // Written anew from what was found, the line must come out the same: no other spelling of the length
     // or checksum passes.
-    if line != header_line(version.max(FORMAT_VERSION), crc32c::crc32c(json), json.len()) {
+    if line != header_line(version.max(FORMAT_VERSION), rowmill_io::crc32c(json), json.len()) {
         return Err(corrupt("length, checksum or version in its header line do not fit the rest"));
     }
     if version > FORMAT_VERSION_MAX {

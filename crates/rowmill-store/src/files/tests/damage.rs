@@ -107,7 +107,7 @@ fn a_newer_manifest_is_told_from_a_damaged_one_by_its_first_line() {
     let volume = volume();
     for rest in ["", "words of tomorrow\n\0\0", "{\"format_version\":4}"] {
         let text =
-            format!("rowmill-manifest 4 {:08x} {}\n{rest}", crc32c::crc32c(rest.as_bytes()), rest.len());
+            format!("rowmill-manifest 4 {:08x} {}\n{rest}", rowmill_io::crc32c(rest.as_bytes()), rest.len());
         write_file(&volume, "MANIFEST", text.as_bytes());
         let error = Manifest::load(&volume).unwrap_err();
         assert!(matches!(error, FileError::Newer { found: 4, supported: 3, .. }), "{error}");
@@ -137,7 +137,7 @@ fn a_newer_manifest_is_told_from_a_damaged_one_by_its_first_line() {
 /// Write a manifest whose JSON is `json`, under a right checksum.
 fn write_json(volume: &MemoryVolume, json: &serde_json::Value) {
     let json = json.to_string();
-    let crc = crc32c::crc32c(json.as_bytes());
+    let crc = rowmill_io::crc32c(json.as_bytes());
     write_file(volume, "MANIFEST", format!("rowmill-manifest 1 {crc:08x} {}\n{json}", json.len()).as_bytes());
 }
 
