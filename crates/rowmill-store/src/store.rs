@@ -16,7 +16,7 @@ use crate::compaction;
 use crate::core::Core;
 use crate::due::STEPS_MAX;
 use crate::event_clock::{EVENT_TIME_MAX, EventClock};
-use crate::feed::{self, Feed, FeedOptions};
+use crate::feed::{self, Feed, Waiting};
 use crate::files::{Manifest, TABLES_MAX};
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
@@ -72,6 +72,8 @@ pub struct Store {
     queue: Mutex<Option<Queue>>,
     compaction: Mutex<Option<Rounds>>,
     pub(crate) feed: Option<Arc<Feed>>,
+    /// What waits for the feed, where one is kept.
+    pub(crate) waiting: Option<Arc<Waiting>>,
     publisher: Mutex<Option<Rounds>>,
     /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
     pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>>,
@@ -171,6 +173,8 @@ impl Store {
         let saved = Saved::new(epoch, manifest.as_ref());
         let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();
         let next_category = last.map_or(0, |category| category + 1);
+        // Nothing may be written by a reader.
+        let publishes = options.feed.filter(|_| !options.read_only);
         let mut store = Self {
             volume,
             budget,
@@ -190,6 +194,7 @@ impl Store {
             queue: Mutex::default(),
             compaction: Mutex::default(),
             feed: None,
+            waiting: publishes.map(|feed| Arc::new(Waiting::new(feed.waiting))),
             publisher: Mutex::default(),
             lock: Mutex::default(),
             incarnation: options.background.incarnation(),
@@ -200,7 +205,7 @@ impl Store {
         if let Some(manifest) = manifest {
             store.recover(&manifest)?;
         }
-        if let Some(options) = store.publishes() {
+        if let Some(options) = publishes {
             let feed = Arc::new(store.open_feed(&options, epoch - 1, mark)?);
             if store.options.background.has_threads() {
                 let publisher = feed::start(Arc::clone(&feed), Arc::clone(&store.groups), options.interval)?;
@@ -342,7 +347,7 @@ impl Store {
             log_charged: AtomicU64::new(0),
             scratch_charged: AtomicU64::new(0),
             index_log: Arc::clone(&self.index_log),
-            publishes: self.publishes().is_some(),
+            waiting: self.waiting.clone(),
             budget: Arc::clone(&self.budget),
             shards,
             used_bytes: AtomicU64::new(0),
@@ -485,11 +490,6 @@ impl Store {
         let Some(feed) = &self.feed else { return Err(StoreError::NoFeed { location: self.location() }) };
         let groups = self.groups.read().clone();
         feed.publish(&groups)
-    }
-
-    /// The feed to be kept, unless nothing may be written.
-    fn publishes(&self) -> Option<FeedOptions> {
-        self.options.feed.filter(|_| !self.options.read_only)
     }
 
     /// Where the store is.
