@@ -9,6 +9,7 @@
 //!   whether its row pointers still hold.
 
 mod clocks;
+mod emptying;
 mod frozen;
 mod leaving;
 mod restore;

@@ -507,8 +507,9 @@ impl Store {
         self.options.read_only
     }
 
-    /// End the store's threads and give the volume to others. Nothing is saved: what changed since the
-    /// last checkpoint is lost. Later calls fail with [`StoreError::Closed`].
+    /// End the store's threads, give the volume to others and the memory of rows and indexes back. Nothing is saved:
+    /// what changed since the last checkpoint is lost. Later calls fail with [`StoreError::Closed`], and so may
+    /// those under way.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
         *self.lookahead.lock() = None;
@@ -520,6 +521,14 @@ impl Store {
         }
         self.index_log.close();
         *self.lock.lock() = None;
+        // A checkpoint under way still needs the rows.
+        let _no_checkpoint = self.saved.lock();
+        for group in self.groups.read().iter() {
+            for (number, cell) in group.shards.iter().enumerate() {
+                // What cannot be given back now is when the store is dropped.
+                let _ = cell.state.write().empty(&group.core, number);
+            }
+        }
     }
 
     // ------------------------------------------------------------------ states
@@ -540,8 +549,9 @@ impl Store {
     }
 
     /// Pass a result on. A failed write refuses all later ones; what a reader cannot read because the
-    /// writer has gone on is said so.
+    /// writer has gone on is said so, and no result is when the store was closed meanwhile.
     pub(crate) fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        self.check_open()?;
         result.map_err(|error| {
             if error.poisons() {
                 self.poison(&error);
