@@ -311,12 +311,10 @@ fn another_manifest_takes_the_place_of_a_damaged_one_if_all_it_names_is_proven()
             files.insert(name.into(), manifest.clone());
             // An older one that is no checkpoint any more is passed over, whatever its name.
             files.insert("MANIFEST-5.damaged".into(), damaged(300));
-            match round {
-                0 => drop(files.remove("MANIFEST")),
-                1 => drop(files.insert("MANIFEST".into(), Vec::new())),
-                _ => {
-                    drop(files.insert("MANIFEST".into(), damaged(rng.below(manifest.len() as u64) as usize)))
-                }
+            let at = rng.below(manifest.len() as u64) as usize;
+            files.insert("MANIFEST".into(), if round == 1 { Vec::new() } else { damaged(at) });
+            if round == 0 {
+                files.remove("MANIFEST");
             }
             let (volume, report) = repair_manifest(&files);
             let report = report.unwrap();
