@@ -47,6 +47,7 @@ class Store:
         history: int,
         feed_bytes: int | None,
         feed_interval_s: float,
+        feed_waiting: int,
         io: str,
     ) -> Store: ...
     @property

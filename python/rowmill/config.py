@@ -238,6 +238,21 @@ class StoreConfig:
     lookahead: Annotated[
         int, Setting("batches whose rows are fetched in advance", "--lookahead", 0)
     ] = 4
+    feed: Annotated[
+        str | None,
+        Setting(
+            "bytes on disk for a feed of what changes, which rowmill follow reads (default: none)",
+            "--feed",
+        ),
+    ] = None
+    feed_interval_s: Annotated[
+        float,
+        Setting("longest time between two rounds of publishing, in seconds", least=1e-3, most=3600),
+    ] = 0.1
+    feed_waiting: Annotated[
+        str,
+        Setting("memory, beyond --memory, for rows that leave it before the feed has said them"),
+    ] = "64MiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,6 +325,11 @@ class Config:
         parse_size(self.store.memory, name="store.memory")
         if self.store.row_memory is not None:
             parse_size(self.store.row_memory, name="store.row_memory")
+        parse_size(self.store.feed_waiting, name="store.feed_waiting")
+        if self.store.feed is not None:
+            parse_size(self.store.feed, name="store.feed")
+        if self.train.plain and self.store.feed is not None:
+            raise ConfigError("store.feed needs a store: drop --plain or --feed")
         if self.train.plain and self.train.resume:
             raise ConfigError("train.resume needs a store: drop --plain or --resume")
         if self.train.plain and self.train.in_flight > 1:

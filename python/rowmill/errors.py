@@ -103,7 +103,7 @@ class FeedGap(RowmillError, LookupError):
 
 
 class FeedFailed(RowmillError, OSError):
-    """The feed could not be written; nothing is published until the store is opened again."""
+    """Nothing is published until the next checkpoint: the feed could not be written, or not fast enough."""
 
 
 class StoreSuperseded(RowmillError):

@@ -13,7 +13,7 @@ from rowmill import _core
 from rowmill.changes import Changes, count
 from rowmill.data import MISSING_ID
 from rowmill.data.changes_file import write_parquet
-from rowmill.errors import StoreMissing
+from rowmill.errors import StoreMissing, StoreSuperseded
 from rowmill.feed import ChangeFeed, FeedCheckpoint, FeedDeletes, FeedRollback, FeedRows
 from rowmill.size import format_size
 from rowmill.store import open as open_store
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from rowmill.feed import FeedEvent
     from rowmill.store import Store
+
+_STARTS_MAX = 20
+"""Copies of a checkpoint that are begun before a writer that is always faster is given up."""
 
 
 def print_store(path: Path, console: Console, *, hottest: int) -> None:
@@ -38,6 +42,7 @@ def print_store(path: Path, console: Console, *, hottest: int) -> None:
     with _open(path) as store:
         stats = store.stats()
         console.print(_tables(store, stats))
+        console.print(_counts(store, stats))
         console.print(_sizes(stats))
         if hottest > 0:
             console.print(_hottest(store, hottest))
@@ -113,7 +118,7 @@ def print_feed(path: Path, *, since: int | None = None, seconds: int | None = No
         print(f"event {sequence}: {rows:,} rows, {deletes:,} deletes; {lag}", flush=True)
         lags_ms.clear()
 
-    for event in ChangeFeed(path).follow(since, timeout_s=seconds):
+    for event in _follow(path, since, seconds):
         sequence = max(sequence, event.sequence)
         if event.published_ns:
             lags_ms.append((time.time_ns() - event.published_ns) / 1e6)
@@ -130,6 +135,17 @@ def print_feed(path: Path, *, since: int | None = None, seconds: int | None = No
             printed = time.monotonic()
             print_line()
     print_line()
+
+
+def _follow(path: Path, since: int | None, seconds: int | None) -> Iterator[FeedEvent]:
+    """Follow a feed; the copy of a checkpoint that is replaced while it is read begins again with the next one."""
+    for start in range(_STARTS_MAX):
+        try:
+            yield from ChangeFeed(path).follow(since, timeout_s=seconds)
+            return
+        except StoreSuperseded:
+            if start + 1 == _STARTS_MAX:
+                raise
 
 
 def _lost_rows(dropped: dict[str, bytearray]) -> Iterator[str]:
@@ -167,6 +183,24 @@ def _tables(store: Store, stats: dict[str, Any]) -> TextTable:
             format_size(figures["rows"] * figures["row_bytes"]),
             f"{figures['accesses']:,}",
             f"{figures['steps']:,}",
+        )
+    return shown
+
+
+def _counts(store: Store, stats: dict[str, Any]) -> TextTable:
+    shown = _text_table(
+        "Rows since the tables were made",
+        ["name", "born", "deleted", "evicted", "eviction", "admission"],
+    )
+    for name in store.table_names():
+        table, figures = store.open_table(name), stats["tables"][name]
+        rules = (table.eviction, table.admission)
+        shown.add_row(
+            escape(name),
+            f"{figures['births']:,}",
+            f"{figures['deletes']:,}",
+            f"{figures['evicted']:,}",
+            *("-" if rule is None else type(rule).__name__ for rule in rules),
         )
     return shown
 

@@ -42,6 +42,7 @@ def open(
     history: int | str = "64MiB",
     feed: int | str | None = None,
     feed_interval_s: float = 0.1,
+    feed_waiting: int | str = "64MiB",
     io: str = "auto",
 ) -> Store:
     """Open a store, or make one.
@@ -60,6 +61,9 @@ def open(
         feed: Bytes on disk for a feed of what changes, which `rowmill.ChangeFeed` follows in other processes
             ("256MiB"); None: nothing is published.
         feed_interval_s: Longest time between two rounds of publishing, in seconds.
+        feed_waiting: Bytes of memory, beyond `memory`, for rows that leave memory and ids that are deleted between
+            two rounds. With more of them nothing is published until the next checkpoint, from which followers
+            start again.
         io: "auto" (io_uring where the system allows it) or "pread".
 
     Examples:
@@ -86,6 +90,7 @@ def open(
         history=parse_size(history, name="history"),
         feed_bytes=None if feed is None else parse_size(feed, name="feed"),
         feed_interval_s=feed_interval_s,
+        feed_waiting=parse_size(feed_waiting, name="feed_waiting"),
         io=io,
     )
     return Store(core, str(path_or_uri), memory)
@@ -301,7 +306,8 @@ class Store:
         `buffer_bytes`. Device: `device_live_bytes`, `device_used_bytes`, `device_pinned_bytes`,
         `device_free_bytes`, `device_bytes_written`, `device_blocks_read`, `corrupt_blocks`. Rows:
         `rows_resident`, `rows_dirty`, `evictions`, `deletes`. Feed: `feed_rows` (rows and
-        deletes published), `feed_sequence`, `feed_failure` (why nothing is published any more). Reads: `calls`, `lookups` (ids),
+        deletes published), `feed_sequence`, `feed_failure` (why nothing is published until the next
+        checkpoint, if that is so), `feed_waiting_bytes`. Reads: `calls`, `lookups` (ids),
         `rows_looked_up` (distinct per call), `cold_reads`, `cold_wait_ns`, `hit_rate`. Updates:
         `updates` (calls), `rows_updated`. Clocks: `clock_waits`, `clock_wait_ns`, `tickets` (open
         steps), `staleness` (clocks taken, by gets outstanding before). Lookahead: `lookahead_rows`,
@@ -317,7 +323,7 @@ class Store:
         return self.core.metrics()
 
     def close(self) -> None:
-        """Let go of the folder. Saves nothing: what changed since the last `checkpoint` is lost."""
+        """Let go of the folder and of the memory. Saves nothing: what changed since the last `checkpoint` is lost."""
         self.core.close()
 
 

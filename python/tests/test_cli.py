@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -147,3 +148,35 @@ def test_train_keeps_its_conventions_and_inspect_reads_what_it_left(
     shown = capsys.readouterr().out
     for text in ("C26", "bf16", "Adagrad", "healthy", "Hottest rows"):
         assert text in shown
+
+
+def test_inspect_shows_what_eviction_and_admission_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = list(range(5000))
+    for deleted in (3, 4):  # The second opening goes on counting where the first ended.
+        with rowmill.open(tmp_path / "s", memory="16MiB") as store:
+            table = store.table(
+                "clicks",
+                dim=2,
+                optimizer=rowmill.optim.SGD(lr=1.0),
+                eviction=rowmill.LeastFrequent(max_rows=1000),
+            )
+            store.table(
+                "seen", dim=2, optimizer=rowmill.optim.SGD(lr=1.0), admission=rowmill.MinCount(2)
+            )
+            table.put(ids, np.ones((5000, 2), np.float32))
+            table.delete(ids[:deleted])
+            table.evict()
+            store.checkpoint()
+    assert run("inspect", tmp_path / "s") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    counts = next(line for line in lines if line[:1] == ["clicks"] and "LeastFrequent" in line)
+    with rowmill.open(tmp_path / "s", memory="16MiB", read_only=True) as store:
+        figures = store.stats()["tables"]["clicks"]
+    assert (figures["deletes"], figures["rows"]) == (7, 1000)
+    shown = [int(count.replace(",", "")) for count in counts[1:4]]
+    assert shown == [figures["births"], figures["deletes"], figures["evicted"]]
+    assert figures["births"] - figures["deletes"] - figures["evicted"] == figures["rows"]
+    assert counts[4:] == ["LeastFrequent", "-"]
+    assert ["seen", "0", "0", "0", "-", "MinCount"] in lines

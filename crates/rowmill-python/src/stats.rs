@@ -30,6 +30,7 @@ pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<
         feed_rows,
         feed_sequence,
         feed_failure,
+        feed_waiting_bytes,
         device_live_bytes,
         device_used_bytes,
         device_pinned_bytes,

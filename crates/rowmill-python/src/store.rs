@@ -31,7 +31,7 @@ type Rows<'py> = (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>);
 #[pymethods]
 impl Store {
     #[staticmethod]
-    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, history, feed_bytes, feed_interval_s, io))]
+    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, history, feed_bytes, feed_interval_s, feed_waiting, io))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
     fn open(
         py: Python<'_>,
@@ -46,6 +46,7 @@ impl Store {
         history: u64,
         feed_bytes: Option<u64>,
         feed_interval_s: f64,
+        feed_waiting: u64,
         io: &str,
     ) -> PyResult<Self> {
         let wait_deadline = Duration::try_from_secs_f64(wait_deadline_s).map_err(|error| {
@@ -74,7 +75,7 @@ impl Store {
             create,
             read_only,
             history,
-            feed: feed_bytes.map(|bytes| FeedOptions { bytes, interval }),
+            feed: feed_bytes.map(|bytes| FeedOptions { bytes, interval, waiting: feed_waiting }),
             io,
             ..StoreOptions::default()
         };

@@ -40,6 +40,7 @@ pub(crate) fn stats(store: &Store) -> Stats {
     if let Some(feed) = &store.feed {
         (stats.feed_rows, stats.feed_sequence) = feed.counts();
         stats.feed_failure = feed.failure().unwrap_or_default();
+        stats.feed_waiting_bytes = feed.waiting_bytes();
     }
     for group in store.groups.read().iter() {
         for cell in &group.shards {

@@ -11,6 +11,7 @@
 //! [`StoreError::Superseded`].
 
 use std::collections::{HashMap, HashSet};
+use std::slice::from_raw_parts_mut;
 use std::sync::Arc;
 
 use rowmill_io::Volume;
@@ -22,6 +23,7 @@ use crate::index::shard_of;
 use crate::keys::Key;
 use crate::log::{Geometry, Log, LogConfig};
 use crate::pin::PinnedCheckpoint;
+use crate::stamp::set_stamp;
 use crate::store::Store;
 use crate::table::Table;
 use crate::update::Target;
@@ -75,6 +77,8 @@ pub struct ChangedRows<'a> {
     pub dim: usize,
     /// Weights and state per row.
     pub row_floats: usize,
+    /// What the table's eviction goes by, of each row; empty where rows have no stamp.
+    pub stamps: &'a [u64],
     /// Rows that are gone; some may not have been there at `since` either.
     pub deleted: &'a [u64],
 }
@@ -194,13 +198,17 @@ impl Changes {
     }
 
     /// Bring `target`, a copy of the store at `since` (or empty), to the last checkpoint: all rows with their
-    /// state, and the steps of every table. Tables it lacks are made. It is not saved.
+    /// state and stamps, the steps of every table and the event time. Tables it lacks are made. It is not saved.
+    /// What an admission has counted stays behind: its sketch goes by the seed and the category of its store.
     ///
     /// # Errors
     /// As [`Changes::for_each`], and as creating tables and writing rows; part of the changes may be applied
     /// then, and a second replay of the same is harmless.
     pub fn replay(&self, target: &Arc<Store>) -> Result<Replayed, StoreError> {
         let mut tables = HashMap::new();
+        if let Some(time) = self.manifest.event_time {
+            target.events.advance(time);
+        }
         for table in self.tables() {
             let made = target.table(&table.name, &table.spec)?;
             made.state().restore_steps(table.steps);
@@ -323,27 +331,30 @@ impl Changes {
         let entry = self.manifest.tables.iter().find(|table| table.category.0 == category);
         let entry = entry.expect("records have a table each");
         let layout = entry.spec.group().layout();
-        let row_floats = layout.dim + layout.state_floats;
+        let (dim, row_floats) = (layout.dim, layout.dim + layout.state_floats);
         let kept = records.partition_point(|record| record.row != DELETED);
         let (kept, deleted) = records.split_at(kept);
         // What was made and deleted in between need not be told, but is: nobody kept what was there before.
         // Every row at 0 is new, so nothing is deleted.
         let deleted = if self.since == 0 { &[] } else { deleted };
+        let table = entry.name.as_str();
+        let mut stamps = Vec::new();
         for records in kept.chunks(batch.min(BATCH_BYTES / layout.stride).max(1)) {
             rows.clear();
             rows.resize(records.len() * row_floats, 0.0);
-            self.settle(self.read(entry, records, &layout, rows))?;
+            stamps.clear();
+            stamps.resize(layout.stamp_offset().map_or(0, |_| records.len()), 0);
+            self.settle(self.read(entry, records, &layout, rows, &mut stamps))?;
             let ids: Vec<u64> = records.iter().map(|record| record.id).collect();
-            let table = entry.name.as_str();
-            if !visit(ChangedRows { table, ids: &ids, rows, dim: layout.dim, row_floats, deleted: &[] }) {
+            let (ids, stamps) = (ids.as_slice(), stamps.as_slice());
+            if !visit(ChangedRows { table, ids, rows, dim, row_floats, stamps, deleted: &[] }) {
                 return Ok(false);
             }
         }
         for records in deleted.chunks(batch) {
             let ids: Vec<u64> = records.iter().map(|record| record.id).collect();
-            let table = entry.name.as_str();
-            if !visit(ChangedRows { table, ids: &[], rows: &[], dim: layout.dim, row_floats, deleted: &ids })
-            {
+            let deleted = ids.as_slice();
+            if !visit(ChangedRows { table, ids: &[], rows: &[], dim, row_floats, stamps: &[], deleted }) {
                 return Ok(false);
             }
         }
@@ -356,6 +367,7 @@ impl Changes {
         records: &[Record],
         layout: &RowLayout,
         rows: &mut [f32],
+        stamps: &mut [u64],
     ) -> Result<(), StoreError> {
         let row_floats = layout.dim + layout.state_floats;
         let log = &self.logs[entry.group as usize];
@@ -363,7 +375,13 @@ impl Changes {
         let wanted: Vec<(u32, RowKey)> = records.iter().map(|record| (record.row, key(record))).collect();
         let mut failure = None;
         log.reading().read(&wanted, &mut |number, result| match result {
-            Ok(bytes) => decode_row(layout, bytes, &mut rows[number * row_floats..][..row_floats]),
+            Ok(bytes) => {
+                decode_row(layout, bytes, &mut rows[number * row_floats..][..row_floats]);
+                if let Some(offset) = layout.stamp_offset() {
+                    let stamp = bytes[offset..].first_chunk().expect("a stamp lies inside its row");
+                    stamps[number] = u64::from_le_bytes(*stamp);
+                }
+            }
             Err(error) => {
                 failure.get_or_insert(error);
             }
@@ -386,25 +404,32 @@ impl Changes {
 
 /// Apply changes to a table; how many rows were deleted.
 fn apply(table: &Table, changed: &ChangedRows<'_>) -> Result<usize, StoreError> {
-    let ChangedRows { ids, rows, row_floats, deleted, .. } = *changed;
+    let ChangedRows { ids, deleted, .. } = *changed;
     if !ids.is_empty() {
-        table.restore(ids, rows, row_floats)?;
+        table.restore(changed)?;
     }
     if deleted.is_empty() { Ok(0) } else { table.delete(deleted) }
 }
 
 impl Table {
-    /// Write whole rows: `row_floats` floats of weights and state for each of some distinct ids.
-    fn restore(&self, ids: &[u64], values: &[f32], row_floats: usize) -> Result<(), StoreError> {
+    /// Write whole rows of some distinct ids: weights, state and stamps.
+    fn restore(&self, changed: &ChangedRows<'_>) -> Result<(), StoreError> {
+        let ChangedRows { ids, rows: values, row_floats, stamps, .. } = *changed;
         let store = self.store();
         store.check_writable("a replay")?;
         let target = Target::Ids { table: self.state(), ids };
         let _change = store.changes.read();
+        let layout = &self.group().core.layout;
         store.settle(self.group().update(&target, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
-                let values = &values[key.position as usize * row_floats..][..row_floats];
+                let position = key.position as usize;
+                let values = &values[position * row_floats..][..row_floats];
                 // SAFETY: `row` is a resident row of this group under its shard's write lock.
-                unsafe { write_row(&self.group().core.layout, values, row) };
+                unsafe { write_row(layout, values, row) };
+                if let Some(&stamp) = stamps.get(position) {
+                    // SAFETY: as above; a row is `stride` bytes, on a multiple of 4.
+                    set_stamp(layout, unsafe { from_raw_parts_mut(row, layout.stride / 4) }, stamp);
+                }
             }
         }))
     }

@@ -8,6 +8,7 @@ use rowmill_rows::{Dtype, GroupSpec, RowKey, RowLayout};
 
 use crate::StoreError;
 use crate::budget::Budget;
+use crate::feed::Waiting;
 use crate::index_log::IndexLog;
 use crate::log::Log;
 use crate::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
@@ -30,8 +31,8 @@ pub(crate) struct Core {
     pub(crate) scratch_charged: AtomicU64,
     pub(crate) index_log: Arc<IndexLog>,
     pub(crate) budget: Arc<Budget>,
-    /// Whether a feed is kept.
-    pub(crate) publishes: bool,
+    /// What waits for the feed; none where no feed is kept.
+    pub(crate) waiting: Option<Arc<Waiting>>,
     /// Shards of the group.
     pub(crate) shards: usize,
     /// Memory of the group's resident rows.

@@ -268,10 +268,8 @@ pub enum StoreError {
         /// What was looked for, and what there is.
         what: String,
     },
-    /// The feed could not be written; the store works without it.
-    #[error(
-        "nothing is published any more since the feed could not be written ({cause}); open the store again"
-    )]
+    /// The feed could not be written, or not fast enough; the store works without it.
+    #[error("nothing is published until the next checkpoint, from which followers start again: {cause}")]
     FeedFailed {
         /// The first failure.
         cause: String,

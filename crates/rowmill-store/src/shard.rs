@@ -9,6 +9,7 @@
 //!   whether its row pointers still hold.
 
 mod clocks;
+mod emptying;
 mod frozen;
 mod leaving;
 mod restore;
@@ -163,7 +164,7 @@ impl Shard {
             dirty: Bits::default(),
             frozen: Bits::default(),
             due: Due::default(),
-            unpublished: core.publishes.then(Unpublished::default),
+            unpublished: core.waiting.as_ref().map(|waiting| Unpublished::new(0, waiting)),
             policy: Policy::new(slots_max).map_err(reserve)?,
             indexes: Vec::new(),
             tables: Vec::new(),

@@ -113,8 +113,10 @@ pub struct Stats {
     pub feed_rows: u64,
     /// The last frame of the feed; 0 where none is kept.
     pub feed_sequence: u64,
-    /// Why nothing is published any more; empty while it is.
+    /// Why nothing is published before the next checkpoint; empty while it is.
     pub feed_failure: String,
+    /// Bytes of rows that left memory, and ids that were deleted, and wait to be published.
+    pub feed_waiting_bytes: u64,
     /// Device bytes of live rows.
     pub device_live_bytes: u64,
     /// Device bytes of segments with live rows.

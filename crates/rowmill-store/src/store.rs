@@ -16,7 +16,7 @@ use crate::compaction;
 use crate::core::Core;
 use crate::due::STEPS_MAX;
 use crate::event_clock::{EVENT_TIME_MAX, EventClock};
-use crate::feed::{self, Feed, FeedOptions};
+use crate::feed::{self, Feed, Waiting};
 use crate::files::{Manifest, TABLES_MAX};
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
@@ -72,6 +72,8 @@ pub struct Store {
     queue: Mutex<Option<Queue>>,
     compaction: Mutex<Option<Rounds>>,
     pub(crate) feed: Option<Arc<Feed>>,
+    /// What waits for the feed, where one is kept.
+    pub(crate) waiting: Option<Arc<Waiting>>,
     publisher: Mutex<Option<Rounds>>,
     /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
     pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>>,
@@ -171,6 +173,8 @@ impl Store {
         let saved = Saved::new(epoch, manifest.as_ref());
         let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();
         let next_category = last.map_or(0, |category| category + 1);
+        // Nothing may be written by a reader.
+        let publishes = options.feed.filter(|_| !options.read_only);
         let mut store = Self {
             volume,
             budget,
@@ -190,6 +194,7 @@ impl Store {
             queue: Mutex::default(),
             compaction: Mutex::default(),
             feed: None,
+            waiting: publishes.map(|feed| Arc::new(Waiting::new(feed.waiting))),
             publisher: Mutex::default(),
             lock: Mutex::default(),
             incarnation: options.background.incarnation(),
@@ -200,7 +205,7 @@ impl Store {
         if let Some(manifest) = manifest {
             store.recover(&manifest)?;
         }
-        if let Some(options) = store.publishes() {
+        if let Some(options) = publishes {
             let feed = Arc::new(store.open_feed(&options, epoch - 1, mark)?);
             if store.options.background.has_threads() {
                 let publisher = feed::start(Arc::clone(&feed), Arc::clone(&store.groups), options.interval)?;
@@ -342,7 +347,7 @@ impl Store {
             log_charged: AtomicU64::new(0),
             scratch_charged: AtomicU64::new(0),
             index_log: Arc::clone(&self.index_log),
-            publishes: self.publishes().is_some(),
+            waiting: self.waiting.clone(),
             budget: Arc::clone(&self.budget),
             shards,
             used_bytes: AtomicU64::new(0),
@@ -487,11 +492,6 @@ impl Store {
         feed.publish(&groups)
     }
 
-    /// The feed to be kept, unless nothing may be written.
-    fn publishes(&self) -> Option<FeedOptions> {
-        self.options.feed.filter(|_| !self.options.read_only)
-    }
-
     /// Where the store is.
     pub fn location(&self) -> String {
         self.volume.location()
@@ -507,8 +507,9 @@ impl Store {
         self.options.read_only
     }
 
-    /// End the store's threads and give the volume to others. Nothing is saved: what changed since the
-    /// last checkpoint is lost. Later calls fail with [`StoreError::Closed`].
+    /// End the store's threads, give the volume to others and the memory of rows and indexes back. Nothing is saved:
+    /// what changed since the last checkpoint is lost. Later calls fail with [`StoreError::Closed`], and so may
+    /// those under way.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
         *self.lookahead.lock() = None;
@@ -520,6 +521,14 @@ impl Store {
         }
         self.index_log.close();
         *self.lock.lock() = None;
+        // A checkpoint under way still needs the rows.
+        let _no_checkpoint = self.saved.lock();
+        for group in self.groups.read().iter() {
+            for (number, cell) in group.shards.iter().enumerate() {
+                // What cannot be given back now is when the store is dropped.
+                let _ = cell.state.write().empty(&group.core, number);
+            }
+        }
     }
 
     // ------------------------------------------------------------------ states
@@ -540,8 +549,9 @@ impl Store {
     }
 
     /// Pass a result on. A failed write refuses all later ones; what a reader cannot read because the
-    /// writer has gone on is said so.
+    /// writer has gone on is said so, and no result is when the store was closed meanwhile.
     pub(crate) fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        self.check_open()?;
         result.map_err(|error| {
             if error.poisons() {
                 self.poison(&error);

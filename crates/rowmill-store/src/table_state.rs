@@ -56,30 +56,31 @@ impl TableState {
         events: Arc<EventClock>,
     ) -> Self {
         let zero = || AtomicU64::new(0);
-        let every = spec.eviction.map_or(0, |eviction| eviction.every);
         let sketch = spec.admission.map(|admission| {
             let seed = seed ^ (u64::from(category.0) << 32);
             Mutex::new(Sketch::new(admission.bytes as usize, seed))
         });
         let initializer = RowInitializer::new(&spec.initializer, seed, category.0).for_dtype(spec.dtype);
         let rounding = RoundingKey::new(seed, category.0);
-        Self {
+        let state = Self {
             name,
             category,
             local,
             spec,
             initializer,
             rounding,
-            steps: AtomicU64::new(steps),
+            steps: zero(),
             accesses: zero(),
             births: zero(),
             deletes: zero(),
             evicted: zero(),
-            evictions_due: AtomicU64::new(steps.checked_div(every).unwrap_or(0)),
+            evictions_due: zero(),
             sketch,
             events,
             hot: Mutex::default(),
-        }
+        };
+        state.restore_steps(steps);
+        state
     }
 
     /// The bound on outstanding gets, or `None` where no clocks are kept.
@@ -115,9 +116,10 @@ impl TableState {
         Update { lr, step, rounding }
     }
 
-    /// Continue the updates of another store.
+    /// Continue the updates of another store, and its automatic evictions.
     pub(crate) fn restore_steps(&self, steps: u64) {
         self.steps.store(steps, Relaxed);
+        self.evictions_due.store(self.evictions_at(steps), Relaxed);
     }
 
     /// Count lookups of these ids.
@@ -213,10 +215,14 @@ impl TableState {
         }
     }
 
+    /// How many automatic evictions are due by step `steps`.
+    fn evictions_at(&self, steps: u64) -> u64 {
+        steps.checked_div(self.spec.eviction.map_or(0, |eviction| eviction.every)).unwrap_or(0)
+    }
+
     /// Whether an automatic eviction has come due; says so once.
     pub(crate) fn take_due_eviction(&self) -> bool {
-        let every = self.spec.eviction.map_or(0, |eviction| eviction.every);
-        let due = self.steps().checked_div(every).unwrap_or(0);
+        let due = self.evictions_at(self.steps());
         due > 0 && self.evictions_due.fetch_max(due, Relaxed) < due
     }
 }

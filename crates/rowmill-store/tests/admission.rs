@@ -16,7 +16,6 @@ use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
 const DIM: usize = 8;
-const ROW_MEMORY: u64 = 96 << 10;
 const UNIVERSE: u64 = 4000;
 
 fn counting(min_count: u8) -> TableSpec {
@@ -83,9 +82,7 @@ impl Expected {
 }
 
 struct Case {
-    volume: MemoryVolume,
-    store: Arc<Store>,
-    table: Table,
+    small: SmallStore,
     expected: Expected,
     saved: Expected,
     refused: usize,
@@ -93,11 +90,8 @@ struct Case {
 
 impl Case {
     fn new(spec: TableSpec) -> Self {
-        let volume = MemoryVolume::new();
-        let store = open(&volume, &options(Some(ROW_MEMORY)));
-        let table = store.table("t", &spec).unwrap();
         let expected = Expected { model: Model::new(spec, 0), counts: HashMap::new() };
-        Self { volume, store, table, saved: expected.clone(), expected, refused: 0 }
+        Self { small: SmallStore::new(&spec, None), saved: expected.clone(), expected, refused: 0 }
     }
 
     fn compare(&self, ids: &[u64], found: &[f32]) {
@@ -116,7 +110,7 @@ impl Case {
         let mut out = vec![0.0; count * DIM];
         match call {
             Call::Train => {
-                let ticket = self.store.ticket().unwrap();
+                let ticket = self.small.store.ticket().unwrap();
                 let offsets: Vec<i64> = (0..=count as i64).collect();
                 let bag = IdBag {
                     ids: &ids,
@@ -125,7 +119,11 @@ impl Case {
                     padding: None,
                     pooling: Pooling::Sum,
                 };
-                let lookup = self.store.lookup(&[(&self.table, bag)], &mut out, DIM, Some(&ticket)).unwrap();
+                let lookup = self
+                    .small
+                    .store
+                    .lookup(&[(&self.small.table, bag)], &mut out, DIM, Some(&ticket))
+                    .unwrap();
                 let known = self.expected.read(&ids);
                 self.compare(&ids, &out);
                 assert_eq!((lookup.rows(), ticket.rows_held()), (known.len(), known.len()));
@@ -133,29 +131,29 @@ impl Case {
                 // Rows born between a read and its backward: the gradient of a refused read stays out.
                 if rng.one_in(3) {
                     let more = &ids[..count / 2];
-                    self.table.get_or_init(more, &mut vec![0.0; more.len() * DIM], None).unwrap();
+                    self.small.table.get_or_init(more, &mut vec![0.0; more.len() * DIM], None).unwrap();
                     self.expected.read(more);
                 }
-                self.store.apply(&lookup, &values, DIM, &[0.25], Some(&ticket)).unwrap();
+                self.small.store.apply(&lookup, &values, DIM, &[0.25], Some(&ticket)).unwrap();
                 self.expected.rmw(&ids, &values, &known);
                 assert_eq!(ticket.rows_held(), 0);
             }
             Call::GetThenRmw => {
-                let ticket = self.store.ticket().unwrap();
+                let ticket = self.small.store.ticket().unwrap();
                 if rng.one_in(2) {
-                    self.table.get_or_init(&ids, &mut out, Some(&ticket)).unwrap();
+                    self.small.table.get_or_init(&ids, &mut out, Some(&ticket)).unwrap();
                 } else {
-                    let ticket = Arc::new(self.store.ticket().unwrap());
-                    out = self.table.get_later(&ids, &ticket).unwrap().wait().unwrap();
+                    let ticket = Arc::new(self.small.store.ticket().unwrap());
+                    out = self.small.table.get_later(&ids, &ticket).unwrap().wait().unwrap();
                 }
                 let known = self.expected.read(&ids);
                 self.compare(&ids, &out);
-                self.table.rmw(&ids, &values, Some(0.25), Some(&ticket)).unwrap();
+                self.small.table.rmw(&ids, &values, Some(0.25), Some(&ticket)).unwrap();
                 self.expected.rmw(&ids, &values, &known);
                 assert_eq!(ticket.rows_held(), 0);
             }
             Call::Rmw => {
-                self.table.rmw(&ids, &values, Some(0.25), None).unwrap();
+                self.small.table.rmw(&ids, &values, Some(0.25), None).unwrap();
                 let min_count = self.expected.model.spec.admission.unwrap().min_count;
                 let admitted =
                     |id: &u64| self.expected.counts.get(id).is_some_and(|&count| count == min_count);
@@ -164,27 +162,25 @@ impl Case {
                 self.expected.rmw(&ids, &values, &known);
             }
             Call::Put => {
-                self.table.put(&ids, &values, None).unwrap();
+                self.small.table.put(&ids, &values, None).unwrap();
                 self.expected.model.put(&ids, &values);
             }
             Call::Delete => {
-                self.table.delete(&ids).unwrap();
+                self.small.table.delete(&ids).unwrap();
                 for id in &ids {
                     self.expected.model.rows.remove(id);
                 }
             }
             Call::Get => {
-                self.table.get(&ids, &mut out).unwrap();
+                self.small.table.get(&ids, &mut out).unwrap();
                 self.compare(&ids, &out);
             }
             Call::Checkpoint => {
-                self.store.checkpoint(&[]).unwrap();
+                self.small.store.checkpoint(&[]).unwrap();
                 self.saved = self.expected.clone();
             }
             Call::Reopen => {
-                self.store.close();
-                self.store = open(&self.volume, &options(Some(ROW_MEMORY)));
-                self.table = self.store.table("t", &self.expected.model.spec).unwrap();
+                self.small.reopen();
                 self.expected = self.saved.clone();
             }
         }
@@ -201,10 +197,10 @@ fn random_calls_admit_what_exact_counts_would() {
             for (call, seed) in &calls {
                 case.run(call, *seed);
             }
-            case.expected.model.check(&case.table);
-            prop_assert_eq!(case.store.stats().tickets, 0);
+            case.expected.model.check(&case.small.table);
+            prop_assert_eq!(case.small.store.stats().tickets, 0);
             refused.set(refused.get() + case.refused);
-            cold.set(cold.get() + case.store.stats().cold_reads);
+            cold.set(cold.get() + case.small.store.stats().cold_reads);
             Ok(())
         });
         result.unwrap_or_else(|error| panic!("{min_count}: {error}"));

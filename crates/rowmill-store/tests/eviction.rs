@@ -8,7 +8,6 @@
 mod common;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use common::*;
 use proptest::prelude::*;
@@ -17,7 +16,6 @@ use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
 const DIM: usize = 8;
-const ROW_MEMORY: u64 = 96 << 10;
 /// Ids are below this.
 const UNIVERSE: u64 = 3000;
 const NONE: [u64; 0] = [];
@@ -137,9 +135,7 @@ fn lowest(mut ids: Vec<u64>, max_rows: u64, rank: impl Fn(u64) -> f64) -> Vec<u6
 
 /// A store and what it should be.
 struct Case {
-    volume: MemoryVolume,
-    store: Arc<Store>,
-    table: Table,
+    small: SmallStore,
     expected: Expected,
     saved: Expected,
     /// Rows evicted while some lay on the device.
@@ -148,11 +144,8 @@ struct Case {
 
 impl Case {
     fn new(spec: TableSpec) -> Self {
-        let volume = MemoryVolume::new();
-        let store = open(&volume, &options(Some(ROW_MEMORY)));
-        let table = store.table("t", &spec).unwrap();
         let expected = Expected::new(spec);
-        Self { volume, store, table, saved: expected.clone(), expected, cold: 0 }
+        Self { small: SmallStore::new(&spec, None), saved: expected.clone(), expected, cold: 0 }
     }
 
     fn run(&mut self, call: &Call, seed: u64) {
@@ -163,11 +156,11 @@ impl Case {
         match call {
             Call::Rmw => {
                 self.expected.time += rng.below(5);
-                let ticket = self.store.ticket_at(Some(self.expected.time)).unwrap();
+                let ticket = self.small.store.ticket_at(Some(self.expected.time)).unwrap();
                 let mut out = vec![0.0; count * DIM];
-                self.table.get_or_init(&ids, &mut out, Some(&ticket)).unwrap();
+                self.small.table.get_or_init(&ids, &mut out, Some(&ticket)).unwrap();
                 let values = gradients(&mut rng, count * DIM);
-                self.table.rmw(&ids, &values, Some(0.25), Some(&ticket)).unwrap();
+                self.small.table.rmw(&ids, &values, Some(0.25), Some(&ticket)).unwrap();
                 self.expected.model.rmw(&ids, &values, 0.25);
                 self.expected.stamp(&ids);
                 let every = self.expected.model.spec.eviction.unwrap().every;
@@ -178,12 +171,12 @@ impl Case {
             // A put stamps with the time that steps have said.
             Call::Put if self.expected.time > 0 => {
                 let values = gradients(&mut rng, count * DIM);
-                self.table.put(&ids, &values, None).unwrap();
+                self.small.table.put(&ids, &values, None).unwrap();
                 self.expected.model.put(&ids, &values);
                 self.expected.stamp(&ids);
             }
             Call::Delete => {
-                self.table.delete(&ids).unwrap();
+                self.small.table.delete(&ids).unwrap();
                 for id in &ids {
                     self.expected.deletes += u64::from(self.expected.model.rows.remove(id).is_some());
                     self.expected.stamps.remove(id);
@@ -191,7 +184,7 @@ impl Case {
             }
             Call::Score => {
                 let scores: Vec<f32> = (0..count).map(|_| rng.below(64) as f32 - 32.0).collect();
-                let result = self.table.set_scores(&ids, &scores);
+                let result = self.small.table.set_scores(&ids, &scores);
                 if !matches!(self.expected.rule(), EvictionRule::LowestScore { .. }) {
                     assert!(matches!(result, Err(StoreError::Option { option: "eviction", .. })));
                     return;
@@ -203,24 +196,21 @@ impl Case {
                 }
             }
             Call::Evict => {
-                let stats = self.store.stats();
-                let gone = self.table.evict().unwrap();
+                let stats = self.small.store.stats();
+                let gone = self.small.table.evict().unwrap();
                 assert_eq!(gone, self.expected.evict());
                 self.cold += if stats.rows_resident < stats.tables[0].rows { gone.len() as u64 } else { 0 };
             }
             Call::Checkpoint => {
-                self.store.checkpoint(&[]).unwrap();
+                self.small.store.checkpoint(&[]).unwrap();
                 self.saved = self.expected.clone();
             }
             Call::Reopen => {
-                let spec = self.expected.model.spec;
-                self.store.close();
-                self.store = open(&self.volume, &options(Some(ROW_MEMORY)));
-                self.table = self.store.table("t", &spec).unwrap();
+                self.small.reopen();
                 self.expected = self.saved.clone();
                 let time = self.expected.time;
                 assert_eq!(
-                    self.store.event_time(),
+                    self.small.store.event_time(),
                     (time > 0 || self.expected.model.steps > 0).then_some(time)
                 );
             }
@@ -229,8 +219,8 @@ impl Case {
     }
 
     fn check(&self) {
-        self.expected.model.check(&self.table);
-        let stats = &self.store.stats().tables[0];
+        self.expected.model.check(&self.small.table);
+        let stats = &self.small.store.stats().tables[0];
         assert_eq!((stats.evicted, stats.deletes), (self.expected.evicted, self.expected.deletes));
     }
 }

@@ -8,11 +8,11 @@
 
 mod common;
 
-use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::follower::Follower;
 use common::*;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
@@ -26,7 +26,8 @@ fn specs() -> [TableSpec; 3] {
 }
 
 fn publishing(incarnation: u64) -> StoreOptions {
-    let feed = Some(FeedOptions { bytes: 32 << 20, interval: Duration::from_millis(20) });
+    let feed =
+        Some(FeedOptions { bytes: 32 << 20, interval: Duration::from_millis(20), ..FeedOptions::default() });
     StoreOptions {
         threads: 1,
         background: Background::Turns { incarnation },
@@ -39,55 +40,13 @@ fn tables(store: &Arc<Store>) -> Vec<Table> {
     specs().iter().zip(NAMES).map(|(spec, name)| store.table(name, spec).unwrap()).collect()
 }
 
-/// A copy of a store's weights, kept by following.
-#[derive(Default)]
-struct Copy {
-    rows: HashMap<(String, u64), Vec<f32>>,
-    position: u64,
-    rollbacks: u64,
-    deletes: u64,
-    checkpoint: u64,
-}
-
-impl Copy {
-    fn apply(&mut self, event: FeedEvent) {
-        assert!(event.sequence > self.position, "frames come in order");
-        self.position = event.sequence;
-        match event.change {
-            FeedChange::Rows { table, dim, ids, weights, .. } => {
-                for (id, weights) in ids.into_iter().zip(weights.chunks_exact(dim)) {
-                    self.rows.insert((table.clone(), id), weights.to_vec());
-                }
-            }
-            FeedChange::Deleted { table, ids, .. } => {
-                self.deletes += ids.len() as u64;
-                for id in ids {
-                    self.rows.remove(&(table.clone(), id));
-                }
-            }
-            FeedChange::Checkpoint { epoch } => self.checkpoint = epoch,
-            FeedChange::Rollback { to, epoch } => {
-                assert!(to < event.sequence && epoch <= self.checkpoint, "back, not ahead");
-                self.rollbacks += 1;
-            }
-            change => panic!("unknown: {change:?}"),
-        }
-    }
-
-    fn read_all(&mut self, reader: &mut FeedReader) {
-        while let Some(event) = reader.poll().unwrap() {
-            self.apply(event);
-        }
-    }
-
-    fn compare(&self, models: &[Model]) {
-        let rows: usize = models.iter().map(|model| model.rows.len()).sum();
-        assert_eq!(self.rows.len(), rows, "rows of the copy and of the store");
-        for (model, name) in models.iter().zip(NAMES) {
-            for (id, row) in &model.rows {
-                let found = &self.rows[&(name.to_owned(), *id)];
-                near(found, &row.weights, 0.0, || format!("row {id} of {name}"));
-            }
+fn compare(copy: &Follower, models: &[Model]) {
+    let rows: usize = models.iter().map(|model| model.rows.len()).sum();
+    assert_eq!(copy.rows.len(), rows, "rows of the copy and of the store");
+    for (model, name) in models.iter().zip(NAMES) {
+        for (id, row) in &model.rows {
+            let found = &copy.rows[&(name.to_owned(), *id)];
+            near(found, &row.weights, 0.0, || format!("row {id} of {name}"));
         }
     }
 }
@@ -160,11 +119,11 @@ impl Trained {
     }
 
     /// Change, publish and read everything.
-    fn round(&mut self, rng: &mut Rng64, reader: &mut FeedReader, copy: &mut Copy) {
+    fn round(&mut self, rng: &mut Rng64, reader: &mut FeedReader, copy: &mut Follower) {
         self.change(rng);
         self.store.publish().unwrap();
         copy.read_all(reader);
-        copy.compare(&self.models);
+        compare(copy, &self.models);
     }
 }
 
@@ -175,10 +134,10 @@ fn a_copy_is_the_store_after_every_round_cut_and_restart() {
         println!("seed {seed}");
         let mut rng = Rng64::new(seed);
         let mut trained = Trained::new();
-        let mut eager = Copy::default();
+        let mut eager = Follower::default();
         let mut reader = FeedReader::at_checkpoint(&trained.volume(), 0).unwrap();
         // Reads now and then, from a reader of its own each time.
-        let mut lazy = Copy { position: reader.position(), ..Copy::default() };
+        let mut lazy = Follower { position: reader.position(), ..Follower::default() };
         for _ in 0..80 {
             match rng.below(12) {
                 0 => {
@@ -186,17 +145,17 @@ fn a_copy_is_the_store_after_every_round_cut_and_restart() {
                     trained.change(&mut rng);
                     eager.read_all(&mut reader);
                     assert_eq!(eager.checkpoint, trained.store.checkpoint_epoch());
-                    eager.compare(&trained.saved);
+                    compare(&eager, &trained.saved);
                 }
                 1 => {
                     trained.reopen();
                     eager.read_all(&mut reader);
-                    eager.compare(&trained.models);
+                    compare(&eager, &trained.models);
                 }
                 2 => {
                     trained.store.publish().unwrap();
                     lazy.read_all(&mut FeedReader::open(&trained.volume(), lazy.position).unwrap());
-                    lazy.compare(&trained.models);
+                    compare(&lazy, &trained.models);
                 }
                 3 => {
                     let work = [Work::Write, Work::Clean, Work::LookAhead][rng.below(3) as usize];
@@ -205,7 +164,7 @@ fn a_copy_is_the_store_after_every_round_cut_and_restart() {
                 4..8 => {
                     trained.store.publish().unwrap();
                     eager.read_all(&mut reader);
-                    eager.compare(&trained.models);
+                    compare(&eager, &trained.models);
                 }
                 _ => trained.change(&mut rng),
             }
@@ -229,19 +188,9 @@ fn who_has_a_copy_of_a_checkpoint_follows_from_there() {
         trained.change(&mut rng);
     }
     trained.store.publish().unwrap();
-    let mut copy = Copy::default();
-    let changes = trained.store.changes(0).unwrap();
-    changes
-        .for_each(1000, |changed| {
-            for (id, row) in changed.ids.iter().zip(changed.rows.chunks_exact(changed.row_floats)) {
-                copy.rows.insert((changed.table.to_owned(), *id), row[..changed.dim].to_vec());
-            }
-            true
-        })
-        .unwrap();
-    let mut reader = FeedReader::at_checkpoint(&trained.volume(), changes.until()).unwrap();
+    let (mut copy, mut reader) = Follower::of_checkpoint(&trained.store, &trained.volume());
     copy.read_all(&mut reader);
-    copy.compare(&trained.models);
+    compare(&copy, &trained.models);
     let error = FeedReader::at_checkpoint(&trained.volume(), 99).unwrap_err();
     assert!(error.to_string().contains("checkpoint 99 is not in the feed"), "{error}");
 }
@@ -327,7 +276,7 @@ fn segments(volume: &MemoryVolume) -> Vec<String> {
 fn a_torn_frame_is_waited_for_and_passed_over_after_a_restart() {
     let mut rng = Rng64::new(2);
     let mut trained = Trained::new();
-    let mut copy = Copy::default();
+    let mut copy = Follower::default();
     let mut reader = FeedReader::at_checkpoint(&trained.volume(), 0).unwrap();
     trained.round(&mut rng, &mut reader, &mut copy);
     trained.checkpoint();
@@ -360,7 +309,7 @@ fn a_torn_frame_is_waited_for_and_passed_over_after_a_restart() {
     trained.reopen();
     copy.read_all(&mut reader);
     assert_eq!(copy.rollbacks, 1);
-    copy.compare(&trained.models);
+    compare(&copy, &trained.models);
     trained.round(&mut rng, &mut reader, &mut copy);
 }
 
@@ -458,7 +407,7 @@ fn frames_that_only_a_follower_has_are_noticed() {
     let mut rng = Rng64::new(6);
     let mut trained = Trained::new();
     trained.checkpoint();
-    let mut copy = Copy::default();
+    let mut copy = Follower::default();
     let mut reader = FeedReader::at_checkpoint(&trained.volume(), 1).unwrap();
     let name = segments(&trained.volume).pop().unwrap();
     let kept = read(&trained.volume, &name);
@@ -478,7 +427,7 @@ fn frames_that_only_a_follower_has_are_noticed() {
 fn a_table_that_was_made_after_the_checkpoint_is_taken_back() {
     let mut trained = Trained::new();
     trained.checkpoint();
-    let mut copy = Copy { checkpoint: 1, ..Copy::default() };
+    let mut copy = Follower { checkpoint: 1, ..Follower::default() };
     let mut reader = FeedReader::at_checkpoint(&trained.volume(), 1).unwrap();
     let late = trained.store.table("late", &bf16(spec(30, SGD))).unwrap();
     late.put(&[1, 2], &[1.0; 60], None).unwrap();
@@ -496,6 +445,7 @@ fn options_and_stores_without_a_feed_are_refused_by_name() {
     for feed in [
         FeedOptions { bytes: 1 << 20, ..FeedOptions::default() },
         FeedOptions { interval: Duration::ZERO, ..FeedOptions::default() },
+        FeedOptions { waiting: 1000, ..FeedOptions::default() },
     ] {
         let options = StoreOptions { feed: Some(feed), ..options(None) };
         let error = Store::open_volume(Arc::new(volume.clone()), options).unwrap_err();

@@ -265,7 +265,7 @@ fn a_repair_that_is_cut_short_loses_nothing_it_could_keep() {
 
 #[test]
 fn what_cannot_be_read_or_is_in_use_is_refused_and_stays_as_it_is() {
-    let mut files = original(true);
+    let files = original(true);
     let volume = memory_of(&files);
     let store = Store::open_volume(Arc::clone(&volume), store_options()).unwrap();
     let error = fsck(&volume, true).unwrap_err();
@@ -275,15 +275,101 @@ fn what_cannot_be_read_or_is_in_use_is_refused_and_stays_as_it_is() {
 
     let empty: Arc<dyn Volume> = Arc::new(MemoryVolume::new());
     assert!(matches!(fsck(&empty, true), Err(StoreError::Missing { .. })));
+}
 
-    files.get_mut("MANIFEST").unwrap()[200] ^= 1;
-    let volume = memory_of(&files);
-    for repair in [false, true] {
-        assert!(matches!(fsck(&volume, repair), Err(StoreError::Corrupt { .. })));
+/// Damage a manifest beside copies of it; a check must fail, and a repair.
+fn repair_manifest(files: &Files) -> (Arc<dyn Volume>, Result<FsckReport, StoreError>) {
+    let volume = memory_of(files);
+    let error = fsck(&volume, false).unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+    let repaired = fsck(&volume, true);
+    if let Err(error) = &repaired {
+        let text = error.to_string();
+        assert!(text.contains("MANIFEST") && text.contains("rowmill restore"), "{text}");
+        for (name, bytes) in files {
+            assert!(read(&*volume, name) == *bytes, "{name} was changed");
+        }
+        assert_eq!(volume.list().unwrap().len(), files.len());
     }
-    for (name, bytes) in &files {
-        assert!(read(&*volume, name) == *bytes, "{name} was changed");
+    (volume, repaired)
+}
+
+#[test]
+fn another_manifest_takes_the_place_of_a_damaged_one_if_all_it_names_is_proven() {
+    let files = original(true);
+    let whole = content(&memory_of(&files));
+    let manifest = files["MANIFEST"].clone();
+    let damaged = |at: usize| {
+        let mut bytes = manifest.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let mut rng = Rng64::new(11);
+    for name in ["MANIFEST.new", "MANIFEST-kept"] {
+        for round in 0..6 {
+            let mut files = files.clone();
+            files.insert(name.into(), manifest.clone());
+            // An older one that is no checkpoint any more is passed over, whatever its name.
+            files.insert("MANIFEST-5.damaged".into(), damaged(300));
+            let at = rng.below(manifest.len() as u64) as usize;
+            files.insert("MANIFEST".into(), if round == 1 { Vec::new() } else { damaged(at) });
+            if round == 0 {
+                files.remove("MANIFEST");
+            }
+            let (volume, report) = repair_manifest(&files);
+            let report = report.unwrap();
+            assert_eq!(
+                (report.repaired, report.rows, report.dropped.len()),
+                (Some(5), whole.len() as u64, 0)
+            );
+            assert!(
+                report.problems[0].contains("MANIFEST") && report.unnamed[0].contains(name),
+                "{report:?}"
+            );
+            assert_eq!(content(&volume), whole);
+            assert!(fsck(&volume, false).unwrap().is_clean());
+            if let Some(before) = files.get("MANIFEST") {
+                assert_eq!(read(&*volume, "MANIFEST.damaged"), *before);
+            }
+        }
     }
+    // Nothing to go by; a copy that is damaged as well; a copy of which something is missing or damaged.
+    let mut without = files.clone();
+    without.insert("MANIFEST".into(), damaged(200));
+    assert!(repair_manifest(&without).1.is_err());
+    without.insert("MANIFEST-kept".into(), damaged(250));
+    assert!(repair_manifest(&without).1.is_err());
+    without.insert("MANIFEST-kept".into(), manifest.clone());
+    for name in ["index-5.delta", "group-0.log", "attachment-5-notes"] {
+        let mut without = without.clone();
+        without.get_mut(name).unwrap().chunks_mut(4096).for_each(|block| block[20.min(block.len() - 1)] ^= 1);
+        assert!(repair_manifest(&without).1.is_err(), "{name} is damaged");
+        without.remove(name);
+        assert!(repair_manifest(&without).1.is_err(), "{name} is gone");
+    }
+}
+
+#[test]
+fn a_copy_of_an_old_manifest_is_refused_once_its_files_are_reused() {
+    let volume = MemoryVolume::new();
+    let store = open(&volume, &store_options());
+    let table = store.table("t", &spec(16, ADAGRAD)).unwrap();
+    let rewrite = |round: u64| {
+        for first in (0..4000).step_by(200) {
+            let ids: Vec<u64> = (first..first + 200).collect();
+            table.put(&ids, &[round as f32; 200 * 16], None).unwrap();
+        }
+        store.checkpoint(&[]).unwrap();
+    };
+    rewrite(1);
+    let old = read(&volume, "MANIFEST");
+    (2..6).for_each(rewrite);
+    store.close();
+    let names = volume.list().unwrap();
+    let mut files: Files = names.into_iter().map(|name| (name.clone(), read(&volume, &name))).collect();
+    files.insert("MANIFEST-old".into(), old);
+    files.get_mut("MANIFEST").unwrap()[100] ^= 1;
+    assert!(repair_manifest(&files).1.is_err());
 }
 
 /// An index under right checksums that gives one row to two ids.

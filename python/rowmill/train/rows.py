@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from rich.console import Console
 
     from rowmill.config import AdmissionConfig, Config, EvictionConfig, RowsConfig
     from rowmill.data import IdWay, Source
@@ -96,9 +97,11 @@ class RowSide(Protocol):
 class StoredRows:
     """Rows in a store, updated by backward itself."""
 
-    def __init__(self, store: Store, tables: list[Table]) -> None:
+    def __init__(self, store: Store, tables: list[Table], console: Console) -> None:
         self.store = store
         self.tables = tables
+        self._console = console
+        self._feed_failure = ""
         self.embeddings: nn.Module = StackedBags(Feature(table.name, table) for table in tables)
 
     def inputs(self, ids_BF: Tensor) -> Tensor:
@@ -124,7 +127,16 @@ class StoredRows:
         )
 
     def save(self, attachments: Mapping[str, bytes]) -> None:
-        """One atomic checkpoint."""
+        """One atomic checkpoint; the feed goes on there if it had to pause."""
+        failure = self.store.stats()["feed_failure"]
+        if failure and failure != self._feed_failure:
+            self._console.print(
+                f"Note: nothing was published up to this checkpoint, from which followers start again: {failure}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        self._feed_failure = failure
         self.store.checkpoint(attachments=attachments)
 
     def attachment(self, name: str) -> bytes | None:
@@ -182,6 +194,7 @@ def stored_rows(
     threads: int,
     identity: dict[str, Any],
     optimizer: OptimizerSpec,
+    console: Console,
 ) -> Generator[StoredRows]:
     """Open the store at `path` with one table per id feature; to go on, it must be of the run of that identity."""
     store = rowmill.open(
@@ -190,12 +203,15 @@ def stored_rows(
         row_memory=config.store.row_memory,
         threads=threads,
         seed=config.train.seed,
+        feed=config.store.feed,
+        feed_interval_s=config.store.feed_interval_s,
+        feed_waiting=config.store.feed_waiting,
     )
     with store:
         if config.train.resume:
             check_is_of_a_run(store, path)
             check_same_run(store.attachment(ATTACHMENT), identity)
-        yield StoredRows(store, _tables(store, config, source, way, optimizer))
+        yield StoredRows(store, _tables(store, config, source, way, optimizer), console)
 
 
 def row_optimizer(rows: RowsConfig) -> OptimizerSpec:

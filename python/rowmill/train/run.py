@@ -135,6 +135,7 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
             threads=threads,
             identity=identity,
             optimizer=optimizer,
+            console=console,
         )
     with opened as rows:
         pusher = None

@@ -1,11 +1,16 @@
-"""Where the real data is, and a process that runs are forked from."""
+"""Where the data is, real and generated, configurations of runs on it, and a process that runs are forked from."""
 
 import os
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from python.tests.train.configs import Make
+from rowmill.config import Config, load_config
+from rowmill.data.generate import generate
 
 
 @pytest.fixture
@@ -23,3 +28,30 @@ def server() -> ForkServerContext:
     context = get_context("forkserver")
     context.set_forkserver_preload(["rowmill.cli", "rowmill.train"])
     return context
+
+
+@pytest.fixture(scope="module")
+def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A click log as the module's `LOG` says."""
+    folder = tmp_path_factory.mktemp("log")
+    generate(folder, request.module.LOG)
+    return folder
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest, log: Path, tmp_path: Path) -> Make:
+    """Configurations of runs on that log, with the module's `SETTINGS`."""
+
+    def make_config(name: str = "run", **flags: Any) -> Config:
+        values: dict[tuple[str, str], Any] = {
+            ("data", "path"): log,
+            ("train", "out"): tmp_path / name,
+            ("train", "threads"): 1,
+            ("store", "memory"): "256MiB",
+        }
+        for key, value in {**request.module.SETTINGS, **flags}.items():
+            section, _, entry = key.partition("__")
+            values[section, entry] = value
+        return load_config(None, values)
+
+    return make_config

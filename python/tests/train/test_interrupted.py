@@ -20,18 +20,13 @@ import pytest
 from python.tests.train.runs import DEADLINE_S, ended, epoch, fork, until
 from rowmill.cli import main
 from rowmill.config import GenerateConfig
-from rowmill.data.generate import generate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.context import ForkServerContext
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("log")
-    generate(folder, GenerateConfig(rows=8_000, seed=3, rows_per_table=1_000))
-    return folder
+LOG = GenerateConfig(rows=8_000, seed=3, rows_per_table=1_000)
 
 
 @pytest.fixture(scope="module")

@@ -7,57 +7,21 @@ run. A loop that fails must leave neither a thread nor a clock behind.
 
 from __future__ import annotations
 
-import io
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from rich.console import Console
 
-from rowmill.config import Config, ConfigError, GenerateConfig, load_config
-from rowmill.data.generate import generate
+from python.tests.train.configs import Make, quiet
+from rowmill.config import ConfigError, GenerateConfig
 from rowmill.train import train
 from rowmill.train.run import Trainer, TrainingDiverged, open_trainer
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-Make = Callable[..., Config]
 ROWS = 2560
 BATCH = 64
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("log")
-    generate(folder, GenerateConfig(rows=4_000, seed=1, rows_per_table=500))
-    return folder
-
-
-@pytest.fixture
-def make(log: Path, tmp_path: Path) -> Make:
-    def make_config(name: str = "run", **flags: Any) -> Config:
-        values: dict[tuple[str, str], Any] = {
-            ("data", "path"): log,
-            ("data", "train_rows"): ROWS,
-            ("train", "out"): tmp_path / name,
-            ("train", "threads"): 1,
-            ("train", "batch"): BATCH,
-            ("store", "memory"): "256MiB",
-        }
-        for key, value in flags.items():
-            section, _, entry = key.partition("__")
-            values[section, entry] = value
-        return load_config(None, values)
-
-    return make_config
-
-
-def quiet() -> Console:
-    return Console(file=io.StringIO())
+LOG = GenerateConfig(rows=4_000, seed=1, rows_per_table=500)
+SETTINGS = {"data__train_rows": ROWS, "train__batch": BATCH}
 
 
 def threads() -> int:

@@ -21,7 +21,6 @@ from torch.utils.tensorboard import SummaryWriter
 from python.tests.train.runs import scalars
 from rowmill.cli import main
 from rowmill.config import GenerateConfig
-from rowmill.data.generate import generate
 from rowmill.train.run import Trainer
 from rowmill.train.state import RunState, pack, unpack
 
@@ -35,11 +34,7 @@ class CutOffError(Exception):
     """Stands for a kill in tests that look at one process only."""
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("log")
-    generate(folder, GenerateConfig(rows=1500, seed=5, rows_per_table=100))
-    return folder
+LOG = GenerateConfig(rows=1500, seed=5, rows_per_table=100)
 
 
 @pytest.fixture

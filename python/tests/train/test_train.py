@@ -7,20 +7,17 @@ within 1e-5 of loss, not to the bit.
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
+from python.tests.train.configs import Make, quiet
 from rowmill import optim
 from rowmill.config import Config, ConfigError, GenerateConfig, load_config
-from rowmill.data.generate import generate
 from rowmill.train import train
 from rowmill.train.progress import RunProgress
 from rowmill.train.run import Trainer, open_trainer
@@ -28,36 +25,8 @@ from rowmill.train.run import Trainer, open_trainer
 if TYPE_CHECKING:
     from pathlib import Path
 
-Make = Callable[..., Config]
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("log")
-    generate(folder, GenerateConfig(rows=6_000, seed=1, rows_per_table=2_000))
-    return folder
-
-
-@pytest.fixture
-def make(log: Path, tmp_path: Path) -> Make:
-    def make_config(name: str = "run", **flags: Any) -> Config:
-        values: dict[tuple[str, str], Any] = {
-            ("data", "path"): log,
-            ("train", "out"): tmp_path / name,
-            ("train", "threads"): 1,
-            ("train", "batch"): 128,
-            ("store", "memory"): "256MiB",
-        }
-        for key, value in flags.items():
-            section, _, entry = key.partition("__")
-            values[section, entry] = value
-        return load_config(None, values)
-
-    return make_config
-
-
-def quiet() -> Console:
-    return Console(file=io.StringIO())
+LOG = GenerateConfig(rows=6_000, seed=1, rows_per_table=2_000)
+SETTINGS = {"train__batch": 128}
 
 
 def losses(trainer: Trainer, steps: int) -> list[float]:

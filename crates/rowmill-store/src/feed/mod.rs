@@ -12,17 +12,23 @@
 //! * a store opened at a checkpoint takes back what was published after it: a rollback, the rows as the
 //!   checkpoint has them, and the checkpoint again. Where that is not possible a new chain begins, which
 //!   follows nothing, and followers are told to start again ([`StoreError::FeedGap`](crate::StoreError));
-//! * there are at most [`SEGMENTS_MAX`] segments; the oldest fall away.
+//! * there are at most [`SEGMENTS_MAX`] segments; the oldest fall away;
+//! * rows that left memory and are not published yet take at most [`FeedOptions::waiting`] bytes. Where that is
+//!   not enough, as where a segment cannot be written, nothing more is collected; the next checkpoint begins a new
+//!   chain, and followers are told to start again from there.
 //!
 //! Nothing here is synced: a feed is for the processes of one running machine. After a loss of power its end
 //! may be missing, which followers and the store notice.
 
 mod frame;
+#[cfg(test)]
+mod golden;
 mod publisher;
 mod reader;
 mod resume;
 mod runs;
 mod segment;
+mod waiting;
 mod writer;
 
 use std::time::Duration;
@@ -31,6 +37,7 @@ pub use frame::{FeedChange, FeedEvent};
 pub(crate) use publisher::{Feed, FeedCut, start};
 pub use reader::FeedReader;
 pub(crate) use segment::remove_all;
+pub(crate) use waiting::Waiting;
 
 use crate::StoreError;
 
@@ -38,6 +45,8 @@ use crate::StoreError;
 const SEGMENTS_MAX: u64 = 64;
 /// The widest row, with its frame, fits a segment.
 const BYTES_MIN: u64 = 32 << 20;
+/// A few of the widest rows.
+const WAITING_MIN: u64 = 1 << 20;
 const INTERVAL_MAX: Duration = Duration::from_hours(1);
 
 /// How a store publishes what it changes.
@@ -47,11 +56,14 @@ pub struct FeedOptions {
     pub bytes: u64,
     /// Longest time between two rounds of publishing.
     pub interval: Duration,
+    /// Bytes of memory, beyond the budget, for rows that leave memory, and ids that are deleted, between two rounds.
+    /// With more of them the feed pauses until the next checkpoint, from which its followers start again.
+    pub waiting: u64,
 }
 
 impl Default for FeedOptions {
     fn default() -> Self {
-        Self { bytes: 256 << 20, interval: Duration::from_millis(100) }
+        Self { bytes: 256 << 20, interval: Duration::from_millis(100), waiting: 64 << 20 }
     }
 }
 
@@ -62,6 +74,13 @@ impl FeedOptions {
                 option: "feed bytes",
                 expected: format!("at least {BYTES_MIN} (32 MiB)"),
                 got: self.bytes.to_string(),
+            });
+        }
+        if self.waiting < WAITING_MIN {
+            return Err(StoreError::Option {
+                option: "feed waiting",
+                expected: format!("at least {WAITING_MIN} (1 MiB)"),
+                got: self.waiting.to_string(),
             });
         }
         if self.interval.is_zero() || self.interval > INTERVAL_MAX {

@@ -8,6 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::frame::FeedChange;
 use super::runs::Runs;
+use super::waiting::Waiting;
 use super::writer::FeedWriter;
 use crate::StoreError;
 use crate::group::Group;
@@ -24,8 +25,9 @@ const COLLECTED_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Feed {
     state: Mutex<State>,
-    /// Why nothing is published any more.
+    /// Why nothing is published before the next checkpoint.
     failure: Mutex<Option<String>>,
+    waiting: Arc<Waiting>,
     rows: AtomicU64,
     sequence: AtomicU64,
 }
@@ -41,13 +43,16 @@ pub(crate) struct FeedCut<'a> {
     feed: &'a Feed,
     groups: Vec<Arc<Group>>,
     state: MutexGuard<'a, State>,
+    /// Whether changes were lost, so that a new chain begins here.
+    anew: bool,
 }
 
 impl Feed {
-    pub(super) fn new(writer: FeedWriter) -> Self {
+    pub(super) fn new(writer: FeedWriter, waiting: &Arc<Waiting>) -> Self {
         let sequence = AtomicU64::new(writer.last());
         let state = Mutex::new(State { writer, runs: Runs::default() });
-        Self { state, failure: Mutex::default(), rows: AtomicU64::new(0), sequence }
+        let (failure, waiting) = (Mutex::default(), Arc::clone(waiting));
+        Self { state, failure, waiting, rows: AtomicU64::new(0), sequence }
     }
 
     /// Publish what has changed up to now; the last sequence number.
@@ -55,7 +60,7 @@ impl Feed {
         let mut state = self.state.lock();
         self.check()?;
         let result = self.round(&mut state, groups);
-        self.settle(groups, result)
+        self.settle(groups, &mut state.runs, result)
     }
 
     /// Rows published, and the last sequence number.
@@ -63,18 +68,22 @@ impl Feed {
         (self.rows.load(Relaxed), self.sequence.load(Relaxed))
     }
 
-    /// Why nothing is published any more.
+    /// Bytes of rows that left memory, and ids that were deleted, and wait.
+    pub(crate) fn waiting_bytes(&self) -> u64 {
+        self.waiting.bytes()
+    }
+
+    /// Why nothing is published before the next checkpoint.
     pub(crate) fn failure(&self) -> Option<String> {
         self.failure.lock().clone()
     }
 
-    /// Publish nearly everything and hold the feed for a cut; none when it has failed.
-    pub(crate) fn begin_cut(&self, groups: Vec<Arc<Group>>) -> Option<FeedCut<'_>> {
+    /// Publish nearly everything and hold the feed for a cut.
+    pub(crate) fn begin_cut(&self, groups: Vec<Arc<Group>>) -> FeedCut<'_> {
         let mut state = self.state.lock();
-        self.check().ok()?;
-        let result = self.round(&mut state, &groups);
-        self.settle(&groups, result).ok()?;
-        Some(FeedCut { feed: self, groups, state })
+        let result = self.check().and_then(|()| self.round(&mut state, &groups));
+        let anew = self.settle(&groups, &mut state.runs, result).is_err();
+        FeedCut { feed: self, groups, state, anew }
     }
 
     fn check(&self) -> Result<(), StoreError> {
@@ -91,12 +100,13 @@ impl Feed {
             for cell in &group.shards {
                 let mut from = 0;
                 loop {
-                    let more = cell.state.write().take_unpublished(
+                    let taken = cell.state.write().take_unpublished(
                         &group.core,
                         &mut from,
                         COPY_ROWS,
                         |table, id, weights| runs.push(table, id, weights),
                     );
+                    let more = taken.ok_or_else(|| self.behind())?;
                     if runs.bytes() >= COLLECTED_BYTES {
                         rows += runs.write(writer)?;
                     }
@@ -113,11 +123,28 @@ impl Feed {
         Ok(writer.last())
     }
 
-    /// Pass a result on. After a failure nothing is collected any more: the feed ends here, and followers
-    /// are told to start again when the store is next opened.
-    fn settle<T>(&self, groups: &[Arc<Group>], result: Result<T, StoreError>) -> Result<T, StoreError> {
+    fn behind(&self) -> StoreError {
+        let max = self.waiting.max();
+        StoreError::FeedFailed {
+            cause: format!(
+                "rows that left memory and ids that were deleted did not wait for it in {max} bytes: allow more                  (feed_waiting) or publish more often (feed_interval_s)"
+            ),
+        }
+    }
+
+    /// Pass a result on. After a failure nothing is collected before the next checkpoint.
+    fn settle<T>(
+        &self,
+        groups: &[Arc<Group>],
+        runs: &mut Runs,
+        result: Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         result.inspect_err(|error| {
-            self.failure.lock().get_or_insert_with(|| error.to_string());
+            self.failure.lock().get_or_insert_with(|| match error {
+                StoreError::FeedFailed { cause } => cause.clone(),
+                error => error.to_string(),
+            });
+            runs.clear();
             for cell in groups.iter().flat_map(|group| &group.shards) {
                 cell.state.write().stop_publishing();
             }
@@ -129,22 +156,35 @@ impl FeedCut<'_> {
     /// Collect what is left in a shard of a group; until the last, nobody can change any.
     pub(crate) fn collect(&mut self, group: &Group, shard: &mut Shard) {
         let runs = &mut self.state.runs;
-        shard.take_unpublished(&group.core, &mut 0, usize::MAX, |table, id, weights| {
+        let taken = shard.take_unpublished(&group.core, &mut 0, usize::MAX, |table, id, weights| {
             runs.push(table, id, weights);
         });
+        self.anew |= taken.is_none() || runs.bytes() as u64 > self.feed.waiting.max();
+        if self.anew {
+            runs.clear();
+            shard.begin_publishing(&self.feed.waiting);
+        }
     }
 
-    /// Publish it with the frame of the checkpoint; the sequence number of that, 0 when the feed failed.
+    /// Publish it with the frame of the checkpoint, or where changes were lost begin anew with that frame; the
+    /// sequence number of it, 0 when the feed failed.
     pub(crate) fn finish(mut self, epoch: u64) -> u64 {
+        let written = self.write(epoch).inspect(|_| *self.feed.failure.lock() = None);
+        self.feed.settle(&self.groups, &mut self.state.runs, written).unwrap_or(0)
+    }
+
+    fn write(&mut self, epoch: u64) -> Result<u64, StoreError> {
         let State { writer, runs } = &mut *self.state;
-        let written = runs.write(writer).and_then(|rows| {
-            let sequence = writer.append(&FeedChange::Checkpoint { epoch })?;
-            writer.flush()?;
-            self.feed.rows.fetch_add(rows, Relaxed);
-            self.feed.sequence.store(sequence, Relaxed);
-            Ok(sequence)
-        });
-        self.feed.settle(&self.groups, written).unwrap_or(0)
+        if self.anew {
+            runs.clear();
+            writer.begin_anew()?;
+        }
+        let rows = runs.write(writer)?;
+        let sequence = writer.append(&FeedChange::Checkpoint { epoch })?;
+        writer.flush()?;
+        self.feed.rows.fetch_add(rows, Relaxed);
+        self.feed.sequence.store(sequence, Relaxed);
+        Ok(sequence)
     }
 }
 
@@ -152,7 +192,8 @@ impl FeedCut<'_> {
 pub(crate) fn start(feed: Arc<Feed>, groups: Groups, interval: Duration) -> Result<Rounds, StoreError> {
     Rounds::start("rowmill-feed", interval, move |_| {
         let groups: Vec<_> = groups.read().clone();
-        // After a failure, which whoever asks the store is told, nothing is published any more.
-        feed.publish(&groups).is_ok()
+        // Of a failure whoever asks the store is told, and the next checkpoint begins anew.
+        let _ = feed.publish(&groups);
+        true
     })
 }

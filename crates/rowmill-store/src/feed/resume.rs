@@ -40,6 +40,7 @@ impl Store {
     /// # Errors
     /// When the feed cannot be written, or rows to take back cannot be read.
     pub(crate) fn open_feed(&self, options: &FeedOptions, epoch: u64, mark: u64) -> Result<Feed, StoreError> {
+        let waiting = self.waiting.as_ref().expect("a store with a feed has one");
         let skip = 1 + (self.incarnation & SKIP_MASK);
         let published = published_after(&self.volume, epoch, mark)?;
         let Some(published) = published else {
@@ -49,7 +50,7 @@ impl Store {
             let mut writer = FeedWriter::begin(&self.volume, options, first, NOTHING)?;
             writer.append(&FeedChange::Checkpoint { epoch })?;
             writer.flush()?;
-            return Ok(Feed::new(writer));
+            return Ok(Feed::new(writer, waiting));
         };
         let mut writer = FeedWriter::begin(&self.volume, options, published.last + skip, published.last)?;
         if published.anything {
@@ -64,7 +65,7 @@ impl Store {
             writer.append(&FeedChange::Checkpoint { epoch })?;
             writer.flush()?;
         }
-        Ok(Feed::new(writer))
+        Ok(Feed::new(writer, waiting))
     }
 }
 

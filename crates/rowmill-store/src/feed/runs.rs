@@ -49,6 +49,11 @@ impl Runs {
         self.bytes += bytes;
     }
 
+    /// Forget everything.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
     /// Bytes collected.
     pub(super) fn bytes(&self) -> usize {
         self.bytes

@@ -7,11 +7,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rowmill_io::{DeviceError, FileWriter, Volume};
 
 use super::frame::{self, FeedChange};
-use super::segment::{self, Segment};
+use super::segment::{self, NOTHING, Segment};
 use super::{FeedOptions, SEGMENTS_MAX};
 use crate::StoreError;
 
-/// Writes the frames of one opening of a store. After a failure nothing more may be written.
+/// Writes the frames of one opening of a store. After a failure nothing more may be appended before [`FeedWriter::begin_anew`].
 pub(super) struct FeedWriter {
     volume: Arc<dyn Volume>,
     segment_bytes: u64,
@@ -49,6 +49,17 @@ impl FeedWriter {
         Ok(writer)
     }
 
+    /// Begin a chain that follows nothing: whoever follows what was written so far has to start again.
+    pub(super) fn begin_anew(&mut self) -> Result<(), StoreError> {
+        // The frame that could not be written may have been read nevertheless: its number is not given again.
+        let first = self.next + 1;
+        self.file = begin_file(&*self.volume, first, NOTHING)?;
+        self.written = segment::HEADER_BYTES as u64;
+        self.next = first;
+        self.segments.push_back(first);
+        self.drop_oldest()
+    }
+
     /// Append a change; its sequence number. Others see it after [`FeedWriter::flush`].
     pub(super) fn append(&mut self, change: &FeedChange) -> Result<u64, StoreError> {
         let sequence = self.next;
@@ -65,7 +76,8 @@ impl FeedWriter {
             self.segments.push_back(sequence);
             self.drop_oldest()?;
         }
-        self.file.write_all(&self.frame).map_err(|error| failed(sequence, error))?;
+        let written = self.file.write_all(&self.frame);
+        written.map_err(|error| self.failed(error))?;
         self.written += self.frame.len() as u64;
         self.next += 1;
         Ok(sequence)
@@ -73,7 +85,13 @@ impl FeedWriter {
 
     /// Let others see what was appended.
     pub(super) fn flush(&mut self) -> Result<(), StoreError> {
-        self.file.flush().map_err(|error| failed(self.next, error))
+        let flushed = self.file.flush();
+        flushed.map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: std::io::Error) -> StoreError {
+        let first = *self.segments.back().expect("one is being written");
+        failed(&*self.volume, first, self.written, self.frame.len(), error)
     }
 
     /// The last sequence number given out.
@@ -96,12 +114,14 @@ impl FeedWriter {
 fn begin_file(volume: &dyn Volume, first: u64, follows: u64) -> Result<Box<dyn FileWriter>, StoreError> {
     let mut file = volume.create(&segment::name(first))?;
     let header = segment::header(Segment { first, follows });
-    file.write_all(&header).and_then(|()| file.flush()).map_err(|error| failed(first, error))?;
+    let written = file.write_all(&header).and_then(|()| file.flush());
+    written.map_err(|error| failed(volume, first, 0, header.len(), error))?;
     Ok(file)
 }
 
-fn failed(sequence: u64, error: std::io::Error) -> StoreError {
-    DeviceError::from_io("write", format!("frame {sequence} of the feed"), 0, 0, error).into()
+fn failed(volume: &dyn Volume, first: u64, offset: u64, bytes: usize, error: std::io::Error) -> StoreError {
+    let name = format!("{}/{}", volume.location(), segment::name(first));
+    DeviceError::from_io("write", name, offset, bytes, error).into()
 }
 
 impl std::fmt::Debug for FeedWriter {

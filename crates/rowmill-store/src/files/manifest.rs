@@ -188,12 +188,25 @@ impl Manifest {
         Ok(Self::load_with_bytes(volume)?.0)
     }
 
+    /// The manifest in another file of the volume than that of its checkpoint.
+    ///
+    /// # Errors
+    /// As [`Manifest::load`].
+    pub(crate) fn load_from(volume: &dyn Volume, name: &str) -> Result<Self, FileError> {
+        Self::parse(&Self::read(volume, name)?)
+    }
+
     /// The checkpoint of the volume, and the content of its file.
     ///
     /// # Errors
     /// As [`Manifest::load`].
     pub(crate) fn load_with_bytes(volume: &dyn Volume) -> Result<(Self, Vec<u8>), FileError> {
-        let file = match volume.open(MANIFEST) {
+        let bytes = Self::read(volume, MANIFEST)?;
+        Ok((Self::parse(&bytes)?, bytes))
+    }
+
+    fn read(volume: &dyn Volume, name: &str) -> Result<Vec<u8>, FileError> {
+        let file = match volume.open(name) {
             Ok(file) => file,
             Err(DeviceError::Missing { .. }) => return Err(FileError::Missing { name: MANIFEST }),
             Err(error) => return Err(error.into()),
@@ -201,8 +214,8 @@ impl Manifest {
         let mut bytes = Vec::new();
         file.take(BYTES_MAX)
             .read_to_end(&mut bytes)
-            .map_err(|error| DeviceError::from_io("read", MANIFEST, 0, bytes.len(), error))?;
-        Ok((Self::parse(&bytes)?, bytes))
+            .map_err(|error| DeviceError::from_io("read", name, 0, bytes.len(), error))?;
+        Ok(bytes)
     }
 
     /// The oldest version that says all of these tables.

@@ -8,11 +8,15 @@
 //! *Proven* is a row that passes all of that. Where a file of the index is damaged, entries of later files
 //! are still proven; of the rest, a row is proven only when every trailer of its group is whole, no other
 //! version of it lies in the log, and the table has just as many rows as are found, so that none of them
-//! was deleted. A damaged manifest proves nothing, and there is no repair without it.
+//! was deleted.
+//!
+//! A damaged manifest proves nothing. Another one in the folder, left by a crash or kept by a person, takes its
+//! place only if it is whole, and all it names too (`manifest`); otherwise there is no repair.
 //!
 //! Takes some 60 bytes of memory per row, whatever the budget of the store.
 
 mod index;
+mod manifest;
 mod repair;
 mod segments;
 
@@ -79,14 +83,17 @@ struct Findings {
 /// wrong. What is left opens, and is clean. A repair of a clean store changes nothing.
 ///
 /// # Errors
-/// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`] for a damaged manifest, and a
-/// volume that cannot be read, or written when repairing. Another process may hold the store while it is
+/// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`] for a damaged manifest (when repairing: that
+/// no other can replace), and a volume that cannot be read, or written when repairing. Another process may hold the store while it is
 /// only checked.
 pub fn fsck(volume: &Arc<dyn Volume>, repair: bool) -> Result<FsckReport, StoreError> {
     let _lock = if repair { Some(volume.lock()?) } else { None };
     for _ in 0..RESTARTS_MAX {
-        let Some(manifest) = load_manifest(&**volume)? else {
-            return Err(StoreError::Missing { location: volume.location() });
+        let manifest = match load_manifest(&**volume) {
+            Ok(Some(manifest)) => manifest,
+            Ok(None) => return Err(StoreError::Missing { location: volume.location() }),
+            Err(StoreError::Corrupt { what }) if repair => return manifest::replace(&**volume, &what),
+            Err(error) => return Err(error),
         };
         let epoch = manifest.epoch;
         let findings = check(&**volume, manifest)?;

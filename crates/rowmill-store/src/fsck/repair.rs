@@ -21,7 +21,7 @@ const MEMORY: u64 = 64 << 30;
 
 pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<FsckReport, StoreError> {
     let Findings { mut manifest, mut report, kept, damaged, attachments } = findings;
-    keep_aside(&**volume, manifest.epoch)?;
+    keep_aside(&**volume, &format!("{MANIFEST}-{}.damaged", manifest.epoch))?;
     manifest.epoch += 1;
     let mut writer = SnapshotWriter::create(&**volume, manifest.epoch)?;
     let mut sorted: Vec<_> = kept.into_iter().collect();
@@ -69,16 +69,12 @@ pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<Fsc
     }
 }
 
-/// Copy the manifest, so that what it named can be looked up later.
-fn keep_aside(volume: &dyn Volume, epoch: u64) -> Result<(), StoreError> {
-    let name = format!("{MANIFEST}-{epoch}.damaged");
-    let failed = |operation| {
-        let name = name.clone();
-        move |error| DeviceError::from_io(operation, name, 0, 0, error)
-    };
+/// Copy the manifest to `name`, so that what it named can be looked up later.
+pub(super) fn keep_aside(volume: &dyn Volume, name: &str) -> Result<(), StoreError> {
+    let failed = |operation| move |error| DeviceError::from_io(operation, name, 0, 0, error);
     let mut bytes = Vec::new();
     volume.open(MANIFEST)?.read_to_end(&mut bytes).map_err(failed("read"))?;
-    let mut copy = volume.create(&name)?;
+    let mut copy = volume.create(name)?;
     copy.write_all(&bytes).map_err(failed("write"))?;
     copy.sync()?;
     Ok(volume.sync()?)

@@ -133,9 +133,7 @@ impl Shard {
         self.edits += 1;
         self.clocks_beyond.remove(&(table, id));
         core.index_log.record(self.key(table, id), None);
-        if let Some(unpublished) = &mut self.unpublished {
-            unpublished.leave(table, id, None);
-        }
+        self.wait_unpublished(table, id, None);
         Ok(true)
     }
 

@@ -5,16 +5,22 @@ use std::sync::Arc;
 use super::{Shard, SlotMeta};
 use crate::bits::Bits;
 use crate::core::Core;
+use crate::feed::Waiting;
 use crate::table_state::TableState;
 use crate::weights::floats_of;
 
+/// Bytes of memory that a shard keeps for rows that leave, when none wait.
+const KEPT_BYTES: usize = 64 << 10;
+
 /// Slots whose rows changed, and rows that changed and left memory since.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Unpublished {
     /// Slots with a row that changed.
     pub(super) slots: Bits,
     left: Vec<Left>,
     weights: Vec<f32>,
+    /// What `left` and `weights` of all shards may take.
+    waiting: Arc<Waiting>,
 }
 
 /// A row that changed and has no slot any more.
@@ -26,25 +32,51 @@ struct Left {
 }
 
 impl Unpublished {
-    /// A changed row leaves memory with these weights, or is deleted.
-    pub(super) fn leave(&mut self, table: u32, id: u64, weights: Option<&[f32]>) {
-        self.left.push(Left { id, table, deleted: weights.is_none() });
-        self.weights.extend_from_slice(weights.unwrap_or_default());
+    /// Nothing has changed so far in a shard of this many slots.
+    pub(super) fn new(slots: usize, waiting: &Arc<Waiting>) -> Self {
+        let mut bits = Bits::default();
+        bits.grow(slots);
+        Self { slots: bits, left: Vec::new(), weights: Vec::new(), waiting: Arc::clone(waiting) }
+    }
+
+    /// A changed row leaves memory with these weights, or is deleted; whether there is room for it to wait.
+    fn leave(&mut self, table: u32, id: u64, weights: Option<&[f32]>) -> bool {
+        let fits = self.waiting.add(size_of::<Left>() + weights.map_or(0, size_of_val));
+        if fits {
+            self.left.push(Left { id, table, deleted: weights.is_none() });
+            self.weights.extend_from_slice(weights.unwrap_or_default());
+        }
+        fits
+    }
+
+    /// Bytes that wait.
+    fn waits(&self) -> usize {
+        size_of_val(&self.left[..]) + size_of_val(&self.weights[..])
     }
 
     /// Hand out the rows that left, in the order they did: `visit(table, id, weights)`.
     fn take_left(&mut self, dim: usize, mut visit: impl FnMut(u32, u64, Option<&[f32]>)) {
+        self.waiting.remove(self.waits());
         let mut weights = self.weights.chunks_exact(dim);
         for Left { id, table, deleted } in self.left.drain(..) {
             let weights = if deleted { None } else { weights.next() };
             visit(table, id, weights);
         }
         self.weights.clear();
+        // Else every shard would keep the most that ever waited in it.
+        self.left.shrink_to(KEPT_BYTES / size_of::<Left>());
+        self.weights.shrink_to(KEPT_BYTES / size_of::<f32>());
     }
 
     /// Bytes of memory.
     pub(super) fn bytes(&self) -> usize {
         self.slots.bytes() + self.left.capacity() * size_of::<Left>() + self.weights.capacity() * 4
+    }
+}
+
+impl Drop for Unpublished {
+    fn drop(&mut self) {
+        self.waiting.remove(self.waits());
     }
 }
 
@@ -57,34 +89,47 @@ impl Shard {
         }
     }
 
-    /// Nobody publishes any more.
+    /// From now on changes are to be published, and those from before are not.
+    pub(crate) fn begin_publishing(&mut self, waiting: &Arc<Waiting>) {
+        self.unpublished = Some(Unpublished::new(self.slots, waiting));
+    }
+
+    /// Changes are not published any more.
     pub(crate) fn stop_publishing(&mut self) {
         self.unpublished = None;
     }
 
     /// The row in `slot` leaves memory.
     pub(super) fn leave_unpublished(&mut self, core: &Core, slot: u32, meta: SlotMeta) {
-        let row = self.row(core, slot);
-        if let Some(unpublished) = &mut self.unpublished
-            && unpublished.slots.get(slot)
-        {
+        if self.unpublished.as_ref().is_some_and(|unpublished| unpublished.slots.get(slot)) {
             let mut scratch = Vec::new();
             // SAFETY: the slot holds a row, and the exclusive borrow excludes writers.
-            let weights = unsafe { floats_of(&core.layout, row, &mut scratch) };
-            unpublished.leave(meta.table, meta.id, Some(weights));
+            let weights = unsafe { floats_of(&core.layout, self.row(core, slot), &mut scratch) };
+            self.wait_unpublished(meta.table, meta.id, Some(weights));
+        }
+    }
+
+    /// A changed row leaves memory with these weights, or is deleted. Where there is no room for it to wait the shard
+    /// stops collecting, which the next round notices.
+    pub(super) fn wait_unpublished(&mut self, table: u32, id: u64, weights: Option<&[f32]>) {
+        if let Some(unpublished) = &mut self.unpublished
+            && !unpublished.leave(table, id, weights)
+        {
+            self.stop_publishing();
         }
     }
 
     /// Hand out up to `rows` resident rows that changed since the last time, from slot `from` on, after all that
-    /// left memory since: `visit(table, id, weights)`, without weights for deleted ones. Whether there are more.
+    /// left memory since: `visit(table, id, weights)`, without weights for deleted ones. Whether there are more;
+    /// none where the shard has stopped collecting.
     pub(crate) fn take_unpublished(
         &mut self,
         core: &Core,
         from: &mut u32,
         rows: usize,
         mut visit: impl FnMut(&Arc<TableState>, u64, Option<&[f32]>),
-    ) -> bool {
-        let Some(mut unpublished) = self.unpublished.take() else { return false };
+    ) -> Option<bool> {
+        let mut unpublished = self.unpublished.take()?;
         unpublished.take_left(core.layout.dim, |table, id, weights| {
             visit(&self.tables[table as usize], id, weights);
         });
@@ -104,6 +149,6 @@ impl Shard {
             taken += 1;
         }
         self.unpublished = Some(unpublished);
-        more
+        Some(more)
     }
 }

@@ -1,6 +1,8 @@
 //! Stores, specs, values and a plain model, as every test of the store needs them.
 #![allow(dead_code, reason = "each test uses its own part")]
 
+pub(crate) mod follower;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -51,6 +53,35 @@ pub(crate) fn bound(steps: u8) -> TableSpec {
 
 pub(crate) fn open(volume: &(impl Volume + Clone + 'static), options: &StoreOptions) -> Arc<Store> {
     Store::open_volume(Arc::new(volume.clone()), options.clone()).unwrap()
+}
+
+/// A store with memory for some two thousand rows of eight weights, and one table.
+pub(crate) struct SmallStore {
+    volume: MemoryVolume,
+    options: StoreOptions,
+    pub(crate) store: Arc<Store>,
+    pub(crate) table: Table,
+}
+
+impl SmallStore {
+    pub(crate) fn new(spec: &TableSpec, feed: Option<FeedOptions>) -> Self {
+        let volume = MemoryVolume::new();
+        let options = StoreOptions { feed, ..options(Some(96 << 10)) };
+        let store = open(&volume, &options);
+        let table = store.table("t", spec).unwrap();
+        Self { volume, options, store, table }
+    }
+
+    /// Go back to the last checkpoint.
+    pub(crate) fn reopen(&mut self) {
+        self.store.close();
+        self.store = open(&self.volume, &self.options);
+        self.table = self.store.table("t", self.table.spec()).unwrap();
+    }
+
+    pub(crate) fn volume(&self) -> Arc<dyn Volume> {
+        Arc::new(self.volume.clone())
+    }
 }
 
 /// Gradients whose sums are exact in any order: multiples of 1/8 in [-2, 2).

@@ -1,6 +1,8 @@
 //! What is done to one row, and what it does to it by itself: the sequential row that histories are
 //! compared with.
 
+use std::fmt::{self, Debug, Formatter};
+
 /// Threads that change rows.
 pub(crate) const WRITERS: usize = 4;
 /// Floats of a row: the number of the last put, two sums per writer, and the number again, by which a row
@@ -83,13 +85,31 @@ impl Effect {
 
 /// An effect, and the interval within which it takes place: positions in the one order of all beginnings
 /// and ends.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Operation {
+    /// Who did it.
+    pub(crate) thread: Thread,
     /// Number of the row among all tables.
     pub(crate) row: u32,
     pub(crate) begun: u64,
     pub(crate) ended: u64,
     pub(crate) effect: Effect,
+}
+
+/// Who does operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Thread {
+    /// One of those that change rows.
+    Writer(u8),
+    /// The one that makes checkpoints and reads them.
+    Saver,
+}
+
+impl Debug for Operation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { thread, row, begun, ended, effect } = self;
+        write!(f, "{thread:?} on row {row} from {begun} to {ended}: {effect:?}")
+    }
 }
 
 /// A row that one operation at a time is done to.

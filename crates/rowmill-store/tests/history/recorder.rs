@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use crate::operation::{Effect, Operation};
+use crate::operation::{Effect, Operation, Thread};
 
 /// The one order of all beginnings and ends.
 #[derive(Debug, Default)]
@@ -17,13 +17,14 @@ impl Order {
 /// Operations of one thread.
 #[derive(Debug)]
 pub(crate) struct Recorder<'a> {
+    thread: Thread,
     order: &'a Order,
     pub(crate) operations: Vec<Operation>,
 }
 
 impl<'a> Recorder<'a> {
-    pub(crate) fn new(order: &'a Order) -> Self {
-        Self { order, operations: Vec::new() }
+    pub(crate) fn new(thread: Thread, order: &'a Order) -> Self {
+        Self { thread, order, operations: Vec::new() }
     }
 
     /// The time before something that is told later.
@@ -33,8 +34,8 @@ impl<'a> Recorder<'a> {
 
     /// What began at `begun` has ended, and had these effects on these rows.
     pub(crate) fn end(&mut self, begun: u64, effects: impl IntoIterator<Item = (u32, Effect)>) {
-        let ended = self.order.next();
-        let operation = |(row, effect)| Operation { row, begun, ended, effect };
+        let (thread, ended) = (self.thread, self.order.next());
+        let operation = |(row, effect)| Operation { thread, row, begun, ended, effect };
         self.operations.extend(effects.into_iter().map(operation));
     }
 }

@@ -1,15 +1,26 @@
 //! The checker itself, on histories small enough to judge by hand: `(beginning, end, effect)`, one row.
 
-use crate::checker::{Kind, check};
-use crate::operation::{Content, DIM, Effect, Operation};
+use crate::checker::{Kind, Violation, check};
+use crate::operation::{Content, DIM, Effect, Operation, Thread};
 use Effect::{Add, Contains, Delete, Fetch, Get, Put, Release, Saved};
 
 const NOTHING: Content = Content { put: 0, sums: [0; 8] };
 
+/// The operations come from one writer after the other.
+fn violation(bound: Option<u8>, history: &[(u64, u64, Effect)]) -> Option<Violation> {
+    let operation = |(number, &(begun, ended, effect))| Operation {
+        thread: Thread::Writer(number),
+        row: 0,
+        begun,
+        ended,
+        effect,
+    };
+    let operations: Vec<Operation> = (0..).zip(history).map(operation).collect();
+    check(&operations, bound).err()
+}
+
 fn judge(bound: Option<u8>, history: &[(u64, u64, Effect)]) -> Option<Kind> {
-    let operation = |&(begun, ended, effect)| Operation { row: 0, begun, ended, effect };
-    let operations: Vec<Operation> = history.iter().map(operation).collect();
-    check(&operations, bound).err().map(|violation| violation.kind)
+    violation(bound, history).map(|violation| violation.kind)
 }
 
 fn assert_good(bound: Option<u8>, history: &[(u64, u64, Effect)]) {
@@ -124,6 +135,19 @@ fn more_outstanding_gets_than_the_bound_allows_are_flagged() {
     assert_good(Some(0), &[first, (2, 3, Release), (4, 5, Fetch(NOTHING))]);
     let unreleased = [first, (2, 3, add(0, 1)), (4, 5, Fetch(row(0, &[(0, 1)])))];
     assert_eq!(judge(Some(0), &unreleased), Some(Kind::BeyondBound));
+}
+
+#[test]
+fn a_report_names_the_thread_of_every_operation() {
+    let history = [(0, 1, put(1)), (2, 9, put(2)), (3, 8, add(2, 1)), (4, 5, Get(row(7, &[])))];
+    let report = violation(None, &history).unwrap().to_string();
+    let lines: Vec<&str> = report.lines().collect();
+    assert!(lines[0].starts_with("NotLinearizable: Writer(3) on row 0 from 4 to 5: Get("), "{report}");
+    let under_way: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("  under way: ")).collect();
+    assert_eq!(under_way.len(), 3, "{report}");
+    for thread in ["Writer(1) on row 0 from 2", "Writer(2) on row 0 from 3", "Writer(3) on row 0 from 4"] {
+        assert!(under_way.iter().any(|line| line.starts_with(thread)), "{thread} in {report}");
+    }
 }
 
 #[test]

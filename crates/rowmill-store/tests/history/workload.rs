@@ -7,7 +7,7 @@ use std::time::Duration;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
-use crate::operation::{Content, DIM, Effect, Operation, WRITERS};
+use crate::operation::{Content, DIM, Effect, Operation, Thread, WRITERS};
 use crate::recorder::{Order, Recorder};
 
 /// Bounds of the tables: the first keeps no clocks, and its rows are deleted too.
@@ -70,7 +70,7 @@ impl Workload {
                         store: &store,
                         tables: &tables,
                         left: &left,
-                        recorder: Recorder::new(&order),
+                        recorder: Recorder::new(Thread::Writer(number as u8), &order),
                         rng: Rng64::new(self.seed * WRITERS as u64 + number as u64),
                         writer: number,
                         puts: 0,
@@ -79,8 +79,8 @@ impl Workload {
                     scope.spawn(move || worker.work())
                 })
                 .collect();
-            let saver =
-                Saver { workload: self, volume, options, left: &left, recorder: Recorder::new(&order) };
+            let recorder = Recorder::new(Thread::Saver, &order);
+            let saver = Saver { workload: self, volume, options, left: &left, recorder };
             let saved = saver.save(&store);
             workers.into_iter().flat_map(|worker| worker.join().unwrap()).chain(saved).collect()
         });

@@ -1,0 +1,29 @@
+//! A shard of a store that is closed.
+
+use std::sync::Arc;
+
+use super::Shard;
+use crate::StoreError;
+use crate::core::Core;
+use crate::index::TableIndex;
+
+impl Shard {
+    /// Give the memory of rows and indexes back, as if the shard had just been made: shard `number` of the group.
+    ///
+    /// # Errors
+    /// The system has no address space to give; the shard is as it was.
+    pub(crate) fn empty(&mut self, core: &Core, number: usize) -> Result<(), StoreError> {
+        let mut empty = Self::new(core, self.meta.capacity(), 0)?;
+        core.give_rows(self.slots);
+        core.budget.resize_index(self.index_bytes, 0);
+        for table in &self.tables {
+            let index = TableIndex::new(table.spec.ids, number, core.shards);
+            empty.add_table(core, Arc::clone(table), index);
+        }
+        // Whoever has found a row before looks again.
+        (empty.moves, empty.edits) = (self.moves + 1, self.edits + 1);
+        empty.evictions = self.evictions;
+        *self = empty;
+        Ok(())
+    }
+}
