@@ -71,6 +71,8 @@ sanitize: $(TOOLS) ## Run the store's unit tests and histories under the address
 
 .PHONY: test-python
 test-python: setup ## Run the Python tests
+	@# The server that checkpoints are pushed to, here and not in a test, whose time is limited.
+	cargo build --package rowmill-remote --example s3_server --locked
 	$(VENV)/bin/pytest
 
 .PHONY: lint

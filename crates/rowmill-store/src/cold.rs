@@ -89,6 +89,9 @@ impl Group {
         for misses in misses.chunk_by(|one, next| one.key.shard == next.key.shard) {
             for misses in misses.chunks(ADMIT_ROWS) {
                 let mut state = self.shards[misses[0].key.shard as usize].state.write();
+                for Miss { key, .. } in misses {
+                    state.index(key.table).prefetch(key.id, key.hash);
+                }
                 for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
                     let Some(row) = row else { continue };
                     if let Reason::Wanted(step) = reason

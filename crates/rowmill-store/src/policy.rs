@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 
 use crate::mapping::Mapping;
+use crate::prefetch::prefetch;
 
 /// `small` holds one slot of this many.
 const SMALL_SHARE: usize = 10;
@@ -137,6 +138,22 @@ impl Policy {
         self.ahead.len * AHEAD_SHARE < slots
     }
 
+    /// The slot that [`Policy::evict`] will look at first, and the one after it if there is one.
+    pub(crate) fn upcoming(&self) -> Option<(u32, Option<u32>)> {
+        let queue = if self.takes_from_small() { &self.small } else { &self.main };
+        let first = (queue.len > 0).then_some(queue.first)?;
+        Some((first, (queue.len > 1).then(|| self.next.get(first as usize))))
+    }
+
+    /// Start loading what [`Policy::upcoming`] will read of this slot.
+    pub(crate) fn prefetch(&self, slot: u32) {
+        prefetch(self.next.pointer(slot as usize));
+    }
+
+    fn takes_from_small(&self) -> bool {
+        self.small.len * SMALL_SHARE >= self.small.len + self.main.len || self.main.len == 0
+    }
+
     /// Choose the slot to give up. `standing` reports on a slot's row, `hash` its key hash, `spare` lowers
     /// its use count by one (or to zero).
     ///
@@ -154,7 +171,7 @@ impl Policy {
         let slots = self.small.len + self.main.len;
         let mut held = 0;
         loop {
-            let from_small = self.small.len * SMALL_SHARE >= slots || self.main.len == 0;
+            let from_small = self.takes_from_small();
             let queue = if from_small { &mut self.small } else { &mut self.main };
             let slot = queue.pop(&self.next)?;
             match standing(slot) {
@@ -294,6 +311,20 @@ mod tests {
         let trace = (0..200_000_u64).map(|i| if i % 2 == 0 { (i / 2) % 100 } else { 1_000_000 + i });
         let rate = hit_rate(300, trace);
         assert!(rate > 0.48, "hot half should nearly always hit, got {rate}");
+    }
+
+    #[test]
+    fn upcoming_names_the_slots_that_leave_next() {
+        let mut policy = Policy::new(100).unwrap();
+        assert_eq!(policy.upcoming(), None);
+        for slot in [5, 3, 9] {
+            policy.admit(slot, u64::from(slot) << 40);
+        }
+        for expected in [(5, Some(3)), (3, Some(9)), (9, None)] {
+            assert_eq!(policy.upcoming(), Some(expected));
+            assert_eq!(policy.evict(|_| Standing::Uses(0), u64::from, |_, _| {}), Some(expected.0));
+        }
+        assert_eq!(policy.upcoming(), None);
     }
 
     #[test]

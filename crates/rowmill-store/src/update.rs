@@ -297,6 +297,9 @@ impl Group {
             let shard = misses[0].key.shard as usize;
             let mut elsewhere = Vec::new();
             let mut state = self.shards[shard].state.write();
+            for Miss { key, .. } in misses {
+                state.index(key.table).prefetch(key.id, key.hash);
+            }
             for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
                 let slot = match row {
                     Some(row) => state.admit(&self.core, miss, as_bytes(row), Reason::Use)?,

@@ -28,9 +28,7 @@ pub(crate) use compare::{Compare, Plain};
 pub(crate) use flags::CLOCK_OVERFLOW;
 pub(crate) use hash_index::HashIndex;
 pub(crate) use location::{Found, Location, Place};
-#[cfg(test)]
-use shard::hash;
-pub(crate) use shard::{dense_shard_of, mix, shard_and_hash_of, shard_of};
+pub(crate) use shard::{dense_shard_of, hash, mix, shard_and_hash_of, shard_of};
 pub(crate) use table_index::TableIndex;
 
 #[cfg(test)]

@@ -5,8 +5,9 @@ use rowmill_rows::RowKey;
 use super::{NO_ROW, SLOTS_MIN, Shard, SlotMeta, VACANT};
 use crate::StoreError;
 use crate::core::Core;
-use crate::index::Location;
+use crate::index::{Location, hash};
 use crate::policy::Standing;
+use crate::prefetch::{prefetch, prefetch_bytes};
 
 impl Shard {
     /// Free the slot of the row least worth keeping.
@@ -52,7 +53,23 @@ impl Shard {
             self.policy.admit(victim, Core::policy_hash(meta.table, meta.id));
             return Err(error);
         }
+        self.prefetch_victim(core);
         Ok(victim)
+    }
+
+    /// Start loading what the next call of [`Shard::evict`] will look at, as far as the last one's did so for
+    /// this: a candidate is three dependent misses.
+    pub(super) fn prefetch_victim(&self, core: &Core) {
+        let Some((first, second)) = self.policy.upcoming() else { return };
+        let meta = self.meta.get(first as usize);
+        if meta.table != VACANT {
+            self.index(meta.table).prefetch(meta.id, hash(meta.id));
+        }
+        prefetch_bytes(self.row(core, first), core.layout.stride);
+        if let Some(second) = second {
+            prefetch(self.meta.pointer(second as usize));
+            self.policy.prefetch(second);
+        }
     }
 
     /// Give up rows before the index of this shard grows by `bytes`: indexes of a group grow at about the
