@@ -10,10 +10,7 @@ use crate::index::Avx512;
 use crate::index::{Compare, HashIndex, Location, Plain, TableIndex, dense_shard_of, shard_and_hash_of};
 use crate::prefetch::{prefetch, prefetch_bytes};
 use crate::table_state::TableState;
-use crate::walk::AllShards;
-
-/// Ids whose entries are asked for together; why so many, [`walk`](crate::walk) says.
-const CHUNK: usize = 128;
+use crate::walk::{AllShards, CHUNK};
 
 /// A row is not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
