@@ -11,9 +11,17 @@ const REPEATED_SHARE: usize = 4;
 /// kept here for the others.
 #[derive(Debug)]
 pub struct GradientAddresses {
-    addresses: Vec<*const f32>,
+    places: Places,
     /// What some of the addresses point to.
     _sums: Vec<f32>,
+}
+
+/// Where gradients begin.
+#[derive(Debug)]
+enum Places {
+    /// In the order of the rows, as many floats apart.
+    Even(*const f32, usize),
+    Listed(Vec<*const f32>),
 }
 
 // SAFETY: the floats behind the addresses are only read.
@@ -44,6 +52,11 @@ impl GradientAddresses {
         if weights.is_some() || pooling != Pooling::Sum || repeats > inverse.len() / REPEATED_SHARE {
             return None;
         }
+        let one_each = offsets.iter().zip(0..).all(|(&offset, bag)| offset == bag);
+        if one_each && unique == inverse.len() && inverse.iter().zip(0..).all(|(&row, lookup)| row == lookup)
+        {
+            return Some(Self { places: Places::Even(gradients, stride), _sums: Vec::new() });
+        }
         let mut addresses = vec![std::ptr::null::<f32>(); unique];
         let mut repeated: Vec<(u32, *const f32)> = Vec::new();
         let slots = addresses.as_mut_slice();
@@ -59,7 +72,7 @@ impl GradientAddresses {
             }
         };
         let mut gradient = gradients;
-        if offsets.iter().zip(0..).all(|(&offset, bag)| offset == bag) {
+        if one_each {
             for &row in inverse {
                 see(row, gradient);
                 gradient = gradient.wrapping_add(stride);
@@ -86,21 +99,20 @@ impl GradientAddresses {
             *address = sum.as_ptr();
         }
         debug_assert!(addresses.iter().all(|address| !address.is_null()), "a row that nobody looks up");
-        Some(Self { addresses, _sums: sums })
+        Some(Self { places: Places::Listed(addresses), _sums: sums })
     }
 
     /// Those of sums that lie one behind the other, `dim` floats each.
     pub fn of_sums(sums: Vec<f32>, dim: usize) -> Self {
-        let addresses = sums.chunks_exact(dim).map(<[f32]>::as_ptr).collect();
-        Self { addresses, _sums: sums }
+        Self { places: Places::Even(sums.as_ptr(), dim), _sums: sums }
     }
 
-    /// Where the gradient of a unique row begins.
-    ///
-    /// # Panics
-    /// If there is no such row.
+    /// Where the gradient of a unique row begins, which must be one.
     #[inline]
     pub fn of(&self, unique: u32) -> *const f32 {
-        self.addresses[unique as usize]
+        match &self.places {
+            Places::Even(first, stride) => first.wrapping_add(unique as usize * stride),
+            Places::Listed(addresses) => addresses[unique as usize],
+        }
     }
 }

@@ -69,8 +69,8 @@ impl Change for Step<'_> {
         let bytes = 4 * self.group.core.layout.dim;
         let rows = keys.iter().map(|key| key.position - step.base);
         match step.source {
-            // In the order of the rows they are read in order, which the CPU sees for itself.
-            Source::Each(_) if keys.is_sorted_by(|one, next| one.position + 1 == next.position) => {}
+            // Positions ascend: these are consecutive, so gradients are read in order, which the CPU sees.
+            Source::Each(_) if keys[keys.len() - 1].position - keys[0].position < keys.len() as u32 => {}
             Source::Each(addresses) => rows.for_each(|row| prefetch_bytes(addresses.of(row), bytes)),
             Source::Bags { order, gradients, stride } => rows.for_each(|row| {
                 if let Some(bag) = order.first_bag(row) {
