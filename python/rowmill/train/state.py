@@ -138,6 +138,8 @@ def identity_of(
     settings = config.as_dict()
     return {
         "columns": source.schema.names,
+        # Nothing where there are no histories, as in runs from before there were any.
+        "places of a history": source.schema.places if source.schema.histories else None,
         "data rows": source.rows,
         "train rows": train_rows,
         "checksum of the first rows": _check_of_first_rows(source),
