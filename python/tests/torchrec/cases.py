@@ -7,6 +7,8 @@ by torch. Both get the same batches.
 from __future__ import annotations
 
 import copy
+import runpy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,7 +33,6 @@ from rowmill.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 ADAGRAD = optim.Adagrad(lr=0.1)
 KEYS = ["clicks", "user", "shared"]
@@ -339,3 +340,10 @@ def test_what_cannot_be_stored_or_read_says_why(store: rowmill.Store) -> None:
     )
     with pytest.raises(InvalidInput, match="a batch size of their own per key"):
         ranker(uneven)
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = Path(__file__).parents[3] / "examples/torchrec_collection.py"
+    ran = runpy.run_path(str(example))
+    assert ran["loss"].isfinite()
