@@ -106,9 +106,7 @@ def measure(
     for kind in kinds:
         for seed in range(first, first + seeds):
             for side in SIDES:
-                cell = run(
-                    kind, side, seed=seed, sequences=sequences, folder=folder, epochs=epochs
-                )
+                cell = run(kind, side, seed=seed, sequences=sequences, folder=folder, epochs=epochs)
                 benchmark.cells.append(cell)
         summarize(benchmark, kind)
 

@@ -93,6 +93,17 @@ def test_a_model_over_histories_resumes_with_the_same_bits(make: Make, kind: str
     assert set(whole["test"]) == {"auc", "logloss", "ne", "hr_at_10", "ndcg_at_10"}
 
 
+def test_another_history_is_another_run(make: Make, log: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.toml"
+    text = 'label = "label"\ndense = []\nids = ["user", "item"]\nplaces = {}\n[histories]\nitem = "items_before"\n'
+    flags = {"data__schema": schema, "data__train_rows": 500}
+    schema.write_text(text.format(3))
+    train(make("din", **flags), quiet())
+    schema.write_text(text.format(4))
+    with pytest.raises(ConfigError, match="cannot resume: histories was"):
+        train(make("din", train__resume=True, **flags), quiet())
+
+
 def test_steps_in_flight_change_nothing_of_a_history(make: Make) -> None:
     alone = train(make("din"), quiet())
     flying = train(make("din", "flying", train__in_flight=4, store__lookahead=0), quiet())
