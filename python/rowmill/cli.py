@@ -177,6 +177,15 @@ def _parser() -> argparse.ArgumentParser:
     generate.set_defaults(
         command=_generate, interrupted="; the log is not finished, the same command begins it again"
     )
+
+    sequences = data.add_parser(
+        "sequences", help="write a log of sequences, of interactions in a file or generated ones"
+    )
+    sequences.add_argument(
+        "--out", type=_path, required=True, metavar="DIR", help="folder of the log"
+    )
+    _add_flags(sequences, "sequences")
+    sequences.set_defaults(command=_sequences, interrupted="; the same command begins it again")
     return parser
 
 
@@ -260,7 +269,13 @@ def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
         value = shown(test[name], form)
         return f"{value}   (teacher {shown(teacher[name], form)})" if name in teacher else value
 
+    listed = [
+        (f"test {name}", shown(test[key], ".4f"))
+        for name, key in (("HR@10", "hr_at_10"), ("NDCG@10", "ndcg_at_10"))
+        if key in test
+    ]
     for name, value in [
+        *listed,
         ("test AUC", against("auc", ".4f")),
         ("test logloss", against("logloss", ".4f")),
         ("normalized entropy", against("ne", ".4f")),
@@ -353,6 +368,16 @@ def _generate(parsed: argparse.Namespace) -> int:
     values = {key: value for (_, key), value in _flags(parsed, "generate").items()}
     sidecar = generate(parsed.out, section_from("generate", values))
     print(f"{parsed.out}: the teacher's scores are in {sidecar.name}")
+    return 0
+
+
+def _sequences(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.data.sequences import make_sequences
+
+    values = {key: value for (_, key), value in _flags(parsed, "sequences").items()}
+    sidecar = make_sequences(parsed.out, section_from("sequences", values))
+    print(f"{parsed.out}: where its lists of candidates begin is in {sidecar.name}")
     return 0
 
 

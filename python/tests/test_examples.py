@@ -16,7 +16,8 @@ from rowmill.data.locality import expected_reuse
 from rowmill.size import parse_size
 from rowmill.train import train
 
-QUICKSTART = Path(__file__).parents[2] / "examples/quickstart.toml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+QUICKSTART = EXAMPLES / "quickstart.toml"
 
 
 def test_the_quickstart_outgrows_its_memory_fourfold() -> None:
@@ -44,3 +45,17 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     assert report["run"]["live_row_bytes"] > 2.5 * report["run"]["row_limit"]
     assert report["run"]["cold_reads"] + report["run"]["lookahead_loaded"] > 0
     assert report["test"]["auc"] is not None
+
+
+def test_the_example_of_sequences_runs(tmp_path: Path) -> None:
+    flags = {
+        ("sequences", "users"): 100,
+        ("sequences", "items"): 150,
+        ("sequences", "events"): 20,
+        ("data", "path"): tmp_path / "log",
+        ("train", "epochs"): 1,
+        ("train", "out"): tmp_path,
+    }
+    report = train(load_config(EXAMPLES / "sequences.toml", flags), Console(file=io.StringIO()))
+    assert report["test"]["hr_at_10"] is not None
+    assert report["run"]["steps"] > 0

@@ -75,6 +75,11 @@ def _tiles(report: dict[str, Any]) -> list[str]:
         return f"teacher {_fixed(teacher[name])}" if teacher.get(name) is not None else ""
 
     tiles = [
+        *(
+            (name, _fixed(test[key]), "the clicked one among its candidates")
+            for name, key in (("Test HR@10", "hr_at_10"), ("Test NDCG@10", "ndcg_at_10"))
+            if key in test
+        ),
         ("Test AUC", _fixed(test["auc"]), beside("auc")),
         ("Test logloss", _fixed(test["logloss"]), beside("logloss")),
         (

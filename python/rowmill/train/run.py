@@ -31,10 +31,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from rowmill.config import ConfigError
 from rowmill.data import CRITEO, batches, id_way, load_schema, open_source
 from rowmill.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
+from rowmill.data.sequences import SEQUENCES_FILE, load_sequences, make_sequences
 from rowmill.errors import InvalidInput, RowmillError
-from rowmill.metrics import ClickMetrics
-from rowmill.models import DLRM, FFNN, DCNv2
+from rowmill.metrics import ClickMetrics, ListMetrics
+from rowmill.models import DIEN
 from rowmill.report import clear_report, read_report, write_report
+from rowmill.train.click_model import build_model, schema_for
 from rowmill.train.folder import make_out, store_folder
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
 from rowmill.train.pipeline import Pipeline
@@ -54,10 +56,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from rich.console import Console
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from rowmill.config import Config, ModelConfig
+    from rowmill.config import Config
     from rowmill.data import Batch, IdWay, Source
+    from rowmill.data.sequences import Sequences
     from rowmill.train.rows import RowCounters, RowSide
 
 _TEST_BATCH = 4096
@@ -113,8 +116,8 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     optimizer = row_optimizer(config.rows)
     row_eviction(config.eviction)  # Raises before anything is made.
     torch.set_num_threads(threads)
-    source = _open_data(config, console)
-    train_rows = _train_rows(config, source)
+    source, sequences = _open_data(config, console)
+    train_rows = _train_rows(config, source, sequences)
     way = id_way(
         config.data.ids,
         source,
@@ -142,7 +145,8 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
         if config.checkpoint.push is not None and isinstance(rows, StoredRows):
             keep = config.checkpoint.keep
             pusher = Pusher(rows.store, config.checkpoint.push, keep=keep, console=console)
-        trainer = Trainer(config, source, way, train_rows, rows, identity, pusher)
+        candidates = None if sequences is None else sequences.candidates
+        trainer = Trainer(config, source, way, train_rows, rows, identity, pusher, candidates)
         if config.train.resume:
             trainer.resume(console)
         try:
@@ -164,6 +168,7 @@ class Trainer:
         rows: RowSide,
         identity: dict[str, Any],
         pusher: Pusher | None = None,
+        candidates: int | None = None,
     ) -> None:
         self.config = config
         self.source = source
@@ -171,8 +176,9 @@ class Trainer:
         self.train_rows = train_rows
         self.rows = rows
         self.pusher = pusher
+        self.candidates = candidates
         torch.manual_seed(config.train.seed)
-        self.model = build_model(config.model, rows.embeddings, source)
+        self.model = build_model(config.model, rows.embeddings, source.schema)
         self.optimizer = torch.optim.Adam(dense_parameters(self.model), lr=config.train.dense_lr)
         self.state = RunState()
         self._saved_with = {"identity": identity, "conditions": bit_conditions(_threads(config))}
@@ -230,10 +236,12 @@ class Trainer:
     def train_step(self, batch: Batch, pooled: Tensor | None = None) -> Tensor:
         """Predict a batch, then learn from it; returns the loss it had before."""
         if pooled is None:
-            logits = self.model(batch.dense, self.rows.inputs(batch.ids))
+            logits = self.predict(batch)
         else:
-            logits = self.model.logits(batch.dense, pooled)
+            logits = self.model.logits(batch.dense, pooled, *_lengths(batch))
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        if isinstance(self.model, DIEN) and self.model.auxiliary_loss is not None:
+            loss = loss + self.config.model.auxiliary * self.model.auxiliary_loss
         self.optimizer.zero_grad()
         self._backward(loss)
         for group in self.optimizer.param_groups:
@@ -242,8 +250,12 @@ class Trainer:
         self.rows.step()
         self.state.step += 1
         self.state.row = batch.stop
-        self._window.update(logits, batch.labels)
+        self._window.update(*_of_task(0, logits, batch.labels))
         return loss.detach()
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits of a batch, `[B]`, or `[B, T]` of several tasks."""
+        return self.model(batch.dense, self.rows.inputs(batch.ids), *_lengths(batch))
 
     def _backward(self, loss: Tensor) -> None:
         value = loss.item()
@@ -270,13 +282,26 @@ class Trainer:
 
     @torch.no_grad()
     def test(self) -> dict[str, float | None]:
-        """Metrics of the test part; unseen ids count with their initial rows and are not kept."""
-        metrics = ClickMetrics()
+        """Metrics of the test part; unseen ids count with their initial rows and are not kept.
+
+        Of further tasks the AUC is told, as `auc_<name of the label>`; of lists of candidates how high the click is.
+        """
+        tasks = [ClickMetrics() for _ in self.source.schema.labels]
+        lists = None if self.candidates is None else ListMetrics(self.candidates)
         self.model.eval()
         for batch in self.ahead(self.train_rows, self.source.rows, _TEST_BATCH):
-            metrics.update(self.model(batch.dense, self.rows.inputs(batch.ids)), batch.labels)
+            logits = self.predict(batch)
+            for task, metrics in enumerate(tasks):
+                metrics.update(*_of_task(task, logits, batch.labels))
+            if lists is not None:
+                lists.update(*_of_task(0, logits, batch.labels))
         self.model.train()
-        return metrics.compute()
+        names = self.source.schema.tasks
+        others = {
+            f"auc_{name}": metrics.compute()["auc"]
+            for name, metrics in zip(names, tasks[1:], strict=True)
+        }
+        return tasks[0].compute() | others | ({} if lists is None else lists.compute())
 
     def save(self) -> None:
         """One checkpoint of rows and everything else."""
@@ -387,37 +412,20 @@ class Trainer:
         self._since, self._counted = now, counted
 
 
-def build_model(config: ModelConfig, embeddings: nn.Module, source: Source) -> DLRM | DCNv2 | FFNN:
-    """The model that the settings name, over the features of the data."""
-    features, dense, dim = len(source.schema.ids), len(source.schema.dense), config.dim
-    if config.kind == "dlrm":
-        return DLRM(
-            embeddings,
-            features=features,
-            dim=dim,
-            dense_features=dense,
-            bottom=config.bottom,
-            top=config.top,
-        )
-    if config.kind == "dcn_v2":
-        return DCNv2(
-            embeddings,
-            features=features,
-            dim=dim,
-            dense_features=dense,
-            cross_layers=config.cross_layers,
-            rank=config.rank,
-            deep=config.deep,
-        )
-    return FFNN(embeddings, features=features, dim=dim, dense_features=dense, hidden=config.deep)
-
-
 def _threads(config: Config) -> int:
     # One core is left to the threads of the store that fetch, write and clean.
     return config.train.threads or max(len(os.sched_getaffinity(0)) - 1, 1)
 
 
-def _open_data(config: Config, console: Console) -> Source:
+def _lengths(batch: Batch) -> tuple[()] | tuple[Tensor]:
+    return () if batch.lengths is None else (batch.lengths,)
+
+
+def _of_task(task: int, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return (logits, labels) if labels.dim() == 1 else (logits[:, task], labels[:, task])
+
+
+def _open_data(config: Config, console: Console) -> tuple[Source, Sequences | None]:
     path = config.data.path
     if path is None:
         raise ConfigError("data.path is not set: name the click log with --data")
@@ -427,14 +435,28 @@ def _open_data(config: Config, console: Console) -> Source:
         )
     if config.generate is not None:
         generate(path, config.generate)
+    if config.sequences is not None:
+        if not (path / SEQUENCES_FILE).exists():
+            console.print(f"Making sequences in {path}", highlight=False, markup=False)
+        make_sequences(path, config.sequences)
+    sequences = load_sequences(path) if config.data.schema is None else None
     schema = CRITEO if config.data.schema is None else load_schema(config.data.schema)
     if config.generate is not None and config.data.schema is None:
         schema = generated_schema(config.generate)
-    return open_source(path, schema)
+    if sequences is not None:
+        schema = sequences.schema
+    return open_source(path, schema_for(config.model, schema)), sequences
 
 
-def _train_rows(config: Config, source: Source) -> int:
+def _train_rows(config: Config, source: Source, sequences: Sequences | None) -> int:
     asked = config.data.train_rows
+    if sequences is not None:
+        if asked not in (None, sequences.train_rows):
+            raise ConfigError(
+                f"data.train_rows = {asked}, but the lists of candidates of {config.data.path} begin at row "
+                f"{sequences.train_rows}: drop --train-rows"
+            )
+        return sequences.train_rows
     train_rows = source.rows - source.rows // 5 if asked is None else asked
     if train_rows > source.rows or train_rows == 0:
         raise ConfigError(
