@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from rowmill.config import Config
+    from rowmill.report.figures import Figure
 
 _TRAIN_SECTIONS = ("data", "model", "rows", "store", "train", "checkpoint")
 _COUNT_DIGITS = 6
@@ -250,21 +251,22 @@ def _train(parsed: argparse.Namespace) -> int:
 def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
     from rich.markup import escape
 
-    test, train = report["test"], report["train"]
-    teacher: dict[str, float | None] = report["teacher"] or {}
+    from rowmill.report import figures_of
+
+    figures = figures_of(report)
+    train = report["train"]
+    teacher: dict[str, float | None] = report.get("teacher") or {}
 
     def shown(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    def against(name: str, form: str) -> str:
-        value = shown(test[name], form)
-        return f"{value}   (teacher {shown(teacher[name], form)})" if name in teacher else value
+    def against(figure: Figure) -> str:
+        value = figure.of(report["test"])
+        return f"{value}   (teacher {figure.of(teacher)})" if figure.key in teacher else value
 
     for name, value in [
-        ("test AUC", against("auc", ".4f")),
-        ("test logloss", against("logloss", ".4f")),
-        ("normalized entropy", against("ne", ".4f")),
-        ("rows per second", shown(train["rows_per_s"], ",.0f")),
+        *((figure.name, against(figure)) for figure in figures.test),
+        (f"{figures.unit} per second", shown(train["rows_per_s"], ",.0f")),
         ("hit rate", shown(train["hit_rate"], ".2%")),
         ("stall share", shown(train["stall_share"], ".2%")),
         ("report", str(config.train.out / "report.html")),

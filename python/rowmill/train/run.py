@@ -6,9 +6,8 @@ Three ways to run it:
     rowmill train --config examples/quickstart.toml
     rowmill train --config examples/quickstart.toml --resume
 
-The loop is `Trainer.fit` with `Trainer.train_step`: batches come with a view of the next few, whose rows are being fetched meanwhile; forward makes
-one fused lookup; backward updates the stored rows itself; the dense half has an optimizer of torch. Every batch is
-predicted before it is trained on, so the curves over training rows are honest. With `train.in_flight` steps the rows
+The loop is `Trainer.fit` with `Trainer.train_step`: batches come with a view of the next few, whose rows are being
+fetched meanwhile; the task gives the loss; backward updates the stored rows itself. With `train.in_flight` steps the rows
 of coming ones are looked up before the updates of this one, as far as the staleness bound allows. A checkpoint holds rows and
 everything else at once, so a run that was killed goes on from the last one with the same bits. The last two
 checkpoints are made when training is over and when the test is: whatever kills a run, no more than that is repeated.
@@ -19,48 +18,33 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import deque
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rowmill.config import ConfigError
-from rowmill.data import CRITEO, batches, id_way, load_schema, open_source
-from rowmill.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
 from rowmill.errors import InvalidInput, RowmillError
-from rowmill.metrics import ClickMetrics
-from rowmill.models import DLRM, FFNN, DCNv2
-from rowmill.report import clear_report, read_report, write_report
-from rowmill.train.folder import make_out, store_folder
+from rowmill.report import clear_report, figures_of, read_report, write_report
+from rowmill.train.clicks import open_clicks
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
 from rowmill.train.pipeline import Pipeline
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
-from rowmill.train.rows import StoredRows, plain_rows, row_eviction, row_optimizer, stored_rows
-from rowmill.train.state import (
-    ATTACHMENT,
-    RunState,
-    dense_parameters,
-    identity_of,
-    pack,
-    unpack,
-)
+from rowmill.train.rows import StoredRows, row_eviction, row_optimizer
+from rowmill.train.state import ATTACHMENT, RunState, pack, unpack
+from rowmill.train.task import announced
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from rich.console import Console
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from rowmill.config import Config, ModelConfig
-    from rowmill.data import Batch, IdWay, Source
-    from rowmill.train.rows import RowCounters, RowSide
-
-_TEST_BATCH = 4096
+    from rowmill.config import Config
+    from rowmill.train.rows import RowCounters
+    from rowmill.train.task import Task
 
 
 class TrainingDiverged(RowmillError):
@@ -92,7 +76,12 @@ def train(config: Config, console: Console) -> dict[str, Any]:
             console.print(f"Complete at step {state.step:,}: writing the report", highlight=False)
         total = config.train.epochs * trainer.train_rows
         with RunProgress(
-            console, out / "events", total=total, done=trainer.rows_seen, curve=state.curve
+            console,
+            out / "events",
+            figures=figures_of(config.as_dict()),
+            total=total,
+            done=trainer.rows_seen,
+            curve=state.curve,
         ) as progress:
             if state.test is None:
                 trainer.fit(progress)
@@ -110,39 +99,16 @@ def train(config: Config, console: Console) -> dict[str, Any]:
 def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     """A trainer at the first row, or where the last checkpoint left it; its store is closed at the end."""
     threads = _threads(config)
-    optimizer = row_optimizer(config.rows)
-    row_eviction(config.eviction)  # Raises before anything is made.
+    # These raise before anything is made.
+    row_optimizer(config.rows)
+    row_eviction(config.eviction)
     torch.set_num_threads(threads)
-    source = _open_data(config, console)
-    train_rows = _train_rows(config, source)
-    way = id_way(
-        config.data.ids,
-        source,
-        train_rows=train_rows,
-        buckets=config.data.buckets,
-        min_count=config.data.min_count,
-    )
-    identity = identity_of(config, source, train_rows=train_rows, vocabulary=way.fingerprint())
-    make_out(config)
-    if config.train.plain:
-        opened = plain_rows(config, source, way=way, threads=threads, optimizer=optimizer)
-    else:
-        opened = stored_rows(
-            config,
-            source,
-            way=way,
-            path=store_folder(config),
-            threads=threads,
-            identity=identity,
-            optimizer=optimizer,
-            console=console,
-        )
-    with opened as rows:
+    with open_clicks(config, console, threads) as task:
         pusher = None
-        if config.checkpoint.push is not None and isinstance(rows, StoredRows):
+        if config.checkpoint.push is not None and isinstance(task.rows, StoredRows):
             keep = config.checkpoint.keep
-            pusher = Pusher(rows.store, config.checkpoint.push, keep=keep, console=console)
-        trainer = Trainer(config, source, way, train_rows, rows, identity, pusher)
+            pusher = Pusher(task.rows.store, config.checkpoint.push, keep=keep, console=console)
+        trainer = Trainer(config, task, pusher)
         if config.train.resume:
             trainer.resume(console)
         try:
@@ -153,34 +119,23 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
 
 
 class Trainer:
-    """A model, its rows and its optimizer, on their way through the data."""
+    """A task on its way through the data."""
 
-    def __init__(
-        self,
-        config: Config,
-        source: Source,
-        way: IdWay,
-        train_rows: int,
-        rows: RowSide,
-        identity: dict[str, Any],
-        pusher: Pusher | None = None,
-    ) -> None:
+    def __init__(self, config: Config, task: Task, pusher: Pusher | None = None) -> None:
         self.config = config
-        self.source = source
-        self.way = way
-        self.train_rows = train_rows
-        self.rows = rows
+        self.task = task
+        self.rows = task.rows
+        self.model = task.model
+        self.optimizer = task.optimizer
+        self.train_rows = task.train_rows
         self.pusher = pusher
-        torch.manual_seed(config.train.seed)
-        self.model = build_model(config.model, rows.embeddings, source)
-        self.optimizer = torch.optim.Adam(dense_parameters(self.model), lr=config.train.dense_lr)
         self.state = RunState()
-        self._saved_with = {"identity": identity, "conditions": bit_conditions(_threads(config))}
+        conditions = bit_conditions(_threads(config))
+        self._saved_with = {"identity": task.identity, "conditions": conditions}
         self._counts_before: dict[str, int] = {}
-        self._window = ClickMetrics()
         self._pipeline = None
-        if config.train.in_flight > 1 and isinstance(rows, StoredRows):
-            self._pipeline = Pipeline(rows, config.train.in_flight)
+        if config.train.in_flight > 1 and isinstance(self.rows, StoredRows):
+            self._pipeline = Pipeline(self.rows.store, task.look_up, config.train.in_flight)
         self._since = time.perf_counter()
         self._counted = self.counters()
 
@@ -196,9 +151,9 @@ class Trainer:
             return
         self._since, self._counted = time.perf_counter(), self.counters()
         while self.state.epoch < epochs:
-            with closing(self.steps(self.state.row, self.train_rows)) as steps:
-                for batch, pooled in steps:
-                    self.train_step(batch, pooled)
+            with closing(self.steps(self.state.row)) as steps:
+                for batch, rows in steps:
+                    self.train_step(batch, rows)
                     save = every and self.state.step % every == 0
                     # A point at every checkpoint leaves nothing half-measured to save.
                     if save or self.state.step % self.config.train.log_every == 0:
@@ -207,14 +162,15 @@ class Trainer:
                         progress.flush()
                         self.save()
             self.state.epoch, self.state.row = self.state.epoch + 1, 0
+            self._validate(progress)
         self._add_point(progress)
         progress.flush()
         self.save()
 
-    def steps(self, start: int, stop: int) -> Generator[tuple[Batch, Tensor | None]]:
-        """Batches of the train part for `train_step`, with their pooled vectors where those are in flight."""
+    def steps(self, start: int) -> Generator[tuple[Any, Any]]:
+        """Batches of this epoch for `train_step`, with what the lookup gave where steps are in flight."""
         train = self.config.train
-        stream = self.ahead(start, stop, train.batch)
+        stream = self.ahead(start)
         if self._pipeline is None:
             yield from ((batch, None) for batch in stream)
             return
@@ -227,22 +183,20 @@ class Trainer:
             if self.state.step == before:
                 return
 
-    def train_step(self, batch: Batch, pooled: Tensor | None = None) -> Tensor:
+    def train_step(self, batch: Any, rows: Any = None) -> Tensor:
         """Predict a batch, then learn from it; returns the loss it had before."""
-        if pooled is None:
-            logits = self.model(batch.dense, self.rows.inputs(batch.ids))
-        else:
-            logits = self.model.logits(batch.dense, pooled)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        self.optimizer.zero_grad()
+        loss, predicted = self.task.loss(batch, rows)
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
         self._backward(loss)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._dense_rate()
-        self.optimizer.step()
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._dense_rate()
+            self.optimizer.step()
         self.rows.step()
         self.state.step += 1
         self.state.row = batch.stop
-        self._window.update(logits, batch.labels)
+        self.task.observe(batch, predicted)
         return loss.detach()
 
     def _backward(self, loss: Tensor) -> None:
@@ -268,15 +222,9 @@ class Trainer:
         left = (steps - self.state.step) / (steps * max(1.0 - train.dense_decay_from, 1e-9))
         return train.dense_lr * min(left, 1.0)
 
-    @torch.no_grad()
     def test(self) -> dict[str, float | None]:
-        """Metrics of the test part; unseen ids count with their initial rows and are not kept."""
-        metrics = ClickMetrics()
-        self.model.eval()
-        for batch in self.ahead(self.train_rows, self.source.rows, _TEST_BATCH):
-            metrics.update(self.model(batch.dense, self.rows.inputs(batch.ids)), batch.labels)
-        self.model.train()
-        return metrics.compute()
+        """Figures of the test part."""
+        return self.task.test()
 
     def save(self) -> None:
         """One checkpoint of rows and everything else."""
@@ -312,7 +260,7 @@ class Trainer:
     def report(self, test: dict[str, float | None]) -> dict[str, Any]:
         """The content of `report.json`."""
         config, state = self.config, self.state
-        path = config.data.path
+        about = self.task.about()
         return {
             "test": test,
             "train": {
@@ -320,12 +268,11 @@ class Trainer:
                 "stall_share": state.stall_share,
                 "hit_rate": state.hit_rate,
             },
-            "teacher": None if path is None else teacher_scores(path, self.train_rows),
+            **about,
             "config": config.as_dict(),
             "machine": describe_machine(_threads(config)),
             "run": {
-                "train_rows": self.train_rows,
-                "test_rows": self.source.rows - self.train_rows,
+                **about["run"],
                 "steps": state.step,
                 "seconds": state.seconds,
                 **self.rows.summary(),
@@ -334,18 +281,14 @@ class Trainer:
             "curve": state.curve,
         }
 
-    def ahead(self, start: int, stop: int, batch: int) -> Iterator[Batch]:
-        """Batches, each one announced to the rows while the few before it are worked on."""
-        stream = batches(self.source, self.way, start=start, stop=stop, batch=batch)
-        waiting: deque[Batch] = deque()
-        for coming in stream:
-            # The first batch of all is read at once; announcing it would only fetch its rows twice.
-            if waiting:
-                self.rows.lookahead(coming.ids, steps=len(waiting) + 1)
-            waiting.append(coming)
-            if len(waiting) > self.config.store.lookahead:
-                yield waiting.popleft()
-        yield from waiting
+    def ahead(self, start: int) -> Iterator[Any]:
+        """Batches of this epoch, each one announced to the rows while the few before it are worked on."""
+        stream = self.task.batches(self.state.epoch, start)
+
+        def announce(batch: Any, steps: int) -> None:
+            self.task.lookahead(batch, steps=steps)
+
+        return announced(stream, announce, self.config.store.lookahead)
 
     def counters(self) -> RowCounters:
         """Figures of the rows since the start."""
@@ -359,8 +302,21 @@ class Trainer:
         before = self._counts_before
         return {name: before.get(name, 0) + count for name, count in self.rows.counts().items()}
 
+    def _validate(self, progress: RunProgress) -> None:
+        """A point of its own for the validation part, at the end of an epoch that has one."""
+        if not self.task.validates(self.state.epoch):
+            return
+        self._add_point(progress)
+        figures = self.task.validate()
+        point = {"step": self.state.step, "rows": self.rows_seen, **figures}
+        self.state.curve.append(point)
+        progress.show(point, self.rows_seen)
+        # Neither its time nor its reads are those of training.
+        self._since, self._counted = time.perf_counter(), self.counters()
+
     def _add_point(self, progress: RunProgress) -> None:
-        if self._window.rows == 0:
+        window = self.task.window
+        if window.rows == 0:
             return
         now, counted = time.perf_counter(), self.counters()
         seconds = now - self._since
@@ -374,8 +330,8 @@ class Trainer:
         point = {
             "step": self.state.step,
             "rows": self.rows_seen,
-            **self._window.compute(),
-            "rows_per_s": self._window.rows / seconds,
+            **window.compute(),
+            "rows_per_s": window.rows / seconds,
             "hit_rate": 1.0 - cold / looked_up if looked_up else None,
             "stall_share": min(stalled_s / seconds, 1.0),
             "row_bytes": counted.resident_bytes,
@@ -383,61 +339,10 @@ class Trainer:
         }
         self.state.curve.append(point)
         progress.show(point, self.rows_seen)
-        self._window.reset()
+        window.reset()
         self._since, self._counted = now, counted
-
-
-def build_model(config: ModelConfig, embeddings: nn.Module, source: Source) -> DLRM | DCNv2 | FFNN:
-    """The model that the settings name, over the features of the data."""
-    features, dense, dim = len(source.schema.ids), len(source.schema.dense), config.dim
-    if config.kind == "dlrm":
-        return DLRM(
-            embeddings,
-            features=features,
-            dim=dim,
-            dense_features=dense,
-            bottom=config.bottom,
-            top=config.top,
-        )
-    if config.kind == "dcn_v2":
-        return DCNv2(
-            embeddings,
-            features=features,
-            dim=dim,
-            dense_features=dense,
-            cross_layers=config.cross_layers,
-            rank=config.rank,
-            deep=config.deep,
-        )
-    return FFNN(embeddings, features=features, dim=dim, dense_features=dense, hidden=config.deep)
 
 
 def _threads(config: Config) -> int:
     # One core is left to the threads of the store that fetch, write and clean.
     return config.train.threads or max(len(os.sched_getaffinity(0)) - 1, 1)
-
-
-def _open_data(config: Config, console: Console) -> Source:
-    path = config.data.path
-    if path is None:
-        raise ConfigError("data.path is not set: name the click log with --data")
-    if config.generate is not None and not (path / TEACHER_FILE).exists():
-        console.print(
-            f"Generating {config.generate.rows:,} rows in {path}", highlight=False, markup=False
-        )
-    if config.generate is not None:
-        generate(path, config.generate)
-    schema = CRITEO if config.data.schema is None else load_schema(config.data.schema)
-    if config.generate is not None and config.data.schema is None:
-        schema = generated_schema(config.generate)
-    return open_source(path, schema)
-
-
-def _train_rows(config: Config, source: Source) -> int:
-    asked = config.data.train_rows
-    train_rows = source.rows - source.rows // 5 if asked is None else asked
-    if train_rows > source.rows or train_rows == 0:
-        raise ConfigError(
-            f"data.train_rows = {train_rows}, but {config.data.path} has {source.rows} rows"
-        )
-    return train_rows

@@ -57,7 +57,7 @@ class RunState:
 def pack(
     state: RunState,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     *,
     identity: Mapping[str, Any],
     conditions: Mapping[str, Any],
@@ -72,7 +72,7 @@ def pack(
         "conditions": json.dumps(conditions, sort_keys=True),
         "state": json.dumps(vars(state)),
         "model": dense_state(model),
-        "optimizer": optimizer.state_dict(),
+        "optimizer": None if optimizer is None else optimizer.state_dict(),
         "random": torch.get_rng_state(),
     }
     torch.save(content, buffer)
@@ -82,7 +82,7 @@ def pack(
 def unpack(
     packed: bytes,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     *,
     identity: Mapping[str, Any],
     conditions: Mapping[str, Any],
@@ -95,7 +95,8 @@ def unpack(
     check_same_run(packed, identity)
     content = torch.load(io.BytesIO(packed), weights_only=True)
     load_dense_state_dict(model, content["model"])
-    optimizer.load_state_dict(content["optimizer"])
+    if optimizer is not None:
+        optimizer.load_state_dict(content["optimizer"])
     torch.set_rng_state(content["random"])
     before = json.loads(content["conditions"])
     changed = [
@@ -131,10 +132,10 @@ def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in dense_state_dict(model).items() if not _is_row(name)}
 
 
-def identity_of(
+def click_identity(
     config: Config, source: Source, *, train_rows: int, vocabulary: str | None
 ) -> dict[str, Any]:
-    """What must not change between the parts of one run."""
+    """What must not change between the parts of one run of a click model."""
     settings = config.as_dict()
     return {
         "columns": source.schema.names,
@@ -142,14 +143,29 @@ def identity_of(
         "train rows": train_rows,
         "checksum of the first rows": _check_of_first_rows(source),
         "vocabulary": vocabulary,
+        **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
+        **identity_of(config),
+    }
+
+
+def identity_of(config: Config) -> dict[str, Any]:
+    """What must not change between the parts of one run, whatever its task."""
+    settings = config.as_dict()
+    return {
         **{f"model.{key}": value for key, value in settings["model"].items()},
         **{f"rows.{key}": value for key, value in settings["rows"].items()},
         **_chosen("eviction", settings["eviction"], config.eviction.rule != "none"),
         **_chosen("admission", settings["admission"], config.admission.min_count is not None),
-        **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
         **{
             f"train.{key}": settings["train"][key]
-            for key in ("batch", "seed", "dense_lr", "dense_decay_from", "log_every", "plain")
+            for key in (
+                "batch",
+                "seed",
+                "dense_lr",
+                "dense_decay_from",
+                "log_every",
+                "plain",
+            )
         },
         # One step at a time counts as nothing, as in runs from before there were more.
         "train.in_flight": config.train.in_flight if config.train.in_flight > 1 else None,

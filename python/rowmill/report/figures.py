@@ -1,0 +1,63 @@
+"""What the figures of a run are called and how they are written: on the terminal, and on the page of the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure between 0 and 1, or a loss: four digits tell runs apart."""
+
+    key: str
+    name: str
+    note: str = ""
+
+    def of(self, figures: Mapping[str, float | None]) -> str:
+        """As text; a dash for what is not known."""
+        value = figures.get(self.key)
+        return "-" if value is None else f"{value:.4f}"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a task.
+
+    Attributes:
+        unit: What its data has: `rows per second` counts them.
+        test: Of the test part.
+        short: Of the points of the curves, on the line that shows how a run goes on.
+        charts: Of the points of the curves, on the page, each with the level of the test part where that is known.
+    """
+
+    unit: str
+    test: tuple[Figure, ...]
+    short: tuple[Figure, ...]
+    charts: tuple[Figure, ...]
+
+
+_FIGURES = {
+    "ctr": Figures(
+        unit="rows",
+        test=(
+            Figure("auc", "test AUC"),
+            Figure("logloss", "test logloss"),
+            Figure("ne", "normalized entropy", "1 is knowing the click rate alone"),
+        ),
+        short=(Figure("logloss", "loss"), Figure("auc", "auc")),
+        charts=(
+            Figure("logloss", "Logloss, before training on each batch"),
+            Figure("auc", "AUC, before training on each batch"),
+        ),
+    ),
+}
+
+
+def figures_of(report_or_config: Mapping[str, Any]) -> Figures:
+    """The figures of the task of a report, or of a config as a dictionary."""
+    config = report_or_config.get("config", report_or_config)
+    return _FIGURES[config["train"].get("task", "ctr")]

@@ -1,0 +1,198 @@
+"""The task `ctr`: a click model, trained on a log in its order, tested on the rows behind.
+
+Forward makes one fused lookup; the dense half has an optimizer of torch. Every batch is predicted before it is trained
+on, so the curves over training rows are honest.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from rowmill.config import ConfigError
+from rowmill.data import CRITEO, batches, id_way, load_schema, open_source
+from rowmill.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
+from rowmill.metrics import ClickMetrics
+from rowmill.models import DLRM, FFNN, DCNv2
+from rowmill.train.click_rows import plain_rows, stored_rows
+from rowmill.train.rows import row_optimizer
+from rowmill.train.state import click_identity, dense_parameters
+from rowmill.train.task import announced
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from rich.console import Console
+    from torch import Tensor, nn
+
+    from rowmill.config import Config, ModelConfig
+    from rowmill.data import Batch, IdWay, Source
+    from rowmill.train.click_rows import ClickRows
+
+_TEST_BATCH = 4096
+
+
+class ClickTask:
+    """A click model and its log."""
+
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        way: IdWay,
+        train_rows: int,
+        rows: ClickRows,
+        identity: dict[str, Any],
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.way = way
+        self.train_rows = train_rows
+        self.rows = rows
+        self.identity = identity
+        torch.manual_seed(config.train.seed)
+        self.model = build_model(config.model, rows.embeddings, source)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            dense_parameters(self.model), lr=config.train.dense_lr
+        )
+        self.window = ClickMetrics()
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Rows of the train part, in the order of the log in every epoch."""
+        return self._batches(start, self.train_rows, self.config.train.batch)
+
+    def lookahead(self, batch: Batch, *, steps: int) -> None:
+        """Announce the ids of a batch."""
+        self.rows.lookahead(batch.ids, steps=steps)
+
+    def look_up(self, batch: Batch) -> Tensor:
+        """The pooled vectors, `[B, F, D]`."""
+        return self.rows.embeddings(self.rows.inputs(batch.ids))
+
+    def loss(self, batch: Batch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of the predicted clicks, and their logits."""
+        if rows is None:
+            logits = self.model(batch.dense, self.rows.inputs(batch.ids))
+        else:
+            logits = self.model.logits(batch.dense, rows)
+        return binary_cross_entropy_with_logits(logits, batch.labels), logits
+
+    def observe(self, batch: Batch, predicted: Tensor) -> None:
+        """The logits of a batch that was learned from."""
+        self.window.update(predicted, batch.labels)
+
+    def validates(self, epochs: int) -> bool:
+        """Never: every row is predicted before it is trained on, and nothing is held out."""
+        return False
+
+    def validate(self) -> dict[str, float | None]:
+        """No figures."""
+        return {}
+
+    @torch.no_grad()
+    def test(self) -> dict[str, float | None]:
+        """Metrics of the test part; unseen ids count with their initial rows and are not kept."""
+        metrics = ClickMetrics()
+        self.model.eval()
+        stream = self._batches(self.train_rows, self.source.rows, _TEST_BATCH)
+        ahead = announced(
+            stream,
+            lambda batch, steps: self.lookahead(batch, steps=steps),
+            self.config.store.lookahead,
+        )
+        for batch in ahead:
+            metrics.update(self.model(batch.dense, self.rows.inputs(batch.ids)), batch.labels)
+        self.model.train()
+        return metrics.compute()
+
+    def about(self) -> dict[str, Any]:
+        """Scores of the teacher, if the log is generated, and the sizes of its parts."""
+        path = self.config.data.path
+        return {
+            "teacher": None if path is None else teacher_scores(path, self.train_rows),
+            "run": {
+                "train_rows": self.train_rows,
+                "test_rows": self.source.rows - self.train_rows,
+            },
+        }
+
+    def _batches(self, start: int, stop: int, batch: int) -> Iterator[Batch]:
+        return batches(self.source, self.way, start=start, stop=stop, batch=batch)
+
+
+@contextmanager
+def open_clicks(config: Config, console: Console, threads: int) -> Generator[ClickTask]:
+    """The click model of the settings, with its store open."""
+    source = _open_data(config, console)
+    train_rows = _train_rows(config, source)
+    way = id_way(
+        config.data.ids,
+        source,
+        train_rows=train_rows,
+        buckets=config.data.buckets,
+        min_count=config.data.min_count,
+    )
+    identity = click_identity(config, source, train_rows=train_rows, vocabulary=way.fingerprint())
+    if config.train.plain:
+        optimizer = row_optimizer(config.rows)
+        opened = plain_rows(config, source, way=way, threads=threads, optimizer=optimizer)
+    else:
+        opened = stored_rows(
+            config, source, way=way, threads=threads, identity=identity, console=console
+        )
+    with opened as rows:
+        yield ClickTask(config, source, way, train_rows, rows, identity)
+
+
+def build_model(config: ModelConfig, embeddings: nn.Module, source: Source) -> DLRM | DCNv2 | FFNN:
+    """The model that the settings name, over the features of the data."""
+    features, dense, dim = len(source.schema.ids), len(source.schema.dense), config.dim
+    if config.kind == "dlrm":
+        return DLRM(
+            embeddings,
+            features=features,
+            dim=dim,
+            dense_features=dense,
+            bottom=config.bottom,
+            top=config.top,
+        )
+    if config.kind == "dcn_v2":
+        return DCNv2(
+            embeddings,
+            features=features,
+            dim=dim,
+            dense_features=dense,
+            cross_layers=config.cross_layers,
+            rank=config.rank,
+            deep=config.deep,
+        )
+    return FFNN(embeddings, features=features, dim=dim, dense_features=dense, hidden=config.deep)
+
+
+def _open_data(config: Config, console: Console) -> Source:
+    path = config.data.path
+    if path is None:
+        raise ConfigError("data.path is not set: name the click log with --data")
+    if config.generate is not None and not (path / TEACHER_FILE).exists():
+        console.print(
+            f"Generating {config.generate.rows:,} rows in {path}", highlight=False, markup=False
+        )
+    if config.generate is not None:
+        generate(path, config.generate)
+    schema = CRITEO if config.data.schema is None else load_schema(config.data.schema)
+    if config.generate is not None and config.data.schema is None:
+        schema = generated_schema(config.generate)
+    return open_source(path, schema)
+
+
+def _train_rows(config: Config, source: Source) -> int:
+    asked = config.data.train_rows
+    train_rows = source.rows - source.rows // 5 if asked is None else asked
+    if train_rows > source.rows or train_rows == 0:
+        raise ConfigError(
+            f"data.train_rows = {train_rows}, but {config.data.path} has {source.rows} rows"
+        )
+    return train_rows
