@@ -69,6 +69,7 @@ PYTHON_ROAD = [
     "conversion",
     "data",
     "models",
+    "kge",
     "metrics",
     "report",
     "inspection",

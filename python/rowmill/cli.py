@@ -65,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="rowmill", description="Train click models whose embedding tables outgrow memory."
+        prog="rowmill", description="Train models whose embedding tables outgrow memory."
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser(
-        "train", help="train a click model from a log, and report how good it is"
+        "train", help="train a click model or a knowledge graph, and report how good it is"
     )
     train.add_argument(
         "--config", type=_path, metavar="FILE", help="TOML file with settings; flags win over it"
@@ -235,7 +235,7 @@ def _train(parsed: argparse.Namespace) -> int:
     config = load_config(parsed.config, flags)
     if config.data.path is None:
         raise ConfigError(
-            "no data: name a click log with --data, or in [data] path of the config file"
+            "no data: name a click log or the folder of a graph with --data, or in [data] path of the config file"
         )
     with _importing():
         from rich.console import Console

@@ -54,6 +54,18 @@ _FIGURES = {
             Figure("auc", "AUC, before training on each batch"),
         ),
     ),
+    "kge": Figures(
+        unit="examples",
+        test=(
+            Figure("mrr", "test MRR", "mean of 1 / rank among all entities, filtered"),
+            *(Figure(f"hits@{k}", f"test hits@{k}") for k in (1, 3, 10)),
+        ),
+        short=(Figure("loss", "loss"), Figure("valid_mrr", "valid MRR")),
+        charts=(
+            Figure("loss", "Loss, before training on each batch"),
+            Figure("valid_mrr", "MRR of the valid part"),
+        ),
+    ),
 }
 
 

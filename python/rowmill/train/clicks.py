@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rowmill.train.click_rows import ClickRows
 
 _TEST_BATCH = 4096
+_KINDS = ("dlrm", "dcn_v2", "ffnn")
 
 
 class ClickTask:
@@ -126,6 +127,10 @@ class ClickTask:
 @contextmanager
 def open_clicks(config: Config, console: Console, threads: int) -> Generator[ClickTask]:
     """The click model of the settings, with its store open."""
+    if config.model.kind not in _KINDS:
+        raise ConfigError(
+            f"model.kind = {config.model.kind!r} is no click model: give --model {', '.join(_KINDS)}, or --task kge"
+        )
     source = _open_data(config, console)
     train_rows = _train_rows(config, source)
     way = id_way(

@@ -1,10 +1,11 @@
 """The training loop, and what surrounds it.
 
-Three ways to run it:
+Four ways to run it:
 
     rowmill train --data clicks.parquet --out out/clicks
     rowmill train --config examples/quickstart.toml
     rowmill train --config examples/quickstart.toml --resume
+    rowmill train --task kge --data graph --out out/graph
 
 The loop is `Trainer.fit` with `Trainer.train_step`: batches come with a view of the next few, whose rows are being
 fetched meanwhile; the task gives the loss; backward updates the stored rows itself. With `train.in_flight` steps the rows
@@ -28,6 +29,7 @@ import torch
 from rowmill.errors import InvalidInput, RowmillError
 from rowmill.report import clear_report, figures_of, read_report, write_report
 from rowmill.train.clicks import open_clicks
+from rowmill.train.graphs import open_graph
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
 from rowmill.train.pipeline import Pipeline
 from rowmill.train.progress import RunProgress
@@ -37,7 +39,8 @@ from rowmill.train.state import ATTACHMENT, RunState, pack, unpack
 from rowmill.train.task import announced
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
+    from contextlib import AbstractContextManager
 
     from rich.console import Console
     from torch import Tensor
@@ -45,6 +48,12 @@ if TYPE_CHECKING:
     from rowmill.config import Config
     from rowmill.train.rows import RowCounters
     from rowmill.train.task import Task
+
+
+_TASKS: dict[str, Callable[[Config, Console, int], AbstractContextManager[Task]]] = {
+    "ctr": open_clicks,
+    "kge": open_graph,
+}
 
 
 class TrainingDiverged(RowmillError):
@@ -103,7 +112,7 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     row_optimizer(config.rows)
     row_eviction(config.eviction)
     torch.set_num_threads(threads)
-    with open_clicks(config, console, threads) as task:
+    with _TASKS[config.train.task](config, console, threads) as task:
         pusher = None
         if config.checkpoint.push is not None and isinstance(task.rows, StoredRows):
             keep = config.checkpoint.keep

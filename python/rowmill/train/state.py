@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rowmill.config import Config
-    from rowmill.data import Source
+    from rowmill.data import Graph, Source
 
 ATTACHMENT = "rowmill.train"
 _CHECKED_ROWS = 1024
@@ -112,7 +112,7 @@ def check_same_run(packed: bytes | None, identity: Mapping[str, Any]) -> None:
     if packed is None:
         return
     # What runs were before there was a choice.
-    before = {"rows.dtype": "fp32"}
+    before = {"rows.dtype": "fp32", "train.task": "ctr"}
     before |= json.loads(torch.load(io.BytesIO(packed), weights_only=True)["identity"])
     for key, value in json.loads(json.dumps(identity)).items():
         if before.get(key) != value:
@@ -159,6 +159,7 @@ def identity_of(config: Config) -> dict[str, Any]:
         **{
             f"train.{key}": settings["train"][key]
             for key in (
+                "task",
                 "batch",
                 "seed",
                 "dense_lr",
@@ -172,6 +173,20 @@ def identity_of(config: Config) -> dict[str, Any]:
         # The end of the run decides when the dense learning rate falls.
         "train.epochs": config.train.epochs if config.train.dense_decay_from < 1 else None,
         "store.staleness_bound": settings["store"]["staleness_bound"],
+    }
+
+
+def graph_identity(config: Config, graph: Graph) -> dict[str, Any]:
+    """What must not change between the parts of one run on a knowledge graph."""
+    settings = config.as_dict()["kge"]
+    # How often the valid part is looked at adds points to the curves and changes nothing else.
+    del settings["validate_every"]
+    return {
+        "entities": graph.entity_count,
+        "relations": graph.relation_count,
+        "checksum of the triples": graph.fingerprint(),
+        **{f"kge.{key}": value for key, value in settings.items()},
+        **identity_of(config),
     }
 
 
