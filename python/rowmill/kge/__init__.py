@@ -1,6 +1,7 @@
 """Knowledge graphs: models over stored rows, losses, batches of queries, and filtered ranking."""
 
 from rowmill.kge.batches import GraphBatch, GraphBatches
+from rowmill.kge.dense_softmax import dense_softmax
 from rowmill.kge.losses import logistic, penalty, self_adversarial, softmax
 from rowmill.kge.models import MODELS, ComplEx, DistMult, RotatE, TransE, TripleModel
 from rowmill.kge.order import beta_order, swaps
@@ -17,6 +18,7 @@ __all__ = [
     "TransE",
     "TripleModel",
     "beta_order",
+    "dense_softmax",
     "logistic",
     "penalty",
     "rank",

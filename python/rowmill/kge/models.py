@@ -39,6 +39,8 @@ class TripleModel(nn.Module, ABC):
 
     complex_rows: ClassVar[bool] = False
     """Whether rows are complex numbers."""
+    dot_scores: ClassVar[bool] = False
+    """Whether a score is the dot product of query and candidate."""
 
     def __init__(
         self, entities: nn.Module, relations: nn.Module, *, margin: float = 0.0, norm: int = 1
@@ -91,6 +93,8 @@ class TripleModel(nn.Module, ABC):
 
 class _DotModel(TripleModel):
     """Scores that are dot products of query and candidate."""
+
+    dot_scores = True
 
     def scores(self, query_BD: Tensor, candidates_ND: Tensor) -> Tensor:
         return linear(query_BD, candidates_ND, candidates_ND.new_zeros(len(candidates_ND)))

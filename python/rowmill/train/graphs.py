@@ -18,6 +18,7 @@ from rowmill.kge import (
     MODELS,
     GraphBatches,
     KnownTriples,
+    dense_softmax,
     logistic,
     penalty,
     rank,
@@ -136,7 +137,7 @@ class GraphTask:
         answers = batch.answers
         if batch.candidates is None:
             candidates = dropout(entities, settings.entity_dropout)
-            scores, columns = self.model.scores(query, candidates), answers
+            loss = self._loss_of_all(query, candidates, batch.queries, answers)
         else:
             candidates = dropout(entities[batch.candidates], settings.entity_dropout)
             own = dropout(entities[answers], settings.entity_dropout)
@@ -144,8 +145,7 @@ class GraphTask:
             # An entity that was drawn may be the answer, which is no negative.
             drawn = drawn.masked_fill(batch.candidates == answers[:, None], -torch.inf)
             scores = torch.cat([self.model.pair_scores(query, own)[:, None], drawn], dim=1)
-            columns = torch.zeros_like(answers)
-        loss = self._loss(scores, batch.queries, columns)
+            loss = self._loss(scores, batch.queries, torch.zeros_like(answers))
         shown = float(loss.detach())
         if settings.regularizer != "none":
             loss = loss + self._penalty(given, relation, entities[answers])
@@ -187,6 +187,14 @@ class GraphTask:
         tails = self.model.tail_query(given[:tail_queries], relations[:tail_queries])
         heads = self.model.head_query(given[tail_queries:], relations[tail_queries:])
         return torch.cat([tails, heads])
+
+    def _loss_of_all(
+        self, query: Tensor, candidates: Tensor, queries: Tensor, answers: Tensor
+    ) -> Tensor:
+        settings = self.config.kge
+        if self.model.dot_scores and settings.loss == "softmax":
+            return dense_softmax(query, candidates, queries, answers, smoothing=settings.smoothing)
+        return self._loss(self.model.scores(query, candidates), queries, answers)
 
     def _loss(self, scores: Tensor, queries: Tensor, columns: Tensor) -> Tensor:
         settings = self.config.kge

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 class RunProgress:
-    """Shows points of the curves as they come. Where nobody watches (no terminal) it prints a line at a tenth each.
+    """Shows points of the curves as they come; where nobody watches, as lines.
 
-    `figures` says what is shown. A run that goes on passes the `curve` it has. What TensorBoard was told from the last of its points on is taken
-    back: it was shown by a part of the run that was undone, or will be shown again.
+    Without a terminal it prints a line at a tenth each, and one for every validation.
+
+    `figures` says what is shown. A run that goes on passes the `curve` it has. What TensorBoard was told from the last
+    of its points on is taken back: it was shown by a part of the run that was undone, or will be shown again.
     """
 
     def __init__(
@@ -73,13 +75,15 @@ class RunProgress:
         figures = describe(point, self._figures)
         self._progress.update(self._task, completed=done, figures=figures)
         self._record(point)
-        if not self._console.is_terminal and done >= self._next_line:
+        validated = any(name.startswith("valid_") for name in point)
+        if not self._console.is_terminal and (validated or done >= self._next_line):
             self._console.print(
                 f"{done:>12,} of {self._total:,} {self._figures.unit}  {figures}",
                 highlight=False,
                 soft_wrap=True,
             )
-            self._next_line = done + self._total // 10
+            if not validated:
+                self._next_line = done + self._total // 10
 
     def flush(self) -> None:
         """Have what was shown on disk: a checkpoint is about to count on it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from rowmill.kge import logistic, penalty, self_adversarial, softmax
+from rowmill.kge import dense_softmax, logistic, penalty, self_adversarial, softmax
 
 B, C = 4, 6
 RIGHT = {0: [1], 1: [0, 5], 2: [3, 4, 2], 3: [5]}
@@ -89,3 +90,30 @@ def test_penalties_are_sums_of_powers() -> None:
     rows = torch.tensor([[1.0, 2.0], [0.0, 3.0]])
     assert float(penalty(rows, 2)) == 14.0
     assert float(penalty(rows, 3)) == 36.0
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("block_floats", [1, 3 * C, 1 << 22])
+def test_the_dense_softmax_is_the_softmax_of_products(
+    monkeypatch: pytest.MonkeyPatch, smoothing: float, block_floats: int
+) -> None:
+    module = importlib.import_module("rowmill.kge.dense_softmax")
+    monkeypatch.setattr(module, "_BLOCK_FLOATS", block_floats)
+    torch.manual_seed(4)
+    query = torch.randn(B, 5, requires_grad=True)
+    candidates = torch.randn(C, 5, requires_grad=True)
+    found: list[list[Tensor]] = []
+    for loss in (
+        dense_softmax(query, candidates, *right(), smoothing=smoothing),
+        softmax(query @ candidates.t(), *right(), smoothing=smoothing),
+    ):
+        gradients = torch.autograd.grad(3.0 * loss, [query, candidates])
+        found.append([loss.detach(), *gradients])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    query, candidates = torch.full((1, 1), 200.0), torch.tensor([[1.0], [-1.0]])
+    loss = dense_softmax(query, candidates, torch.tensor([0]), torch.tensor([1]))
+    assert loss.item() == 400.0
