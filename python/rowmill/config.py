@@ -332,7 +332,9 @@ class TrainConfig:
     """Section `[train]`: the run."""
 
     epochs: Annotated[int, Setting("passes over the train part", "--epochs", 0)] = 1
-    batch: Annotated[int, Setting("rows per step", "--batch", 1)] = 256
+    batch: Annotated[
+        int, Setting("rows per step; kge: triples, or queries with kvsall", "--batch", 1)
+    ] = 256
     task: Annotated[
         Literal["ctr", "kge"],
         Setting("clicks of a log, or links of a knowledge graph", "--task"),

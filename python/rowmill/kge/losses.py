@@ -41,7 +41,6 @@ def self_adversarial(
     """
     wrong = torch.ones_like(scores_BC, dtype=torch.bool)
     wrong[queries_P, columns_P] = False
-    wrong &= scores_BC.detach() > -torch.inf
     logits = (scores_BC.detach() * temperature).masked_fill(~wrong, -torch.inf)
     # A query without a wrong candidate has no weights at all.
     weights = logits.softmax(dim=1).nan_to_num(0.0)

@@ -43,8 +43,7 @@ class KnownTriples:
     """
 
     def __init__(self, parts: Sequence[NDArray[np.int64]]) -> None:
-        triples = np.unique(np.concatenate(parts), axis=0)
-        heads, relations, tails = triples.T
+        heads, relations, tails = np.concatenate(parts).T
         self._relations = int(relations.max(initial=0)) + 1
         self._tails = _Answers(heads * self._relations + relations, tails)
         self._heads = _Answers(tails * self._relations + relations, heads)

@@ -135,7 +135,12 @@ def _charts(report: dict[str, Any]) -> list[str]:
     def one(
         title: str, key: str, form: Callable[[float], str], unit: float = 1.0, **options: Any
     ) -> str:
-        return card(title, line_chart([line(key, title, unit)], title=title, form=form, **options))
+        return card(
+            title,
+            line_chart(
+                [line(key, title, unit)], title=title, form=form, unit=figures.unit, **options
+            ),
+        )
 
     return [
         *(
@@ -150,6 +155,7 @@ def _charts(report: dict[str, Any]) -> list[str]:
                 title="Hit rate and stall share",
                 form=_percent_short,
                 from_zero=True,
+                unit=figures.unit,
             ),
         ),
         one("Memory of rows", "row_bytes", _mebibytes, from_zero=True, levels=memory, unit=1 << 20),

@@ -187,6 +187,8 @@ def graph_identity(config: Config, graph: Graph) -> dict[str, Any]:
         "checksum of the triples": graph.fingerprint(),
         **{f"kge.{key}": value for key, value in settings.items()},
         **identity_of(config),
+        # There is no dense rate that falls towards the end, so a run may go on for more epochs.
+        "train.epochs": None,
     }
 
 

@@ -186,6 +186,43 @@ def test_a_run_is_what_plain_torch_comes_to(make: Make) -> None:
         torch.testing.assert_close(got, entities.weight.detach(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_an_answer_that_is_drawn_is_no_negative(make: Make, reciprocal: bool) -> None:
+    """The loss of drawn negatives, written out: 400 draws among 150 entities have nearly every answer among them."""
+    config = make(kge__negatives=400, kge__reciprocal=reciprocal, train__batch=10)
+    with open_trainer(config, quiet()) as trainer:
+        task = task_of(trainer)
+        batch = next(task.batches(0, 0))
+        assert batch.candidates is not None
+        entities = task.entities.get(torch.arange(ENTITIES))
+        relations = task.relations.get(torch.arange(task.relations.num_rows or 0))
+        model = ComplEx(nn.Embedding(1, 16), nn.Embedding(1, 16))
+        drawn = batch.entities[batch.candidates].tolist()
+        total = 0.0
+        for head, relation, tail in triples_of(batch).tolist():
+            asked = [(model.tail_query(entities[head], relations[relation]), tail)]
+            if reciprocal:
+                turned = relations[relation + RELATIONS]
+                asked.append((model.tail_query(entities[tail], turned), head))
+            else:
+                asked.append((model.head_query(entities[tail], relations[relation]), head))
+            for query, answer in asked:
+                wrong = [entity for entity in drawn if entity != answer]
+                scores = entities[[answer, *wrong]] @ query
+                total -= float(scores.log_softmax(0)[0])
+        loss, shown = task.loss(batch, None)
+        assert shown == pytest.approx(total / 20, rel=1e-5)
+        assert loss.item() == shown
+
+
+def test_a_run_may_go_on_for_more_epochs(make: Make) -> None:
+    _, expected = finished(make("four", train__epochs=4))
+    train(make("two", train__epochs=2), quiet())
+    report, rows = finished(make("two", train__epochs=4, train__resume=True))
+    assert same(rows, expected)
+    assert report["curve"][-1]["rows"] == 4 * report["run"]["train_rows"]
+
+
 def triples_of(batch: GraphBatch) -> torch.Tensor:
     n = batch.tail_queries
     return torch.stack(
@@ -270,6 +307,10 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_bits(
             for one in (report, whole)
         ]
         assert figures[0] == figures[1]
+    # Each validation has a point of training at its step before it, so that its time is none of training's.
+    steps_of = [point["step"] for point in whole["curve"]]
+    for place, point in enumerate(whole["curve"]):
+        assert "valid_mrr" not in point or steps_of[place - 1] == point["step"]
 
 
 @pytest.mark.parametrize(("objective", "expected"), [("negatives", [2, 3, 4, 4]), ("1vsall", [])])
