@@ -42,7 +42,7 @@ class _DenseSoftmax(torch.autograd.Function):
         columns_P: Tensor,
         smoothing: float,
     ) -> Tensor:
-        queries, candidates = len(query_BD), len(candidates_ND)
+        queries, (candidates, dim) = len(query_BD), candidates_ND.shape
         block = max(_BLOCK_FLOATS // candidates, 1)
         no_bias = candidates_ND.new_zeros(candidates)
         query_gradient = torch.empty_like(query_BD)
@@ -56,7 +56,8 @@ class _DenseSoftmax(torch.autograd.Function):
             sums_b1 = chances_bN.sum(dim=1, keepdim=True)
             total += (sums_b1.log() + most_b1).sum()
             scale_b1 = 1.0 / (sums_b1 * queries)
-            query_gradient[start : start + block] = (chances_bN @ candidates_ND) * scale_b1
+            against_bD = linear(chances_bN, candidates_ND.t(), candidates_ND.new_zeros(dim))
+            query_gradient[start : start + block] = against_bD * scale_b1
             candidate_gradient.addmm_(chances_bN.t(), part_bD * scale_b1)
         # What the labels take off: each right answer its share, every candidate its smoothing.
         counts_B = torch.bincount(queries_P, minlength=queries)

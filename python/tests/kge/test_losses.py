@@ -113,6 +113,22 @@ def test_the_dense_softmax_is_the_softmax_of_products(
         torch.testing.assert_close(ours, expected)
 
 
+def test_the_dense_softmax_of_many_candidates_is_the_same() -> None:
+    """Sizes at which products go to the faster library, and more than one block."""
+    torch.manual_seed(5)
+    query = torch.randn(600, 16, requires_grad=True)
+    candidates = torch.randn(9000, 16, requires_grad=True)
+    queries, columns = torch.arange(600), torch.randint(9000, (600,))
+    losses = [
+        dense_softmax(query, candidates, queries, columns),
+        softmax(query @ candidates.t(), queries, columns),
+    ]
+    ours, expected = (torch.autograd.grad(loss, [query, candidates]) for loss in losses)
+    torch.testing.assert_close(losses[0], losses[1])
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
 def test_large_scores_do_not_overflow() -> None:
     query, candidates = torch.full((1, 1), 200.0), torch.tensor([[1.0], [-1.0]])
     loss = dense_softmax(query, candidates, torch.tensor([0]), torch.tensor([1]))
