@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import time
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from rich.console import Console
 from torch import nn
 
 import rowmill
-from python.tests.train.runs import scalars
+from python.tests.train.runs import ended, epoch, fork, scalars, until
 from rowmill.cli import main
 from rowmill.config import Config, ConfigError, load_config
 from rowmill.errors import InvalidInput
@@ -28,6 +31,7 @@ from rowmill.train.run import Trainer, open_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.context import ForkServerContext
     from pathlib import Path
 
     Make = Callable[..., Config]
@@ -94,15 +98,18 @@ def task_of(trainer: Trainer) -> GraphTask:
 
 def finished(config: Config) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     """The report of a run, and every row with its state as bits."""
-    report = train(config, quiet())
-    with rowmill.open(config.train.out / "store", memory="64MiB", read_only=True) as store:
+    return train(config, quiet()), rows_of(config.train.out / "store")
+
+
+def rows_of(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    with rowmill.open(folder, memory="64MiB", read_only=True) as store:
         found = {}
         for name in ("entities", "relations"):
             table = store.open_table(name)
             ids = np.arange(table.num_rows or 0)
             rows = np.concatenate([table.get(ids), table.get_state(ids)], axis=1)
             found[name] = rows.view(np.int32)
-    return report, found
+    return found
 
 
 def same(one: dict[str, np.ndarray[Any, Any]], other: dict[str, np.ndarray[Any, Any]]) -> bool:
@@ -311,6 +318,60 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_bits(
     steps_of = [point["step"] for point in whole["curve"]]
     for place, point in enumerate(whole["curve"]):
         assert "valid_mrr" not in point or steps_of[place - 1] == point["step"]
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(
+    make: Make, server: ForkServerContext, ring: Path, tmp_path: Path
+) -> None:
+    """`kill -9` of the command, four times, at instants that a seed chooses."""
+    settings = {
+        "train__epochs": 12,
+        "train__checkpoint_every": 2,
+        "kge__validate_every": 5,
+        "kge__relation_dropout": 0.1,
+    }
+    whole, expected = finished(make("whole", **settings))
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f"""
+        [data]
+        path = "{ring}"
+        [model]
+        kind = "complex"
+        dim = 16
+        [kge]
+        negatives = 32
+        validate_every = 5
+        relation_dropout = 0.1
+        [rows]
+        lr = 0.3
+        initial_width = 0.3
+        [store]
+        memory = "64MiB"
+        [train]
+        task = "kge"
+        batch = 50
+        epochs = 12
+        threads = 1
+        log_every = 3
+        checkpoint_every = 2
+        out = "{tmp_path / "killed"}"
+        """
+    )
+    store, random = tmp_path / "killed/store", Random(4)
+    command = ["train", "--config", str(file), "--resume"]
+    for _ in range(4):
+        process = fork(server, command, tmp_path / "printed.txt")
+        least = epoch(store) + random.randrange(1, 6)
+        until(lambda least=least: epoch(store) >= least, process.is_alive)
+        time.sleep(random.random() * 0.02)
+        process.kill()
+        assert ended(process) == -signal.SIGKILL
+    assert ended(fork(server, command, tmp_path / "printed.txt")) == 0
+    report, rows = json.loads((tmp_path / "killed/report.json").read_text()), rows_of(store)
+    assert same(rows, expected)
+    assert report["test"] == whole["test"]
+    assert (tmp_path / "printed.txt").read_text().count("Resuming at step") == 4
 
 
 @pytest.mark.parametrize(("objective", "expected"), [("negatives", [2, 3, 4, 4]), ("1vsall", [])])
