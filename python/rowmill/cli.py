@@ -235,7 +235,7 @@ def _train(parsed: argparse.Namespace) -> int:
     config = load_config(parsed.config, flags)
     if config.data.path is None:
         raise ConfigError(
-            "no data: name a click log or the folder of a graph with --data, or in [data] path of the config file"
+            "no data: name a click log with --data, or the folder of a graph, or either in [data] path of the config file"
         )
     with _importing():
         from rich.console import Console
