@@ -66,6 +66,8 @@ PYTHON_ROAD = [
     "changes",
     "feed",
     "store",
+    "tagged",
+    "torchrec",
     "conversion",
     "data",
     "models",

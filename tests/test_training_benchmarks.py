@@ -1,4 +1,4 @@
-"""benchmarks/out_of_core and benchmarks/staleness_quality in their smallest forms, trainer and store included.
+"""benchmarks/out_of_core, staleness_quality and click_models in their smallest forms, trainer and store included.
 
 Benchmarks are run rarely; without this they would break unseen, or measure something else than they say: rows that
 are all in memory, steps that are not in flight, a ratio the wrong way round. How fast anything is, is not looked at.
@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from benchmarks import common
+from benchmarks.click_models import run as click_models
 from benchmarks.out_of_core import generated
 from benchmarks.staleness_quality import quality, rate, run
 from benchmarks.training import Shape
+from rowmill.config import SequencesConfig
 
 SHAPE = Shape(rows_per_table=4_000, steps=70, tables=3, batch=64)
 
@@ -101,3 +103,32 @@ def test_staleness_quality_measures_every_point_of_its_curves(
 def test_a_run_in_flight_is_what_the_quality_is_of() -> None:
     assert max(bound for bound in quality.BOUNDS if bound is not None) + 1 < quality.IN_FLIGHT
     assert max(bound for bound in quality.BOUNDS if bound is not None) + 1 <= rate.IN_FLIGHT
+
+
+def test_click_models_learn_the_same_over_both_sides(
+    benchmark: common.Benchmark, tmp_path: Path
+) -> None:
+    sequences = SequencesConfig(users=50, items=60, events=15, places=5, candidates=20)
+    click_models.measure(benchmark, ["din", "ncf"], tmp_path, sequences, seeds=2, epochs=1)
+    assert [cell["variant"] for cell in benchmark.cells[:4]] == ["din_stored", "din_plain"] * 2
+    figures = benchmark.summary
+    for kind in ("din", "ncf"):
+        assert figures[f"{kind}_auc_largest_difference"] < 0.02
+        mean = (
+            cells(benchmark, f"{kind}_stored")[0]["auc"]
+            + cells(benchmark, f"{kind}_stored")[1]["auc"]
+        ) / 2
+        assert figures[f"{kind}_stored_auc"] == pytest.approx(mean)
+        assert figures[f"{kind}_stored_auc_spread"] > 0
+
+
+def test_click_models_generate_a_log_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWMILL_DATA", "")
+    monkeypatch.setattr(common, "REPOSITORY", tmp_path)
+    assert click_models.log(quick=True)[0] == "generated"
+    (tmp_path / "data/ml-100k").mkdir(parents=True)
+    (tmp_path / "data/ml-100k/ml-100k.inter").touch()
+    monkeypatch.setenv("ROWMILL_DATA", str(tmp_path / "data"))
+    assert click_models.log(quick=True)[0] == "ml-100k"

@@ -178,6 +178,15 @@ def _parser() -> argparse.ArgumentParser:
     generate.set_defaults(
         command=_generate, interrupted="; the log is not finished, the same command begins it again"
     )
+
+    sequences = data.add_parser(
+        "sequences", help="write a log of sequences, of interactions in a file or generated ones"
+    )
+    sequences.add_argument(
+        "--out", type=_path, required=True, metavar="DIR", help="folder of the log"
+    )
+    _add_flags(sequences, "sequences")
+    sequences.set_defaults(command=_sequences, interrupted="; the same command begins it again")
     return parser
 
 
@@ -265,7 +274,7 @@ def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
         return f"{value}   (teacher {figure.of(teacher)})" if figure.key in teacher else value
 
     for name, value in [
-        *((figure.name, against(figure)) for figure in figures.test),
+        *((figure.name, against(figure)) for figure in figures.tested(report["test"])),
         (f"{figures.unit} per second", shown(train["rows_per_s"], ",.0f")),
         ("hit rate", shown(train["hit_rate"], ".2%")),
         ("stall share", shown(train["stall_share"], ".2%")),
@@ -355,6 +364,16 @@ def _generate(parsed: argparse.Namespace) -> int:
     values = {key: value for (_, key), value in _flags(parsed, "generate").items()}
     sidecar = generate(parsed.out, section_from("generate", values))
     print(f"{parsed.out}: the teacher's scores are in {sidecar.name}")
+    return 0
+
+
+def _sequences(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.data.sequences import make_sequences
+
+    values = {key: value for (_, key), value in _flags(parsed, "sequences").items()}
+    sidecar = make_sequences(parsed.out, section_from("sequences", values))
+    print(f"{parsed.out}: where its lists of candidates begin is in {sidecar.name}")
     return 0
 
 

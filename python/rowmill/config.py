@@ -111,11 +111,54 @@ class GenerateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequencesConfig:
+    """Section `[sequences]`: a log of sequences to make first, if it is not there yet."""
+
+    interactions: Annotated[
+        Path | None,
+        Setting(
+            "parquet or TSV file with the columns user, item, timestamp and perhaps rating (default: generate some)",
+            "--interactions",
+        ),
+    ] = None
+    places: Annotated[
+        int, Setting("items before the one shown that a row tells", "--places", 1, 10_000)
+    ] = 20
+    negatives: Annotated[
+        int, Setting("rows without a click for each with one, to train on", "--negatives", 0, 1000)
+    ] = 4
+    candidates: Annotated[
+        int, Setting("items to tell a user's last one from, itself included", "--candidates", 2)
+    ] = 100
+    seed: Annotated[int, Setting("seed of everything random", "--seed", 0, (1 << 44) - 1)] = 0
+    users: Annotated[int, Setting("generated: users", "--users", 1)] = 1000
+    items: Annotated[int, Setting("generated: items", "--items", 4)] = 1000
+    events: Annotated[
+        int, Setting("generated: interactions of a user, on average", "--events", 2)
+    ] = 50
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Section `[model]`: the dense half, and the dimension of the rows."""
 
     kind: Annotated[
-        Literal["dlrm", "dcn_v2", "ffnn", "transe", "rotate", "distmult", "complex"],
+        Literal[
+            "dlrm",
+            "dcn_v2",
+            "ffnn",
+            "wide_deep",
+            "mt_wide_deep",
+            "ncf",
+            "two_tower",
+            "din",
+            "dien",
+            "bst",
+            "transe",
+            "rotate",
+            "distmult",
+            "complex",
+        ],
         Setting("the model", "--model"),
     ] = "dlrm"
     dim: Annotated[int, Setting("weights per row", "--dim", 1, _DIM_MAX)] = 16
@@ -128,13 +171,25 @@ class ModelConfig:
         Setting("dlrm: hidden widths above the interaction", least=1, most=_DIM_MAX),
     ] = (256, 128)
     deep: Annotated[
-        tuple[int, ...], Setting("dcn_v2, ffnn: widths of the deep tower", least=1, most=_DIM_MAX)
+        tuple[int, ...],
+        Setting("all but dlrm: hidden widths of the deep tower or towers", least=1, most=_DIM_MAX),
     ] = (
         256,
         128,
     )
     cross_layers: Annotated[int, Setting("dcn_v2: crosses", least=1, most=1000)] = 2
     rank: Annotated[int, Setting("dcn_v2: rank of the cross matrices", least=1, most=_DIM_MAX)] = 64
+    attention: Annotated[
+        tuple[int, ...],
+        Setting("din: hidden widths of the activation unit", least=1, most=_DIM_MAX),
+    ] = (80, 40)
+    heads: Annotated[int, Setting("bst: attention heads", least=1, most=_DIM_MAX)] = 2
+    auxiliary: Annotated[
+        float,
+        Setting(
+            "dien: weight of the loss of the next place of a history", least=0, most=_FLOAT_MAX
+        ),
+    ] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,8 +454,11 @@ class Config:
     train: TrainConfig = TrainConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     generate: GenerateConfig | None = None
+    sequences: SequencesConfig | None = None
 
     def __post_init__(self) -> None:
+        if self.generate is not None and self.sequences is not None:
+            raise ConfigError("[generate] and [sequences] both make data.path: keep one of them")
         parse_size(self.store.memory, name="store.memory")
         if self.store.row_memory is not None:
             parse_size(self.store.row_memory, name="store.row_memory")
@@ -447,6 +505,7 @@ SECTIONS: dict[str, type[Any]] = {
     "train": TrainConfig,
     "checkpoint": CheckpointConfig,
     "generate": GenerateConfig,
+    "sequences": SequencesConfig,
 }
 
 

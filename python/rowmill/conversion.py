@@ -12,19 +12,21 @@ from torch import Tensor, nn
 
 from rowmill import _core, init
 from rowmill.errors import InvalidInput
-from rowmill.nn import Embedding, EmbeddingBag, stored_modules
+from rowmill.nn import Embedding, EmbeddingBag, KeyedBags, KeyedRows, stored_modules
 from rowmill.nn.stored import StoredBag, paths_of, read_weights, refuse_options, write_weights
 from rowmill.optim import SGD, optimizer_to_dict
 from rowmill.size import format_size, parse_size
 from rowmill.store import Store
 from rowmill.store import open as open_store
+from rowmill.tagged import tagged_optimizer
+from rowmill.torchrec import collections_of, keyed_twin, matches, plain_collection
 
 if TYPE_CHECKING:
     import os
 
     from rowmill.init import Initializer
     from rowmill.optim import OptimizerSpec
-    from rowmill.tables import Dtype
+    from rowmill.tables import Dtype, Table
 
 _Source = nn.Embedding | nn.EmbeddingBag
 
@@ -98,7 +100,7 @@ def convert(
     model: nn.Module,
     *,
     store: Store | str | os.PathLike[str],
-    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec],
+    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None = None,
     memory: int | str = "2GiB",
     dtype: Dtype = "fp32",
     initializer: Initializer | None = None,
@@ -112,6 +114,10 @@ def convert(
 ) -> Conversion:
     """Swap every `nn.Embedding` and `nn.EmbeddingBag` of a model for its stored twin, in place.
 
+    So are TorchRec's `EmbeddingBagCollection` and `EmbeddingCollection`, known by their structure, each as one: it
+    takes the same KeyedJaggedTensor and gives the same KeyedTensor or JaggedTensors, with one call of the store per
+    group of its tables.
+
     Forward signatures and state-dict names stay; weights are copied into the store. A module on the
     meta device (`with torch.device("meta")`) has no weights to copy: its rows are born on first use,
     which is how a model larger than memory is built. Everything is checked before anything changes.
@@ -119,7 +125,8 @@ def convert(
     Args:
         model: The model. If it is an embedding itself it cannot be swapped in place.
         store: An open store, or where to open one (see `Conversion.store`).
-        optimizer: What updates the rows: one for all, or by module path (patterns as "tables.*").
+        optimizer: What updates the rows: one for all, or by module path (patterns as "tables.*"). Weights that
+            `apply_optimizer_in_backward` tagged bring their own; a table must have exactly one.
         memory: Budget of the store, if it is opened here.
         dtype: How weights are stored, "fp32" or "bf16"; see `Store.table`.
         initializer: How rows are born that were not copied; None: normal(0, 1), as torch does.
@@ -127,7 +134,7 @@ def convert(
         dense: Index tables by their ids 0..num_embeddings; False: by hash, which pays when few of
             many ids ever occur.
         dense_optimizer: The optimizer of the rest: must not hold an embedding's weight too.
-        skip: Paths (or patterns) of modules to leave alone.
+        skip: Paths (or patterns) of modules to leave alone, with all that is in them.
         prefix: Put in front of the module paths to name the tables.
         reuse: Tables of these names may exist with rows: keep those and copy nothing into them.
         dry_run: Change nothing, only return the plan.
@@ -141,6 +148,7 @@ def convert(
         1 tables, 31.2 KiB of rows, memory 2.0 GiB
     """
     initializer = init.Normal() if initializer is None else initializer
+    collections = collections_of(model, skip)
     sources = _sources(model, skip)
     _refuse_shared(model, sources)
     if dense_optimizer is not None:
@@ -151,39 +159,57 @@ def convert(
         return Conversion(plans, budget, store if isinstance(store, Store) else None)
     opened = store if isinstance(store, Store) else open_store(store, memory=budget)
     try:
-        twins = {
-            plan.path: _twin(
+        tables = {
+            plan.path: _table(
                 sources[plan.path], plan, opened, initializer, staleness_bound, dense, reuse
             )
             for plan in plans
         }
+        twins: dict[str, nn.Module] = {
+            path: keyed_twin(path, collection, tables) for path, collection in collections.items()
+        }
+        inside = {inner for path, found in collections.items() for inner in found.paths(path)}
+        for path in tables.keys() - inside:
+            twins[path] = _twin(sources[path], tables[path])
     except BaseException:
         if not isinstance(store, Store):
             opened.close()
         raise
     for path, twin in twins.items():
         _replace(model, path, twin)
+    for collection in collections.values():
+        collection.forget_weights()
     return Conversion(plans, budget, opened)
 
 
 def unconvert(model: nn.Module) -> None:
     """Swap the stored modules of a model for plain torch modules with the same weights, in place.
 
-    Needs memory for all weights. The store keeps its rows.
+    Needs memory for all weights. The store keeps its rows. TorchRec's collections come back as they were, without
+    their tags: tag them anew to train them.
     """
     stored = list(stored_modules(model))
     for path, module in stored:
-        if not isinstance(module, StoredBag) or module.num_embeddings is None:
+        known = isinstance(module, KeyedBags | KeyedRows) or (
+            isinstance(module, StoredBag) and module.num_embeddings is not None
+        )
+        if not known:
             raise InvalidInput(f"{path}: {type(module).__name__} has no plain torch counterpart")
     for path, module in stored:
-        assert isinstance(module, StoredBag)
-        _replace(model, path, _plain(module))
+        if isinstance(module, KeyedBags | KeyedRows):
+            _replace(model, path, plain_collection(module))
+        else:
+            assert isinstance(module, StoredBag)
+            _replace(model, path, _plain(module))
 
 
 def _sources(model: nn.Module, skip: Collection[str]) -> dict[str, _Source]:
     sources: dict[str, _Source] = {}
+    left = [path for path, _ in paths_of(model) if path and matches(path, skip)]
     for path, module in paths_of(model, remove_duplicate=False):
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or _matches(path, skip):
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or matches(
+            path, [*skip, *(f"{skipped}.*" for skipped in left)]
+        ):
             continue
         if path == "":
             raise InvalidInput(
@@ -206,7 +232,9 @@ def _sources(model: nn.Module, skip: Collection[str]) -> dict[str, _Source]:
                 )
         sources[path] = module
     if not sources:
-        raise InvalidInput("the model holds no nn.Embedding or nn.EmbeddingBag to convert")
+        raise InvalidInput(
+            "the model holds no nn.Embedding, nn.EmbeddingBag or collection of TorchRec to convert"
+        )
     return sources
 
 
@@ -234,7 +262,7 @@ def _refuse_trained_twice(sources: Mapping[str, _Source], optimizer: torch.optim
 
 def _plans(
     sources: Mapping[str, _Source],
-    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec],
+    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None,
     dtype: Dtype,
     prefix: str,
     budget: int,
@@ -243,7 +271,8 @@ def _plans(
     plans: list[TablePlan] = []
     for path, module in sources.items():
         # Frozen rows need no state, and a rate of 0 says what happens to them.
-        spec = _optimizer_of(path, optimizer) if module.weight.requires_grad else SGD(lr=0.0)
+        trained = module.weight.requires_grad
+        spec = _optimizer_of(path, module.weight, optimizer) if trained else SGD(lr=0.0)
         stride = _core.row_stride(module.embedding_dim, dtype, optimizer_to_dict(spec))
         group = groups.setdefault((module.embedding_dim, replace(spec, lr=0.0)), len(groups))
         rows = module.num_embeddings
@@ -266,19 +295,30 @@ def _plans(
 
 
 def _optimizer_of(
-    path: str, optimizer: OptimizerSpec | Mapping[str, OptimizerSpec]
+    path: str,
+    weight: Tensor,
+    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None,
 ) -> OptimizerSpec:
-    if not isinstance(optimizer, Mapping):
-        return optimizer
-    for pattern, spec in optimizer.items():
-        if fnmatchcase(path, pattern):
-            return spec
-    raise InvalidInput(
-        f"{path}: no optimizer; optimizer= names only {', '.join(map(repr, optimizer)) or 'nothing'}"
-    )
+    tagged = tagged_optimizer(weight, path)
+    passed = optimizer
+    if isinstance(optimizer, Mapping):
+        passed = next((s for pattern, s in optimizer.items() if fnmatchcase(path, pattern)), None)
+    if tagged is not None and passed is not None:
+        raise InvalidInput(
+            f"{path}: two optimizers, {tagged} by apply_optimizer_in_backward and {passed} by optimizer=; drop one "
+            "of them (optimizer= may name only the modules without a tag)"
+        )
+    found = tagged if tagged is not None else passed
+    if found is None or isinstance(found, Mapping):
+        names = ", ".join(map(repr, optimizer)) if isinstance(optimizer, Mapping) else ""
+        raise InvalidInput(
+            f"{path}: no optimizer; optimizer= names only {names or 'nothing'}, and the weights have no tag of "
+            "apply_optimizer_in_backward"
+        )
+    return found
 
 
-def _twin(
+def _table(
     module: _Source,
     plan: TablePlan,
     store: Store,
@@ -286,7 +326,7 @@ def _twin(
     staleness_bound: int | None,
     dense: bool,
     reuse: bool,
-) -> StoredBag:
+) -> Table:
     existed = plan.table in store.table_names()
     table = store.table(
         plan.table,
@@ -305,6 +345,10 @@ def _twin(
             )
     elif not module.weight.is_meta:
         write_weights(table, module.weight.detach(), plan.num_rows)
+    return table
+
+
+def _twin(module: _Source, table: Table) -> StoredBag:
     if isinstance(module, nn.EmbeddingBag):
         assert module.mode in ("sum", "mean")
         twin = EmbeddingBag(
@@ -365,7 +409,3 @@ def _plain(module: StoredBag) -> _Source:
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
-
-
-def _matches(path: str, patterns: Collection[str]) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in patterns)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 
 import rowmill
 from rowmill.errors import InvalidInput
@@ -230,3 +231,29 @@ def test_collections_have_no_plain_counterpart(store: rowmill.Store) -> None:
     bags = rowmill.nn.StackedBags([rowmill.nn.Feature("t", table)])
     with pytest.raises(InvalidInput, match="collection: EmbeddingCollection has no plain"):
         rowmill.unconvert(bags)
+
+
+def test_a_tag_is_the_optimizer_of_any_embedding(store: rowmill.Store) -> None:
+    torch.manual_seed(1)
+    plain, model = Model(), Model()
+    model.load_state_dict(plain.state_dict())
+    for tagged in (plain, model):
+        embeddings = [tagged.words, tagged.towers[0], tagged.user]
+        _apply_optimizer_in_backward(
+            torch.optim.Adagrad, [module.weight for module in embeddings], {"lr": 0.3}
+        )
+    done = rowmill.convert(model, store=store)
+    assert {plan.optimizer for plan in done.tables} == {Adagrad(lr=0.3)}
+    for step in range(3):
+        ids = torch.randint(0, 20, (5, 3), generator=torch.Generator().manual_seed(step))
+        losses = [tagged(ids).square().mean() for tagged in (plain, model)]
+        torch.testing.assert_close(losses[1], losses[0])
+        for loss in losses:
+            loss.backward()
+
+
+def test_what_is_in_a_skipped_module_stays(store: rowmill.Store) -> None:
+    model = Model()
+    done = rowmill.convert(model, store=store, optimizer=SGD(lr=0.1), skip=["towers"])
+    assert [plan.path for plan in done.tables] == ["words", "user"]
+    assert type(model.towers[0]) is nn.EmbeddingBag

@@ -69,3 +69,17 @@ def test_settings_of_knowledge_graphs_train(settings: Path, tmp_path: Path) -> N
     # Knowing nothing gives 0.08.
     assert report["test"]["mrr"] > 0.1
     assert report["config"]["model"]["kind"] in settings.stem
+
+
+def test_the_example_of_sequences_runs(tmp_path: Path) -> None:
+    flags = {
+        ("sequences", "users"): 100,
+        ("sequences", "items"): 150,
+        ("sequences", "events"): 20,
+        ("data", "path"): tmp_path / "log",
+        ("train", "epochs"): 1,
+        ("train", "out"): tmp_path,
+    }
+    report = train(load_config(EXAMPLES / "sequences.toml", flags), Console(file=io.StringIO()))
+    assert report["test"]["hr_at_10"] is not None
+    assert report["run"]["steps"] > 0

@@ -1,12 +1,11 @@
 """Batches of tensors in a fixed order, from any row on.
 
-Shapes: B rows of a batch, N numeric features, F id features.
+Shapes: B rows of a batch, N numeric features, S columns of ids, T tasks.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,15 +16,17 @@ from rowmill.data.source import Source
 
 @dataclass(frozen=True)
 class Batch:
-    """Contiguous tensors: dense ``[B, N]`` float32, ids ``[B, F]`` int64, labels ``[B]`` float32.
+    """Contiguous tensors: dense ``[B, N]`` float32, ids ``[B, S]`` int64, labels ``[B]`` float32.
 
-    ``stop`` is the row after the last one: where to go on.
+    ``stop`` is the row after the last one: where to go on. With further tasks labels are ``[B, T]``; with histories
+    ``lengths`` ``[B]`` int64 says how many of their places are taken.
     """
 
     dense: Tensor
     ids: Tensor
     labels: Tensor
     stop: int
+    lengths: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -42,24 +43,22 @@ def batches(source: Source, way: IdWay, *, start: int, stop: int, batch: int) ->
     for raw in source.blocks(start, stop):
         block = transform(raw, way)
         if rest is not None:
-            block = Block(
-                np.concatenate([rest.labels, block.labels]),
-                np.concatenate([rest.dense, block.dense]),
-                np.concatenate([rest.ids, block.ids]),
-            )
+            block = rest.followed_by(block)
         whole = len(block) - len(block) % batch
         for lo in range(0, whole, batch):
             row += batch
             yield _tensors(block, lo, lo + batch, row)
-        rest = Block(block.labels[whole:], block.dense[whole:], block.ids[whole:])
+        rest = block.rows(whole, len(block))
     if rest is not None and len(rest):
         yield _tensors(rest, 0, len(rest), row + len(rest))
 
 
 def _tensors(block: Block, lo: int, hi: int, stop: int) -> Batch:
+    part = block.rows(lo, hi)
     return Batch(
-        torch.from_numpy(block.dense[lo:hi]),
-        torch.from_numpy(block.ids[lo:hi]),
-        torch.from_numpy(block.labels[lo:hi]),
+        torch.from_numpy(part.dense),
+        torch.from_numpy(part.ids),
+        torch.from_numpy(part.labels),
         stop,
+        None if part.lengths is None else torch.from_numpy(part.lengths),
     )

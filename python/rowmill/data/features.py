@@ -6,7 +6,8 @@
 | hash | hash of the value and the feature, modulo ``buckets`` | ``buckets`` + 1 |
 | vocabulary | its place among the values seen ``min_count`` times in the train part | their number + 2 |
 
-A missing value has an id of its own in each way; a value outside the vocabulary shares one id with its like.
+A missing value has an id of its own in each way; a value outside the vocabulary shares one id with its like. The
+places of a history are treated as the feature whose ids they hold; those that are not taken count as missing.
 Numeric features x become log(1 + x), 0 for negative and missing values.
 """
 
@@ -31,7 +32,12 @@ _KNOWN_FROM = 2
 
 
 class IdWay(Protocol):
-    """One way to turn raw ids ``[n, F]`` into row ids ``[n, F]``."""
+    """One way to turn raw ids ``[n, S]`` into row ids ``[n, S]``."""
+
+    @property
+    def missing(self) -> int:
+        """The id of a missing value."""
+        ...
 
     def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Row ids of raw ids."""
@@ -49,6 +55,8 @@ class IdWay(Protocol):
 class FullIds:
     """The 64-bit value itself."""
 
+    missing = MISSING_ID
+
     def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Row ids of raw ids."""
         return ids
@@ -64,13 +72,23 @@ class FullIds:
 
 @dataclass(frozen=True)
 class HashedIds:
-    """A hash modulo ``buckets``; a missing value is number ``buckets``."""
+    """A hash modulo ``buckets``; a missing value is number ``buckets``.
+
+    ``features`` says which feature each column of ids is of; without it each is of its own.
+    """
 
     buckets: int
+    features: tuple[int, ...] | None = None
+
+    @property
+    def missing(self) -> int:
+        """The bucket behind the last one."""
+        return self.buckets
 
     def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Row ids of raw ids."""
-        feature = np.arange(1, ids.shape[1] + 1, dtype=np.uint64)
+        features = range(ids.shape[1]) if self.features is None else self.features
+        feature = np.array(features, dtype=np.uint64) + np.uint64(1)
         hashed = mix64(ids.view(np.uint64) ^ mix64(feature)) % np.uint64(self.buckets)
         return np.where(ids == MISSING_ID, np.int64(self.buckets), hashed.view(np.int64))
 
@@ -85,20 +103,23 @@ class HashedIds:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Values seen often enough, sorted, per feature."""
+    """Values seen often enough, sorted, per feature; ``features`` as in `HashedIds`."""
 
     values: tuple[NDArray[np.int64], ...]
+    features: tuple[int, ...] | None = None
+    missing = MISSING_VOCABULARY_ID
 
     def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Row ids of raw ids."""
         out = np.empty_like(ids)
-        for feature, known in enumerate(self.values):
-            raw = ids[:, feature]
+        features = range(ids.shape[1]) if self.features is None else self.features
+        for column, feature in enumerate(features):
+            raw, known = ids[:, column], self.values[feature]
             if len(known):
                 place = np.minimum(np.searchsorted(known, raw), len(known) - 1)
-                out[:, feature] = np.where(known[place] == raw, place + _KNOWN_FROM, OOV_ID)
+                out[:, column] = np.where(known[place] == raw, place + _KNOWN_FROM, OOV_ID)
             else:
-                out[:, feature] = OOV_ID
+                out[:, column] = OOV_ID
         out[ids == MISSING_ID] = MISSING_VOCABULARY_ID
         return out
 
@@ -115,7 +136,10 @@ class Vocabulary:
 
 
 def fit_vocabulary(source: Source, *, rows: int, min_count: int) -> Vocabulary:
-    """Count the values of the first ``rows`` rows. Memory grows with the distinct values, not with the rows."""
+    """Count the values of the first ``rows`` rows, those of histories aside, as they stood in rows of their own.
+
+    Memory grows with the distinct values, not with the rows.
+    """
     features = len(source.schema.ids)
     counted = [(np.empty(0, np.int64), np.empty(0, np.int64)) for _ in range(features)]
     for block in source.blocks(0, rows):
@@ -127,7 +151,8 @@ def fit_vocabulary(source: Source, *, rows: int, min_count: int) -> Vocabulary:
                 place, weights=np.concatenate([counts, fresh_counts]), minlength=len(merged)
             )
             counted[feature] = (merged, total.astype(np.int64))
-    return Vocabulary(tuple(v[(c >= min_count) & (v != MISSING_ID)] for v, c in counted))
+    known = tuple(v[(c >= min_count) & (v != MISSING_ID)] for v, c in counted)
+    return Vocabulary(known, tuple(source.schema.id_features))
 
 
 def id_way(name: str, source: Source, *, train_rows: int, buckets: int, min_count: int) -> IdWay:
@@ -135,7 +160,7 @@ def id_way(name: str, source: Source, *, train_rows: int, buckets: int, min_coun
     if name == "full":
         return FullIds()
     if name == "hash":
-        return HashedIds(buckets)
+        return HashedIds(buckets, tuple(source.schema.id_features))
     if name == "vocabulary":
         return fit_vocabulary(source, rows=train_rows, min_count=min_count)
     raise DataError(f"ids = {name!r}; it must be full, hash or vocabulary")
@@ -148,7 +173,8 @@ def log_counts(dense: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def transform(block: Block, way: IdWay) -> Block:
     """Model inputs of raw rows."""
-    return Block(block.labels, log_counts(block.dense), np.ascontiguousarray(way.apply(block.ids)))
+    ids = np.ascontiguousarray(way.apply(block.ids))
+    return Block(block.labels, log_counts(block.dense), ids, block.lengths)
 
 
 def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

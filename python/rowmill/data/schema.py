@@ -5,8 +5,14 @@ A schema file is TOML:
     label = "clicked"
     dense = ["age_days", "price"]
     ids = ["user", "item"]
+    tasks = ["bought"]                                           # further labels, for models of several tasks
+    item_ids = ["item"]                                          # the ids of what is shown, for two towers
     columns = ["clicked", "age_days", "price", "user", "item"]   # TSV only: what each field is, in order
     id_base = 16                                                 # TSV only: ids written in base 16 or 10
+
+    places = 20                                                  # the last ids of a history that count
+    [histories]                                                  # parquet only: columns of lists, oldest first
+    item = "items_before"                                        # its ids are rows of the table of `item`
 """
 
 import tomllib
@@ -21,7 +27,8 @@ from rowmill.data.errors import DataError
 class Schema:
     """Names of the columns to read.
 
-    ``columns`` and ``id_base`` matter only for files without a header (TSV).
+    ``columns`` and ``id_base`` matter only for files without a header (TSV). ``histories`` are pairs: an id column,
+    and the column with the list of its ids that came before. All lists of a row are equally long.
     """
 
     label: str
@@ -29,9 +36,13 @@ class Schema:
     ids: tuple[str, ...]
     columns: tuple[str, ...] = ()
     id_base: int = 16
+    tasks: tuple[str, ...] = ()
+    item_ids: tuple[str, ...] = ()
+    histories: tuple[tuple[str, str], ...] = ()
+    places: int = 20
 
     def __post_init__(self) -> None:
-        names = [self.label, *self.dense, *self.ids]
+        names = self.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataError(f"schema names column {twice[0]!r} twice; each column has one role")
@@ -41,6 +52,13 @@ class Schema:
             raise DataError(
                 f"schema: id_base is {self.id_base}; ids of a TSV file are written in base 10 or 16"
             )
+        unknown = [name for name in (*dict(self.histories), *self.item_ids) if name not in self.ids]
+        if unknown:
+            raise DataError(
+                f"schema: {unknown[0]!r} under 'histories' or 'item_ids' is no id column; add it to 'ids'"
+            )
+        if self.places < 1:
+            raise DataError(f"schema: places is {self.places}; a history has at least 1")
         if not self.columns:
             object.__setattr__(self, "columns", tuple(names))
         absent = [name for name in names if name not in self.columns]
@@ -51,8 +69,24 @@ class Schema:
 
     @property
     def names(self) -> list[str]:
-        """Every column that is read: label, numeric features, id features."""
-        return [self.label, *self.dense, *self.ids]
+        """Every column that is read: labels, numeric features, id features, histories."""
+        return [*self.labels, *self.dense, *self.ids, *dict(self.histories).values()]
+
+    @property
+    def labels(self) -> list[str]:
+        """The label and those of further tasks."""
+        return [self.label, *self.tasks]
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """For every history the place of its id column in ``ids``."""
+        return tuple(self.ids.index(name) for name in dict(self.histories))
+
+    @property
+    def id_features(self) -> list[int]:
+        """For every column of a batch's ids, single ids and then the places of histories, its place in ``ids``."""
+        places = [target for target in self.targets for _ in range(self.places)]
+        return [*range(len(self.ids)), *places]
 
 
 CRITEO = Schema(
@@ -79,16 +113,16 @@ def load_schema(path: Path) -> Schema:
             raise DataError(
                 f"schema file {path}: unknown key {key!r}; known: {', '.join(sorted(known))}"
             )
-        is_list = key in ("dense", "ids", "columns")
+        if key == "histories":
+            content[key] = _histories(value, path)
+            continue
+        is_list = key in ("dense", "ids", "columns", "tasks", "item_ids")
+        is_number = key in ("id_base", "places")
         expected = (
-            "a list of column names"
-            if is_list
-            else "a number"
-            if key == "id_base"
-            else "a column name"
+            "a list of column names" if is_list else "a number" if is_number else "a column name"
         )
         items: list[Any] = value if is_list and isinstance(value, list) else [value]
-        wanted = int if key == "id_base" else str
+        wanted = int if is_number else str
         if is_list != isinstance(value, list) or not all(
             isinstance(item, wanted) for item in items
         ):
@@ -99,3 +133,12 @@ def load_schema(path: Path) -> Schema:
         if key not in content:
             raise DataError(f"schema file {path} lacks the key {key!r}")
     return Schema(**content)
+
+
+def _histories(value: Any, path: Path) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict) or not all(isinstance(column, str) for column in value.values()):
+        raise DataError(
+            f"schema file {path}: histories = {value!r}; it must be a table of an id column and the column of its "
+            'lists, as [histories] item = "items_before"'
+        )
+    return tuple(value.items())

@@ -163,6 +163,11 @@ class TsvSource:
     """Tab-separated files without a header."""
 
     def __init__(self, files: list[Path], schema: Schema) -> None:
+        if schema.histories:
+            raise DataError(
+                f"{files[0]} is a TSV file, which has no lists for the history {schema.histories[0][1]!r}; write the "
+                "log as parquet"
+            )
         self.schema = schema
         self._files = [(file, count_lines(file)) for file in files]
         self.rows = sum(rows for _, rows in self._files)
@@ -205,8 +210,4 @@ class TableSource:
 
 def head(block: Block, rows: int) -> Block:
     """The first ``rows`` rows of a block."""
-    return (
-        block
-        if len(block) <= rows
-        else Block(block.labels[:rows], block.dense[:rows], block.ids[:rows])
-    )
+    return block if len(block) <= rows else block.rows(0, rows)

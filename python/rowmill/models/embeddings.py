@@ -19,15 +19,28 @@ Ids = Tensor | Sequence[Tensor]
 class FeatureBags(nn.Module):
     """F bags side by side, each with the signature of ``torch.nn.EmbeddingBag``.
 
+    Args:
+        bags: One per table.
+        bag_of: Which bag each of the F features uses; None: each its own. Features of one bag make one call of it.
+
     Example:
         >>> bags = FeatureBags(nn.EmbeddingBag(10, 4) for _ in range(3))
         >>> bags(torch.tensor([[1, 2, 3], [4, 5, 6]])).shape
         torch.Size([2, 3, 4])
     """
 
-    def __init__(self, bags: Iterable[nn.Module]) -> None:
+    def __init__(self, bags: Iterable[nn.Module], *, bag_of: Sequence[int] | None = None) -> None:
         super().__init__()
         self.bags = nn.ModuleList(bags)
+        self._bag_of = list(range(len(self.bags)) if bag_of is None else bag_of)
+        if set(self._bag_of) != set(range(len(self.bags))):
+            raise ValueError(
+                f"bag_of must name each of the {len(self.bags)} bags, got {self._bag_of}"
+            )
+        self._features_of = [
+            [f for f, used in enumerate(self._bag_of) if used == bag]
+            for bag in range(len(self.bags))
+        ]
 
     def forward(self, ids: Ids, offsets: Sequence[Tensor] | None = None) -> Tensor:
         """Pool the ids of every feature.
@@ -39,18 +52,24 @@ class FeatureBags(nn.Module):
         Returns:
             ``[B, F, D]``.
         """
+        features = len(self._bag_of)
         if isinstance(ids, Tensor):
             if offsets is not None:
                 raise ValueError(
                     "offsets belong to flat ids: pass a list of F id tensors, or drop the offsets"
                 )
-            if ids.dim() != 2 or ids.shape[1] != len(self.bags):
-                raise ValueError(f"ids must be [B, {len(self.bags)}], got {list(ids.shape)}")
-            pooled = [bag(ids[:, f : f + 1]) for f, bag in enumerate(self.bags)]
-        else:
-            if offsets is None or len(ids) != len(self.bags) or len(offsets) != len(self.bags):
-                raise ValueError(
-                    f"flat ids need {len(self.bags)} id tensors and as many offset tensors"
-                )
-            pooled = [bag(i, o) for bag, i, o in zip(self.bags, ids, offsets, strict=True)]
+            if ids.dim() != 2 or ids.shape[1] != features:
+                raise ValueError(f"ids must be [B, {features}], got {list(ids.shape)}")
+            return self._one_id_each(ids)
+        if offsets is None or len(ids) != features or len(offsets) != features:
+            raise ValueError(f"flat ids need {features} id tensors and as many offset tensors")
+        flat = zip(self._bag_of, ids, offsets, strict=True)
+        return torch.stack([self.bags[bag](i, o) for bag, i, o in flat], dim=1)
+
+    def _one_id_each(self, ids_BF: Tensor) -> Tensor:
+        pooled: list[Tensor] = [ids_BF] * len(self._bag_of)
+        for bag, features in zip(self.bags, self._features_of, strict=True):
+            out = bag(ids_BF[:, features].reshape(-1, 1)).unflatten(0, (-1, len(features)))
+            for feature, vectors in zip(features, out.unbind(1), strict=True):
+                pooled[feature] = vectors
         return torch.stack(pooled, dim=1)

@@ -3,6 +3,7 @@
 from rowmill.nn.collection import EmbeddingCollection, Feature, StackedBags
 from rowmill.nn.embedding import Embedding
 from rowmill.nn.embedding_bag import EmbeddingBag
+from rowmill.nn.keyed import KeyedBags, KeyedRows
 from rowmill.nn.stored import (
     StoredModule,
     dense_state_dict,
@@ -17,6 +18,8 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingCollection",
     "Feature",
+    "KeyedBags",
+    "KeyedRows",
     "RaggedBatch",
     "StackedBags",
     "StoredModule",

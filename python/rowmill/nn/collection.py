@@ -35,6 +35,61 @@ class Feature:
     padding_idx: int | None = None
 
 
+class Pooling:
+    """Lookups of many features, one call of the store per group of tables.
+
+    Args:
+        features: What is looked up.
+        keys: Under which name of a batch each feature has its ids; None: under its own.
+    """
+
+    def __init__(self, features: Iterable[Feature], *, keys: Sequence[str] | None = None) -> None:
+        self.features = tuple(features)
+        names = [feature.name for feature in self.features]
+        if not names or len(set(names)) != len(names):
+            raise InvalidInput(f"features must have distinct names, got {names}")
+        if len({feature.table.store for feature in self.features}) != 1:
+            raise InvalidInput("features of one collection must have tables of one store")
+        for feature in self.features:
+            if feature.pooling not in ("sum", "mean"):
+                raise InvalidInput(
+                    f'pooling of {feature.name!r} must be "sum" or "mean", got {feature.pooling!r}'
+                )
+        self._keys = names if keys is None else list(keys)
+        self._calls = _calls(self.features)
+
+    def pool(self, batch: RaggedBatch, *, training: bool) -> Tensor:
+        """Pooled vectors of every feature, float32 [B, sum of dims]."""
+        weights = batch.weights
+        places = self._places(batch)
+        device = batch.values.device
+        pooled: dict[int, Tensor] = {}
+        for positions in self._calls:
+            chosen = [self.features[position] for position in positions]
+            out = lookup(
+                [feature.table for feature in chosen],
+                batch.values.cpu(),
+                batch.offsets.cpu(),
+                None if weights is None else weights.cpu(),
+                features=[places[position] for position in positions],
+                means=[feature.pooling == "mean" for feature in chosen],
+                paddings=[feature.padding_idx for feature in chosen],
+                bags=batch.batch_size,
+                training=training,
+            )
+            if len(self._calls) == 1:
+                return out.to(device)
+            pooled.update(zip(positions, columns(out, chosen[0].table.dim), strict=True))
+        return torch.cat([pooled[position] for position in sorted(pooled)], dim=1).to(device)
+
+    def _places(self, batch: RaggedBatch) -> list[int]:
+        place_of = {name: place for place, name in enumerate(batch.features)}
+        missing = list(dict.fromkeys(key for key in self._keys if key not in place_of))
+        if missing:
+            raise InvalidInput(f"the batch lacks features {missing}; it has {list(batch.features)}")
+        return [place_of[key] for key in self._keys]
+
+
 class EmbeddingCollection(StoredModule):
     """Pooled vectors of many features, side by side.
 
@@ -55,18 +110,8 @@ class EmbeddingCollection(StoredModule):
 
     def __init__(self, features: Iterable[Feature]) -> None:
         super().__init__()
-        self.features = tuple(features)
-        names = [feature.name for feature in self.features]
-        if not names or len(set(names)) != len(names):
-            raise InvalidInput(f"features must have distinct names, got {names}")
-        if len({feature.table.store for feature in self.features}) != 1:
-            raise InvalidInput("features of one collection must have tables of one store")
-        for feature in self.features:
-            if feature.pooling not in ("sum", "mean"):
-                raise InvalidInput(
-                    f'pooling of {feature.name!r} must be "sum" or "mean", got {feature.pooling!r}'
-                )
-        self._calls = _calls(self.features)
+        self._pooling = Pooling(features)
+        self.features = self._pooling.features
 
     def stored_tables(self) -> dict[str, Table]:
         """The tables, as `<table name>.weight`."""
@@ -86,27 +131,7 @@ class EmbeddingCollection(StoredModule):
         Returns:
             float32 [B, sum of dims], the features in the order of the constructor.
         """
-        weights = batch.weights
-        places = self._places(batch)
-        device = batch.values.device
-        pooled: dict[int, Tensor] = {}
-        for positions in self._calls:
-            chosen = [self.features[position] for position in positions]
-            out = lookup(
-                [feature.table for feature in chosen],
-                batch.values.cpu(),
-                batch.offsets.cpu(),
-                None if weights is None else weights.cpu(),
-                features=[places[position] for position in positions],
-                means=[feature.pooling == "mean" for feature in chosen],
-                paddings=[feature.padding_idx for feature in chosen],
-                bags=batch.batch_size,
-                training=self.trains_rows,
-            )
-            if len(self._calls) == 1:
-                return out.to(device)
-            pooled.update(zip(positions, columns(out, chosen[0].table.dim), strict=True))
-        return torch.cat([pooled[position] for position in sorted(pooled)], dim=1).to(device)
+        return self._pooling.pool(batch, training=self.trains_rows)
 
     def lookahead(
         self, batch: RaggedBatch, *, into: Destination = "buffer", steps: int = 1
@@ -123,13 +148,6 @@ class EmbeddingCollection(StoredModule):
         """The result of forward by feature: views, no copies."""
         names = [feature.name for feature in self.features]
         return dict(zip(names, columns(pooled, self.dims), strict=True))
-
-    def _places(self, batch: RaggedBatch) -> list[int]:
-        place_of = {name: place for place, name in enumerate(batch.features)}
-        missing = [feature.name for feature in self.features if feature.name not in place_of]
-        if missing:
-            raise InvalidInput(f"the batch lacks features {missing}; it has {list(batch.features)}")
-        return [place_of[feature.name] for feature in self.features]
 
     def extra_repr(self) -> str:
         """The features with their tables."""

@@ -64,18 +64,7 @@ class Embedding(StoredBag):
 
     def forward(self, input: Tensor) -> Tensor:
         """Rows of ids: int64 or int32 of any shape in, float32 `[*input.shape, D]` out."""
-        ids = as_long(input).reshape(-1)
-        out = lookup(
-            [self.table],
-            ids,
-            torch.arange(ids.shape[0] + 1),
-            None,
-            features=[0],
-            means=[False],
-            paddings=[self.padding_idx],
-            bags=ids.shape[0],
-            training=self.trains_rows,
-        )
+        out = rows_of(self.table, as_long(input), self.padding_idx, training=self.trains_rows)
         return out.reshape(*input.shape, self.embedding_dim).to(input.device)
 
     def check_weights(self, weights: Tensor) -> None:
@@ -92,3 +81,20 @@ class Embedding(StoredBag):
             f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self.padding_idx}, "
             f"table={self.table.name!r}"
         )
+
+
+def rows_of(table: Table, ids: Tensor, padding_idx: int | None, *, training: bool) -> Tensor:
+    """The row of every id, of int64 ids of any shape: float32 `[N, D]`, where the ids are."""
+    count = ids.numel()
+    out = lookup(
+        [table],
+        ids.cpu().reshape(-1),
+        torch.arange(count + 1),
+        None,
+        features=[0],
+        means=[False],
+        paddings=[padding_idx],
+        bags=count,
+        training=training,
+    )
+    return out.to(ids.device)

@@ -16,6 +16,8 @@ class Figure:
     key: str
     name: str
     note: str = ""
+    optional: bool = False
+    """Whether it is left out where it was not computed."""
 
     def of(self, figures: Mapping[str, float | None]) -> str:
         """As text; a dash for what is not known."""
@@ -39,11 +41,17 @@ class Figures:
     short: tuple[Figure, ...]
     charts: tuple[Figure, ...]
 
+    def tested(self, test: Mapping[str, float | None]) -> list[Figure]:
+        """The figures to show of a test part."""
+        return [figure for figure in self.test if not figure.optional or figure.key in test]
+
 
 _FIGURES = {
     "ctr": Figures(
         unit="rows",
         test=(
+            Figure("hr_at_10", "test HR@10", "the clicked one among its candidates", True),
+            Figure("ndcg_at_10", "test NDCG@10", "the clicked one among its candidates", True),
             Figure("auc", "test AUC"),
             Figure("logloss", "test logloss"),
             Figure("ne", "normalized entropy", "1 is knowing the click rate alone"),

@@ -81,7 +81,7 @@ def _tiles(report: dict[str, Any]) -> list[str]:
     tiles = [
         *(
             (_sentence(figure.name), figure.of(test), beside(figure) or figure.note)
-            for figure in figures.test
+            for figure in figures.tested(test)
         ),
         (
             _sentence(f"{figures.unit} per second"),

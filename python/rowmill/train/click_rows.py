@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,10 +30,31 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rowmill.config import Config
-    from rowmill.data import IdWay, Source
+    from rowmill.data import IdWay, Schema, Source
     from rowmill.optim import OptimizerSpec
     from rowmill.store import Store
     from rowmill.tables import Table
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which table each column of a batch's ids is of, and per table the id that stands for nothing, if one does.
+
+    Without histories every column has its table, and every id a row.
+    """
+
+    tables: tuple[int, ...]
+    paddings: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, schema: Schema, way: IdWay) -> Columns:
+        """Those of a log: of a feature with a history, a missing value has no row."""
+        paddings = [way.missing if f in schema.targets else None for f in range(len(schema.ids))]
+        return cls(tuple(schema.id_features), tuple(paddings))
+
+    def of_table(self, table: int) -> list[int]:
+        """The columns of one table."""
+        return [column for column, used in enumerate(self.tables) if used == table]
 
 
 class ClickRows(RowSide, Protocol):
@@ -40,14 +62,14 @@ class ClickRows(RowSide, Protocol):
 
     @property
     def embeddings(self) -> nn.Module:
-        """Called as `embeddings(ids, offsets)`, gives `[B, F, D]`."""
+        """Called as `embeddings(ids, offsets)`, gives `[B, S, D]`."""
         ...
 
-    def inputs(self, ids_BF: Tensor) -> Tensor:
+    def inputs(self, ids_BS: Tensor) -> Tensor:
         """What the embeddings take for the ids of a batch."""
         ...
 
-    def lookahead(self, ids_BF: Tensor, *, steps: int) -> None:
+    def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
         """A batch with these ids comes in so many steps: 1 is the next."""
         ...
 
@@ -55,18 +77,32 @@ class ClickRows(RowSide, Protocol):
 class StoredClickRows(StoredRows):
     """Rows in a store, updated by backward itself."""
 
-    def __init__(self, store: Store, tables: list[Table], console: Console) -> None:
+    def __init__(
+        self, store: Store, tables: list[Table], columns: Columns, console: Console
+    ) -> None:
         super().__init__(store, tables, console)
-        self.embeddings: nn.Module = StackedBags(Feature(table.name, table) for table in tables)
+        self._columns = columns
+        self.embeddings: nn.Module = StackedBags(
+            Feature(f"{column} {tables[table].name}", tables[table], "sum", columns.paddings[table])
+            for column, table in enumerate(columns.tables)
+        )
 
-    def inputs(self, ids_BF: Tensor) -> Tensor:
+    def inputs(self, ids_BS: Tensor) -> Tensor:
         """The ids themselves."""
-        return ids_BF
+        return ids_BS
 
-    def lookahead(self, ids_BF: Tensor, *, steps: int) -> None:
+    def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
         """Ask the store to have the rows in memory by the time they are needed."""
-        ids_FB = ids_BF.t().contiguous()
-        self.store.lookahead(dict(zip(self.tables, ids_FB, strict=True)), steps=steps)
+        ids_SB = ids_BS.t().contiguous()
+        wanted: dict[Table, Tensor] = {}
+        for number, table in enumerate(self.tables):
+            padding = self._columns.paddings[number]
+            if padding is None:
+                wanted[table] = ids_SB[number]
+            else:
+                ids = ids_SB[self._columns.of_table(number)].view(-1)
+                wanted[table] = ids[ids != padding]
+        self.store.lookahead(wanted, steps=steps)
 
 
 @contextmanager
@@ -81,7 +117,8 @@ def stored_rows(
 ) -> Generator[StoredClickRows]:
     """The store of a run, with one table per id feature."""
     with open_rows(config, threads=threads, identity=identity) as store:
-        yield StoredClickRows(store, _tables(store, config, source, way), console)
+        tables = _tables(store, config, source, way)
+        yield StoredClickRows(store, tables, Columns.of(source.schema, way), console)
 
 
 def _tables(store: Store, config: Config, source: Source, way: IdWay) -> list[Table]:
@@ -100,27 +137,41 @@ class PlainRows:
     """
 
     def __init__(
-        self, distinct: list[NDArray[np.int64]], weights: list[Tensor], optimizer: OptimizerSpec
+        self,
+        distinct: list[NDArray[np.int64]],
+        weights: list[Tensor],
+        columns: Columns,
+        optimizer: OptimizerSpec,
     ) -> None:
         self._distinct = distinct
+        self._columns = columns
         self._looked_up = 0
-        self.embeddings: nn.Module = FeatureBags(
+        bags = [
             nn.EmbeddingBag(
-                weight.shape[0], weight.shape[1], mode="sum", sparse=True, _weight=weight
+                weight.shape[0],
+                weight.shape[1],
+                mode="sum",
+                sparse=True,
+                _weight=weight,
+                padding_idx=None if padding is None else int(np.searchsorted(known, padding)),
             )
-            for weight in weights
-        )
+            for weight, known, padding in zip(weights, distinct, columns.paddings, strict=True)
+        ]
+        self.embeddings: nn.Module = FeatureBags(bags, bag_of=columns.tables)
         self._parameters = list(self.embeddings.parameters())
         self._optimizer = _torch_optimizer(self._parameters, optimizer)
 
-    def inputs(self, ids_BF: Tensor) -> Tensor:
+    def inputs(self, ids_BS: Tensor) -> Tensor:
         """The place of every id among the distinct ids of its feature."""
-        ids = ids_BF.numpy()
+        ids = ids_BS.numpy()
         self._looked_up += ids.size
-        places = [np.searchsorted(known, ids[:, f]) for f, known in enumerate(self._distinct)]
+        places = [
+            np.searchsorted(self._distinct[table], ids[:, column])
+            for column, table in enumerate(self._columns.tables)
+        ]
         return torch.from_numpy(np.stack(places, axis=1))
 
-    def lookahead(self, ids_BF: Tensor, *, steps: int) -> None:
+    def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
         """Everything is in memory."""
 
     def step(self) -> None:
@@ -166,7 +217,8 @@ def plain_rows(
 ) -> Generator[PlainRows]:
     """All distinct ids of the log in torch modules, with the initial values a store would draw."""
     make_out(config)
-    distinct = _distinct_ids(source, way)
+    columns = Columns.of(source.schema, way)
+    distinct = _distinct_ids(source, way, columns)
     with (
         tempfile.TemporaryDirectory() as folder,
         rowmill.open(
@@ -177,7 +229,7 @@ def plain_rows(
         weights = [
             table.get(torch.from_numpy(ids)) for table, ids in zip(tables, distinct, strict=True)
         ]
-    yield PlainRows(distinct, weights, optimizer)
+    yield PlainRows(distinct, weights, columns, optimizer)
 
 
 def _torch_optimizer(
@@ -200,9 +252,13 @@ def _torch_optimizer(
             )
 
 
-def _distinct_ids(source: Source, way: IdWay) -> list[NDArray[np.int64]]:
-    distinct = [np.empty(0, np.int64) for _ in source.schema.ids]
+def _distinct_ids(source: Source, way: IdWay, columns: Columns) -> list[NDArray[np.int64]]:
+    nothing = ([] if padding is None else [padding] for padding in columns.paddings)
+    distinct = [np.array(ids, np.int64) for ids in nothing]
     for block in source.blocks(0, source.rows):
         ids = way.apply(block.ids)
-        distinct = [np.union1d(known, ids[:, f]) for f, known in enumerate(distinct)]
+        distinct = [
+            np.union1d(known, ids[:, columns.of_table(table)])
+            for table, known in enumerate(distinct)
+        ]
     return distinct

@@ -112,7 +112,13 @@ def check_same_run(packed: bytes | None, identity: Mapping[str, Any]) -> None:
     if packed is None:
         return
     # What runs were before there was a choice.
-    before = {"rows.dtype": "fp32", "train.task": "ctr"}
+    before: dict[str, Any] = {
+        "rows.dtype": "fp32",
+        "train.task": "ctr",
+        "model.attention": [80, 40],
+        "model.heads": 2,
+        "model.auxiliary": 1.0,
+    }
     before |= json.loads(torch.load(io.BytesIO(packed), weights_only=True)["identity"])
     for key, value in json.loads(json.dumps(identity)).items():
         if before.get(key) != value:
@@ -139,6 +145,11 @@ def click_identity(
     settings = config.as_dict()
     return {
         "columns": source.schema.names,
+        # Nothing where there are none, as in runs from before there were any.
+        "histories": [*source.schema.histories, source.schema.places]
+        if source.schema.histories
+        else None,
+        "item_ids": source.schema.item_ids if config.model.kind == "two_tower" else None,
         "data rows": source.rows,
         "train rows": train_rows,
         "checksum of the first rows": _check_of_first_rows(source),

@@ -7,7 +7,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rowmill.models import DLRM, FFNN, CrossLayer, DCNv2, FeatureBags, dot_interaction
+from rowmill.models import (
+    DLRM,
+    FFNN,
+    NCF,
+    SHAPES,
+    CrossLayer,
+    DCNv2,
+    FeatureBags,
+    MultiTaskWideDeep,
+    TwoTower,
+    WideDeep,
+    dot_interaction,
+)
 
 B, F, D, N = 7, 3, 4, 5
 
@@ -84,6 +96,109 @@ def test_ffnn_is_one_mlp_over_everything(bags: FeatureBags) -> None:
     hidden, last = model.layers[0], model.layers[2]
     z = torch.relu(x @ hidden.weight.T + hidden.bias)
     torch.testing.assert_close(model(dense, ids), (z @ last.weight.T + last.bias)[:, 0])
+
+
+def test_wide_and_deep_takes_the_first_weight_of_a_row_for_its_wide_half(bags: FeatureBags) -> None:
+    model = WideDeep(bags, features=F, dim=D, dense_features=N, hidden=[8])
+    nn.init.normal_(model.wide.weight)
+    nn.init.normal_(model.wide.bias)
+    dense, ids = batch()
+    rows = torch.stack([bags.bags[f].weight[ids[:, f]] for f in range(F)], dim=1)
+    wide = dense @ model.wide.weight[0] + model.wide.bias[0] + rows[:, :, 0].sum(1)
+    hidden, last = model.deep[0], model.deep[2]
+    x = torch.cat([dense, *(rows[:, f, 1:] for f in range(F))], dim=1)
+    deep = torch.relu(x @ hidden.weight.T + hidden.bias) @ last.weight[0] + last.bias[0]
+    torch.testing.assert_close(model(dense, ids), wide + deep)
+
+
+def test_multi_task_wide_and_deep_has_a_tower_per_task(bags: FeatureBags) -> None:
+    model = MultiTaskWideDeep(
+        bags, features=F, dim=D, tasks=3, dense_features=N, shared=[8], tower=[4]
+    )
+    nn.init.normal_(model.wide.weight)
+    nn.init.normal_(model.wide.bias)
+    dense, ids = batch()
+    rows = torch.stack([bags.bags[f].weight[ids[:, f]] for f in range(F)], dim=1)
+    x = torch.cat([dense, *(rows[:, f, 1:] for f in range(F))], dim=1)
+    shared = torch.relu(x @ model.shared[0].weight.T + model.shared[0].bias)
+    logits = model(dense, ids)
+    assert logits.shape == (B, 3)
+    for task, (hidden, _, last) in enumerate(model.towers):
+        deep = torch.relu(shared @ hidden.weight.T + hidden.bias) @ last.weight[0] + last.bias[0]
+        wide = dense @ model.wide.weight[task] + model.wide.bias[task] + rows[:, :, 0].sum(1)
+        torch.testing.assert_close(logits[:, task], wide + deep)
+
+
+def test_ncf_joins_a_product_and_an_mlp() -> None:
+    torch.manual_seed(5)
+    four = FeatureBags(nn.EmbeddingBag(10, D, mode="sum") for _ in range(4))
+    model = NCF(four, dim=D, dense_features=N, hidden=[8])
+    dense, _ = batch()
+    ids = torch.randint(0, 10, (B, 2)).repeat_interleave(2, dim=1)
+    user, user_mlp, item, item_mlp = (four.bags[f].weight[ids[:, f]] for f in range(4))
+    hidden = model.layers[0]
+    x = torch.cat([user_mlp, item_mlp, dense], dim=1)
+    both = torch.cat([user * item, torch.relu(x @ hidden.weight.T + hidden.bias)], dim=1)
+    expected = both @ model.join[0].weight[0] + model.join[0].bias[0]
+    torch.testing.assert_close(model(dense, ids), expected)
+    # The same from one row per user and one per item.
+    pairs = torch.stack([torch.cat([user, user_mlp], 1), torch.cat([item, item_mlp], 1)], 1)
+    torch.testing.assert_close(model.logits(dense, pairs), expected)
+
+
+def test_two_towers_meet_in_a_product_only(bags: FeatureBags) -> None:
+    model = TwoTower(bags, features=F, items=[0, 2], dim=D, dense_features=N, tower=[6], width=5)
+    dense, ids = batch()
+    rows = [bags.bags[f].weight[ids[:, f]] for f in range(F)]
+    user = model.user(torch.cat([dense, rows[1]], dim=1))
+    item = model.item(torch.cat([rows[0], rows[2]], dim=1))
+    torch.testing.assert_close(model(dense, ids), torch.einsum("bw,bw->b", user, item))
+    pooled = bags(ids)
+    torch.testing.assert_close(model.user_vectors(dense, pooled), user)
+    torch.testing.assert_close(model.item_vectors(pooled), item)
+
+
+# Tables, rows, weights per row, ids per bag.
+PUBLISHED = {
+    "rm1": (8, 1_000_000, 32, 80),
+    "rm2": (32, 1_000_000, 64, 120),
+    "rm3": (10, 1_000_000, 32, 20),
+    "wnd": (27, 100_000, 32, 1),
+    "mt_wnd": (43, 610_000, 32, 1),
+    "din": (4 + 250, 100_000, 32, 3),
+    "dien": (43, 100_000, 32, 3),
+    "ncf": (4, 100_000, 32, 1),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_named_shapes_are_the_published_ones_and_run(name: str) -> None:
+    shape = SHAPES[name]
+    assert (shape.tables, shape.rows, shape.dim, shape.lookups) == PUBLISHED[name]
+    few = FeatureBags(nn.EmbeddingBag(5, shape.dim, mode="sum") for _ in range(shape.tables))
+    model = shape.build(few).eval()
+    dense = torch.rand(2, shape.dense_features)
+    ids = [torch.randint(0, 5, (2 * shape.lookups,)) for _ in range(shape.tables)]
+    pooled = few(ids, [torch.arange(2) * shape.lookups] * shape.tables)
+    extra = () if shape.histories is None else (torch.tensor([0, shape.histories.places]),)
+    logits = model.logits(dense, pooled, *extra)
+    assert len(logits) == 2
+    assert bool(logits.isfinite().all())
+
+
+def test_all_named_shapes_are_published() -> None:
+    assert SHAPES.keys() == PUBLISHED.keys()
+
+
+def test_features_may_share_a_bag() -> None:
+    torch.manual_seed(6)
+    shared = FeatureBags([nn.EmbeddingBag(10, D), nn.EmbeddingBag(10, D)], bag_of=[1, 0, 1])
+    first, second = (bag.weight for bag in shared.bags)
+    ids = torch.randint(0, 10, (B, 3))
+    expected = torch.stack([second[ids[:, 0]], first[ids[:, 1]], second[ids[:, 2]]], dim=1)
+    torch.testing.assert_close(shared(ids), expected)
+    flat = shared(list(ids.T), [torch.arange(B)] * 3)
+    torch.testing.assert_close(flat, expected)
 
 
 def test_many_ids_per_bag_are_summed(bags: FeatureBags) -> None:
