@@ -151,7 +151,7 @@ def loaded(config: Config, shape: Shape) -> Generator[LoadedTrainer]:
                 chunk = ids[start : start + _PUT_ROWS]
                 table.put(chunk, table.get(chunk))
         trainer.rows.store.checkpoint()
-        with closing(trainer.steps(0, trainer.train_rows)) as steps:
+        with closing(trainer.steps(0)) as steps:
             yield LoadedTrainer(trainer, steps, shape.batch)
 
 

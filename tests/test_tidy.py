@@ -71,6 +71,7 @@ PYTHON_ROAD = [
     "conversion",
     "data",
     "models",
+    "kge",
     "metrics",
     "report",
     "inspection",

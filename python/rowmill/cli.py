@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from rowmill.config import Config
+    from rowmill.report.figures import Figure
 
 _TRAIN_SECTIONS = ("data", "model", "rows", "store", "train", "checkpoint")
 _COUNT_DIGITS = 6
@@ -64,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="rowmill", description="Train click models whose embedding tables outgrow memory."
+        prog="rowmill", description="Train models whose embedding tables outgrow memory."
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser(
-        "train", help="train a click model from a log, and report how good it is"
+        "train", help="train a click model or a knowledge graph, and report how good it is"
     )
     train.add_argument(
         "--config", type=_path, metavar="FILE", help="TOML file with settings; flags win over it"
@@ -243,7 +244,7 @@ def _train(parsed: argparse.Namespace) -> int:
     config = load_config(parsed.config, flags)
     if config.data.path is None:
         raise ConfigError(
-            "no data: name a click log with --data, or in [data] path of the config file"
+            "no data: name a click log with --data, or the folder of a graph, or either in [data] path of the config file"
         )
     with _importing():
         from rich.console import Console
@@ -259,27 +260,22 @@ def _train(parsed: argparse.Namespace) -> int:
 def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
     from rich.markup import escape
 
-    test, train = report["test"], report["train"]
-    teacher: dict[str, float | None] = report["teacher"] or {}
+    from rowmill.report import figures_of
+
+    figures = figures_of(report)
+    train = report["train"]
+    teacher: dict[str, float | None] = report.get("teacher") or {}
 
     def shown(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    def against(name: str, form: str) -> str:
-        value = shown(test[name], form)
-        return f"{value}   (teacher {shown(teacher[name], form)})" if name in teacher else value
+    def against(figure: Figure) -> str:
+        value = figure.of(report["test"])
+        return f"{value}   (teacher {figure.of(teacher)})" if figure.key in teacher else value
 
-    listed = [
-        (f"test {name}", shown(test[key], ".4f"))
-        for name, key in (("HR@10", "hr_at_10"), ("NDCG@10", "ndcg_at_10"))
-        if key in test
-    ]
     for name, value in [
-        *listed,
-        ("test AUC", against("auc", ".4f")),
-        ("test logloss", against("logloss", ".4f")),
-        ("normalized entropy", against("ne", ".4f")),
-        ("rows per second", shown(train["rows_per_s"], ",.0f")),
+        *((figure.name, against(figure)) for figure in figures.tested(report["test"])),
+        (f"{figures.unit} per second", shown(train["rows_per_s"], ",.0f")),
         ("hit rate", shown(train["hit_rate"], ".2%")),
         ("stall share", shown(train["stall_share"], ".2%")),
         ("report", str(config.train.out / "report.html")),

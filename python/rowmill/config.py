@@ -54,7 +54,11 @@ class DataConfig:
     """Section `[data]`: what to train and test on."""
 
     path: Annotated[
-        Path | None, Setting("parquet or TSV file, or a directory of them", "--data")
+        Path | None,
+        Setting(
+            "parquet or TSV file, or a directory of them; kge: a folder with train, valid and test.tsv",
+            "--data",
+        ),
     ] = None
     schema: Annotated[
         Path | None, Setting("TOML file that names the columns (default: Criteo's)", "--schema")
@@ -150,6 +154,10 @@ class ModelConfig:
             "din",
             "dien",
             "bst",
+            "transe",
+            "rotate",
+            "distmult",
+            "complex",
         ],
         Setting("the model", "--model"),
     ] = "dlrm"
@@ -182,6 +190,71 @@ class ModelConfig:
             "dien: weight of the loss of the next place of a history", least=0, most=_FLOAT_MAX
         ),
     ] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KgeConfig:
+    """Section `[kge]`: how a knowledge graph is learned."""
+
+    objective: Annotated[
+        Literal["1vsall", "kvsall", "negatives"],
+        Setting(
+            "what a query's answer is compared with: all entities, all with every answer of the query at once, or some"
+        ),
+    ] = "negatives"
+    loss: Annotated[
+        Literal["softmax", "logistic", "self_adversarial"], Setting("loss of a query's scores")
+    ] = "softmax"
+    negatives: Annotated[
+        int, Setting("negatives: entities drawn for each batch", least=0, most=1 << 24)
+    ] = 256
+    in_batch: Annotated[
+        bool, Setting("negatives: compare with the other entities of the batch too")
+    ] = False
+    reciprocal: Annotated[
+        bool, Setting("ask for heads as tails of relations of their own, twice as many")
+    ] = True
+    regularizer: Annotated[
+        Literal["none", "l2", "n3"], Setting("penalty on the rows of a batch's triples")
+    ] = "none"
+    entity_penalty: Annotated[
+        float, Setting("its weight for entities", least=0, most=_FLOAT_MAX)
+    ] = 0.0
+    relation_penalty: Annotated[
+        float, Setting("its weight for relations", least=0, most=_FLOAT_MAX)
+    ] = 0.0
+    entity_dropout: Annotated[
+        float, Setting("share of the weights of entities left out", least=0, most=_BELOW_ONE)
+    ] = 0.0
+    relation_dropout: Annotated[
+        float, Setting("share of the weights of relations left out", least=0, most=_BELOW_ONE)
+    ] = 0.0
+    smoothing: Annotated[
+        float,
+        Setting("softmax: share of the answers given to all candidates", least=0, most=_BELOW_ONE),
+    ] = 0.0
+    temperature: Annotated[
+        float, Setting("self_adversarial: how much harder wrong ones count", least=0, most=1e6)
+    ] = 1.0
+    margin: Annotated[
+        float, Setting("transe, rotate: added to every score", least=0, most=_FLOAT_MAX)
+    ] = 0.0
+    norm: Annotated[int, Setting("transe: of the distance", least=1, most=2)] = 1
+    unseen: Annotated[
+        Literal["error", "rank"],
+        Setting(
+            "entities that valid or test have and train has not: an error, or rows never learned"
+        ),
+    ] = "error"
+    partitions: Annotated[
+        int, Setting("ranges of entities whose triples are trained together", least=1, most=4096)
+    ] = 1
+    buffer_partitions: Annotated[
+        int, Setting("how many of them are in use at a time", least=2, most=4096)
+    ] = 4
+    validate_every: Annotated[
+        int, Setting("epochs between figures of the valid part; 0: only at the end", least=0)
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +387,13 @@ class TrainConfig:
     """Section `[train]`: the run."""
 
     epochs: Annotated[int, Setting("passes over the train part", "--epochs", 0)] = 1
-    batch: Annotated[int, Setting("rows per step", "--batch", 1)] = 256
+    batch: Annotated[
+        int, Setting("rows per step; kge: triples, or queries with kvsall", "--batch", 1)
+    ] = 256
+    task: Annotated[
+        Literal["ctr", "kge"],
+        Setting("clicks of a log, or links of a knowledge graph", "--task"),
+    ] = "ctr"
     in_flight: Annotated[
         int,
         Setting(
@@ -367,6 +446,7 @@ class Config:
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    kge: KgeConfig = KgeConfig()
     rows: RowsConfig = RowsConfig()
     eviction: EvictionConfig = EvictionConfig()
     admission: AdmissionConfig = AdmissionConfig()
@@ -417,6 +497,7 @@ class Config:
 SECTIONS: dict[str, type[Any]] = {
     "data": DataConfig,
     "model": ModelConfig,
+    "kge": KgeConfig,
     "rows": RowsConfig,
     "eviction": EvictionConfig,
     "admission": AdmissionConfig,

@@ -1,9 +1,10 @@
-"""Click logs: reading, features, batches, and a generator of logs whose best possible AUC is known."""
+"""Click logs: reading, features, batches, and a generator of logs whose best possible AUC is known. Knowledge graphs."""
 
 from rowmill.data.batches import Batch, batches
 from rowmill.data.block import MISSING_ID, Block
 from rowmill.data.errors import DataError
 from rowmill.data.features import FullIds, HashedIds, IdWay, Vocabulary, fit_vocabulary, id_way
+from rowmill.data.graph import Graph, read_graph
 from rowmill.data.schema import CRITEO, Schema, load_schema
 from rowmill.data.source import Source, open_source
 
@@ -14,6 +15,7 @@ __all__ = [
     "Block",
     "DataError",
     "FullIds",
+    "Graph",
     "HashedIds",
     "IdWay",
     "Schema",
@@ -24,4 +26,5 @@ __all__ = [
     "id_way",
     "load_schema",
     "open_source",
+    "read_graph",
 ]

@@ -6,12 +6,13 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from rowmill.report.figures import figures_of
 from rowmill.report.page import report_page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["clear_report", "read_report", "report_page", "write_report"]
+__all__ = ["clear_report", "figures_of", "read_report", "report_page", "write_report"]
 
 
 def write_report(report: dict[str, Any], out: Path) -> None:

@@ -39,17 +39,19 @@ def line_chart(
     levels: Sequence[Level] = (),
     from_zero: bool = False,
     robust: bool = False,
+    unit: str = "rows",
 ) -> str:
     """The chart as an `<svg>` element, or a remark if no line has a value.
 
     Args:
-        lines: Curves over the same axis, which counts rows.
+        lines: Curves over the same axis.
         title: For screen readers; the caption above is the caller's.
         form: How a value is written.
         levels: Horizontal lines.
         from_zero: Whether the axis begins at 0.
         robust: Leave the top and bottom 2 % of the values out of the choice of the axis; they are
             cut off at its ends. For curves whose first points would flatten the rest.
+        unit: What the axis counts.
     """
     known = [
         [(x, y) for x, y in line.points if y is not None and math.isfinite(y)] for line in lines
@@ -70,7 +72,7 @@ def line_chart(
 
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">',
-        *_axes(ticks, x_high, place, form),
+        *_axes(ticks, x_high, place, form, unit),
         *_level_lines(levels, x_high, place, form),
     ]
     for number, (line, points) in enumerate(zip(lines, known, strict=True)):
@@ -78,7 +80,7 @@ def line_chart(
         parts.append(f'<polyline class="line line{number}" points="{path}"/>')
         for x, y in points:
             at_x, at_y = place(x, y)
-            hover = f"{escape(line.name)}: {form(y)} at {x:,.0f} rows"
+            hover = f"{escape(line.name)}: {form(y)} at {x:,.0f} {unit}"
             parts.append(
                 f'<circle class="dot line{number}" cx="{at_x:.1f}" cy="{at_y:.1f}" r="5">'
                 f"<title>{hover}</title></circle>"
@@ -129,6 +131,7 @@ def _axes(
     x_high: float,
     place: Callable[[float, float], tuple[float, float]],
     form: Callable[[float], str],
+    unit: str,
 ) -> list[str]:
     parts: list[str] = []
     for tick in ticks:
@@ -145,7 +148,7 @@ def _axes(
             f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{short_count(tick)}</text>'
         )
     parts.append(
-        f'<text class="tick" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 2}" text-anchor="end">rows trained on</text>'
+        f'<text class="tick" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 2}" text-anchor="end">{unit} trained on</text>'
     )
     return parts
 

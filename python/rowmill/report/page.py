@@ -6,10 +6,13 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from rowmill.report.chart import Level, Line, line_chart, short_count
+from rowmill.report.figures import figures_of
 from rowmill.size import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rowmill.report.figures import Figure
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #667085; --paper: #f6f7f9; --card: #ffffff;
@@ -48,10 +51,11 @@ def report_page(report: dict[str, Any]) -> str:
     config, run, machine = report["config"], report["run"], report["machine"]
     data, kind = config["data"]["path"], config["model"]["kind"]
     title = f"{kind} on {data}" if data else kind
+    unit = figures_of(report).unit
     where = "plain torch modules" if config["train"]["plain"] else "a store"
     lead = (
-        f"{run['train_rows']:,} rows trained on, {run['test_rows']:,} tested; "
-        f"{run['steps']:,} steps of {config['train']['batch']} rows in {run['seconds']:.1f} s; "
+        f"{run['train_rows']:,} {unit} trained on, {run['test_rows']:,} tested; "
+        f"{run['steps']:,} steps of {config['train']['batch']} {unit} in {run['seconds']:.1f} s; "
         f"rows of {config['model']['dim']} weights in {where}, with {config['rows']['optimizer']}."
     )
     return (
@@ -68,26 +72,22 @@ def report_page(report: dict[str, Any]) -> str:
 
 
 def _tiles(report: dict[str, Any]) -> list[str]:
-    test, train, run = report["test"], report["train"], report["run"]
-    teacher: dict[str, float | None] = report["teacher"] or {}
+    figures, test, train, run = figures_of(report), report["test"], report["train"], report["run"]
+    teacher: dict[str, float | None] = report.get("teacher") or {}
 
-    def beside(name: str) -> str:
-        return f"teacher {_fixed(teacher[name])}" if teacher.get(name) is not None else ""
+    def beside(figure: Figure) -> str:
+        return f"teacher {figure.of(teacher)}" if teacher.get(figure.key) is not None else ""
 
     tiles = [
         *(
-            (name, _fixed(test[key]), "the clicked one among its candidates")
-            for name, key in (("Test HR@10", "hr_at_10"), ("Test NDCG@10", "ndcg_at_10"))
-            if key in test
+            (_sentence(figure.name), figure.of(test), beside(figure) or figure.note)
+            for figure in figures.tested(test)
         ),
-        ("Test AUC", _fixed(test["auc"]), beside("auc")),
-        ("Test logloss", _fixed(test["logloss"]), beside("logloss")),
         (
-            "Normalized entropy",
-            _fixed(test["ne"]),
-            beside("ne") or "1 is knowing the click rate alone",
+            _sentence(f"{figures.unit} per second"),
+            _optional(train["rows_per_s"], "{:,.0f}".format),
+            "while training",
         ),
-        ("Rows per second", _optional(train["rows_per_s"], "{:,.0f}".format), "while training"),
         ("Hit rate", _optional(train["hit_rate"], _percent), "rows in memory when a step asked"),
         (
             "Stall share",
@@ -105,15 +105,20 @@ def _tiles(report: dict[str, Any]) -> list[str]:
 
 
 def _charts(report: dict[str, Any]) -> list[str]:
-    curve, test, run = report["curve"], report["test"], report["run"]
-    teacher: dict[str, float | None] = report["teacher"] or {}
+    figures, curve, test, run = (
+        figures_of(report),
+        report["curve"],
+        report["test"],
+        report["run"],
+    )
+    teacher: dict[str, float | None] = report.get("teacher") or {}
 
     def line(key: str, name: str, unit: float = 1.0) -> Line:
-        values = [(point["rows"], point[key]) for point in curve]
+        values = [(point["rows"], point[key]) for point in curve if key in point]
         return Line(name, [(x, None if y is None else y / unit) for x, y in values])
 
     def levels(key: str) -> list[Level]:
-        found = [("test", test[key]), ("teacher", teacher.get(key))]
+        found = [("test", test.get(key)), ("teacher", teacher.get(key))]
         return [Level(name, value) for name, value in found if value is not None]
 
     memory = (
@@ -130,24 +135,19 @@ def _charts(report: dict[str, Any]) -> list[str]:
     def one(
         title: str, key: str, form: Callable[[float], str], unit: float = 1.0, **options: Any
     ) -> str:
-        return card(title, line_chart([line(key, title, unit)], title=title, form=form, **options))
+        return card(
+            title,
+            line_chart(
+                [line(key, title, unit)], title=title, form=form, unit=figures.unit, **options
+            ),
+        )
 
     return [
-        one(
-            "Logloss, before training on each batch",
-            "logloss",
-            _fixed_short,
-            levels=levels("logloss"),
-            robust=True,
+        *(
+            one(figure.name, figure.key, _fixed_short, levels=levels(figure.key), robust=True)
+            for figure in figures.charts
         ),
-        one(
-            "AUC, before training on each batch",
-            "auc",
-            _fixed_short,
-            levels=levels("auc"),
-            robust=True,
-        ),
-        one("Rows per second", "rows_per_s", short_count, from_zero=True),
+        one(_sentence(f"{figures.unit} per second"), "rows_per_s", short_count, from_zero=True),
         card(
             "Hit rate and stall share",
             line_chart(
@@ -155,6 +155,7 @@ def _charts(report: dict[str, Any]) -> list[str]:
                 title="Hit rate and stall share",
                 form=_percent_short,
                 from_zero=True,
+                unit=figures.unit,
             ),
         ),
         one("Memory of rows", "row_bytes", _mebibytes, from_zero=True, levels=memory, unit=1 << 20),
@@ -194,8 +195,8 @@ def _optional(value: float | None, form: Callable[[float], str]) -> str:
     return "-" if value is None else form(value)
 
 
-def _fixed(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _sentence(name: str) -> str:
+    return name[0].upper() + name[1:]
 
 
 def _fixed_short(value: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 from rowmill.config import ConfigError
+from rowmill.kge import MODELS
 from rowmill.models import (
     BST,
     DIEN,
@@ -35,6 +36,8 @@ def schema_for(config: ModelConfig, schema: Schema) -> Schema:
     """The columns of a log that the model takes; raises if it needs some that the log has not."""
     kind = config.kind
     said = f"model.kind = {kind!r}"
+    if kind in MODELS:
+        raise not_of_clicks(config)
     if kind in _OVER_HISTORIES and not schema.histories:
         raise ConfigError(
             f"{said} needs a history, and the log has none: name its column under [histories] in a schema file, make "
@@ -84,6 +87,13 @@ def schema_for(config: ModelConfig, schema: Schema) -> Schema:
     )
 
 
+def not_of_clicks(config: ModelConfig) -> ConfigError:
+    """What to say of a model of another task."""
+    return ConfigError(
+        f"model.kind = {config.kind!r} is no click model: give another --model, or --task kge"
+    )
+
+
 def build_model(config: ModelConfig, embeddings: nn.Module, schema: Schema) -> ClickModel:
     """The model that the settings name, over the columns of `schema_for`."""
     features, dense, dim = len(schema.ids), len(schema.dense), config.dim
@@ -118,6 +128,8 @@ def build_model(config: ModelConfig, embeddings: nn.Module, schema: Schema) -> C
             if config.kind == "dien":
                 return DIEN(embeddings, **over, hidden=config.deep)
             return BST(embeddings, **over, heads=config.heads, hidden=config.deep)
+        case _:
+            raise not_of_clicks(config)
 
 
 class _Single(TypedDict):

@@ -1,7 +1,7 @@
 """Rows of coming steps, looked up while the loop still trains on earlier ones.
 
 A thread makes the lookups, in the order of the steps, each in a step of its own (`Store.forward`); the loop takes
-their pooled vectors and ends the steps in the same order. How far a row may run ahead of its updates is not decided
+what they gave and ends the steps in the same order. How far a row may run ahead of its updates is not decided
 here: a lookup waits in the store until every row is within the staleness bound of its table. At bound 0 no row is
 read before its last update, so the bits are those of one step at a time.
 """
@@ -12,18 +12,15 @@ import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Event, Semaphore, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
-    from torch import Tensor
-
-    from rowmill.data import Batch
     from rowmill.steps import Step
-    from rowmill.train.rows import StoredRows
+    from rowmill.store import Store
 
-    _LookedUp = tuple[Batch, Tensor, Step]
+    _LookedUp = tuple[Any, Any, Step]
 
 _LOOK_AGAIN_S = 0.01
 
@@ -31,14 +28,15 @@ _LOOK_AGAIN_S = 0.01
 class Pipeline:
     """At most `in_flight` steps whose rows are looked up and not updated yet."""
 
-    def __init__(self, rows: StoredRows, in_flight: int) -> None:
-        self._rows = rows
+    def __init__(self, store: Store, look_up: Callable[[Any], Any], in_flight: int) -> None:
+        self._store = store
+        self._look_up_rows = look_up
         self._in_flight = in_flight
         self.waited_s = 0.0
         """Seconds in which the loop waited for a step whose rows were not there."""
 
-    def run(self, batches: Iterable[Batch]) -> Generator[tuple[Batch, Tensor]]:
-        """Batches with the pooled vectors of their ids, `[B, F, D]`; all steps are over when it is exhausted.
+    def run(self, batches: Iterable[Any]) -> Generator[tuple[Any, Any]]:
+        """Batches with what the lookup of their rows gave; all steps are over when it is exhausted.
 
         A step counts as over when the next one is asked for. Closing the generator early drops the steps that are
         open: their gradients change nothing.
@@ -53,10 +51,10 @@ class Pipeline:
         step: Step | None = None
         try:
             while (looked_up := self._next(ready)) is not None:
-                batch, pooled, step = looked_up
+                batch, rows, step = looked_up
                 del looked_up
-                yield batch, pooled
-                del batch, pooled
+                yield batch, rows
+                del batch, rows
                 free.release()
         finally:
             closed.set()
@@ -80,7 +78,7 @@ class Pipeline:
 
     def _look_up(
         self,
-        batches: Iterable[Batch],
+        batches: Iterable[Any],
         ready: SimpleQueue[_LookedUp | BaseException | None],
         free: Semaphore,
         closed: Event,
@@ -90,10 +88,10 @@ class Pipeline:
                 free.acquire()
                 if closed.is_set():
                     return
-                with self._rows.store.forward() as step:
-                    pooled = self._rows.embeddings(self._rows.inputs(batch.ids))
-                ready.put((batch, pooled, step))
-                del pooled
+                with self._store.forward() as step:
+                    rows = self._look_up_rows(batch)
+                ready.put((batch, rows, step))
+                del rows
             ready.put(None)
         except BaseException as error:  # Raised again in the loop.
             ready.put(error)

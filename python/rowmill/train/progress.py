@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from rowmill.report.figures import Figures
+
 
 class RunProgress:
-    """Shows points of the curves as they come. Where nobody watches (no terminal) it prints a line at a tenth each.
+    """Shows points of the curves as they come; where nobody watches, as lines.
 
-    A run that goes on passes the `curve` it has. What TensorBoard was told from the last of its points on is taken
-    back: it was shown by a part of the run that was undone, or will be shown again.
+    Without a terminal it prints a line at a tenth each, and one for every validation.
+
+    `figures` says what is shown. A run that goes on passes the `curve` it has. What TensorBoard was told from the last
+    of its points on is taken back: it was shown by a part of the run that was undone, or will be shown again.
     """
 
     def __init__(
@@ -27,11 +31,13 @@ class RunProgress:
         console: Console,
         events: Path,
         *,
+        figures: Figures,
         total: int,
         done: int,
         curve: Sequence[dict[str, Any]] = (),
     ) -> None:
         self._console = console
+        self._figures = figures
         self._total = total
         self._next_line = done
         last = curve[-1] if curve else None
@@ -44,7 +50,7 @@ class RunProgress:
             TextColumn("[bold]train"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("rows  {task.fields[figures]}"),
+            TextColumn(figures.unit + "  {task.fields[figures]}"),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -66,14 +72,18 @@ class RunProgress:
 
     def show(self, point: dict[str, Any], done: int) -> None:
         """One more point, `done` rows after the start."""
-        figures = describe(point)
+        figures = describe(point, self._figures)
         self._progress.update(self._task, completed=done, figures=figures)
         self._record(point)
-        if not self._console.is_terminal and done >= self._next_line:
+        validated = any(name.startswith("valid_") for name in point)
+        if not self._console.is_terminal and (validated or done >= self._next_line):
             self._console.print(
-                f"{done:>12,} of {self._total:,} rows  {figures}", highlight=False, soft_wrap=True
+                f"{done:>12,} of {self._total:,} {self._figures.unit}  {figures}",
+                highlight=False,
+                soft_wrap=True,
             )
-            self._next_line = done + self._total // 10
+            if not validated:
+                self._next_line = done + self._total // 10
 
     def flush(self) -> None:
         """Have what was shown on disk: a checkpoint is about to count on it."""
@@ -91,14 +101,18 @@ class RunProgress:
                 self._events.add_scalar(f"train/{name}", value, point["step"])
 
 
-def describe(point: dict[str, Any]) -> str:
-    """A point of the curves in one short line."""
+def describe(point: dict[str, Any], figures: Figures) -> str:
+    """A point of the curves in one short line: what it has."""
+    parts = [f"{figure.name} {figure.of(point)}" for figure in figures.short if figure.key in point]
+    if "rows_per_s" in point:
 
-    def text(name: str, form: str) -> str:
-        value = point.get(name)
-        return "-" if value is None else format(value, form)
+        def text(name: str, form: str) -> str:
+            value = point.get(name)
+            return "-" if value is None else format(value, form)
 
-    return (
-        f"loss {text('logloss', '.4f')}  auc {text('auc', '.4f')}  {text('rows_per_s', ',.0f')} rows/s  "
-        f"hit {text('hit_rate', '.1%')}  stall {text('stall_share', '.1%')}"
-    )
+        parts += [
+            f"{text('rows_per_s', ',.0f')} {figures.unit}/s",
+            f"hit {text('hit_rate', '.1%')}",
+            f"stall {text('stall_share', '.1%')}",
+        ]
+    return "  ".join(parts)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rowmill.config import Config
-    from rowmill.data import Source
+    from rowmill.data import Graph, Source
 
 ATTACHMENT = "rowmill.train"
 _CHECKED_ROWS = 1024
@@ -57,7 +57,7 @@ class RunState:
 def pack(
     state: RunState,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     *,
     identity: Mapping[str, Any],
     conditions: Mapping[str, Any],
@@ -72,7 +72,7 @@ def pack(
         "conditions": json.dumps(conditions, sort_keys=True),
         "state": json.dumps(vars(state)),
         "model": dense_state(model),
-        "optimizer": optimizer.state_dict(),
+        "optimizer": None if optimizer is None else optimizer.state_dict(),
         "random": torch.get_rng_state(),
     }
     torch.save(content, buffer)
@@ -82,7 +82,7 @@ def pack(
 def unpack(
     packed: bytes,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     *,
     identity: Mapping[str, Any],
     conditions: Mapping[str, Any],
@@ -95,7 +95,8 @@ def unpack(
     check_same_run(packed, identity)
     content = torch.load(io.BytesIO(packed), weights_only=True)
     load_dense_state_dict(model, content["model"])
-    optimizer.load_state_dict(content["optimizer"])
+    if optimizer is not None:
+        optimizer.load_state_dict(content["optimizer"])
     torch.set_rng_state(content["random"])
     before = json.loads(content["conditions"])
     changed = [
@@ -113,6 +114,7 @@ def check_same_run(packed: bytes | None, identity: Mapping[str, Any]) -> None:
     # What runs were before there was a choice.
     before: dict[str, Any] = {
         "rows.dtype": "fp32",
+        "train.task": "ctr",
         "model.attention": [80, 40],
         "model.heads": 2,
         "model.auxiliary": 1.0,
@@ -136,10 +138,10 @@ def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in dense_state_dict(model).items() if not _is_row(name)}
 
 
-def identity_of(
+def click_identity(
     config: Config, source: Source, *, train_rows: int, vocabulary: str | None
 ) -> dict[str, Any]:
-    """What must not change between the parts of one run."""
+    """What must not change between the parts of one run of a click model."""
     settings = config.as_dict()
     return {
         "columns": source.schema.names,
@@ -152,20 +154,52 @@ def identity_of(
         "train rows": train_rows,
         "checksum of the first rows": _check_of_first_rows(source),
         "vocabulary": vocabulary,
+        **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
+        **identity_of(config),
+    }
+
+
+def identity_of(config: Config) -> dict[str, Any]:
+    """What must not change between the parts of one run, whatever its task."""
+    settings = config.as_dict()
+    return {
         **{f"model.{key}": value for key, value in settings["model"].items()},
         **{f"rows.{key}": value for key, value in settings["rows"].items()},
         **_chosen("eviction", settings["eviction"], config.eviction.rule != "none"),
         **_chosen("admission", settings["admission"], config.admission.min_count is not None),
-        **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
         **{
             f"train.{key}": settings["train"][key]
-            for key in ("batch", "seed", "dense_lr", "dense_decay_from", "log_every", "plain")
+            for key in (
+                "task",
+                "batch",
+                "seed",
+                "dense_lr",
+                "dense_decay_from",
+                "log_every",
+                "plain",
+            )
         },
         # One step at a time counts as nothing, as in runs from before there were more.
         "train.in_flight": config.train.in_flight if config.train.in_flight > 1 else None,
         # The end of the run decides when the dense learning rate falls.
         "train.epochs": config.train.epochs if config.train.dense_decay_from < 1 else None,
         "store.staleness_bound": settings["store"]["staleness_bound"],
+    }
+
+
+def graph_identity(config: Config, graph: Graph) -> dict[str, Any]:
+    """What must not change between the parts of one run on a knowledge graph."""
+    settings = config.as_dict()["kge"]
+    # How often the valid part is looked at adds points to the curves and changes nothing else.
+    del settings["validate_every"]
+    return {
+        "entities": graph.entity_count,
+        "relations": graph.relation_count,
+        "checksum of the triples": graph.fingerprint(),
+        **{f"kge.{key}": value for key, value in settings.items()},
+        **identity_of(config),
+        # There is no dense rate that falls towards the end, so a run may go on for more epochs.
+        "train.epochs": None,
     }
 
 

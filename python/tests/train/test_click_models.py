@@ -66,7 +66,7 @@ def quiet() -> Console:
 
 def losses(config: Config, steps: int) -> list[float]:
     with open_trainer(config, quiet()) as trainer:
-        stream = trainer.ahead(0, trainer.train_rows, config.train.batch)
+        stream = trainer.ahead(0)
         return [
             float(trainer.train_step(batch)) for _, batch in zip(range(steps), stream, strict=False)
         ]

@@ -89,7 +89,7 @@ def test_a_follower_has_the_rows_of_a_run_at_its_checkpoint(make: Make) -> None:
     config = make(data__train_rows=640, store__row_memory="512KiB")
     copy: dict[tuple[str, int], list[float]] = {}
     with open_trainer(config, quiet()) as trainer:
-        for batch, pooled in trainer.steps(0, trainer.train_rows):
+        for batch, pooled in trainer.steps(0):
             trainer.train_step(batch, pooled)
         trainer.save()
         for event in rowmill.ChangeFeed(config.train.out / "store").follow(timeout_s=0):

@@ -65,7 +65,7 @@ def test_as_many_steps_are_open_as_bound_and_setting_allow(
 ) -> None:
     config = make(store__staleness_bound=bound, train__in_flight=in_flight)
     with open_trainer(config, quiet()) as trainer:
-        for number, (batch, pooled) in enumerate(trainer.steps(0, trainer.train_rows)):
+        for number, (batch, pooled) in enumerate(trainer.steps(0)):
             if number in (0, 10):
                 assert open_steps(trainer, expected) == expected
             trainer.train_step(batch, pooled)
@@ -112,7 +112,7 @@ def test_a_resumed_run_goes_on_with_the_same_bits(make: Make) -> None:
 def test_a_loop_that_fails_leaves_no_thread_and_no_clock(make: Make, bound: int | None) -> None:
     settings = {"store__staleness_bound": bound, "train__in_flight": 6}
     with open_trainer(make(**settings), quiet()) as trainer:
-        steps = trainer.steps(0, trainer.train_rows)
+        steps = trainer.steps(0)
         for _ in range(3):
             trainer.train_step(*next(steps))
         batch, pooled = next(steps)
@@ -134,7 +134,7 @@ def test_an_error_of_the_lookup_reaches_the_loop(
 
         monkeypatch.setattr(trainer.rows.embeddings, "forward", fail)
         with pytest.raises(OSError, match="the disk is gone"):
-            next(trainer.steps(0, trainer.train_rows))
+            next(trainer.steps(0))
     assert threads() == 0
 
 

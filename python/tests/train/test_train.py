@@ -18,6 +18,7 @@ import torch
 from python.tests.train.configs import Make, quiet
 from rowmill import optim
 from rowmill.config import Config, ConfigError, GenerateConfig, load_config
+from rowmill.report import figures_of
 from rowmill.train import train
 from rowmill.train.progress import RunProgress
 from rowmill.train.run import Trainer, open_trainer
@@ -30,14 +31,16 @@ SETTINGS = {"train__batch": 128}
 
 
 def losses(trainer: Trainer, steps: int) -> list[float]:
-    stream = trainer.ahead(0, trainer.train_rows, trainer.config.train.batch)
+    stream = trainer.ahead(0)
     return [
         float(trainer.train_step(batch)) for _, batch in zip(range(steps), stream, strict=False)
     ]
 
 
 def fit(trainer: Trainer, out: Path) -> None:
-    with RunProgress(quiet(), out / "events", total=1, done=0) as progress:
+    with RunProgress(
+        quiet(), out / "events", figures=figures_of({"train": {}}), total=1, done=0
+    ) as progress:
         trainer.fit(progress)
 
 
@@ -228,12 +231,12 @@ def test_each_batch_is_announced_once_and_order_is_kept(
 
         monkeypatch.setattr(trainer.rows, "lookahead", announce)
         seen = []
-        for batch in trainer.ahead(0, trainer.train_rows, 128):
+        for batch in trainer.ahead(0):
             seen.append(batch.ids)
             # The store knows of at most three batches beyond this one, and of all of them while there are any.
             assert len(announced) == min(len(seen) + 2, 7)
         assert ahead == [2, 3, 4, 4, 4, 4, 4], "batch 1 comes while batch 0 is still to begin"
-        plain = trainer.ahead(0, trainer.train_rows, 128)
+        plain = trainer.ahead(0)
         assert all(torch.equal(a, b.ids) for a, b in zip(seen, plain, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(announced[:7], seen[1:], strict=True))
 

@@ -1,0 +1,229 @@
+"""Batches of queries for training, in an order that follows from seed, epoch and position alone.
+
+Three objectives say what a query is compared with:
+
+- `1vsall`: both queries of every triple, against all entities, the triple's answer being right;
+- `kvsall`: every distinct query once, against all entities, all its answers in the train part being right;
+- `negatives`: both queries of every triple, against entities drawn for the batch, and, with `in_batch`, against all
+  other entities of the batch.
+
+A batch names each entity and relation it needs once; everything else is positions among these, so a step reads and
+updates every row once. With partitions, triples come bucket by bucket in BETA order (`rowmill.kge.order`), and negatives
+are drawn from the partitions in the buffer.
+
+Shapes: Q queries, P right answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rowmill.kge.order import beta_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from rowmill.config import KgeConfig
+    from rowmill.data import Graph
+
+_ORDER, _NEGATIVES, _PARTITIONS = range(3)
+"""What a stream of random numbers is for."""
+
+
+@dataclass(frozen=True)
+class GraphBatch:
+    """Some queries, the rows they need, and their candidates; int64 tensors.
+
+    Attributes:
+        entities: Numbers of the entities whose rows are needed, distinct.
+        relations: The same for relations.
+        given: For every query `[Q]` the position of the entity that is known, among `entities`.
+        relation_of: The position of its relation, among `relations`.
+        tail_queries: So many queries, the first ones, ask for tails; the others ask for heads.
+        queries: For every right answer `[P]` its query, in order.
+        answers: Its position among `entities`.
+        candidates: Positions of the candidates that every query has beside its own answer; None: all `entities`.
+        stop: The example of the epoch after the last one.
+        examples: How many there are.
+    """
+
+    entities: Tensor
+    relations: Tensor
+    given: Tensor
+    relation_of: Tensor
+    tail_queries: int
+    queries: Tensor
+    answers: Tensor
+    candidates: Tensor | None
+    stop: int
+    examples: int
+
+    def __len__(self) -> int:
+        return self.examples
+
+
+class GraphBatches:
+    """The batches of a graph's train part, epoch by epoch."""
+
+    def __init__(self, graph: Graph, settings: KgeConfig, *, batch: int, seed: int) -> None:
+        self._settings = settings
+        self._batch = batch
+        self._seed = seed
+        self._entities = graph.entity_count
+        self._all = torch.arange(self._entities)
+        self._reciprocal = graph.relation_count if settings.reciprocal else 0
+        if settings.objective == "kvsall":
+            self._queries = _DistinctQueries(graph.train, self._reciprocal)
+            self.examples = len(self._queries)
+        else:
+            self._partitioned = _Partitioned(graph.train, self._entities, settings.partitions)
+            self.examples = len(graph.train)
+
+    def epoch(self, number: int, start: int) -> Iterator[GraphBatch]:
+        """The batches of an epoch from an example on, which is 0 or the `stop` of a batch."""
+        if self._settings.objective == "kvsall":
+            order = self._random(_ORDER, number).permutation(self.examples)
+            for stop, chosen in _slices(order, start, self._batch):
+                yield self._queries.batch(chosen, self._all, stop)
+            return
+        settings = self._settings
+        shuffle = self._random(_PARTITIONS, number)
+        stages = self._partitioned.stages(settings.buffer_partitions, shuffle)
+        before = 0
+        for stage, (pool, triples) in enumerate(stages):
+            shuffled = self._random(_ORDER, number, stage).permutation(triples)
+            for stop, chosen in _slices(shuffled, max(start - before, 0), self._batch):
+                yield self._of_triples(chosen, pool, number, before + stop)
+            before += len(triples)
+
+    def _of_triples(
+        self, triples: NDArray[np.int64], pool: NDArray[np.int64], epoch: int, stop: int
+    ) -> GraphBatch:
+        heads, relations, tails = triples.T
+        given = np.concatenate([heads, tails])
+        answers = np.concatenate([tails, heads])
+        asked = np.concatenate([relations, relations + self._reciprocal])
+        relation_ids, relation_of = np.unique(asked, return_inverse=True)
+        settings = self._settings
+        if settings.objective == "1vsall":
+            entities, candidates = self._all, None
+        else:
+            drawn = _draw(self._random(_NEGATIVES, epoch, stop), pool, settings.negatives)
+            ids, places = np.unique(np.concatenate([given, drawn]), return_inverse=True)
+            given, drawn = places[: len(given)], places[len(given) :]
+            half = len(triples)
+            answers = np.concatenate([given[half:], given[:half]])
+            entities = torch.from_numpy(ids)
+            candidates = None if settings.in_batch else torch.from_numpy(drawn)
+        return GraphBatch(
+            entities=entities,
+            relations=torch.from_numpy(relation_ids),
+            given=torch.from_numpy(given),
+            relation_of=torch.from_numpy(relation_of),
+            tail_queries=len(triples),
+            queries=torch.arange(len(given)),
+            answers=torch.from_numpy(answers),
+            candidates=candidates,
+            stop=stop,
+            examples=len(triples),
+        )
+
+    def _random(self, purpose: int, *position: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, purpose, *position])
+
+
+class _Partitioned:
+    """Triples by bucket: the partition of their head and that of their tail."""
+
+    def __init__(self, triples: NDArray[np.int64], entities: int, partitions: int) -> None:
+        self._bounds = np.arange(partitions + 1) * entities // partitions
+        self._partitions = partitions
+        if partitions == 1:
+            self._triples, self._ends = triples, np.array([0, len(triples)])
+            return
+        head = np.searchsorted(self._bounds, triples[:, 0], side="right") - 1
+        tail = np.searchsorted(self._bounds, triples[:, 2], side="right") - 1
+        buckets = head * partitions + tail
+        order = np.argsort(buckets, kind="stable")
+        self._triples = triples[order]
+        self._ends = np.searchsorted(buckets[order], np.arange(partitions**2 + 1))
+
+    def stages(
+        self, capacity: int, random: np.random.Generator
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """For each buffer the bounds of its partitions `[n, 2]`, and its triples.
+
+        Which partition comes first is drawn anew each time.
+        """
+        name = random.permutation(self._partitions)
+        for buffer, buckets in beta_order(self._partitions, min(capacity, self._partitions)):
+            held = np.sort(name[list(buffer)])
+            pool = np.stack([self._bounds[held], self._bounds[held + 1]], axis=1)
+            numbers = [name[head] * self._partitions + name[tail] for head, tail in buckets]
+            parts = [self._triples[self._ends[n] : self._ends[n + 1]] for n in numbers]
+            yield pool, np.concatenate(parts)
+
+
+class _DistinctQueries:
+    """Every distinct query of both kinds, and its answers."""
+
+    def __init__(self, triples: NDArray[np.int64], reciprocal: int) -> None:
+        heads, relations, tails = np.unique(triples, axis=0).T
+        tail_side = np.stack([np.zeros_like(heads), heads, relations, tails])
+        head_side = np.stack([np.ones_like(heads), tails, relations + reciprocal, heads])
+        rows = np.concatenate([tail_side, head_side], axis=1).T
+        rows = rows[np.lexsort(rows.T[::-1])]
+        first = np.ones(len(rows), np.bool_)
+        first[1:] = (rows[1:, :3] != rows[:-1, :3]).any(axis=1)
+        self._starts = np.append(np.flatnonzero(first), len(rows))
+        self._side, self._given, self._relation = rows[self._starts[:-1], :3].T
+        self._answers = rows[:, 3]
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def batch(self, chosen: NDArray[np.int64], entities: Tensor, stop: int) -> GraphBatch:
+        """These queries, those for tails first."""
+        chosen = chosen[np.argsort(self._side[chosen], kind="stable")]
+        starts = self._starts[chosen]
+        counts = self._starts[chosen + 1] - starts
+        queries = np.repeat(np.arange(len(chosen)), counts)
+        within = np.arange(len(queries)) - np.repeat(np.cumsum(counts) - counts, counts)
+        answers = self._answers[np.repeat(starts, counts) + within]
+        relation_ids, relation_of = np.unique(self._relation[chosen], return_inverse=True)
+        return GraphBatch(
+            entities=entities,
+            relations=torch.from_numpy(relation_ids),
+            given=torch.from_numpy(self._given[chosen]),
+            relation_of=torch.from_numpy(relation_of),
+            tail_queries=int((self._side[chosen] == 0).sum()),
+            queries=torch.from_numpy(queries),
+            answers=torch.from_numpy(answers),
+            candidates=None,
+            stop=stop,
+            examples=len(chosen),
+        )
+
+
+def _slices(
+    order: NDArray[np.int64], start: int, batch: int
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    for first in range(start, len(order), batch):
+        stop = min(first + batch, len(order))
+        yield stop, order[first:stop]
+
+
+def _draw(random: np.random.Generator, bounds: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Numbers drawn evenly from ranges `[n, 2]`."""
+    sizes = bounds[:, 1] - bounds[:, 0]
+    drawn = random.integers(sizes.sum(), size=count)
+    ends = np.cumsum(sizes)
+    part = np.searchsorted(ends, drawn, side="right")
+    return bounds[part, 0] + drawn - (ends - sizes)[part]

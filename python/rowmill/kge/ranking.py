@@ -1,0 +1,245 @@
+"""Filtered ranking: at which rank a model puts the right answer among all entities, other right answers left out.
+
+A triple is asked twice: for its tail and for its head. The rank of the answer is 1, plus the candidates that score
+better, plus half of those that score the same: the mean of the best and the worst place that ties allow, which a model
+that knows nothing cannot use. Entities are read chunk by chunk, so their table need not fit into memory, each once for
+many queries; a chunk and a block of queries meet in one product of matrices.
+
+A score is the same number whichever chunk it is computed in, because all products have one shape: the last ones are
+filled up. The answer's own score comes from such a product as well.
+
+Shapes: n triples, Q queries of a block, C entities of a chunk, D weights of an entity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rowmill.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from rowmill.kge.models import TripleModel
+
+CHUNK_ENTITIES = 4096
+BLOCK_QUERIES = 512
+_GROUP_TRIPLES = 8192
+"""Triples whose queries are held at once, while the entities pass by."""
+
+
+class KnownTriples:
+    """Triples that are true, by what is known of them in a query.
+
+    Args:
+        parts: int64 `[n, 3]` each: head, relation, tail; a triple may occur more than once.
+    """
+
+    def __init__(self, parts: Sequence[NDArray[np.int64]]) -> None:
+        heads, relations, tails = np.concatenate(parts).T
+        self._relations = int(relations.max(initial=0)) + 1
+        self._tails = _Answers(heads * self._relations + relations, tails)
+        self._heads = _Answers(tails * self._relations + relations, heads)
+
+    def tails(
+        self, heads: NDArray[np.int64], relations: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The known tails of queries, as pairs: the position of the query, the entity."""
+        return self._tails.of(heads * self._relations + relations)
+
+    def heads(
+        self, tails: NDArray[np.int64], relations: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The known heads of queries, in the same form."""
+        return self._heads.of(tails * self._relations + relations)
+
+
+class _Answers:
+    """Entities by key, both sorted."""
+
+    def __init__(self, keys: NDArray[np.int64], entities: NDArray[np.int64]) -> None:
+        order = np.lexsort((entities, keys))
+        self._keys = keys[order]
+        self._entities = entities[order]
+
+    def of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        first = np.searchsorted(self._keys, keys, side="left")
+        counts = np.searchsorted(self._keys, keys, side="right") - first
+        queries = np.repeat(np.arange(len(keys)), counts)
+        within = np.arange(len(queries)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return queries, self._entities[np.repeat(first, counts) + within]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of the right heads and tails, float64 `[n]` each; halves where ties are odd."""
+
+    heads: NDArray[np.float64]
+    tails: NDArray[np.float64]
+
+    def figures(self) -> dict[str, float | None]:
+        """Mean reciprocal rank and hits at 1, 3 and 10 of both sides together, and the first of each side."""
+        both = np.concatenate([self.heads, self.tails])
+        return {
+            "mrr": float((1 / both).mean()),
+            **{f"hits@{k}": float((both <= k).mean()) for k in (1, 3, 10)},
+            "mrr_heads": float((1 / self.heads).mean()),
+            "mrr_tails": float((1 / self.tails).mean()),
+        }
+
+
+@torch.no_grad()
+def rank(
+    model: TripleModel,
+    triples: NDArray[np.int64],
+    known: KnownTriples,
+    *,
+    entities: int,
+    reciprocal: int | None = None,
+    chunk: int = CHUNK_ENTITIES,
+    block: int = BLOCK_QUERIES,
+) -> Ranks:
+    """Rank the head and the tail of every triple among all entities, without changing a row.
+
+    Args:
+        model: Gives rows of entities and relations by number.
+        triples: int64 `[n, 3]`: head, relation, tail.
+        known: What is true; other true answers of a query are no candidates.
+        entities: How many there are.
+        reciprocal: Heads are asked for as tails of relations with numbers so much higher; None: by the head query.
+        chunk: Entities read at once.
+        block: Queries scored at once.
+    """
+    training = model.training
+    model.eval()
+    chunk = min(chunk, entities)
+    ranker = _Ranker(model, entities, chunk, min(block, chunk))
+    ranks = np.empty((2, len(triples)))
+    for start in range(0, len(triples), _GROUP_TRIPLES):
+        group = triples[start : start + _GROUP_TRIPLES]
+        ranks[:, start : start + len(group)] = ranker.ranks(group, known, reciprocal)
+    model.train(training)
+    return Ranks(heads=ranks[0], tails=ranks[1])
+
+
+class _Ranker:
+    def __init__(self, model: TripleModel, entities: int, chunk: int, block: int) -> None:
+        self._model = model
+        self._entities = entities
+        self._chunk = chunk
+        self._block = block
+
+    def ranks(
+        self, triples: NDArray[np.int64], known: KnownTriples, reciprocal: int | None
+    ) -> NDArray[np.float64]:
+        """Of heads and tails, `[2, n]`."""
+        heads, relations, tails = triples.T
+        queries = torch.cat(
+            [
+                self._queries(tails, relations, reciprocal, heads_asked=True),
+                self._queries(heads, relations, reciprocal, heads_asked=False),
+            ]
+        )
+        answers = np.concatenate([heads, tails])
+        of_heads, of_tails = known.heads(tails, relations), known.tails(heads, relations)
+        # The answer itself is no candidate either.
+        known_queries = np.concatenate(
+            [of_heads[0], of_tails[0] + len(heads), np.arange(len(answers))]
+        )
+        known_entities = np.concatenate([of_heads[1], of_tails[1], answers])
+        order = np.argsort(known_entities, kind="stable")
+        blocks = [
+            _Block(
+                _filled(queries[start : start + self._block], self._block),
+                answers[start : start + self._block],
+                start,
+                known_queries[order],
+                known_entities[order],
+            )
+            for start in range(0, len(answers), self._block)
+        ]
+        for asked in blocks:
+            rows = self._rows(torch.from_numpy(asked.answers))
+            asked.set_answers(self._model.scores(asked.queries, rows))
+        for first in range(0, self._entities, self._chunk):
+            last = min(first + self._chunk, self._entities)
+            rows = self._rows(torch.arange(first, last))
+            for asked in blocks:
+                asked.compare(self._model.scores(asked.queries, rows), first, last)
+        ranks = np.concatenate([asked.ranks() for asked in blocks])
+        return ranks.reshape(2, -1)
+
+    def _queries(
+        self,
+        given: NDArray[np.int64],
+        relations: NDArray[np.int64],
+        reciprocal: int | None,
+        *,
+        heads_asked: bool,
+    ) -> Tensor:
+        if heads_asked and reciprocal is not None:
+            relations = relations + reciprocal
+        ask = self._model.tail_query
+        if heads_asked and reciprocal is None:
+            ask = self._model.head_query
+        entity_rows = self._model.entities(torch.from_numpy(given))
+        return ask(entity_rows, self._model.relations(torch.from_numpy(relations)))
+
+    def _rows(self, entities: Tensor) -> Tensor:
+        return _filled(self._model.entities(entities), self._chunk)
+
+
+class _Block:
+    """Queries that are scored together, and how their answers compare so far."""
+
+    def __init__(
+        self,
+        queries: Tensor,
+        answers: NDArray[np.int64],
+        start: int,
+        known_queries: NDArray[np.int64],
+        known_entities: NDArray[np.int64],
+    ) -> None:
+        self.queries = queries
+        self.answers = answers
+        here = (known_queries >= start) & (known_queries < start + len(answers))
+        self._known_queries = torch.from_numpy(known_queries[here] - start)
+        self._known_entities = known_entities[here]
+        self._scores = torch.empty(0)
+        self._better = torch.zeros(len(queries), dtype=torch.int64)
+        self._equal = torch.zeros(len(queries), dtype=torch.int64)
+
+    def set_answers(self, scores_QC: Tensor) -> None:
+        """Scores of every query against the answers of all, its own on the diagonal."""
+        self._scores = scores_QC.diagonal()[: len(self.queries)].clone().unsqueeze(1)
+        if not bool(self._scores[: len(self.answers)].isfinite().all()):
+            raise InvalidInput("a triple's score is not finite: the rows of this model are no use")
+
+    def compare(self, scores_QC: Tensor, first: int, last: int) -> None:
+        """Scores against the entities from `first` to before `last`; more columns do not count."""
+        scores_QC[:, last - first :] = -torch.inf
+        here = slice(*np.searchsorted(self._known_entities, [first, last]))
+        columns = torch.from_numpy(self._known_entities[here] - first)
+        scores_QC[self._known_queries[here], columns] = -torch.inf
+        # What is no number counts as better: it must not help a model.
+        self._better += scores_QC.shape[1] - (scores_QC <= self._scores).sum(dim=1)
+        self._equal += (scores_QC == self._scores).sum(dim=1)
+
+    def ranks(self) -> NDArray[np.float64]:
+        """The mean of the best and the worst rank that ties allow."""
+        ranks = 1 + self._better.double() + self._equal.double() / 2
+        return ranks[: len(self.answers)].numpy()
+
+
+def _filled(rows: Tensor, count: int) -> Tensor:
+    """Rows, and zeros up to so many."""
+    if len(rows) == count:
+        return rows
+    return torch.cat([rows, rows.new_zeros(count - len(rows), *rows.shape[1:])])

@@ -1,0 +1,116 @@
+"""What a run trains: the part of it that the training loop does not know.
+
+A task brings data, model, rows and figures; the loop in `rowmill.train.run` brings steps, lookahead, checkpoints, curves
+and the report. Everything a task does later must follow from its settings, its data, the epoch, the row it is at and
+torch's random stream: these are what a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import torch
+    from torch import Tensor, nn
+
+    from rowmill.train.rows import RowSide
+
+
+Batch = TypeVar("Batch")
+
+
+class Window(Protocol):
+    """Figures of the examples trained on since the last point of the curves."""
+
+    rows: int
+
+    def compute(self) -> dict[str, float | None]:
+        """The figures by name."""
+        ...
+
+    def reset(self) -> None:
+        """Begin anew."""
+        ...
+
+
+class Task(Protocol):
+    """What is trained; each kind is one module of `rowmill.train`."""
+
+    identity: dict[str, Any]
+    """What must not change between the parts of one run."""
+    train_rows: int
+    """Examples of an epoch."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What predicts; its `embeddings`, if any, are the rows."""
+        ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Of the dense half, if there is one."""
+        ...
+
+    @property
+    def rows(self) -> RowSide:
+        """The tables."""
+        ...
+
+    @property
+    def window(self) -> Window:
+        """Figures since the last point of the curves."""
+        ...
+
+    def batches(self, epoch: int, start: int) -> Iterator[Any]:
+        """The batches of an epoch from an example on: the first, or the `stop` that every batch has."""
+        ...
+
+    def lookahead(self, batch: Any, *, steps: int) -> None:
+        """A batch comes in so many steps: 1 is the next."""
+        ...
+
+    def look_up(self, batch: Any) -> Any:
+        """The rows of a batch as `loss` takes them: a training get."""
+        ...
+
+    def loss(self, batch: Any, rows: Any) -> tuple[Tensor, Any]:
+        """The loss before learning from a batch, and what `observe` wants of it; `rows` None: look them up."""
+        ...
+
+    def observe(self, batch: Any, predicted: Any) -> None:
+        """A batch was learned from: its figures go into the window."""
+        ...
+
+    def validates(self, epochs: int) -> bool:
+        """Whether figures of the validation part are due after so many epochs."""
+        ...
+
+    def validate(self) -> dict[str, float | None]:
+        """Figures of the validation part."""
+        ...
+
+    def test(self) -> dict[str, float | None]:
+        """Figures of the test part."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """Entries of the report that only this task has; those under "run" join the figures there."""
+        ...
+
+
+def announced(
+    stream: Iterable[Batch], announce: Callable[[Batch, int], None], lookahead: int
+) -> Iterator[Batch]:
+    """Batches, each one announced (the batch, in how many steps) while the few before it are worked on."""
+    waiting: deque[Batch] = deque()
+    for coming in stream:
+        # The first batch of all is read at once; announcing it would only fetch its rows twice.
+        if waiting:
+            announce(coming, len(waiting) + 1)
+        waiting.append(coming)
+        if len(waiting) > lookahead:
+            yield waiting.popleft()
+    yield from waiting

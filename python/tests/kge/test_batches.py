@@ -1,0 +1,145 @@
+"""Batches: every triple or query once per epoch, the same whatever a run starts from, every row named once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from rowmill.config import KgeConfig
+from rowmill.data import Graph
+from rowmill.kge import GraphBatch, GraphBatches
+
+N, R, TRIPLES, BATCH = 40, 3, 300, 32
+
+Query = tuple[str, int, int, int]
+
+
+@pytest.fixture
+def graph() -> Graph:
+    random = np.random.default_rng(7)
+    train = random.integers([N, R, N], size=(TRIPLES, 3))
+    names = pa.array([str(number) for number in range(N)])
+    return Graph(names, names[:R], train, train[:1], train[:1])
+
+
+def make(graph: Graph, seed: int = 1, **settings: Any) -> GraphBatches:
+    return GraphBatches(graph, KgeConfig(**settings), batch=BATCH, seed=seed)
+
+
+def questions(batch: GraphBatch) -> list[Query]:
+    """Which side is asked, what is known, the relation, and a right answer."""
+    given = batch.entities[batch.given[batch.queries]].tolist()
+    relations = batch.relations[batch.relation_of[batch.queries]].tolist()
+    answers = batch.entities[batch.answers].tolist()
+    sides = ["tail" if query < batch.tail_queries else "head" for query in batch.queries.tolist()]
+    return list(zip(sides, given, relations, answers, strict=True))
+
+
+def expected(graph: Graph, reciprocal: bool) -> Counter[Query]:
+    more = R if reciprocal else 0
+    both = [
+        query
+        for head, relation, tail in graph.train.tolist()
+        for query in (("tail", head, relation, tail), ("head", tail, relation + more, head))
+    ]
+    return Counter(both)
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("partitions", [1, 5])
+@pytest.mark.parametrize("objective", ["1vsall", "negatives"])
+def test_every_triple_is_asked_both_ways_once_per_epoch(
+    graph: Graph, objective: str, partitions: int, reciprocal: bool
+) -> None:
+    batches = make(
+        graph,
+        objective=objective,
+        reciprocal=reciprocal,
+        partitions=partitions if objective == "negatives" else 1,
+        buffer_partitions=2,
+    )
+    epochs = [list(batches.epoch(number, 0)) for number in (0, 1)]
+    for epoch in epochs:
+        assert Counter(q for batch in epoch for q in questions(batch)) == expected(
+            graph, reciprocal
+        )
+        assert sum(map(len, epoch)) == batches.examples == TRIPLES
+        assert epoch[-1].stop == TRIPLES
+    assert questions(epochs[0][0]) != questions(epochs[1][0]), "epochs are shuffled"
+
+
+def test_every_distinct_query_comes_once_with_all_its_answers(graph: Graph) -> None:
+    for reciprocal in (True, False):
+        batches = make(graph, objective="kvsall", reciprocal=reciprocal)
+        epoch = list(batches.epoch(0, 0))
+        asked = Counter(q for batch in epoch for q in questions(batch))
+        assert asked == Counter(set(expected(graph, reciprocal)))
+        distinct = {query[:3] for query in asked}
+        assert sum(len(batch.given) for batch in epoch) == batches.examples == len(distinct)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "1vsall"},
+        {"objective": "kvsall"},
+        {"negatives": 9},
+        {"negatives": 9, "partitions": 6, "buffer_partitions": 3},
+    ],
+)
+def test_an_epoch_goes_on_from_any_batch(graph: Graph, settings: dict[str, Any]) -> None:
+    whole = list(make(graph, **settings).epoch(2, 0))
+    for done in (1, len(whole) // 2, len(whole)):
+        rest = list(make(graph, **settings).epoch(2, whole[done - 1].stop))
+        assert len(rest) == len(whole) - done
+        for one, other in zip(rest, whole[done:], strict=True):
+            for name, value in vars(one).items():
+                same = getattr(other, name)
+                assert (
+                    torch.equal(value, same) if isinstance(value, torch.Tensor) else value == same
+                )
+    assert [questions(batch) for batch in make(graph, seed=2, **settings).epoch(2, 0)] != [
+        questions(batch) for batch in whole
+    ]
+
+
+@pytest.mark.parametrize("in_batch", [True, False])
+def test_a_batch_names_each_row_once(graph: Graph, in_batch: bool) -> None:
+    for batch in make(graph, negatives=9, in_batch=in_batch).epoch(0, 0):
+        for ids in (batch.entities, batch.relations):
+            assert len(ids.unique()) == len(ids)
+        used = torch.cat([batch.given, batch.answers])
+        if in_batch:
+            assert batch.candidates is None
+        else:
+            assert batch.candidates is not None
+            assert len(batch.candidates) == 9
+            used = torch.cat([used, batch.candidates])
+            assert len(used.unique()) == len(batch.entities)
+
+
+def test_negatives_are_drawn_evenly_and_from_the_buffer(graph: Graph) -> None:
+    batches = make(graph, negatives=400)
+    drawn = torch.cat([b.entities[b.candidates] for b in batches.epoch(0, 0)])  # pyright: ignore
+    counts = torch.bincount(drawn, minlength=N)
+    assert len(counts) == N
+    assert 60 < counts.min() <= counts.max() < 140, "4,000 draws among 40 entities"
+
+    partitioned = make(graph, negatives=400, partitions=5, buffer_partitions=2)
+    held: list[set[int]] = []
+    for batch in partitioned.epoch(0, 0):
+        assert batch.candidates is not None
+        negatives = {entity * 5 // N for entity in batch.entities[batch.candidates].tolist()}
+        triples = {entity * 5 // N for entity in batch.entities[batch.given].tolist()}
+        assert triples <= negatives, "a batch has the triples of its buffer alone"
+        assert len(negatives) == 2
+        if not held or held[-1] != negatives:
+            held.append(negatives)
+    assert all(len(one & other) == 1 for one, other in pairwise(held))
+    assert len({frozenset(pair) for pair in held}) == len(held) == 10
