@@ -23,14 +23,6 @@ fn table(store: &std::sync::Arc<Store>) -> Table {
     store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap()
 }
 
-fn put(table: &Table, from: u64, to: u64) {
-    for from in (from..to).step_by(2000) {
-        let ids: Vec<u64> = (from..(from + 2000).min(to)).collect();
-        let values: Vec<f32> = ids.iter().flat_map(|&id| [id as f32; 128]).collect();
-        table.put(&ids, &values, None).unwrap();
-    }
-}
-
 #[test]
 fn the_process_stays_within_the_budget_while_the_store_outgrows_it() {
     const BUDGET: u64 = 64 << 20;
@@ -47,7 +39,7 @@ fn the_process_stays_within_the_budget_while_the_store_outgrows_it() {
     let mut grown = 0;
     let mut rng = Rng64::new(1);
     for part in 0..20_u64 {
-        put(&table, part * 20_000, (part + 1) * 20_000);
+        put_numbered(&table, part * 20_000, (part + 1) * 20_000);
         let ids: Vec<u64> = (0..4000).map(|_| rng.below((part + 1) * 20_000)).collect();
         table.rmw(&ids, &vec![0.0; ids.len() * 128], None, None).unwrap();
         if part % 8 == 7 {
@@ -75,7 +67,7 @@ fn blocks_read_are_disk_reads() {
     let store =
         Store::open(folder.path(), StoreOptions { row_memory: Some(1 << 20), ..options(32 << 20) }).unwrap();
     let table = table(&store);
-    put(&table, 0, 50_000);
+    put_numbered(&table, 0, 50_000);
     store.checkpoint(&[]).unwrap();
     let io = store.stats().io;
     let (true, Some(before)) = (io.contains("O_DIRECT") && !io.contains("pread"), disk_read_bytes()) else {
@@ -102,7 +94,7 @@ fn a_checkpoint_writes_what_changed() {
     let _turn = TURN.lock();
     let store = open(&MemoryVolume::new(), &options(64 << 20));
     let table = table(&store);
-    put(&table, 0, ROWS);
+    put_numbered(&table, 0, ROWS);
     let bytes = ROWS * 512;
     let first = store.checkpoint(&[]).unwrap();
     assert!(first.rows_saved <= ROWS && first.file_bytes > 0);
@@ -183,69 +175,4 @@ fn an_index_larger_than_the_budget_is_refused_by_its_name() {
     }
     let error = Store::open_volume(std::sync::Arc::new(volume), options(16 << 20)).unwrap_err();
     assert!(matches!(error, StoreError::MemoryTooSmall { option: "memory", .. }), "{error}");
-}
-
-#[test]
-fn a_closed_store_gives_its_memory_back_while_it_is_still_held() {
-    const ROWS: u64 = 60_000;
-    let _turn = TURN.lock();
-    let volume = MemoryVolume::new();
-    let store = open(&volume, &options(128 << 20));
-    let dense =
-        TableSpec { ids: IdRange::Dense { rows: ROWS }, staleness: StalenessBound::Infinite, ..spec(1, SGD) };
-    let (rows, index) = (table(&store), store.table("dense", &dense).unwrap());
-    put(&rows, 0, ROWS);
-    put_narrow(&index, 0..ROWS, 1.0);
-    store.checkpoint(&[]).unwrap();
-    let full = store.stats();
-    assert!(full.row_bytes >= ROWS * 512 && full.index_bytes >= ROWS * 16, "{full:?}");
-    let before = resident_bytes();
-    store.close();
-    let stats = store.stats();
-    assert_eq!((stats.row_bytes, stats.rows_resident), (0, 0));
-    assert!(stats.index_bytes < full.index_bytes / 4, "{} of {}", stats.index_bytes, full.index_bytes);
-    match before.zip(resident_bytes()) {
-        Some((before, after)) => {
-            let given = before.saturating_sub(after);
-            assert!(given >= ROWS * 512 * 9 / 10, "{} KiB were given back", given >> 10);
-        }
-        None => eprintln!("skipped in part: this kernel does not tell resident memory"),
-    }
-    assert!(matches!(rows.get(&[1], &mut [0.0; 128]), Err(StoreError::Closed)));
-    assert!(matches!(rows.put(&[1], &[0.0; 128], None), Err(StoreError::Closed)));
-    store.close();
-
-    // While others work, nobody sees a row that is not there any more.
-    let store = open(&volume, &options(128 << 20));
-    let rows = table(&store);
-    std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..3_u64)
-            .map(|reader| {
-                let rows = &rows;
-                scope.spawn(move || {
-                    let mut rng = Rng64::new(reader);
-                    let mut out = vec![0.0; 100 * 128];
-                    for calls in 0.. {
-                        let ids: Vec<u64> = (0..100).map(|_| rng.below(ROWS)).collect();
-                        match rows.get(&ids, &mut out) {
-                            Ok(()) => {
-                                assert!(
-                                    ids.iter().zip(out.chunks(128)).all(|(&id, row)| row == [id as f32; 128])
-                                );
-                            }
-                            Err(StoreError::Closed) => return calls,
-                            Err(error) => panic!("{error}"),
-                        }
-                    }
-                    unreachable!()
-                })
-            })
-            .collect();
-        while store.stats().calls < 300 {
-            std::thread::yield_now();
-        }
-        store.close();
-        let calls: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
-        assert!(calls >= 100, "{calls}");
-    });
 }

@@ -84,6 +84,15 @@ impl SmallStore {
     }
 }
 
+/// Store the rows `from..to`, 128 weights each, which say their ids.
+pub(crate) fn put_numbered(table: &Table, from: u64, to: u64) {
+    for from in (from..to).step_by(2000) {
+        let ids: Vec<u64> = (from..(from + 2000).min(to)).collect();
+        let values: Vec<f32> = ids.iter().flat_map(|&id| [id as f32; 128]).collect();
+        table.put(&ids, &values, None).unwrap();
+    }
+}
+
 /// Gradients whose sums are exact in any order: multiples of 1/8 in [-2, 2).
 pub(crate) fn gradients(rng: &mut Rng64, count: usize) -> Vec<f32> {
     (0..count).map(|_| rng.below(32) as f32 / 8.0 - 2.0).collect()
