@@ -1,7 +1,7 @@
 //! A volume that is a directory of a real file system.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -153,8 +153,10 @@ impl Volume for DirectoryVolume {
                 holder: holder.trim().parse().unwrap_or(0),
             });
         }
-        file.set_len(0).and_then(|()| file.rewind()).map_err(failed)?;
-        writeln!(file, "{}", std::process::id()).map_err(failed)?;
+        // Written over the last note: emptied first, it would ask a full disk for the block that it has just given
+        // up, and a store could not be opened there. The lock holds without the note, too.
+        let note = format!("{}\n", std::process::id());
+        let _ = file.write_all(note.as_bytes()).and_then(|()| file.set_len(note.len() as u64));
         Ok(Box::new(DirectoryLock { _file: file }))
     }
 

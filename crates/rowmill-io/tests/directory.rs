@@ -2,12 +2,28 @@
 //! disk, a file cut short.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rowmill_io::{BLOCK_BYTES, DeviceError, DirectoryVolume, IoChoice, Span, Volume, io_bytes_per_thread};
 
 const LOCK_FOLDER: &str = "ROWMILL_TEST_LOCK_FOLDER";
+
+#[test]
+fn the_note_of_an_earlier_holder_is_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let note = folder.path().join("LOCK");
+    std::fs::write(&note, "123456789012345\n").unwrap();
+    let inode = std::fs::metadata(&note).unwrap().ino();
+    let _lock = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap().lock().unwrap();
+    assert_eq!(std::fs::read_to_string(&note).unwrap(), format!("{}\n", std::process::id()));
+    assert_eq!(
+        std::fs::metadata(&note).unwrap().ino(),
+        inode,
+        "whoever waits for the lock has this file open"
+    );
+}
 
 /// Run again by itself in a second process, which holds the lock until its input ends.
 #[test]
