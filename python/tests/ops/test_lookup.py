@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import rowmill
 from rowmill.errors import InvalidInput
 from rowmill.nn import EmbeddingBag
-from rowmill.ops.lookup import NO_PADDING, lookup, reference
+from rowmill.ops.lookup import lookup, reference
 from rowmill.optim import SGD
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def test_the_store_agrees_with_the_definition(
         [table.handle for table in chosen],
         features,
         means,
-        [NO_PADDING if p is None else p for p in paddings],
+        [p is not None for p in paddings],
+        [p or 0 for p in paddings],
         bags,
         3,
     )
@@ -97,6 +98,16 @@ def test_a_model_is_exported_with_any_batch_size(tables: list[rowmill.Table], st
     run = program.module()
     for args in [(ids, offsets), (torch.tensor([5, 6, 7]), torch.tensor([0, 1]))]:
         torch.testing.assert_close(run(*args), model(*args))
+
+
+@pytest.mark.parametrize("padding", [0, -1, -(2**63), 2**63 - 1])
+def test_any_id_may_be_the_padding_of_an_exported_model(store: rowmill.Store, padding: int) -> None:
+    table = store.table("padded", dim=3, optimizer=rowmill.optim.SGD(lr=1.0))
+    table.put([padding, 5], torch.ones(2, 3))
+    bag = EmbeddingBag(None, 3, mode="sum", padding_idx=padding, table=table).eval()
+    ids, offsets = torch.tensor([padding, 5, padding]), torch.tensor([0, 2])
+    program = torch.export.export(bag, (ids, offsets))
+    assert program.module()(ids, offsets).tolist() == [[1.0] * 3, [0.0] * 3]
 
 
 def test_export_in_training_mode_is_refused(tables: list[rowmill.Table]) -> None:
@@ -126,7 +137,7 @@ def test_a_compiled_model_trains_as_an_eager_one(store: rowmill.Store) -> None:
 def test_the_operator_passes_torchs_own_checks(tables: list[rowmill.Table]) -> None:
     args = (torch.tensor([1, 2]), torch.tensor([0, 2]), None, [tables[0].handle])
     torch.library.opcheck(
-        torch.ops.rowmill.lookup.default, (*args, [0], [False], [NO_PADDING], 1, 3)
+        torch.ops.rowmill.lookup.default, (*args, [0], [False], [False], [0], 1, 3)
     )
 
 

@@ -25,15 +25,12 @@ if TYPE_CHECKING:
 
     _Plan = tuple[Sequence[Table], Sequence[int], Sequence[bool], Sequence[int | None], int]
 
-__all__ = ["NO_PADDING", "lookup"]
-
-NO_PADDING = -(2**63)
-"""Stands for "no padding id" where a schema knows integers only; ids may be any other 64-bit value."""
+__all__ = ["lookup"]
 
 torch.library.define(
     "rowmill::lookup",
     "(Tensor ids, Tensor offsets, Tensor? weights, int[] tables, int[] features, bool[] means, "
-    "int[] paddings, SymInt bags, int dim) -> Tensor",
+    "bool[] padded, int[] paddings, SymInt bags, int dim) -> Tensor",
 )
 
 
@@ -45,11 +42,13 @@ def _lookup_operator(
     tables: Sequence[int],
     features: Sequence[int],
     means: Sequence[bool],
+    padded: Sequence[bool],
     paddings: Sequence[int],
     bags: int,
     dim: int,
 ) -> Tensor:
-    pads = [None if padding == NO_PADDING else padding for padding in paddings]
+    # A schema has no list of optional integers, and every integer may be an id.
+    pads = [padding if has else None for has, padding in zip(padded, paddings, strict=True)]
     opened = [table_of(handle) for handle in tables]
     opened[0].store.steps.flush()
     return cpu.lookup(opened, ids, offsets, weights, features, means, pads, bags, None)[0]
@@ -63,6 +62,7 @@ def _lookup_shape(
     tables: Sequence[int],
     features: Sequence[int],
     means: Sequence[bool],
+    padded: Sequence[bool],
     paddings: Sequence[int],
     bags: int,
     dim: int,
@@ -114,7 +114,8 @@ def lookup(
             [table.handle for table in tables],
             list(features),
             list(means),
-            [NO_PADDING if padding is None else padding for padding in paddings],
+            [padding is not None for padding in paddings],
+            [padding or 0 for padding in paddings],
             bags,
             tables[0].dim,
         )
