@@ -70,7 +70,8 @@ impl Change for Step<'_> {
         let rows = keys.iter().map(|key| key.position - step.base);
         match step.source {
             // Positions ascend: these are consecutive, so gradients are read in order, which the CPU sees.
-            Source::Each(_) if keys[keys.len() - 1].position - keys[0].position < keys.len() as u32 => {}
+            Source::Each(_)
+                if keys[keys.len() - 1].position.wrapping_sub(keys[0].position) < keys.len() as u32 => {}
             Source::Each(addresses) => rows.for_each(|row| prefetch_bytes(addresses.of(row), bytes)),
             Source::Bags { order, gradients, stride } => rows.for_each(|row| {
                 if let Some(bag) = order.first_bag(row) {

@@ -163,8 +163,9 @@ impl Store {
     /// # Errors
     /// Whatever fails refuses all later writes; the previous checkpoint stays what the store opens at.
     pub fn checkpoint(&self, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
-        self.check_writable("a checkpoint")?;
         let mut saved = self.saved.lock();
+        // Asked under the lock: who waited for it meets a store that was closed meanwhile, and a folder given away.
+        self.check_writable("a checkpoint")?;
         self.write_checkpoint(&mut saved, attachments).inspect_err(|error| {
             if !matches!(error, StoreError::Option { .. }) {
                 self.poison(error);

@@ -516,13 +516,13 @@ impl Store {
         *self.queue.lock() = None;
         *self.compaction.lock() = None;
         *self.publisher.lock() = None;
+        // A checkpoint under way still needs the rows, and writes to a folder that is another's once the lock is gone.
+        let _no_checkpoint = self.saved.lock();
         for group in self.groups.read().iter() {
             group.core.log.await_written();
         }
         self.index_log.close();
         *self.lock.lock() = None;
-        // A checkpoint under way still needs the rows.
-        let _no_checkpoint = self.saved.lock();
         for group in self.groups.read().iter() {
             for (number, cell) in group.shards.iter().enumerate() {
                 // What cannot be given back now is when the store is dropped.

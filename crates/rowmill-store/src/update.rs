@@ -44,6 +44,8 @@ pub(crate) enum Target<'a> {
 
 /// One change of many rows.
 struct Changing<'a, C> {
+    /// Begun before any row is looked up, so that the places of cold ones stay theirs until they are read.
+    reading: Reading<'a>,
     released: &'a Released,
     /// Positions whose clock was given back; empty when none is to be.
     done: Vec<AtomicBool>,
@@ -57,10 +59,11 @@ impl Group {
     /// When rows cannot be read or room cannot be made; changes made so far stay, all clocks are given
     /// back.
     pub(crate) fn update(&self, target: &Target<'_>, change: &impl Change) -> Result<(), StoreError> {
+        let reading = self.core.log.reading();
         match *target {
             Target::Ids { table, ids } => {
                 self.counters.count_update(ids.len());
-                let changing = Changing { released: &Released::None, done: Vec::new(), change };
+                let changing = Changing { reading, released: &Released::None, done: Vec::new(), change };
                 let mut misses = Vec::new();
                 for (number, ids) in ids.chunks(PIECE_ROWS).enumerate() {
                     misses.extend(self.update_piece(&changing, table, number * PIECE_ROWS, ids)?);
@@ -71,7 +74,7 @@ impl Group {
                 self.counters.count_update(keys.len());
                 let marks = if matches!(released, Released::None) { 0 } else { keys.positions() };
                 let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
-                let changing = Changing { released, done, change };
+                let changing = Changing { reading, released, done, change };
                 let result = self
                     .update_keys(&changing, keys, known)
                     .and_then(|misses| self.update_cold(&changing, misses));
@@ -145,14 +148,13 @@ impl Group {
         changing: &Changing<'_, C>,
         mut misses: Vec<Miss>,
     ) -> Result<(), StoreError> {
-        let reading = self.core.log.reading();
         let mut rounds = 0;
         while !misses.is_empty() {
             rounds += 1;
             self.check_rounds(rounds, misses[0])?;
             let mut again = Vec::new();
             for chunk in misses.chunks(self.cold_chunk()) {
-                again.extend(self.update_missing(changing, &reading, chunk)?);
+                again.extend(self.update_missing(changing, chunk)?);
             }
             misses = again;
         }
@@ -287,10 +289,9 @@ impl Group {
     fn update_missing<C: Change>(
         &self,
         changing: &Changing<'_, C>,
-        reading: &Reading<'_>,
         misses: &[Miss],
     ) -> Result<Vec<Miss>, StoreError> {
-        let cold = self.read_cold(reading, misses)?;
+        let cold = self.read_cold(&changing.reading, misses)?;
         let mut again = Vec::new();
         let mut number = 0;
         for misses in misses.chunk_by(|one, next| one.key.shard == next.key.shard) {

@@ -240,18 +240,20 @@ fn a_backward_finds_rows_whose_entries_moved_since_the_lookup() {
     }
 }
 
+/// The files of a folder with their bytes.
+fn files(folder: &std::path::Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.clone(), std::fs::read(path).unwrap()))
+        .collect();
+    files.sort();
+    files
+}
+
 #[test]
 fn a_closed_store_writes_nothing_when_it_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
-    let files = || {
-        let mut files: Vec<(std::path::PathBuf, Vec<u8>)> = std::fs::read_dir(folder.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .map(|path| (path.clone(), std::fs::read(path).unwrap()))
-            .collect();
-        files.sort();
-        files
-    };
     let store = Store::open(folder.path(), options(16 << 20)).unwrap();
     let table = store.table("t", &spec(16, SGD)).unwrap();
     let ids: Vec<u64> = (0..5000).collect();
@@ -260,7 +262,48 @@ fn a_closed_store_writes_nothing_when_it_is_dropped() {
     // Of the next checkpoint: in buffers, for it is not made.
     table.delete(&ids[..100]).unwrap();
     store.close();
-    let closed = files();
+    let closed = files(folder.path());
     drop((table, store));
-    assert!(closed == files(), "who opened the folder meanwhile would meet these writes");
+    assert!(closed == files(folder.path()), "who opened the folder meanwhile would meet these writes");
+}
+
+#[test]
+fn checkpoints_that_meet_a_close_write_nothing_once_the_folder_is_given_up() {
+    for _ in 0..20 {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path(), options(16 << 20)).unwrap();
+        let table = store.table("t", &spec(16, SGD)).unwrap();
+        let ids: Vec<u64> = (0..5000).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    loop {
+                        let put = table.put(&ids, &vec![1.0; 16 * ids.len()], None);
+                        if put.and_then(|()| store.checkpoint(&[("note", b"here")])).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            while store.checkpoint_epoch() < 2 {
+                std::thread::yield_now();
+            }
+            scope.spawn(|| store.close());
+            let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+            let lock = loop {
+                if let Ok(lock) = volume.lock() {
+                    break lock;
+                }
+                std::thread::yield_now();
+            };
+            let ours = files(folder.path());
+            while !table
+                .put(&ids[..1], &[1.0; 16], None)
+                .is_err_and(|error| matches!(error, StoreError::Closed))
+            {}
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(ours == files(folder.path()), "a checkpoint wrote into a folder that is another's");
+            drop(lock);
+        });
+    }
 }

@@ -127,7 +127,8 @@ impl Feed {
         let max = self.waiting.max();
         StoreError::FeedFailed {
             cause: format!(
-                "rows that left memory and ids that were deleted did not wait for it in {max} bytes: allow more                  (feed_waiting) or publish more often (feed_interval_s)"
+                "rows that left memory and ids that were deleted did not wait for it in {max} bytes: allow more \
+                 (feed_waiting) or publish more often (feed_interval_s)"
             ),
         }
     }
