@@ -31,6 +31,8 @@ pub(crate) struct Wish<'a> {
     /// Take clocks for this ticket; by position, whether the ticket does not hold the row yet (`None`:
     /// it holds none of them).
     pub(crate) clocks: Option<(&'a TicketState, Option<Vec<bool>>)>,
+    /// Note what the index says, for the change that follows.
+    pub(crate) notes: bool,
     /// Bound of every table of the group.
     pub(crate) bounds: Vec<Option<u8>>,
     /// The queue wishes it: what it gives back is no news to it.
@@ -196,7 +198,7 @@ impl Group {
             known: None,
         };
         let edits = state.edits();
-        let mut all_found = Vec::with_capacity(if step.is_some() { keys.len() } else { 0 });
+        let mut all_found = Vec::with_capacity(if wish.notes { keys.len() } else { 0 });
         let mut visited = 0;
         let stopped = walk(&self.core, &mut state, keys, |state, key, found| {
             let found = match found {
@@ -219,7 +221,7 @@ impl Group {
                     Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
                 }
             }
-            if step.is_some() {
+            if wish.notes {
                 all_found.push(Some(found));
             }
             let position = key.position as usize;
@@ -238,7 +240,7 @@ impl Group {
         let seen = cell.gate.generation();
         let Err(stop) = stopped else {
             entered.known =
-                (step.is_some() && state.edits() == edits).then_some(Known { edits, found: all_found });
+                (wish.notes && state.edits() == edits).then_some(Known { edits, found: all_found });
             return Ok(Ok(entered));
         };
         // Before anybody has seen these clocks taken: nobody waits for them, and to open the gate would wake

@@ -264,12 +264,12 @@ impl Group {
         }
         let released = ticket.map_or(Released::None, |ticket| self.released(lookup, ticket));
         let target = match &lookup.tables[..] {
-            [rows] if ticket.is_none() && lookup.refused.is_empty() => {
+            [rows] if lookup.known.is_empty() && lookup.refused.is_empty() => {
                 Target::Ids { table: &rows.table, ids: &rows.unique }
             }
-            _ => Target::Keys { keys: lookup.keys(), known: &lookup.known, released: &released },
+            _ => Target::Keys { keys: lookup.keys(), known: &lookup.known },
         };
-        self.update(&target, &Step { group: self, tables })
+        self.update(&target, &released, &Step { group: self, tables })
     }
 
     fn check_finite(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<(), StoreError> {

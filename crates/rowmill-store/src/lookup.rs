@@ -133,7 +133,8 @@ impl Group {
             self.refuse(&mut lookup, Asked::Read);
         }
         let reading = self.core.log.reading();
-        let wish = self.wish(&lookup, ticket);
+        let mut wish = self.wish(&lookup, ticket);
+        wish.notes = ticket.is_some();
         let mut entered = self.enter(lookup.keys(), &wish)?;
         entered.unseen.extend(&lookup.refused);
         let known = std::mem::take(&mut entered.known);
@@ -357,7 +358,7 @@ impl Group {
             (state, fresh)
         });
         let bounds = self.tables.read().iter().map(|table| table.bound()).collect();
-        Wish { births: ticket.is_some(), clocks, bounds, queued: false }
+        Wish { births: ticket.is_some(), clocks, notes: false, bounds, queued: false }
     }
 
     /// Pool all bags, given the addresses of all rows.
@@ -465,8 +466,10 @@ impl Group {
         let table = &lookup.tables[lookup.features[number].table];
         let ids: Vec<u64> = needed.iter().map(|&unique| table.unique[unique as usize]).collect();
         let keys = self.keys(&table.table, &ids);
-        let entered =
-            self.enter(&keys, &Wish { births: false, clocks: None, bounds: Vec::new(), queued: false })?;
+        let entered = self.enter(
+            &keys,
+            &Wish { births: false, clocks: None, notes: false, bounds: Vec::new(), queued: false },
+        )?;
         self.with_rows(reading, &keys, entered, |found| {
             let mut rows = vec![std::ptr::null(); table.unique.len()];
             for (&unique, &row) in needed.iter().zip(found) {

@@ -217,16 +217,10 @@ impl Table {
             last[which as usize] = position;
         }
         let released = self.released(ticket, &unique);
-        let keys;
-        let target = if matches!(released, Released::None) {
-            Target::Ids { table: &self.state, ids: &unique }
-        } else {
-            keys = self.group.keys(&self.state, &unique);
-            Target::Keys { keys: &keys, known: &[], released: &released }
-        };
+        let target = Target::Ids { table: &self.state, ids: &unique };
         let mark = self.state.mark(self.steps(), ticket);
         let _change = self.store.changes.read();
-        self.store.settle(self.group.update(&target, &|keys: &[Key], rows: &[*mut f32]| {
+        self.store.settle(self.group.update(&target, &released, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[last[key.position as usize] * width..][..width];
                 // SAFETY: `row` is a resident row of this group under its shard's write lock; it has as many

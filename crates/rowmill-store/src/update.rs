@@ -31,15 +31,10 @@ impl<F: Fn(&[Key], &[*mut f32]) + Sync> Change for F {
 
 /// The rows of a change, which are distinct.
 pub(crate) enum Target<'a> {
-    /// Rows of a table whose clocks nobody gives back.
+    /// Rows of a table.
     Ids { table: &'a TableState, ids: &'a [u64] },
-    Keys {
-        keys: &'a Keys,
-        /// What a read of the same keys found, by shard, or nothing.
-        known: &'a [Option<Known>],
-        /// The clocks that are given back with the change, under the same lock.
-        released: &'a Released,
-    },
+    /// Rows of several tables, with what a read of the same keys found, by shard, or nothing.
+    Keys { keys: &'a Keys, known: &'a [Option<Known>] },
 }
 
 /// One change of many rows.
@@ -53,45 +48,59 @@ struct Changing<'a, C> {
 }
 
 impl Group {
-    /// Change every row once, in place. Rows that are missing are born first, cold ones brought in.
+    /// Change every row once, in place. Rows that are missing are born first, cold ones brought in. Clocks named
+    /// by `released` are given back with the change, under the same lock.
     ///
     /// # Errors
     /// When rows cannot be read or room cannot be made; changes made so far stay, all clocks are given
     /// back.
-    pub(crate) fn update(&self, target: &Target<'_>, change: &impl Change) -> Result<(), StoreError> {
+    pub(crate) fn update(
+        &self,
+        target: &Target<'_>,
+        released: &Released,
+        change: &impl Change,
+    ) -> Result<(), StoreError> {
         let reading = self.core.log.reading();
-        match *target {
-            Target::Ids { table, ids } => {
-                self.counters.count_update(ids.len());
-                let changing = Changing { reading, released: &Released::None, done: Vec::new(), change };
-                let mut misses = Vec::new();
-                for (number, ids) in ids.chunks(PIECE_ROWS).enumerate() {
-                    misses.extend(self.update_piece(&changing, table, number * PIECE_ROWS, ids)?);
-                }
-                self.update_cold(&changing, misses)?;
-            }
-            Target::Keys { keys, known, released } => {
-                self.counters.count_update(keys.len());
-                let marks = if matches!(released, Released::None) { 0 } else { keys.positions() };
-                let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
-                let changing = Changing { reading, released, done, change };
-                let result = self
-                    .update_keys(&changing, keys, known)
-                    .and_then(|misses| self.update_cold(&changing, misses));
-                if result.is_err() {
-                    self.give_back(&changing, keys);
-                }
-                if marks > 0 {
-                    self.tickets.gate.open();
-                }
-                result?;
+        let (rows, positions) = match target {
+            Target::Ids { ids, .. } => (ids.len(), ids.len()),
+            Target::Keys { keys, .. } => (keys.len(), keys.positions()),
+        };
+        self.counters.count_update(rows);
+        let marks = if matches!(released, Released::None) { 0 } else { positions };
+        let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
+        let changing = Changing { reading, released, done, change };
+        let misses = match *target {
+            Target::Ids { table, ids } => self.update_ids(&changing, table, ids),
+            Target::Keys { keys, known } => self.update_keys(&changing, keys, known),
+        };
+        let result = misses.and_then(|misses| self.update_cold(&changing, misses));
+        if result.is_err() {
+            match *target {
+                Target::Ids { table, ids } => self.give_back(&changing, &self.keys(table, ids)),
+                Target::Keys { keys, .. } => self.give_back(&changing, keys),
             }
         }
-        self.shrink_if_over()
+        if marks > 0 {
+            self.tickets.gate.open();
+        }
+        result.and_then(|()| self.shrink_if_over())
     }
 
-    /// Change what is in memory of `ids`, the first of which is at position `first`, or not born yet; the cold
-    /// rows are returned.
+    /// Change what is in memory of `ids` or not born yet; the cold rows are returned.
+    fn update_ids<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        table: &TableState,
+        ids: &[u64],
+    ) -> Result<Vec<Miss>, StoreError> {
+        let mut misses = Vec::new();
+        for (number, ids) in ids.chunks(PIECE_ROWS).enumerate() {
+            misses.extend(self.update_piece(changing, table, number * PIECE_ROWS, ids)?);
+        }
+        Ok(misses)
+    }
+
+    /// The part of [`Group::update_ids`] whose first id is at position `first`.
     ///
     /// A call that has the store to itself takes the rows in the order of the ids, which saves putting them in
     /// order of their shards; others would have to wait for all shards.
@@ -119,6 +128,9 @@ impl Group {
             self.change_rows(changing, &mut all, keys, None, &mut misses)?;
         }
         drop(all);
+        if !changing.done.is_empty() {
+            self.shards.iter().for_each(|cell| cell.gate.open());
+        }
         // Those of a shard are brought into memory together.
         misses.sort_by_key(|miss| miss.key.shard);
         Ok(misses)
@@ -195,6 +207,10 @@ impl Group {
         let of_one_table = keys.chunk_by(|one, next| one.table == next.table);
         for keys in of_one_table.flat_map(|keys| keys.chunks(CHUNK)) {
             let found = if let Some(known) = known.filter(|known| known.edits == held.edits()) {
+                if !changing.done.is_empty() {
+                    let index_of = held.index_of(keys[0].table);
+                    keys.iter().for_each(|key| index_of(key).prefetch(key.id, key.hash));
+                }
                 &known.found[begin..][..keys.len()]
             } else {
                 look_ahead(held.index_of(keys[0].table), keys, &mut looked);
@@ -235,15 +251,9 @@ impl Group {
         keys: &[Key],
         found: &[Option<Found>],
     ) -> Result<(), StoreError> {
-        let gives_back = !changing.done.is_empty();
         let (mut slots, mut rows) = ([0; CHUNK], [std::ptr::null_mut(); CHUNK]);
         let together = rows_together(&self.core);
         for (keys, found) in keys.chunks(together).zip(found.chunks(together)) {
-            if gives_back {
-                for key in keys {
-                    held.shard(key).index(key.table).prefetch(key.id, key.hash);
-                }
-            }
             let all_changed = {
                 let slots_of = held.slots_of(&self.core);
                 let wanted = slots.iter_mut().zip(&mut rows);
@@ -261,7 +271,7 @@ impl Group {
                 }
             }
             changing.change.change(keys, &rows[..keys.len()]);
-            if gives_back {
+            if !changing.done.is_empty() {
                 for (key, found) in keys.iter().zip(found) {
                     Self::release_clock(changing, held.shard_mut(key), key, found.expect("as above").place);
                 }
@@ -326,7 +336,7 @@ impl Group {
     }
 
     /// Give the clock of a row back that is being changed.
-    #[inline]
+    #[inline(always)]
     fn release_clock<C>(changing: &Changing<'_, C>, state: &mut Shard, key: &Key, place: Place) {
         if changing.released.contains(key.position) {
             changing.done[key.position as usize].store(true, Relaxed);

@@ -98,6 +98,28 @@ impl DirectIndex {
         flags::clock(self.flags[local_of(place)].load(Relaxed).into())
     }
 
+    /// Take the clock of the row once more, as [`TableIndex::take_clock`](super::TableIndex::take_clock) says.
+    #[inline(always)]
+    pub(crate) fn take_clock(&mut self, place: Place, bound: u8) -> Option<u8> {
+        let word = self.flags[local_of(place)].get_mut();
+        let clock = flags::clock((*word).into());
+        flags::may_take(clock, bound).then(|| {
+            *word += flags::one_taken(0) as u8;
+            clock
+        })
+    }
+
+    /// Give the clock of the row back once; what it showed.
+    #[inline(always)]
+    pub(crate) fn give_clock(&mut self, place: Place) -> u8 {
+        let word = self.flags[local_of(place)].get_mut();
+        let clock = flags::clock((*word).into());
+        if flags::may_give(clock) {
+            *word -= flags::one_taken(0) as u8;
+        }
+        clock
+    }
+
     /// Replace the clock.
     #[inline]
     pub(crate) fn set_clock(&mut self, place: Place, clock: u8) {

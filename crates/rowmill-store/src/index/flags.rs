@@ -23,6 +23,24 @@ pub(super) fn clock(bits: u32) -> u8 {
     ((bits & CLOCK_MASK) >> CLOCK_SHIFT) as u8
 }
 
+/// What a word grows by when the clock at `shift` is taken once.
+#[inline]
+pub(super) fn one_taken(shift: u32) -> u32 {
+    1 << (CLOCK_SHIFT + shift)
+}
+
+/// Whether a clock that shows this may be taken once more at this bound, and shows it then.
+#[inline]
+pub(super) fn may_take(clock: u8, bound: u8) -> bool {
+    clock < CLOCK_OVERFLOW - 1 && clock <= bound
+}
+
+/// Whether a clock that shows this shows one less when it is given back.
+#[inline]
+pub(super) fn may_give(clock: u8) -> bool {
+    clock != 0 && clock != CLOCK_OVERFLOW
+}
+
 /// `word` with the frequency at `shift` replaced.
 #[inline]
 pub(super) fn with_frequency(word: u32, shift: u32, frequency: u8) -> u32 {

@@ -235,6 +235,28 @@ impl HashIndex {
         flags::clock(word.load(Relaxed) >> shift)
     }
 
+    /// Take the clock of the row once more, as [`TableIndex::take_clock`](super::TableIndex::take_clock) says.
+    #[inline(always)]
+    pub(crate) fn take_clock(&mut self, place: Place, bound: u8) -> Option<u8> {
+        let (word, shift) = self.flags_of_mut(place);
+        let clock = flags::clock(*word >> shift);
+        flags::may_take(clock, bound).then(|| {
+            *word += flags::one_taken(shift);
+            clock
+        })
+    }
+
+    /// Give the clock of the row back once; what it showed.
+    #[inline(always)]
+    pub(crate) fn give_clock(&mut self, place: Place) -> u8 {
+        let (word, shift) = self.flags_of_mut(place);
+        let clock = flags::clock(*word >> shift);
+        if flags::may_give(clock) {
+            *word -= flags::one_taken(shift);
+        }
+        clock
+    }
+
     /// Replace the clock.
     #[inline]
     pub(crate) fn set_clock(&mut self, place: Place, clock: u8) {

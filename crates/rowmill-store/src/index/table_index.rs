@@ -138,6 +138,20 @@ impl TableIndex {
         either!(self, index => index.clock(place))
     }
 
+    /// Take the clock of the row once more unless more than `bound` gets are outstanding; how many there were.
+    /// `None`, and nothing is taken, also where the clock cannot show one more.
+    #[inline(always)]
+    pub(crate) fn take_clock(&mut self, place: Place, bound: u8) -> Option<u8> {
+        either!(self, index => index.take_clock(place, bound))
+    }
+
+    /// Give the clock of the row back once; what it showed. Nothing changes if that is 0 or
+    /// [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
+    #[inline(always)]
+    pub(crate) fn give_clock(&mut self, place: Place) -> u8 {
+        either!(self, index => index.give_clock(place))
+    }
+
     /// Replace the clock.
     #[inline]
     pub(crate) fn set_clock(&mut self, place: Place, clock: u8) {

@@ -18,13 +18,10 @@ impl Shard {
     /// Take the clock of an entry unless more than `bound` gets are outstanding.
     #[inline(always)]
     pub(crate) fn take_clock(&mut self, table: u32, id: u64, place: Place, bound: u8) -> Clock {
-        let index = &mut self.indexes[table as usize];
-        let exact = index.clock(place);
-        if exact < CLOCK_OVERFLOW - 1 && exact <= bound {
-            index.set_clock(place, exact + 1);
-            return Clock::Taken(u32::from(exact));
+        match self.indexes[table as usize].take_clock(place, bound) {
+            Some(outstanding) => Clock::Taken(u32::from(outstanding)),
+            None => self.take_late_clock(table, id, place, bound),
         }
-        self.take_late_clock(table, id, place, bound)
     }
 
     /// As [`Shard::take_clock`], of a row that is near its bound or beyond what its entry can count.
@@ -42,11 +39,8 @@ impl Shard {
     /// does nothing.
     #[inline(always)]
     pub(crate) fn release_clock(&mut self, table: u32, id: u64, place: Place) {
-        let index = &mut self.indexes[table as usize];
-        match index.clock(place) {
-            0 => {}
-            CLOCK_OVERFLOW => self.release_late_clock(table, id, place),
-            exact => index.set_clock(place, exact - 1),
+        if self.indexes[table as usize].give_clock(place) == CLOCK_OVERFLOW {
+            self.release_late_clock(table, id, place);
         }
     }
 
