@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use rowmill_kernels::RowPtr;
 
 use crate::StoreError;
+use crate::entering::{Entering, Stop};
 use crate::group::{Group, ShardCell};
-use crate::index::{Found, Location};
 use crate::keys::{Key, Keys};
 use crate::scatter::Scatter;
-use crate::shard::{Clock, Miss, Shard};
+use crate::shard::{Miss, Shard};
 use crate::stats::StalenessCounts;
 use crate::ticket::{Held, TicketState};
-use crate::walk::{Known, walk};
+use crate::walk::Known;
 
 /// Waits are cut into slices, so that a circle of waiting tickets and the deadline are noticed.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(20);
@@ -75,13 +75,6 @@ pub(crate) struct Blocked {
     pub(crate) outstanding: u32,
     /// Gate generation to wait on.
     seen: u64,
-}
-
-/// Why a shard was left half entered.
-enum Stop {
-    Failed(StoreError),
-    /// A row beyond its bound, and the gets outstanding.
-    Blocked(Key, u32),
 }
 
 impl Group {
@@ -184,64 +177,18 @@ impl Group {
         if let Some(row) = wish.older_waiter(cell) {
             return Ok(Err(Blocked { shard, row, outstanding: 0, seen: cell.gate.generation() }));
         }
-        let step = wish.clocks.as_ref().map(|(ticket, _)| ticket.id());
-        if let Some(step) = step {
-            state.advance(step);
+        if let Some((ticket, _)) = &wish.clocks {
+            state.advance(ticket.id());
         }
-        // As of now: a birth below may push out a row whose address was taken just before.
-        let moves = state.moves();
-        let mut entered = ShardEntered {
-            moves,
-            misses: Vec::new(),
-            unseen: Vec::new(),
-            staleness: StalenessCounts::default(),
-            known: None,
-        };
-        let edits = state.edits();
-        let mut all_found = Vec::with_capacity(if wish.notes { keys.len() } else { 0 });
-        let mut visited = 0;
-        let stopped = walk(&self.core, &mut state, keys, |state, key, found| {
-            let found = match found {
-                Some(found) => found,
-                None if wish.births => {
-                    let (place, slot) = state.birth(&self.core, key.table, key.id).map_err(Stop::Failed)?;
-                    Found { place, location: Location::resident(slot) }
-                }
-                None => {
-                    entered.unseen.push(*key);
-                    visited += 1;
-                    return Ok(());
-                }
-            };
-            if wish.takes(key.position)
-                && let Some(bound) = wish.bounds[key.table as usize]
-            {
-                match state.take_clock(key.table, key.id, found.place, bound) {
-                    Clock::Taken(outstanding) => entered.staleness.count(outstanding),
-                    Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
-                }
-            }
-            if wish.notes {
-                all_found.push(Some(found));
-            }
-            let position = key.position as usize;
-            if let Some(slot) = found.location.slot() {
-                state.touch(key.table, found.place, slot, step.is_some());
-                // SAFETY: every position belongs to one shard, and one thread enters a shard.
-                unsafe { out.set(position, state.row(&self.core, slot).cast_const()) };
-            } else if let Some(row) = found.location.row() {
-                // SAFETY: as above. A second entry after a wait must not leave an old address.
-                unsafe { out.set(position, std::ptr::null()) };
-                entered.misses.push(Miss { key: *key, row });
-            }
-            visited += 1;
-            Ok(())
-        });
+        // As of now: a birth may push out a row whose address was taken just before.
+        let (moves, edits) = (state.moves(), state.edits());
+        let mut entering = Entering::default();
+        let stopped = entering.enter(&self.core, &mut state, keys, wish, out);
         let seen = cell.gate.generation();
+        let Entering { visited, misses, unseen, found, staleness } = entering;
         let Err(stop) = stopped else {
-            entered.known =
-                (wish.notes && state.edits() == edits).then_some(Known { edits, found: all_found });
-            return Ok(Ok(entered));
+            let known = (wish.notes && state.edits() == edits).then_some(Known { edits, found });
+            return Ok(Ok(ShardEntered { staleness, moves, misses, unseen, known }));
         };
         // Before anybody has seen these clocks taken: nobody waits for them, and to open the gate would wake
         // this very call, over and over.
@@ -390,7 +337,7 @@ impl Wish<'_> {
 
     /// Whether the clock of the row at `position` is to be taken.
     #[inline]
-    fn takes(&self, position: u32) -> bool {
+    pub(crate) fn takes(&self, position: u32) -> bool {
         match &self.clocks {
             None => false,
             Some((_, None)) => true,

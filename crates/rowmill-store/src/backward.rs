@@ -18,6 +18,9 @@ use crate::walk::CHUNK;
 /// Rows whose gradients one task sums.
 const SUM_TASK_ROWS: usize = 2048;
 
+/// Gradients that one task checks.
+const FINITE_TASK_FLOATS: usize = 1 << 17;
+
 /// Gradients of the distinct rows of one table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowGradients {
@@ -274,7 +277,16 @@ impl Group {
 
     fn check_finite(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<(), StoreError> {
         let dim = self.core.layout.dim;
-        if let Some(position) = rowmill_kernels::first_non_finite(gradients) {
+        let position = if self.workers.share(lookup.tables.iter().map(|table| table.inverse.len()).sum()) {
+            let first = |(number, some): (usize, &[f32])| {
+                Some(number * FINITE_TASK_FLOATS + rowmill_kernels::first_non_finite(some)?)
+            };
+            let tasks = || gradients.par_chunks(FINITE_TASK_FLOATS).enumerate().find_map_first(first);
+            self.workers.run(tasks)
+        } else {
+            rowmill_kernels::first_non_finite(gradients)
+        };
+        if let Some(position) = position {
             let feature = (position % row_stride.max(1) / dim).min(lookup.features.len() - 1);
             let table = &lookup.tables[lookup.features[feature].table].table;
             return Err(StoreError::NotFinite {

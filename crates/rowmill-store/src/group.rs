@@ -131,7 +131,9 @@ impl Group {
             .iter()
             .map(|&(table, ids)| TableIds { table, range: tables[table as usize].spec.ids, ids })
             .collect();
-        Keys::new(&ids, 0, self.shards.len())
+        let rows = ids.iter().map(|table| table.ids.len()).sum();
+        let workers = self.workers.share(rows).then_some(&*self.workers);
+        Keys::new(&ids, 0, self.shards.len(), workers)
     }
 
     /// Run `work` for every shard that has rows of `keys`, on several threads if that pays; the results

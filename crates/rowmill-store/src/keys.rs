@@ -1,8 +1,13 @@
 //! The rows of one operation, split by shard.
 
+use std::mem::MaybeUninit;
+
+use rayon::prelude::*;
 use rowmill_rows::IdRange;
 
 use crate::index::{dense_shard_of, shard_and_hash_of, shard_of};
+use crate::scatter::Scatter;
+use crate::workers::Workers;
 
 /// A row that an operation asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +59,48 @@ pub(crate) struct TableIds<'a> {
     pub(crate) ids: &'a [u64],
 }
 
+/// Ids that one thread puts in order of their shards.
+const BLOCK_IDS: usize = 8192;
+
+/// Some ids of one table on their way into the order of their shards.
+struct Block<'a> {
+    ids: TableIds<'a>,
+    /// Position of the first id.
+    first: usize,
+    /// Shard and hash of every id.
+    homes: Vec<(u32, u32)>,
+    /// By shard: the number of rows, then where the next one goes.
+    places: Vec<u32>,
+}
+
+impl Block<'_> {
+    fn count(&mut self, shards: usize) {
+        let ids = self.ids.ids.iter();
+        self.homes = match self.ids.range {
+            IdRange::Sparse => ids.map(|&id| shard_and_hash_of(id, shards)).collect(),
+            IdRange::Dense { .. } => ids.map(|&id| (dense_shard_of(id, shards) as u32, 0)).collect(),
+        };
+        self.places = vec![0; shards];
+        for &(home, _) in &self.homes {
+            self.places[home as usize] += 1;
+        }
+    }
+
+    /// # Safety
+    /// The places lie inside `out` and are this block's alone.
+    unsafe fn write(&mut self, out: &Scatter<'_, MaybeUninit<Key>>) {
+        let table = self.ids.table;
+        for (position, (&id, &(shard, hash))) in
+            (self.first as u32..).zip(self.ids.ids.iter().zip(&self.homes))
+        {
+            let place = &mut self.places[shard as usize];
+            // SAFETY: the caller's.
+            unsafe { out.set(*place as usize, MaybeUninit::new(Key { id, hash, table, position, shard })) };
+            *place += 1;
+        }
+    }
+}
+
 /// Rows of a group; for every shard those that belong to it, by position.
 #[derive(Debug)]
 pub(crate) struct Keys {
@@ -65,38 +112,47 @@ pub(crate) struct Keys {
 
 impl Keys {
     /// The rows of several tables, numbered from `first` on, from the first id of the first table to the
-    /// last of the last.
-    pub(crate) fn new(tables: &[TableIds<'_>], first: usize, shards: usize) -> Self {
-        let len = tables.iter().map(|table| table.ids.len()).sum();
-        let mut homes: Vec<(u32, u32)> = Vec::with_capacity(len);
-        for TableIds { range, ids, .. } in tables {
-            match range {
-                IdRange::Sparse => homes.extend(ids.iter().map(|&id| shard_and_hash_of(id, shards))),
-                IdRange::Dense { .. } => {
-                    homes.extend(ids.iter().map(|&id| (dense_shard_of(id, shards) as u32, 0)));
-                }
+    /// last of the last; made by several threads if there are `workers`.
+    pub(crate) fn new(
+        tables: &[TableIds<'_>],
+        first: usize,
+        shards: usize,
+        workers: Option<&Workers>,
+    ) -> Self {
+        // A counting sort keeps positions ascending within a shard: blocks are counted, every block gets its
+        // places in every shard, and is written there.
+        let mut len = 0;
+        let mut blocks = Vec::new();
+        for table in tables {
+            for ids in table.ids.chunks(BLOCK_IDS) {
+                let ids = TableIds { ids, ..*table };
+                blocks.push(Block { ids, first: first + len, homes: Vec::new(), places: Vec::new() });
+                len += ids.ids.len();
             }
         }
-        let mut bounds = vec![0_u32; shards + 1];
-        for &(home, _) in &homes {
-            bounds[home as usize + 1] += 1;
+        match workers {
+            Some(workers) => workers.run(|| blocks.par_iter_mut().for_each(|block| block.count(shards))),
+            None => blocks.iter_mut().for_each(|block| block.count(shards)),
         }
+        let mut bounds = vec![0];
+        let mut place = 0;
         for shard in 0..shards {
-            bounds[shard + 1] += bounds[shard];
-        }
-        // A counting sort keeps positions ascending within a shard.
-        let mut next = bounds.clone();
-        let mut sorted = vec![Key::default(); len];
-        let mut position = 0;
-        for &TableIds { table, ids, .. } in tables {
-            for (&id, &(home, hash)) in ids.iter().zip(&homes[position..]) {
-                let place = &mut next[home as usize];
-                let number = (first + position) as u32;
-                sorted[*place as usize] = Key { id, hash, table, position: number, shard: home };
-                *place += 1;
-                position += 1;
+            for block in &mut blocks {
+                let rows = std::mem::replace(&mut block.places[shard], place);
+                place += rows;
             }
+            bounds.push(place);
         }
+        let mut sorted = Vec::with_capacity(len);
+        let out = Scatter::new(sorted.spare_capacity_mut());
+        // SAFETY: places are below the number of rows, and no two rows have the same.
+        let write = |block: &mut Block<'_>| unsafe { block.write(&out) };
+        match workers {
+            Some(workers) => workers.run(|| blocks.par_iter_mut().for_each(write)),
+            None => blocks.iter_mut().for_each(write),
+        }
+        // SAFETY: every place was written.
+        unsafe { sorted.set_len(len) };
         Self { sorted, bounds, positions: first + len }
     }
 
@@ -156,7 +212,7 @@ mod tests {
             TableIds { table: 4, range: IdRange::Sparse, ids: first },
             TableIds { table: 2, range: dense, ids: second },
         ];
-        let keys = Keys::new(&tables, 10, 8);
+        let keys = Keys::new(&tables, 10, 8, None);
         let mut seen = vec![false; ids.len()];
         for shard in 0..8 {
             assert!(keys.of_shard(shard).is_sorted_by_key(|key| key.position));

@@ -49,6 +49,7 @@ mod cold;
 mod compaction;
 mod core;
 mod due;
+mod entering;
 mod error;
 mod evaluate;
 mod event_clock;

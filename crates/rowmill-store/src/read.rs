@@ -112,7 +112,7 @@ impl Group {
         let &TableState { local, ref spec, .. } = read.table;
         let Some(all) = self.try_read_all() else {
             let ids = TableIds { table: local, range: spec.ids, ids };
-            let keys = Keys::new(&[ids], first, self.shards.len());
+            let keys = Keys::new(&[ids], first, self.shards.len(), None);
             for (shard, cell) in self.shards.iter().enumerate() {
                 self.read_resident(read, &mut cell.state.read(), keys.of_shard(shard), &mut misses);
             }

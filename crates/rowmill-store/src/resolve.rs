@@ -46,6 +46,8 @@ impl Group {
             }
             initial.push(values);
             let misses = std::mem::take(&mut entered.misses);
+            // Rows that moved before they could be read.
+            let mut lost = false;
             for chunk in misses.chunks(self.cold_chunk()) {
                 let rows = self.read_cold(reading, chunk)?;
                 for (number, miss) in chunk.iter().enumerate() {
@@ -53,6 +55,8 @@ impl Group {
                         // Moving `rows` below does not move the floats.
                         entered.rows[miss.key.position as usize] = row.as_ptr();
                         fixed[miss.key.position as usize] = true;
+                    } else {
+                        lost = true;
                     }
                 }
                 cold.push((chunk.to_vec(), rows));
@@ -62,7 +66,7 @@ impl Group {
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
             let guards: Vec<_> = self.shards.iter().map(|cell| cell.state.read()).collect();
-            self.verify(keys, &guards, &mut entered, &fixed);
+            self.verify(keys, &guards, &mut entered, &fixed, lost);
             if entered.misses.is_empty() && entered.unseen.is_empty() {
                 let result = work(&entered.rows);
                 drop(guards);
@@ -87,19 +91,19 @@ impl Group {
     }
 
     /// Look again at the shards whose slots changed since their addresses were taken. Rows that left
-    /// memory meanwhile become misses, deleted ones unseen.
+    /// memory meanwhile become misses, deleted ones unseen. Where rows were `lost`, every shard is looked at.
     fn verify(
         &self,
         keys: &Keys,
         guards: &[RwLockReadGuard<'_, Shard>],
         entered: &mut Entered,
         fixed: &[bool],
+        lost: bool,
     ) {
         for (shard, state) in guards.iter().enumerate() {
             let keys = keys.of_shard(shard);
             let unchanged = entered.moves[shard] == state.moves() || seeded::has(SeededBug::StaleAddress);
-            let complete = || keys.iter().all(|key| !entered.rows[key.position as usize].is_null());
-            if keys.is_empty() || (unchanged && complete()) {
+            if keys.is_empty() || (unchanged && !lost) {
                 continue;
             }
             entered.moves[shard] = state.moves();

@@ -68,10 +68,16 @@ pub(crate) struct SlotsInPlace<'a> {
 }
 
 impl SlotsInPlace<'_> {
+    /// Address of the row in `slot`.
+    #[inline(always)]
+    pub(crate) fn row(&self, slot: u32) -> *mut f32 {
+        self.first.wrapping_byte_add(slot as usize * self.stride)
+    }
+
     /// Start loading the row in `slot`, whose address is returned, and what its change looks at.
     #[inline(always)]
     pub(crate) fn prefetch(&self, slot: u32) -> *mut f32 {
-        let row = self.first.wrapping_byte_add(slot as usize * self.stride);
+        let row = self.row(slot);
         prefetch_bytes(row, self.stride);
         self.dirty.prefetch(slot);
         if let Some(unpublished) = self.unpublished {

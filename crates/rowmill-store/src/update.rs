@@ -117,7 +117,7 @@ impl Group {
             if alone { self.shards.iter().map(|cell| cell.state.try_write()).collect() } else { None };
         let Some(mut all) = all else {
             let ids = TableIds { table: local, range: spec.ids, ids };
-            return self.update_keys(changing, &Keys::new(&[ids], first, self.shards.len()), &[]);
+            return self.update_keys(changing, &Keys::new(&[ids], first, self.shards.len(), None), &[]);
         };
         let mut misses = Vec::new();
         let mut keys = [Key::default(); CHUNK];
