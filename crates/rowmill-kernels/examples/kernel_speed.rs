@@ -7,9 +7,10 @@
 use std::hint::black_box;
 
 use rowmill_kernels::{
-    InstructionSet, Interaction, LookupOrder, Lookups, Rounding, RoundingKey, RowInitializer, RowPtr,
-    RowUpdater, UniqueScratch, Update, accumulate_range, first_non_finite, gather, interact_backward_with,
-    interact_with, pool_with, segment_unique,
+    InstructionSet, Interaction, LookupOrder, Lookups, RankScratch, Rounding, RoundingKey, RowInitializer,
+    RowPtr, RowUpdater, UniqueScratch, Update, accumulate_range, first_non_finite, gather,
+    interact_backward_with, interact_with, owner_unique, pool_with, rank_sort, segment_unique,
+    segment_unique_by_category,
 };
 use rowmill_rows::{Dtype, Initializer, OptimizerSpec, Pooling};
 
@@ -36,8 +37,9 @@ fn main() {
 
 type Question = fn(&Memory);
 
-const QUESTIONS: [(&str, Question); 8] = [
+const QUESTIONS: [(&str, Question); 9] = [
     ("unique", unique_speed),
+    ("exchange", exchange_speed),
     ("pool", pool_speed),
     ("gather", gather_speed),
     ("accumulate", accumulate_speed),
@@ -58,6 +60,59 @@ fn unique_speed(_memory: &Memory) {
                 segment_unique(&batches[batch], None, &mut scratch, &mut unique, &mut inverse)
             });
         }
+    }
+}
+
+/// What a rank does with the ids of 57 categories before it sends them, and an owner with those of 4 ranks.
+fn exchange_speed(_memory: &Memory) {
+    const CATEGORIES: usize = 57;
+    const RANKS: u32 = 4;
+    let categories: Vec<u64> = (0..CATEGORIES as u64).collect();
+    for length in [1, 20] {
+        let per_category = BAGS * length;
+        let batches: Vec<Vec<u64>> = (0..4)
+            .map(|seed| {
+                (0..CATEGORIES)
+                    .flat_map(|category| ids(seed * 100 + category, per_category, 1 << 20, true))
+                    .collect()
+            })
+            .collect();
+        let offsets: Vec<usize> = (0..=CATEGORIES).map(|category| category * per_category).collect();
+        let lookups = CATEGORIES * per_category;
+        let (mut scratch, mut rank_scratch) = (UniqueScratch::default(), RankScratch::default());
+        let (mut unique, mut unique_counts) = (Vec::new(), vec![0; CATEGORIES]);
+        let mut inverse = vec![0; lookups];
+        report(&format!("unique of {CATEGORIES} categories, {per_category} ids each"), lookups, |batch| {
+            let ids = &batches[batch % 4];
+            segment_unique_by_category(
+                ids,
+                &offsets,
+                &[None; CATEGORIES],
+                &mut scratch,
+                &mut unique,
+                &mut unique_counts,
+                &mut inverse,
+            );
+        });
+        let (mut sorted, mut positions) = (vec![0; unique.len()], vec![0; unique.len()]);
+        let mut counts = vec![0; RANKS as usize * CATEGORIES];
+        report(&format!("rank sort of {} ids, {RANKS} ranks", unique.len()), unique.len(), |_| {
+            rank_sort(
+                &unique,
+                &unique_counts,
+                &categories,
+                RANKS,
+                &mut rank_scratch,
+                &mut sorted,
+                &mut positions,
+                &mut counts,
+            );
+        });
+        let (mut owned, mut owned_counts) = (Vec::new(), vec![0; CATEGORIES]);
+        let mut owner_inverse = vec![0; sorted.len()];
+        report(&format!("owner unique of {} ids", sorted.len()), sorted.len(), |_| {
+            owner_unique(&sorted, &counts, &mut scratch, &mut owned, &mut owned_counts, &mut owner_inverse);
+        });
     }
 }
 

@@ -8,6 +8,7 @@
 mod accumulate;
 mod bf16;
 mod data;
+mod exchange;
 mod finite;
 mod gather;
 mod gradient_addresses;
