@@ -209,7 +209,9 @@ impl Group {
             let found = if let Some(known) = known.filter(|known| known.edits == held.edits()) {
                 if !changing.done.is_empty() {
                     let index_of = held.index_of(keys[0].table);
-                    keys.iter().for_each(|key| index_of(key).prefetch(key.id, key.hash));
+                    for key in keys {
+                        index_of(key).prefetch(key.id, key.hash);
+                    }
                 }
                 &known.found[begin..][..keys.len()]
             } else {

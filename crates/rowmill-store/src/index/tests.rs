@@ -20,6 +20,10 @@ enum Step {
     Touch(u64),
     Frequency(u64, u8),
     Clock(u64, u8),
+    /// Take a clock at this bound.
+    Take(u64, u8),
+    /// Give it back.
+    Give(u64),
     /// Insert or move this many ids from `first` on, `stride` apart.
     Fill(u64, u64, u32),
     /// Remove as many.
@@ -55,6 +59,8 @@ fn steps(id: impl Strategy<Value = u64> + Clone, fill: u32) -> impl Strategy<Val
         4 => id.clone().prop_map(Step::Touch),
         2 => (id.clone(), 0..=FREQUENCY_MAX).prop_map(|(id, frequency)| Step::Frequency(id, frequency)),
         4 => (id.clone(), 0..=CLOCK_OVERFLOW).prop_map(|(id, clock)| Step::Clock(id, clock)),
+        4 => (id.clone(), 0..=20_u8).prop_map(|(id, bound)| Step::Take(id, bound)),
+        4 => id.clone().prop_map(Step::Give),
         1 => (id.clone(), prop_oneof![Just(1), Just(1 << 32)], 1..fill).prop_map(|(f, s, n)| Step::Fill(f, s, n)),
         1 => (id, prop_oneof![Just(1), Just(1 << 32)], 1..fill).prop_map(|(f, s, n)| Step::Clear(f, s, n)),
     ];
@@ -99,7 +105,11 @@ impl Pair {
             Step::Clear(first, stride, count) => {
                 (0..u64::from(count)).for_each(|i| self.remove(first.wrapping_add(i * stride)));
             }
-            Step::Touch(id) | Step::Frequency(id, _) | Step::Clock(id, _) => {
+            Step::Touch(id)
+            | Step::Frequency(id, _)
+            | Step::Clock(id, _)
+            | Step::Take(id, _)
+            | Step::Give(id) => {
                 let Some(place) = self.index.find(id) else { return };
                 let entry = self.model.get_mut(&id).expect("an id the model lacks");
                 match *step {
@@ -110,6 +120,15 @@ impl Pair {
                     Step::Clock(_, clock) => {
                         self.index.set_clock(place, clock);
                         entry.clock = clock;
+                    }
+                    Step::Take(_, bound) => {
+                        let may = entry.clock <= bound && entry.clock < CLOCK_OVERFLOW - 1;
+                        assert_eq!(self.index.take_clock(place, bound), may.then_some(entry.clock));
+                        entry.clock += u8::from(may);
+                    }
+                    Step::Give(_) => {
+                        assert_eq!(self.index.give_clock(place), entry.clock);
+                        entry.clock -= u8::from(entry.clock > 0 && entry.clock < CLOCK_OVERFLOW);
                     }
                     _ => {
                         self.index.touch(place);
@@ -183,6 +202,8 @@ proptest! {
                 Step::Touch(id) => Step::Touch(of_shard(id)),
                 Step::Frequency(id, frequency) => Step::Frequency(of_shard(id), frequency),
                 Step::Clock(id, clock) => Step::Clock(of_shard(id), clock),
+                Step::Take(id, bound) => Step::Take(of_shard(id), bound),
+                Step::Give(id) => Step::Give(of_shard(id)),
                 Step::Fill(first, _, count) => Step::Fill(of_shard(first), shards, count),
                 Step::Clear(first, _, count) => Step::Clear(of_shard(first), shards, count),
             });
