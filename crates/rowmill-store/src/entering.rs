@@ -8,7 +8,7 @@ use rowmill_kernels::RowPtr;
 use crate::StoreError;
 use crate::acquire::Wish;
 use crate::core::Core;
-use crate::index::{Found, Location, Place};
+use crate::index::{Found, Location};
 use crate::keys::Key;
 use crate::scatter::Scatter;
 use crate::shard::{Clock, Miss, Shard};
@@ -79,10 +79,14 @@ impl Entering {
         wish: &Wish<'_>,
         out: &Scatter<'_, RowPtr>,
     ) -> Result<(), Stop> {
+        let table = keys[0].table;
         let places = || found.iter().map(|found| found.expect("the row is in memory").place);
-        if wish.clocks.is_some() && wish.bounds[keys[0].table as usize].is_some() {
+        if let (Some((_, fresh)), Some(bound)) = (&wish.clocks, wish.bounds[table as usize]) {
             for (number, (key, place)) in keys.iter().zip(places()).enumerate() {
-                self.take_clock(shard, key, place, wish).inspect_err(|_| self.visited += number)?;
+                if fresh.as_ref().is_none_or(|fresh| fresh[key.position as usize]) {
+                    let clock = shard.take_clock(table, key.id, place, bound);
+                    self.count(key, clock).inspect_err(|_| self.visited += number)?;
+                }
             }
         }
         self.visited += keys.len();
@@ -126,7 +130,12 @@ impl Entering {
                 return Ok(());
             }
         };
-        self.take_clock(shard, key, found.place, wish)?;
+        if wish.takes(key.position)
+            && let Some(bound) = wish.bounds[key.table as usize]
+        {
+            let clock = shard.take_clock(key.table, key.id, found.place, bound);
+            self.count(key, clock)?;
+        }
         self.visited += 1;
         if wish.notes {
             self.found.push(Some(found));
@@ -144,22 +153,12 @@ impl Entering {
         Ok(())
     }
 
-    /// Take the clock of a row if that is wished.
+    /// A clock was asked for.
     #[inline(always)]
-    fn take_clock(
-        &mut self,
-        shard: &mut Shard,
-        key: &Key,
-        place: Place,
-        wish: &Wish<'_>,
-    ) -> Result<(), Stop> {
-        if wish.takes(key.position)
-            && let Some(bound) = wish.bounds[key.table as usize]
-        {
-            match shard.take_clock(key.table, key.id, place, bound) {
-                Clock::Taken(outstanding) => self.staleness.count(outstanding),
-                Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
-            }
+    fn count(&mut self, key: &Key, clock: Clock) -> Result<(), Stop> {
+        match clock {
+            Clock::Taken(outstanding) => self.staleness.count(outstanding),
+            Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
         }
         Ok(())
     }

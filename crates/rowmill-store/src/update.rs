@@ -273,9 +273,20 @@ impl Group {
                 }
             }
             changing.change.change(keys, &rows[..keys.len()]);
-            if !changing.done.is_empty() {
-                for (key, found) in keys.iter().zip(found) {
-                    Self::release_clock(changing, held.shard_mut(key), key, found.expect("as above").place);
+            let places = found.iter().map(|found| found.expect("as above").place);
+            match changing.released {
+                Released::None => {}
+                // Nearly always: training gives back what it took.
+                Released::All => {
+                    for (key, place) in keys.iter().zip(places) {
+                        changing.done[key.position as usize].store(true, Relaxed);
+                        held.shard_mut(key).release_clock(key.table, key.id, place);
+                    }
+                }
+                Released::Some(_) => {
+                    for (key, place) in keys.iter().zip(places) {
+                        Self::release_clock(changing, held.shard_mut(key), key, place);
+                    }
                 }
             }
         }
