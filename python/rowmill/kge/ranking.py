@@ -33,20 +33,52 @@ CHUNK_ENTITIES = 4096
 BLOCK_QUERIES = 512
 _GROUP_TRIPLES = 8192
 """Triples whose queries are held at once, while the entities pass by."""
+_PIECE_TRIPLES = 1 << 20
+"""Known triples that are looked through at once."""
 
 
 class KnownTriples:
     """Triples that are true, by what is known of them in a query.
 
     Args:
-        parts: int64 `[n, 3]` each: head, relation, tail; a triple may occur more than once.
+        parts: int64 `[n, 3]` each: head, relation, tail; a triple may occur more than once. They are read piece by piece,
+            so they may be mapped from files that do not fit into memory.
+        asked: Only what the queries of these triples, in the same form, need is kept; None: everything.
     """
 
-    def __init__(self, parts: Sequence[NDArray[np.int64]]) -> None:
-        heads, relations, tails = np.concatenate(parts).T
-        self._relations = int(relations.max(initial=0)) + 1
-        self._tails = _Answers(heads * self._relations + relations, tails)
-        self._heads = _Answers(tails * self._relations + relations, heads)
+    def __init__(
+        self,
+        parts: Sequence[NDArray[np.int64]],
+        *,
+        asked: Sequence[NDArray[np.int64]] | None = None,
+    ) -> None:
+        numbers = (int(part[:, 1].max(initial=0)) for part in [*parts, *(asked or [])])
+        self._relations = max(numbers) + 1
+        self._tails = self._answers(parts, asked, given=0, answer=2)
+        self._heads = self._answers(parts, asked, given=2, answer=0)
+
+    def _answers(
+        self,
+        parts: Sequence[NDArray[np.int64]],
+        asked: Sequence[NDArray[np.int64]] | None,
+        *,
+        given: int,
+        answer: int,
+    ) -> _Answers:
+        def keys_of(triples: NDArray[np.int64]) -> NDArray[np.int64]:
+            return triples[:, given] * self._relations + triples[:, 1]
+
+        wanted = None if asked is None else np.unique(np.concatenate([keys_of(a) for a in asked]))
+        keys: list[NDArray[np.int64]] = []
+        entities: list[NDArray[np.int64]] = []
+        for part in parts:
+            for start in range(0, len(part), _PIECE_TRIPLES):
+                piece = part[start : start + _PIECE_TRIPLES]
+                found = keys_of(piece)
+                kept = slice(None) if wanted is None else _among(found, wanted)
+                keys.append(found[kept])
+                entities.append(piece[kept, answer])
+        return _Answers(np.concatenate(keys), np.concatenate(entities))
 
     def tails(
         self, heads: NDArray[np.int64], relations: NDArray[np.int64]
@@ -75,6 +107,12 @@ class _Answers:
         queries = np.repeat(np.arange(len(keys)), counts)
         within = np.arange(len(queries)) - np.repeat(np.cumsum(counts) - counts, counts)
         return queries, self._entities[np.repeat(first, counts) + within]
+
+
+def _among(values: NDArray[np.int64], ordered: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which values are among some that are in order."""
+    places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return ordered[places] == values
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Entities and relations are two tables of the store, by number. Settings are chos
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,7 +108,14 @@ class GraphTask:
             graph, settings, batch=config.train.batch, seed=config.train.seed
         )
         self.train_rows = self._batches.examples
-        self._known = KnownTriples([graph.train, graph.valid, graph.test])
+
+    @cached_property
+    def _known(self) -> KnownTriples:
+        # Made for the first figures: training needs neither it nor its memory.
+        graph = self.graph
+        return KnownTriples(
+            [graph.train, graph.valid, graph.test], asked=[graph.valid, graph.test]
+        )
 
     def batches(self, epoch: int, start: int) -> Iterator[GraphBatch]:
         """Triples of the train part, or its distinct queries, shuffled anew in every epoch."""

@@ -15,7 +15,16 @@ from torch import nn
 
 import rowmill
 from rowmill.errors import InvalidInput
-from rowmill.kge import MODELS, ComplEx, DistMult, KnownTriples, RotatE, TripleModel, rank
+from rowmill.kge import (
+    MODELS,
+    ComplEx,
+    DistMult,
+    KnownTriples,
+    RotatE,
+    TripleModel,
+    rank,
+    ranking,
+)
 from rowmill.nn import Embedding
 
 if TYPE_CHECKING:
@@ -77,6 +86,23 @@ def test_ranks_are_those_of_the_definition(kind: type[TripleModel], chunk: int, 
         assert np.abs(np.array([ranks.heads, ranks.tails]) - expected).max() <= 2.5
 
 
+def test_what_the_asked_queries_need_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept of triples that are looked through seven at a time; of other queries nothing is known."""
+    monkeypatch.setattr(ranking, "_PIECE_TRIPLES", 7)
+    train, asked = triples(150, 1), triples(40, 2)
+    asked[0] = [N - 1, R - 1, 0]  # Behind everything that training knows.
+    made = model(DistMult)
+    everything = KnownTriples([train, asked])
+    needed = KnownTriples([train, asked], asked=[asked[:25], asked[25:]])
+    found, expected = (rank(made, asked, known, entities=N) for known in (needed, everything))
+    np.testing.assert_array_equal([found.heads, found.tails], [expected.heads, expected.tails])
+    others = {(head, relation) for head, relation, _ in train.tolist()}
+    others -= {(head, relation) for head, relation, _ in asked.tolist()}
+    heads, relations = np.array(sorted(others)).T
+    assert len(everything.tails(heads, relations)[0]) >= len(others) > 10
+    assert len(needed.tails(heads, relations)[0]) == 0
+
+
 def test_heads_may_be_tails_of_reciprocal_relations() -> None:
     asked = triples(30, 4)
     made = model(ComplEx, relations=2 * R)
@@ -97,9 +123,7 @@ def test_a_model_that_knows_nothing_is_in_the_middle() -> None:
 
 
 def test_figures_are_of_both_sides() -> None:
-    from rowmill.kge.ranking import Ranks
-
-    figures = Ranks(heads=np.array([1.0, 4.0]), tails=np.array([2.5, 20.0])).figures()
+    figures = ranking.Ranks(heads=np.array([1.0, 4.0]), tails=np.array([2.5, 20.0])).figures()
     assert figures["mrr"] == pytest.approx((1 + 1 / 4 + 1 / 2.5 + 1 / 20) / 4)
     assert [figures[f"hits@{k}"] for k in (1, 3, 10)] == [0.25, 0.5, 0.75]
     assert figures["mrr_heads"] == pytest.approx(0.625)
