@@ -46,7 +46,8 @@ class _DenseSoftmax(torch.autograd.Function):
         block = max(_BLOCK_FLOATS // candidates, 1)
         no_bias = candidates_ND.new_zeros(candidates)
         query_gradient = torch.empty_like(query_BD)
-        candidate_gradient = torch.zeros_like(candidates_ND)
+        # Transposed, because its product takes three quarters of the time that way.
+        candidate_gradient_DN = candidates_ND.new_zeros(dim, candidates)
         total = query_BD.new_zeros(())
         for start in range(0, queries, block):
             part_bD = query_BD[start : start + block]
@@ -58,7 +59,8 @@ class _DenseSoftmax(torch.autograd.Function):
             scale_b1 = 1.0 / (sums_b1 * queries)
             against_bD = linear(chances_bN, candidates_ND.t(), candidates_ND.new_zeros(dim))
             query_gradient[start : start + block] = against_bD * scale_b1
-            candidate_gradient.addmm_(chances_bN.t(), part_bD * scale_b1)
+            candidate_gradient_DN += linear((part_bD * scale_b1).t(), chances_bN.t(), no_bias)
+        candidate_gradient = candidate_gradient_DN.t().contiguous()
         # What the labels take off: each right answer its share, every candidate its smoothing.
         counts_B = torch.bincount(queries_P, minlength=queries)
         share_P1 = ((1.0 - smoothing) / (counts_B * queries))[queries_P].unsqueeze(1)

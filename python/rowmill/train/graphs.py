@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import dropout
 
 from rowmill.config import ConfigError
 from rowmill.data import read_graph
@@ -20,6 +19,7 @@ from rowmill.kge import (
     GraphBatches,
     KnownTriples,
     dense_softmax,
+    dropout,
     logistic,
     penalty,
     rank,
@@ -113,9 +113,7 @@ class GraphTask:
     def _known(self) -> KnownTriples:
         # Made for the first figures: training needs neither it nor its memory.
         graph = self.graph
-        return KnownTriples(
-            [graph.train, graph.valid, graph.test], asked=[graph.valid, graph.test]
-        )
+        return KnownTriples([graph.train, graph.valid, graph.test], asked=[graph.valid, graph.test])
 
     def batches(self, epoch: int, start: int) -> Iterator[GraphBatch]:
         """Triples of the train part, or its distinct queries, shuffled anew in every epoch."""
