@@ -59,6 +59,12 @@ impl Geometry {
         self.rows_per_block
     }
 
+    /// Bytes of data blocks for each row of a full segment: more than the stride where blocks have an end that no
+    /// row fits into.
+    pub(crate) fn packed_row_bytes(&self) -> usize {
+        self.blocks_per_row as usize * BLOCK_BYTES / self.rows_per_block as usize
+    }
+
     /// Blocks read to get one row.
     pub(crate) fn blocks_per_row(&self) -> u32 {
         self.blocks_per_row

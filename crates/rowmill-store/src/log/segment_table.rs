@@ -39,6 +39,8 @@ pub(super) enum Whereabouts<'a> {
 pub(crate) struct LogSpace {
     /// Rows that are retained, without trailers and padding.
     pub(crate) live: u64,
+    /// The same with the bytes at the end of each block that no further row fits into.
+    pub(crate) packed: u64,
     /// Places of segments with retained rows.
     pub(crate) used: u64,
     /// Places that wait for a checkpoint before they can be written again.
@@ -466,6 +468,7 @@ impl SegmentTable {
         let pinned = self.pinned.len() as u64;
         LogSpace {
             live: rows * self.geometry.stride() as u64,
+            packed: rows * self.geometry.packed_row_bytes() as u64,
             used: (self.segments.len() as u64 - free - pinned) * place_bytes,
             pinned: pinned * place_bytes,
             free: (free - hollow) * place_bytes,
