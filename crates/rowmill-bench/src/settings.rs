@@ -52,6 +52,8 @@ pub(crate) struct Settings {
     pub(crate) peer_threads: Vec<usize>,
     /// Where stores and files are made.
     pub(crate) folder: PathBuf,
+    /// The file over which a peer serves rows: `--batch` keys, then as many rows.
+    pub(crate) exchange: PathBuf,
     pub(crate) seed: u64,
 }
 
@@ -78,6 +80,7 @@ impl Settings {
             peers: Vec::new(),
             peer_threads: vec![2],
             folder: PathBuf::from("out/bench"),
+            exchange: PathBuf::new(),
             seed: 1,
         };
         while let Some(name) = arguments.next() {
@@ -112,6 +115,7 @@ impl Settings {
                     value.split(',').map(|part| number(name, part)).collect::<Result<_, _>>()?;
             }
             "--folder" => self.folder = value.into(),
+            "--exchange" => self.exchange = value.into(),
             "--seed" => self.seed = number(name, value)?,
             other => return Err(format!("unknown option {other}; Settings lists them").into()),
         }

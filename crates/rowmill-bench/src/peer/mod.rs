@@ -4,6 +4,8 @@
 //! for one and answers with what the round took. So its memory, CPU time and device reads are counted apart,
 //! a memory limit of the kernel holds it alone, and rounds of all engines interleave.
 //!
+//! With `rows` for its work it serves rows to a loop in another program, in Python say, instead.
+//!
 //! Adapters are compiled by the features `rocksdb` and `lmdb` and link the system's libraries.
 
 #[cfg(any(feature = "rocksdb", feature = "lmdb", test))]
@@ -14,6 +16,8 @@ mod lmdb;
 mod memory_limit;
 #[cfg(feature = "rocksdb")]
 mod rocksdb;
+#[cfg(any(feature = "rocksdb", feature = "lmdb"))]
+mod rows;
 #[cfg(any(feature = "rocksdb", feature = "lmdb"))]
 mod serve;
 #[cfg(all(test, any(feature = "rocksdb", feature = "lmdb")))]
@@ -92,7 +96,7 @@ impl Work {
             "get" => Ok(Self::Get),
             "rmw" => Ok(Self::Rmw),
             "train" => Ok(Self::Train),
-            other => Err(format!("work {other:?}: use get, rmw or train").into()),
+            other => Err(format!("work {other:?}: use get, rmw, train or rows").into()),
         }
     }
 
@@ -173,13 +177,13 @@ impl Drop for Peer {
 pub(crate) fn serve(arguments: impl Iterator<Item = String>) -> Result<(), Failure> {
     let mut arguments = arguments;
     let kind = PeerKind::parse(&arguments.next().ok_or("which peer?")?)?;
-    let work = Work::parse(&arguments.next().ok_or("which work?")?)?;
+    let work = arguments.next().ok_or("which work?")?;
     let settings = Settings::parse(std::iter::once(format!("peer-{}", kind.name())).chain(arguments))?;
     match kind {
         #[cfg(feature = "rocksdb")]
-        PeerKind::RocksDb => serve::serve(&settings, kind, work, || rocksdb::RocksDb::create(&settings)),
+        PeerKind::RocksDb => serve_by(&settings, kind, &work, || rocksdb::RocksDb::create(&settings)),
         #[cfg(feature = "lmdb")]
-        PeerKind::Lmdb => serve::serve(&settings, kind, work, || lmdb::Lmdb::create(&settings)),
+        PeerKind::Lmdb => serve_by(&settings, kind, &work, || lmdb::Lmdb::create(&settings)),
         #[cfg(not(all(feature = "rocksdb", feature = "lmdb")))]
         missing => {
             let _ = (settings, work);
@@ -187,4 +191,17 @@ pub(crate) fn serve(arguments: impl Iterator<Item = String>) -> Result<(), Failu
             Err(format!("this build has no {name}: add --features {name} (needs lib{name}-dev)").into())
         }
     }
+}
+
+#[cfg(any(feature = "rocksdb", feature = "lmdb"))]
+fn serve_by<E: Loading>(
+    settings: &Settings,
+    kind: PeerKind,
+    work: &str,
+    create: impl FnOnce() -> Result<E, Failure>,
+) -> Result<(), Failure> {
+    if work == "rows" {
+        return rows::serve(&create()?, settings, std::io::stdin().lock(), std::io::stdout());
+    }
+    serve::serve(settings, kind, Work::parse(work)?, create)
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use rowmill_store::Table;
 
+use crate::peer::rows::serve as serve_rows;
 use crate::peer::serve::{load, rmw, train};
 use crate::peer::{Engine, Loading};
-use crate::settings::Settings;
+use crate::settings::{Failure, Settings};
 use crate::stores;
 use crate::training::{Batches, key};
 
@@ -78,6 +79,48 @@ fn training_changes_the_rows_it_names<E: Loading>(create: impl Fn(&Settings) -> 
     let untouched = 0.1;
     let changed = keys.iter().zip(rows.chunks(16)).filter(|(_, row)| row[15] > untouched);
     assert_eq!(changed.map(|(key, _)| *key).collect::<BTreeSet<_>>(), named);
+}
+
+fn rows_are_served_over_a_file<E: Loading>(create: impl Fn(&Settings) -> E) {
+    let folder = tempfile::tempdir().unwrap();
+    let exchange = folder.path().join("exchange");
+    let line = format!(
+        "test --row-bytes 8 --memory 536870912 --batch 6 --peer-threads 4 --folder {} --exchange {}",
+        folder.path().display(),
+        exchange.display()
+    );
+    let settings = Settings::parse(line.split_whitespace().map(str::to_owned)).unwrap();
+    let engine = create(&settings);
+    let ask = |keys: &[u64], rows: &[f32], requests: &str| {
+        let mut bytes: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+        bytes.resize(6 * 8, 0);
+        bytes.extend(rows.iter().flat_map(|value| value.to_le_bytes()));
+        std::fs::write(&exchange, bytes).unwrap();
+        let mut answers = Vec::new();
+        serve_rows(&engine, &settings, requests.as_bytes(), &mut answers)?;
+        let floats = std::fs::read(&exchange).unwrap()[6 * 8..].as_chunks().0.to_vec();
+        let rows: Vec<f32> = floats.into_iter().map(f32::from_le_bytes).collect();
+        Ok::<_, Failure>((String::from_utf8(answers).unwrap(), rows))
+    };
+    let rows: Vec<f32> = (0..12_u8).map(f32::from).collect();
+    ask(&[1, 2, 5, 6, 7, 9], &rows, "append 6\nsettle 0\n").unwrap();
+    ask(&[2, 7], &[20.0, 21.0, 70.0, 71.0], "put 2\n").unwrap();
+    let (answers, found) = ask(&[1, 2, 6, 7, 9], &[0.0; 10], "get 5\n").unwrap();
+    assert_eq!(answers, "ready\ndone\n");
+    assert_eq!(found, [0.0, 1.0, 20.0, 21.0, 6.0, 7.0, 70.0, 71.0, 10.0, 11.0]);
+    for (request, said) in
+        [("get 7\n", "7 keys, but --batch is 6"), ("got 1\n", "\"got\""), ("get\n", "COMMAND")]
+    {
+        let error = ask(&[1], &[0.0; 2], request).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    assert!(ask(&[3], &[0.0; 2], "get 1\n").is_err(), "a row that is not there");
+}
+
+#[cfg(feature = "rocksdb")]
+#[test]
+fn rocksdb_serves_rows_over_a_file() {
+    rows_are_served_over_a_file(|settings| super::rocksdb::RocksDb::create(settings).unwrap());
 }
 
 #[cfg(feature = "rocksdb")]
