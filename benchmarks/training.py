@@ -93,12 +93,11 @@ def config_of(
 class LoadedTrainer:
     """A trainer whose rows are all there; its steps go on from one call to the next."""
 
-    def __init__(self, trainer: Trainer, steps: Iterator[tuple[Any, Any]], batch: int) -> None:
+    def __init__(self, trainer: Trainer, steps: Iterator[tuple[Any, Any]]) -> None:
         assert isinstance(trainer.rows, StoredRows)
         self.trainer = trainer
         self.store = trainer.rows.store
         self._steps = steps
-        self._batch = batch
 
     @property
     def folder(self) -> Path:
@@ -106,12 +105,12 @@ class LoadedTrainer:
         return Path(self.store.location)
 
     def train(self, steps: int) -> int:
-        """Train for some steps; the rows of the log that they had."""
-        done = 0
+        """Train for some steps; the examples that they had."""
+        begin, done = self.trainer.state.step, 0
         for batch, pooled in islice(self._steps, steps):
             self.trainer.train_step(batch, pooled)
             done += len(batch)
-        assert done == steps * self._batch, "the log is too short"
+        assert self.trainer.state.step == begin + steps, "the data is too short"
         return done
 
     def round(self, variant: str, number: int, *, steps: int) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def loaded(config: Config, shape: Shape) -> Generator[LoadedTrainer]:
                 table.put(chunk, table.get(chunk))
         trainer.rows.store.checkpoint()
         with closing(trainer.steps(0)) as steps:
-            yield LoadedTrainer(trainer, steps, shape.batch)
+            yield LoadedTrainer(trainer, steps)
 
 
 def device_reads_per_s(program: Path, store: Path, *, seconds: float, seed: int) -> float:

@@ -1,0 +1,356 @@
+"""How fast are knowledge-graph embeddings trained out of core?
+
+ComplEx on a generated graph of the shape of Freebase, with memory for a quarter of its rows: with triples in random
+order and in BETA order of partitions, beside the lower of two limits (the rate with all rows in memory, what the device
+gives over the cold rows of a step), and beside the same loop over RocksDB in the same memory. Then filtered ranking in
+a memory group of a quarter of the rows' bytes and 1 GiB.
+"""
+
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks import common
+from benchmarks.kge_out_of_core.memory_group import memory_group
+from benchmarks.kge_out_of_core.peer import PeerLoop, PeerRows, peer_rows
+from benchmarks.kge_out_of_core.shape import Shape
+from benchmarks.kge_out_of_core.stored import filled, training, unannounced
+from benchmarks.training import LoadedTrainer, device_reads_per_s
+from rowmill.config import StoreConfig
+from rowmill.data import Graph
+from rowmill.kge import GraphBatches
+from rowmill.store import Store
+from rowmill.train.graphs import GraphTask
+from rowmill.train.rows import open_rows
+
+SHARE = 4
+"""Memory for one row in so many."""
+LEAD = 8
+"""Steps of each round before the measured ones: what lookahead read while another variant ran is used up."""
+_INDEX_BYTES = 24
+"""Room of the budget for each row beyond its bytes: index and bookkeeping."""
+_FIXED_BYTES = 64 << 20
+PEER_THREADS = 16
+"""As many reads of a peer that waits for each as keep the device busy."""
+ORDERS = {"shuffled": False, "partitions": True}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    shape: Shape
+    in_memory: Shape
+    rounds: int
+    steps: int
+    warm_up: int
+    peer_steps: int
+    peer_warm_up: int
+    ranked: int
+
+    @property
+    def row_memory(self) -> int:
+        """For a quarter of the bytes of weights and state."""
+        return self.shape.row_bytes // SHARE
+
+    @property
+    def memory(self) -> int:
+        """For everything the store or its peer keeps in memory."""
+        return self.row_memory + self.shape.entities * _INDEX_BYTES + _FIXED_BYTES
+
+    def warm_up_of(self, order: str) -> int:
+        """The first buffer of partitions has many more buckets than those after it, and is not measured."""
+        if order == "shuffled":
+            return self.warm_up
+        first = self.shape.buffer**2 / self.shape.partitions**2
+        return self.warm_up + int(first * self.shape.triples / self.shape.batch)
+
+
+def size_of(*, quick: bool, seed: int) -> Size:
+    """10 M entities, 8 GB of weights and state; the quick form has a tenth of that."""
+    shape = Shape(entities=1_000_000 if quick else 10_000_000, seed=seed)
+    return Size(
+        shape=shape,
+        in_memory=replace(shape, entities=shape.entities // 5),
+        rounds=3,
+        # In partitions about one buffer.
+        steps=100 if quick else 480,
+        warm_up=100 if quick else 600,
+        peer_steps=30 if quick else 100,
+        peer_warm_up=100 if quick else 600,
+        ranked=100,
+    )
+
+
+class Run:
+    """A benchmark on its way."""
+
+    def __init__(
+        self,
+        benchmark: common.Benchmark,
+        size: Size,
+        folder: Path,
+        *,
+        threads: int,
+        lookahead: int,
+        probe: Callable[[Path, int], float],
+    ) -> None:
+        self.benchmark = benchmark
+        self.size = size
+        self.folder = folder
+        self.threads = threads
+        self.lookahead = lookahead
+        self._probe = probe
+
+    def train(self, graph: Graph) -> None:
+        """The store in both orders, in rounds with all rows in memory; then ranking."""
+        size = self.size
+        with ExitStack() as stack:
+            store = stack.enter_context(self._filled("store", size.shape, graph, size.row_memory))
+            few = size.in_memory
+            few_graph = few.graph()
+            all_rows = few.row_bytes + (few.row_bytes >> 2)
+            warm = stack.enter_context(self._filled("in_memory", few, few_graph, all_rows))
+            for order in ORDERS:
+                say(f"{order}: warming up")
+                self._rounds(order, graph, store, few_graph, warm)
+            self._note_store(store)
+            store.checkpoint()
+        gc.collect()
+
+    def _filled(self, name: str, shape: Shape, graph: Graph, row_memory: int) -> Any:
+        say(f"{name}: filling")
+        config = shape.config(
+            self.folder / name,
+            partitioned=False,
+            store=self._store_config(shape, row_memory),
+            threads=self.threads,
+        )
+        return filled(config, shape, graph, threads=self.threads)
+
+    def _store_config(self, shape: Shape, row_memory: int) -> StoreConfig:
+        return StoreConfig(
+            memory=str(row_memory + shape.entities * _INDEX_BYTES + _FIXED_BYTES),
+            row_memory=str(row_memory),
+            lookahead=self.lookahead,
+        )
+
+    def _rounds(
+        self, order: str, graph: Graph, store: Store, few_graph: Graph, warm: Store
+    ) -> None:
+        size = self.size
+
+        def trainer(shape: Shape, graph: Graph, store: Store, lookahead: int) -> Any:
+            config = shape.config(
+                self.folder / "unused",
+                partitioned=ORDERS[order],
+                store=replace(self._store_config(shape, 0), lookahead=lookahead),
+                threads=self.threads,
+            )
+            return training(config, graph, store)
+
+        with (
+            trainer(size.shape, graph, store, self.lookahead) as quarter,
+            trainer(size.in_memory, few_graph, warm, 0) as in_memory,
+        ):
+            in_memory.train(LEAD)
+            quarter.train(size.warm_up_of(order))
+            say(f"{order}: measuring")
+            variants = {"quarter": quarter, "blind": quarter, "in_memory": in_memory}
+            for number in range(size.rounds):
+                reads = self._probe(quarter.folder, number)
+                self.benchmark.cells.append(
+                    {"variant": f"{order}_probe", "round": number, "reads_per_s": reads}
+                )
+                first = number % len(variants)
+                names = list(variants)
+                for name in names[first:] + names[:first]:
+                    with unannounced(variants[name]) if name == "blind" else nullcontext():
+                        self._round(f"{order}_{name}", variants[name], number)
+
+    def _round(self, name: str, trainer: LoadedTrainer, number: int) -> None:
+        trainer.train(LEAD)
+        cell = trainer.round(name, number, steps=self.size.steps)
+        say(
+            f"{name}, round {number}: {cell['rows_per_s']:,.0f} triples/s, "
+            f"{cell['cold_rows_per_step']:,.0f} cold rows per step"
+        )
+        self.benchmark.cells.append(cell)
+
+    def _note_store(self, store: Store) -> None:
+        stats = store.stats()
+        tables = stats["tables"].values()
+        self.benchmark.summary |= {
+            "entities": float(self.size.shape.entities),
+            "live_row_bytes": float(sum(t["rows"] * t["row_bytes"] for t in tables)),
+            "weights_and_state_bytes": float(self.size.shape.row_bytes),
+            "row_memory": float(self.size.row_memory),
+            "memory": float(self.size.memory),
+            "index_bytes": float(stats["index_bytes"]),
+            "overhead_bytes": float(stats["overhead_bytes"]),
+        }
+
+    def train_peer(self, graph: Graph, rows: PeerRows) -> None:
+        """The same loop over a peer, in both orders."""
+        size = self.size
+        for order, partitioned in ORDERS.items():
+            out = self.folder / f"loss-{order}"
+            # Whose loss it is: a graph of three entities has the same settings and models.
+            tiny = replace(size.shape, entities=3 * size.shape.partitions)
+            config = tiny.config(
+                out,
+                partitioned=partitioned,
+                store=StoreConfig(memory="64MiB"),
+                threads=self.threads,
+            )
+            with open_rows(config, threads=1, identity={}) as store:
+                task = GraphTask(config, tiny.graph(), store, {}, Console(quiet=True))
+                batches = GraphBatches(
+                    graph, config.kge, batch=size.shape.batch, seed=size.shape.seed
+                )
+                loop = PeerLoop(rows, task, size.shape, batches.epoch(0, 0))
+                say(f"rocksdb, {order}: warming up")
+                loop.warm_up(self._peer_warm_up(order))
+                loop.train(LEAD)
+                rows.settle()
+                say(f"rocksdb, {order}: measuring")
+                for number in range(size.rounds):
+                    self._peer_round(f"{order}_rocksdb", loop, number)
+
+    def _peer_round(self, name: str, loop: PeerLoop, number: int) -> None:
+        sample = common.measure(name, number, lambda: loop.train(self.size.peer_steps))
+        rate = sample.units / sample.wall_s
+        say(f"{name}, round {number}: {rate:,.0f} triples/s")
+        self.benchmark.cells.append({**vars(sample), "rows_per_s": rate})
+
+    def _peer_warm_up(self, order: str) -> int:
+        extra = self.size.warm_up_of(order) - self.size.warm_up
+        return self.size.peer_warm_up + extra
+
+    def evaluate(self, graph: Graph) -> None:
+        """Ranking in a process with a quarter of the rows' bytes and 1 GiB, its page cache included."""
+        size = self.size
+        say("ranking")
+        known, asked = self.folder / "known.npy", self.folder / "asked.npy"
+        np.save(known, graph.train)
+        np.save(asked, graph.test[: size.ranked])
+        limit = size.row_memory + (1 << 30)
+        # Within the group the store takes its budget out of the quarter, index included.
+        memory = size.row_memory
+        row_memory = memory - size.shape.entities * _INDEX_BYTES - _FIXED_BYTES
+        script = Path(__file__).with_name("evaluation.py")
+        words = [self.folder / "store/store", known, asked, memory, row_memory]
+        with memory_group("ranking", limit) as group:
+            done = subprocess.run(
+                group.command([sys.executable, str(script), *map(str, words)]),
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            figures = {**json.loads(done.stdout), "most_bytes": group.most_bytes, "limit": limit}
+        self.benchmark.cells.append({"variant": "ranking", **figures})
+        for name in ("most_bytes", "limit", "wall_s", "triples", "mrr"):
+            self.benchmark.summary[f"ranking_{name}"] = float(figures[name])
+
+
+def summarize(benchmark: common.Benchmark, shape: Shape) -> None:
+    """Rates over the lower of the two limits, and over the peer, round by round."""
+
+    def cells(variant: str) -> list[dict[str, Any]]:
+        return [cell for cell in benchmark.cells if cell["variant"] == variant]
+
+    for order in ORDERS:
+        own, memory = cells(f"{order}_quarter"), cells(f"{order}_in_memory")
+        peer = cells(f"{order}_rocksdb")
+        blind = cells(f"{order}_blind")
+        sides = {"quarter": own, "blind": blind, "in_memory": memory, "rocksdb": peer}
+        for name, found in sides.items():
+            if found:
+                rates = common.Median.of(cell["rows_per_s"] for cell in found)
+                benchmark.summarize(f"{order}_{name}_triples_per_s", rates)
+        for figure in ("hit_rate", "stall_share", "cold_rows_per_step", "distinct_rows_per_step"):
+            benchmark.summarize(
+                f"{order}_quarter_{figure}", common.Median.of(cell[figure] for cell in own)
+            )
+        limits = [
+            probe["reads_per_s"] / max(cell["cold_rows_per_step"], 1e-9) * shape.batch
+            for probe, cell in zip(cells(f"{order}_probe"), own, strict=True)
+        ]
+        benchmark.summarize(f"{order}_device_limit_triples_per_s", common.Median.of(limits))
+        over = [
+            cell["rows_per_s"] / min(limit, other["rows_per_s"])
+            for cell, limit, other in zip(own, limits, memory, strict=True)
+        ]
+        benchmark.summarize(f"{order}_rate_over_limit", common.Median.of(over))
+        for name, found in (("blind", blind), ("rocksdb", peer)):
+            if found:
+                over = [
+                    cell["rows_per_s"] / other["rows_per_s"]
+                    for cell, other in zip(own, found, strict=True)
+                ]
+                benchmark.summarize(f"{order}_rate_over_{name}", common.Median.of(over))
+
+
+def say(line: str) -> None:
+    """To the screen, beside the JSON."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = common.argument_parser(__doc__)
+    parser.add_argument("--peer", action="store_true", help="RocksDB too (needs librocksdb-dev)")
+    parser.add_argument("--ranking", action="store_true", help="ranking in a memory group too")
+    parser.add_argument("--lookahead", type=int, default=StoreConfig().lookahead)
+    parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
+    parser.add_argument(
+        "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
+    )
+    arguments = parser.parse_args()
+    benchmark = common.Benchmark(common.settings(arguments))
+    settings = benchmark.settings
+    size = size_of(quick=settings.quick, seed=settings.seed)
+    torch.set_num_threads(arguments.threads)
+    program = common.bench_program(["rocksdb"] if arguments.peer else [])
+
+    def probe(store: Path, number: int) -> float:
+        return device_reads_per_s(program, store, seconds=1.0, seed=number)
+
+    graph = size.shape.graph()
+    with tempfile.TemporaryDirectory(prefix="rowmill-", dir=arguments.folder) as name:
+        run = Run(
+            benchmark,
+            size,
+            Path(name),
+            threads=arguments.threads,
+            lookahead=arguments.lookahead,
+            probe=probe,
+        )
+        run.train(graph)
+        if arguments.ranking:
+            run.evaluate(graph)
+    if arguments.peer:
+        # The disk need not hold both.
+        with tempfile.TemporaryDirectory(prefix="rowmill-", dir=arguments.folder) as name:
+            run.folder = Path(name)
+            peer = {"memory": size.memory, "threads": PEER_THREADS}
+            say("rocksdb: filling")
+            with peer_rows(program, "rocksdb", run.folder, size.shape, **peer) as rows:
+                run.train_peer(graph, rows)
+    summarize(benchmark, size.shape)
+    benchmark.write()
+
+
+if __name__ == "__main__":
+    main()

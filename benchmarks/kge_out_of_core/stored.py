@@ -1,0 +1,52 @@
+"""The product's trainer on the generated graph, whose rows are all there."""
+
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.kge_out_of_core.shape import Shape
+from benchmarks.training import LoadedTrainer
+from rowmill.config import Config
+from rowmill.data import Graph
+from rowmill.store import Store
+from rowmill.train.graphs import GraphTask
+from rowmill.train.rows import open_rows
+from rowmill.train.run import Trainer
+
+_PUT_ROWS = 65_536
+
+
+@contextmanager
+def filled(config: Config, shape: Shape, graph: Graph, *, threads: int) -> Generator[Store]:
+    """A store with every row as it is born, the most frequent entities last: what has room is in memory."""
+    with open_rows(config, threads=threads, identity={}) as store:
+        task = GraphTask(config, graph, store, {}, Console(quiet=True))
+        for start in reversed(range(0, shape.entities, _PUT_ROWS)):
+            ids = shape.numbers[start : start + _PUT_ROWS]
+            task.entities.put(ids, task.entities.get(ids))
+        relations = list(range(2 * shape.relations))
+        task.relations.put(relations, task.relations.get(relations))
+        yield store
+
+
+@contextmanager
+def training(config: Config, graph: Graph, store: Store) -> Generator[LoadedTrainer]:
+    """A trainer over the rows of the store."""
+    trainer = Trainer(config, GraphTask(config, graph, store, {}, Console(quiet=True)))
+    with closing(trainer.steps(0)) as steps:
+        yield LoadedTrainer(trainer, steps)
+
+
+@contextmanager
+def unannounced(trainer: LoadedTrainer) -> Generator[None]:
+    """Batches of the trainer are announced to nobody meanwhile."""
+    task = trainer.trainer.task
+
+    def nobody(batch: Any, *, steps: int) -> None:
+        del batch, steps
+
+    task.lookahead = nobody
+    yield
+    del task.lookahead  # The method of its class is seen again.

@@ -1,0 +1,150 @@
+"""benchmarks/kge_out_of_core in its smallest form: the graph, the loop over a peer, and what is compared with what.
+
+How fast anything is, is not looked at. The peer is an array here, since what may differ between the loops is not the
+engine; `crates/rowmill-bench` tests the real one.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import common
+from benchmarks.kge_out_of_core import run as kge_out_of_core
+from benchmarks.kge_out_of_core.memory_group import MOUNT
+from benchmarks.kge_out_of_core.peer import PeerLoop
+from benchmarks.kge_out_of_core.shape import SKEW, Shape
+from benchmarks.kge_out_of_core.stored import filled, training
+from rowmill.config import StoreConfig
+
+SHAPE = Shape(entities=20_000, relations=20, dim=16, batch=64, negatives=16, partitions=8, buffer=3)
+SIZE = kge_out_of_core.Size(
+    shape=SHAPE,
+    in_memory=replace(SHAPE, entities=4_000),
+    rounds=2,
+    steps=6,
+    warm_up=20,
+    peer_steps=3,
+    peer_warm_up=2,
+    ranked=20,
+)
+
+
+class ArrayRows:
+    """Rows as the loop over a peer asks for them."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def get(self, keys: Any) -> Any:
+        return self.rows[keys]
+
+    def put(self, keys: Any, rows: Any) -> None:
+        assert (np.diff(keys) > 0).all()
+        self.rows[keys] = rows
+
+    def settle(self) -> None:
+        pass
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> kge_out_of_core.Run:
+    monkeypatch.setattr(kge_out_of_core, "_FIXED_BYTES", 32 << 20)
+    return kge_out_of_core.Run(
+        common.Benchmark(common.Settings(True, 1, None, "")),
+        SIZE,
+        tmp_path,
+        threads=1,
+        lookahead=4,
+        probe=lambda store, number: 3.0,  # So slow a device is the limit of whoever reads.
+    )
+
+
+def test_few_entities_are_the_ends_of_most_triples() -> None:
+    shape = replace(SHAPE, entities=100_000)
+    triples = shape.draw(200_000, 1)
+    assert triples.min() == 0
+    assert (triples.max(axis=0) < [100_000, 20, 100_000]).all()
+    assert len(np.unique(triples[:, 1])) == 20
+    for column in (0, 2):
+        counts = np.bincount(triples[:, column], minlength=100_000)[shape.numbers]
+        assert counts[:25_000].sum() / 200_000 == pytest.approx(0.25 ** (1 - SKEW), abs=0.01)
+    assert not np.array_equal(triples, shape.draw(200_000, 2))
+
+
+def test_both_orders_are_compared_with_the_lower_limit(made: kge_out_of_core.Run) -> None:
+    graph = SHAPE.graph()
+    made.train(graph)
+    rows = np.zeros((SHAPE.entities + 2 * SHAPE.relations, 2 * SHAPE.dim), np.float32)
+    rows[:, : SHAPE.dim] = np.random.default_rng(1).uniform(-0.1, 0.1, (len(rows), SHAPE.dim))
+    made.train_peer(graph, ArrayRows(rows))  # pyright: ignore[reportArgumentType]
+    kge_out_of_core.summarize(made.benchmark, SHAPE)
+    figures = made.benchmark.summary
+    assert figures["live_row_bytes"] == SHAPE.row_bytes == figures["row_memory"] * 4
+    for order in ("shuffled", "partitions"):
+        cells: dict[str, list[Any]] = {
+            side: [c for c in made.benchmark.cells if c["variant"] == f"{order}_{side}"]
+            for side in ("quarter", "blind", "in_memory", "rocksdb")
+        }
+        assert [len(found) for found in cells.values()] == [2, 2, 2, 2]
+        assert all(cell["hit_rate"] > 0.95 for cell in cells["quarter"])
+        assert all(cell["hit_rate"] < 0.95 for cell in cells["blind"])
+        assert all(cell["cold_rows_per_step"] > 1 for cell in cells["quarter"])
+        assert all(cell["cold_rows_per_step"] == 0 for cell in cells["in_memory"])
+        limit = 3.0 / cells["quarter"][0]["cold_rows_per_step"] * SHAPE.batch
+        assert figures[f"{order}_device_limit_triples_per_s"] == pytest.approx(limit, rel=0.5)
+        assert figures[f"{order}_rate_over_limit"] > 1
+        rates = {s: [cell["rows_per_s"] for cell in found] for s, found in cells.items()}
+        for other in ("blind", "rocksdb"):
+            over = np.median(np.divide(rates["quarter"], rates[other]))
+            assert figures[f"{order}_rate_over_{other}"] == pytest.approx(over)
+
+
+def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None:
+    graph = SHAPE.graph()
+    store_config = StoreConfig(memory="64MiB")
+    config = SHAPE.config(tmp_path, partitioned=True, store=store_config, threads=1)
+    with (
+        filled(config, SHAPE, graph, threads=1) as store,
+        training(config, graph, store) as trainer,
+    ):
+        tables = [store.open_table(name) for name in ("entities", "relations")]
+
+        def stored() -> Any:
+            ids = [torch.arange(table.num_rows or 0) for table in tables]
+            parts = [
+                np.concatenate([table.get(i), table.get_state(i)], axis=1)
+                for table, i in zip(tables, ids, strict=True)
+            ]
+            return np.concatenate(parts)
+
+        before = stored()
+        task: Any = trainer.trainer.task
+        rows = ArrayRows(before.copy())
+        loop = PeerLoop(rows, task, SHAPE, task.batches(0, 0))  # pyright: ignore[reportArgumentType]
+        assert loop.train(10) == trainer.train(10) == 640
+        after = stored()
+    assert np.abs(after - before).max() > 0.05
+    np.testing.assert_allclose(rows.rows, after, rtol=1e-3, atol=1e-5)
+
+
+def test_ranking_stays_within_its_group(
+    made: kge_out_of_core.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of real size is only the limit: what a process with torch needs beside the rows is part of it."""
+    try:
+        (MOUNT / "rowmill-test").mkdir()
+        (MOUNT / "rowmill-test").rmdir()
+    except OSError as error:
+        pytest.skip(f"no memory groups of cgroup v1: {error}")
+    made.train(SHAPE.graph())
+    budget = 64 << 20
+    monkeypatch.setattr(kge_out_of_core.Size, "row_memory", budget)
+    made.evaluate(SHAPE.graph())
+    figures = made.benchmark.summary
+    assert figures["ranking_triples"] == 20
+    assert 0 < figures["ranking_most_bytes"] <= figures["ranking_limit"] == budget + (1 << 30)
+    assert 1 / SHAPE.entities < figures["ranking_mrr"] < 1
