@@ -73,6 +73,7 @@ PYTHON_ROAD = [
     "models",
     "kge",
     "pykeen",
+    "pyg",
     "metrics",
     "report",
     "inspection",

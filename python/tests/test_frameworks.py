@@ -25,7 +25,7 @@ def folder() -> Path:
         pytest.skip(f"the other frameworks cannot be installed here: {error}")
 
 
-@pytest.mark.parametrize("framework", ["torchrec", "pykeen"])
+@pytest.mark.parametrize("framework", ["torchrec", "pykeen", "pyg"])
 def test_cases_of_a_framework(framework: str, folder: Path) -> None:
     """Every case of its file; what fails there is printed here."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
