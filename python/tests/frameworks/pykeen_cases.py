@@ -25,6 +25,8 @@ from pykeen.triples import CoreTriplesFactory
 from torch import Tensor, nn
 
 import rowmill
+from benchmarks import common
+from benchmarks.peer_frameworks import kge
 from rowmill import optim
 from rowmill.errors import InvalidInput
 from rowmill.pykeen import RowUpdates, StoredRepresentation
@@ -402,6 +404,26 @@ def test_a_matrix_is_a_row_too(store: rowmill.Store) -> None:
     assert matrix(torch.tensor([[1], [3]])).shape == (2, 1, 2, 3)
     pairs = StoredRepresentation(4, table=table, dtype=torch.complex64).eval()
     assert pairs(torch.tensor([1])).tolist() == [[6 + 7j, 8 + 9j, 10 + 11j]]
+
+
+def test_the_benchmark_compares_the_same_work(tmp_path: Path) -> None:
+    """benchmarks/peer_frameworks in its smallest form; how fast anything is, is not looked at."""
+    lines = [f"e{n}\tr{k}\te{(n + k + 1) % 60}\n" for n in range(60) for k in range(2)]
+    for part in ("train", "valid", "test"):
+        (tmp_path / f"{part}.tsv").write_text("".join(lines))
+    benchmark = common.Benchmark(common.Settings(True, 1, None, ""))
+    shape = kge.Shape(dim=8, batch=16, negatives=2, batches=3)
+    kge.measure(benchmark, shape, tmp_path, watts=5.0, rounds=2)
+    variants = [f"{k}_{name}" for k in ("distmult", "complex") for name in kge.VARIANTS]
+    assert {cell["variant"] for cell in benchmark.cells} == set(variants)
+    assert {cell["units"] for cell in benchmark.cells} == {48}
+    figures = benchmark.summary
+    for name in variants:
+        joules = figures[f"{name}_epoch_cpu_s"] / len(lines) * 16 * 5.0
+        assert figures[f"{name}_joules_per_batch"] == pytest.approx(joules)
+    walls = {(cell["variant"], cell["round"]): cell["wall_s"] for cell in benchmark.cells}
+    ratios = [walls["complex_rowmill", n] / walls["complex_pykeen", n] for n in range(2)]
+    assert figures["complex_rowmill_time_over_pykeen"] == pytest.approx(sum(ratios) / 2)
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
