@@ -186,6 +186,22 @@ def test_looking_ahead_is_as_far_as_asked(store: rowmill.Store, tmp_path: Path) 
         LookaheadLoader(remote, sampler, persistent_workers=True, num_workers=1)
 
 
+def test_samples_are_drawn_in_worker_processes(store: rowmill.Store, tmp_path: Path) -> None:
+    """The store is read in the main process alone."""
+    data = planted()
+    remote = stored(data, store, tmp_path / "graph")
+    rows, pointers, _ = remote[1].csc()
+    sampler = UniformSampler(rows, pointers, counts=[2])
+    loader = LookaheadLoader(
+        remote, sampler, input_nodes=torch.arange(NODES), batch_size=64, num_workers=1
+    )
+    batches = list(loader)
+    seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in batches])
+    assert torch.equal(seeds, torch.arange(NODES))
+    for batch in batches:
+        assert torch.equal(batch.x, data.x[batch.n_id])
+
+
 def test_embeddings_are_learned_through_the_loader(store: rowmill.Store, tmp_path: Path) -> None:
     """Rows without features: looked up by the nodes of a batch, updated in its backward pass."""
     data = planted()
