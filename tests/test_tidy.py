@@ -72,12 +72,12 @@ PYTHON_ROAD = [
     "data",
     "models",
     "kge",
-    "pykeen",
-    "pyg",
     "metrics",
     "report",
     "inspection",
     "train",
+    "pykeen",
+    "pyg",
     "cli",
 ]
 
