@@ -76,6 +76,8 @@ PYTHON_ROAD = [
     "report",
     "inspection",
     "train",
+    "pykeen",
+    "pyg",
     "cli",
 ]
 

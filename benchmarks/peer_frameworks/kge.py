@@ -1,0 +1,220 @@
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Knowledge graphs: PyKEEN's training loop over its own embeddings and over stored rows, and rowmill's own loop.
+
+All train the same model with the same loss, batch and number of negatives, by Adagrad, with every row in memory. PyKEEN draws
+negatives for each triple; the loop of rowmill draws as many for each batch, which its triples share, asks for the head and the
+tail of each, and so scores twice as many pairs.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pykeen.losses import NSSALoss
+from pykeen.models import ERModel
+from pykeen.nn import Embedding
+from pykeen.training import SLCWATrainingLoop
+from pykeen.triples import CoreTriplesFactory
+from rich.console import Console
+
+import rowmill
+from benchmarks import common
+from rowmill.config import (
+    Config,
+    DataConfig,
+    KgeConfig,
+    ModelConfig,
+    RowsConfig,
+    StoreConfig,
+    TrainConfig,
+)
+from rowmill.data import Graph, read_graph
+from rowmill.pykeen import StoredRepresentation
+from rowmill.train.run import Trainer, open_trainer
+
+Kind = Literal["distmult", "complex"]
+_MODELS: dict[Kind, str] = {"distmult": "DistMult", "complex": "ComplEx"}
+"""Names of ours, and PyKEEN's."""
+VARIANTS = ("pykeen", "representation", "rowmill")
+"""PyKEEN's loop over its own embeddings, the same over stored rows, and the loop of rowmill."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The work of a round: so many batches of triples."""
+
+    dim: int = 256
+    batch: int = 1024
+    negatives: int = 32
+    batches: int = 16
+    rate: float = 0.1
+
+
+def graph_folder(into: Path) -> Path:
+    """FB15k-237, where `$ROWMILL_DATA` or `../shared/data` has it; else a graph of its shape, drawn at random."""
+    places = [os.environ.get("ROWMILL_DATA", ""), str(common.REPOSITORY / "../shared/data")]
+    for place in filter(None, places):
+        folder = Path(place) / "kge/fb15k237"
+        if (folder / "train.tsv").is_file():
+            return folder
+    random = np.random.default_rng(1)
+    triples = np.stack([random.integers(high, size=272_115) for high in (14_541, 237, 14_541)], 1)
+    lines = [f"e{head}\tr{kind}\te{tail}\n" for head, kind, tail in triples]
+    for part, chosen in {"train": lines, "valid": lines[:9], "test": lines[:9]}.items():
+        (into / f"{part}.tsv").write_text("".join(chosen))
+    return into
+
+
+def measure(
+    benchmark: common.Benchmark, shape: Shape, data: Path, *, watts: float, rounds: int
+) -> None:
+    """Seconds per epoch, and joules per batch, of both models and all variants."""
+    threads = len(os.sched_getaffinity(0))
+    graph = read_graph(data, unseen="rank")
+    for kind in _MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            config = _config(shape, kind, data, Path(folder) / "run", threads)
+            with (
+                rowmill.open(Path(folder) / "rows", memory="1GiB", threads=threads) as store,
+                open_trainer(config, Console(quiet=True)) as trainer,
+            ):
+                torch.set_num_threads(threads)
+                works = (
+                    _pykeen(shape, kind, graph, None),
+                    _pykeen(shape, kind, graph, store),
+                    _own(shape, trainer),
+                )
+                names = [f"{kind}_{name}" for name in VARIANTS]
+                samples = benchmark.compare(dict(zip(names, works, strict=True)), rounds=rounds)
+        for name, found in samples.items():
+            _summarize(benchmark, name, found, shape, len(graph.train), watts)
+        for name in VARIANTS[1:]:
+            ours, theirs = samples[f"{kind}_{name}"], samples[f"{kind}_pykeen"]
+            pairs = list(zip(ours, theirs, strict=True))
+            benchmark.summarize(
+                f"{kind}_{name}_time_over_pykeen",
+                common.Median.of(a.wall_s / b.wall_s for a, b in pairs),
+            )
+            benchmark.summarize(
+                f"{kind}_{name}_cpu_over_pykeen",
+                common.Median.of(a.cpu_s / b.cpu_s for a, b in pairs),
+            )
+
+
+def _summarize(
+    benchmark: common.Benchmark,
+    name: str,
+    samples: list[common.Sample],
+    shape: Shape,
+    epoch: int,
+    watts: float,
+) -> None:
+    per_triple = [(sample.wall_s / sample.units, sample.cpu_s / sample.units) for sample in samples]
+    benchmark.summarize(f"{name}_epoch_s", common.Median.of(epoch * wall for wall, _ in per_triple))
+    benchmark.summarize(
+        f"{name}_epoch_cpu_s", common.Median.of(epoch * cpu for _, cpu in per_triple)
+    )
+    benchmark.summarize(
+        f"{name}_joules_per_batch",
+        common.Median.of(shape.batch * cpu * watts for _, cpu in per_triple),
+    )
+
+
+def _pykeen(
+    shape: Shape, kind: Kind, graph: Graph, store: rowmill.Store | None
+) -> Callable[[], int]:
+    """An epoch of PyKEEN's loop over the first triples; entities are rows of a store if there is one."""
+    count = shape.batches * shape.batch
+    chosen = np.random.default_rng(1).permutation(graph.train)[:count]
+    factory = CoreTriplesFactory(torch.from_numpy(chosen), graph.entity_count, graph.relation_count)
+    number = torch.complex64 if kind == "complex" else torch.float32
+    width = shape.dim // (2 if number.is_complex else 1)
+    entities: Any
+    if store is None:
+        entities = Embedding(graph.entity_count, shape=width, dtype=number)
+    else:
+        table = store.table(
+            "entities",
+            dim=shape.dim,
+            num_rows=graph.entity_count,
+            optimizer=rowmill.optim.Adagrad(lr=shape.rate),
+            initializer=rowmill.init.Normal(std=1.0),
+        )
+        entities = StoredRepresentation(graph.entity_count, width, table=table, dtype=number)
+    model = ERModel(
+        triples_factory=factory,
+        interaction=_MODELS[kind],
+        entity_representations=entities,
+        relation_representations=Embedding(graph.relation_count, shape=width, dtype=number),
+        loss=NSSALoss(margin=0.0, adversarial_temperature=1.0),
+        random_seed=1,
+    )
+    loop = SLCWATrainingLoop(
+        model=model,
+        triples_factory=factory,
+        optimizer=torch.optim.Adagrad,
+        optimizer_kwargs={"lr": shape.rate},
+        negative_sampler_kwargs={"num_negs_per_pos": shape.negatives},
+        automatic_memory_optimization=False,
+    )
+    trained = 0
+
+    def work() -> int:
+        nonlocal trained
+        loop.train(
+            factory,
+            num_epochs=trained + 1,
+            batch_size=shape.batch,
+            continue_training=trained > 0,
+            use_tqdm=False,
+            pin_memory=False,
+        )
+        trained += 1
+        return count
+
+    return work
+
+
+def _own(shape: Shape, trainer: Trainer) -> Callable[[], int]:
+    """As many batches of the product's own loop."""
+
+    def endless() -> Iterator[tuple[Any, Any]]:
+        while True:
+            for batch, rows in trainer.steps(0):
+                if len(batch) == shape.batch:
+                    yield batch, rows
+            trainer.state.epoch += 1
+
+    steps = endless()
+
+    def work() -> int:
+        for batch, rows in islice(steps, shape.batches):
+            trainer.train_step(batch, rows)
+        return shape.batches * shape.batch
+
+    return work
+
+
+def _config(shape: Shape, kind: Kind, data: Path, out: Path, threads: int) -> Config:
+    return Config(
+        data=DataConfig(path=data),
+        model=ModelConfig(kind=kind, dim=shape.dim),
+        kge=KgeConfig(
+            loss="self_adversarial", negatives=shape.negatives, reciprocal=False, unseen="rank"
+        ),
+        rows=RowsConfig(lr=shape.rate, initial_width=1.0),
+        store=StoreConfig(memory="1GiB"),
+        train=TrainConfig(
+            task="kge",
+            batch=shape.batch,
+            threads=threads,
+            checkpoint_every=0,
+            out=out,
+        ),
+    )
