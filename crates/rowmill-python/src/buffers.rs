@@ -33,7 +33,8 @@ impl<T: Element> Buffer<T> {
         Ok(buffer)
     }
 
-    fn slice(&self) -> &[T] {
+    /// The items to read.
+    pub(crate) fn slice(&self) -> &[T] {
         if self.0.item_count() == 0 {
             return &[];
         }
@@ -92,6 +93,14 @@ pub(crate) fn floats_mut(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Bu
 pub(crate) fn id_bytes<'py>(py: Python<'py>, ids: &[u64]) -> Bound<'py, PyByteArray> {
     // SAFETY: every initialised u64 is eight initialised bytes.
     PyByteArray::new(py, unsafe { std::slice::from_raw_parts(ids.as_ptr().cast(), size_of_val(ids)) })
+}
+
+/// Positions as bytes Python may keep and write.
+pub(crate) fn position_bytes<'py>(py: Python<'py>, positions: &[i64]) -> Bound<'py, PyByteArray> {
+    // SAFETY: every initialised i64 is eight initialised bytes.
+    PyByteArray::new(py, unsafe {
+        std::slice::from_raw_parts(positions.as_ptr().cast(), size_of_val(positions))
+    })
 }
 
 /// Floats as bytes Python may keep and write.

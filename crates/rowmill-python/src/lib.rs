@@ -11,6 +11,7 @@ mod errors;
 mod feed;
 mod fsck;
 mod interaction;
+mod neighbours;
 mod queued_get;
 mod remote;
 mod scan;
@@ -35,6 +36,8 @@ mod _core {
     use crate::fsck::fsck;
     #[pymodule_export]
     use crate::interaction::{interact, interact_backward};
+    #[pymodule_export]
+    use crate::neighbours::{check_graph, sample_neighbours};
     #[pymodule_export]
     use crate::queued_get::QueuedGet;
     #[pymodule_export]

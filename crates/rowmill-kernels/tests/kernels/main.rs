@@ -14,6 +14,7 @@ mod gather;
 mod gradient_addresses;
 mod initialize;
 mod interaction;
+mod neighbours;
 mod optimizers;
 mod pool;
 mod unique;
