@@ -72,6 +72,7 @@ PYTHON_ROAD = [
     "data",
     "models",
     "kge",
+    "gnn",
     "metrics",
     "report",
     "inspection",

@@ -31,6 +31,17 @@ def interact_backward(
     threads: int,
 ) -> None: ...
 
+def check_graph(indptr: _Ids, indices: NDArray[Any]) -> None: ...
+def sample_neighbours(
+    indptr: _Ids,
+    indices: NDArray[Any],
+    seeds: _Ids,
+    fanouts: list[int],
+    replace: bool,
+    seed: int,
+    batch: int,
+) -> tuple[bytearray, list[tuple[bytearray, bytearray, int]]]: ...
+
 @final
 class Store:
     @staticmethod

@@ -1,5 +1,6 @@
 //! Samples of neighbours, of graphs in arrays or maps of files.
 
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use rowmill_kernels::{Csr, Draw, GraphError, NodeNumber, Sample, SampleKey};
@@ -18,8 +19,8 @@ enum Indices {
 
 impl Indices {
     fn read(argument: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if let Ok(narrow) = Buffer::read(argument, "indices", "int32") {
-            return Ok(Self::Narrow(narrow));
+        if PyBuffer::<i32>::get(argument).is_ok() {
+            return Buffer::read(argument, "indices", "int32").map(Self::Narrow);
         }
         Buffer::read(argument, "indices", "int32 or int64").map(Self::Wide)
     }

@@ -1,0 +1,105 @@
+"""The batches of an epoch: every node once, in an order and with neighbours that no number of threads changes."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from rowmill.errors import InvalidInput
+from rowmill.gnn import NeighbourSampler, NodeBatch, NodeBatches, Sample
+
+NODES = 300
+
+
+def make(threads: int = 1, seed: int = 0) -> NodeBatches:
+    random = np.random.default_rng(0)
+    indptr = np.arange(NODES + 1) * 8
+    sampler = NeighbourSampler(indptr, random.integers(0, NODES, 8 * NODES), fanouts=[3, 3])
+    labels = np.arange(NODES) % 7
+    return NodeBatches(
+        sampler, np.arange(0, NODES, 3), labels, batch=16, seed=seed, threads=threads
+    )
+
+
+def content(batches: list[NodeBatch]) -> list[list[object]]:
+    return [
+        [batch.stop, batch.labels.tolist(), batch.nodes.tolist(), batch.blocks[1].indices.tolist()]
+        for batch in batches
+    ]
+
+
+def test_an_epoch_has_every_node_once_and_another_one_another_order() -> None:
+    batches = make()
+    epochs = [list(batches.epoch(number)) for number in (0, 1)]
+    orders: list[list[int]] = []
+    for epoch in epochs:
+        seeds = torch.cat([batch.nodes[: len(batch)] for batch in epoch])
+        assert sorted(seeds.tolist()) == list(range(0, NODES, 3))
+        assert torch.equal(torch.cat([batch.labels for batch in epoch]), seeds % 7)
+        assert [batch.stop for batch in epoch] == [*range(16, 100, 16), 100]
+        orders.append(seeds.tolist())
+    assert orders[0] != orders[1]
+    assert len(batches) == 100
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_and_where_an_epoch_begins_change_no_sample(threads: int) -> None:
+    expected = content(list(make().epoch(4)))
+    assert content(list(make(threads).epoch(4))) == expected
+    assert content(list(make(threads).epoch(4, start=48))) == expected[3:]
+    assert content(list(make(seed=1).epoch(4))) != expected
+
+
+def test_a_node_draws_other_neighbours_in_every_epoch_and_the_same_for_figures() -> None:
+    batches = make()
+
+    def neighbours(stream: list[NodeBatch]) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for batch in stream:
+            block = batch.blocks[0]
+            for target, node in enumerate(batch.nodes[: len(batch)].tolist()):
+                drawn = block.indices[block.indptr[target] : block.indptr[target + 1]]
+                found[node] = set(batch.nodes[drawn].tolist())
+        return found
+
+    one, other = (neighbours(list(batches.epoch(number))) for number in (0, 1))
+    assert sum(one[node] != other[node] for node in one) > 80
+    assert content(list(batches.in_order())) == content(list(batches.in_order()))
+
+
+def test_samples_are_drawn_ahead_and_by_no_more_threads_than_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = NeighbourSampler.sample
+    drawn: list[int] = []
+    names: set[str] = set()
+    third = threading.Event()
+
+    def note(sampler: NeighbourSampler, seeds: torch.Tensor, *, batch: int) -> Sample:
+        sample = original(sampler, seeds, batch=batch)
+        drawn.append(batch)
+        names.add(threading.current_thread().name)
+        if len(drawn) == 3:
+            third.set()
+        return sample
+
+    batches = make(threads=2)
+    monkeypatch.setattr(NeighbourSampler, "sample", note)
+    stream = batches.epoch(0)
+    next(stream)
+    assert third.wait(60.0), "nothing is drawn before it is asked for"
+    assert len(drawn) == 3
+    stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(drawn) == 3
+    assert 1 <= len(names) <= 2
+    assert all(name.startswith("rowmill-sample") for name in names)
+
+
+def test_what_is_wrong_with_the_graph_reaches_the_loop() -> None:
+    sampler = NeighbourSampler(np.array([0, 1]), np.array([3]), fanouts=[1])
+    batches = NodeBatches(sampler, np.array([0]), np.array([0]), batch=1)
+    with pytest.raises(InvalidInput, match=r"indices\[0\] = 3"):
+        list(batches.epoch(0))

@@ -1,0 +1,145 @@
+"""Samples as a model sees them: blocks over tensors, of arrays in memory or in files, and errors that name the argument.
+
+What is drawn is checked where the kernel is, in `crates/rowmill-kernels/tests/kernels/neighbours.rs`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from rowmill.errors import InvalidInput
+from rowmill.gnn import NeighbourSampler, Sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+NODES = 500
+
+
+@pytest.fixture(scope="module")
+def graph() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    random = np.random.default_rng(1)
+    degrees = random.integers(0, 30, NODES)
+    degrees[:3] = 0
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    return indptr, random.integers(0, NODES, indptr[-1])
+
+
+def equal(one: Sample, other: Sample) -> bool:
+    tensors = [
+        [sample.nodes, *(tensor for block in sample.blocks for tensor in (block.indptr, block.indices))]
+        for sample in (one, other)
+    ]
+    return all(torch.equal(a, b) for a, b in zip(*tensors, strict=True))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_blocks_lead_from_all_nodes_to_the_seeds(
+    graph: tuple[NDArray[np.int64], NDArray[np.int64]], replace: bool
+) -> None:
+    indptr, indices = graph
+    sampler = NeighbourSampler(indptr, indices, fanouts=[4, 7, -1], replace=replace, seed=3)
+    seeds = torch.tensor([5, 0, 400, 17])
+    sample = sampler.sample(seeds, batch=1)
+    assert torch.equal(sample.nodes[:4], seeds)
+    assert len(sample.nodes.unique()) == len(sample.nodes)
+    targets = 4
+    for block, fanout in zip(sample.blocks, [4, 7, -1], strict=True):
+        assert block.targets == targets
+        assert int(block.indices.max()) < block.sources
+        assert torch.equal(block.owners.bincount(minlength=targets), block.indptr.diff())
+        for target in range(targets):
+            node = sample.nodes[target]
+            there = indices[indptr[node] : indptr[node + 1]].tolist()
+            drawn = sample.nodes[block.indices[block.indptr[target] : block.indptr[target + 1]]].tolist()
+            assert set(drawn) <= set(there)
+            if fanout == -1:
+                assert drawn == there
+            elif replace:
+                assert len(drawn) == (fanout if there else 0)
+            else:
+                assert len(drawn) == min(fanout, len(there))
+        targets = block.sources
+    assert targets == len(sample.nodes)
+
+
+def test_equal_seeds_and_batches_draw_equally_in_any_number_of_threads(
+    graph: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> None:
+    def sampler(seed: int) -> NeighbourSampler:
+        return NeighbourSampler(*graph, fanouts=[5, 5], seed=seed)
+
+    seeds = torch.arange(60)
+    alone = [sampler(1).sample(seeds, batch=batch) for batch in range(40)]
+    shared = sampler(1)
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda batch: shared.sample(seeds, batch=batch), range(40)))
+    assert all(map(equal, alone, together))
+    assert not equal(alone[0], alone[1])
+    assert not equal(alone[0], sampler(2).sample(seeds, batch=0))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_a_graph_in_files_is_sampled_where_it_is(
+    graph: tuple[NDArray[np.int64], NDArray[np.int64]], tmp_path: Path, dtype: type
+) -> None:
+    indptr, indices = graph
+    np.save(tmp_path / "indptr.npy", indptr)
+    np.save(tmp_path / "indices.npy", indices.astype(dtype))
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("indptr", "indices")]
+    assert all(isinstance(array, np.memmap) for array in mapped)
+    seeds = torch.arange(100)
+    one, other = (
+        NeighbourSampler(*arrays, fanouts=[3, 3]).sample(seeds, batch=9)
+        for arrays in (graph, mapped)
+    )
+    assert equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "options", "message"),
+    [
+        ([0, 1], [0], {"fanouts": [2, 0]}, r"fanouts\[1\] = 0; it must be from 1 to 1048576, or -1"),
+        ([0, 1], [0], {"fanouts": [-2]}, r"fanouts\[0\] = -2"),
+        ([], [], {}, "indptr is empty"),
+        ([0, 2], [0], {}, r"indptr must run from 0 to the number of indices \(1\), got 0..2"),
+        (np.array([0, 1], np.int32), [0], {}, "indptr must be an array of int64, got int32"),
+        ([0, 1], np.array([0.0]), {}, "indices must be an array of int32 or int64, got float64"),
+        ([0, 1], np.array([0], np.uint32), {}, "int32 or int64, got uint32"),
+        ([0, 2], np.zeros(4, np.int32)[::2], {}, "indices must be contiguous"),
+    ],
+)
+def test_arrays_and_fanouts_that_do_not_fit_are_refused_at_once(
+    indptr: Any, indices: Any, options: dict[str, Any], message: str
+) -> None:
+    arrays = [
+        given if isinstance(given, np.ndarray) else np.array(given, np.int64)
+        for given in (indptr, indices)
+    ]
+    with pytest.raises(InvalidInput, match=message):
+        NeighbourSampler(*arrays, **{"fanouts": [2], **options})
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "seeds", "message"),
+    [
+        ([0, 2, 1, 3], [0, 1, 2], [1], r"indptr\[1\] = 2 and indptr\[2\] = 1"),
+        ([0, 1, 2, 3], [0, 1, 3], [2], r"indices\[2\] = 3, but the graph has 3 nodes"),
+        ([0, 1, 2, 3], [0, -1, 2], [1], r"indices\[1\] = -1, but"),
+        ([0, 1, 2, 3], [0, 1, 2], [0, 3], r"seeds\[1\] = 3, but the graph has 3 nodes"),
+        ([0, 1, 2, 3], [0, 1, 2], [2, 1, 2], r"seeds\[2\] = 2 is there twice"),
+    ],
+)
+def test_what_is_wrong_with_a_graph_is_named_when_it_is_met(
+    indptr: list[int], indices: list[int], seeds: list[int], message: str
+) -> None:
+    sampler = NeighbourSampler(np.array(indptr), np.array(indices), fanouts=[2])
+    with pytest.raises(InvalidInput, match=message):
+        sampler.sample(torch.tensor(seeds), batch=0)
