@@ -57,6 +57,8 @@ PYTHON_ROAD = [
     "init",
     "eviction",
     "ragged",
+    "setting",
+    "node_config",
     "config",
     "ops",
     "nn",

@@ -30,7 +30,6 @@ def interact_backward(
     shape: tuple[int, int, int],
     threads: int,
 ) -> None: ...
-
 def check_graph(indptr: _Ids, indices: NDArray[Any]) -> None: ...
 def sample_neighbours(
     indptr: _Ids,

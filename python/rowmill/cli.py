@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rowmill.config import Config
     from rowmill.report.figures import Figure
 
-_TRAIN_SECTIONS = ("data", "model", "rows", "store", "train", "checkpoint")
+_TRAIN_SECTIONS = ("data", "model", "gnn", "rows", "store", "train", "checkpoint")
 _COUNT_DIGITS = 6
 _CHECKPOINT_DIGITS = 18
 _BAD_INPUT = (CheckpointMissing, InvalidInput, MemoryTooSmall, StoreMissing, TableMissing)
@@ -71,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser(
-        "train", help="train a click model or a knowledge graph, and report how good it is"
+        "train",
+        help="train a click model, a knowledge graph or a graph of nodes, and report how good it is",
     )
     train.add_argument(
         "--config", type=_path, metavar="FILE", help="TOML file with settings; flags win over it"
@@ -187,6 +188,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_flags(sequences, "sequences")
     sequences.set_defaults(command=_sequences, interrupted="; the same command begins it again")
+
+    nodes = data.add_parser(
+        "nodes", help="write a graph of nodes whose classes features and neighbours give away"
+    )
+    nodes.add_argument(
+        "--out", type=_path, required=True, metavar="FILE", help="an .npz file, to be made"
+    )
+    _add_flags(nodes, "nodes")
+    nodes.set_defaults(command=_nodes, interrupted="; the same command begins it again")
     return parser
 
 
@@ -244,14 +254,18 @@ def _train(parsed: argparse.Namespace) -> int:
     config = load_config(parsed.config, flags)
     if config.data.path is None:
         raise ConfigError(
-            "no data: name a click log with --data, or the folder of a graph, or either in [data] path of the config file"
+            "no data: name a click log with --data, or the folder or file of a graph, or one of them in [data] path of "
+            "the config file"
         )
     with _importing():
         from rich.console import Console
 
-        from rowmill.train import train
+        from rowmill.train import train, train_splits
 
     console = Console()
+    if config.train.task == "gnn" and config.gnn.splits > 1:
+        _print_splits(train_splits(config, console), console)
+        return 0
     report = train(config, console)
     _print_result(report, config, console)
     return 0
@@ -281,6 +295,22 @@ def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
         ("report", str(config.train.out / "report.html")),
     ]:
         console.print(f"[dim]{name:<20}[/dim]{escape(value)}", highlight=False, soft_wrap=True)
+
+
+def _print_splits(result: dict[str, Any], console: Any) -> None:
+    from rowmill.report import figures_of
+
+    found = result["test"]
+    for figure in figures_of(result).tested(found):
+        of = found[figure.key]
+        mean, deviation = (
+            "-" if of[name] is None else f"{of[name]:.4f}" for name in ("mean", "deviation")
+        )
+        console.print(
+            f"[dim]{figure.name:<20}[/dim]{mean} +- {deviation}, {len(result['splits'])} splits",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
@@ -374,6 +404,15 @@ def _sequences(parsed: argparse.Namespace) -> int:
     values = {key: value for (_, key), value in _flags(parsed, "sequences").items()}
     sidecar = make_sequences(parsed.out, section_from("sequences", values))
     print(f"{parsed.out}: where its lists of candidates begin is in {sidecar.name}")
+    return 0
+
+
+def _nodes(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.data.planted_nodes import make_nodes
+
+    values = {key: value for (_, key), value in _flags(parsed, "nodes").items()}
+    print(make_nodes(parsed.out, section_from("nodes", values)))
     return 0
 
 

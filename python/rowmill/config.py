@@ -17,36 +17,22 @@ them and never on its test part; AUC and logloss there, means of 3 to 5 seeds:
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from rowmill.errors import InvalidInput
+from rowmill.node_config import GnnConfig, NodesConfig
+from rowmill.setting import BELOW_ONE, DIM_MAX, FLOAT_MAX, Setting
 from rowmill.size import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DIM_MAX = 65_536
-_FLOAT_MAX = 3e38
-"""What a 32-bit float holds, nearly."""
-_BELOW_ONE = 0.999999
-"""The largest decay, written so that messages can say it."""
-
 
 class ConfigError(InvalidInput):
     """A setting is wrong; the message names it, its value and the fix."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a person is told about a field, its flag if it has one, and the least and the most it takes."""
-
-    help: str
-    flag: str | None = None
-    least: float | None = None
-    most: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,34 +149,32 @@ class ModelConfig:
         ],
         Setting("the model", "--model"),
     ] = "dlrm"
-    dim: Annotated[int, Setting("weights per row", "--dim", 1, _DIM_MAX)] = 16
+    dim: Annotated[int, Setting("weights per row", "--dim", 1, DIM_MAX)] = 16
     bottom: Annotated[
         tuple[int, ...],
-        Setting("dlrm: hidden widths below the interaction", least=1, most=_DIM_MAX),
+        Setting("dlrm: hidden widths below the interaction", least=1, most=DIM_MAX),
     ] = (128, 64)
     top: Annotated[
         tuple[int, ...],
-        Setting("dlrm: hidden widths above the interaction", least=1, most=_DIM_MAX),
+        Setting("dlrm: hidden widths above the interaction", least=1, most=DIM_MAX),
     ] = (256, 128)
     deep: Annotated[
         tuple[int, ...],
-        Setting("all but dlrm: hidden widths of the deep tower or towers", least=1, most=_DIM_MAX),
+        Setting("all but dlrm: hidden widths of the deep tower or towers", least=1, most=DIM_MAX),
     ] = (
         256,
         128,
     )
     cross_layers: Annotated[int, Setting("dcn_v2: crosses", least=1, most=1000)] = 2
-    rank: Annotated[int, Setting("dcn_v2: rank of the cross matrices", least=1, most=_DIM_MAX)] = 64
+    rank: Annotated[int, Setting("dcn_v2: rank of the cross matrices", least=1, most=DIM_MAX)] = 64
     attention: Annotated[
         tuple[int, ...],
-        Setting("din: hidden widths of the activation unit", least=1, most=_DIM_MAX),
+        Setting("din: hidden widths of the activation unit", least=1, most=DIM_MAX),
     ] = (80, 40)
-    heads: Annotated[int, Setting("bst: attention heads", least=1, most=_DIM_MAX)] = 2
+    heads: Annotated[int, Setting("bst: attention heads", least=1, most=DIM_MAX)] = 2
     auxiliary: Annotated[
         float,
-        Setting(
-            "dien: weight of the loss of the next place of a history", least=0, most=_FLOAT_MAX
-        ),
+        Setting("dien: weight of the loss of the next place of a history", least=0, most=FLOAT_MAX),
     ] = 1.0
 
 
@@ -220,26 +204,26 @@ class KgeConfig:
         Literal["none", "l2", "n3"], Setting("penalty on the rows of a batch's triples")
     ] = "none"
     entity_penalty: Annotated[
-        float, Setting("its weight for entities", least=0, most=_FLOAT_MAX)
+        float, Setting("its weight for entities", least=0, most=FLOAT_MAX)
     ] = 0.0
     relation_penalty: Annotated[
-        float, Setting("its weight for relations", least=0, most=_FLOAT_MAX)
+        float, Setting("its weight for relations", least=0, most=FLOAT_MAX)
     ] = 0.0
     entity_dropout: Annotated[
-        float, Setting("share of the weights of entities left out", least=0, most=_BELOW_ONE)
+        float, Setting("share of the weights of entities left out", least=0, most=BELOW_ONE)
     ] = 0.0
     relation_dropout: Annotated[
-        float, Setting("share of the weights of relations left out", least=0, most=_BELOW_ONE)
+        float, Setting("share of the weights of relations left out", least=0, most=BELOW_ONE)
     ] = 0.0
     smoothing: Annotated[
         float,
-        Setting("softmax: share of the answers given to all candidates", least=0, most=_BELOW_ONE),
+        Setting("softmax: share of the answers given to all candidates", least=0, most=BELOW_ONE),
     ] = 0.0
     temperature: Annotated[
         float, Setting("self_adversarial: how much harder wrong ones count", least=0, most=1e6)
     ] = 1.0
     margin: Annotated[
-        float, Setting("transe, rotate: added to every score", least=0, most=_FLOAT_MAX)
+        float, Setting("transe, rotate: added to every score", least=0, most=FLOAT_MAX)
     ] = 0.0
     norm: Annotated[int, Setting("transe: of the distance", least=1, most=2)] = 1
     unseen: Annotated[
@@ -260,97 +244,6 @@ class KgeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GnnConfig:
-    """Section `[gnn]`: how the classes of nodes are learned."""
-
-    rows: Annotated[
-        Literal["features", "learned"],
-        Setting("what is stored of a node: its features, or an embedding of model.dim weights"),
-    ] = "features"
-    normalize: Annotated[
-        bool, Setting("features: divide each vector by the sum of its absolute entries")
-    ] = False
-    fanouts: Annotated[
-        tuple[int, ...],
-        Setting("neighbours drawn of a node in each layer, -1: all", least=-1, most=1 << 20),
-    ] = (10, 10)
-    replace: Annotated[bool, Setting("draw each neighbour from all, so one may come twice")] = False
-    test_fanouts: Annotated[
-        tuple[int, ...],
-        Setting("the same for valid and test nodes; empty: all", least=-1, most=1 << 20),
-    ] = ()
-    hidden: Annotated[
-        int, Setting("width between layers; gat: of a head", least=1, most=_DIM_MAX)
-    ] = 64
-    heads: Annotated[int, Setting("gat: heads of every layer but the last", least=1, most=1024)] = 8
-    last_heads: Annotated[int, Setting("gat: heads of the last layer", least=1, most=1024)] = 1
-    norm: Annotated[bool, Setting("graphsage: normalise hidden vectors")] = False
-    residual: Annotated[bool, Setting("graphsage: add to a layer what it was given")] = False
-    feature_dropout: Annotated[
-        float, Setting("share of what is known of nodes left out", least=0, most=_BELOW_ONE)
-    ] = 0.0
-    dropout: Annotated[
-        float, Setting("share of hidden vectors left out", least=0, most=_BELOW_ONE)
-    ] = 0.5
-    attention_dropout: Annotated[
-        float, Setting("gat: share of the edges left out by a head", least=0, most=_BELOW_ONE)
-    ] = 0.0
-    weight_decay: Annotated[
-        float, Setting("of the dense half (Adam)", least=0, most=_FLOAT_MAX)
-    ] = 0.0
-    directed: Annotated[
-        bool, Setting("edges lead one way, as they are in the file; otherwise both ways")
-    ] = False
-    self_loops: Annotated[
-        Literal["error", "keep", "drop"], Setting("edges from a node to itself")
-    ] = "error"
-    isolated: Annotated[Literal["error", "keep"], Setting("nodes without neighbours")] = "error"
-    split: Annotated[
-        int,
-        Setting("which of the fixed splits, or the seed of a random one", "--split", 0, 1 << 32),
-    ] = 0
-    splits: Annotated[
-        int,
-        Setting("so many splits from that one on, a run each in OUT/split-N", "--splits", 1, 1000),
-    ] = 1
-    train_per_class: Annotated[
-        int, Setting("random splits: nodes per class to train on", least=1)
-    ] = 20
-    valid_per_class: Annotated[
-        int, Setting("random splits: nodes per class to choose the model by", least=1)
-    ] = 30
-    choose: Annotated[
-        Literal["best", "last"], Setting("the model to test: best by the valid part, or the last")
-    ] = "best"
-    validate_every: Annotated[
-        int, Setting("epochs between figures of the valid part; 0: only at the end", least=0)
-    ] = 1
-    sample_threads: Annotated[
-        int, Setting("threads that draw neighbours of coming batches", least=1, most=256)
-    ] = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodesConfig:
-    """Section `[nodes]`: a graph with classes to make first, if it is not there yet."""
-
-    nodes: Annotated[int, Setting("nodes of the graph", "--nodes", 1, 1 << 31)] = 2000
-    classes: Annotated[int, Setting("classes of nodes", "--classes", 2, 4096)] = 5
-    degree: Annotated[
-        int, Setting("edges of a node, on average; a few nodes have many", "--degree", 1, 10_000)
-    ] = 10
-    features: Annotated[int, Setting("features of a node", "--features", 1, _DIM_MAX)] = 32
-    noise: Annotated[
-        float,
-        Setting("deviation of features from those of their class", "--noise", 0, 1e6),
-    ] = 3.0
-    within: Annotated[
-        float, Setting("share of the edges that stay within a class", "--within", 0, 1)
-    ] = 0.8
-    seed: Annotated[int, Setting("seed of everything random", "--seed", 0, (1 << 44) - 1)] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class RowsConfig:
     """Section `[rows]`: how rows are born and updated.
 
@@ -363,44 +256,44 @@ class RowsConfig:
         ],
         Setting("optimizer of the rows", "--row-optimizer"),
     ] = "adagrad"
-    lr: Annotated[float, Setting("learning rate of the rows", "--row-lr", 0, _FLOAT_MAX)] = 0.02
+    lr: Annotated[float, Setting("learning rate of the rows", "--row-lr", 0, FLOAT_MAX)] = 0.02
     dtype: Annotated[
         Literal["fp32", "bf16"],
         Setting("how weights are stored: bf16 takes half the bytes", "--row-dtype"),
     ] = "fp32"
     initial_width: Annotated[
         float,
-        Setting("new weights are uniform between minus and plus this", least=1e-9, most=_FLOAT_MAX),
+        Setting("new weights are uniform between minus and plus this", least=1e-9, most=FLOAT_MAX),
     ] = 0.01
     momentum: Annotated[
-        float | None, Setting("momentum_sgd: decay of the velocity", least=1e-6, most=_BELOW_ONE)
+        float | None, Setting("momentum_sgd: decay of the velocity", least=1e-6, most=BELOW_ONE)
     ] = None
     nesterov: Annotated[bool | None, Setting("momentum_sgd: take Nesterov's step")] = None
     beta1: Annotated[
         float | None,
-        Setting("adam, rowwise_adam: decay of the first moment", least=0, most=_BELOW_ONE),
+        Setting("adam, rowwise_adam: decay of the first moment", least=0, most=BELOW_ONE),
     ] = None
     beta2: Annotated[
         float | None,
-        Setting("adam, rowwise_adam: decay of the second moment", least=0, most=_BELOW_ONE),
+        Setting("adam, rowwise_adam: decay of the second moment", least=0, most=BELOW_ONE),
     ] = None
     eps: Annotated[
         float | None,
-        Setting("Adagrads and Adams: added to the root", least=1e-30, most=_FLOAT_MAX),
+        Setting("Adagrads and Adams: added to the root", least=1e-30, most=FLOAT_MAX),
     ] = None
-    beta: Annotated[float | None, Setting("ftrl: added to the root", least=0, most=_FLOAT_MAX)] = (
+    beta: Annotated[float | None, Setting("ftrl: added to the root", least=0, most=FLOAT_MAX)] = (
         None
     )
     l1: Annotated[
         float | None,
-        Setting("ftrl: penalty on absolute weights; makes weights 0", least=0, most=_FLOAT_MAX),
+        Setting("ftrl: penalty on absolute weights; makes weights 0", least=0, most=FLOAT_MAX),
     ] = None
     l2: Annotated[
-        float | None, Setting("ftrl: penalty on half the squares", least=0, most=_FLOAT_MAX)
+        float | None, Setting("ftrl: penalty on half the squares", least=0, most=FLOAT_MAX)
     ] = None
     initial_accumulator: Annotated[
         float | None,
-        Setting("Adagrads, ftrl: what sums of squares begin with", least=0, most=_FLOAT_MAX),
+        Setting("Adagrads, ftrl: what sums of squares begin with", least=0, most=FLOAT_MAX),
     ] = None
 
 
@@ -417,7 +310,7 @@ class EvictionConfig:
         int | None, Setting("least_frequent, lowest_norm: rows to keep per table", least=1)
     ] = None
     below: Annotated[
-        float | None, Setting("lowest_norm: the norm instead", least=1e-30, most=_FLOAT_MAX)
+        float | None, Setting("lowest_norm: the norm instead", least=1e-30, most=FLOAT_MAX)
     ] = None
     every: Annotated[int, Setting("steps from one eviction to the next", least=1)] = 100
 
@@ -500,7 +393,7 @@ class TrainConfig:
     ] = 1
     seed: Annotated[int, Setting("seed of rows and dense weights", "--seed", 0, (1 << 64) - 1)] = 0
     dense_lr: Annotated[
-        float, Setting("learning rate of the dense half (Adam)", "--dense-lr", 0, _FLOAT_MAX)
+        float, Setting("learning rate of the dense half (Adam)", "--dense-lr", 0, FLOAT_MAX)
     ] = 2e-3
     dense_decay_from: Annotated[
         float,
@@ -541,7 +434,7 @@ class Config:
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     kge: KgeConfig = KgeConfig()
-    gnn: GnnConfig = GnnConfig()
+    gnn: GnnConfig = field(default_factory=GnnConfig)
     rows: RowsConfig = RowsConfig()
     eviction: EvictionConfig = EvictionConfig()
     admission: AdmissionConfig = AdmissionConfig()

@@ -11,11 +11,10 @@ Arrays of the file, by name:
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
-from zlib import crc32
-from zlib import error as ZlibError  # noqa: N812
 
 import numpy as np
 
@@ -142,7 +141,7 @@ class NodeGraph:
             features = self.features
             arrays += [features.dense, features.indptr, features.columns, features.values]
         for array in arrays:
-            check = crc32(b"" if array is None else np.ascontiguousarray(array), check)
+            check = zlib.crc32(b"" if array is None else array.tobytes(), check)
         return f"{check:08x}"
 
     def _fixed_split(self, number: int, masks: dict[str, NDArray[np.bool_]]) -> NodeSplit:
@@ -216,7 +215,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give an .npz file") from None
-    except (BadZipFile, ZlibError, ValueError, EOFError, AttributeError, TypeError) as error:
+    except (BadZipFile, zlib.error, ValueError, EOFError, AttributeError, TypeError) as error:
         raise DataError(f"{path} is no .npz file of plain arrays: {error}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -272,7 +271,9 @@ def _check_lists(
         else:
             _core.check_graph(indptr, np.zeros(len(indices), np.int32))
     except InvalidInput as error:
-        text = str(error).replace("indptr", f"{prefix}_indptr").replace("indices", f"{prefix}_indices")
+        text = (
+            str(error).replace("indptr", f"{prefix}_indptr").replace("indices", f"{prefix}_indices")
+        )
         raise DataError(f"{path}: {text}") from None
 
 
@@ -341,7 +342,9 @@ def _array(path: Path, arrays: dict[str, NDArray[Any]], name: str) -> NDArray[An
     return arrays[name]
 
 
-def _integers(path: Path, arrays: dict[str, NDArray[Any]], name: str, ndim: int) -> NDArray[np.int64]:
+def _integers(
+    path: Path, arrays: dict[str, NDArray[Any]], name: str, ndim: int
+) -> NDArray[np.int64]:
     array = _array(path, arrays, name)
     if array.dtype.kind not in "iu" or array.ndim != ndim:
         raise DataError(
@@ -350,7 +353,9 @@ def _integers(path: Path, arrays: dict[str, NDArray[Any]], name: str, ndim: int)
     return np.ascontiguousarray(array, np.int64)
 
 
-def _floats(path: Path, arrays: dict[str, NDArray[Any]], name: str, ndim: int) -> NDArray[np.float32]:
+def _floats(
+    path: Path, arrays: dict[str, NDArray[Any]], name: str, ndim: int
+) -> NDArray[np.float32]:
     array = _array(path, arrays, name)
     if array.dtype.kind not in "fiub" or array.ndim != ndim:
         raise DataError(

@@ -41,7 +41,7 @@ def make_nodes(path: Path, settings: NodesConfig) -> Path:
     arrays = planted_nodes(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    np.savez(unfinished, settings=np.array(told), **arrays)
+    np.savez(unfinished, allow_pickle=False, settings=np.array(told), **arrays)
     unfinished.replace(path)
     return path
 
@@ -53,7 +53,7 @@ def planted_nodes(settings: NodesConfig) -> dict[str, NDArray[np.generic]]:
     labels = np.sort(random.integers(classes, size=nodes))
     centres = random.standard_normal((classes, settings.features), np.float32)
     noise = random.standard_normal((nodes, settings.features), np.float32)
-    weights = (1 + random.permutation(nodes)) ** -_POWER
+    weights = np.power(1.0 + random.permutation(nodes), -_POWER, dtype=np.float64)
     edges = (nodes * settings.degree + 1) // 2
     # A node draws its first edge itself, so none is left alone as long as there is another node.
     source = np.concatenate(

@@ -86,9 +86,7 @@ class GAT(nn.Module):
             GatLayer(given, width, count, attention_dropout=attention_dropout)
             for given, width, count in zip(dims, widths, counts, strict=True)
         )
-        self.biases = nn.ParameterList(
-            torch.zeros(width) for width in [*dims[1:], classes]
-        )
+        self.biases = nn.ParameterList(torch.zeros(width) for width in [*dims[1:], classes])
         self.feature_dropout = feature_dropout
         self.dropout = dropout
 
@@ -131,13 +129,13 @@ def _weighted_sums(vectors: Tensor, indptr: Tensor, indices: Tensor, shares: Ten
 
     The bags of one head follow those of another, so that none of it needs a vector for every edge.
     """
-    heads, edges = vectors.shape[1], len(indices)
+    _, heads, width = vectors.shape
     head = torch.arange(heads)[:, None]
     summed = embedding_bag(
         (indices * heads + head).flatten(),
         vectors.flatten(0, 1),
-        (indptr[:-1] + head * edges).flatten(),
+        (indptr[:-1] + head * len(indices)).flatten(),
         mode="sum",
         per_sample_weights=shares.T.flatten(),
     )
-    return summed.unflatten(0, (heads, -1)).transpose(0, 1)
+    return summed.view(heads, len(indptr) - 1, width).transpose(0, 1)

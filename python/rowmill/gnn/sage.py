@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding_bag, relu
 
@@ -62,9 +62,7 @@ class GraphSAGE(nn.Module):
     ) -> None:
         super().__init__()
         widths = [dim, *[hidden] * (layers - 1), classes]
-        self.layers = nn.ModuleList(
-            SageLayer(given, made) for given, made in zip(widths, widths[1:], strict=False)
-        )
+        self.layers = nn.ModuleList(SageLayer(given, made) for given, made in pairwise(widths))
         self.norms = nn.ModuleList(
             nn.LayerNorm(hidden) if norm else nn.Identity() for _ in range(layers - 1)
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from rowmill.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 _FANOUT_MAX = 1 << 20
@@ -78,6 +78,7 @@ class NeighbourSampler:
         seed: Equal seeds draw equal neighbours of a node in a batch of the same number, whatever the batch has beside.
 
     Examples:
+        >>> import numpy as np
         >>> sampler = NeighbourSampler(np.array([0, 2, 3, 3]), np.array([1, 2, 0]), fanouts=[-1])
         >>> sample = sampler.sample(torch.tensor([2, 0]), batch=0)
         >>> sample.nodes, sample.blocks[0].indptr, sample.blocks[0].indices
@@ -110,10 +111,16 @@ class NeighbourSampler:
         nodes, layers = _core.sample_neighbours(
             self.indptr, self.indices, seeds.numpy(), self.fanouts, self.replace, self.seed, batch
         )
-        blocks = [Block(_long(indptr), _long(indices), sources) for indptr, indices, sources in layers]
+        blocks = [
+            Block(_long(indptr), _long(indices), sources) for indptr, indices, sources in layers
+        ]
         return Sample(_long(nodes), tuple(blocks))
 
 
 def _long(content: bytearray) -> Tensor:
     # A tensor cannot be made of no bytes.
-    return torch.frombuffer(content, dtype=torch.int64) if content else torch.empty(0, dtype=torch.int64)
+    return (
+        torch.frombuffer(content, dtype=torch.int64)
+        if content
+        else torch.empty(0, dtype=torch.int64)
+    )

@@ -74,6 +74,18 @@ _FIGURES = {
             Figure("valid_mrr", "MRR of the valid part"),
         ),
     ),
+    "gnn": Figures(
+        unit="nodes",
+        test=(
+            Figure("auc", "test AUC", "of two classes", True),
+            Figure("accuracy", "test accuracy", "share of nodes told right"),
+        ),
+        short=(Figure("loss", "loss"), Figure("valid_accuracy", "valid accuracy")),
+        charts=(
+            Figure("loss", "Loss, before training on each batch"),
+            Figure("valid_accuracy", "Accuracy of the valid part"),
+        ),
+    ),
 }
 
 

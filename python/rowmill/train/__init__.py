@@ -1,5 +1,6 @@
-"""Training a click model from a log of clicks: `train(config)`, or `rowmill train`."""
+"""The trainer behind `rowmill train`."""
 
-from rowmill.train.run import train
+from rowmill.train.run import TrainingDiverged, train
+from rowmill.train.splits import train_splits
 
-__all__ = ["train"]
+__all__ = ["TrainingDiverged", "train", "train_splits"]

@@ -1,11 +1,12 @@
 """The training loop, and what surrounds it.
 
-Four ways to run it:
+Five ways to run it:
 
     rowmill train --data clicks.parquet --out out/clicks
     rowmill train --config examples/quickstart.toml
     rowmill train --config examples/quickstart.toml --resume
     rowmill train --task kge --data graph --out out/graph
+    rowmill train --task gnn --data nodes.npz --out out/nodes
 
 The loop is `Trainer.fit` with `Trainer.train_step`: batches come with a view of the next few, whose rows are being
 fetched meanwhile; the task gives the loss; backward updates the stored rows itself. With `train.in_flight` steps the rows
@@ -31,6 +32,7 @@ from rowmill.report import clear_report, figures_of, read_report, write_report
 from rowmill.train.clicks import open_clicks
 from rowmill.train.graphs import open_graph
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
+from rowmill.train.nodes import open_nodes
 from rowmill.train.pipeline import Pipeline
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 _TASKS: dict[str, Callable[[Config, Console, int], AbstractContextManager[Task]]] = {
     "ctr": open_clicks,
     "kge": open_graph,
+    "gnn": open_nodes,
 }
 
 

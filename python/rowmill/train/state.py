@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rowmill.config import Config
-    from rowmill.data import Graph, Source
+    from rowmill.data import Graph, NodeGraph, Source
 
 ATTACHMENT = "rowmill.train"
 _CHECKED_ROWS = 1024
@@ -200,6 +200,20 @@ def graph_identity(config: Config, graph: Graph) -> dict[str, Any]:
         **identity_of(config),
         # There is no dense rate that falls towards the end, so a run may go on for more epochs.
         "train.epochs": None,
+    }
+
+
+def node_identity(config: Config, graph: NodeGraph) -> dict[str, Any]:
+    """What must not change between the parts of one run on a graph of nodes."""
+    settings = config.as_dict()["gnn"]
+    # How many threads sample changes no sample, and each of several splits is a run of its own.
+    del settings["sample_threads"], settings["splits"]
+    return {
+        "nodes": graph.nodes,
+        "edges": graph.edges,
+        "checksum of the graph": graph.fingerprint(),
+        **{f"gnn.{key}": value for key, value in settings.items()},
+        **identity_of(config),
     }
 
 

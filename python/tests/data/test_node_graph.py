@@ -96,7 +96,9 @@ def test_loops_and_lonely_nodes_are_errors_until_something_is_said_of_them(tmp_p
     assert neighbours(dropped) == [[1], [0], [], []]
 
 
-def test_a_random_split_has_so_many_of_each_class_and_follows_from_its_number(tmp_path: Path) -> None:
+def test_a_random_split_has_so_many_of_each_class_and_follows_from_its_number(
+    tmp_path: Path,
+) -> None:
     labels = np.random.default_rng(0).integers(0, 4, 400)
     edges = np.stack([np.arange(400), np.roll(np.arange(400), 1)], axis=1)
     graph = read_node_graph(write(tmp_path, {"edges": edges, "labels": labels}))
@@ -157,7 +159,10 @@ def test_parts_that_are_empty_or_overlap_are_refused(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (arrays(node_labels=None), "no classes: one of its arrays must be labels or label or node_"),
+        (
+            arrays(node_labels=None),
+            "no classes: one of its arrays must be labels or label or node_",
+        ),
         (arrays(node_labels=np.array([0.0, 1.0])), r"node_labels is float64 of shape \(2,\)"),
         (arrays(node_labels=np.array([0, -1, 1, 0])), r"node_labels\[1\] = -1, but classes are 0"),
         (arrays(node_labels=np.array([], np.int64)), "node_labels is empty"),

@@ -31,9 +31,7 @@ def adjacency() -> Tensor:
 @pytest.fixture(scope="module")
 def sample(adjacency: Tensor) -> Sample:
     """All neighbours in two layers of some nodes."""
-    places = [
-        np.repeat(np.arange(NODES), row.long().numpy()) for row in adjacency
-    ]
+    places = [np.repeat(np.arange(NODES), row.long().numpy()) for row in adjacency]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in places])])
     sampler = NeighbourSampler(indptr, np.concatenate(places), fanouts=[-1, -1])
     return sampler.sample(torch.tensor([6, 7, 4, 20, 1]), batch=0)

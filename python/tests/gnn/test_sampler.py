@@ -34,7 +34,10 @@ def graph() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def equal(one: Sample, other: Sample) -> bool:
     tensors = [
-        [sample.nodes, *(tensor for block in sample.blocks for tensor in (block.indptr, block.indices))]
+        [
+            sample.nodes,
+            *(tensor for block in sample.blocks for tensor in (block.indptr, block.indices)),
+        ]
         for sample in (one, other)
     ]
     return all(torch.equal(a, b) for a, b in zip(*tensors, strict=True))
@@ -58,7 +61,9 @@ def test_blocks_lead_from_all_nodes_to_the_seeds(
         for target in range(targets):
             node = sample.nodes[target]
             there = indices[indptr[node] : indptr[node + 1]].tolist()
-            drawn = sample.nodes[block.indices[block.indptr[target] : block.indptr[target + 1]]].tolist()
+            drawn = sample.nodes[
+                block.indices[block.indptr[target] : block.indptr[target + 1]]
+            ].tolist()
             assert set(drawn) <= set(there)
             if fanout == -1:
                 assert drawn == there
@@ -106,7 +111,12 @@ def test_a_graph_in_files_is_sampled_where_it_is(
 @pytest.mark.parametrize(
     ("indptr", "indices", "options", "message"),
     [
-        ([0, 1], [0], {"fanouts": [2, 0]}, r"fanouts\[1\] = 0; it must be from 1 to 1048576, or -1"),
+        (
+            [0, 1],
+            [0],
+            {"fanouts": [2, 0]},
+            r"fanouts\[1\] = 0; it must be from 1 to 1048576, or -1",
+        ),
         ([0, 1], [0], {"fanouts": [-2]}, r"fanouts\[0\] = -2"),
         ([], [], {}, "indptr is empty"),
         ([0, 2], [0], {}, r"indptr must run from 0 to the number of indices \(1\), got 0..2"),
