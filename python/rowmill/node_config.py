@@ -28,6 +28,10 @@ class GnnConfig:
         tuple[int, ...],
         Setting("the same for valid and test nodes; empty: all", least=-1, most=1 << 20),
     ] = ()
+    test_batch: Annotated[
+        int,
+        Setting("nodes of the valid and test parts whose figures are computed at once", least=1),
+    ] = 1024
     hidden: Annotated[
         int, Setting("width between layers; gat: of a head", least=1, most=DIM_MAX)
     ] = 64

@@ -83,3 +83,21 @@ def test_the_example_of_sequences_runs(tmp_path: Path) -> None:
     report = train(load_config(EXAMPLES / "sequences.toml", flags), Console(file=io.StringIO()))
     assert report["test"]["hr_at_10"] is not None
     assert report["run"]["steps"] > 0
+
+
+@pytest.mark.parametrize(
+    "settings", sorted(EXAMPLES.glob("gnn/*.toml")), ids=lambda path: path.stem
+)
+def test_settings_of_graph_neural_networks_train(settings: Path, tmp_path: Path) -> None:
+    flags = {
+        ("nodes", "nodes"): 600,
+        ("nodes", "classes"): 2,
+        ("nodes", "noise"): 1.0,
+        ("data", "path"): tmp_path / "nodes.npz",
+        ("train", "out"): tmp_path / "out",
+        ("train", "epochs"): 20,
+        ("store", "memory"): "64MiB",
+    }
+    report = train(load_config(settings, flags), Console(file=io.StringIO()))
+    assert report["test"]["auc"] > 0.7
+    assert report["config"]["model"]["kind"] in settings.stem

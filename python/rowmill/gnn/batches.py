@@ -120,4 +120,4 @@ def _in_threads(
         while waiting:
             yield waiting.popleft()()
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown()

@@ -96,7 +96,7 @@ class NodeTask:
             weight_decay=config.gnn.weight_decay,
         )
         self._batches = self._batches_of(
-            split.train, config.gnn.fanouts, replace=config.gnn.replace, seed=config.train.seed
+            split.train, config.gnn.fanouts, config.train.batch, replace=config.gnn.replace
         )
         self.train_rows = len(self._batches)
 
@@ -158,9 +158,9 @@ class NodeTask:
         }
 
     def _batches_of(
-        self, nodes: NDArray[np.int64], fanouts: tuple[int, ...], *, replace: bool, seed: int
+        self, nodes: NDArray[np.int64], fanouts: tuple[int, ...], batch: int, *, replace: bool
     ) -> NodeBatches:
-        graph, settings = self.graph, self.config.gnn
+        graph, seed = self.graph, self.config.train.seed
         sampler = NeighbourSampler(
             graph.indptr, graph.indices, fanouts=fanouts, replace=replace, seed=seed
         )
@@ -168,9 +168,9 @@ class NodeTask:
             sampler,
             nodes,
             graph.labels,
-            batch=self.config.train.batch,
+            batch=batch,
             seed=seed,
-            threads=settings.sample_threads,
+            threads=self.config.gnn.sample_threads,
         )
 
     @torch.no_grad()
@@ -178,7 +178,7 @@ class NodeTask:
         """Figures of some nodes, by samples that are the same each time."""
         settings = self.config.gnn
         fanouts = settings.test_fanouts or (-1,) * len(settings.fanouts)
-        batches = self._batches_of(nodes, fanouts, replace=False, seed=self.config.train.seed)
+        batches = self._batches_of(nodes, fanouts, settings.test_batch, replace=False)
         metrics = NodeMetrics()
         network.eval()
         ahead = announced(

@@ -111,6 +111,58 @@ def test_classes_are_found(make: Make, settings: dict[str, Any]) -> None:
     assert "auc" not in report["test"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("graphsage", "gnn__normalize", True),
+        ("graphsage", "gnn__fanouts", [6, 5]),
+        ("graphsage", "gnn__replace", True),
+        ("graphsage", "gnn__test_fanouts", [3, 3]),
+        ("graphsage", "gnn__hidden", 17),
+        ("graphsage", "gnn__norm", True),
+        ("graphsage", "gnn__residual", True),
+        ("graphsage", "gnn__dropout", 0.4),
+        ("graphsage", "gnn__feature_dropout", 0.2),
+        ("graphsage", "gnn__weight_decay", 0.1),
+        ("graphsage", "gnn__directed", True),
+        ("graphsage", "gnn__split", 1),
+        ("graphsage", "gnn__train_per_class", 21),
+        ("graphsage", "gnn__valid_per_class", 31),
+        ("graphsage", "gnn__validate_every", 2),
+        ("graphsage", "train__seed", 1),
+        ("graphsage", "model__kind", "gat"),
+        ("gat", "gnn__hidden", 17),
+        ("gat", "gnn__heads", 7),
+        ("gat", "gnn__last_heads", 2),
+        ("gat", "gnn__dropout", 0.4),
+        ("gat", "gnn__feature_dropout", 0.2),
+        ("gat", "gnn__attention_dropout", 0.2),
+    ],
+)
+def test_every_setting_counts(make: Make, kind: str, key: str, value: object) -> None:
+    # Three layers of equal width, so that there is something to add to.
+    settings = {"gnn__hidden": 8, "gnn__fanouts": [6, 4, 2], "gnn__isolated": "keep"}
+    if key == "gnn__fanouts":
+        value = [6, 5, 2]
+    elif key == "gnn__test_fanouts":
+        value = [3, 3, 3]
+    settings |= {"model__kind": kind, "train__epochs": 2}
+    usual = train(make("usual", **settings), quiet())
+    changed = train(make("changed", **{**settings, key: value}), quiet())
+    assert points(usual) != points(changed)
+
+
+def test_features_are_stored_as_they_are_or_over_their_sums(make: Make, graph: Path) -> None:
+    with np.load(graph) as file:
+        features = file["node_features"]
+    sums = np.abs(features).sum(axis=1, keepdims=True)
+    for normalize, expected in ((False, features), (True, features / sums)):
+        with open_trainer(make(gnn__normalize=normalize), quiet()) as trainer:
+            table = task_of(trainer).table
+            np.testing.assert_allclose(table.get(np.arange(NODES)), expected, rtol=1e-6)
+            assert table.core.state_floats == 0
+
+
 def test_neighbours_are_what_it_is_found_by(make: Make, tmp_path: Path) -> None:
     """Of the same graph with edges to anywhere the classes are much harder to tell."""
     settings = NodesConfig(nodes=NODES, classes=CLASSES, features=DIM, noise=2.5, within=0.0)
@@ -471,6 +523,26 @@ def test_settings_that_do_not_go_together_are_refused(
     with pytest.raises(InvalidInput, match=message):
         train(config, quiet())
     assert not config.train.out.exists(), "nothing was made"
+
+
+def test_loops_and_lonely_nodes_are_taken_where_the_settings_say_so(
+    make: Make, graph: Path, tmp_path: Path
+) -> None:
+    with np.load(graph) as file:
+        arrays = {name: file[name] for name in file.files}
+    arrays["edges"] = np.concatenate([arrays["edges"][arrays["edges"].min(1) > 5], [[9, 9]]])
+    np.savez(tmp_path / "odd.npz", **arrays)
+    settings = {"data__path": tmp_path / "odd.npz"}
+    for said, message in (
+        ({}, "edge .* to itself"),
+        ({"gnn__self_loops": "drop"}, "no neighbours"),
+    ):
+        with pytest.raises(DataError, match=message):
+            train(make(**settings, **said), quiet())
+    both = {"gnn__self_loops": "keep", "gnn__isolated": "keep"}
+    kept = train(make("kept", **settings, **both), quiet())
+    dropped = train(make("dropped", **settings, **both | {"gnn__self_loops": "drop"}), quiet())
+    assert kept["run"]["edges"] == dropped["run"]["edges"] + 1
 
 
 def test_a_graph_without_features_needs_learned_rows(make: Make, tmp_path: Path) -> None:
