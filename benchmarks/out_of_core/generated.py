@@ -57,7 +57,7 @@ def measure(
             for number in range(rounds):
                 reads = probe(cold.folder, number)
                 one_round(benchmark, variants, number, steps=steps, device=reads)
-    summarize(benchmark, shape)
+    summarize(benchmark, shape.batch)
 
 
 def one_round(
@@ -71,15 +71,15 @@ def one_round(
     """Each variant once, the starting one rotating."""
     benchmark.cells.append({"variant": "probe", "round": number, "reads_per_s": device})
     names = list(variants)
-    for name in names[number % 2 :] + names[: number % 2]:
+    for name in names[number % len(names) :] + names[: number % len(names)]:
         variants[name].train(LEAD)
         cell = variants[name].round(name, number, steps=steps)
         print(f"{name}, round {number}: {cell['rows_per_s']:,.0f}/s", file=sys.stderr)
         benchmark.cells.append(cell)
 
 
-def summarize(benchmark: common.Benchmark, shape: Shape) -> None:
-    """The rate over the lower of the two limits, round by round."""
+def summarize(benchmark: common.Benchmark, batch: int) -> None:
+    """The rate over the lower of the two limits, round by round; a step has a batch of rows."""
 
     def cells(variant: str) -> list[dict[str, float]]:
         found = [cell for cell in benchmark.cells if cell["variant"] == variant]
@@ -97,7 +97,7 @@ def summarize(benchmark: common.Benchmark, shape: Shape) -> None:
     device_limits: list[float] = []
     rounds = zip(cells("probe"), cells("quarter"), cells("in_memory"), strict=True)
     for probe, own, memory in rounds:
-        device = probe["reads_per_s"] / max(own["cold_rows_per_step"], 1e-9) * shape.batch
+        device = probe["reads_per_s"] / max(own["cold_rows_per_step"], 1e-9) * batch
         device_limits.append(device)
         over_limit.append(own["rows_per_s"] / min(device, memory["rows_per_s"]))
         over_memory.append(own["rows_per_s"] / memory["rows_per_s"])

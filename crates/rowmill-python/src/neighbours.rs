@@ -70,9 +70,9 @@ pub(crate) fn sample_neighbours<'py>(
         Indices::Wide(indices) => sample(py, indptr, indices.slice(), seeds, &draws, key),
     };
     let Sample { nodes, layers } = sampled.map_err(|error| invalid(py, error.to_string()))?;
-    let layers = layers.iter().map(|layer| {
-        (position_bytes(py, &layer.indptr), position_bytes(py, &layer.indices), layer.sources)
-    });
+    let layers = layers
+        .iter()
+        .map(|layer| (position_bytes(py, &layer.indptr), position_bytes(py, &layer.indices), layer.sources));
     Ok((id_bytes(py, &nodes), layers.collect()))
 }
 

@@ -18,9 +18,7 @@ fn lists(nodes: usize, seed: u64) -> Vec<Vec<i64>> {
         2 => random.below(30),
         _ => random.below(150),
     };
-    (0..nodes)
-        .map(|_| (0..degree(&mut random)).map(|_| random.below(nodes) as i64).collect())
-        .collect()
+    (0..nodes).map(|_| (0..degree(&mut random)).map(|_| random.below(nodes) as i64).collect()).collect()
 }
 
 fn compressed(lists: &[Vec<i64>]) -> (Vec<i64>, Vec<i64>) {
@@ -33,7 +31,11 @@ fn compressed(lists: &[Vec<i64>]) -> (Vec<i64>, Vec<i64>) {
 }
 
 fn draws() -> impl Strategy<Value = Draw> {
-    prop_oneof![Just(Draw::All), (0_usize..80).prop_map(Draw::Distinct), (0_usize..80).prop_map(Draw::Repeated)]
+    prop_oneof![
+        Just(Draw::All),
+        (0_usize..80).prop_map(Draw::Distinct),
+        (0_usize..80).prop_map(Draw::Repeated)
+    ]
 }
 
 fn counted(items: impl IntoIterator<Item = i64>) -> HashMap<i64, usize> {
