@@ -300,6 +300,12 @@ def check_settings(config: Config) -> None:
         raise ConfigError(
             'gnn.choose = "best" keeps a copy of the model, but rows that are learned have none: set it to "last"'
         )
+    if settings.rows == "features":
+        removed = config.eviction.rule != "none"
+        if removed or config.admission.min_count is not None:
+            raise ConfigError(
+                f'[{"eviction" if removed else "admission"}] is for rows that are learned, but gnn.rows = "features": drop it'
+            )
     for name, model in {
         "attention_dropout": "gat",
         "norm": "graphsage",

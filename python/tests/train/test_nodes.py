@@ -513,6 +513,11 @@ def test_the_command_generates_trains_several_splits_and_tells_their_mean(
         ({"gnn__rows": "learned"}, r'gnn\.choose = "best" keeps a copy of the model'),
         ({"gnn__attention_dropout": 0.1}, r"gnn\.attention_dropout is for model\.kind = 'gat'"),
         ({"model__kind": "gat", "gnn__norm": True}, r"gnn\.norm is for model\.kind = 'graphsage'"),
+        ({"admission__min_count": 2}, r"\[admission\] is for rows that are learned"),
+        (
+            {"eviction__rule": "ttl", "eviction__steps": 5},
+            r"\[eviction\] is for rows that are learned",
+        ),
         ({"gnn__train_per_class": 1000}, "nodes, but a split takes 1000 to train"),
     ],
 )
