@@ -54,8 +54,9 @@ def measure(benchmark: common.Benchmark, name: str, graph: Path, splits: int) ->
     found, chosen_by = result["test"][figure], result["valid"][f"valid_{figure}"]
     parts = zip(result["splits"], found["values"], chosen_by["values"], strict=True)
     for split, value, valid in parts:
-        cell = {"variant": name, "round": split, figure: value, f"valid_{figure}": valid}
-        benchmark.cells.append(cell)
+        benchmark.cells.append(
+            {"variant": name, "round": split, figure: value, f"valid_{figure}": valid}
+        )
     benchmark.summary[f"{name}_{figure}"] = found["mean"]
     if found["deviation"] is not None:
         benchmark.summary[f"{name}_{figure}_deviation"] = found["deviation"]

@@ -346,7 +346,7 @@ def test_a_tenth_of_the_memory_changes_no_bit(make: Make, wide: Path, rows: str)
         run = report["run"]
         assert run["row_limit"] <= live / 10
         assert run["device_blocks_read"] > 500, "nothing ever left the memory"
-        assert (run["lookahead_loaded"] > 100) == (config.store.lookahead > 0)
+        assert (run["lookahead_loaded"] > 0) == (config.store.lookahead > 0)
 
 
 class CutOffError(Exception):
