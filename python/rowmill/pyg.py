@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false
-"""PyTorch Geometric over stored rows: node features in a store, edges in mapped files, a loader that looks ahead.
+"""PyTorch Geometric over stored rows: node features in a store, edges in mapped files, a sampler, a loader that looks ahead.
 
 With `rowmill.pykeen` the only module that imports a package which rowmill does not depend on; nothing else imports it.
 docs/frameworks.md shows how the parts go together.
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from rowmill import gnn
 from rowmill.errors import InvalidInput
 from rowmill.init import Zeros
 from rowmill.optim import SGD
@@ -27,13 +28,14 @@ try:
     from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
     from torch_geometric.loader import NodeLoader
     from torch_geometric.loader.base import DataLoaderIterator
+    from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 except ImportError as error:
     raise ImportError(
         f"rowmill.pyg needs PyTorch Geometric ({error}): pip install 'rowmill[pyg]'"
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rowmill.init import Initializer
     from rowmill.optim import OptimizerSpec
@@ -300,6 +302,61 @@ class StoredGraph(GraphStore):
 
     def _file(self, entry: dict[str, Any], part: str) -> Path:
         return self.folder / f"{entry['number']}.{part}.npy"
+
+
+class NeighbourSampler(BaseSampler):
+    """Draws neighbours for a `NodeLoader`, by the kernel of `rowmill.gnn`; the graph has one type of edge.
+
+    What is drawn follows from torch's random numbers, so from `torch.manual_seed`. Links are not sampled.
+
+    Args:
+        graph: Its edges, from any layout; a `StoredGraph` that has them by target (`csc`) is used where it lies.
+        fanouts: Neighbours to draw of a node, first for the nodes of a batch; -1: all of them.
+        replace: Draw each neighbour from all of them, so that one may come twice.
+    """
+
+    def __init__(self, graph: GraphStore, fanouts: Sequence[int], *, replace: bool = False) -> None:
+        if len(graph.get_all_edge_attrs()) == 0:
+            raise InvalidInput("the graph has no edges: put some")
+        sources, pointers, _ = graph.csc()
+        if isinstance(sources, dict):
+            if len(sources) != 1:
+                raise InvalidInput(
+                    f"the graph has edges of types {list(sources)}: a NeighbourSampler takes one type"
+                )
+            [sources], [pointers] = sources.values(), pointers.values()
+        self._sampler = gnn.NeighbourSampler(
+            pointers.numpy(), sources.numpy(), fanouts=fanouts, replace=replace
+        )
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
+        """Neighbours of some nodes, of these, and so on; each node's are drawn once."""
+        sample = self._sampler.sample(index.node, batch=int(torch.randint(2**62, ())))
+        nodes, edges = [len(index.node)], [0]
+        rows: list[Tensor] = []
+        columns: list[Tensor] = []
+        earlier = 0
+        for block in sample.blocks:
+            # Nodes whose neighbours an earlier block has come first in the next one.
+            first = int(block.indptr[earlier])
+            rows.append(block.indices[first:])
+            columns.append(block.owners[first:])
+            earlier = block.targets
+            nodes.append(block.sources - block.targets)
+            edges.append(len(rows[-1]))
+        return SamplerOutput(
+            node=sample.nodes,
+            row=torch.cat(rows),
+            col=torch.cat(columns),
+            edge=None,
+            num_sampled_nodes=nodes,
+            num_sampled_edges=edges[1:],
+            metadata=(index.input_id, index.time),
+        )
+
+    def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> SamplerOutput:
+        """Raises: use a sampler that samples links."""
+        raise InvalidInput("NeighbourSampler samples neighbours of nodes, not links")
 
 
 class LookaheadLoader(NodeLoader):

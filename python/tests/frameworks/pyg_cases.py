@@ -1,8 +1,8 @@
 """The real PyTorch Geometric over stored features and mapped edges: its models, its loader, its interfaces.
 
-Its own `NeighborSampler` needs pyg-lib or torch-sparse, which have no wheels for this torch, so the cases bring a sampler;
-the loader that asks it, joins the features and makes the batches is PyTorch Geometric's `NodeLoader`. Beside each training
-stands the same one over a `Data` in memory.
+Its own `NeighborSampler` needs pyg-lib or torch-sparse, which have no wheels for this torch, so `rowmill.pyg.NeighbourSampler`
+draws; the loader that asks it, joins the features and makes the batches is PyTorch Geometric's `NodeLoader`. Beside each
+training stands the same one over a `Data` in memory.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.data import Data, EdgeAttr, TensorAttr, remote_backend_utils
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.nn import GAT, GraphSAGE
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 import rowmill
 from rowmill import optim
 from rowmill.errors import InvalidInput
-from rowmill.pyg import LookaheadLoader, StoredFeatures, StoredGraph
+from rowmill.pyg import LookaheadLoader, NeighbourSampler, StoredFeatures, StoredGraph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,40 +34,6 @@ NODES, DIM, CLASSES = 300, 16, 3
 def store(tmp_path: Path) -> Iterator[rowmill.Store]:
     with rowmill.open(tmp_path / "store", memory="64MiB") as opened:
         yield opened
-
-
-class UniformSampler(BaseSampler):
-    """Draws neighbours with replacement, from edges by target."""
-
-    def __init__(self, sources: Tensor, pointers: Tensor, *, counts: list[int]) -> None:
-        self._sources, self._pointers, self._counts = sources, pointers, counts
-        self._random = torch.Generator().manual_seed(3)
-
-    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        nodes, rows, columns = index.node, [], []
-        frontier = torch.arange(len(nodes))
-        for count in self._counts:
-            starts = self._pointers[nodes[frontier]]
-            degrees = self._pointers[nodes[frontier] + 1] - starts
-            targets = frontier[degrees > 0].repeat_interleave(count)
-            starts, degrees = (
-                values[degrees > 0].repeat_interleave(count) for values in (starts, degrees)
-            )
-            drawn = (torch.rand(len(starts), generator=self._random) * degrees).long()
-            found = self._sources[starts + drawn]
-            known = torch.full((NODES,), -1)
-            known[nodes] = torch.arange(len(nodes))
-            fresh = found[known[found] < 0].unique()
-            known[fresh] = torch.arange(len(nodes), len(nodes) + len(fresh))
-            frontier = known[fresh]
-            nodes = torch.cat([nodes, fresh])
-            rows.append(known[found])
-            columns.append(targets)
-        metadata = (index.input_id, index.time)
-        return SamplerOutput(nodes, torch.cat(rows), torch.cat(columns), None, metadata=metadata)
-
-    def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> SamplerOutput:
-        raise AssertionError("nobody samples edges here")
 
 
 def planted() -> Data:
@@ -124,8 +90,7 @@ def test_a_model_trains_on_stored_features_as_on_those_in_memory(
         for source in (data, remote):
             torch.manual_seed(1)
             model = kind(data.x.shape[1], 16, num_layers=2, out_channels=CLASSES)
-            rows, pointers, _ = remote[1].csc()
-            sampler = UniformSampler(rows, pointers, counts=[4, 4])
+            sampler = NeighbourSampler(remote[1], [4, 4])
             torch.manual_seed(2)
             loader = NodeLoader(
                 source, sampler, input_nodes=torch.arange(NODES), batch_size=64, shuffle=True
@@ -142,10 +107,10 @@ def test_the_loader_looks_ahead_of_reads(tmp_path: Path) -> None:
     data.x = torch.cat([data.x, torch.zeros(NODES, 512 - DIM)], dim=1)
     with rowmill.open(tmp_path / "store", memory="64MiB", row_memory="300KiB") as store:
         remote = stored(data, store, tmp_path / "graph")
-        rows, pointers, _ = remote[1].csc()
         batches: list[list[Data]] = []
         for loader, more in ((NodeLoader, {}), (LookaheadLoader, {"ahead": 2})):
-            sampler = UniformSampler(rows, pointers, counts=[2])
+            sampler = NeighbourSampler(remote[1], [2])
+            torch.manual_seed(4)
             batches.append(
                 list(
                     loader(remote, sampler, input_nodes=torch.arange(NODES), batch_size=16, **more)
@@ -161,15 +126,14 @@ def test_the_loader_looks_ahead_of_reads(tmp_path: Path) -> None:
 
 def test_looking_ahead_is_as_far_as_asked(store: rowmill.Store, tmp_path: Path) -> None:
     remote = stored(planted(), store, tmp_path / "graph")
-    rows, pointers, _ = remote[1].csc()
     sampled: list[int] = []
 
-    class Counting(UniformSampler):
+    class Counting(NeighbourSampler):
         def sample_from_nodes(self, index: NodeSamplerInput, **more: Any) -> SamplerOutput:
             sampled.append(len(index.node))
             return super().sample_from_nodes(index, **more)
 
-    sampler = Counting(rows, pointers, counts=[2])
+    sampler = Counting(remote[1], [2])
     loader = LookaheadLoader(
         remote, sampler, ahead=3, input_nodes=torch.arange(NODES), batch_size=50
     )
@@ -186,18 +150,52 @@ def test_looking_ahead_is_as_far_as_asked(store: rowmill.Store, tmp_path: Path) 
         LookaheadLoader(remote, sampler, persistent_workers=True, num_workers=1)
 
 
+def test_a_sample_has_every_edge_of_its_inner_nodes_once(tmp_path: Path) -> None:
+    """With all neighbours drawn: those edges of the graph that lead into nodes less than two steps away."""
+    data = planted()
+    graph = StoredGraph(tmp_path)
+    graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(NODES, NODES))
+    seeds = torch.tensor([5, NODES - 1, 70])  # The second has no neighbours.
+    index = NodeSamplerInput(input_id=torch.arange(3), node=seeds)
+    out = NeighbourSampler(graph, [-1, -1]).sample_from_nodes(index)
+    assert torch.equal(out.node[:3], seeds)
+    assert len(out.node.unique()) == len(out.node) == sum(out.num_sampled_nodes)
+    inner = out.node[: sum(out.num_sampled_nodes[:2])]
+    into = data.edge_index[:, torch.isin(data.edge_index[1], inner)]
+    found = torch.stack([out.node[out.row], out.node[out.col]])
+    assert sorted(zip(*found.tolist(), strict=True)) == sorted(zip(*into.tolist(), strict=True))
+    of_seeds = torch.isin(data.edge_index[1], seeds).sum()
+    assert out.num_sampled_edges == [of_seeds, into.shape[1] - of_seeds]
+    few = NeighbourSampler(graph, [3], replace=True).sample_from_nodes(index)
+    assert few.col.bincount(minlength=3).tolist() == [3, 0, 3]
+    for sampler, message in (
+        (lambda: NeighbourSampler(StoredGraph(tmp_path / "none"), [2]), "has no edges"),
+        (lambda: NeighbourSampler(graph, [2]).sample_from_edges(None), "not links"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            sampler()
+    for kind in ("cites", "likes"):
+        edges = torch.zeros(1, dtype=torch.int64)
+        several = StoredGraph(tmp_path / "several")
+        several.put_edge_index(
+            (edges, edges), edge_type=("a", kind, "a"), layout="coo", size=(1, 1)
+        )
+    with pytest.raises(InvalidInput, match="takes one type"):
+        NeighbourSampler(several, [2])
+
+
 def test_samples_are_drawn_in_worker_processes(store: rowmill.Store, tmp_path: Path) -> None:
     """The store is read in the main process alone."""
     data = planted()
     remote = stored(data, store, tmp_path / "graph")
-    rows, pointers, _ = remote[1].csc()
-    sampler = UniformSampler(rows, pointers, counts=[2])
+    sampler = NeighbourSampler(remote[1], [2])
     loader = LookaheadLoader(
         remote, sampler, input_nodes=torch.arange(NODES), batch_size=64, num_workers=1
     )
     batches = list(loader)
-    seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in batches])
-    assert torch.equal(seeds, torch.arange(NODES))
+    assert torch.cat([batch.n_id[: batch.batch_size] for batch in batches]).tolist() == list(
+        range(NODES)
+    )
     for batch in batches:
         assert torch.equal(batch.x, data.x[batch.n_id])
 
@@ -217,8 +215,7 @@ def test_embeddings_are_learned_through_the_loader(store: rowmill.Store, tmp_pat
     vectors = rowmill.nn.Embedding(NODES, 8, table=table)
     model = GraphSAGE(8, 16, num_layers=1, out_channels=CLASSES)
     dense = torch.optim.Adam(model.parameters(), lr=0.05)
-    rows, pointers, _ = graph.csc()
-    sampler = UniformSampler(rows, pointers, counts=[6])
+    sampler = NeighbourSampler(graph, [6])
     loader = NodeLoader(
         (features, graph), sampler, input_nodes=torch.arange(NODES), batch_size=60, shuffle=True
     )
@@ -338,10 +335,10 @@ def test_edges_are_mapped_and_found_again(tmp_path: Path) -> None:
 
 def test_edges_put_again_or_removed_leave_no_files(tmp_path: Path) -> None:
     graph = StoredGraph(tmp_path)
-    for nodes in (2, 3):
-        ring = torch.arange(nodes)
+    for count in (2, 3):
+        ring = torch.arange(count)
         graph.put_edge_index(
-            (ring, ring.roll(1)), edge_type=None, layout="coo", size=(nodes, nodes)
+            (ring, ring.roll(1)), edge_type=None, layout="coo", size=(count, count)
         )
     assert graph.get_edge_index(edge_type=None, layout="coo")[0].tolist() == [0, 1, 2]
     assert len(list(tmp_path.iterdir())) == 3
