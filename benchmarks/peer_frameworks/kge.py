@@ -25,6 +25,7 @@ from rich.console import Console
 
 import rowmill
 from benchmarks import common
+from benchmarks.peer_frameworks.summary import summarize
 from rowmill.config import (
     Config,
     DataConfig,
@@ -92,38 +93,7 @@ def measure(
                 )
                 names = [f"{kind}_{name}" for name in VARIANTS]
                 samples = benchmark.compare(dict(zip(names, works, strict=True)), rounds=rounds)
-        for name, found in samples.items():
-            _summarize(benchmark, name, found, shape, len(graph.train), watts)
-        for name in VARIANTS[1:]:
-            ours, theirs = samples[f"{kind}_{name}"], samples[f"{kind}_pykeen"]
-            pairs = list(zip(ours, theirs, strict=True))
-            benchmark.summarize(
-                f"{kind}_{name}_time_over_pykeen",
-                common.Median.of(a.wall_s / b.wall_s for a, b in pairs),
-            )
-            benchmark.summarize(
-                f"{kind}_{name}_cpu_over_pykeen",
-                common.Median.of(a.cpu_s / b.cpu_s for a, b in pairs),
-            )
-
-
-def _summarize(
-    benchmark: common.Benchmark,
-    name: str,
-    samples: list[common.Sample],
-    shape: Shape,
-    epoch: int,
-    watts: float,
-) -> None:
-    per_triple = [(sample.wall_s / sample.units, sample.cpu_s / sample.units) for sample in samples]
-    benchmark.summarize(f"{name}_epoch_s", common.Median.of(epoch * wall for wall, _ in per_triple))
-    benchmark.summarize(
-        f"{name}_epoch_cpu_s", common.Median.of(epoch * cpu for _, cpu in per_triple)
-    )
-    benchmark.summarize(
-        f"{name}_joules_per_batch",
-        common.Median.of(shape.batch * cpu * watts for _, cpu in per_triple),
-    )
+        summarize(benchmark, samples, batch=shape.batch, epoch=len(graph.train), watts=watts)
 
 
 def _pykeen(

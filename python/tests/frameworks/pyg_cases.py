@@ -20,6 +20,8 @@ from torch_geometric.nn import GAT, GraphSAGE
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 import rowmill
+from benchmarks import common
+from benchmarks.peer_frameworks import nodes
 from rowmill import optim
 from rowmill.errors import InvalidInput
 from rowmill.pyg import LookaheadLoader, NeighbourSampler, StoredFeatures, StoredGraph
@@ -396,6 +398,17 @@ def test_the_sampler_of_pyg_still_needs_what_has_no_wheel(
     loader = NeighborLoader(remote, [2], input_nodes=torch.arange(NODES), batch_size=8)
     with pytest.raises(ImportError, match="requires either 'pyg-lib' or 'torch-sparse'"):
         next(iter(loader))
+
+
+def test_the_benchmark_compares_the_same_work() -> None:
+    """benchmarks/peer_frameworks in its smallest form; how fast anything is, is not looked at."""
+    benchmark = common.Benchmark(common.Settings(True, 1, None, ""))
+    shape = nodes.Shape(nodes=400, features=8, classes=4, hidden=16, heads=2, batch=32, batches=3)
+    nodes.measure(benchmark, shape, watts=5.0, rounds=1)
+    variants = [f"{kind}_{name}" for kind in ("graphsage", "gat") for name in nodes.VARIANTS]
+    assert [cell["units"] for cell in benchmark.cells] == [96] * 6
+    assert {cell["variant"] for cell in benchmark.cells} == set(variants)
+    assert benchmark.summary["gat_rowmill_time_over_pyg"] > 0
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
