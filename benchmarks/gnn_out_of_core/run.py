@@ -123,7 +123,7 @@ def loaded(config: Config, graph: NodeGraph, *, threads: int) -> Generator[Loade
         store.checkpoint()
         trainer = Trainer(config, task)
         with closing(trainer.steps(0)) as steps:
-            yield LoadedTrainer(trainer, steps, config.train.batch)
+            yield LoadedTrainer(trainer, steps)
 
 
 def measure(
