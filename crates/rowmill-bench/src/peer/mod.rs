@@ -91,6 +91,8 @@ impl PeerKind {
 }
 
 impl Work {
+    /// Only a peer's process asks.
+    #[cfg(any(feature = "rocksdb", feature = "lmdb"))]
     pub(crate) fn parse(name: &str) -> Result<Self, Failure> {
         match name {
             "get" => Ok(Self::Get),
