@@ -188,7 +188,7 @@ impl Group {
 
     /// Run `work` for the number of every table of a lookup, on several threads if that pays.
     fn for_each_table<T: Send>(&self, lookup: &Lookup, work: impl Fn(usize) -> T + Sync + Send) -> Vec<T> {
-        let lookups: usize = lookup.tables.iter().map(|table| table.inverse.len()).sum();
+        let lookups = lookup.lookups();
         if self.workers.share(lookups) {
             self.workers.run(|| (0..lookup.tables.len()).into_par_iter().map(work).collect())
         } else {
@@ -277,7 +277,7 @@ impl Group {
 
     fn check_finite(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<(), StoreError> {
         let dim = self.core.layout.dim;
-        let position = if self.workers.share(lookup.tables.iter().map(|table| table.inverse.len()).sum()) {
+        let position = if self.workers.share(lookup.lookups()) {
             let first = |(number, some): (usize, &[f32])| {
                 Some(number * FINITE_TASK_FLOATS + rowmill_kernels::first_non_finite(some)?)
             };

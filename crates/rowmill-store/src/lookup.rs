@@ -373,7 +373,7 @@ impl Group {
             let rows = &rows.0[table.base..table.base + table.unique.len()];
             self.pool_bags(lookup, number, from..to, rows, out, row_stride);
         };
-        let lookups: usize = lookup.tables.iter().map(|table| table.inverse.len()).sum();
+        let lookups = lookup.lookups();
         if !self.workers.share(lookups) {
             for (number, feature) in lookup.features.iter().enumerate() {
                 task(number, 0, feature.offsets.len() - 1);
@@ -494,6 +494,11 @@ impl Lookup {
                 self.tables.iter().map(|rows| (rows.table.local, &rows.unique[..])).collect();
             self.group.keys_of(&unique)
         })
+    }
+
+    /// Number of lookups of all features together, duplicates counted.
+    pub(crate) fn lookups(&self) -> usize {
+        self.tables.iter().map(|rows| rows.inverse.len()).sum()
     }
 
     /// The group this lookup belongs to.

@@ -93,6 +93,9 @@ impl Group {
         table: &TableState,
         ids: &[u64],
     ) -> Result<Vec<Miss>, StoreError> {
+        if self.workers.share(ids.len()) {
+            return self.update_keys(changing, &self.keys(table, ids), &[]);
+        }
         let mut misses = Vec::new();
         for (number, ids) in ids.chunks(PIECE_ROWS).enumerate() {
             misses.extend(self.update_piece(changing, table, number * PIECE_ROWS, ids)?);
@@ -112,9 +115,11 @@ impl Group {
         ids: &[u64],
     ) -> Result<Vec<Miss>, StoreError> {
         let &TableState { local, ref spec, .. } = table;
-        let alone = self.workers.is_alone() && !self.workers.share(ids.len());
-        let all: Option<Vec<_>> =
-            if alone { self.shards.iter().map(|cell| cell.state.try_write()).collect() } else { None };
+        let all: Option<Vec<_>> = if self.workers.is_alone() {
+            self.shards.iter().map(|cell| cell.state.try_write()).collect()
+        } else {
+            None
+        };
         let Some(mut all) = all else {
             let ids = TableIds { table: local, range: spec.ids, ids };
             return self.update_keys(changing, &Keys::new(&[ids], first, self.shards.len(), None), &[]);

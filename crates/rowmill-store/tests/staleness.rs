@@ -296,6 +296,32 @@ fn several_lookups_then_their_updates_in_one_step() {
 }
 
 #[test]
+fn a_call_that_all_threads_share_changes_each_row_once_and_gives_every_clock_back() {
+    const IDS: u64 = 10_000;
+    let store = store(SOON);
+    let table = store.table("t", &zeros(bound(0))).unwrap();
+    // Every id but the first hundred twice, far apart.
+    let ids: Vec<u64> = (0..IDS).chain(100..IDS).collect();
+    for _ in 0..3 {
+        let ticket = store.ticket().unwrap();
+        get(&table, &ids, &ticket).unwrap();
+        assert_eq!(ticket.rows_held(), IDS as usize);
+        add_one(&table, &ids, Some(&ticket)).unwrap();
+        assert_eq!(ticket.rows_held(), 0);
+    }
+    let rows = get(&table, &ids[..IDS as usize], &store.ticket().unwrap()).unwrap();
+    for (id, row) in rows.chunks(4).enumerate() {
+        assert_eq!(row, [if id < 100 { 3.0 } else { 6.0 }; 4], "row {id}");
+    }
+    let ticket = store.ticket().unwrap();
+    get(&table, &ids, &ticket).unwrap();
+    let values: Vec<f32> = ids.iter().flat_map(|&id| [id as f32; 4]).collect();
+    table.put(&ids, &values, Some(&ticket)).unwrap();
+    assert_eq!(ticket.rows_held(), 0);
+    assert_eq!(get(&table, &ids, &store.ticket().unwrap()).unwrap(), values);
+}
+
+#[test]
 fn one_call_each_never_waits_in_a_circle() {
     const ROUNDS: u64 = 300;
     let store = store(LATE);
