@@ -13,6 +13,7 @@ mod fsck;
 mod interaction;
 mod neighbours;
 mod queued_get;
+mod ragged;
 mod remote;
 mod scan;
 mod spec;

@@ -12,6 +12,7 @@ use rowmill_store::{FeedOptions, IdBag, IoChoice, Pooling, StoreOptions};
 use crate::buffers::{Buffer, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer};
 use crate::changes::Changes;
 use crate::errors::{invalid, raised};
+use crate::ragged::Ragged;
 use crate::remote::interruptible;
 use crate::spec::read_spec;
 use crate::stats::{checkpoint_dict, push_dict, stats_dict};
@@ -131,45 +132,51 @@ impl Store {
         self.0.ticket_at(event_time).map(Ticket::new).map_err(|error| raised(py, &error))
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one list per part of the bags")]
+    #[allow(clippy::too_many_arguments, reason = "the parts of a batch, and of what is asked of it")]
     fn lookup(
         &self,
         py: Python<'_>,
         tables: Vec<Bound<'_, Table>>,
-        ids: Vec<Bound<'_, PyAny>>,
-        offsets: Vec<Bound<'_, PyAny>>,
-        weights: Vec<Option<Bound<'_, PyAny>>>,
+        ids: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        features: Vec<usize>,
+        bags: usize,
         paddings: Vec<Option<i64>>,
         means: Vec<bool>,
         out: &Bound<'_, PyAny>,
         row_stride: usize,
         ticket: Option<&Bound<'_, Ticket>>,
     ) -> PyResult<Option<Lookup>> {
-        let lengths = [ids.len(), offsets.len(), weights.len(), paddings.len(), means.len()];
+        let lengths = [features.len(), paddings.len(), means.len()];
         if lengths.iter().any(|&length| length != tables.len()) {
-            return Err(invalid(py, format!("{} tables need as many bags, got {lengths:?}", tables.len())));
+            return Err(invalid(
+                py,
+                format!("{} tables need as many features, got {lengths:?}", tables.len()),
+            ));
         }
-        let ids = ids.iter().map(id_buffer).collect::<PyResult<Vec<_>>>()?;
-        let offsets = offsets
-            .iter()
-            .map(|offsets| Buffer::<i64>::read(offsets, "offsets", "int64"))
-            .collect::<PyResult<Vec<_>>>()?;
-        let weights = weights
-            .iter()
-            .map(|weights| weights.as_ref().map(|weights| floats(weights, "weights")).transpose())
-            .collect::<PyResult<Vec<_>>>()?;
+        let ids = id_buffer(ids)?;
+        let offsets = Buffer::<i64>::read(offsets, "offsets", "int64")?;
+        let weights = weights.map(|weights| floats(weights, "weights")).transpose()?;
         let mut out = floats_mut(out, "out")?;
         let ticket = Ticket::of(py, ticket)?;
+        let ragged = Ragged::new(ids.ids(), offsets.positions(), weights.as_ref().map(Buffer::values), bags)
+            .map_err(|reason| invalid(py, reason))?;
+        let features = features
+            .iter()
+            .map(|&feature| ragged.feature(feature))
+            .collect::<Result<Vec<_>, String>>()
+            .map_err(|reason| invalid(py, reason))?;
         let bags: Vec<(&rowmill_store::Table, IdBag<'_>)> = (0..tables.len())
-            .map(|feature| {
+            .map(|number| {
                 let bag = IdBag {
-                    ids: ids[feature].ids(),
-                    offsets: offsets[feature].positions(),
-                    weights: weights[feature].as_ref().map(Buffer::values),
-                    padding: paddings[feature].map(|id| id as u64),
-                    pooling: if means[feature] { Pooling::Mean } else { Pooling::Sum },
+                    ids: features[number].ids,
+                    offsets: &features[number].offsets,
+                    weights: features[number].weights,
+                    padding: paddings[number].map(|id| id as u64),
+                    pooling: if means[number] { Pooling::Mean } else { Pooling::Sum },
                 };
-                (&tables[feature].get().0, bag)
+                (&tables[number].get().0, bag)
             })
             .collect();
         let out = out.values_mut();

@@ -56,38 +56,52 @@ class Pooling:
                     f'pooling of {feature.name!r} must be "sum" or "mean", got {feature.pooling!r}'
                 )
         self._keys = names if keys is None else list(keys)
-        self._calls = _calls(self.features)
+        self._calls = [_Call(self.features, positions) for positions in _shared(self.features)]
+        self._placed: tuple[tuple[str, ...], list[list[int]]] | None = None
 
     def pool(self, batch: RaggedBatch, *, training: bool) -> Tensor:
         """Pooled vectors of every feature, float32 [B, sum of dims]."""
         weights = batch.weights
-        places = self._places(batch)
         device = batch.values.device
         pooled: dict[int, Tensor] = {}
-        for positions in self._calls:
-            chosen = [self.features[position] for position in positions]
+        for call, places in zip(self._calls, self._places(batch.features), strict=True):
             out = lookup(
-                [feature.table for feature in chosen],
+                call.tables,
                 batch.values.cpu(),
                 batch.offsets.cpu(),
                 None if weights is None else weights.cpu(),
-                features=[places[position] for position in positions],
-                means=[feature.pooling == "mean" for feature in chosen],
-                paddings=[feature.padding_idx for feature in chosen],
+                features=places,
+                means=call.means,
+                paddings=call.paddings,
                 bags=batch.batch_size,
                 training=training,
             )
             if len(self._calls) == 1:
                 return out.to(device)
-            pooled.update(zip(positions, columns(out, chosen[0].table.dim), strict=True))
+            pooled.update(zip(call.positions, columns(out, call.tables[0].dim), strict=True))
         return torch.cat([pooled[position] for position in sorted(pooled)], dim=1).to(device)
 
-    def _places(self, batch: RaggedBatch) -> list[int]:
-        place_of = {name: place for place, name in enumerate(batch.features)}
-        missing = list(dict.fromkeys(key for key in self._keys if key not in place_of))
-        if missing:
-            raise InvalidInput(f"the batch lacks features {missing}; it has {list(batch.features)}")
-        return [place_of[key] for key in self._keys]
+    def _places(self, names: tuple[str, ...]) -> list[list[int]]:
+        """For each call where its features lie in a batch of these: of batch after batch the same."""
+        if self._placed is None or self._placed[0] != names:
+            place_of = {name: place for place, name in enumerate(names)}
+            missing = list(dict.fromkeys(key for key in self._keys if key not in place_of))
+            if missing:
+                raise InvalidInput(f"the batch lacks features {missing}; it has {list(names)}")
+            places = [place_of[key] for key in self._keys]
+            self._placed = names, [[places[at] for at in call.positions] for call in self._calls]
+        return self._placed[1]
+
+
+class _Call:
+    """What one call of the store is asked for every batch."""
+
+    def __init__(self, features: Sequence[Feature], positions: list[int]) -> None:
+        chosen = [features[position] for position in positions]
+        self.positions = positions
+        self.tables = [feature.table for feature in chosen]
+        self.means = [feature.pooling == "mean" for feature in chosen]
+        self.paddings = [feature.padding_idx for feature in chosen]
 
 
 class EmbeddingCollection(StoredModule):
@@ -154,7 +168,7 @@ class EmbeddingCollection(StoredModule):
         return ", ".join(f"{feature.name}->{feature.table.name}" for feature in self.features)
 
 
-def _calls(features: Sequence[Feature]) -> list[list[int]]:
+def _shared(features: Sequence[Feature]) -> list[list[int]]:
     """Positions of the features that share a store call: of one group, and one padding per table."""
     calls: list[list[int]] = []
     for position, feature in enumerate(features):

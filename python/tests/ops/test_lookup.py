@@ -40,6 +40,37 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
     return torch.tensor(ids, dtype=torch.int64), ends, size
 
 
+@pytest.mark.parametrize(
+    ("offsets", "feature", "says"),
+    [
+        ([], 0, "offsets must have an entry more than there are bags, got none"),
+        ([0, 1, 2], 0, r"number of ids \(3\), got 0..2"),
+        ([1, 1, 3], 0, r"number of ids \(3\), got 1..3"),
+        ([0, 1, 3], 1, "feature 1 of 2 bags each is not among 3 offsets"),
+        ([0, 1, 3], 2**63, "feature 9223372036854775808 of 2 bags"),
+        ([0, 1, 4, 3, 3], 1, "offsets must not decrease, got 4..3 for feature 1"),
+        ([0, 1, -2, 3, 3], 1, "offsets must not decrease, got -2..3 for feature 1"),
+        ([0, 1, 2, 1, 3], 1, "offsets must not decrease"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_named(
+    tables: list[rowmill.Table], offsets: list[int], feature: int, says: str
+) -> None:
+    ids, ends = torch.tensor([5, 6, 7]), torch.tensor(offsets, dtype=torch.int64)
+    with pytest.raises(InvalidInput, match=says):
+        lookup(
+            tables[:1],
+            ids,
+            ends,
+            None,
+            features=[feature],
+            means=[False],
+            paddings=[None],
+            bags=2,
+            training=False,
+        )
+
+
 @given(
     batch=batches(),
     features=st.lists(st.integers(0, 2), min_size=1, max_size=4),

@@ -188,8 +188,11 @@ def _rows_of(
 ) -> list[tuple[slice, Tensor, Tensor]]:
     """Copies of the looked-up rows, which the gradient of per-sample weights is made of."""
     out: list[tuple[slice, Tensor, Tensor]] = []
-    bags_of = cpu.feature_bags(ids, offsets, features, bags)
-    for table, padding, (feature_ids, ends, place) in zip(tables, paddings, bags_of, strict=True):
+    ids_N, all_ends = ids.numpy(), offsets.numpy()
+    for table, padding, feature in zip(tables, paddings, features, strict=True):
+        ends = all_ends[feature * bags : (feature + 1) * bags + 1]
+        place = slice(int(ends[0]), int(ends[-1]))
+        feature_ids = ids_N[place]
         rows = np.zeros((len(feature_ids), table.dim), np.float32)
         wanted = slice(None) if padding is None else feature_ids != padding
         rows[wanted] = table.core_get(np.ascontiguousarray(feature_ids[wanted]))

@@ -1,0 +1,73 @@
+//! A batch of many features with any number of ids each, cut into the bags of one feature.
+
+use std::borrow::Cow;
+
+/// Ids, feature after feature: bag `b` of feature `f` is those from `offsets[f * bags + b]` up to the next offset.
+pub(crate) struct Ragged<'a> {
+    ids: &'a [u64],
+    offsets: &'a [i64],
+    weights: Option<&'a [f32]>,
+    bags: usize,
+}
+
+/// The bags of one feature.
+pub(crate) struct FeatureBags<'a> {
+    pub(crate) ids: &'a [u64],
+    /// From 0, one more than there are bags.
+    pub(crate) offsets: Cow<'a, [i64]>,
+    pub(crate) weights: Option<&'a [f32]>,
+}
+
+impl<'a> Ragged<'a> {
+    /// # Errors
+    /// What is wrong with the lengths.
+    pub(crate) fn new(
+        ids: &'a [u64],
+        offsets: &'a [i64],
+        weights: Option<&'a [f32]>,
+        bags: usize,
+    ) -> Result<Self, String> {
+        let (&[first, ..], &[.., last]) = (offsets, offsets) else {
+            return Err("offsets must have an entry more than there are bags, got none".into());
+        };
+        if first != 0 || usize::try_from(last) != Ok(ids.len()) {
+            let count = ids.len();
+            return Err(format!(
+                "offsets must run from 0 to the number of ids ({count}), got {first}..{last}"
+            ));
+        }
+        match weights {
+            Some(weights) if weights.len() != ids.len() => {
+                Err(format!("weights must have one entry per id ({}), got {}", ids.len(), weights.len()))
+            }
+            _ => Ok(Self { ids, offsets, weights, bags }),
+        }
+    }
+
+    /// The bags of one feature.
+    ///
+    /// # Errors
+    /// The feature is not in the batch, or its offsets descend.
+    pub(crate) fn feature(&self, feature: usize) -> Result<FeatureBags<'a>, String> {
+        let range =
+            feature.checked_mul(self.bags).and_then(|begin| Some(begin..begin.checked_add(self.bags)?));
+        let ends = range.and_then(|range| self.offsets.get(range.start..=range.end)).ok_or_else(|| {
+            let (count, bags) = (self.offsets.len(), self.bags);
+            format!("feature {feature} of {bags} bags each is not among {count} offsets")
+        })?;
+        let (begin, end) = (ends[0], ends[self.bags]);
+        let place = match (usize::try_from(begin), usize::try_from(end)) {
+            (Ok(begin), Ok(end)) if begin <= end && end <= self.ids.len() => begin..end,
+            _ => return Err(format!("offsets must not decrease, got {begin}..{end} for feature {feature}")),
+        };
+        Ok(FeatureBags {
+            ids: &self.ids[place.clone()],
+            offsets: if begin == 0 {
+                Cow::Borrowed(ends)
+            } else {
+                ends.iter().map(|&offset| offset.wrapping_sub(begin)).collect()
+            },
+            weights: self.weights.map(|weights| &weights[place]),
+        })
+    }
+}
