@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 _Ids: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float32]
+_Numbers: TypeAlias = NDArray[np.int32]
 
 __version__: str
 
@@ -40,6 +41,67 @@ def sample_neighbours(
     seed: int,
     batch: int,
 ) -> tuple[bytearray, list[tuple[bytearray, bytearray, int]]]: ...
+def segment_unique(
+    ids: _Ids,
+    offsets: Sequence[int],
+    paddings: Sequence[int | None],
+    unique: _Ids,
+    counts: _Numbers,
+    inverse: _Numbers,
+) -> int: ...
+def rank_sort(
+    unique: _Ids,
+    unique_counts: _Numbers,
+    categories: Sequence[int],
+    ranks: int,
+    sorted: _Ids,
+    positions: _Numbers,
+    counts: _Numbers,
+) -> None: ...
+def owner_unique(
+    received: _Ids, counts: _Numbers, unique: _Ids, unique_counts: _Numbers, inverse: _Numbers
+) -> int: ...
+def combine(inverse: _Numbers, positions: _Numbers, combined: _Numbers) -> None: ...
+def pack(
+    rows: _Floats,
+    unique_counts: _Numbers,
+    inverse: _Numbers,
+    counts: _Numbers,
+    dims: Sequence[int],
+    wire: _Floats,
+) -> None: ...
+def unpack_add(
+    wire: _Floats,
+    unique_counts: _Numbers,
+    inverse: _Numbers,
+    counts: _Numbers,
+    dims: Sequence[int],
+    rows: _Floats,
+) -> None: ...
+def recover(
+    wire: _Floats,
+    counts: _Numbers,
+    dims: Sequence[int],
+    combined: _Numbers,
+    offsets: _Ids,
+    weights: _Floats | None,
+    features: Sequence[tuple[int, int, bool]],
+    bags: int,
+    stride: int,
+    out: _Floats,
+) -> None: ...
+def recover_backward(
+    gradients: _Floats,
+    counts: _Numbers,
+    dims: Sequence[int],
+    combined: _Numbers,
+    offsets: _Ids,
+    weights: _Floats | None,
+    features: Sequence[tuple[int, int, bool]],
+    bags: int,
+    stride: int,
+    wire: _Floats,
+) -> None: ...
 
 @final
 class Store:

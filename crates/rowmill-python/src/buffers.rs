@@ -42,9 +42,41 @@ impl<T: Element> Buffer<T> {
         // `PyBuffer`), and stays in place while `self` lives; nobody writes it meanwhile (module docs).
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.item_count()) }
     }
+
+    /// The items to write; the buffer must come from [`Buffer::write`].
+    fn slice_mut(&mut self) -> &mut [T] {
+        if self.0.item_count() == 0 {
+            return &mut [];
+        }
+        // SAFETY: as in `slice`; the buffer is writable, and nobody else uses it meanwhile (module docs).
+        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.item_count()) }
+    }
+}
+
+impl Buffer<i32> {
+    /// Counts and positions without a sign: -1 is the largest.
+    pub(crate) fn numbers(&self) -> &[u32] {
+        let numbers = self.slice();
+        // SAFETY: i32 and u32 have one size and alignment, and every bit pattern is valid.
+        unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) }
+    }
+
+    /// The same to write.
+    pub(crate) fn numbers_mut(&mut self) -> &mut [u32] {
+        let numbers = self.slice_mut();
+        // SAFETY: as in `numbers`.
+        unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), numbers.len()) }
+    }
 }
 
 impl Buffer<i64> {
+    /// Ids to write.
+    pub(crate) fn ids_mut(&mut self) -> &mut [u64] {
+        let ids = self.slice_mut();
+        // SAFETY: as in `ids`.
+        unsafe { std::slice::from_raw_parts_mut(ids.as_mut_ptr().cast(), ids.len()) }
+    }
+
     /// Ids: the 64 bits of each, as they are.
     pub(crate) fn ids(&self) -> &[u64] {
         let ids = self.slice();
@@ -66,17 +98,23 @@ impl Buffer<f32> {
 
     /// Values to write; the buffer must come from [`Buffer::write`].
     pub(crate) fn values_mut(&mut self) -> &mut [f32] {
-        if self.0.item_count() == 0 {
-            return &mut [];
-        }
-        // SAFETY: as in `slice`; the buffer is writable, and nobody else uses it meanwhile (module docs).
-        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.item_count()) }
+        self.slice_mut()
     }
 }
 
 /// An int64 array of ids.
 pub(crate) fn ids(argument: &Bound<'_, PyAny>) -> PyResult<Buffer<i64>> {
     Buffer::read(argument, "ids", "int64")
+}
+
+/// An int32 array of numbers without a sign.
+pub(crate) fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<i32>> {
+    Buffer::read(argument, name, "int32")
+}
+
+/// An int32 array of them to be written.
+pub(crate) fn numbers_mut(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<i32>> {
+    Buffer::write(argument, name, "int32")
 }
 
 /// A float32 array.

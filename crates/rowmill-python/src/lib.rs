@@ -8,6 +8,7 @@
 mod buffers;
 mod changes;
 mod errors;
+mod exchange;
 mod feed;
 mod fsck;
 mod interaction;
@@ -31,6 +32,10 @@ mod _core {
 
     #[pymodule_export]
     use crate::changes::{ChangedRows, Changes};
+    #[pymodule_export]
+    use crate::exchange::{
+        combine, owner_unique, pack, rank_sort, recover, recover_backward, segment_unique, unpack_add,
+    };
     #[pymodule_export]
     use crate::feed::FeedReader;
     #[pymodule_export]

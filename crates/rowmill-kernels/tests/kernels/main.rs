@@ -18,3 +18,4 @@ mod neighbours;
 mod optimizers;
 mod pool;
 mod unique;
+mod wire;

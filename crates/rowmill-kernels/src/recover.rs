@@ -1,0 +1,121 @@
+//! Recovery: bags pooled straight from the rows of a message, by one combined index (`FusedRec`, Section 3), and back.
+
+use rowmill_rows::{Dtype, Pooling};
+
+use crate::{Lookups, Message, RowPtr, SKIP, pool};
+
+/// A feature whose bags are pooled.
+#[derive(Clone, Copy, Debug)]
+pub struct RecoveredFeature {
+    /// Floats of a row.
+    pub dim: usize,
+    /// Where its vectors begin in a line of the output.
+    pub column: usize,
+    /// How a bag becomes one vector.
+    pub pooling: Pooling,
+}
+
+/// The bags of several features over the rows of one message.
+#[derive(Clone, Copy, Debug)]
+pub struct Recovery<'a> {
+    /// What the message holds.
+    pub message: Message<'a>,
+    /// For every lookup its row in the message, or [`SKIP`].
+    pub combined: &'a [u32],
+    /// Bag `b` of feature `f` has the lookups `offsets[f * B + b]..offsets[f * B + b + 1]`.
+    pub offsets: &'a [i64],
+    /// One factor per lookup, for sums.
+    pub weights: Option<&'a [f32]>,
+    /// `F` of them.
+    pub features: &'a [RecoveredFeature],
+    /// `B`.
+    pub bags: usize,
+    /// Floats from one line of the output to the next.
+    pub stride: usize,
+}
+
+impl<'a> Recovery<'a> {
+    /// Where each row begins; panics if anything reaches beyond `wire` or `out`, by their numbers of floats.
+    fn starts(&self, wire: usize, out: usize) -> Vec<usize> {
+        assert_eq!(wire, self.message.floats(), "a value for every row of the message");
+        assert_eq!(out, self.bags * self.stride, "a line for every bag");
+        assert_eq!(self.offsets.len(), self.features.len() * self.bags + 1, "an end for every bag");
+        assert!(self.offsets.is_sorted(), "offsets must not decrease");
+        assert_eq!(
+            (self.offsets[0], self.offsets[self.offsets.len() - 1]),
+            (0, self.combined.len() as i64),
+            "offsets run from 0 to the number of lookups"
+        );
+        let starts = self.message.starts();
+        for (number, feature) in self.features.iter().enumerate() {
+            assert!(feature.column + feature.dim <= self.stride, "a column for every float");
+            let (begin, end) =
+                (self.offsets[number * self.bags] as usize, self.offsets[(number + 1) * self.bags] as usize);
+            let inside = |&row: &u32| row == SKIP || starts[row as usize] + feature.dim <= wire;
+            assert!(self.combined[begin..end].iter().all(inside), "a row for every lookup");
+        }
+        starts
+    }
+
+    /// The lookups of every feature.
+    fn features(&self) -> impl Iterator<Item = (RecoveredFeature, Lookups<'a>)> {
+        let Self { combined, offsets, weights, bags, .. } = *self;
+        self.features.iter().enumerate().map(move |(number, &feature)| {
+            let offsets = &offsets[number * bags..=(number + 1) * bags];
+            (feature, Lookups { inverse: combined, offsets, weights, pooling: feature.pooling })
+        })
+    }
+}
+
+/// Pool every bag: `out[b * stride + column..][..dim]` of each feature.
+///
+/// Bit for bit what [`pool`] makes of the same rows.
+///
+/// # Panics
+/// If lengths do not agree, offsets decrease, or rows or columns reach beyond their buffers.
+pub fn recover(recovery: &Recovery<'_>, wire: &[f32], out: &mut [f32]) {
+    let starts = recovery.starts(wire.len(), out.len());
+    let base = wire.as_ptr();
+    let rows: Vec<RowPtr> = starts.iter().map(|&start| base.wrapping_add(start)).collect();
+    if recovery.bags == 0 {
+        return;
+    }
+    for (feature, lookups) in recovery.features() {
+        // SAFETY: `starts` looked at every lookup: its row has `dim` floats in `wire`; and every line of the output has
+        // the feature's columns.
+        unsafe {
+            let out = out.as_mut_ptr().add(feature.column);
+            pool(&rows, &lookups, Dtype::F32, feature.dim, out, recovery.stride);
+        }
+    }
+}
+
+/// The backward of [`recover`]: fill `wire` with the gradient of every row, the sum of those of its lookups in their
+/// order.
+///
+/// # Panics
+/// As [`recover`].
+pub fn recover_backward(recovery: &Recovery<'_>, gradients: &[f32], wire: &mut [f32]) {
+    let starts = recovery.starts(wire.len(), gradients.len());
+    wire.fill(0.0);
+    for (feature, lookups) in recovery.features() {
+        for bag in 0..recovery.bags {
+            let gradient = &gradients[bag * recovery.stride + feature.column..][..feature.dim];
+            let share = match feature.pooling {
+                Pooling::Mean => 1.0 / lookups.count(bag).max(1) as f32,
+                Pooling::Sum => 1.0,
+            };
+            let ends = lookups.offsets[bag] as usize..lookups.offsets[bag + 1] as usize;
+            for (lookup, &row) in ends.clone().zip(&lookups.inverse[ends]) {
+                if row == SKIP {
+                    continue;
+                }
+                let factor = lookups.weights.map_or(share, |weights| weights[lookup]);
+                let sums = &mut wire[starts[row as usize]..][..feature.dim];
+                for (sum, &value) in sums.iter_mut().zip(gradient) {
+                    *sum += factor * value;
+                }
+            }
+        }
+    }
+}

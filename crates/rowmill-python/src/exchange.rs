@@ -1,0 +1,328 @@
+//! The kernels of the fused exchange. Positions and counts are int32; -1 is a lookup that stands for nothing.
+
+use std::cell::RefCell;
+
+use pyo3::prelude::*;
+use rowmill_kernels::{Message, RankScratch, RecoveredFeature, Recovery, UniqueScratch};
+use rowmill_rows::Pooling;
+
+use crate::buffers::{Buffer, floats, floats_mut, ids as id_buffer, numbers, numbers_mut};
+use crate::errors::invalid;
+
+/// What kernels keep from call to call.
+#[derive(Default)]
+struct Scratch {
+    hashes: UniqueScratch,
+    ranks: RankScratch,
+    unique: Vec<u64>,
+}
+
+thread_local! {
+    /// Of this thread: an exchange makes its calls from one.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// The distinct ids of every category into `unique`; returns how many there are in all.
+#[pyfunction]
+pub(crate) fn segment_unique(
+    py: Python<'_>,
+    ids: &Bound<'_, PyAny>,
+    offsets: Vec<usize>,
+    paddings: Vec<Option<i64>>,
+    unique: &Bound<'_, PyAny>,
+    counts: &Bound<'_, PyAny>,
+    inverse: &Bound<'_, PyAny>,
+) -> PyResult<usize> {
+    let ids = id_buffer(ids)?;
+    let mut unique = Buffer::<i64>::write(unique, "unique", "int64")?;
+    let (mut counts, mut inverse) = (numbers_mut(counts, "counts")?, numbers_mut(inverse, "inverse")?);
+    let (ids, unique) = (ids.ids(), unique.ids_mut());
+    let (counts, inverse) = (counts.numbers_mut(), inverse.numbers_mut());
+    let rising = offsets.is_sorted() && offsets.first() == Some(&0) && offsets.last() == Some(&ids.len());
+    if !rising {
+        return Err(invalid(
+            py,
+            format!("offsets must rise from 0 to the {} ids, got {offsets:?}", ids.len()),
+        ));
+    }
+    check(py, "paddings", paddings.len(), offsets.len() - 1)?;
+    check(py, "counts", counts.len(), offsets.len() - 1)?;
+    check(py, "inverse", inverse.len(), ids.len())?;
+    check(py, "unique", unique.len(), ids.len())?;
+    let paddings: Vec<Option<u64>> = paddings.into_iter().map(|id| id.map(|id| id as u64)).collect();
+    Ok(py.detach(|| {
+        with_scratch(|scratch| {
+            let Scratch { hashes, unique: found, .. } = scratch;
+            rowmill_kernels::segment_unique_by_category(
+                ids, &offsets, &paddings, hashes, found, counts, inverse,
+            );
+            unique[..found.len()].copy_from_slice(found);
+            found.len()
+        })
+    }))
+}
+
+/// Distinct ids in the order of the ranks that own them.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one argument per array")]
+pub(crate) fn rank_sort(
+    py: Python<'_>,
+    unique: &Bound<'_, PyAny>,
+    unique_counts: &Bound<'_, PyAny>,
+    categories: Vec<u64>,
+    ranks: u32,
+    sorted: &Bound<'_, PyAny>,
+    positions: &Bound<'_, PyAny>,
+    counts: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let (unique, unique_counts) = (id_buffer(unique)?, numbers(unique_counts, "unique_counts")?);
+    let mut sorted = Buffer::<i64>::write(sorted, "sorted", "int64")?;
+    let (mut positions, mut counts) = (numbers_mut(positions, "positions")?, numbers_mut(counts, "counts")?);
+    let (unique, unique_counts, sorted) = (unique.ids(), unique_counts.numbers(), sorted.ids_mut());
+    let (positions, counts) = (positions.numbers_mut(), counts.numbers_mut());
+    if ranks == 0 {
+        return Err(invalid(py, "ranks must be at least 1, got 0"));
+    }
+    check(py, "unique", unique.len(), total(unique_counts))?;
+    check(py, "unique_counts", unique_counts.len(), categories.len())?;
+    check(py, "sorted", sorted.len(), unique.len())?;
+    check(py, "positions", positions.len(), unique.len())?;
+    check(py, "counts", counts.len(), ranks as usize * categories.len())?;
+    py.detach(|| {
+        with_scratch(|scratch| {
+            rowmill_kernels::rank_sort(
+                unique,
+                unique_counts,
+                &categories,
+                ranks,
+                &mut scratch.ranks,
+                sorted,
+                positions,
+                counts,
+            );
+        });
+    });
+    Ok(())
+}
+
+/// The distinct ids of every category among those of all ranks into `unique`; returns how many there are.
+#[pyfunction]
+pub(crate) fn owner_unique(
+    py: Python<'_>,
+    received: &Bound<'_, PyAny>,
+    counts: &Bound<'_, PyAny>,
+    unique: &Bound<'_, PyAny>,
+    unique_counts: &Bound<'_, PyAny>,
+    inverse: &Bound<'_, PyAny>,
+) -> PyResult<usize> {
+    let (received, counts) = (id_buffer(received)?, numbers(counts, "counts")?);
+    let mut unique = Buffer::<i64>::write(unique, "unique", "int64")?;
+    let (mut unique_counts, mut inverse) =
+        (numbers_mut(unique_counts, "unique_counts")?, numbers_mut(inverse, "inverse")?);
+    let (received, counts, unique) = (received.ids(), counts.numbers(), unique.ids_mut());
+    let (unique_counts, inverse) = (unique_counts.numbers_mut(), inverse.numbers_mut());
+    if !counts.len().is_multiple_of(unique_counts.len().max(1)) {
+        return Err(invalid(py, "counts must hold one number per rank and category"));
+    }
+    check(py, "received", received.len(), total(counts))?;
+    check(py, "unique", unique.len(), received.len())?;
+    check(py, "inverse", inverse.len(), received.len())?;
+    Ok(py.detach(|| {
+        with_scratch(|scratch| {
+            let Scratch { hashes, unique: found, .. } = scratch;
+            rowmill_kernels::owner_unique(received, counts, hashes, found, unique_counts, inverse);
+            unique[..found.len()].copy_from_slice(found);
+            found.len()
+        })
+    }))
+}
+
+/// Where the row of each lookup comes back.
+#[pyfunction]
+pub(crate) fn combine(
+    py: Python<'_>,
+    inverse: &Bound<'_, PyAny>,
+    positions: &Bound<'_, PyAny>,
+    combined: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let (inverse, positions) = (numbers(inverse, "inverse")?, numbers(positions, "positions")?);
+    let mut combined = numbers_mut(combined, "combined")?;
+    let (inverse, positions, combined) = (inverse.numbers(), positions.numbers(), combined.numbers_mut());
+    check(py, "combined", combined.len(), inverse.len())?;
+    py.detach(|| rowmill_kernels::combine(inverse, positions, combined));
+    Ok(())
+}
+
+/// Rows of an owner into the message that asked for them.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one argument per array")]
+pub(crate) fn pack(
+    py: Python<'_>,
+    rows: &Bound<'_, PyAny>,
+    unique_counts: &Bound<'_, PyAny>,
+    inverse: &Bound<'_, PyAny>,
+    counts: &Bound<'_, PyAny>,
+    dims: Vec<u32>,
+    wire: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let (rows, mut wire) = (floats(rows, "rows")?, floats_mut(wire, "wire")?);
+    let (unique_counts, inverse) = (numbers(unique_counts, "unique_counts")?, numbers(inverse, "inverse")?);
+    let counts = numbers(counts, "counts")?;
+    let (rows, unique_counts, inverse) = (rows.values(), unique_counts.numbers(), inverse.numbers());
+    let message = Message { counts: counts.numbers(), dims: &dims };
+    let wire = wire.values_mut();
+    check_message(py, message, unique_counts, inverse, rows.len(), wire.len())?;
+    py.detach(|| rowmill_kernels::pack(message, rows, unique_counts, inverse, wire));
+    Ok(())
+}
+
+/// Add what came back in a message to the rows of an owner.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one argument per array")]
+pub(crate) fn unpack_add(
+    py: Python<'_>,
+    wire: &Bound<'_, PyAny>,
+    unique_counts: &Bound<'_, PyAny>,
+    inverse: &Bound<'_, PyAny>,
+    counts: &Bound<'_, PyAny>,
+    dims: Vec<u32>,
+    rows: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let (wire, mut rows) = (floats(wire, "wire")?, floats_mut(rows, "rows")?);
+    let (unique_counts, inverse) = (numbers(unique_counts, "unique_counts")?, numbers(inverse, "inverse")?);
+    let counts = numbers(counts, "counts")?;
+    let (wire, unique_counts, inverse) = (wire.values(), unique_counts.numbers(), inverse.numbers());
+    let message = Message { counts: counts.numbers(), dims: &dims };
+    let rows = rows.values_mut();
+    check_message(py, message, unique_counts, inverse, rows.len(), wire.len())?;
+    py.detach(|| rowmill_kernels::unpack_add(message, wire, unique_counts, inverse, rows));
+    Ok(())
+}
+
+/// Bags pooled from the rows of a message. A feature is its dim, its column, and whether its bags become means.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one argument per array")]
+pub(crate) fn recover(
+    py: Python<'_>,
+    wire: &Bound<'_, PyAny>,
+    counts: &Bound<'_, PyAny>,
+    dims: Vec<u32>,
+    combined: &Bound<'_, PyAny>,
+    offsets: &Bound<'_, PyAny>,
+    weights: Option<&Bound<'_, PyAny>>,
+    features: Vec<(usize, usize, bool)>,
+    bags: usize,
+    stride: usize,
+    out: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let (wire, mut out) = (floats(wire, "wire")?, floats_mut(out, "out")?);
+    let bags = Bags::read(counts, dims, combined, offsets, weights, features, bags, stride)?;
+    let (wire, out) = (wire.values(), out.values_mut());
+    py.detach(|| rowmill_kernels::recover(&bags.recovery(), wire, out));
+    Ok(())
+}
+
+/// The gradients of the rows of a message, given those of the pooled vectors.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one argument per array")]
+pub(crate) fn recover_backward(
+    py: Python<'_>,
+    gradients: &Bound<'_, PyAny>,
+    counts: &Bound<'_, PyAny>,
+    dims: Vec<u32>,
+    combined: &Bound<'_, PyAny>,
+    offsets: &Bound<'_, PyAny>,
+    weights: Option<&Bound<'_, PyAny>>,
+    features: Vec<(usize, usize, bool)>,
+    bags: usize,
+    stride: usize,
+    wire: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let (gradients, mut wire) = (floats(gradients, "gradients")?, floats_mut(wire, "wire")?);
+    let bags = Bags::read(counts, dims, combined, offsets, weights, features, bags, stride)?;
+    let (gradients, wire) = (gradients.values(), wire.values_mut());
+    py.detach(|| rowmill_kernels::recover_backward(&bags.recovery(), gradients, wire));
+    Ok(())
+}
+
+/// The arguments of a recovery, borrowed for one call.
+struct Bags {
+    counts: Buffer<i32>,
+    dims: Vec<u32>,
+    combined: Buffer<i32>,
+    offsets: Buffer<i64>,
+    weights: Option<Buffer<f32>>,
+    features: Vec<RecoveredFeature>,
+    count: usize,
+    stride: usize,
+}
+
+impl Bags {
+    #[allow(clippy::too_many_arguments, reason = "one argument per array")]
+    fn read(
+        counts: &Bound<'_, PyAny>,
+        dims: Vec<u32>,
+        combined: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        features: Vec<(usize, usize, bool)>,
+        bags: usize,
+        stride: usize,
+    ) -> PyResult<Self> {
+        let feature = |(dim, column, mean)| {
+            let pooling = if mean { Pooling::Mean } else { Pooling::Sum };
+            RecoveredFeature { dim, column, pooling }
+        };
+        Ok(Self {
+            counts: numbers(counts, "counts")?,
+            dims,
+            combined: numbers(combined, "combined")?,
+            offsets: Buffer::read(offsets, "offsets", "int64")?,
+            weights: weights.map(|weights| floats(weights, "weights")).transpose()?,
+            features: features.into_iter().map(feature).collect(),
+            count: bags,
+            stride,
+        })
+    }
+
+    fn recovery(&self) -> Recovery<'_> {
+        Recovery {
+            message: Message { counts: self.counts.numbers(), dims: &self.dims },
+            combined: self.combined.numbers(),
+            offsets: self.offsets.positions(),
+            weights: self.weights.as_ref().map(Buffer::values),
+            features: &self.features,
+            bags: self.count,
+            stride: self.stride,
+        }
+    }
+}
+
+fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
+    SCRATCH.with_borrow_mut(work)
+}
+
+fn total(counts: &[u32]) -> usize {
+    counts.iter().map(|&count| count as usize).sum()
+}
+
+fn check_message(
+    py: Python<'_>,
+    message: Message<'_>,
+    unique_counts: &[u32],
+    inverse: &[u32],
+    rows: usize,
+    wire: usize,
+) -> PyResult<()> {
+    check(py, "unique_counts", unique_counts.len(), message.dims.len())?;
+    check(py, "inverse", inverse.len(), message.rows())?;
+    check(py, "wire", wire, message.floats())?;
+    check(py, "rows", rows, Message { counts: unique_counts, dims: message.dims }.floats())
+}
+
+fn check(py: Python<'_>, name: &str, got: usize, expected: usize) -> PyResult<()> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(invalid(py, format!("{name} must have {expected} entries, got {got}")))
+}

@@ -1,0 +1,139 @@
+"""The operators of an exchange on the CPU, as `reference` defines them: one call each, whatever the number of categories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rowmill import _core
+from rowmill.ops.exchange.layout import Bags, Message, Sorted, Unique
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+
+def segment_unique(ids: Tensor, offsets: Sequence[int], paddings: Sequence[int | None]) -> Unique:
+    """As `reference.segment_unique`."""
+    ids = ids.contiguous()
+    unique = torch.empty_like(ids)
+    counts = torch.empty(len(paddings), dtype=torch.int32)
+    inverse = torch.empty(len(ids), dtype=torch.int32)
+    found = _core.segment_unique(
+        ids.numpy(), offsets, paddings, unique.numpy(), counts.numpy(), inverse.numpy()
+    )
+    return Unique(unique[:found], counts, inverse)
+
+
+def rank_sort(unique: Unique, categories: Sequence[int], ranks: int) -> Sorted:
+    """As `reference.rank_sort`."""
+    ids = torch.empty_like(unique.ids)
+    positions = torch.empty(len(ids), dtype=torch.int32)
+    counts = torch.empty(ranks * len(categories), dtype=torch.int32)
+    _core.rank_sort(
+        unique.ids.numpy(),
+        unique.counts.numpy(),
+        categories,
+        ranks,
+        ids.numpy(),
+        positions.numpy(),
+        counts.numpy(),
+    )
+    return Sorted(ids, positions, counts)
+
+
+def owner_unique(received: Tensor, counts: Tensor, categories: int) -> Unique:
+    """As `reference.owner_unique`."""
+    unique = torch.empty_like(received)
+    unique_counts = torch.empty(categories, dtype=torch.int32)
+    inverse = torch.empty(len(received), dtype=torch.int32)
+    found = _core.owner_unique(
+        received.numpy(), counts.numpy(), unique.numpy(), unique_counts.numpy(), inverse.numpy()
+    )
+    return Unique(unique[:found], unique_counts, inverse)
+
+
+def combine(inverse: Tensor, positions: Tensor) -> Tensor:
+    """As `reference.combine`."""
+    combined = torch.empty_like(inverse)
+    _core.combine(inverse.numpy(), positions.numpy(), combined.numpy())
+    return combined
+
+
+def pack(rows: Tensor, unique: Unique, message: Message) -> Tensor:
+    """As `reference.pack`."""
+    wire = torch.empty(sum(message.floats_by_rank))
+    _core.pack(
+        rows.numpy(),
+        unique.counts.numpy(),
+        unique.inverse.numpy(),
+        message.counts.numpy(),
+        message.dims,
+        wire.numpy(),
+    )
+    return wire
+
+
+def unpack_add(wire: Tensor, unique: Unique, message: Message) -> Tensor:
+    """As `reference.unpack_add`."""
+    rows = torch.zeros(sum(Message(unique.counts, message.dims).floats_by_rank))
+    _core.unpack_add(
+        wire.numpy(),
+        unique.counts.numpy(),
+        unique.inverse.numpy(),
+        message.counts.numpy(),
+        message.dims,
+        rows.numpy(),
+    )
+    return rows
+
+
+def recover(wire: Tensor, bags: Bags, out: Tensor | None = None) -> Tensor:
+    """As `reference.recover`; columns of no feature are left as they are in `out`."""
+    if out is None:
+        out = torch.zeros(bags.count, bags.width)
+    message, weights = bags.message, _weights(bags)
+    _core.recover(
+        wire.numpy(),
+        message.counts.numpy(),
+        message.dims,
+        bags.combined.numpy(),
+        bags.offsets.numpy(),
+        weights,
+        _features(bags),
+        bags.count,
+        bags.width,
+        out.numpy(),
+    )
+    return out
+
+
+def recover_backward(gradient: Tensor, bags: Bags) -> Tensor:
+    """As `reference.recover_backward`."""
+    message, weights = bags.message, _weights(bags)
+    wire = torch.empty(sum(message.floats_by_rank))
+    _core.recover_backward(
+        gradient.contiguous().numpy(),
+        message.counts.numpy(),
+        message.dims,
+        bags.combined.numpy(),
+        bags.offsets.numpy(),
+        weights,
+        _features(bags),
+        bags.count,
+        bags.width,
+        wire.numpy(),
+    )
+    return wire
+
+
+def _weights(bags: Bags) -> NDArray[np.float32] | None:
+    return None if bags.weights is None else bags.weights.detach().contiguous().numpy()
+
+
+def _features(bags: Bags) -> list[tuple[int, int, bool]]:
+    return [(feature.dim, feature.column, feature.mean) for feature in bags.features]
