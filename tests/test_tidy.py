@@ -71,6 +71,7 @@ PYTHON_ROAD = [
     "tagged",
     "torchrec",
     "conversion",
+    "distributed",
     "data",
     "models",
     "kge",

@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "ChangesGone",
     "CheckpointMissing",
+    "ExchangeFailed",
     "FeedFailed",
     "FeedGap",
     "FeedMissing",
@@ -132,3 +133,7 @@ class CheckpointMissing(RowmillError, LookupError):
 
 class TooManySteps(RowmillError):
     """More training steps are open at once than the store allows."""
+
+
+class ExchangeFailed(RowmillError):
+    """A rank could not do its part of an exchange; every rank raises what it said."""

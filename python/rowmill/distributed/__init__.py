@@ -1,0 +1,24 @@
+"""Training on many ranks: tables sharded over the stores of all, one exchange of rows per step.
+
+Examples:
+    In every process that `torchrun` starts::
+
+        dist.init_process_group("gloo")
+        ranks = Ranks()
+        store = rowmill.open(f"stores/{ranks.rank}", memory="2GiB")
+        tables = [store.table(name, dim=16, optimizer=rowmill.optim.SGD(lr=0.1)) for name in names]
+        rows = ShardedCollection([Feature(t.name, t) for t in tables], ranks=ranks)
+        model = ranks.data_parallel(MLP())
+        for batch, labels in my_part_of_every_batch:
+            loss = ranks.mean(loss_of_each(model(rows(batch)), labels))
+            loss.backward()
+            optimizer.step()
+"""
+
+from rowmill.distributed.collection import ShardedCollection
+from rowmill.distributed.exchange import RowsOnWire
+from rowmill.distributed.ranks import Ranks
+from rowmill.distributed.strategy import STRATEGIES, Strategy
+from rowmill.distributed.traffic import Traffic
+
+__all__ = ["STRATEGIES", "Ranks", "RowsOnWire", "ShardedCollection", "Strategy", "Traffic"]

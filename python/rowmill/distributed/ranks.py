@@ -1,0 +1,144 @@
+"""The ranks of a run: who they are, what they must agree on, and the dense half of a step.
+
+Everything here is a collective: every rank makes the same calls in the same order.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rowmill.errors import ExchangeFailed, InvalidInput, RowmillError
+
+_T = TypeVar("_T")
+
+
+class Ranks:
+    """All processes of `torch.distributed`, with a group of their own for the rows.
+
+    Collectives of the dense half never meet those of the rows, so either may be on its way while the other begins.
+
+    Args:
+        backend: The backend that carries rows, by its name; None: that of `init_process_group`.
+        timeout_s: Longest wait for another rank, in seconds; then the call raises.
+    """
+
+    def __init__(self, *, backend: str | None = None, timeout_s: float = 60.0) -> None:
+        if not dist.is_initialized():
+            raise InvalidInput(
+                "torch.distributed is not initialized: call torch.distributed.init_process_group first, "
+                "in a process started by torchrun"
+            )
+        if backend is not None and not _available(backend):
+            raise InvalidInput(
+                f"backend {backend!r} is not available: this torch has none of that name"
+            )
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+        self.group = cast("dist.ProcessGroup", group)  # Every rank is in it.
+        self.rank = dist.get_rank()
+        self.count = dist.get_world_size()
+
+    def agree(self, describe: Callable[[], tuple[_T, Mapping[str, Any]]], what: str) -> _T:
+        """Run `describe` on every rank, and raise on all if it raises on one or they describe different things.
+
+        Args:
+            describe: Makes something, and says in words and numbers what ranks must have in common.
+            what: A word for it, in errors.
+
+        Returns:
+            What this rank made.
+        """
+        made, described, failure = None, None, None
+        try:
+            made, described = describe()
+        except Exception as error:
+            failure = error
+        said = self.gather((described, None if failure is None else spell(failure)))
+        raise_first([failed for _, failed in said], failure)
+        first = said[0][0]
+        for rank, (other, _) in enumerate(said):
+            for name in sorted({*first, *other}):
+                if first.get(name) != other.get(name):
+                    raise InvalidInput(
+                        f"ranks disagree on {what}, {name}: rank 0 has {first.get(name)!r}, "
+                        f"rank {rank} has {other.get(name)!r}"
+                    )
+        assert made is not None
+        return made
+
+    def gather(self, value: Any) -> list[Any]:
+        """A value of every rank."""
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """This rank's share of the mean over the samples of all ranks.
+
+        Shares of all ranks add up to the mean, and so do their gradients, however unevenly samples are spread. A rank
+        without samples has the share 0, which it must take the backward of as well.
+        """
+        count = torch.tensor(losses.numel(), dtype=torch.int64)
+        dist.all_reduce(count, group=self.group)
+        if count == 0:
+            raise InvalidInput("no rank has a sample: there is no mean of nothing")
+        return losses.sum() / int(count)
+
+    def total(self, share: Tensor) -> float:
+        """The sum of a number of every rank: of shares of a loss, the loss."""
+        total = share.detach().double().clone()
+        dist.all_reduce(total, group=self.group)
+        return total.item()
+
+    def data_parallel(self, model: nn.Module) -> DistributedDataParallel:
+        """The model with its dense weights on every rank, their gradients added up over the ranks.
+
+        Sums and no means: with losses by `mean`, N ranks take the step that one rank with all samples takes.
+        """
+        parallel = DistributedDataParallel(model)
+        parallel.register_comm_hook(None, _add_up)  # pyright: ignore[reportUnknownMemberType]
+        return parallel
+
+
+def spell(error: Exception) -> tuple[bool, str]:
+    """An error as other ranks learn of it: whether input was wrong, and what it says."""
+    named = isinstance(error, RowmillError)
+    return isinstance(error, InvalidInput), str(
+        error
+    ) if named else f"{type(error).__name__}: {error}"
+
+
+def raise_first(failures: list[tuple[bool, str] | None], own: Exception | None) -> None:
+    """Raise what the first rank that failed said, the same on every rank; nothing if none did."""
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            invalid, message = failure
+            kind = InvalidInput if invalid else ExchangeFailed
+            raise kind(f"rank {rank}: {message}") from own
+
+
+def _available(backend: str) -> bool:
+    return (
+        backend in dist.Backend.backend_list
+        and {
+            "gloo": dist.is_gloo_available,
+            "nccl": dist.is_nccl_available,
+            "mpi": dist.is_mpi_available,
+            "ucc": dist.is_ucc_available,
+        }.get(backend, lambda: True)()
+    )
+
+
+# torch looks at the annotations of a hook, which therefore are no strings in this file.
+def _add_up(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+
+    def first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+        return done.value()[0]
+
+    return work.get_future().then(first)

@@ -1,0 +1,75 @@
+"""Ranks that are real processes and meet over gloo; they live as long as the tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCRIPT = Path(__file__).parent / "rank.py"
+RANKS_MAX = 4
+
+
+class Processes:
+    """Processes that take jobs, one rank each."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[str]] = []
+
+    def run(
+        self, name: str, folder: Path, *, count: int, timeout_s: float = 60.0, **arguments: Any
+    ) -> list[dict[str, Any]]:
+        """Run a job on `count` ranks; what each came to."""
+        folder.mkdir(parents=True, exist_ok=True)
+        while len(self._running) < count:
+            self._running.append(
+                subprocess.Popen(
+                    [sys.executable, str(SCRIPT)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        for rank, process in enumerate(self._running[:count]):
+            job = {"name": name, "folder": str(folder), "rank": rank, "count": count}
+            assert process.stdin is not None
+            print(
+                json.dumps({**job, "timeout_s": timeout_s, "arguments": arguments}),
+                file=process.stdin,
+                flush=True,
+            )
+        results: list[dict[str, Any]] = []
+        for process in self._running[:count]:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, "a rank died: its error is above"
+            results.append(json.loads(line))
+        assert not [result for result in results if "failed" in result], results
+        return results
+
+    def end(self) -> None:
+        """Let all processes end."""
+        for process in self._running:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._running:
+            assert process.stdout is not None
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Processes]:
+    started = Processes()
+    yield started
+    started.end()
