@@ -64,6 +64,13 @@ class ShardedCollection(StoredModule):
             [f for f in self._plan.by_table if f.place in lane.places]
             for lane in self._exchange.lanes
         ]
+        self._recovered = [
+            [
+                RecoveredFeature(f.feature.table.dim, f.column, f.feature.pooling == "mean")
+                for f in placed
+            ]
+            for placed in self._features_by_lane
+        ]
         self._width = sum(self.dims)
 
     def stored_tables(self) -> dict[str, Table]:
@@ -110,20 +117,19 @@ class ShardedCollection(StoredModule):
             failure = error
         lookups = [lookups for lookups, _, _ in asked] if failure is None else failure
         with torch.no_grad():
-            sent, owned = self._exchange.ask(lookups, training=training, samples=samples)
+            sent, owned = self._exchange.ask(lookups, training=training)
         bags = [
             Bags(mine.message, mine.combined, offsets, weights, recovered, samples, self._width)
             for mine, (_, offsets, weights), recovered in zip(
-                sent, asked, map(self._recovered, self._features_by_lane), strict=True
+                sent, asked, self._recovered, strict=True
             )
         ]
         rows = self._read(owned, training)
         anchor = _anchor if training else None
-        call = (self._exchange, sent, owned, bags, samples, self._width)
         if isinstance(rows, Exception):
             self._exchange.send_rows(rows, sent, owned)
             raise AssertionError("a rank that could not read raises")
-        out = _Rows.apply(anchor, call, *rows)
+        out = _Rows.apply(anchor, (self._exchange, sent, owned, bags), *rows)
         assert isinstance(out, Tensor)
         return out.to(batch.values.device)
 
@@ -135,12 +141,6 @@ class ShardedCollection(StoredModule):
     def extra_repr(self) -> str:
         """The features with their tables."""
         return ", ".join(f"{feature.name}->{feature.table.name}" for feature in self.features)
-
-    def _recovered(self, features: Sequence[_Placed]) -> list[RecoveredFeature]:
-        return [
-            RecoveredFeature(f.feature.table.dim, f.column, f.feature.pooling == "mean")
-            for f in features
-        ]
 
     def _read(self, owned: Sequence[Owned], training: bool) -> list[Tensor] | Exception:
         """The distinct rows that this rank is asked for, flat, lane by lane."""
@@ -293,9 +293,9 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor | None, call: Any, *rows: Tensor) -> Tensor:
-        exchange, sent, owned, bags, samples, width = ctx.call = call
+        exchange, sent, owned, bags = ctx.call = call
         wires = exchange.send_rows([flat.detach() for flat in rows], sent, owned)
-        out = torch.empty(samples, width)
+        out = torch.empty(bags[0].count, bags[0].width)
         for wire, of_lane in zip(wires, bags, strict=True):
             recover(wire, of_lane, out)
         return out
@@ -303,7 +303,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        exchange, sent, owned, bags, _, _ = ctx.call
+        exchange, sent, owned, bags = ctx.call
         gradient = gradient.contiguous()
         wires = [recover_backward(gradient, of_lane) for of_lane in bags]
         return None, None, *exchange.send_gradients(wires, sent, owned)

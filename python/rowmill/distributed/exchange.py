@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 RowsOnWire = Literal["fp32", "bf16"]
 """How weights and gradients travel."""
 
-_STATUS = 3
-"""Words before the counts: whether the rank is well, whether it trains, how many samples it has."""
+_STATUS = 2
+"""Words before the counts: whether the rank is well, and whether it trains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,20 +90,19 @@ class Exchange:
     # Forward.
 
     def ask(
-        self, lookups: Sequence[Lookups] | Exception, *, training: bool, samples: int
+        self, lookups: Sequence[Lookups] | Exception, *, training: bool
     ) -> tuple[list[Sent], list[Owned]]:
         """Send ids to their owners, and learn what this rank is asked for.
 
         Args:
             lookups: Of every lane, or why this rank has none.
             training: Whether rows are born and will be updated; ranks must agree.
-            samples: Of this rank.
 
         Raises:
             InvalidInput: On every rank, if the input of one is wrong.
         """
         if isinstance(lookups, Exception):
-            self._tell_counts([], lookups, training, samples)
+            self._tell_counts([], lookups, training)
             raise AssertionError("a rank that is not well raises")
         sorts: list[Sorted] = []
         combined: list[Tensor] = []
@@ -111,7 +110,7 @@ class Exchange:
             unique = segment_unique(asked.ids, asked.offsets, asked.paddings)
             sorts.append(rank_sort(unique, lane.categories, self.ranks.count))
             combined.append(combine(unique.inverse, sorts[-1].positions))
-        told = self._tell_counts(sorts, None, training, samples)
+        told = self._tell_counts(sorts, None, training)
         keys, counts = self._send_keys(sorts, told)
         owned = [
             Owned(owner_unique(ids, numbers, len(lane.categories)), Message(numbers, lane.dims))
@@ -180,13 +179,13 @@ class Exchange:
     # Messages.
 
     def _tell_counts(
-        self, sorts: Sequence[Sorted], failure: Exception | None, training: bool, samples: int
+        self, sorts: Sequence[Sorted], failure: Exception | None, training: bool
     ) -> Tensor:
         """Exchange counts: [R, counts of a rank], lane after lane."""
         ranks = self.ranks.count
         widths = [1 if lane.hashed else len(lane.categories) for lane in self.lanes]
         out = torch.zeros(ranks, _STATUS + sum(widths), dtype=torch.int64)
-        out[:, :_STATUS] = torch.tensor([failure is None, training, samples])
+        out[:, :_STATUS] = torch.tensor([failure is None, training])
         if sorts:
             counts = [sort.counts.view(ranks, -1) for sort in sorts]
             told = [

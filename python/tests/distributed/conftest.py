@@ -62,9 +62,10 @@ class Processes:
         for process in self._running:
             assert process.stdout is not None
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
             process.stdout.close()
 
 

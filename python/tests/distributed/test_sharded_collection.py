@@ -98,7 +98,7 @@ def test_strategies_are_equal_to_the_bit(
     # The message of categories, half as wide as that of ids; the source's counts are of groups, not of categories.
     hashed = results["source-hash"][0]["bytes"]
     assert hashed["keys"] == 1.5 * packed[0]["bytes"]["keys"]
-    words = {"packed": 3 + 6, "source-hash": 3 + 4}
+    words = {"packed": 2 + 6, "source-hash": 2 + 4}
     for strategy, of_rank in words.items():
         assert results[strategy][0]["bytes"]["counts"] == 2 * 8 * (of_rank + 1) * forwards
 

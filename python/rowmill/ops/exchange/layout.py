@@ -7,6 +7,7 @@ Positions and counts are int32; position -1 stands for nothing (padding).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,7 +60,7 @@ class Message:
     counts: Tensor
     dims: Sequence[int]
 
-    @property
+    @cached_property
     def floats_by_rank(self) -> list[int]:
         """How many floats go to or come from each rank."""
         if not self.dims:
