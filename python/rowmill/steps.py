@@ -350,6 +350,12 @@ class StepKeeper:
             step = self._start(explicit=False)
         return step
 
+    @property
+    def ticket(self) -> _core.Ticket | None:
+        """That of the step this thread has open, if it has one."""
+        step = self._thread.step
+        return None if step is None else step.ticket
+
     def flush(self) -> None:
         """Apply what this thread's finished backward passes brought, before it reads rows."""
         step = self._thread.step

@@ -50,8 +50,8 @@ class Table:
     Contiguous CPU tensors and arrays are read and written in place, without a copy; what comes back
     is a tensor if the ids were one, and a NumPy array otherwise.
 
-    Methods that read rows as training does take the open step of the thread or an explicit `ticket`
-    (`store.ticket()`); `get` never inserts and never waits.
+    Methods that read rows as training does take an explicit `ticket` (`store.ticket()`); `get` never inserts
+    and never waits.
     """
 
     def __init__(self, store: Store, core: _core.Table, optimizer: OptimizerSpec) -> None:
@@ -96,6 +96,9 @@ class Table:
     def get(self, ids: Ids, *, out: Values | None = None) -> Values:
         """Weights of rows, without inserting: an unseen id gives its initial value.
 
+        Within a step of this thread (`store.step()`, `store.forward()`) it is what rows announced for the step were
+        kept for.
+
         Args:
             ids: int64, any shape.
             out: float32 `[*ids.shape, dim]`, written in place if given.
@@ -105,7 +108,7 @@ class Table:
         """
         self.store.steps.flush()
         out, ids_N, out_ND = self._output(ids, out)
-        self.core.get(ids_N, out_ND)
+        self.core.get(ids_N, out_ND, self.store.steps.ticket)
         return out
 
     @overload
@@ -234,7 +237,7 @@ class Table:
     def core_get(self, ids_N: NDArray[np.int64]) -> NDArray[np.float32]:
         """`get` for callers that are inside a step already: no gradients are applied first."""
         out = np.empty((len(ids_N), self.dim), np.float32)
-        self.core.get(ids_N, out)
+        self.core.get(ids_N, out, None)
         return out
 
     def _check_shape(self, name: str, values: NDArray[np.float32], ids: tuple[int, ...]) -> None:

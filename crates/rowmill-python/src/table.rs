@@ -122,9 +122,21 @@ impl Table {
         Ok(PyByteArray::new(py, &bytes))
     }
 
-    fn get(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn get(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        ticket: Option<&Bound<'_, Ticket>>,
+    ) -> PyResult<()> {
         let (ids, mut out) = (id_buffer(ids)?, floats_mut(out, "out")?);
-        py.detach(|| self.0.get(ids.ids(), out.values_mut())).map_err(|error| raised(py, &error))
+        // A step that another thread has ended meanwhile is none.
+        let ticket = ticket.and_then(|ticket| ticket.get().held());
+        py.detach(|| match ticket {
+            Some(ticket) => self.0.get_in_step(ids.ids(), out.values_mut(), &ticket),
+            None => self.0.get(ids.ids(), out.values_mut()),
+        })
+        .map_err(|error| raised(py, &error))
     }
 
     fn get_or_init(

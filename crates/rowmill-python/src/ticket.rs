@@ -21,8 +21,13 @@ impl Ticket {
         ticket: Option<&Bound<'_, Self>>,
     ) -> PyResult<Option<Arc<rowmill_store::Ticket>>> {
         let Some(ticket) = ticket else { return Ok(None) };
-        let held = ticket.get().0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let held = ticket.get().held();
         held.map(Some).ok_or_else(|| invalid(py, "ticket was released: its step is over"))
+    }
+
+    /// The ticket, unless it was released.
+    pub(crate) fn held(&self) -> Option<Arc<rowmill_store::Ticket>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

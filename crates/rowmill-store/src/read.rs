@@ -51,19 +51,23 @@ struct Read<'a> {
     place: Place,
     /// Floats of the part.
     width: usize,
+    /// Number of the step that reads, if one does.
+    step: Option<u64>,
     /// `width` floats per position.
     out: Scatter<'a, f32>,
 }
 
 impl Group {
     /// Copy the weights (or state) of `ids` to `out`. An id without a row yields its initial value and
-    /// stays without one; duplicates are fine. Takes no clocks.
+    /// stays without one; duplicates are fine. Takes no clocks. What was announced for earlier steps than
+    /// number `step` is over.
     pub(crate) fn read(
         &self,
         table: &TableState,
         ids: &[u64],
         part: Part,
         out: &mut [f32],
+        step: Option<u64>,
     ) -> Result<(), StoreError> {
         let layout = self.core.layout;
         let (place, width) = match (part, layout.dtype) {
@@ -73,7 +77,10 @@ impl Group {
         };
         table.count_accesses(ids);
         self.counters.count_call(ids.len(), ids.len());
-        let read = Read { table, part, place, width, out: Scatter::new(out) };
+        let read = Read { table, part, place, width, step, out: Scatter::new(out) };
+        if let Some(step) = step {
+            self.shards.iter().for_each(|cell| cell.state.write().advance(step));
+        }
         let reading = self.core.log.reading();
         let pieces = ids.chunks(PIECE_ROWS).enumerate();
         let piece = |(number, ids)| self.read_piece(&read, number * PIECE_ROWS, ids);
@@ -178,7 +185,7 @@ impl Group {
             };
             if let Some(slot) = found.location.slot() {
                 let shard = locked.shard(key);
-                shard.touch(key.table, found.place, slot, false);
+                shard.touch(key.table, found.place, slot, read.step.is_some());
                 // SAFETY: a resident row, which the shard's read lock keeps in place and unwritten.
                 unsafe { self.copy_out(read, shard.row(&self.core, slot), out) };
             } else if let Some(row) = found.location.row() {

@@ -117,10 +117,23 @@ impl Table {
     /// # Errors
     /// Wrong length, ids outside a dense table, or a row that cannot be read.
     pub fn get(&self, ids: &[u64], out: &mut [f32]) -> Result<(), StoreError> {
+        self.get_weights(ids, out, None)
+    }
+
+    /// As [`Table::get`], within a step: lookahead keeps the rows announced for it until then, and no longer
+    /// those announced for earlier ones.
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn get_in_step(&self, ids: &[u64], out: &mut [f32], ticket: &Ticket) -> Result<(), StoreError> {
+        self.get_weights(ids, out, Some(ticket.id()))
+    }
+
+    fn get_weights(&self, ids: &[u64], out: &mut [f32], step: Option<u64>) -> Result<(), StoreError> {
         self.store.check_open()?;
         self.check("out", ids, out.len(), self.spec.dim as usize)?;
         let _caller = self.store.workers.enter();
-        self.store.settle(self.group.read(&self.state, ids, Part::Weights, out))
+        self.store.settle(self.group.read(&self.state, ids, Part::Weights, out, step))
     }
 
     /// Copy the optimizer state of `ids` to `out` (`state_floats` floats per id).
@@ -131,7 +144,7 @@ impl Table {
         self.store.check_open()?;
         self.check("out", ids, out.len(), self.state_floats())?;
         let _caller = self.store.workers.enter();
-        self.store.settle(self.group.read(&self.state, ids, Part::State, out))
+        self.store.settle(self.group.read(&self.state, ids, Part::State, out, None))
     }
 
     /// As [`Table::get`], as a training read: rows that are missing are born, and with a ticket each
@@ -338,7 +351,7 @@ impl Table {
             cell.state.read().index(self.state.local).for_each(|id, _| ids.push(id));
             for ids in ids.chunks(batch.max(1)) {
                 let mut weights = vec![0.0; ids.len() * dim];
-                let read = self.group.read(&self.state, ids, Part::Weights, &mut weights);
+                let read = self.group.read(&self.state, ids, Part::Weights, &mut weights, None);
                 self.store.settle(read)?;
                 if !visit(ids, &weights) {
                     return Ok(());

@@ -117,9 +117,14 @@ class NodeTask:
 
     def loss(self, batch: NodeBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the classes, and the scores of every class `[n, classes]`."""
-        vectors = self.look_up(batch) if rows is None else rows
+        vectors = self._look_up_in_step(batch) if rows is None else rows
         scores = self.model.network(vectors, batch.blocks)
         return cross_entropy(scores, batch.labels), scores
+
+    def _look_up_in_step(self, batch: NodeBatch) -> Tensor:
+        # Features that are only read make no step by themselves; announced rows wait for one.
+        with self.rows.store.forward():
+            return self.look_up(batch)
 
     def observe(self, batch: NodeBatch, predicted: Tensor) -> None:
         """The scores of a batch that was learned from."""
@@ -187,7 +192,9 @@ class NodeTask:
             self.config.store.lookahead,
         )
         for batch in ahead:
-            metrics.update(network(self.table.get(batch.nodes), batch.blocks), batch.labels)
+            with self.rows.store.forward():
+                vectors = self.table.get(batch.nodes)
+            metrics.update(network(vectors, batch.blocks), batch.labels)
         network.train()
         return metrics.compute()
 
