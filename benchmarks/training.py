@@ -135,8 +135,25 @@ class LoadedTrainer:
             "lookahead_late_per_step": grew("lookahead_late") / steps,
         }
 
+    def unannounced(self) -> "LoadedTrainer":
+        """The same trainer on the same way, whose batches are announced to nobody meanwhile."""
+        return _UnannouncedTrainer(self.trainer, self._steps)
+
     def _waited_s(self) -> float:
         return self.trainer.counters().stalled_s
+
+
+class _UnannouncedTrainer(LoadedTrainer):
+    def train(self, steps: int) -> int:
+        def nobody(batch: Any, *, steps: int) -> None:
+            del batch, steps
+
+        task = self.trainer.task
+        task.lookahead = nobody
+        try:
+            return super().train(steps)
+        finally:
+            del task.lookahead  # The method of its class is seen again.
 
 
 @contextmanager

@@ -14,11 +14,12 @@ import torch
 
 from benchmarks import common
 from benchmarks.kge_out_of_core import run as kge_out_of_core
-from benchmarks.kge_out_of_core.memory_group import MOUNT
 from benchmarks.kge_out_of_core.peer import PeerLoop
 from benchmarks.kge_out_of_core.shape import SKEW, Shape
 from benchmarks.kge_out_of_core.stored import filled, training
+from benchmarks.memory_group import MOUNT
 from rowmill.config import StoreConfig
+from tests.array_rows import ArrayRows
 
 SHAPE = Shape(entities=20_000, relations=20, dim=16, batch=64, negatives=16, partitions=8, buffer=3)
 SIZE = kge_out_of_core.Size(
@@ -31,23 +32,6 @@ SIZE = kge_out_of_core.Size(
     peer_warm_up=2,
     ranked=20,
 )
-
-
-class ArrayRows:
-    """Rows as the loop over a peer asks for them."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def get(self, keys: Any) -> Any:
-        return self.rows[keys]
-
-    def put(self, keys: Any, rows: Any) -> None:
-        assert (np.diff(keys) > 0).all()
-        self.rows[keys] = rows
-
-    def settle(self) -> None:
-        pass
 
 
 @pytest.fixture

@@ -1,180 +1,266 @@
 """What does less memory cost a graph neural network whose features are rows of a store?
 
-GraphSAGE on a generated graph shaped like papers100M (128 features, about 15 edges a node, degrees by a power law), scaled to what a
-disk holds: 2^24 nodes, 8.6 GB of features; the quick form 2^17. Memory for a quarter of the features, with lookahead and
-without, beside the lower of two limits: the rate with memory for all, and what the device gives over the cold rows of a step. The
-neighbours lie in a file that is mapped.
+GraphSAGE on a generated graph of the shape of papers100M, with memory for a quarter of the features, with lookahead and
+without: beside the lower of two limits (the rate with all rows in memory, what the device gives over the cold rows of a
+step), and beside the same loop over RocksDB in the same memory.
 """
 
-import os
+import gc
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
+from benchmarks.gnn_out_of_core.peer import PeerLoop, load
+from benchmarks.gnn_out_of_core.shape import DIM, FANOUTS, Shape
+from benchmarks.gnn_out_of_core.stored import training
 from benchmarks.out_of_core.generated import LEAD, one_round, summarize
+from benchmarks.peer_rows import PeerRows, peer_rows
 from benchmarks.training import LoadedTrainer, device_reads_per_s
-from rowmill.config import Config, GnnConfig, ModelConfig, StoreConfig, TrainConfig
+from rowmill.config import StoreConfig
 from rowmill.data import Features, NodeGraph, NodeSplit
+from rowmill.gnn import NeighbourSampler, NodeBatches
 from rowmill.train.nodes import NodeTask
 from rowmill.train.rows import open_rows
-from rowmill.train.run import Trainer
 
-SHARE = 0.25
-CLASSES = 172
-DIM = 128
-DEGREE = 15
-_CHUNK = 1 << 18
-_ODD = 0x9E37_79B1
-"""Times an odd number, modulo a power of two, every node gets another rank."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The work, by its size: 2^`bits` nodes, and batches whose samples take a small part of the memory."""
-
-    bits: int
-    batch: int
-    seed: int
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the graph."""
-        return 1 << self.bits
-
-    @property
-    def feature_bytes(self) -> int:
-        """Bytes of all rows."""
-        return self.nodes * DIM * 4
+SHARE = 4
+"""Memory for one row in so many."""
+WATTS = 5.0
+"""Of a busy core, stated: no counter of energy can be read here."""
+PEER_THREADS = 16
+"""As many reads of a peer that waits for each as keep the device busy."""
+_INDEX_BYTES = 16
+"""Room of the budget for each row beyond its bytes: index and bookkeeping."""
+_FIXED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class DrawnFeatures(Features):
-    """Features that are drawn when they are asked for, so that they need not fit into memory once more."""
+class Size:
+    """How much is measured. The graph whose rows are all in memory is smaller, its samples are of equal shape."""
 
-    seed: int = 0
+    shape: Shape
+    in_memory: Shape
+    rounds: int
+    steps: int
+    warm_up: int
+    peer_steps: int
+    peer_warm_up: int
 
-    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The vectors of a range of nodes."""
-        random = np.random.default_rng([self.seed, start])
-        return random.standard_normal((stop - start, self.dim), np.float32)
+    @property
+    def row_memory(self) -> int:
+        """For a quarter of the features."""
+        return self.shape.feature_bytes // SHARE
+
+    @property
+    def memory(self) -> int:
+        """For everything the store or its peer keeps in memory."""
+        return _memory(self.shape, self.row_memory)
+
+    @property
+    def keys_max(self) -> int:
+        """Nodes of a batch, of which no two layers share one, and of none more."""
+        nodes = self.shape.batch
+        most = nodes
+        for fanout in FANOUTS:
+            nodes *= fanout
+            most += nodes
+        return most
 
 
-def drawn_graph(shape: Shape, folder: Path) -> NodeGraph:
-    """Degrees and neighbours by a power law (density of degrees to the power -3), neighbours in a file."""
-    random = np.random.default_rng(shape.seed)
-    # Half of the mean at least, so that the mean of a Pareto law of index 2 is what is wanted.
-    degrees = np.minimum(DEGREE / 2 / np.sqrt(random.random(shape.nodes)), shape.nodes // 8)
-    indptr = np.concatenate([[0], np.cumsum(degrees.astype(np.int64))])
-    file = folder / "indices.npy"
-    indices = np.lib.format.open_memmap(file, "w+", np.int32, (int(indptr[-1]),))
-    for start in range(0, len(indices), _CHUNK):
-        stop = min(start + _CHUNK, len(indices))
-        ranks = (shape.nodes * random.random(stop - start) ** 2).astype(np.uint64)
-        indices[start:stop] = (ranks * _ODD) & np.uint64(shape.nodes - 1)
-    indices.flush()
-    return NodeGraph(
-        path=file,
-        indptr=indptr,
-        indices=np.load(file, mmap_mode="r"),
-        labels=np.arange(shape.nodes) % CLASSES,
-        features=DrawnFeatures(DIM, seed=shape.seed),
-        masks=None,
+def size_of(*, quick: bool, seed: int) -> Size:
+    """2^24 nodes, 8.6 GB of features; the quick form has a sixteenth of that."""
+    shape = Shape(bits=20 if quick else 24, batch=256 if quick else 1024, seed=seed)
+    return Size(
+        shape=shape,
+        in_memory=replace(shape, bits=shape.bits - 2),
+        rounds=3 if quick else 5,
+        steps=20,
+        warm_up=40,
+        peer_steps=5 if quick else 10,
+        peer_warm_up=40,
     )
 
 
-def config_of(shape: Shape, folder: Path, name: str, *, share: float | None, ahead: int) -> Config:
-    """The settings of a run: memory for a share of the features, or for all where that is None."""
-    return Config(
-        model=ModelConfig(kind="graphsage"),
-        gnn=GnnConfig(fanouts=(10, 5), hidden=128, validate_every=0),
-        store=StoreConfig(
-            memory=str(shape.feature_bytes + 16 * shape.nodes + (512 << 20)),
-            row_memory=None if share is None else str(int(shape.feature_bytes * share)),
-            lookahead=ahead,
-        ),
-        train=TrainConfig(
-            task="gnn",
-            batch=shape.batch,
-            seed=shape.seed,
-            checkpoint_every=0,
-            out=folder / name,
-        ),
-    )
+class Run:
+    """A benchmark on its way."""
 
+    def __init__(
+        self,
+        benchmark: common.Benchmark,
+        size: Size,
+        *,
+        threads: int,
+        lookahead: int,
+        probe: Callable[[Path, int], float],
+    ) -> None:
+        self.benchmark = benchmark
+        self.size = size
+        self.threads = threads
+        self.lookahead = lookahead
+        self._probe = probe
 
-@contextmanager
-def loaded(config: Config, graph: NodeGraph, *, threads: int) -> Generator[LoadedTrainer]:
-    """A trainer whose features are all on the device."""
-    config = replace(config, train=replace(config.train, threads=threads))
-    some = np.arange(config.train.batch)
-    everyone = np.random.default_rng(config.train.seed).permutation(graph.nodes)
-    with open_rows(config, threads=threads, identity={}) as store:
-        split = NodeSplit(everyone, some, some)
-        task = NodeTask(config, graph, split, store, {}, Console(quiet=True))
-        store.checkpoint()
-        trainer = Trainer(config, task)
-        with closing(trainer.steps(0)) as steps:
-            yield LoadedTrainer(trainer, steps)
+    def train(self, graph: NodeGraph, folder: Path) -> None:
+        """Rounds of the device's probe, of a quarter with and without lookahead, and of memory for all."""
+        size, variants = self.size, dict[str, LoadedTrainer]()
+        with ExitStack() as stack:
 
+            def made(name: str, shape: Shape, graph: NodeGraph, row_memory: int) -> LoadedTrainer:
+                say(f"{name}: filling")
+                store = StoreConfig(
+                    memory=str(_memory(shape, row_memory)),
+                    row_memory=str(row_memory),
+                    lookahead=self.lookahead if name == "quarter" else 0,
+                )
+                config = shape.config(folder / name, store=store, threads=self.threads)
+                return stack.enter_context(training(config, shape, graph, threads=self.threads))
 
-def measure(
-    benchmark: common.Benchmark, shape: Shape, *, rounds: int, steps: int, warm_up: int
-) -> None:
-    """Rounds of the probe and of all variants, interleaved."""
-    program = common.bench_program()
-    threads = max(len(os.sched_getaffinity(0)) - 1, 1)
-    # Beside the repository, not in /tmp: that may be memory.
-    place = os.environ.get("ROWMILL_BENCH_DIR", str(common.REPOSITORY))
-    with tempfile.TemporaryDirectory(prefix="rowmill-", dir=place) as name, ExitStack() as stack:
-        folder = Path(name)
-        graph = drawn_graph(shape, folder)
-        settings = {"quarter": (SHARE, 4), "blind": (SHARE, 0), "in_memory": (None, 0)}
-        variants: dict[str, LoadedTrainer] = {}
-        for variant, (share, ahead) in settings.items():
-            config = config_of(shape, folder, variant, share=share, ahead=ahead)
-            variants[variant] = stack.enter_context(loaded(config, graph, threads=threads))
-            variants[variant].train(warm_up)
-        for number in range(rounds):
-            reads = device_reads_per_s(
-                program, variants["quarter"].folder, seconds=1.0, seed=number
+            few = size.in_memory
+            all_rows = few.feature_bytes + (few.feature_bytes >> 2)
+            variants["quarter"] = made("quarter", size.shape, graph, size.row_memory)
+            # What is not written yet would be written while it is measured.
+            variants["quarter"].store.checkpoint()
+            variants["blind"] = variants["quarter"].unannounced()
+            variants["in_memory"] = made("in_memory", few, few.graph(folder), all_rows)
+            say("warming up")
+            variants["quarter"].train(size.warm_up)
+            variants["in_memory"].train(LEAD)
+            for number in range(size.rounds):
+                self._round(variants, number)
+            self._note_store(variants["quarter"])
+        gc.collect()
+
+    def _round(self, variants: dict[str, LoadedTrainer], number: int) -> None:
+        device = self._probe(variants["quarter"].folder, number)
+        one_round(self.benchmark, variants, number, steps=self.size.steps, device=device)
+
+    def _note_store(self, trainer: LoadedTrainer) -> None:
+        stats = trainer.store.stats()
+        self.benchmark.summary |= {
+            "nodes": float(self.size.shape.nodes),
+            "feature_bytes": float(self.size.shape.feature_bytes),
+            "row_memory": float(self.size.row_memory),
+            "memory": float(self.size.memory),
+            "index_bytes": float(stats["index_bytes"]),
+            "overhead_bytes": float(stats["overhead_bytes"]),
+        }
+
+    def train_peer(self, graph: NodeGraph, rows: PeerRows, folder: Path) -> None:
+        """The same loop over a peer."""
+        size = self.size
+        # Whose model it is: that of a graph of few nodes is as large.
+        tiny = replace(size.shape, bits=12)
+        store_config = StoreConfig(memory="64MiB")
+        config = tiny.config(folder / "model", store=store_config, threads=self.threads)
+        with open_rows(config, threads=1, identity={}) as store:
+            features = Features(DIM, dense=tiny.features(0, tiny.nodes))
+            tiny_graph = replace(tiny.graph(folder), features=features)
+            nodes = tiny.train_nodes()
+            split = NodeSplit(nodes, nodes, nodes)
+            task = NodeTask(config, tiny_graph, split, store, {}, Console(quiet=True))
+            batches = NodeBatches(
+                NeighbourSampler(
+                    graph.indptr, graph.indices, fanouts=FANOUTS, seed=size.shape.seed
+                ),
+                size.shape.train_nodes(),
+                graph.labels,
+                batch=size.shape.batch,
+                seed=size.shape.seed,
             )
-            one_round(benchmark, variants, number, steps=steps, device=reads)
-    summarize(benchmark, shape.batch)
-    rates = {
-        variant: [
-            float(str(cell["rows_per_s"])) for cell in benchmark.cells if cell["variant"] == variant
-        ]
-        for variant in variants
-    }
-    gained = zip(rates["quarter"], rates["blind"], strict=True)
-    benchmark.summarize(
-        "rate_with_lookahead_over_without", common.Median.of(on / off for on, off in gained)
-    )
-    benchmark.summary["nodes"] = shape.nodes
-    benchmark.summary["edges"] = graph.edges
-    benchmark.summary["feature_bytes"] = shape.feature_bytes
+            loop = PeerLoop(rows, task, batches.epoch(0))
+            say("rocksdb: warming up")
+            loop.train(size.peer_warm_up)
+            for number in range(size.rounds):
+                self._peer_round(loop, rows, number)
+
+    def _peer_round(self, loop: PeerLoop, rows: PeerRows, number: int) -> None:
+        before = rows.cpu_s()
+        sample = common.measure("rocksdb", number, lambda: loop.train(self.size.peer_steps))
+        rate = sample.units / sample.wall_s
+        say(f"rocksdb, round {number}: {rate:,.0f}/s")
+        # Both processes: that of the loop and that of the engine.
+        cpu_s = sample.cpu_s + rows.cpu_s() - before
+        self.benchmark.cells.append(
+            {
+                **vars(sample),
+                "cpu_s": cpu_s,
+                "rows_per_s": rate,
+                "cpu_us_per_row": 1e6 * cpu_s / sample.units,
+            }
+        )
+
+
+def compare(benchmark: common.Benchmark, batch: int) -> None:
+    """Rates over the lower of the two limits, over those without lookahead and over the peer's; energy."""
+    summarize(benchmark, batch)
+
+    def figures(variant: str, name: str) -> list[float]:
+        return [float(str(c[name])) for c in benchmark.cells if c["variant"] == variant]
+
+    own = figures("quarter", "rows_per_s")
+    for variant in ("blind", "rocksdb"):
+        found = figures(variant, "rows_per_s")
+        if found:
+            benchmark.summarize(f"{variant}_rows_per_s", common.Median.of(found))
+            over = [rate / other for rate, other in zip(own, found, strict=True)]
+            benchmark.summarize(f"rate_over_{variant}", common.Median.of(over))
+    for variant in ("quarter", "blind", "in_memory", "rocksdb"):
+        if cpu_us := figures(variant, "cpu_us_per_row"):
+            joules = common.Median.of(1e-6 * us * batch * WATTS for us in cpu_us)
+            benchmark.summarize(f"{variant}_joules_per_batch", joules)
+    benchmark.summary["watts_per_core_assumed"] = WATTS
+
+
+def _memory(shape: Shape, row_memory: int) -> int:
+    return row_memory + shape.nodes * _INDEX_BYTES + _FIXED_BYTES
+
+
+def say(line: str) -> None:
+    """To the screen, beside the JSON."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    benchmark = common.Benchmark(common.parse_arguments(__doc__))
-    seed = benchmark.settings.seed
-    if benchmark.settings.quick:
-        shape, rounds, steps, warm_up = Shape(bits=17, batch=64, seed=seed), 5, 40, 80
-    else:
-        shape, rounds, steps, warm_up = Shape(bits=24, batch=1024, seed=seed), 7, 40, 200
-    assert warm_up + rounds * (LEAD + steps) <= shape.nodes // shape.batch
-    measure(benchmark, shape, rounds=rounds, steps=steps, warm_up=warm_up)
-    for name in ("rate_with_a_quarter_over_limit", "rate_with_lookahead_over_without"):
-        print(f"{name}: {benchmark.summary[name]:.3f}", file=sys.stderr)
+    parser = common.argument_parser(__doc__)
+    parser.add_argument("--peer", action="store_true", help="RocksDB too (needs librocksdb-dev)")
+    parser.add_argument("--lookahead", type=int, default=StoreConfig().lookahead)
+    parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
+    parser.add_argument(
+        "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
+    )
+    arguments = parser.parse_args()
+    benchmark = common.Benchmark(common.settings(arguments))
+    size = size_of(quick=benchmark.settings.quick, seed=benchmark.settings.seed)
+    torch.set_num_threads(arguments.threads)
+    program = common.bench_program(["rocksdb"] if arguments.peer else [])
+
+    def probe(store: Path, number: int) -> float:
+        return device_reads_per_s(program, store, seconds=1.0, seed=number)
+
+    run = Run(
+        benchmark, size, threads=arguments.threads, lookahead=arguments.lookahead, probe=probe
+    )
+    with tempfile.TemporaryDirectory(prefix="rowmill-", dir=arguments.folder) as name:
+        graph = size.shape.graph(Path(name))
+        # The disk need not hold both.
+        with tempfile.TemporaryDirectory(dir=name) as stores:
+            run.train(graph, Path(stores))
+        if arguments.peer:
+            peer = {"row_bytes": DIM * 4, "memory": size.memory, "keys_max": size.keys_max}
+            say("rocksdb: filling")
+            with peer_rows(program, "rocksdb", Path(name), threads=PEER_THREADS, **peer) as rows:
+                load(rows, size.shape)
+                run.train_peer(graph, rows, Path(name))
+    compare(benchmark, size.shape.batch)
+    for name in ("rate_with_a_quarter_over_limit", "rate_over_blind", "rate_over_rocksdb"):
+        if name in benchmark.summary:
+            say(f"{name}: {benchmark.summary[name]:.3f}")
     benchmark.write()
 
 

@@ -1,116 +1,28 @@
-"""The same loop over another engine: the same batches, model, loss and optimizer; rows are got and put back.
+"""The same loop over another engine: the same batches, model, loss and optimizer; rows are got and put back."""
 
-The engine is a process of its own in a memory group (rowmill-bench, `peer ... rows`), and rows travel over a file
-that both have in memory.
-"""
-
-import mmap
-import os
-import subprocess
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.kge_out_of_core.memory_group import memory_group
 from benchmarks.kge_out_of_core.shape import Shape
+from benchmarks.peer_rows import KEYS_MAX, PeerRows
 from rowmill.config import RowsConfig
 from rowmill.kge import GraphBatch
 from rowmill.optim import Adagrad
 from rowmill.train.graphs import GraphTask
 from rowmill.train.rows import row_optimizer
 
-PROCESS_BYTES = 256 << 20
-"""Beyond the memory that an engine is told to use: its code, and rows on their way."""
-_KEYS = 16_384
-"""Rows of a request."""
 
-
-class PeerRows:
-    """Rows of an engine, weights and state of Adagrad, by key."""
-
-    def __init__(self, process: "subprocess.Popen[str]", exchange: mmap.mmap, floats: int) -> None:
-        self._process = process
-        self._keys = np.frombuffer(exchange, np.uint64, _KEYS)
-        self._rows = np.frombuffer(exchange, np.float32, _KEYS * floats, 8 * _KEYS)
-        self._rows = self._rows.reshape(_KEYS, floats)
-        self._answered("ready")
-
-    def get(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The rows of keys, which are distinct and ascend; what they are until the next request."""
-        self._keys[: len(keys)] = keys
-        self._ask("get", len(keys))
-        return self._rows[: len(keys)]
-
-    def put(self, keys: NDArray[np.int64], rows: NDArray[np.float32], how: str = "put") -> None:
-        """Replace rows; `append`: store those behind all others."""
-        self._keys[: len(keys)] = keys
-        self._rows[: len(keys)] = rows
-        self._ask(how, len(keys))
-
-    def settle(self) -> None:
-        """Wait until the engine does nothing in the background."""
-        self._ask("settle", 0)
-
-    def _ask(self, command: str, count: int) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{command} {count}\n")
-        self._process.stdin.flush()
-        self._answered("done")
-
-    def _answered(self, expected: str) -> None:
-        assert self._process.stdout is not None
-        answer = self._process.stdout.readline().strip()
-        if answer != expected:
-            raise RuntimeError(f"the engine ended or said {answer!r}; its last words are above")
-
-
-@contextmanager
-def peer_rows(
-    program: Path, kind: str, folder: Path, shape: Shape, *, memory: int, threads: int
-) -> Generator[PeerRows]:
-    """An engine with every row as it may be born; `threads` of its own read."""
-    row_bytes = shape.dim * 2 * 4
-    file = os.memfd_create("rows")
-    try:
-        os.ftruncate(file, _KEYS * (8 + row_bytes))
-        options = {
-            "folder": folder,
-            "row-bytes": row_bytes,
-            "memory": memory,
-            "batch": _KEYS,
-            "peer-threads": threads,
-            "exchange": f"/proc/self/fd/{file}",
-        }
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        with (
-            memory_group(kind, memory + PROCESS_BYTES) as group,
-            subprocess.Popen(
-                group.command([str(program), "peer", kind, "rows", *words]),
-                pass_fds=[file],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            ) as process,
-        ):
-            # Nobody closes the map: arrays that look at it keep it.
-            rows = PeerRows(process, mmap.mmap(file, 0), row_bytes // 4)
-            _load(rows, shape)
-            yield rows
-    finally:
-        os.close(file)
-
-
-def _load(rows: PeerRows, shape: Shape) -> None:
+def load(rows: PeerRows, shape: Shape) -> None:
+    """Every row as it may be born."""
     random = np.random.default_rng([shape.seed, 9])
     count, width = shape.entities + 2 * shape.relations, RowsConfig().initial_width
-    for start in range(0, count, _KEYS):
-        keys = np.arange(start, min(start + _KEYS, count))
+    for start in range(0, count, KEYS_MAX):
+        keys = np.arange(start, min(start + KEYS_MAX, count))
         born = np.zeros((len(keys), 2 * shape.dim), np.float32)
         born[:, : shape.dim] = random.uniform(-width, width, (len(keys), shape.dim))
         rows.put(keys, born, "append")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
-from benchmarks.kge_out_of_core.memory_group import memory_group
-from benchmarks.kge_out_of_core.peer import PeerLoop, PeerRows, peer_rows
+from benchmarks.kge_out_of_core.peer import PeerLoop, load
 from benchmarks.kge_out_of_core.shape import Shape
-from benchmarks.kge_out_of_core.stored import filled, training, unannounced
+from benchmarks.kge_out_of_core.stored import filled, training
+from benchmarks.memory_group import memory_group
+from benchmarks.peer_rows import PeerRows, peer_rows
 from benchmarks.training import LoadedTrainer, device_reads_per_s
 from rowmill.config import StoreConfig
 from rowmill.data import Graph
@@ -168,7 +169,11 @@ class Run:
             in_memory.train(LEAD)
             quarter.train(size.warm_up_of(order))
             say(f"{order}: measuring")
-            variants = {"quarter": quarter, "blind": quarter, "in_memory": in_memory}
+            variants = {
+                "quarter": quarter,
+                "blind": quarter.unannounced(),
+                "in_memory": in_memory,
+            }
             for number in range(size.rounds):
                 reads = self._probe(quarter.folder, number)
                 self.benchmark.cells.append(
@@ -177,8 +182,7 @@ class Run:
                 first = number % len(variants)
                 names = list(variants)
                 for name in names[first:] + names[:first]:
-                    with unannounced(variants[name]) if name == "blind" else nullcontext():
-                        self._round(f"{order}_{name}", variants[name], number)
+                    self._round(f"{order}_{name}", variants[name], number)
 
     def _round(self, name: str, trainer: LoadedTrainer, number: int) -> None:
         trainer.train(LEAD)
@@ -344,9 +348,10 @@ def main() -> None:
         # The disk need not hold both.
         with tempfile.TemporaryDirectory(prefix="rowmill-", dir=arguments.folder) as name:
             run.folder = Path(name)
-            peer = {"memory": size.memory, "threads": PEER_THREADS}
+            peer = {"row_bytes": size.shape.dim * 2 * 4, "memory": size.memory}
             say("rocksdb: filling")
-            with peer_rows(program, "rocksdb", run.folder, size.shape, **peer) as rows:
+            with peer_rows(program, "rocksdb", run.folder, threads=PEER_THREADS, **peer) as rows:
+                load(rows, size.shape)
                 run.train_peer(graph, rows)
     summarize(benchmark, size.shape)
     benchmark.write()

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from typing import Any
 
 from rich.console import Console
 
@@ -37,16 +36,3 @@ def training(config: Config, graph: Graph, store: Store) -> Generator[LoadedTrai
     trainer = Trainer(config, GraphTask(config, graph, store, {}, Console(quiet=True)))
     with closing(trainer.steps(0)) as steps:
         yield LoadedTrainer(trainer, steps)
-
-
-@contextmanager
-def unannounced(trainer: LoadedTrainer) -> Generator[None]:
-    """Batches of the trainer are announced to nobody meanwhile."""
-    task = trainer.trainer.task
-
-    def nobody(batch: Any, *, steps: int) -> None:
-        del batch, steps
-
-    task.lookahead = nobody
-    yield
-    del task.lookahead  # The method of its class is seen again.

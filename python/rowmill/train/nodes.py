@@ -81,7 +81,8 @@ class NodeTask:
         self.window = NodeMetrics()
         self.embedding = None
         if graph.features is not None and config.gnn.rows == "features":
-            self.table = feature_table(store, graph.features, graph.nodes, config)
+            self.table = feature_table(store, graph.features.dim, graph.nodes, config)
+            _fill(self.table, graph.features, graph.nodes, normalize=config.gnn.normalize)
         else:
             self.table = new_table(
                 store, config, "nodes", dim=config.model.dim, num_rows=graph.nodes
@@ -232,24 +233,27 @@ def open_nodes(config: Config, console: Console, threads: int) -> Generator[Node
         yield NodeTask(config, graph, split, store, identity, console)
 
 
-def feature_table(store: Store, features: Features, nodes: int, config: Config) -> Table:
-    """A table of rows that are only read, filled if it is not yet."""
-    table = store.table(
+def feature_table(store: Store, dim: int, nodes: int, config: Config) -> Table:
+    """A table of rows that are only read."""
+    return store.table(
         "features",
-        dim=features.dim,
+        dim=dim,
         # Has no state, so a row is its features and nothing else.
         optimizer=SGD(lr=0.0),
         dtype=config.rows.dtype,
         staleness_bound=None,
         num_rows=nodes,
     )
+
+
+def _fill(table: Table, features: Features, nodes: int, *, normalize: bool) -> None:
+    """Put every node's features, unless they are all there."""
     for start in range(0 if len(table) < nodes else nodes, nodes, _FILL_ROWS):
         stop = min(start + _FILL_ROWS, nodes)
         rows = features.rows(start, stop)
-        if config.gnn.normalize:
+        if normalize:
             rows /= np.abs(rows).sum(axis=1, keepdims=True).clip(min=1e-12)
         table.put(np.arange(start, stop), rows)
-    return table
 
 
 def build_network(config: Config, dim: int, classes: int) -> nn.Module:

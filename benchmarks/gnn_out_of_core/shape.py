@@ -1,0 +1,95 @@
+"""A graph of the shape of papers100M with fewer nodes, and the settings of training on it.
+
+papers100M, on which others measure, has 111,059,956 nodes with 128 features and 1,615,685,872 edges, 14.5 a node. The
+generated graph keeps features and edges per node. Degrees have the density `d**-3`, and a neighbour of rank r among the
+frequent ones is drawn with a chance proportional to `r**-0.5`, to which the same density belongs. Numbers say nothing about
+ranks: which rows are neighbours on a device does not follow from how often they are needed.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.config import Config, GnnConfig, ModelConfig, StoreConfig, TrainConfig
+from rowmill.data import NodeGraph
+
+CLASSES = 172
+DIM = 128
+DEGREE = 15
+FANOUTS = (10, 5)
+_CHUNK = 1 << 18
+_ODD = 0x9E37_79B1
+"""Times an odd number, modulo a power of two, every rank is another node."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The work: 2^`bits` nodes, and nodes of a batch."""
+
+    bits: int
+    batch: int
+    seed: int = 1
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the graph."""
+        return 1 << self.bits
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.nodes * DIM * 4
+
+    def at_ranks(self, ranks: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The nodes of these ranks, 0 being that of the most frequent one."""
+        return ((ranks * np.uint64(_ODD)) & np.uint64(self.nodes - 1)).astype(np.int64)
+
+    def graph(self, folder: Path) -> NodeGraph:
+        """The graph without its features; its lists of neighbours are a file that is mapped."""
+        random = np.random.default_rng([self.seed, 0])
+        # Half of the mean at least, so that the mean of a Pareto law of index 2 is what is wanted.
+        degrees = np.minimum(DEGREE / 2 / np.sqrt(random.random(self.nodes)), self.nodes // 8)
+        indptr = np.concatenate([[0], np.cumsum(degrees.astype(np.int64))])
+        file = folder / f"neighbours-{self.bits}.npy"
+        indices = np.lib.format.open_memmap(file, "w+", np.int32, (int(indptr[-1]),))
+        for start in range(0, len(indices), _CHUNK):
+            stop = min(start + _CHUNK, len(indices))
+            # Chances of r**-0.5 are those of N u**2, u being even.
+            ranks = (self.nodes * random.random(stop - start) ** 2).astype(np.uint64)
+            indices[start:stop] = self.at_ranks(ranks)
+        indices.flush()
+        return NodeGraph(
+            path=file,
+            indptr=indptr,
+            indices=np.load(file, mmap_mode="r"),
+            labels=np.arange(self.nodes) % CLASSES,
+            features=None,
+            masks=None,
+        )
+
+    def features(self, number: int, count: int) -> NDArray[np.float32]:
+        """Vectors of some nodes; other numbers give others."""
+        random = np.random.default_rng([self.seed, 1, number])
+        return random.standard_normal((count, DIM), np.float32)
+
+    def train_nodes(self) -> NDArray[np.int64]:
+        """Every node, in an order of its own."""
+        return np.random.default_rng([self.seed, 2]).permutation(self.nodes)
+
+    def config(self, out: Path, *, store: StoreConfig, threads: int | None) -> Config:
+        """The settings of a run."""
+        return Config(
+            model=ModelConfig(kind="graphsage"),
+            gnn=GnnConfig(fanouts=FANOUTS, hidden=128, validate_every=0),
+            store=store,
+            train=TrainConfig(
+                task="gnn",
+                batch=self.batch,
+                seed=self.seed,
+                threads=threads,
+                checkpoint_every=0,
+                out=out,
+            ),
+        )

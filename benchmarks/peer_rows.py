@@ -1,0 +1,112 @@
+"""Rows of another engine for a loop in Python.
+
+The engine is a process of its own in a memory group (rowmill-bench, `peer ... rows`), and rows travel over a file
+that both have in memory.
+"""
+
+import mmap
+import os
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.memory_group import memory_group
+
+PROCESS_BYTES = 256 << 20
+"""Beyond the memory that an engine is told to use: its code, and rows on their way."""
+KEYS_MAX = 16_384
+"""Rows of a request, unless told otherwise."""
+_CPU_FIELDS = slice(11, 13)
+"""User and system time in /proc/PID/stat, counted behind the name of the program."""
+
+
+class PeerRows:
+    """Rows of an engine, by key."""
+
+    def __init__(
+        self, process: "subprocess.Popen[str]", exchange: mmap.mmap, floats: int, keys_max: int
+    ) -> None:
+        self._process = process
+        self.keys_max = keys_max
+        self._keys = np.frombuffer(exchange, np.uint64, keys_max)
+        self._rows = np.frombuffer(exchange, np.float32, keys_max * floats, 8 * keys_max)
+        self._rows = self._rows.reshape(keys_max, floats)
+        self._answered("ready")
+
+    def get(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The rows of keys, which are distinct and ascend; what they are until the next request."""
+        self._keys[: len(keys)] = keys
+        self._ask("get", len(keys))
+        return self._rows[: len(keys)]
+
+    def put(self, keys: NDArray[np.int64], rows: NDArray[np.float32], how: str = "put") -> None:
+        """Replace rows; `append`: store those behind all others."""
+        self._keys[: len(keys)] = keys
+        self._rows[: len(keys)] = rows
+        self._ask(how, len(keys))
+
+    def settle(self) -> None:
+        """Wait until the engine does nothing in the background."""
+        self._ask("settle", 0)
+
+    def cpu_s(self) -> float:
+        """CPU time of the engine so far, all threads, user and system."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        ticks = stat.rpartition(")")[2].split()[_CPU_FIELDS]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+    def _ask(self, command: str, count: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command} {count}\n")
+        self._process.stdin.flush()
+        self._answered("done")
+
+    def _answered(self, expected: str) -> None:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline().strip()
+        if answer != expected:
+            raise RuntimeError(f"the engine ended or said {answer!r}; its last words are above")
+
+
+@contextmanager
+def peer_rows(
+    program: Path,
+    kind: str,
+    folder: Path,
+    *,
+    row_bytes: int,
+    memory: int,
+    threads: int,
+    keys_max: int = KEYS_MAX,
+) -> Generator[PeerRows]:
+    """An engine without rows; `threads` of its own read."""
+    file = os.memfd_create("rows")
+    try:
+        os.ftruncate(file, keys_max * (8 + row_bytes))
+        options = {
+            "folder": folder,
+            "row-bytes": row_bytes,
+            "memory": memory,
+            "batch": keys_max,
+            "peer-threads": threads,
+            "exchange": f"/proc/self/fd/{file}",
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        with (
+            memory_group(kind, memory + PROCESS_BYTES) as group,
+            subprocess.Popen(
+                group.command([str(program), "peer", kind, "rows", *words]),
+                pass_fds=[file],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as process,
+        ):
+            # Nobody closes the map: arrays that look at it keep it.
+            yield PeerRows(process, mmap.mmap(file, 0), row_bytes // 4, keys_max)
+    finally:
+        os.close(file)
