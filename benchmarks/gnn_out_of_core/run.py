@@ -134,7 +134,6 @@ class Run:
             for number in range(size.rounds):
                 self._round(variants, number)
             self._note_store(variants["quarter"])
-        gc.collect()
 
     def _round(self, variants: dict[str, LoadedTrainer], number: int) -> None:
         device = self._probe(variants["quarter"].folder, number)
@@ -251,6 +250,8 @@ def main() -> None:
         # The disk need not hold both.
         with tempfile.TemporaryDirectory(dir=name) as stores:
             run.train(graph, Path(stores))
+            # A store that somebody still knows keeps the space of its files.
+            gc.collect()
         if arguments.peer:
             peer = {"row_bytes": DIM * 4, "memory": size.memory, "keys_max": size.keys_max}
             say("rocksdb: filling")

@@ -8,9 +8,8 @@ tail of each, and so scores twice as many pairs.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ from rich.console import Console
 
 import rowmill
 from benchmarks import common
+from benchmarks.peer_frameworks.own import own
 from benchmarks.peer_frameworks.summary import summarize
 from rowmill.config import (
     Config,
@@ -37,7 +37,7 @@ from rowmill.config import (
 )
 from rowmill.data import Graph, read_graph
 from rowmill.pykeen import StoredRepresentation
-from rowmill.train.run import Trainer, open_trainer
+from rowmill.train.run import open_trainer
 
 Kind = Literal["distmult", "complex"]
 _MODELS: dict[Kind, str] = {"distmult": "DistMult", "complex": "ComplEx"}
@@ -89,7 +89,7 @@ def measure(
                 works = (
                     _pykeen(shape, kind, graph, None),
                     _pykeen(shape, kind, graph, store),
-                    _own(shape, trainer),
+                    own(trainer, batch=shape.batch, batches=shape.batches),
                 )
                 names = [f"{kind}_{name}" for name in VARIANTS]
                 samples = benchmark.compare(dict(zip(names, works, strict=True)), rounds=rounds)
@@ -147,26 +147,6 @@ def _pykeen(
         )
         trained += 1
         return count
-
-    return work
-
-
-def _own(shape: Shape, trainer: Trainer) -> Callable[[], int]:
-    """As many batches of the product's own loop."""
-
-    def endless() -> Iterator[tuple[Any, Any]]:
-        while True:
-            for batch, rows in trainer.steps(0):
-                if len(batch) == shape.batch:
-                    yield batch, rows
-            trainer.state.epoch += 1
-
-    steps = endless()
-
-    def work() -> int:
-        for batch, rows in islice(steps, shape.batches):
-            trainer.train_step(batch, rows)
-        return shape.batches * shape.batch
 
     return work
 

@@ -23,13 +23,14 @@ from torch_geometric.nn import GAT, GraphSAGE
 
 import rowmill
 from benchmarks import common
+from benchmarks.peer_frameworks.own import own
 from benchmarks.peer_frameworks.summary import summarize
 from rowmill.config import Config, DataConfig, ModelConfig, StoreConfig, TrainConfig
 from rowmill.data import NodeGraph, read_node_graph
 from rowmill.data.planted_nodes import make_nodes
 from rowmill.node_config import GnnConfig, NodesConfig
 from rowmill.pyg import NeighbourSampler, StoredFeatures, StoredGraph
-from rowmill.train.run import Trainer, open_trainer
+from rowmill.train.run import open_trainer
 
 Kind = Literal["graphsage", "gat"]
 VARIANTS = ("pyg", "feature_store", "rowmill")
@@ -84,7 +85,7 @@ def measure(benchmark: common.Benchmark, shape: Shape, *, watts: float, rounds: 
                     works = (
                         _pyg(shape, kind, plain, sampler, nodes),
                         _pyg(shape, kind, (features, edges), sampler, nodes),
-                        _own(shape, trainer),
+                        own(trainer, batch=shape.batch, batches=shape.batches),
                     )
                     names = [f"{kind}_{name}" for name in VARIANTS]
                     samples = benchmark.compare(dict(zip(names, works, strict=True)), rounds=rounds)
@@ -144,26 +145,6 @@ def _pyg(
             dense.zero_grad()
             cross_entropy(out, batch.y[: shape.batch]).backward()
             dense.step()
-        return shape.batches * shape.batch
-
-    return work
-
-
-def _own(shape: Shape, trainer: Trainer) -> Callable[[], int]:
-    """As many batches of the product's own loop."""
-
-    def endless() -> Iterator[tuple[Any, Any]]:
-        while True:
-            for batch, rows in trainer.steps(0):
-                if len(batch) == shape.batch:
-                    yield batch, rows
-            trainer.state.epoch += 1
-
-    steps = endless()
-
-    def work() -> int:
-        for batch, rows in islice(steps, shape.batches):
-            trainer.train_step(batch, rows)
         return shape.batches * shape.batch
 
     return work

@@ -29,6 +29,7 @@ from rowmill.kge import (
 from rowmill.nn import Embedding
 from rowmill.train.rows import StoredRows, new_table, open_rows
 from rowmill.train.state import graph_identity
+from rowmill.train.task import check_task
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -237,9 +238,11 @@ class GraphTask:
 @contextmanager
 def open_graph(config: Config, console: Console, threads: int) -> Generator[GraphTask]:
     """The model of the settings and its graph, with its store open."""
+    path = check_task(
+        config, data="the folder of the graph", models=MODELS, what="a knowledge graph"
+    )
     check_settings(config)
-    assert config.data.path is not None
-    graph = read_graph(config.data.path, unseen=config.kge.unseen)
+    graph = read_graph(path, unseen=config.kge.unseen)
     if config.kge.partitions > graph.entity_count:
         raise ConfigError(
             f"kge.partitions = {config.kge.partitions}, but the graph has {graph.entity_count} entities: take fewer"
@@ -260,16 +263,8 @@ def build_model(
 
 def check_settings(config: Config) -> None:
     """Raise where settings do not go together."""
-    settings, kind = config.kge, config.model.kind
-    if config.data.path is None:
-        raise ConfigError("data.path is not set: name the folder of the graph with --data")
-    if kind not in MODELS:
-        raise ConfigError(
-            f"model.kind = {kind!r} is no model of a knowledge graph: give --model {', '.join(MODELS)}"
-        )
-    if config.train.plain:
-        raise ConfigError("train.plain is for click models: drop --plain")
-    MODELS[kind].relation_dim(config.model.dim)
+    settings = config.kge
+    MODELS[config.model.kind].relation_dim(config.model.dim)
     sampled = settings.objective == "negatives"
     if settings.partitions > 1 and not sampled:
         raise ConfigError(

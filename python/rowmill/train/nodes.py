@@ -25,7 +25,7 @@ from rowmill.nn import Embedding
 from rowmill.optim import SGD
 from rowmill.train.rows import StoredRows, new_table, open_rows
 from rowmill.train.state import node_identity
-from rowmill.train.task import announced
+from rowmill.train.task import announced, check_task
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -203,9 +203,8 @@ class NodeTask:
 @contextmanager
 def open_nodes(config: Config, console: Console, threads: int) -> Generator[NodeTask]:
     """The model of the settings and its graph, with its store open."""
+    path = check_task(config, data="the .npz file of the graph", models=_MODELS, what="nodes")
     check_settings(config)
-    path = config.data.path
-    assert path is not None
     if config.nodes is not None:
         if not path.exists():
             console.print(
@@ -287,14 +286,6 @@ def build_network(config: Config, dim: int, classes: int) -> nn.Module:
 def check_settings(config: Config) -> None:
     """Raise where settings do not go together."""
     settings, kind = config.gnn, config.model.kind
-    if config.data.path is None:
-        raise ConfigError("data.path is not set: name the .npz file of the graph with --data")
-    if kind not in _MODELS:
-        raise ConfigError(
-            f"model.kind = {kind!r} is no model of nodes: give --model {' or '.join(_MODELS)}"
-        )
-    if config.train.plain:
-        raise ConfigError("train.plain is for click models: drop --plain")
     for name in ("fanouts", "test_fanouts"):
         if 0 in getattr(settings, name):
             raise ConfigError(

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from rowmill.config import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     import torch
     from torch import Tensor, nn
 
+    from rowmill.config import Config
     from rowmill.train.rows import RowSide
 
 
@@ -99,6 +103,26 @@ class Task(Protocol):
     def about(self) -> dict[str, Any]:
         """Entries of the report that only this task has; those under "run" join the figures there."""
         ...
+
+
+def check_task(config: Config, *, data: str, models: Iterable[str], what: str) -> Path:
+    """Where the data of a task that is not click models is; raises where settings say nothing that it can do.
+
+    Args:
+        config: The settings.
+        data: What `--data` names.
+        models: The kinds of model.
+        what: What they are models of.
+    """
+    if config.data.path is None:
+        raise ConfigError(f"data.path is not set: name {data} with --data")
+    if config.model.kind not in models:
+        raise ConfigError(
+            f"model.kind = {config.model.kind!r} is no model of {what}: give --model {' or '.join(models)}"
+        )
+    if config.train.plain:
+        raise ConfigError("train.plain is for click models: drop --plain")
+    return config.data.path
 
 
 def announced(

@@ -20,6 +20,7 @@ from rich.console import Console
 from torch import nn
 
 import rowmill
+from python.tests.train.cut_off import cut_off
 from python.tests.train.runs import ended, epoch, fork, scalars, until
 from rowmill.cli import main
 from rowmill.config import Config, ConfigError, load_config
@@ -318,25 +319,6 @@ def test_a_tenth_of_the_memory_changes_no_bit_of_a_known_graph(
     assert report["run"]["device_blocks_read"] > 10_000, "nothing ever left the memory"
 
 
-class CutOffError(Exception):
-    """Stands for a kill."""
-
-
-def cut_off(config: Config, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run, and raise before the step after this one."""
-    original = Trainer.train_step
-
-    def some(trainer: Trainer, batch: Any, rows: Any) -> torch.Tensor:
-        if trainer.state.step == step:
-            raise CutOffError
-        return original(trainer, batch, rows)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "train_step", some)
-        with pytest.raises(CutOffError):
-            train(config, quiet())
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -353,7 +335,8 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_bits(
     steps = whole["run"]["steps"]
     for cut in (2, 4, steps // 2, steps // 2 + 1, steps - 1):
         name = f"cut {cut}"
-        cut_off(make(name, **settings), cut, monkeypatch)
+        with cut_off(cut, monkeypatch):
+            train(make(name, **settings), quiet())
         report, rows = finished(make(name, train__resume=True, **settings))
         assert same(rows, expected)
         assert report["test"] == whole["test"]

@@ -17,6 +17,7 @@ import torch
 
 import rowmill
 from python.tests.train.configs import quiet
+from python.tests.train.cut_off import cut_off
 from python.tests.train.runs import ended, epoch, fork, scalars, until
 from rowmill.cli import main
 from rowmill.config import Config, ConfigError, NodesConfig, load_config
@@ -239,7 +240,8 @@ def test_the_model_that_is_tested_is_the_best_of_the_valid_part(
 
     monkeypatch.setattr(NodeTask, "_measure", planned)
     settings = {"train__epochs": 5, "train__checkpoint_every": 5}
-    cut_off(make(**settings), 10, monkeypatch)
+    with cut_off(10, monkeypatch):
+        train(make(**settings), quiet())
     assert len(valid) == 2
     train(make(train__resume=True, **settings), quiet())
     assert len(valid) == 6
@@ -349,25 +351,6 @@ def test_a_tenth_of_the_memory_changes_no_bit(make: Make, wide: Path, rows: str)
         assert (run["lookahead_loaded"] > 0) == (config.store.lookahead > 0)
 
 
-class CutOffError(Exception):
-    """Stands for a kill."""
-
-
-def cut_off(config: Config, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run, and raise before the step after this one."""
-    original = Trainer.train_step
-
-    def some(trainer: Trainer, batch: Any, rows: Any) -> torch.Tensor:
-        if trainer.state.step == step:
-            raise CutOffError
-        return original(trainer, batch, rows)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "train_step", some)
-        with pytest.raises(CutOffError):
-            train(config, quiet())
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -386,7 +369,8 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_bits(
     assert steps == 15
     for cut in (2, 4, 7, 8, steps - 1):
         name = f"cut {cut}"
-        cut_off(make(name, **settings), cut, monkeypatch)
+        with cut_off(cut, monkeypatch):
+            train(make(name, **settings), quiet())
         report = train(make(name, train__resume=True, **settings), quiet())
         assert report["test"] == whole["test"]
         assert points(report) == points(whole)

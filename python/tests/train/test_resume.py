@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
+from python.tests.train.cut_off import cut_off
 from python.tests.train.runs import scalars
 from rowmill.cli import main
 from rowmill.config import GenerateConfig
@@ -26,12 +27,6 @@ from rowmill.train.state import RunState, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rowmill.data import Batch
-
-
-class CutOffError(Exception):
-    """Stands for a kill in tests that look at one process only."""
 
 
 LOG = GenerateConfig(rows=1500, seed=5, rows_per_table=100)
@@ -57,23 +52,6 @@ def command(
         return printed.out + printed.err
 
     return run
-
-
-def cut_off(
-    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch, *more: str, step: int
-) -> None:
-    """Run, and raise before the step after this one."""
-    original = Trainer.train_step
-
-    def some(trainer: Trainer, batch: Batch, pooled: torch.Tensor | None) -> torch.Tensor:
-        if trainer.state.step == step:
-            raise CutOffError
-        return original(trainer, batch, pooled)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "train_step", some)
-        with pytest.raises(CutOffError):
-            command(*more)
 
 
 def report() -> dict[str, Any]:
@@ -123,7 +101,8 @@ def test_a_folder_never_holds_the_report_of_an_earlier_run(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command("--seed", "1")
-    cut_off(command, monkeypatch, step=10)
+    with cut_off(10, monkeypatch):
+        command()
     assert list(Path("out").glob("report.*")) == []
 
 
@@ -135,7 +114,8 @@ def test_tensorboard_is_told_of_every_step_once(
     # A new run takes back what the one before it in this folder has shown; one that goes on, what was shown after
     # its checkpoint at step 4 or 8 by the part that was cut off.
     for step in (7, 11):
-        cut_off(command, monkeypatch, step=step)
+        with cut_off(step, monkeypatch):
+            command()
         assert shown("train/logloss")[-1][0] == step - 1
         command("--resume")
         assert {tag: shown(tag) for tag in whole} == whole
@@ -203,7 +183,8 @@ def test_memory_lookahead_and_checkpoints_may_change_on_the_way(
 ) -> None:
     command()
     whole = report()
-    cut_off(command, monkeypatch, "--row-memory", "192KiB", step=6)
+    with cut_off(6, monkeypatch):
+        command("--row-memory", "192KiB")
     other = ["--memory", "32MiB", "--row-memory", "256KiB", "--lookahead", "0"]
     assert "Note" not in command("--resume", *other, "--checkpoint-every", "3")
     assert report()["run"]["evictions"] > 0
@@ -215,11 +196,13 @@ def test_memory_lookahead_and_checkpoints_may_change_on_the_way(
 def test_conditions_that_bits_depend_on_are_noted_when_they_change(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut_off(command, monkeypatch, step=6)
+    with cut_off(6, monkeypatch):
+        command()
     assert "Note: threads was 1 and is 2, so the bits may differ" in command(
         "--resume", "--threads", "2"
     )
-    cut_off(command, monkeypatch, step=6)
+    with cut_off(6, monkeypatch):
+        command()
     assert "Note" not in command("--resume")
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from python.tests.train.configs import Make, quiet
+from python.tests.train.cut_off import CutOffError
 from rowmill import optim
 from rowmill.config import Config, ConfigError, GenerateConfig, load_config
 from rowmill.report import figures_of
@@ -154,10 +155,6 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_bits(
                 (point["step"], point["rows"], point["logloss"]) for point in trainer.state.curve
             ]
             assert measured == [(point["step"], point["rows"], point["logloss"]) for point in curve]
-
-
-class CutOffError(Exception):
-    pass
 
 
 def cut_off(config: Config, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,66 @@
+//! Lookahead beside steps that only read rows and take no clocks, as those of models over fixed features do.
+//!
+//! What could break: rows are announced for a step, and one that takes no clocks passes without the store knowing. Rows
+//! that came too late, or that nobody asked for, would then stay in memory for good and keep later ones out.
+
+mod common;
+
+use common::*;
+use rowmill_store::*;
+
+/// Rows announced for each step: those of two steps may wait in memory.
+const AHEAD: u64 = 400;
+const STEPS: u64 = 12;
+
+#[test]
+fn rows_announced_for_a_step_that_only_reads_leave_when_it_is_over() {
+    let store = open(&MemoryVolume::new(), &options(Some(1 << 20)));
+    let spec = TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) };
+    let table = store.table("t", &spec).unwrap();
+    put_numbered(&table, 0, (STEPS + 1) * AHEAD);
+    let last = STEPS * AHEAD;
+    for step in 0..STEPS {
+        let before = store.stats().lookahead_loaded;
+        let ids: Vec<u64> = (step * AHEAD..(step + 1) * AHEAD).collect();
+        assert!(table.lookahead(&ids, Destination::Buffer { steps: 1 }).unwrap());
+        while store.lookahead_pending() > 0 {
+            std::thread::yield_now();
+        }
+        let loaded = store.stats().lookahead_loaded - before;
+        assert!(loaded > AHEAD * 9 / 10, "{loaded} rows of {AHEAD} for step {step}");
+        // The step asks for another row than those that were announced.
+        let ticket = store.ticket().unwrap();
+        let mut row = [0.0; 128];
+        table.get_in_step(&[last], &mut row, &ticket).unwrap();
+        assert_eq!(row, [last as f32; 128]);
+    }
+    assert_eq!(store.stats().tickets, 0);
+}
+
+#[test]
+fn a_row_wanted_by_a_later_step_too_is_kept_beyond_its_first_read() {
+    let store = open(&MemoryVolume::new(), &options(Some(1 << 20)));
+    let table = store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    put_numbered(&table, 0, 20_000);
+    let wanted: Vec<u64> = (0..200).collect();
+    assert!(table.lookahead(&wanted, Destination::Buffer { steps: 3 }).unwrap());
+    while store.lookahead_pending() > 0 {
+        std::thread::yield_now();
+    }
+    let mut rows = vec![0.0; 200 * 128];
+    let cold = |rows: &mut [f32]| {
+        let before = store.stats().cold_reads;
+        table.get_in_step(&wanted, rows, &store.ticket().unwrap()).unwrap();
+        store.stats().cold_reads - before
+    };
+    assert_eq!(cold(&mut rows), 0, "they were announced");
+    // What a second step reads drives out all that nobody wants.
+    let ticket = store.ticket().unwrap();
+    let mut others = vec![0.0; 200 * 128];
+    for from in (1000..20_000_u64).step_by(200) {
+        let ids: Vec<u64> = (from..from + 200).collect();
+        table.get_in_step(&ids, &mut others, &ticket).unwrap();
+    }
+    assert_eq!(cold(&mut rows), 0, "the third step was still to come");
+    assert_eq!(rows[199 * 128], 199.0);
+}
