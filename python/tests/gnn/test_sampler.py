@@ -5,6 +5,8 @@ What is drawn is checked where the kernel is, in `crates/rowmill-kernels/tests/k
 
 from __future__ import annotations
 
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from rowmill import _core
 from rowmill.errors import InvalidInput
 from rowmill.gnn import NeighbourSampler, Sample
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NODES = 500
+_NEVER_S = 1000.0
+"""After so long a thread that computes is asked to let another one run."""
+_SAMPLES_MAX = 5_000
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +95,36 @@ def test_equal_seeds_and_batches_draw_equally_in_any_number_of_threads(
     assert all(map(equal, alone, together))
     assert not equal(alone[0], alone[1])
     assert not equal(alone[0], sampler(2).sample(seeds, batch=0))
+
+
+def test_other_threads_run_while_a_sample_is_drawn(
+    graph: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> None:
+    """Nobody has to give the interpreter's lock away here, so only a sample that lets go of it lets others run."""
+    indptr, indices = graph
+    seeds = np.arange(NODES)
+    gate, ran = threading.Lock(), list[bool]()
+
+    def other() -> None:
+        with gate:
+            ran.append(True)
+
+    before = sys.getswitchinterval()
+    thread = threading.Thread(target=other)
+    gate.acquire()
+    thread.start()
+    sys.setswitchinterval(_NEVER_S)
+    try:
+        gate.release()
+        drawn = 0
+        # The system may need more than one sample's time to wake the thread.
+        while not ran and drawn < _SAMPLES_MAX:
+            _core.sample_neighbours(indptr, indices, seeds, [10, 10], False, 1, drawn)
+            drawn += 1
+        assert ran, f"{drawn} samples, and no other thread ran meanwhile"
+    finally:
+        sys.setswitchinterval(before)
+        thread.join()
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
