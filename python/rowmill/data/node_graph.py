@@ -361,7 +361,9 @@ def _floats(
         raise DataError(
             f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be numbers of {ndim} dimensions"
         )
-    values = np.ascontiguousarray(array, np.float32)
+    # What is too large becomes infinite, which is told below.
+    with np.errstate(over="ignore"):
+        values = np.ascontiguousarray(array, np.float32)
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         raise DataError(f"{path}: {name}{wrong[0].tolist()} is not a finite 32-bit float")

@@ -190,6 +190,11 @@ def test_parts_that_are_empty_or_overlap_are_refused(
             arrays(node_features=np.array([[0.0], [1.0], [np.nan], [0.0]])),
             r"node_features\[2, 0\] is not a finite",
         ),
+        # More than a 32-bit float holds; NumPy's warning would be an error here.
+        (
+            arrays(node_features=np.array([[0.0], [1e39], [1.0], [0.0]])),
+            r"node_features\[1, 0\] is not a finite",
+        ),
         (compressed(shape=None), "has no array shape"),
         (compressed(shape=np.array([5, 3])), r"shape is \[5, 3\], but 4 nodes have classes"),
         (compressed(shape=np.array([4, 2])), r"attr_indices\[0\] = 2, but shape says 2 features"),
