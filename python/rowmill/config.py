@@ -258,8 +258,12 @@ class RowsConfig:
     ] = "adagrad"
     lr: Annotated[float, Setting("learning rate of the rows", "--row-lr", 0, FLOAT_MAX)] = 0.02
     dtype: Annotated[
-        Literal["fp32", "bf16"],
-        Setting("how weights are stored: bf16 takes half the bytes", "--row-dtype"),
+        Literal["fp32", "bf16", "split-bf16"],
+        Setting(
+            "how weights are stored: bf16 takes half the bytes; of split-bf16 lookups read half of them, "
+            "updates all",
+            "--row-dtype",
+        ),
     ] = "fp32"
     initial_width: Annotated[
         float,

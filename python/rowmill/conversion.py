@@ -128,7 +128,7 @@ def convert(
         optimizer: What updates the rows: one for all, or by module path (patterns as "tables.*"). Weights that
             `apply_optimizer_in_backward` tagged bring their own; a table must have exactly one.
         memory: Budget of the store, if it is opened here.
-        dtype: How weights are stored, "fp32" or "bf16"; see `Store.table`.
+        dtype: How weights are stored, "fp32", "bf16" or "split-bf16"; see `Store.table`.
         initializer: How rows are born that were not copied; None: normal(0, 1), as torch does.
         staleness_bound: See `Store.table`.
         dense: Index tables by their ids 0..num_embeddings; False: by hash, which pays when few of

@@ -146,9 +146,11 @@ class Store:
             dim: Weights per row.
             optimizer: Updates the rows; its state lies beside their weights. Its rate is that of the next
                 updates, whatever it was before.
-            dtype: How weights are stored: "fp32", or "bf16" for half the bytes, at 8 significant bits. Rows are read
-                as float32 and updated in it either way; an updated bf16 weight is rounded up or down at random, by
-                the seed of the store, so that small steps are not lost.
+            dtype: How weights are stored: "fp32"; "bf16" for half the bytes, at 8 significant bits; or "split-bf16"
+                for the bytes of "fp32" in two planes. Rows are read as float32 and updated in it in any case. An
+                updated bf16 weight is rounded up or down at random, by the seed of the store, so that small steps
+                are not lost. Of split-bf16 weights lookups read the upper halves, which are bfloat16; everything
+                else, updates included, reads and writes all bits, as of "fp32".
             initializer: How missing rows are born; None: normal with standard deviation 0.01.
             staleness_bound: A training get may proceed while at most this many gets of the row wait
                 for their update: 0 is synchronous, None unbounded.

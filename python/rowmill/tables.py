@@ -39,7 +39,7 @@ Destination = Literal["buffer", "cache"]
 """Where announced rows go."""
 
 
-Dtype = Literal["fp32", "bf16"]
+Dtype = Literal["fp32", "bf16", "split-bf16"]
 """How weights are stored."""
 
 

@@ -101,7 +101,7 @@ def test_changes_say_the_dtype_and_hold_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "float32", "", "BF16"])
 def test_a_dtype_that_is_none_is_named(store: rowmill.Store, dtype: Any) -> None:
-    says = f'dtype must be "fp32" or "bf16", got "{dtype}"'
+    says = f'dtype must be "fp32", "bf16" or "split-bf16", got "{dtype}"'
     with pytest.raises(InvalidInput, match=says):
         store.table("t", dim=4, optimizer=SGD(lr=0.1), dtype=dtype)
     model = nn.Sequential(nn.EmbeddingBag(5, 8))

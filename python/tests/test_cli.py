@@ -66,7 +66,7 @@ def test_help_names_the_conventional_flags_and_does_not_wait_for_torch() -> None
         ),
         (
             ["train", "--data", "x", "--row-dtype", "fp16"],
-            "rows.dtype = 'fp16'; it must be one of fp32, bf16",
+            "rows.dtype = 'fp16'; it must be one of fp32, bf16, split-bf16",
         ),
         (["train", "--config", "nowhere.toml"], "config file nowhere.toml does not exist"),
         (["data", "generate", "--out", "x"], "generate.rows is not set"),

@@ -188,7 +188,7 @@ mod tests {
             ("x --row-bytes 66", "--row-bytes 66"),
             ("x --row-bytes 4 --optimizer rowwise-adagrad", "8 at least"),
             ("x --optimizer adam", "\"adam\": use sgd or rowwise-adagrad"),
-            ("x --dtype fp16", "dtype must be \"fp32\" or \"bf16\", got \"fp16\""),
+            ("x --dtype fp16", "dtype must be \"fp32\", \"bf16\" or \"split-bf16\", got \"fp16\""),
             ("x --peers faster", "\"faster\": use rocksdb or lmdb"),
             ("x --peer-threads 2,0", "--peer-threads 0"),
             ("x --seconds -1", "--seconds -1"),

@@ -124,23 +124,16 @@ fn pool_speed(memory: &Memory) {
                     let batches: Vec<Batch> =
                         (0..BATCHES).map(|seed| Batch::new(memory, seed, length, dim, zipf)).collect();
                     let mut out = vec![0.0; BAGS * dim];
-                    let name = format!("pool {set} D={dim} L={length} {ids_name}");
-                    report(&name, BAGS * length, |batch| {
-                        let batch = &batches[batch];
-                        // SAFETY: rows lie in `memory`, `out` has `dim` floats per bag.
-                        unsafe {
-                            pool_with(
-                                set,
-                                &batch.rows,
-                                &batch.lookups(),
-                                Dtype::F32,
-                                dim,
-                                out.as_mut_ptr(),
-                                dim,
-                            );
-                        }
-                        out[0]
-                    });
+                    for dtype in [Dtype::F32, Dtype::SplitBf16] {
+                        let name = format!("pool {set} {dtype} D={dim} L={length} {ids_name}");
+                        report(&name, BAGS * length, |batch| {
+                            let Batch { rows, .. } = &batches[batch];
+                            let lookups = batches[batch].lookups();
+                            // SAFETY: rows lie in `memory`, `out` has `dim` floats per bag.
+                            unsafe { pool_with(set, rows, &lookups, dtype, dim, out.as_mut_ptr(), dim) };
+                            out[0]
+                        });
+                    }
                 }
             }
         }

@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 
 use rowmill_rows::Dtype;
 
-use crate::RowPtr;
 use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
 use crate::weights::{Bf16, Element, F32};
+use crate::{RowPtr, split};
 
 /// How many rows ahead of the one being copied are prefetched; the same trade as for sums.
 const PREFETCH_DISTANCE: usize = 16;
@@ -45,6 +45,9 @@ pub unsafe fn gather_with(
         match dtype {
             Dtype::F32 => set.run(Gather::<F32> { rows, dim, out, out_stride, element: PhantomData }),
             Dtype::Bf16 => set.run(Gather::<Bf16> { rows, dim, out, out_stride, element: PhantomData }),
+            Dtype::SplitBf16 => {
+                set.run(Gather::<SplitBf16> { rows, dim, out, out_stride, element: PhantomData });
+            }
         }
     }
 }
@@ -57,7 +60,19 @@ struct Gather<'a, E> {
     element: PhantomData<E>,
 }
 
-impl<E: Element> Kernel for Gather<'_, E> {
+/// A way of storing weights, for whoever wants all their bits.
+trait Copied {
+    /// Bytes of one weight.
+    const BYTES: usize;
+
+    /// Copy the weights of a row.
+    ///
+    /// # Safety
+    /// `source` has `dim` weights, `target` room for as many floats; only called below [`InstructionSet::run`].
+    unsafe fn copy<V: Vector>(source: RowPtr, target: *mut f32, dim: usize);
+}
+
+impl<E: Copied> Kernel for Gather<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -70,23 +85,41 @@ impl<E: Element> Kernel for Gather<'_, E> {
                 prefetch(ahead, E::BYTES * self.dim);
             }
             // SAFETY: the row has `dim` weights, the target room for as many floats.
-            unsafe { copy::<V, E>(row, self.out.add(i * self.out_stride), self.dim) };
+            unsafe { E::copy::<V>(row, self.out.add(i * self.out_stride), self.dim) };
         }
     }
 }
 
-#[inline(always)]
-unsafe fn copy<V: Vector, E: Element>(source: RowPtr, target: *mut f32, dim: usize) {
-    // SAFETY: the caller gives `dim` weights, and room for as many floats.
-    unsafe {
-        let mut column = 0;
-        while column + V::LANES <= dim {
-            E::load_up_to::<V>(source, column, V::LANES).store(target.add(column));
-            column += V::LANES;
+impl<E: Element> Copied for E {
+    const BYTES: usize = E::BYTES;
+
+    #[inline(always)]
+    unsafe fn copy<V: Vector>(source: RowPtr, target: *mut f32, dim: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut column = 0;
+            while column + V::LANES <= dim {
+                E::load_up_to::<V>(source, column, V::LANES).store(target.add(column));
+                column += V::LANES;
+            }
+            if column < dim {
+                let count = dim - column;
+                E::load_up_to::<V>(source, column, count).store_first(target.add(column), count);
+            }
         }
-        if column < dim {
-            let count = dim - column;
-            E::load_up_to::<V>(source, column, count).store_first(target.add(column), count);
-        }
+    }
+}
+
+/// Both planes.
+struct SplitBf16;
+
+impl Copied for SplitBf16 {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn copy<V: Vector>(source: RowPtr, target: *mut f32, dim: usize) {
+        let upper = source.cast::<u16>();
+        // SAFETY: the caller's; the lower halves follow the upper ones.
+        unsafe { split::join_raw::<V>(upper, upper.add(dim), target, dim) };
     }
 }

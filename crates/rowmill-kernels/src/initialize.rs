@@ -70,7 +70,7 @@ impl RowInitializer {
             unsafe { self.set.run(fill) }
         }
         match self.dtype {
-            Dtype::F32 => {}
+            Dtype::F32 | Dtype::SplitBf16 => {}
             Dtype::Bf16 => bf16::round(self.set, weights),
         }
     }

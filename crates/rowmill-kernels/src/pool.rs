@@ -12,7 +12,7 @@ use crate::{Lookups, RowPtr, SKIP};
 
 /// Bag `b` of `lookups` becomes the sum (or mean) of its rows at `out + b * out_stride`.
 ///
-/// Weights are widened to 32-bit floats as they are read. Rows are added in lookup order, weights by a fused
+/// Weights are widened to 32-bit floats as they are read; of split ones the lower halves are not. Rows are added in lookup order, weights by a fused
 /// multiply-add, a mean is the sum divided by the number of lookups that are not padding: bit for bit what
 /// `torch.nn.EmbeddingBag` computes on a CPU.
 /// Empty bags become 0.
@@ -53,7 +53,8 @@ pub unsafe fn pool_with(
     unsafe {
         match dtype {
             Dtype::F32 => set.run(Pool::<F32> { rows, lookups, dim, out, out_stride, element: PhantomData }),
-            Dtype::Bf16 => {
+            // Of split weights the upper halves, which lie first.
+            Dtype::Bf16 | Dtype::SplitBf16 => {
                 set.run(Pool::<Bf16> { rows, lookups, dim, out, out_stride, element: PhantomData });
             }
         }

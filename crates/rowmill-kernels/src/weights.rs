@@ -5,7 +5,7 @@
 
 use crate::arch::Vector;
 use crate::rounding::Noise;
-use crate::{RowPtr, bf16};
+use crate::{RowPtr, bf16, split};
 
 /// A type of stored weights, for kernels that read rows.
 pub(crate) trait Element {
@@ -34,7 +34,7 @@ impl Element for F32 {
     }
 }
 
-/// bfloat16.
+/// bfloat16, whatever follows the weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
 
@@ -152,5 +152,43 @@ impl Weights for Bf16Weights {
             let target = self.row.cast::<u16>().add(column);
             bf16::store_up_to(weights, self.noise.columns::<V>(column), target, count);
         }
+    }
+}
+
+/// Rows of 32-bit floats in two planes.
+#[derive(Clone, Copy)]
+pub(crate) struct SplitRows {
+    pub(crate) dim: usize,
+}
+
+/// The weights of one of them.
+#[derive(Clone, Copy)]
+pub(crate) struct SplitWeights {
+    upper: *mut u16,
+    lower: *mut u16,
+}
+
+impl Rows for SplitRows {
+    type Weights = SplitWeights;
+
+    #[inline(always)]
+    unsafe fn row(self, _number: usize, row: *mut f32) -> (SplitWeights, *mut f32) {
+        let upper = row.cast::<u16>();
+        // SAFETY: the caller's; the lower halves follow the upper ones, and the state both.
+        unsafe { (SplitWeights { upper, lower: upper.add(self.dim) }, row.add(self.dim)) }
+    }
+}
+
+impl Weights for SplitWeights {
+    #[inline(always)]
+    unsafe fn load_up_to<V: Vector>(self, column: usize, count: usize) -> V {
+        // SAFETY: the caller's.
+        unsafe { split::load_up_to(self.upper.add(column), self.lower.add(column), count) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_up_to<V: Vector>(self, weights: V, column: usize, count: usize) {
+        // SAFETY: the caller's.
+        unsafe { split::store_up_to(weights, self.upper.add(column), self.lower.add(column), count) }
     }
 }

@@ -16,16 +16,19 @@ pub enum Dtype {
     F32,
     /// bfloat16: the upper half of an [`Dtype::F32`].
     Bf16,
+    /// 32-bit IEEE float in two planes: the upper halves of all weights, then the lower ones. A lookup reads the upper
+    /// halves alone, as [`Dtype::Bf16`]; everything else reads and writes all 32 bits.
+    SplitBf16,
 }
 
 impl Dtype {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::SplitBf16];
 
     /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
-            Self::F32 => 4,
+            Self::F32 | Self::SplitBf16 => 4,
             Self::Bf16 => 2,
         }
     }
@@ -35,6 +38,7 @@ impl Dtype {
         match self {
             Self::F32 => "fp32",
             Self::Bf16 => "bf16",
+            Self::SplitBf16 => "split-bf16",
         }
     }
 
@@ -93,6 +97,14 @@ impl RowLayout {
         weight_bytes(self.dim, self.dtype)
     }
 
+    /// Bytes of the weights that a lookup reads, at the beginning of the row.
+    pub fn lookup_bytes(&self) -> usize {
+        match self.dtype {
+            Dtype::F32 | Dtype::Bf16 => self.state_offset(),
+            Dtype::SplitBf16 => 2 * self.dim,
+        }
+    }
+
     /// Bytes before the stamp, in a row that carries one.
     pub fn stamp_offset(&self) -> Option<usize> {
         self.stamped.then(|| self.state_offset() + 4 * self.state_floats)
@@ -146,13 +158,24 @@ mod tests {
     }
 
     #[test]
+    fn split_weights_take_the_bytes_of_floats_and_lookups_read_half() {
+        for dim in [1, 7, 64] {
+            let adam = OptimizerSpec::Adam { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 0.0 };
+            let [split, whole] =
+                [Dtype::SplitBf16, Dtype::F32].map(|dtype| RowLayout::new(dim, dtype, &adam, true));
+            assert_eq!(RowLayout { dtype: Dtype::F32, ..split }, whole);
+            assert_eq!((split.lookup_bytes(), whole.lookup_bytes()), (2 * dim, 4 * dim));
+        }
+    }
+
+    #[test]
     fn a_dtype_has_one_name() {
         for dtype in Dtype::ALL {
             assert_eq!(Dtype::from_name(dtype.name()), Ok(dtype));
         }
         assert_eq!(
             Dtype::from_name("fp16").unwrap_err().to_string(),
-            "dtype must be \"fp32\" or \"bf16\", got \"fp16\""
+            "dtype must be \"fp32\", \"bf16\" or \"split-bf16\", got \"fp16\""
         );
     }
 }

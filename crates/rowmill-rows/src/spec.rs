@@ -79,7 +79,7 @@ pub enum SpecError {
     #[error("dim must be between 1 and {DIM_MAX}, got {0}")]
     Dim(u32),
     /// No element type has this name.
-    #[error("dtype must be \"fp32\" or \"bf16\", got {0:?}")]
+    #[error("dtype must be \"fp32\", \"bf16\" or \"split-bf16\", got {0:?}")]
     Dtype(String),
     /// A hyper-parameter is outside its range.
     #[error("{field} must be {expected}, got {value}")]

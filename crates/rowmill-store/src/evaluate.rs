@@ -85,7 +85,9 @@ impl Group {
         let (table, bag) = &pooled.bags[hold.column];
         let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
         // Padding is no row at all, and must not be looked for.
-        let residents = if bag.padding.is_none() { Residents::new(&self.core, &all, table) } else { None };
+        let bytes = self.core.layout.lookup_bytes();
+        let residents =
+            if bag.padding.is_none() { Residents::new(&self.core, &all, table, bytes) } else { None };
         let mut rows: Vec<RowPtr> = Vec::new();
         for bags in pieces(bag, hold.bags.clone(), piece_ids) {
             let ids = &bag.ids[ids_of(bag, &bags)];

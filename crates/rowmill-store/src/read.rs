@@ -14,7 +14,7 @@ use crate::scatter::Scatter;
 use crate::shard::{Miss, Reason};
 use crate::table_state::TableState;
 use crate::walk::{AllShards, Locked, walk};
-use crate::weights::widen_weights;
+use crate::weights::join_weights;
 
 /// Times a row may move while it is being read before the store is judged inconsistent.
 pub(crate) const MOVES_MAX: usize = 1000;
@@ -40,8 +40,8 @@ pub(crate) enum Part {
 enum Place {
     /// As floats, from this byte on.
     Floats(usize),
-    /// As weights that are no floats, at the beginning.
-    Narrow,
+    /// As weights that are stored as halves of floats, at the beginning.
+    Halves,
 }
 
 /// One read of many rows.
@@ -72,7 +72,7 @@ impl Group {
         let layout = self.core.layout;
         let (place, width) = match (part, layout.dtype) {
             (Part::Weights, Dtype::F32) => (Place::Floats(0), layout.dim),
-            (Part::Weights, Dtype::Bf16) => (Place::Narrow, layout.dim),
+            (Part::Weights, Dtype::Bf16 | Dtype::SplitBf16) => (Place::Halves, layout.dim),
             (Part::State, _) => (Place::Floats(layout.state_offset()), layout.state_floats),
         };
         table.count_accesses(ids);
@@ -146,7 +146,8 @@ impl Group {
         first: usize,
         ids: &[u64],
     ) -> Result<(), Absent> {
-        let residents = Residents::new(&self.core, all, read.table).ok_or(Absent)?;
+        let residents =
+            Residents::new(&self.core, all, read.table, self.core.layout.state_offset()).ok_or(Absent)?;
         let mut rows = [std::ptr::null(); CHUNK];
         let chunk = (CHUNK_BYTES / self.core.layout.stride).clamp(1, CHUNK);
         for (number, ids) in ids.chunks(chunk).enumerate() {
@@ -236,7 +237,7 @@ impl Group {
                 copy_floats(row.byte_add(start), out.as_mut_ptr(), read.width);
             },
             // SAFETY: the caller's.
-            Place::Narrow => unsafe { widen_weights(&self.core.layout, row, out) },
+            Place::Halves => unsafe { join_weights(&self.core.layout, row, out) },
         }
     }
 

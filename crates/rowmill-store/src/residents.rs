@@ -22,7 +22,7 @@ pub(crate) struct Residents<'a> {
     /// By shard, the row of slot 0.
     first: Vec<*const f32>,
     stride: usize,
-    /// Bytes of the weights.
+    /// Bytes of a row that are read.
     row_bytes: usize,
 }
 
@@ -34,8 +34,13 @@ enum Index<'a> {
 }
 
 impl<'a> Residents<'a> {
-    /// The rows of a table; none if somebody wants to know which are used.
-    pub(crate) fn new(core: &Core, all: &'a AllShards<'_>, table: &TableState) -> Option<Self> {
+    /// The rows of a table, to read `row_bytes` of each; none if somebody wants to know which are used.
+    pub(crate) fn new(
+        core: &Core,
+        all: &'a AllShards<'_>,
+        table: &TableState,
+        row_bytes: usize,
+    ) -> Option<Self> {
         if all.iter().any(|shard| shard.counts_uses()) {
             return None;
         }
@@ -48,11 +53,11 @@ impl<'a> Residents<'a> {
             index,
             first: all.iter().map(|shard| shard.row(core, 0).cast_const()).collect(),
             stride: core.layout.stride,
-            row_bytes: core.layout.state_offset(),
+            row_bytes,
         })
     }
 
-    /// Write the addresses of the rows of `ids`, whose weights are then on their way into the caches.
+    /// Write the addresses of the rows of `ids`, whose first bytes are then on their way into the caches.
     ///
     /// # Errors
     /// [`Absent`] if a row is not in memory, or not of the table's range.

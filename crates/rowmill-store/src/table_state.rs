@@ -106,7 +106,7 @@ impl TableState {
     pub(crate) fn rounded<'a>(&self, update: &Update<'_>, keys: &[Key], ids: &'a mut [u64]) -> Update<'a> {
         let Update { lr, step, .. } = *update;
         let rounding = match self.spec.dtype {
-            Dtype::F32 => None,
+            Dtype::F32 | Dtype::SplitBf16 => None,
             Dtype::Bf16 => {
                 let ids = &mut ids[..keys.len()];
                 ids.iter_mut().zip(keys).for_each(|(id, key)| *id = key.id);

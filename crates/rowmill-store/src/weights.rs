@@ -7,13 +7,23 @@ use crate::read::copy_floats;
 /// Copy the weights of a row that are no floats to `out` (`dim` floats).
 ///
 /// # Safety
-/// `row` is a row of `layout`, which is of bf16, that nobody writes meanwhile.
+/// `row` is a row of `layout`, whose weights are stored as halves, that nobody writes meanwhile.
 #[inline]
-pub(crate) unsafe fn widen_weights(layout: &RowLayout, row: *const f32, out: &mut [f32]) {
-    debug_assert_eq!(layout.dtype, Dtype::Bf16);
+pub(crate) unsafe fn join_weights(layout: &RowLayout, row: *const f32, out: &mut [f32]) {
+    debug_assert_ne!(layout.dtype, Dtype::F32);
     // SAFETY: the caller's: a row begins with its weights, and on a multiple of 4.
-    let weights = unsafe { std::slice::from_raw_parts(row.cast::<u16>(), layout.dim) };
-    rowmill_kernels::widen(weights, out);
+    let halves = unsafe { std::slice::from_raw_parts(row.cast::<u16>(), halves(layout)) };
+    let (upper, lower) = halves.split_at(layout.dim);
+    if lower.is_empty() {
+        rowmill_kernels::widen(upper, out);
+    } else {
+        rowmill_kernels::join(upper, lower, out);
+    }
+}
+
+/// How many halves of floats the weights of a row are.
+fn halves(layout: &RowLayout) -> usize {
+    layout.dim * layout.dtype.bytes() / 2
 }
 
 /// Make `values` (`dim` floats) the weights of a row, rounded to the nearest it can store.
@@ -26,15 +36,20 @@ pub(crate) unsafe fn write_weights(layout: &RowLayout, values: &[f32], row: *mut
     match layout.dtype {
         // SAFETY: the caller's: a row begins with its weights.
         Dtype::F32 => unsafe { copy_floats(values.as_ptr(), row, layout.dim) },
-        Dtype::Bf16 => {
+        Dtype::Bf16 | Dtype::SplitBf16 => {
             // SAFETY: as above; a row begins on a multiple of 4.
-            let weights = unsafe { std::slice::from_raw_parts_mut(row.cast::<u16>(), layout.dim) };
-            rowmill_kernels::narrow(values, weights);
+            let halves = unsafe { std::slice::from_raw_parts_mut(row.cast::<u16>(), halves(layout)) };
+            let (upper, lower) = halves.split_at_mut(layout.dim);
+            if lower.is_empty() {
+                rowmill_kernels::narrow(values, upper);
+            } else {
+                rowmill_kernels::split(values, upper, lower);
+            }
         }
     }
 }
 
-/// The weights of a row: where they lie, or widened into `scratch`.
+/// The weights of a row: where they lie, or put together in `scratch`.
 ///
 /// # Safety
 /// `row` is a row of `layout` that nobody writes as long as the result is used.
@@ -46,10 +61,10 @@ pub(crate) unsafe fn floats_of<'a>(
     match layout.dtype {
         // SAFETY: the caller's: a row begins with its weights.
         Dtype::F32 => unsafe { std::slice::from_raw_parts(row, layout.dim) },
-        Dtype::Bf16 => {
+        Dtype::Bf16 | Dtype::SplitBf16 => {
             scratch.resize(layout.dim, 0.0);
             // SAFETY: as above.
-            unsafe { widen_weights(layout, row, scratch) };
+            unsafe { join_weights(layout, row, scratch) };
             scratch
         }
     }
@@ -60,8 +75,12 @@ pub(crate) fn decode_row(layout: &RowLayout, bytes: &[u8], out: &mut [f32]) {
     let (weights, state) = out.split_at_mut(layout.dim);
     match layout.dtype {
         Dtype::F32 => decode(bytes, weights, f32::from_le_bytes),
-        Dtype::Bf16 => {
+        Dtype::Bf16 | Dtype::SplitBf16 => {
             decode(bytes, weights, |half| f32::from_bits(u32::from(u16::from_le_bytes(half)) << 16));
+            let lower = bytes[2 * layout.dim..2 * halves(layout)].as_chunks().0;
+            for (weight, &lower) in weights.iter_mut().zip(lower) {
+                *weight = f32::from_bits(weight.to_bits() | u32::from(u16::from_le_bytes(lower)));
+            }
         }
     }
     decode(&bytes[layout.state_offset()..], state, f32::from_le_bytes);

@@ -20,7 +20,7 @@ const BATCH: u64 = 300;
 
 fn specs() -> [TableSpec; 3] {
     let dense = TableSpec { ids: IdRange::Dense { rows: UNIVERSE }, ..spec(11, ADAM) };
-    [spec(11, ADAM), bf16(dense), bf16(spec(30, SGD))]
+    [spec(11, ADAM), bf16(dense), split_bf16(spec(30, SGD))]
 }
 
 fn small(incarnation: u64) -> StoreOptions {

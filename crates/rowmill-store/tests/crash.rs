@@ -21,12 +21,12 @@ const KILLS: u64 = 30;
 /// What the child says before it begins something; it is killed soon after one of them.
 const MARKS: [&str; 3] = ["saving", "writing", "cleaned"];
 
-/// Rows of 32-bit floats and, in the second table, the same with bf16 weights.
-const NAMES: [&str; 2] = ["t", "narrow"];
+/// Rows of 32-bit floats and, in the other tables, the same with bf16 and with split weights.
+const NAMES: [&str; 3] = ["t", "narrow", "split"];
 
-fn child_specs() -> [TableSpec; 2] {
+fn child_specs() -> [TableSpec; 3] {
     let spec = TableSpec { staleness: StalenessBound::Infinite, ..spec(16, SGD) };
-    [spec, bf16(spec)]
+    [spec, bf16(spec), split_bf16(spec)]
 }
 
 fn child_step(step: u64) -> (Vec<u64>, Vec<f32>) {
@@ -42,9 +42,9 @@ fn child_step(step: u64) -> (Vec<u64>, Vec<f32>) {
 #[test]
 fn child_works_until_it_is_killed() {
     let Some(folder) = std::env::var_os(CHILD) else { return };
-    let store = Store::open(folder.as_ref(), options(Some(192 << 10))).unwrap();
+    let store = Store::open(folder.as_ref(), options(Some(288 << 10))).unwrap();
     let specs = child_specs();
-    let tables = [0, 1].map(|which| store.table(NAMES[which], &specs[which]).unwrap());
+    let tables = [0, 1, 2].map(|which| store.table(NAMES[which], &specs[which]).unwrap());
     let table = &tables[0];
     let say = |mark: &str, number: u64| {
         let mut out = std::io::stdout();
@@ -77,7 +77,7 @@ fn child_works_until_it_is_killed() {
 #[test]
 fn a_killed_process_leaves_its_last_acknowledged_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    let mut models = [0, 1].map(|which| Model::new(child_specs()[which], which as u32));
+    let mut models = [0, 1, 2].map(|which| Model::new(child_specs()[which], which as u32));
     let mut rng = Rng64::new(9);
     let (mut while_saving, mut unacknowledged) = (0, 0);
     for kill in 0..KILLS {
@@ -114,7 +114,7 @@ fn a_killed_process_leaves_its_last_acknowledged_checkpoint() {
         lines.for_each(|line| take_note(&line));
         while_saving += u64::from(saving > acknowledged);
 
-        let store = Store::open(folder.path(), options(Some(192 << 10))).unwrap();
+        let store = Store::open(folder.path(), options(Some(288 << 10))).unwrap();
         let found = store.checkpoint_epoch();
         // One that was begun may have been completed.
         assert!(found == acknowledged || found == saving, "{found} after {acknowledged}, saving {saving}");

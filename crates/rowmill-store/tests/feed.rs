@@ -22,7 +22,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 
 fn specs() -> [TableSpec; 3] {
     let dense = TableSpec { ids: IdRange::Dense { rows: UNIVERSE }, ..spec(11, ADAGRAD) };
-    [spec(11, ADAGRAD), bf16(dense), bf16(spec(30, SGD))]
+    [spec(11, ADAGRAD), bf16(dense), split_bf16(spec(30, SGD))]
 }
 
 fn publishing(incarnation: u64) -> StoreOptions {
@@ -429,7 +429,7 @@ fn a_table_that_was_made_after_the_checkpoint_is_taken_back() {
     trained.checkpoint();
     let mut copy = Follower { checkpoint: 1, ..Follower::default() };
     let mut reader = FeedReader::at_checkpoint(&trained.volume(), 1).unwrap();
-    let late = trained.store.table("late", &bf16(spec(30, SGD))).unwrap();
+    let late = trained.store.table("late", &split_bf16(spec(30, SGD))).unwrap();
     late.put(&[1, 2], &[1.0; 60], None).unwrap();
     trained.store.publish().unwrap();
     copy.read_all(&mut reader);

@@ -20,7 +20,7 @@ use common::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rowmill_io::{ThrottleLimits, ThrottledVolume};
-use rowmill_store::Dtype::{Bf16, F32};
+use rowmill_store::Dtype::{Bf16, F32, SplitBf16};
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
@@ -37,8 +37,8 @@ struct Shape {
 }
 
 /// 64 B rows in 32 KiB (two layouts), wide rows that straddle no block, rows of a block, rows of two; every
-/// optimizer; and bf16 weights, with and without padding before the state.
-const SHAPES: [Shape; 14] = [
+/// optimizer; bf16 weights, with and without padding before the state; and split ones.
+const SHAPES: [Shape; 17] = [
     Shape { dim: 16, dtype: F32, optimizer: SGD, row_memory: 96 << 10, universe: 3000, batch: 400 },
     Shape { dim: 8, dtype: F32, optimizer: ADAGRAD, row_memory: 112 << 10, universe: 3000, batch: 400 },
     Shape { dim: 100, dtype: F32, optimizer: ADAGRAD, row_memory: 128 << 10, universe: 400, batch: 60 },
@@ -59,6 +59,16 @@ const SHAPES: [Shape; 14] = [
     Shape { dim: 32, dtype: Bf16, optimizer: SGD, row_memory: 96 << 10, universe: 3000, batch: 400 },
     Shape { dim: 9, dtype: Bf16, optimizer: ADAGRAD, row_memory: 96 << 10, universe: 3000, batch: 400 },
     Shape { dim: 7, dtype: Bf16, optimizer: ROWWISE_ADAM, row_memory: 96 << 10, universe: 3000, batch: 400 },
+    Shape {
+        dim: 8,
+        dtype: SplitBf16,
+        optimizer: ROWWISE_ADAGRAD,
+        row_memory: 112 << 10,
+        universe: 3000,
+        batch: 400,
+    },
+    Shape { dim: 7, dtype: SplitBf16, optimizer: ADAM, row_memory: 112 << 10, universe: 3000, batch: 400 },
+    Shape { dim: 1500, dtype: SplitBf16, optimizer: SGD, row_memory: 384 << 10, universe: 100, batch: 24 },
     Shape { dim: 3000, dtype: Bf16, optimizer: SGD, row_memory: 384 << 10, universe: 100, batch: 24 },
 ];
 
@@ -352,7 +362,7 @@ impl<'a> Case<'a> {
                     if training {
                         self.models[*which].row(ids[at]);
                     }
-                    let row = self.models[*which].read(ids[at]).weights;
+                    let row = self.models[*which].looked_up(ids[at]);
                     expected.iter_mut().zip(row).for_each(|(sum, weight)| *sum += factor(at) * weight);
                     let gradient =
                         values[place..place + dim].iter().map(|value| value * factor(at)).collect();

@@ -264,18 +264,20 @@ def test_other_ways_of_ids_train_too(make: Make, way: str) -> None:
     assert report["test"]["auc"] is not None
 
 
-def test_rows_of_half_the_bytes_learn_as_well(make: Make) -> None:
+def test_rows_of_half_the_bytes_and_of_two_planes_learn_as_well(make: Make) -> None:
     reports = {
         dtype: train(make(dtype, rows__dtype=dtype, train__epochs=2), quiet())
-        for dtype in ("fp32", "bf16")
+        for dtype in ("fp32", "bf16", "split-bf16")
     }
-    full, half = reports["fp32"], reports["bf16"]
+    full, half, split = reports["fp32"], reports["bf16"], reports["split-bf16"]
     assert full["test"]["auc"] > 0.6
-    assert abs(half["test"]["auc"] - full["test"]["auc"]) < 0.01
-    assert half["test"] != full["test"]
-    assert half["run"]["live_rows"] == full["run"]["live_rows"]
+    for other in (half, split):
+        assert abs(other["test"]["auc"] - full["test"]["auc"]) < 0.01
+        assert other["test"] != full["test"]
+        assert other["run"]["live_rows"] == full["run"]["live_rows"]
     # 16 weights and as many floats of state: 96 bytes instead of 128.
     assert half["run"]["live_row_bytes"] == full["run"]["live_row_bytes"] * 3 // 4
+    assert split["run"]["live_row_bytes"] == full["run"]["live_row_bytes"]
 
 
 def test_a_run_goes_on_with_the_dtype_it_began_with(make: Make) -> None:

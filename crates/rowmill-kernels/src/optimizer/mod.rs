@@ -19,7 +19,7 @@ use rowmill_rows::{Dtype, OptimizerSpec, RowLayout};
 use crate::accumulate::Scattered;
 use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
 use crate::rounding::Noise;
-use crate::weights::{Bf16Rows, F32Rows, Rows, Weights};
+use crate::weights::{Bf16Rows, F32Rows, Rows, SplitRows, Weights};
 use crate::{LookupOrder, Rounding};
 
 /// How many rows ahead of the one being updated are prefetched; the same trade as for sums.
@@ -35,7 +35,7 @@ pub struct Update<'a> {
     pub lr: f32,
     /// Number of this step of the table, counted from 1 (bias correction of both Adams, and rounding).
     pub step: u64,
-    /// What bf16 weights are rounded by; rows of 32-bit floats need none.
+    /// What bf16 weights are rounded by; all others need none.
     pub rounding: Option<Rounding<'a>>,
 }
 
@@ -191,6 +191,10 @@ impl RowUpdater {
                     let Rounding { key, ids } = update.rounding.expect("bf16 rows need a rounding");
                     assert_eq!(ids.len(), rows.len(), "one id per row");
                     let stored = Bf16Rows { ids, key: Noise::at_step(key, update.step), state_offset };
+                    self.set.run(Apply { rule, stored, rows, gradients, dim, row_bytes });
+                }
+                Dtype::SplitBf16 => {
+                    let stored = SplitRows { dim };
                     self.set.run(Apply { rule, stored, rows, gradients, dim, row_bytes });
                 }
             }

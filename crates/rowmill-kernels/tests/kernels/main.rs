@@ -17,5 +17,6 @@ mod interaction;
 mod neighbours;
 mod optimizers;
 mod pool;
+mod split;
 mod unique;
 mod wire;

@@ -29,7 +29,9 @@ pub(crate) const FORMAT_VERSION: u32 = 1;
 const FORMAT_VERSION_EVICTION: u32 = 2;
 /// Version of a manifest with tables of bf16 weights, likewise.
 const FORMAT_VERSION_BF16: u32 = 3;
-const FORMAT_VERSION_MAX: u32 = FORMAT_VERSION_BF16;
+/// Version of a manifest with tables of split weights, likewise.
+const FORMAT_VERSION_SPLIT: u32 = 4;
+const FORMAT_VERSION_MAX: u32 = FORMAT_VERSION_SPLIT;
 /// First word of the header line.
 const MAGIC: &str = "rowmill-manifest";
 /// Longest header line, generously.
@@ -221,6 +223,7 @@ impl Manifest {
     /// The oldest version that says all of these tables.
     pub(crate) fn version_of(tables: &[TableEntry]) -> u32 {
         let version = |spec: &TableSpec| match spec {
+            TableSpec { dtype: Dtype::SplitBf16, .. } => FORMAT_VERSION_SPLIT,
             TableSpec { dtype: Dtype::Bf16, .. } => FORMAT_VERSION_BF16,
             TableSpec { eviction: Some(_), .. } | TableSpec { admission: Some(_), .. } => {
                 FORMAT_VERSION_EVICTION

@@ -47,6 +47,11 @@ pub(crate) fn bf16(spec: TableSpec) -> TableSpec {
     TableSpec { dtype: Dtype::Bf16, ..spec }
 }
 
+/// The same with weights in two planes.
+pub(crate) fn split_bf16(spec: TableSpec) -> TableSpec {
+    TableSpec { dtype: Dtype::SplitBf16, ..spec }
+}
+
 pub(crate) fn bound(steps: u8) -> TableSpec {
     TableSpec { staleness: StalenessBound::Steps(steps), ..spec(4, SGD) }
 }
@@ -136,6 +141,15 @@ impl Model {
         self.rows.get(&id).cloned().unwrap_or_else(|| self.initial(id))
     }
 
+    /// The weights that a lookup sees: of split ones the upper halves.
+    pub(crate) fn looked_up(&self, id: u64) -> Vec<f32> {
+        let mut weights = self.read(id).weights;
+        if self.spec.dtype == Dtype::SplitBf16 {
+            weights.iter_mut().for_each(|weight| *weight = f32::from_bits(weight.to_bits() & 0xffff_0000));
+        }
+        weights
+    }
+
     pub(crate) fn row(&mut self, id: u64) -> &mut Row {
         let initial = self.initial(id);
         self.rows.entry(id).or_insert(initial)
@@ -172,7 +186,7 @@ impl Model {
             let rounding = Some(Rounding { key, ids: &[id] });
             let Row { weights, state } = self.row(id);
             let mut row = match dtype {
-                Dtype::F32 => weights.clone(),
+                Dtype::F32 | Dtype::SplitBf16 => weights.clone(),
                 Dtype::Bf16 => paired(&narrowed(weights)),
             };
             let state_at = row.len();
@@ -180,7 +194,7 @@ impl Model {
             // SAFETY: the row is weights and state.
             unsafe { updater.apply(row.as_mut_ptr(), &gradient, &Update { lr: rate, step, rounding }) };
             match dtype {
-                Dtype::F32 => weights.copy_from_slice(&row[..state_at]),
+                Dtype::F32 | Dtype::SplitBf16 => weights.copy_from_slice(&row[..state_at]),
                 Dtype::Bf16 => widen(&halves(&row)[..weights.len()], weights),
             }
             state.copy_from_slice(&row[state_at..]);
@@ -189,8 +203,10 @@ impl Model {
 
     /// The arithmetic is that of the kernels, which their own tests compare with the formulas: here it
     /// matters which row got which gradient at which rate and step, and that can be compared exactly.
+    /// Split rows are updated as 32-bit ones are.
     fn updater(&self) -> RowUpdater {
-        RowUpdater::new(&self.spec.optimizer, self.spec.dtype, self.dim())
+        let dtype = if self.spec.dtype == Dtype::SplitBf16 { Dtype::F32 } else { self.spec.dtype };
+        RowUpdater::new(&self.spec.optimizer, dtype, self.dim())
     }
 
     pub(crate) fn rmw(&mut self, ids: &[u64], gradients: &[f32], rate: f32) {

@@ -81,22 +81,27 @@ fn only_tables_that_evict_need_format_2() {
     assert_eq!(Manifest::load(&volume).unwrap(), written);
 }
 
-/// Builds that know no bf16 refuse its rows, and nothing else; with rows that evict, too, the later one counts.
+/// Builds that know no bf16, or no split weights, refuse their rows, and nothing else; with rows that evict, too, the
+/// later one counts.
 #[test]
-fn only_tables_of_bf16_need_format_3() {
-    let volume = volume();
-    let mut written = golden_checkpoint(&volume);
-    written.tables[0].spec.eviction =
-        Some(Eviction { rule: EvictionRule::LowestNorm { max_rows: 9 }, every: 0 });
-    written.tables[2].spec.dtype = Dtype::Bf16;
-    written.groups[1].spec.dtype = Dtype::Bf16;
-    written.groups[1].stride = written.groups[1].spec.layout().stride as u32;
-    written.format_version = 3;
-    written.save(&volume).unwrap();
-    let bytes = read_file(&volume, "MANIFEST");
-    assert!(bytes.starts_with(b"rowmill-manifest 3 "));
-    assert!(String::from_utf8(bytes).unwrap().contains(r#""dtype":"bf16""#));
-    assert_eq!(Manifest::load(&volume).unwrap(), written);
+fn only_tables_of_halves_need_formats_3_and_4() {
+    for (dtype, version, says) in
+        [(Dtype::Bf16, 3, r#""dtype":"bf16""#), (Dtype::SplitBf16, 4, r#""dtype":"split_bf16""#)]
+    {
+        let volume = volume();
+        let mut written = golden_checkpoint(&volume);
+        written.tables[0].spec.eviction =
+            Some(Eviction { rule: EvictionRule::LowestNorm { max_rows: 9 }, every: 0 });
+        written.tables[2].spec.dtype = dtype;
+        written.groups[1].spec.dtype = dtype;
+        written.groups[1].stride = written.groups[1].spec.layout().stride as u32;
+        written.format_version = version;
+        written.save(&volume).unwrap();
+        let bytes = read_file(&volume, "MANIFEST");
+        assert!(bytes.starts_with(format!("rowmill-manifest {version} ").as_bytes()));
+        assert!(String::from_utf8(bytes).unwrap().contains(says));
+        assert_eq!(Manifest::load(&volume).unwrap(), written);
+    }
 }
 
 /// `cargo test -p rowmill-store write_golden_files -- --ignored`, only while no release has this version.

@@ -1,0 +1,150 @@
+//! 32-bit floats in two planes: the upper half of each is a bfloat16, rounded toward zero, the lower half what that
+//! lacks (Kalamkar et al. 2020, "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
+//! Architectures", Split-SGD-BF16). Together they are the float, bit for bit.
+
+use crate::arch::{Bits, InstructionSet, Kernel, Vector};
+
+/// Split `values` into their upper and their lower halves.
+///
+/// # Panics
+/// If they are not equally many.
+pub fn split(values: &[f32], upper: &mut [u16], lower: &mut [u16]) {
+    split_with(InstructionSet::best(), values, upper, lower);
+}
+
+/// [`split`] with a chosen instruction set.
+///
+/// # Panics
+/// As for [`split`].
+pub fn split_with(set: InstructionSet, values: &[f32], upper: &mut [u16], lower: &mut [u16]) {
+    assert!(values.len() == upper.len() && values.len() == lower.len(), "two halves per float");
+    // SAFETY: the kernel asks for slices of one length.
+    unsafe { set.run(Split { values, upper, lower }) }
+}
+
+/// Put the floats together that [`split`] made these halves of.
+///
+/// # Panics
+/// If they are not equally many.
+pub fn join(upper: &[u16], lower: &[u16], out: &mut [f32]) {
+    join_with(InstructionSet::best(), upper, lower, out);
+}
+
+/// [`join`] with a chosen instruction set.
+///
+/// # Panics
+/// As for [`join`].
+pub fn join_with(set: InstructionSet, upper: &[u16], lower: &[u16], out: &mut [f32]) {
+    assert!(out.len() == upper.len() && out.len() == lower.len(), "two halves per float");
+    // SAFETY: the kernel asks for slices of one length.
+    unsafe { set.run(Join { upper, lower, out }) }
+}
+
+/// Reads `count <= LANES` floats.
+///
+/// # Safety
+/// Both their halves are readable; only called below [`InstructionSet::run`].
+#[inline(always)]
+pub(crate) unsafe fn load_up_to<V: Vector>(upper: *const u16, lower: *const u16, count: usize) -> V {
+    // SAFETY: the caller's.
+    unsafe { V::from_bits(halves::<V>(upper, count).shift_left(16).add(halves::<V>(lower, count))) }
+}
+
+/// Writes the first `count <= LANES` floats.
+///
+/// # Safety
+/// Both their halves are writable; only called below [`InstructionSet::run`].
+#[inline(always)]
+pub(crate) unsafe fn store_up_to<V: Vector>(values: V, upper: *mut u16, lower: *mut u16, count: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        let bits = values.to_bits();
+        let halves = [(bits.shift_right(16), upper), (bits.shift_left(16).shift_right(16), lower)];
+        for (halves, target) in halves {
+            if count == V::LANES {
+                halves.store_halves(target);
+            } else {
+                halves.store_halves_first(target, count);
+            }
+        }
+    }
+}
+
+/// [`join`] of `count` floats.
+///
+/// # Safety
+/// Their halves are readable, the floats writable; only called below [`InstructionSet::run`].
+#[inline(always)]
+pub(crate) unsafe fn join_raw<V: Vector>(
+    upper: *const u16,
+    lower: *const u16,
+    target: *mut f32,
+    count: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut at = 0;
+        while at + V::LANES <= count {
+            load_up_to::<V>(upper.add(at), lower.add(at), V::LANES).store(target.add(at));
+            at += V::LANES;
+        }
+        if at < count {
+            let rest = count - at;
+            load_up_to::<V>(upper.add(at), lower.add(at), rest).store_first(target.add(at), rest);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn halves<V: Vector>(source: *const u16, count: usize) -> V::Bits {
+    // SAFETY: the caller's.
+    unsafe {
+        if count == V::LANES {
+            V::Bits::load_halves(source)
+        } else {
+            V::Bits::load_halves_first(source, count)
+        }
+    }
+}
+
+struct Split<'a> {
+    values: &'a [f32],
+    upper: &'a mut [u16],
+    lower: &'a mut [u16],
+}
+
+impl Kernel for Split<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let (source, count) = (self.values.as_ptr(), self.values.len());
+        let (upper, lower) = (self.upper.as_mut_ptr(), self.lower.as_mut_ptr());
+        // SAFETY: the caller's; there are as many halves of either kind as floats.
+        unsafe {
+            let mut at = 0;
+            while at < count {
+                let step = V::LANES.min(count - at);
+                store_up_to(V::load_up_to(source.add(at), step), upper.add(at), lower.add(at), step);
+                at += step;
+            }
+        }
+    }
+}
+
+struct Join<'a> {
+    upper: &'a [u16],
+    lower: &'a [u16],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Join<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let (upper, lower) = (self.upper.as_ptr(), self.lower.as_ptr());
+        // SAFETY: the caller's; there are as many halves of either kind as floats.
+        unsafe { join_raw::<V>(upper, lower, self.out.as_mut_ptr(), self.out.len()) };
+    }
+}
