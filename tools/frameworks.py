@@ -10,12 +10,12 @@ installed; the folder is made once per lock (some seconds, 220 MB). After a chan
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.locked import locked_folder
 
 LOCK = Path(__file__).parents[1] / "python/tests/frameworks/packages.lock"
 
@@ -26,22 +26,7 @@ def frameworks_folder() -> Path:
     Raises:
         RuntimeError: They cannot be installed here.
     """
-    content = LOCK.read_bytes() + sys.version.encode()
-    folder = Path(sys.prefix) / f"frameworks-{hashlib.sha256(content).hexdigest()[:12]}"
-    if folder.is_dir():
-        return folder
-    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
-    command = ["uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
-    command += ["--python", sys.executable, "--target", str(unfinished), "--requirement", str(LOCK)]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    run = subprocess.run(
-        command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
-    )
-    if run.returncode != 0:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise RuntimeError(run.stderr.strip())
-    unfinished.replace(folder)
-    return folder
+    return locked_folder("frameworks", LOCK)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ find_python() {
 cargo_version() { cargo --version 2>/dev/null | awk '{print $2}'; }
 cargo_ok() { local have; have=$(cargo_version) && [ -n "$have" ] && at_least "$have" "$rust_wanted"; }
 
-command -v cc >/dev/null || apt_install gcc libc6-dev ca-certificates ||
-    fail "no C compiler: install gcc (a linker for Rust), then run make again"
+{ command -v cc && command -v c++; } >/dev/null || apt_install gcc g++ libc6-dev ca-certificates ||
+    fail "no C and C++ compiler: install gcc (a linker for Rust) and g++ (for a test), then run make again"
 
 python=$(find_python) || {
     apt_install python3 python3-venv || true

@@ -6,6 +6,7 @@ The binding raises these classes too: it looks them up here by name, so a class 
 from __future__ import annotations
 
 __all__ = [
+    "BackendMissing",
     "ChangesGone",
     "CheckpointMissing",
     "ExchangeFailed",
@@ -41,6 +42,10 @@ class RowmillError(Exception):
 
 class InvalidInput(RowmillError, ValueError):
     """An argument is wrong; the message names it, what was expected and what came. Nothing changed."""
+
+
+class BackendMissing(RowmillError, ImportError):
+    """A backend of torch.distributed is not installed; the message says how to."""
 
 
 class MemoryTooSmall(RowmillError, ValueError):

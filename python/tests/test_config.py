@@ -78,7 +78,10 @@ def test_flags_alone_make_a_config() -> None:
         ),
         ('[store]\nrow_memory = "x"', r"store\.row_memory must be"),
         ("[generate]\nseed = 1", r"generate\.rows is not set: rows of the log"),
-        ('[rows]\ndtype = "fp16"', r"rows\.dtype = 'fp16'; it must be one of fp32, bf16, split-bf16"),
+        (
+            '[rows]\ndtype = "fp16"',
+            r"rows\.dtype = 'fp16'; it must be one of fp32, bf16, split-bf16",
+        ),
         (
             '[rows]\ndtype = "bf16"\n[train]\nplain = true',
             r"rows\.dtype = 'bf16' needs a store: drop --plain or --row-dtype",

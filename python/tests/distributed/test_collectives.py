@@ -1,0 +1,154 @@
+"""Two processes per backend of torch.distributed: gloo, by which the suite is known to ask for the right things, and ours
+over oneCCL, which is installed from a lock into a folder of its own (`tools/locked.py`).
+
+What could break: a collective that moves the wrong bytes of some type or shape, one that quietly did not go through libccl,
+memory that is freed while it is sent, a failure that nobody hears of, a wait without an end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from python.tests.distributed.collectives import CASES, ONLY, SIZE
+from tools.locked import locked_folder
+
+HERE = Path(__file__).parent
+CASES_OF = [
+    (backend, case.__name__) for backend in ("gloo", "oneccl") for case in (*ONLY[backend], *CASES)
+]
+
+RUNS = {
+    "allreduce": "allreduce",
+    "broadcast": "broadcast",
+    "allgather": "allgather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "barrier": "barrier",
+    "in_flight": "allreduce",
+    "futures": "allreduce",
+    "objects": "allgather",
+    "groups": "allreduce",
+    "data_parallel": "allreduce",
+    "data_parallel_bf16": "allreduce",
+    "refusals": "barrier",
+    "late": "connect",
+}
+"""What a case is about: of this every rank has run some by libccl."""
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="session")
+def oneccl() -> Path:
+    """Where oneCCL is. Nothing else shows that the backend works, so a machine without it fails."""
+    return locked_folder("oneccl", HERE / "oneccl/packages.lock")
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(folder), **more}
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    request: pytest.FixtureRequest, oneccl: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[dict[str, Any]], str]:
+    """The backend, what the cases of each rank said, and what the processes wrote."""
+    folder = tmp_path_factory.mktemp(request.param)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "collectives.py"), request.param, str(folder), str(rank)],
+            env=environment(oneccl),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(SIZE)
+    ]
+    said = ""
+    try:
+        for process in processes:
+            said += process.communicate(timeout=240)[0]
+    finally:
+        for process in processes:
+            process.kill()
+    files = [folder / f"{rank}.json" for rank in range(SIZE)]
+    assert all(file.exists() for file in files), said
+    return request.param, [json.loads(file.read_text()) for file in files], said
+
+
+@pytest.mark.parametrize(("ranks", "case"), CASES_OF, indirect=["ranks"])
+def test_every_rank_finds_what_it_should(
+    ranks: tuple[str, list[dict[str, Any]], str], case: str
+) -> None:
+    backend, results, said = ranks
+    for rank, result in enumerate(results):
+        assert case in result, said
+        assert not result[case]["error"], f"rank {rank}: {result[case]['error']}"
+        if backend == "oneccl":
+            assert result[case]["calls"][RUNS[case]] > 0, result[case]["calls"]
+
+
+def test_ranks_of_torchrun_come_and_go_in_order(oneccl: Path, tmp_path: Path) -> None:
+    """With no launcher of MPI; with its groups left, and without."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('oneccl')\n"
+        "ones = torch.ones(5)\n"
+        "dist.all_reduce(ones, group=dist.new_group([0, 1]))\n"
+        "print('found', ones.sum().item())\n"
+        "if len(sys.argv) > 1:\n"
+        "    dist.destroy_process_group()\n"
+        "    print('left')\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for arguments in ([], ["leave"]):
+        run = subprocess.run(
+            [*command, str(program), *arguments],
+            env=environment(oneccl, OMP_NUM_THREADS="1"),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert run.stdout.count("found 10.0") == SIZE
+        assert run.stdout.count("left") == SIZE * len(arguments)
+
+
+def alone(folder: Path, **environ: str) -> str:
+    """The last line of a rank that cannot begin, though another one never comes."""
+    program = (
+        "import torch.distributed as dist\n"
+        f"dist.init_process_group('oneccl', init_method='file://{folder}/store', rank=0, world_size=2)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 1
+    return run.stderr.strip().splitlines()[-1]
+
+
+def test_what_is_missing_is_named_at_once(oneccl: Path, tmp_path: Path) -> None:
+    assert (
+        alone(tmp_path, PYTHONPATH="")
+        == "rowmill.errors.BackendMissing: oneCCL is not installed: pip install 'rowmill[oneccl]'"
+    )
+    # A cache of its own, so that the shim is not there yet.
+    found = {"PYTHONPATH": str(oneccl), "XDG_CACHE_HOME": str(tmp_path)}
+    assert alone(tmp_path, **found, PATH=str(tmp_path)).endswith(
+        "is compiled when first used, and there is no C++ compiler: apt install g++"
+    )
+    assert "does not compile" in alone(tmp_path, **found, CXX="false")
