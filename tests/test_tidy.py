@@ -62,6 +62,7 @@ PYTHON_ROAD = [
     "config",
     "ops",
     "nn",
+    "split_optimizer",
     "optim",
     "steps",
     "tables",

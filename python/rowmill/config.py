@@ -397,8 +397,20 @@ class TrainConfig:
     ] = 1
     seed: Annotated[int, Setting("seed of rows and dense weights", "--seed", 0, (1 << 64) - 1)] = 0
     dense_lr: Annotated[
-        float, Setting("learning rate of the dense half (Adam)", "--dense-lr", 0, FLOAT_MAX)
+        float, Setting("learning rate of the dense half", "--dense-lr", 0, FLOAT_MAX)
     ] = 2e-3
+    dense_optimizer: Annotated[
+        Literal["adam", "adagrad", "sgd"],
+        Setting("ctr: optimizer of the dense half", "--dense-optimizer"),
+    ] = "adam"
+    precision: Annotated[
+        Literal["fp32", "bf16", "split-bf16"],
+        Setting(
+            "ctr: what the dense half multiplies in; split-bf16: its weights are bfloat16 too, their lower halves state "
+            "of adagrad or sgd",
+            "--precision",
+        ),
+    ] = "fp32"
     dense_decay_from: Annotated[
         float,
         Setting(
@@ -478,6 +490,20 @@ class Config:
         if self.train.plain and self.admission.min_count is not None:
             raise ConfigError("admission.min_count needs a store: drop --plain or [admission]")
         parse_size(self.admission.bytes, name="admission.bytes")
+        train = self.train
+        if train.precision == "split-bf16" and train.dense_optimizer == "adam":
+            raise ConfigError(
+                "train.precision = 'split-bf16' needs --dense-optimizer adagrad or sgd: adam has no split form"
+            )
+        if train.precision == "split-bf16" and self.model.kind == "bst":
+            raise ConfigError(
+                "train.precision = 'split-bf16' is not for model.kind = 'bst', whose layer norms take float32 weights: "
+                "use bf16"
+            )
+        if train.task != "ctr" and (train.precision, train.dense_optimizer) != ("fp32", "adam"):
+            raise ConfigError(
+                f"train.precision and train.dense_optimizer are of the task ctr: drop them with --task {train.task}"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""

@@ -1,4 +1,7 @@
-"""Optimizers: what updates the rows of a table, and `RowOptimizer` to update them when you say so."""
+"""Optimizers: what updates the rows of a table, and `RowOptimizer` to update them when you say so.
+
+`SplitSGD` and `SplitAdagrad` are for the dense half.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 
 from rowmill.errors import InvalidInput
 from rowmill.init import Constant, Initializer, Normal, TruncatedNormal, Uniform, Zeros
+from rowmill.split_optimizer import SplitAdagrad, SplitSGD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +34,8 @@ __all__ = [
     "RowOptimizer",
     "RowwiseAdagrad",
     "RowwiseAdam",
+    "SplitAdagrad",
+    "SplitSGD",
 ]
 
 

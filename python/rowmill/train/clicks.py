@@ -20,6 +20,7 @@ from rowmill.metrics import ClickMetrics, ListMetrics
 from rowmill.models import DIEN
 from rowmill.train.click_model import build_model, schema_for
 from rowmill.train.click_rows import plain_rows, stored_rows
+from rowmill.train.dense import dense_optimizer, dense_precision
 from rowmill.train.rows import row_optimizer
 from rowmill.train.state import click_identity, dense_parameters
 from rowmill.train.task import announced
@@ -60,9 +61,7 @@ class ClickTask:
         self.identity = identity
         torch.manual_seed(config.train.seed)
         self.model = build_model(config.model, rows.embeddings, source.schema)
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            dense_parameters(self.model), lr=config.train.dense_lr
-        )
+        self.optimizer = dense_optimizer(config.train, dense_parameters(self.model))
         self.window = ClickMetrics()
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -82,7 +81,8 @@ class ClickTask:
         if rows is None:
             logits = self.predict(batch)
         else:
-            logits = self.model.logits(batch.dense, rows, *_lengths(batch))
+            with dense_precision(self.config.train):
+                logits = self.model.logits(batch.dense, rows, *_lengths(batch)).float()
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         if isinstance(self.model, DIEN) and self.model.auxiliary_loss is not None:
             loss = loss + self.config.model.auxiliary * self.model.auxiliary_loss
@@ -90,7 +90,8 @@ class ClickTask:
 
     def predict(self, batch: Batch) -> Tensor:
         """Logits of a batch, `[B]`, or `[B, T]` of several tasks."""
-        return self.model(batch.dense, self.rows.inputs(batch.ids), *_lengths(batch))
+        with dense_precision(self.config.train):
+            return self.model(batch.dense, self.rows.inputs(batch.ids), *_lengths(batch)).float()
 
     def observe(self, batch: Batch, predicted: Tensor) -> None:
         """The logits of a batch that was learned from."""

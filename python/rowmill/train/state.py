@@ -115,6 +115,8 @@ def check_same_run(packed: bytes | None, identity: Mapping[str, Any]) -> None:
     before: dict[str, Any] = {
         "rows.dtype": "fp32",
         "train.task": "ctr",
+        "train.dense_optimizer": "adam",
+        "train.precision": "fp32",
         "model.attention": [80, 40],
         "model.heads": 2,
         "model.auxiliary": 1.0,
@@ -174,6 +176,8 @@ def identity_of(config: Config) -> dict[str, Any]:
                 "batch",
                 "seed",
                 "dense_lr",
+                "dense_optimizer",
+                "precision",
                 "dense_decay_from",
                 "log_every",
                 "plain",

@@ -20,7 +20,7 @@ from rowmill.cli import main
 from rowmill.config import Config, ConfigError, SequencesConfig, load_config
 from rowmill.data.sequences import make_sequences
 from rowmill.metrics import ListMetrics
-from rowmill.train import train
+from rowmill.train import dense, train
 from rowmill.train.run import open_trainer
 
 if TYPE_CHECKING:
@@ -79,6 +79,25 @@ def test_a_model_trains_as_its_twin_in_plain_torch(make: Make, kind: str, ids: s
     plain = losses(make(kind, "plain", train__plain=True, data__ids=ids), 12)
     assert np.allclose(stored, plain, rtol=0, atol=1e-5)
     assert abs(stored[-1] - stored[0]) > 1e-3, "nothing was learned"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_trains_in_bfloat16_as_in_float32(
+    make: Make, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    # Others compute the same, and slower.
+    monkeypatch.setattr(dense, "multiplies_bf16", lambda: True)
+    flags = {"train__dense_optimizer": "adagrad", "train__dense_lr": 0.01}
+    exact = losses(make(kind, **flags), 12)
+    for precision, dtype in (("bf16", "fp32"), ("split-bf16", "split-bf16")):
+        if kind == "bst" and precision == "split-bf16":
+            with pytest.raises(ConfigError, match=r"is not for model\.kind = 'bst'"):
+                make(kind, precision, train__precision=precision, **flags)
+            continue
+        config = make(kind, precision, train__precision=precision, rows__dtype=dtype, **flags)
+        found = losses(config, 12)
+        assert np.allclose(found, exact, rtol=0, atol=0.02)
+        assert found != exact
 
 
 @pytest.mark.parametrize("kind", ["dien", "two_tower"])

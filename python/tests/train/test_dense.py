@@ -1,0 +1,117 @@
+"""The dense half in bfloat16: with weights of float32, and with split ones.
+
+The figures of a run hardly change; what it goes on from does not at all. Processors that do not multiply in bfloat16 compute
+the same, and slower, which is why a run refuses: the tests do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from python.tests.train.configs import Make, quiet
+from rowmill.config import ConfigError, GenerateConfig
+from rowmill.optim import SplitSGD
+from rowmill.train import dense, train
+from rowmill.train.run import open_trainer
+from rowmill.train.state import dense_state
+
+if TYPE_CHECKING:
+    from rowmill.train.run import Trainer
+
+LOG = GenerateConfig(rows=6_000, seed=1, rows_per_table=2_000)
+SETTINGS = {"train__batch": 128, "train__dense_optimizer": "adagrad", "train__dense_lr": 0.01}
+
+
+@pytest.fixture(autouse=True)
+def _any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "multiplies_bf16", lambda: True)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in dense_state(trainer.task.model).items()}
+
+
+def test_figures_are_those_of_float32(make: Make) -> None:
+    reports = {
+        precision: train(make(precision, train__precision=precision, rows__dtype=rows), quiet())
+        for precision, rows in (("fp32", "fp32"), ("bf16", "fp32"), ("split-bf16", "split-bf16"))
+    }
+    exact = reports.pop("fp32")
+    assert exact["test"]["auc"] > 0.6
+    for report in reports.values():
+        # Of 1,200 rows: an AUC of as many others would differ by as much.
+        assert abs(report["test"]["auc"] - exact["test"]["auc"]) < 0.03
+        assert abs(report["test"]["logloss"] - exact["test"]["logloss"]) < 0.02
+        assert report["test"] != exact["test"]
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+def test_a_run_goes_on_with_its_split_weights_to_the_last_bit(make: Make, optimizer: str) -> None:
+    flags = {
+        "train__precision": "split-bf16",
+        "train__dense_optimizer": optimizer,
+        "train__dense_decay_from": 1.0,
+        "rows__dtype": "split-bf16",
+    }
+    found = []
+    for name, epochs in (("straight", [2]), ("parts", [1, 2])):
+        for part, count in enumerate(epochs):
+            config = make(name, **flags, train__epochs=count, train__resume=part > 0)
+            report = train(config, quiet())
+        with open_trainer(make(name, **flags, train__epochs=2, train__resume=True), quiet()) as one:
+            assert all(
+                weight.dtype == torch.bfloat16
+                for group in one.task.optimizer.param_groups
+                for weight in group["params"]
+            )
+            found.append((report["test"], weights(one), one.task.optimizer.state_dict()["state"]))
+    straight, parts = found
+    assert straight[0] == parts[0]
+    for one, other in zip(straight[1].values(), parts[1].values(), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(straight[2].values(), parts[2].values(), strict=True):
+        assert one["lower"].any()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_dense_half_is_split_or_not(make: Make) -> None:
+    config = make("sgd", train__precision="split-bf16", train__dense_optimizer="sgd")
+    with open_trainer(config, quiet()) as trainer:
+        assert isinstance(trainer.task.optimizer, SplitSGD)
+        assert {value.dtype for value in weights(trainer).values()} == {torch.bfloat16}
+    with open_trainer(make("bf16", train__precision="bf16"), quiet()) as trainer:
+        assert isinstance(trainer.task.optimizer, torch.optim.Adagrad)
+        assert {value.dtype for value in weights(trainer).values()} == {torch.float32}
+        trainer.train_step(next(iter(trainer.ahead(0))))
+
+
+@pytest.mark.parametrize("setting", ["train__precision", "train__dense_optimizer"])
+def test_another_precision_is_another_run(make: Make, setting: str) -> None:
+    with open_trainer(make(), quiet()) as trainer:
+        trainer.save()
+    other = {"train__precision": "bf16", "train__dense_optimizer": "sgd"}[setting]
+    said = setting.replace("__", r"\.")
+    with (
+        pytest.raises(ConfigError, match=rf"cannot resume: {said} was '\w+' and is '{other}'"),
+        open_trainer(make(**{setting: other}, train__resume=True), quiet()),
+    ):
+        pass
+
+
+def test_what_has_no_split_form_or_no_instructions_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="'split-bf16' needs --dense-optimizer adagrad or sgd"):
+        make(train__precision="split-bf16", train__dense_optimizer="adam")
+    with pytest.raises(ConfigError, match=r"are of the task ctr: drop them with --task kge"):
+        make(train__task="kge")
+    monkeypatch.setattr(dense, "multiplies_bf16", lambda: False)
+    for precision in ("bf16", "split-bf16"):
+        with (
+            pytest.raises(ConfigError, match=rf"'{precision}' needs .* AVX512-BF16 or AMX"),
+            open_trainer(make(train__precision=precision), quiet()),
+        ):
+            pass
