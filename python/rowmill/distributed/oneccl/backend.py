@@ -104,7 +104,11 @@ class Work(dist.Work):
             torch.distributed.DistBackendError: It failed, or has not ended by then.
         """
         limit = (timeout or self._timeout).total_seconds()
-        ended = self._shim.rowmill_oneccl_wait(self._handle, limit)
+        self._settle(self._shim.rowmill_oneccl_wait(self._handle, limit), limit)
+        return True
+
+    def _settle(self, ended: int, limit: float) -> None:
+        """What the shim said after so many seconds, as an error or as outputs."""
         if ended < 0:
             why = self._shim.rowmill_oneccl_error(self._handle).decode(errors="replace")
             raise dist.DistBackendError(f"{self._name} failed: {why}")
@@ -116,7 +120,6 @@ class Work(dist.Work):
             if self._finish is not None:
                 self._finish()
                 self._finish = None
-        return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """Its outputs, or what `wait` raises."""
@@ -144,7 +147,9 @@ class Work(dist.Work):
         self.ended(self._timeout.total_seconds())
 
     def _outcome(self, _: object) -> list[Tensor]:
-        self.wait()
+        # The watcher has waited already.
+        now = self._shim.rowmill_oneccl_wait(self._handle, 0.0)
+        self._settle(now, self._timeout.total_seconds())
         return self._outputs
 
     def __del__(self) -> None:
@@ -158,12 +163,10 @@ class Watcher:
         self._watched: queue.SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = (
             queue.SimpleQueue()
         )
-        self._thread = threading.Thread(target=self._run, name="oneccl futures", daemon=True)
+        threading.Thread(target=self._run, name="oneccl futures", daemon=True).start()
 
     def watch(self, work: Work, ended: torch.futures.Future[None]) -> None:
         """Complete `ended` when the work ends or its time is over."""
-        if not self._thread.is_alive():
-            self._thread.start()
         self._watched.put((work, ended))
 
     def close(self) -> None:
