@@ -8,6 +8,7 @@ computes with are the upper halves.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -71,10 +72,11 @@ class _SplitOptimizer(torch.optim.Optimizer):
         """State beside the lower halves, of the shape of the weight."""
         return {}
 
+    @abstractmethod
     def _update(
         self, whole: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]
     ) -> None:
-        raise NotImplementedError
+        """Change some whole weights and their state."""
 
     def _step(self, weight: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
         if gradient.is_sparse:
