@@ -145,7 +145,9 @@ impl Model {
     pub(crate) fn looked_up(&self, id: u64) -> Vec<f32> {
         let mut weights = self.read(id).weights;
         if self.spec.dtype == Dtype::SplitBf16 {
-            weights.iter_mut().for_each(|weight| *weight = f32::from_bits(weight.to_bits() & 0xffff_0000));
+            for weight in &mut weights {
+                *weight = f32::from_bits(weight.to_bits() & 0xffff_0000);
+            }
         }
         weights
     }
