@@ -40,7 +40,8 @@ fn rows_announced_for_a_step_that_only_reads_leave_when_it_is_over() {
 #[test]
 fn a_row_wanted_by_a_later_step_too_is_kept_beyond_its_first_read() {
     let store = open(&MemoryVolume::new(), &options(Some(1 << 20)));
-    let table = store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    let table =
+        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
     put_numbered(&table, 0, 20_000);
     let wanted: Vec<u64> = (0..200).collect();
     assert!(table.lookahead(&wanted, Destination::Buffer { steps: 3 }).unwrap());

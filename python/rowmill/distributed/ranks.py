@@ -5,6 +5,7 @@ Everything here is a collective: every rank makes the same calls in the same ord
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from importlib.metadata import entry_points
 from typing import Any, TypeVar, cast
 
 import torch
@@ -122,15 +123,17 @@ def raise_first(failures: list[tuple[bool, str] | None], own: Exception | None) 
 
 
 def _available(backend: str) -> bool:
-    return (
-        backend in dist.Backend.backend_list
-        and {
-            "gloo": dist.is_gloo_available,
-            "nccl": dist.is_nccl_available,
-            "mpi": dist.is_mpi_available,
-            "ucc": dist.is_ucc_available,
-        }.get(backend, lambda: True)()
-    )
+    """Whether torch has a backend, or a package that torch asks when the name is first used."""
+    there = {
+        "gloo": dist.is_gloo_available,
+        "nccl": dist.is_nccl_available,
+        "mpi": dist.is_mpi_available,
+        "ucc": dist.is_ucc_available,
+    }
+    if backend in there:
+        return there[backend]()
+    packages = entry_points(group="torch.distributed.backends")
+    return backend in dist.Backend.backend_list or backend in packages.names
 
 
 # torch looks at the annotations of a hook, which therefore are no strings in this file.
