@@ -103,10 +103,11 @@ def test_ranks_of_torchrun_come_and_go_in_order(oneccl: Path, tmp_path: Path) ->
         "dist.init_process_group('oneccl')\n"
         "ones = torch.ones(5)\n"
         "dist.all_reduce(ones, group=dist.new_group([0, 1]))\n"
-        "print('found', ones.sum().item())\n"
+        # In one piece: both ranks write to one pipe.
+        "sys.stdout.write(f'found {ones.sum().item()}\\n')\n"
         "if len(sys.argv) > 1:\n"
         "    dist.destroy_process_group()\n"
-        "    print('left')\n"
+        "    sys.stdout.write('left\\n')\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for arguments in ([], ["leave"]):
