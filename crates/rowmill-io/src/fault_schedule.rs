@@ -180,8 +180,11 @@ impl FaultSchedule {
     }
 
     fn lose_power(&self) {
-        self.crashed.store(true, Ordering::Release);
         let mut state = self.state.lock();
+        // Threads that change something at that moment lose it once, and whoever sees that it is lost finds the rest.
+        if self.crashed.swap(true, Ordering::AcqRel) {
+            return;
+        }
         state.older.clear();
         state.changes_left = None;
         let memory = self.memory.as_ref().expect("only a volume over memory crashes");
@@ -193,7 +196,8 @@ impl FaultSchedule {
         let made = {
             let mut state = self.state.lock();
             match &mut state.changes_left {
-                Some(left) if !self.has_crashed() => {
+                // With none left another thread makes the last one just now; this one is still before the loss.
+                Some(left) if *left > 0 && !self.has_crashed() => {
                     *left -= 1;
                     (*left == 0).then(|| state.seeded.one_in(2))
                 }
@@ -284,5 +288,28 @@ impl Past<'_> {
         let first = offset / BLOCK_BYTES as u64;
         let range = first..first + (bytes / BLOCK_BYTES) as u64;
         range.filter(|block| self.0.is_some_and(|blocks| blocks.contains_key(block)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_beside_the_last_one_is_made_before_the_power_is_gone() {
+        let mut beside = 0;
+        for seed in 0..40 {
+            let schedule = FaultSchedule::new(seed, Some(MemoryVolume::crashable()));
+            schedule.lose_power_in(1);
+            let last = schedule.change(|| {
+                // As another thread would, that comes while the last change is made.
+                assert_eq!(schedule.change(|| 7), Some(7));
+                beside += 1;
+            });
+            assert_eq!(last, None);
+            assert!(schedule.has_crashed());
+            schedule.crash();
+        }
+        assert!(beside > 5, "{beside}");
     }
 }

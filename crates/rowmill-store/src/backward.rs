@@ -142,35 +142,24 @@ impl Group {
         gradients: &[f32],
         row_stride: usize,
     ) -> Result<(), StoreError> {
-        let dim = self.core.layout.dim;
-        let rows = lookup.features.iter().map(|feature| feature.offsets.len() - 1).max().unwrap_or(0);
-        let width = lookup.features.len() * dim;
-        let needed = if rows == 0 { 0 } else { (rows - 1) * row_stride + width };
-        if gradients.len() < needed || (rows > 1 && row_stride < width) {
-            return Err(StoreError::Length {
-                argument: "gradients",
-                got: gradients.len(),
-                expected: needed.max(rows * width),
-                why: format!("{rows} bags of {} features of {dim} floats", lookup.features.len()),
-            });
-        }
-        Ok(())
+        let bags = lookup.features.iter().map(|feature| feature.offsets.len() - 1);
+        lookup.placement(row_stride).check("gradients", gradients.len(), bags, self.core.layout.dim)
     }
 
     /// Where the gradients of the distinct rows of every table come from. Tables that several features
     /// look up are summed here; of the others the rows that repeat, if they are few, or else the lookups are
     /// only put in order, and summed row by row as the rows are updated.
     fn sources<'a>(&self, lookup: &Lookup, gradients: &'a [f32], row_stride: usize) -> Vec<Source<'a>> {
+        let row_stride = lookup.placement(row_stride).stride(self.core.layout.dim);
         let source = |number: usize| {
-            let mut features =
-                lookup.features.iter().enumerate().filter(|(_, feature)| feature.table == number);
-            let (column, feature) = features.next().expect("a table is there for a feature");
+            let mut features = lookup.features.iter().filter(|feature| feature.table == number);
+            let feature = features.next().expect("a table is there for a feature");
             let dim = self.core.layout.dim;
             if features.next().is_some() {
                 let sums = self.sums_of(lookup, number, gradients, row_stride);
                 return Source::Each(GradientAddresses::of_sums(sums, dim));
             }
-            let first = gradients.get(column * dim..).unwrap_or_default();
+            let first = gradients.get(feature.first..).unwrap_or_default();
             let rows = lookup.tables[number].unique.len();
             // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride` (`check_gradients`), which
             // outlive the source.
@@ -199,16 +188,17 @@ impl Group {
     /// Gradients of the distinct rows of one table, `dim` floats each.
     fn sums_of(&self, lookup: &Lookup, number: usize, gradients: &[f32], row_stride: usize) -> Vec<f32> {
         let dim = self.core.layout.dim;
+        let row_stride = lookup.placement(row_stride).stride(dim);
         let mut sums = vec![0.0_f32; lookup.tables[number].unique.len() * dim];
-        let features = lookup.features.iter().enumerate().filter(|(_, feature)| feature.table == number);
-        for (nth, (column, feature)) in features.enumerate() {
+        let features = lookup.features.iter().filter(|feature| feature.table == number);
+        for (nth, feature) in features.enumerate() {
             if feature.offsets.len() <= 1 {
                 continue;
             }
             let order = lookup.order_of(feature);
             let sum = |first: usize, out: &mut [f32]| {
                 let last = first + out.len() / dim;
-                let gradients = &gradients[column * dim..];
+                let gradients = &gradients[feature.first..];
                 // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride`, inside
                 // `gradients` (`check_gradients`).
                 unsafe {
@@ -276,7 +266,6 @@ impl Group {
     }
 
     fn check_finite(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<(), StoreError> {
-        let dim = self.core.layout.dim;
         let position = if self.workers.share(lookup.lookups()) {
             let first = |(number, some): (usize, &[f32])| {
                 Some(number * FINITE_TASK_FLOATS + rowmill_kernels::first_non_finite(some)?)
@@ -287,8 +276,9 @@ impl Group {
             rowmill_kernels::first_non_finite(gradients)
         };
         if let Some(position) = position {
-            let feature = (position % row_stride.max(1) / dim).min(lookup.features.len() - 1);
-            let table = &lookup.tables[lookup.features[feature].table].table;
+            let within = lookup.placement(row_stride).within(position);
+            let behind = lookup.features.partition_point(|feature| feature.first <= within);
+            let table = &lookup.tables[lookup.features[behind - 1].table].table;
             return Err(StoreError::NotFinite {
                 argument: "gradients",
                 table: table.name.clone(),

@@ -18,11 +18,12 @@ use rowmill_io::Volume;
 use rowmill_rows::{RowKey, RowLayout, TableSpec};
 
 use crate::checkpoint::load_manifest;
-use crate::files::{DeltaReader, FileEntry, Manifest, SnapshotReader, TableEntry, epoch_of};
+use crate::files::{self, DeltaReader, FileEntry, Manifest, SnapshotReader, TableEntry, epoch_of};
 use crate::index::shard_of;
 use crate::keys::Key;
 use crate::log::{Geometry, Log, LogConfig};
 use crate::pin::PinnedCheckpoint;
+use crate::prepared::settle;
 use crate::stamp::set_stamp;
 use crate::store::Store;
 use crate::table::Table;
@@ -44,8 +45,8 @@ const DELETED: u32 = u32::MAX;
 /// The changes since a checkpoint.
 #[derive(Debug)]
 pub struct Changes {
-    volume: Arc<dyn Volume>,
-    manifest: Manifest,
+    pub(crate) volume: Arc<dyn Volume>,
+    pub(crate) manifest: Manifest,
     since: u64,
     /// The logs of the groups.
     logs: Vec<Log>,
@@ -127,7 +128,15 @@ impl Changes {
     /// [`StoreError::ChangesGone`], [`StoreError::Missing`], [`StoreError::Corrupt`], or a `since` that lies
     /// in the future.
     pub fn open(volume: &Arc<dyn Volume>, since: u64) -> Result<Self, StoreError> {
-        let Some(manifest) = load_manifest(&**volume)? else {
+        Self::open_at(volume, since, None)
+    }
+
+    /// The changes up to checkpoint `at` instead of the last one, where another one was prepared; none: the last.
+    ///
+    /// # Errors
+    /// As [`Changes::open`], and [`StoreError::NotAt`].
+    pub fn open_at(volume: &Arc<dyn Volume>, since: u64, at: Option<u64>) -> Result<Self, StoreError> {
+        let Some(manifest) = settle(&**volume, at, true)? else {
             return Err(StoreError::Missing { location: volume.location() });
         };
         Self::of(volume, manifest, since)
@@ -171,6 +180,15 @@ impl Changes {
             rows: entry.rows,
         };
         self.manifest.tables.iter().map(table).collect()
+    }
+
+    /// An attachment of that checkpoint.
+    ///
+    /// # Errors
+    /// When it is damaged.
+    pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let entry = self.manifest.attachments.iter().find(|entry| entry.name == name);
+        Ok(entry.map(|entry| files::load_attachment(&*self.volume, entry)).transpose()?)
     }
 
     /// Visit all changes, at most `batch` of a table at a time; `visit` returns whether to go on.
@@ -404,7 +422,7 @@ impl Changes {
 }
 
 /// Apply changes to a table; how many rows were deleted.
-fn apply(table: &Table, changed: &ChangedRows<'_>) -> Result<usize, StoreError> {
+pub(crate) fn apply(table: &Table, changed: &ChangedRows<'_>) -> Result<usize, StoreError> {
     let ChangedRows { ids, deleted, .. } = *changed;
     if !ids.is_empty() {
         table.restore(changed)?;

@@ -62,6 +62,18 @@ pub(crate) struct Saved {
     attachments: Vec<AttachmentEntry>,
     sketches: Vec<AttachmentEntry>,
     lineage: Vec<(u64, u64)>,
+    /// A checkpoint that waits to be committed.
+    pub(crate) prepared: Option<Box<Written>>,
+}
+
+/// A checkpoint that is written; its manifest makes it durable.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) manifest: Manifest,
+    next: Saved,
+    /// Number of the cut in each group's log.
+    cuts: Vec<u64>,
+    pub(crate) info: CheckpointInfo,
 }
 
 impl Saved {
@@ -74,6 +86,7 @@ impl Saved {
             attachments: Vec::new(),
             sketches: Vec::new(),
             lineage: Vec::new(),
+            prepared: None,
         };
         if let Some(manifest) = manifest {
             saved.snapshot.clone_from(&manifest.snapshot);
@@ -163,21 +176,38 @@ impl Store {
     /// # Errors
     /// Whatever fails refuses all later writes; the previous checkpoint stays what the store opens at.
     pub fn checkpoint(&self, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
+        self.with_saved("a checkpoint", |saved| {
+            let written = self.write_checkpoint(saved, attachments)?;
+            written.manifest.save(&*self.volume)?;
+            self.adopt_checkpoint(saved, written)
+        })
+    }
+
+    /// Work on what is saved, while nobody else does. What fails refuses all later writes, but for wrong arguments.
+    pub(crate) fn with_saved<T>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&mut Saved) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         let mut saved = self.saved.lock();
         // Asked under the lock: who waited for it meets a store that was closed meanwhile, and a folder given away.
-        self.check_writable("a checkpoint")?;
-        self.write_checkpoint(&mut saved, attachments).inspect_err(|error| {
-            if !matches!(error, StoreError::Option { .. }) {
+        self.check_writable(what)?;
+        work(&mut saved).inspect_err(|error| {
+            if !matches!(error, StoreError::Option { .. } | StoreError::InDoubt { .. }) {
                 self.poison(error);
             }
         })
     }
 
-    fn write_checkpoint(
+    /// Write everything of the next checkpoint but its manifest.
+    pub(crate) fn write_checkpoint(
         &self,
-        saved: &mut Saved,
+        saved: &Saved,
         attachments: &[(&str, &[u8])],
-    ) -> Result<CheckpointInfo, StoreError> {
+    ) -> Result<Written, StoreError> {
+        if let Some(prepared) = &saved.prepared {
+            return Err(self.in_doubt(saved.next_epoch - 1, prepared.manifest.epoch));
+        }
         let begun = Instant::now();
         let epoch = saved.next_epoch;
         let written_before = self.log_bytes_written();
@@ -219,6 +249,7 @@ impl Store {
             attachments: attached,
             sketches,
             lineage: continued(&saved.lineage, epoch, self.incarnation),
+            prepared: None,
         };
         if let Some(snapshot) = snapshot {
             file_bytes += snapshot.len;
@@ -232,20 +263,31 @@ impl Store {
             // Its rows come from changes that no frame says: a feed from before must not lead to it.
             feed::remove_all(&*self.volume)?;
         }
-        manifest.save(&*self.volume)?;
+        let log_bytes = self.log_bytes_written() - written_before;
+        let info =
+            CheckpointInfo { epoch, rows_saved, log_bytes, file_bytes, stall, duration: begun.elapsed() };
+        Ok(Written { manifest, next, cuts: cut.logs, info })
+    }
+
+    /// The manifest of `written` is the store's: what only the one before it named may go.
+    pub(crate) fn adopt_checkpoint(
+        &self,
+        saved: &mut Saved,
+        written: Written,
+    ) -> Result<CheckpointInfo, StoreError> {
+        let Written { manifest, next, cuts, info } = written;
         *saved = next;
-        if epoch == 1 {
+        if info.epoch == 1 {
             // What it guards against is rare; a checkpoint that is durable does not fail for its sake.
             let _ = files::mark(&*self.volume);
         }
-        for (group, cut) in groups.iter().zip(&cut.logs) {
+        for (group, cut) in self.groups.read().iter().zip(&cuts) {
             group.core.log.checkpoint_durable(*cut);
             group.give_space_back();
         }
         files::collect_garbage(&*self.volume, &manifest, &|name| self.pins.hold(name))?;
         self.counters.checkpoints.fetch_add(1, Relaxed);
-        let log_bytes = self.log_bytes_written() - written_before;
-        Ok(CheckpointInfo { epoch, rows_saved, log_bytes, file_bytes, stall, duration: begun.elapsed() })
+        Ok(info)
     }
 
     /// Number of the last durable checkpoint, 0 if there is none.

@@ -81,7 +81,10 @@ impl Entering {
     ) -> Result<(), Stop> {
         let table = keys[0].table;
         let places = || found.iter().map(|found| found.expect("the row is in memory").place);
-        if let (Some((_, fresh)), Some(bound)) = (&wish.clocks, wish.bounds[table as usize]) {
+        // Who takes no clocks need not say what bounds they have.
+        if let Some((_, fresh)) = &wish.clocks
+            && let Some(bound) = wish.bounds[table as usize]
+        {
             for (number, (key, place)) in keys.iter().zip(places()).enumerate() {
                 if fresh.as_ref().is_none_or(|fresh| fresh[key.position as usize]) {
                     let clock = shard.take_clock(table, key.id, place, bound);

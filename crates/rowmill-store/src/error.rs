@@ -35,6 +35,32 @@ pub enum StoreError {
         /// The store.
         location: String,
     },
+    /// A checkpoint was prepared and not committed.
+    #[error(
+        "{location} has checkpoint {prepared} prepared and not committed, beside its last one, {committed}: say which \
+         of them holds, with at={committed} or at={prepared} when opening it; if it is a part of a checkpoint of many \
+         ranks, open that"
+    )]
+    InDoubt {
+        /// The store.
+        location: String,
+        /// The last checkpoint; 0 for none.
+        committed: u64,
+        /// The one that waits.
+        prepared: u64,
+    },
+    /// The store has another checkpoint than the one it was to be opened at.
+    #[error(
+        "{location} has checkpoint {there}, not {at}: a store opens at its last one, or at one that was prepared"
+    )]
+    NotAt {
+        /// The store.
+        location: String,
+        /// The checkpoint asked for.
+        at: u64,
+        /// Those that are there.
+        there: String,
+    },
     /// The store was written by a newer build.
     #[error(
         "{location} has format version {found}, this build reads up to {supported}: upgrade rowmill to open it"

@@ -15,6 +15,7 @@ use rowmill_rows::{IdBag, RowLayout};
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
+use crate::placement::Placement;
 use crate::residents::{Absent, Residents};
 use crate::scatter::Scatter;
 use crate::table_state::TableState;
@@ -29,7 +30,11 @@ const PIECE_BYTES: usize = 128 << 10;
 struct Pooled<'a> {
     bags: &'a [(Arc<TableState>, IdBag<'a>)],
     out: Scatter<'a, f32>,
+    /// The first float of every feature.
+    firsts: Vec<usize>,
     row_stride: usize,
+    /// Whether a step reads.
+    in_step: bool,
     /// `0, 1, 2, ...`: rows are named by the lookup that asks for them.
     positions: Vec<u32>,
 }
@@ -43,21 +48,24 @@ struct Piece {
 }
 
 impl Group {
-    /// Pool the rows of `bags` into `out`, bag `b` of feature `f` at `b * row_stride + f * dim`. A row that is
-    /// not there counts as it would be born. Rows are read as of a moment during the call, each of its own.
+    /// Pool the rows of `bags` into `out`. A row that is not there counts as it would be born. Rows are read as of a
+    /// moment during the call, each of its own. What was announced for earlier steps than number `step` is over.
+    /// `times` are as in [`Group::lookup`].
     ///
     /// # Errors
     /// Wrong shapes, ids outside a dense table, a row that cannot be read.
     pub(crate) fn evaluate(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
+        times: Option<&[&[u32]]>,
         out: &mut [f32],
-        row_stride: usize,
+        placement: Placement,
+        step: Option<u64>,
     ) -> Result<(), StoreError> {
-        self.check_out(bags, out.len(), row_stride)?;
+        self.check_out(bags, out.len(), placement)?;
+        self.advance(step);
         let lookups: usize = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
-        Self::count_accesses(bags);
-        self.counters.count_call(lookups, lookups);
+        self.counters.count_call(Self::count_accesses(bags, times), lookups);
         let holds: Vec<Piece> = bags
             .iter()
             .enumerate()
@@ -67,7 +75,15 @@ impl Group {
             .collect();
         let longest = holds.iter().map(|hold| ids_of(&bags[hold.column].1, &hold.bags).len()).max();
         let positions = (0..longest.unwrap_or(0) as u32).collect();
-        let pooled = Pooled { bags, out: Scatter::new(out), row_stride, positions };
+        let dim = self.core.layout.dim;
+        let pooled = Pooled {
+            bags,
+            out: Scatter::new(out),
+            firsts: placement.firsts(bags.iter().map(|(_, bag)| bag.len()), dim),
+            row_stride: placement.stride(dim),
+            in_step: step.is_some(),
+            positions,
+        };
         let work = |hold: Piece| {
             let rest = self.pool_resident(&pooled, &hold);
             if rest.bags.is_empty() { Ok(()) } else { self.pool_apart(&pooled, &rest) }
@@ -95,7 +111,7 @@ impl Group {
             rows.resize(ids.len(), std::ptr::null());
             let found = match &residents {
                 Some(residents) => residents.find(ids, &mut rows),
-                None => self.find_resident(&all, table, bag.padding, ids, &mut rows),
+                None => self.find_resident(&all, pooled, hold.column, ids, &mut rows),
             };
             if found.is_err() {
                 return Piece { column: hold.column, bags: bags.start..hold.bags.end };
@@ -110,18 +126,19 @@ impl Group {
     fn find_resident(
         &self,
         mut all: &AllShards<'_>,
-        table: &TableState,
-        padding: Option<u64>,
+        pooled: &Pooled<'_>,
+        column: usize,
         ids: &[u64],
         rows: &mut [RowPtr],
     ) -> Result<(), Absent> {
+        let (table, IdBag { padding, .. }) = &pooled.bags[column];
         let key = |(position, &id)| Key::new(table.local, table.spec.ids, id, position, self.shards.len());
-        let keys: Vec<Key> = (0..).zip(ids).filter(|&(_, &id)| padding != Some(id)).map(key).collect();
+        let keys: Vec<Key> = (0..).zip(ids).filter(|&(_, &id)| *padding != Some(id)).map(key).collect();
         walk(&self.core, &mut all, &keys, |all, key, found| {
             let (place, slot) =
                 found.and_then(|found| Some((found.place, found.location.slot()?))).ok_or(Absent)?;
             let shard = all.shard(key);
-            shard.touch(key.table, place, slot, false);
+            shard.touch(key.table, place, slot, pooled.in_step);
             rows[key.position as usize] = shard.row(&self.core, slot).cast_const();
             Ok(())
         })
@@ -150,7 +167,7 @@ impl Group {
         // SAFETY: the caller's, of rows that are not skipped; offsets were validated; `out` has room for the
         // feature's last bag (checked), and no two pieces write the same floats.
         unsafe {
-            let out = pooled.out.pointer(bags.start * pooled.row_stride + column * dim);
+            let out = pooled.out.pointer(pooled.firsts[column] + bags.start * pooled.row_stride);
             pool(rows, &lookups, dtype, dim, out, pooled.row_stride);
         }
     }
@@ -167,10 +184,10 @@ impl Group {
         // What was found in memory are rows of the table.
         Self::check_ids_padded(table, &bag)?;
         let mut apart = vec![0.0; bag.len() * dim];
-        self.pool_distinct(&[(Arc::clone(table), bag)], &mut apart, dim, None)?;
+        self.pool_distinct(&[(Arc::clone(table), bag)], &mut apart, Placement::InTurn, None)?;
         for (bag, vector) in piece.bags.clone().zip(apart.chunks_exact(dim)) {
             // SAFETY: no two pieces write the same floats.
-            let out = unsafe { pooled.out.slice(bag * pooled.row_stride + piece.column * dim, dim) };
+            let out = unsafe { pooled.out.slice(pooled.firsts[piece.column] + bag * pooled.row_stride, dim) };
             out.copy_from_slice(vector);
         }
         Ok(())

@@ -23,6 +23,13 @@ impl HotRows {
         Self { counts, skip: lookups.next_multiple_of(SAMPLE) - lookups }
     }
 
+    /// The most counted of these ids, none of which comes twice.
+    pub(crate) fn most(mut counts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+        counts.sort_unstable_by_key(|&(id, count)| (std::cmp::Reverse(count), id));
+        counts.truncate(KEPT);
+        counts
+    }
+
     /// Count a sample of these lookups.
     pub(crate) fn observe(&mut self, ids: &[u64]) {
         let mut next = self.skip as usize;
@@ -31,6 +38,18 @@ impl HotRows {
             next += SAMPLE as usize;
         }
         self.skip = (next - ids.len()) as u64;
+    }
+
+    /// The same of ids that were looked up so many times each, one after the other.
+    pub(crate) fn observe_repeated(&mut self, ids: &[u64], times: &[u32]) {
+        for (&id, &times) in ids.iter().zip(times) {
+            let times = u64::from(times);
+            while self.skip < times {
+                self.count(id);
+                self.skip += SAMPLE;
+            }
+            self.skip -= times;
+        }
     }
 
     fn count(&mut self, id: u64) {
@@ -76,6 +95,21 @@ mod tests {
             parts = HotRows::restore(parts.counts().to_vec(), lookups);
         }
         assert_eq!(parts.counts(), whole.counts());
+    }
+
+    #[test]
+    fn ids_that_repeat_count_as_often_as_they_are_asked_for() {
+        let (mut one_by_one, mut at_once) = (HotRows::default(), HotRows::default());
+        for batch in 0..300_u64 {
+            let ids: Vec<u64> = (0..batch % 5).map(|i| batch * i % 40).collect();
+            let times: Vec<u32> = ids.iter().map(|id| (id * batch % 700) as u32).collect();
+            for (&id, &times) in ids.iter().zip(&times) {
+                one_by_one.observe(&vec![id; times as usize]);
+            }
+            at_once.observe_repeated(&ids, &times);
+        }
+        assert_eq!(at_once.counts(), one_by_one.counts());
+        assert_eq!(at_once.skip, one_by_one.skip);
     }
 
     #[test]

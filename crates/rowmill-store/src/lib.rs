@@ -70,9 +70,11 @@ mod lookup;
 mod mapping;
 mod options;
 mod pin;
+mod placement;
 mod policy;
 mod pooled;
 mod prefetch;
+mod prepared;
 mod queue;
 mod read;
 mod recovery;
@@ -82,6 +84,7 @@ mod rounds;
 mod scatter;
 mod seeded;
 mod shard;
+mod share;
 mod sketch;
 mod stamp;
 mod stats;
@@ -106,6 +109,7 @@ pub use lookahead::Destination;
 pub use lookup::Lookup;
 pub use options::StoreOptions;
 pub use pin::{CheckpointPart, PartReader, PinnedCheckpoint};
+pub use pooled::AskedRows;
 pub use queue::QueuedGet;
 pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 pub use rowmill_rows::{
@@ -114,6 +118,7 @@ pub use rowmill_rows::{
 };
 #[cfg(feature = "seeded-bugs")]
 pub use seeded::{SeededBug, seed_bug};
+pub use share::Share;
 pub use stats::{Stats, TableStats};
 pub use store::Store;
 pub use table::Table;

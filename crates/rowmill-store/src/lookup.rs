@@ -16,6 +16,7 @@ use crate::admission::Asked;
 use crate::group::Group;
 use crate::keys::{Key, Keys};
 use crate::log::Reading;
+use crate::placement::Placement;
 use crate::table_state::TableState;
 use crate::ticket::{NO_LOOKUP, Ticket, TicketState};
 use crate::walk::Known;
@@ -29,6 +30,8 @@ pub struct Lookup {
     pub(crate) group: Arc<Group>,
     pub(crate) serial: u64,
     pub(crate) features: Vec<Feature>,
+    /// Whether vectors and gradients lie one after the other.
+    in_turn: bool,
     pub(crate) tables: Vec<TableRows>,
     /// The distinct rows of all tables, without those of refused ids; made when they are asked for.
     pub(crate) keys: OnceLock<Keys>,
@@ -45,6 +48,8 @@ pub(crate) struct Feature {
     pub(crate) table: usize,
     /// First lookup of the feature among those of its table.
     pub(crate) begin: usize,
+    /// First float of the feature's first bag in the output, and of its gradients.
+    pub(crate) first: usize,
     pub(crate) offsets: Vec<i64>,
     pub(crate) weights: Option<Vec<f32>>,
     pub(crate) pooling: Pooling,
@@ -95,29 +100,31 @@ impl Lookup {
 }
 
 impl Group {
-    /// Pool the rows of `bags` into `out`: bag `b` of feature `f` at `b * row_stride + f * dim`. With a
-    /// ticket this is a training read: missing rows are born and clocks taken.
+    /// Pool the rows of `bags` into `out`. With a ticket this is a training read: missing rows are born and clocks
+    /// taken. `times` says for the bags of every feature how often their ids were asked for, if not once.
     pub(crate) fn lookup(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
+        times: Option<&[&[u32]]>,
         out: &mut [f32],
-        row_stride: usize,
+        placement: Placement,
         ticket: Option<&Ticket>,
     ) -> Result<Lookup, StoreError> {
-        self.check_out(bags, out.len(), row_stride)?;
+        self.check_out(bags, out.len(), placement)?;
         bags.iter().try_for_each(|(table, bag)| Self::check_ids_padded(table, bag))?;
-        Self::count_accesses(bags);
-        let lookup = self.pool_distinct(bags, out, row_stride, ticket)?;
-        let lookups = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
+        let lookups = Self::count_accesses(bags, times);
+        let lookup = self.pool_distinct(bags, out, placement, ticket)?;
         self.counters.count_call(lookups, lookup.rows());
         Ok(lookup)
     }
 
-    /// Note how often ids are asked for.
-    pub(crate) fn count_accesses(bags: &[(Arc<TableState>, IdBag<'_>)]) {
-        for (table, bag) in bags {
-            table.count_accesses(bag.ids);
-        }
+    /// Note how often ids are asked for; the number of lookups.
+    pub(crate) fn count_accesses(bags: &[(Arc<TableState>, IdBag<'_>)], times: Option<&[&[u32]]>) -> usize {
+        let count = |(number, (table, bag)): (usize, &(Arc<TableState>, IdBag<'_>))| match times {
+            None => table.count_accesses(bag.ids),
+            Some(times) => table.count_repeated(bag.ids, times[number]),
+        };
+        bags.iter().enumerate().map(count).sum()
     }
 
     /// The work of [`Group::lookup`], whose shapes are checked: ids made distinct, their rows pooled.
@@ -125,10 +132,11 @@ impl Group {
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
         out: &mut [f32],
-        row_stride: usize,
+        placement: Placement,
         ticket: Option<&Ticket>,
     ) -> Result<Lookup, StoreError> {
-        let mut lookup = self.prepare(bags)?;
+        let row_stride = placement.stride(self.core.layout.dim);
+        let mut lookup = self.prepare(bags, placement)?;
         if ticket.is_some() {
             self.refuse(&mut lookup, Asked::Read);
         }
@@ -200,6 +208,7 @@ impl Group {
         let feature = Feature {
             table: 0,
             begin: 0,
+            first: 0,
             offsets: (0..=ids.len() as i64).collect(),
             weights: None,
             pooling: Pooling::Sum,
@@ -242,23 +251,12 @@ impl Group {
         &self,
         bags: &[(Arc<TableState>, IdBag<'_>)],
         len: usize,
-        row_stride: usize,
+        placement: Placement,
     ) -> Result<(), StoreError> {
-        let width = bags.len() * self.core.layout.dim;
         for (table, bag) in bags {
             bag.validate().map_err(|source| StoreError::Bag { table: table.name.clone(), source })?;
         }
-        let rows = bags.iter().map(|(_, bag)| bag.len()).max().unwrap_or(0);
-        let needed = if rows == 0 { 0 } else { (rows - 1) * row_stride + width };
-        if len < needed || (rows > 1 && row_stride < width) {
-            return Err(StoreError::Length {
-                argument: "out",
-                got: len,
-                expected: needed.max(rows * width),
-                why: format!("{rows} bags of {} features of {} floats", bags.len(), self.core.layout.dim),
-            });
-        }
-        Ok(())
+        placement.check("out", len, bags.iter().map(|(_, bag)| bag.len()), self.core.layout.dim)
     }
 
     pub(crate) fn check_ids_padded(table: &TableState, bag: &IdBag<'_>) -> Result<(), StoreError> {
@@ -275,10 +273,12 @@ impl Group {
     pub(crate) fn prepare(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
+        placement: Placement,
     ) -> Result<Lookup, StoreError> {
+        let firsts = placement.firsts(bags.iter().map(|(_, bag)| bag.len()), self.core.layout.dim);
         let mut ids_of: Vec<TableIds<'_>> = Vec::new();
         let mut features = Vec::with_capacity(bags.len());
-        for (table, bag) in bags {
+        for ((table, bag), first) in bags.iter().zip(firsts) {
             let known = ids_of.iter().position(|(other, ..)| other.local == table.local);
             let number = known.unwrap_or_else(|| {
                 ids_of.push((Arc::clone(table), bag.padding, Vec::new(), 0));
@@ -291,6 +291,7 @@ impl Group {
             features.push(Feature {
                 table: number,
                 begin: *lookups,
+                first,
                 offsets: bag.offsets.to_vec(),
                 weights: bag.weights.map(<[f32]>::to_vec),
                 pooling: bag.pooling,
@@ -298,7 +299,9 @@ impl Group {
             ids.push(bag.ids);
             *lookups += bag.ids.len();
         }
-        Ok(self.distinct(ids_of, features))
+        let mut lookup = self.distinct(ids_of, features);
+        lookup.in_turn = matches!(placement, Placement::InTurn);
+        Ok(lookup)
     }
 
     /// A lookup of these ids, made distinct.
@@ -338,6 +341,7 @@ impl Group {
             group: Arc::clone(self),
             serial,
             features,
+            in_turn: false,
             tables,
             keys: OnceLock::new(),
             refused: Vec::new(),
@@ -412,7 +416,7 @@ impl Group {
         // have readable weights where these bags need them; offsets were validated; `out` has room
         // for the last bag of the last feature (checked), and no two tasks write the same floats.
         unsafe {
-            let first = out.0.add(bags.start * row_stride + number * dim);
+            let first = out.0.add(feature.first + bags.start * row_stride);
             pool(rows, &lookups, dtype, dim, first, row_stride);
         }
     }
@@ -494,6 +498,11 @@ impl Lookup {
                 self.tables.iter().map(|rows| (rows.table.local, &rows.unique[..])).collect();
             self.group.keys_of(&unique)
         })
+    }
+
+    /// Where gradients of its vectors lie, given the stride of lines if it has lines.
+    pub(crate) fn placement(&self, row_stride: usize) -> Placement {
+        if self.in_turn { Placement::InTurn } else { Placement::Columns { row_stride } }
     }
 
     /// Number of lookups of all features together, duplicates counted.

@@ -26,6 +26,8 @@ pub struct StoreOptions {
     pub create: bool,
     /// Refuse every change; the store may be open for writing elsewhere.
     pub read_only: bool,
+    /// Number of the checkpoint to open at, where one may wait to be committed; none: the last, and nothing waits.
+    pub at: Option<u64>,
     /// Bytes of lists of changes kept for [`crate::Store::changes`], beyond those a checkpoint needs itself.
     pub history: u64,
     /// Publish what changes for other processes; none: no feed is kept.
@@ -46,6 +48,7 @@ impl Default for StoreOptions {
             wait_deadline: Duration::from_secs(30),
             create: true,
             read_only: false,
+            at: None,
             history: 64 << 20,
             feed: None,
             io: IoChoice::Auto,

@@ -2,20 +2,68 @@
 
 use std::sync::Arc;
 
-use rowmill_rows::IdBag;
+use rowmill_rows::{IdBag, Pooling};
 
 use crate::StoreError;
 use crate::backward::RowGradients;
 use crate::group::Group;
 use crate::lookup::Lookup;
+use crate::placement::Placement;
 use crate::store::Store;
 use crate::table::Table;
 use crate::table_state::TableState;
 use crate::ticket::Ticket;
 
+/// Rows of one table that somebody asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct AskedRows<'a> {
+    /// Whose rows.
+    pub table: &'a Table,
+    /// Which of them.
+    pub ids: &'a [u64],
+    /// How often each id was asked for, where callers put requests together: what statistics count.
+    pub times: &'a [u32],
+}
+
+impl<'a> AskedRows<'a> {
+    /// Every row as a bag of its own, given `0, 1, 2, ...`.
+    fn bags(&self, ends: &'a [i64]) -> IdBag<'a> {
+        let offsets = &ends[..=self.ids.len()];
+        IdBag { ids: self.ids, offsets, weights: None, padding: None, pooling: Pooling::Sum }
+    }
+
+    /// Do something with rows as bags of one id each.
+    fn with_bags<R>(
+        asked: &[AskedRows<'_>],
+        work: impl FnOnce(
+            &Arc<Group>,
+            &[(Arc<TableState>, IdBag<'_>)],
+            Option<&[&[u32]]>,
+        ) -> Result<R, StoreError>,
+    ) -> Result<R, StoreError> {
+        for AskedRows { table, ids, times } in asked {
+            if times.len() != ids.len() {
+                return Err(StoreError::Length {
+                    argument: "times",
+                    got: times.len(),
+                    expected: ids.len(),
+                    why: format!("one number for every id of table {:?}", table.name()),
+                });
+            }
+        }
+        let most = asked.iter().map(|rows| rows.ids.len()).max().unwrap_or(0);
+        let ends: Vec<i64> = (0..=most as i64).collect();
+        let bags: Vec<_> = asked.iter().map(|rows| (rows.table, rows.bags(&ends))).collect();
+        let times: Vec<&[u32]> = asked.iter().map(|rows| rows.times).collect();
+        let (group, bags) = group_of(&bags)?;
+        work(group, &bags, Some(&times))
+    }
+}
+
 impl Store {
     /// Pool many features without changing anything: for evaluation and serving. As [`Store::lookup`] without a
-    /// ticket, faster, and not for a backward.
+    /// ticket, faster, and not for a backward. Within a `step`, rows announced for it are kept until then, and those
+    /// announced for earlier ones no longer; clocks are not taken.
     ///
     /// # Errors
     /// As [`Store::lookup`].
@@ -24,11 +72,13 @@ impl Store {
         bags: &[(&Table, IdBag<'_>)],
         out: &mut [f32],
         row_stride: usize,
+        step: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.check_open()?;
         let (group, bags) = group_of(bags)?;
         let _caller = self.workers.enter();
-        self.settle(group.evaluate(&bags, out, row_stride))
+        let placement = Placement::Columns { row_stride };
+        self.settle(group.evaluate(&bags, None, out, placement, step.map(Ticket::id)))
     }
 
     /// Pool many features in one call. All tables must be of one group. Bag `b` of feature `f` is written
@@ -51,12 +101,52 @@ impl Store {
         }
         let (group, bags) = group_of(bags)?;
         let _caller = self.workers.enter();
-        self.settle(group.lookup(&bags, out, row_stride, ticket))
+        self.settle(group.lookup(&bags, None, out, Placement::Columns { row_stride }, ticket))
+    }
+
+    /// Copy rows of many tables of one group in one call: those of the first to the front of `out`, then those of the
+    /// second. With a ticket this is a training read, as [`Store::lookup`] of bags of one id, and its backward takes
+    /// gradients that lie as the rows do.
+    ///
+    /// # Errors
+    /// As [`Store::lookup`].
+    pub fn lookup_rows(
+        &self,
+        asked: &[AskedRows<'_>],
+        out: &mut [f32],
+        ticket: Option<&Ticket>,
+    ) -> Result<Lookup, StoreError> {
+        self.check_open()?;
+        if ticket.is_some() {
+            self.check_writable("a training read")?;
+        }
+        asked.iter().try_for_each(|rows| rows.table.state().check_event_time())?;
+        AskedRows::with_bags(asked, |group, bags, times| {
+            let _caller = self.workers.enter();
+            self.settle(group.lookup(bags, times, out, Placement::InTurn, ticket))
+        })
+    }
+
+    /// The same without changing anything, as [`Store::evaluate`]: missing rows read as they would be born.
+    ///
+    /// # Errors
+    /// As [`Store::lookup`].
+    pub fn evaluate_rows(
+        &self,
+        asked: &[AskedRows<'_>],
+        out: &mut [f32],
+        step: Option<&Ticket>,
+    ) -> Result<(), StoreError> {
+        self.check_open()?;
+        AskedRows::with_bags(asked, |group, bags, times| {
+            let _caller = self.workers.enter();
+            self.settle(group.evaluate(bags, times, out, Placement::InTurn, step.map(Ticket::id)))
+        })
     }
 
     /// The backward of [`Store::lookup`]: gradients of the pooled vectors, laid out as they were, become
     /// one optimizer step on every distinct row; the rows' clocks are given back. `rates` holds one
-    /// learning rate per feature.
+    /// learning rate per feature. Of [`Store::lookup_rows`] a feature is a table, and the stride is not looked at.
     ///
     /// # Errors
     /// Wrong shapes or gradients that are not finite (nothing changes then), or rows that cannot be read.

@@ -78,9 +78,7 @@ impl Group {
         table.count_accesses(ids);
         self.counters.count_call(ids.len(), ids.len());
         let read = Read { table, part, place, width, step, out: Scatter::new(out) };
-        if let Some(step) = step {
-            self.shards.iter().for_each(|cell| cell.state.write().advance(step));
-        }
+        self.advance(step);
         let reading = self.core.log.reading();
         let pieces = ids.chunks(PIECE_ROWS).enumerate();
         let piece = |(number, ids)| self.read_piece(&read, number * PIECE_ROWS, ids);
@@ -97,6 +95,17 @@ impl Group {
             misses = self.read_missing(&read, &reading, &misses)?;
         }
         Ok(())
+    }
+
+    /// What was announced for earlier steps than number `step`, which reads, is over.
+    pub(crate) fn advance(&self, step: Option<u64>) {
+        let Some(step) = step else { return };
+        for cell in &self.shards {
+            // Most reads of a step come after its first: they look without keeping others out.
+            if !cell.state.read().due.is_past(step) {
+                cell.state.write().advance(step);
+            }
+        }
     }
 
     /// A row that keeps moving is not in the log at all.

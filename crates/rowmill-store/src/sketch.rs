@@ -55,6 +55,15 @@ impl Sketch {
         fits
     }
 
+    /// Count every id at least as often as the sketch with these counters does; whether there are as many.
+    pub(crate) fn merge(&mut self, counters: &[u8]) -> bool {
+        let fits = counters.len() == self.counters.len();
+        if fits {
+            self.counters.iter_mut().zip(counters).for_each(|(own, &other)| *own = (*own).max(other));
+        }
+        fits
+    }
+
     fn least(&self, places: &[usize; ROWS]) -> u8 {
         places.iter().map(|&place| self.counters[place]).min().expect("a sketch has rows")
     }

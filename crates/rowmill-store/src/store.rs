@@ -124,13 +124,13 @@ impl Store {
     pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
         options.validate()?;
         let lock = if options.read_only { None } else { Some(Arc::from(volume.lock()?)) };
-        let manifest = crate::checkpoint::load_manifest(&*volume)?;
+        let manifest = crate::prepared::settle(&*volume, options.at, options.read_only)?;
         let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
         let opened = Self::open_at(&volume, manifest, options.clone());
         // The files of a checkpoint go away with it: a reader that comes while the writer makes the next
         // one starts again there.
         let moved_on = || {
-            let now = crate::checkpoint::load_manifest(&*volume).ok().flatten();
+            let now = crate::prepared::settle(&*volume, options.at, true).ok().flatten();
             now.map(|manifest| manifest.epoch) != epoch
         };
         if options.read_only && opened.is_err() && moved_on() {

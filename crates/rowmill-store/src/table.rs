@@ -59,6 +59,12 @@ impl Table {
         &self.spec
     }
 
+    /// Its number among the tables of the store, in the order in which they were made: with the seed and an id it says
+    /// how a row is born.
+    pub fn category(&self) -> u32 {
+        self.state.category.0
+    }
+
     /// Number of the table's group: tables of one group can share a lookup.
     pub fn group_number(&self) -> u32 {
         self.group.core.number

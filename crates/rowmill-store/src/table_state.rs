@@ -122,10 +122,19 @@ impl TableState {
         self.evictions_due.store(self.evictions_at(steps), Relaxed);
     }
 
-    /// Count lookups of these ids.
-    pub(crate) fn count_accesses(&self, ids: &[u64]) {
+    /// Count lookups of these ids; how many there are.
+    pub(crate) fn count_accesses(&self, ids: &[u64]) -> usize {
         self.accesses.fetch_add(ids.len() as u64, Relaxed);
         self.hot.lock().observe(ids);
+        ids.len()
+    }
+
+    /// Count lookups of these ids, of each so many; how many there are.
+    pub(crate) fn count_repeated(&self, ids: &[u64], times: &[u32]) -> usize {
+        let lookups = times.iter().map(|&times| u64::from(times)).sum();
+        self.accesses.fetch_add(lookups, Relaxed);
+        self.hot.lock().observe_repeated(ids, times);
+        lookups as usize
     }
 
     /// The most looked-up ids with an estimate of their lookups.

@@ -174,7 +174,7 @@ fn evaluation_pools_what_a_lookup_pools_and_makes_no_rows() {
     let (mut looked_up, mut evaluated) = (vec![1.0; BAGS * 50], vec![1.0; BAGS * 50]);
     store.lookup(&bags, &mut looked_up, 50, None).unwrap();
     let before = store.stats();
-    store.evaluate(&bags, &mut evaluated, 50).unwrap();
+    store.evaluate(&bags, &mut evaluated, 50, None).unwrap();
     assert!(looked_up == evaluated, "equal to the last bit");
     assert_eq!((a.len(), b.len()), (4000, 0));
     let after = store.stats();
@@ -203,12 +203,12 @@ fn dense_tables_are_evaluated_as_they_are_looked_up() {
         [(&whole, bag(None, None)), (&partly, bag(Some(&weights[..]), None)), (&whole, bag(None, None))];
     let (mut looked_up, mut evaluated) = (vec![1.0; BAGS * 48], vec![1.0; BAGS * 48]);
     store.lookup(&bags, &mut looked_up, 48, None).unwrap();
-    store.evaluate(&bags, &mut evaluated, 48).unwrap();
+    store.evaluate(&bags, &mut evaluated, 48, None).unwrap();
     assert!(looked_up == evaluated, "equal to the last bit");
     assert_eq!(partly.len() as u64, ROWS - 1);
 
     let outside = IdBag { ids: &[ROWS], offsets: &[0, 1], ..bag(None, None) };
-    let error = store.evaluate(&[(&whole, outside)], &mut [0.0; 16], 16).unwrap_err();
+    let error = store.evaluate(&[(&whole, outside)], &mut [0.0; 16], 16, None).unwrap_err();
     assert!(matches!(error, StoreError::IdRange { id: 5000, rows: ROWS, .. }), "{error}");
 }
 

@@ -12,8 +12,25 @@ use rowmill_store::*;
 const AHEAD: u64 = 400;
 const STEPS: u64 = 12;
 
+/// Reads one row of 128 weights for a step that changes nothing.
+type ReadOne = fn(&Store, &Table, u64, &mut [f32; 128], &Ticket);
+
 #[test]
-fn rows_announced_for_a_step_that_only_reads_leave_when_it_is_over() {
+fn rows_announced_for_a_step_that_only_gets_leave_when_it_is_over() {
+    announced_rows_leave_when_their_step_is_over(|_, table, id, row, ticket| {
+        table.get_in_step(&[id], row, ticket).unwrap();
+    });
+}
+
+#[test]
+fn rows_announced_for_a_step_that_only_evaluates_leave_when_it_is_over() {
+    announced_rows_leave_when_their_step_is_over(|store, table, id, row, ticket| {
+        let bag = IdBag { ids: &[id], offsets: &[0, 1], weights: None, padding: None, pooling: Pooling::Sum };
+        store.evaluate(&[(table, bag)], row, 128, Some(ticket)).unwrap();
+    });
+}
+
+fn announced_rows_leave_when_their_step_is_over(read_one: ReadOne) {
     let store = open(&MemoryVolume::new(), &options(Some(1 << 20)));
     let spec = TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) };
     let table = store.table("t", &spec).unwrap();
@@ -31,7 +48,7 @@ fn rows_announced_for_a_step_that_only_reads_leave_when_it_is_over() {
         // The step asks for another row than those that were announced.
         let ticket = store.ticket().unwrap();
         let mut row = [0.0; 128];
-        table.get_in_step(&[last], &mut row, &ticket).unwrap();
+        read_one(&store, &table, last, &mut row, &ticket);
         assert_eq!(row, [last as f32; 128]);
     }
     assert_eq!(store.stats().tickets, 0);

@@ -342,7 +342,7 @@ impl<'a> Case<'a> {
         let lookup = self.store.lookup(&call, &mut out, stride, ticket.as_ref()).unwrap();
         if !training {
             let mut evaluated = vec![f32::MAX; bags * stride];
-            self.store.evaluate(&call, &mut evaluated, stride).unwrap();
+            self.store.evaluate(&call, &mut evaluated, stride, None).unwrap();
             assert_eq!(evaluated, out);
         }
 

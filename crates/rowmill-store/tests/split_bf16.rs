@@ -38,7 +38,7 @@ fn bf16_gradients(rng: &mut Rng64, count: usize) -> Vec<f32> {
 fn pooled(store: &Arc<Store>, table: &Table, id: u64) -> Vec<f32> {
     let mut out = vec![0.0; DIM];
     let bag = IdBag { ids: &[id], offsets: &[0, 1], weights: None, padding: None, pooling: Pooling::Sum };
-    store.evaluate(&[(table, bag)], &mut out, DIM).unwrap();
+    store.evaluate(&[(table, bag)], &mut out, DIM, None).unwrap();
     out
 }
 

@@ -167,6 +167,14 @@ impl Manifest {
     /// When the volume fails. The previous checkpoint is still there unless the very last sync failed,
     /// when either may be; nothing should be written to the volume any more then.
     pub(crate) fn save(&self, volume: &dyn Volume) -> Result<(), FileError> {
+        self.save_as(volume, MANIFEST)
+    }
+
+    /// Make this the content of a file of the volume, as [`Manifest::save`] does.
+    ///
+    /// # Errors
+    /// As [`Manifest::save`].
+    pub(crate) fn save_as(&self, volume: &dyn Volume, name: &str) -> Result<(), FileError> {
         debug_assert_eq!(self.format_version, Self::version_of(&self.tables));
         let json = serde_json::to_vec(self).expect("a manifest has neither odd keys nor odd numbers");
         let mut bytes = header_line(self.format_version, rowmill_io::crc32c(&json), json.len()).into_bytes();
@@ -177,7 +185,7 @@ impl Manifest {
         file.sync()?;
         // The names of the files this manifest names must not come later than its own.
         volume.sync()?;
-        volume.rename(MANIFEST_NEW, MANIFEST)?;
+        volume.rename(MANIFEST_NEW, name)?;
         volume.sync()?;
         Ok(())
     }

@@ -27,7 +27,7 @@ pub(crate) use garbage::collect_garbage;
 pub(crate) use manifest::{FORMAT_VERSION, GroupEntry, Manifest, TABLES_MAX, TableEntry};
 pub(crate) use marker::{MARK, is_marked, mark};
 pub use name::RESTORING;
-pub(crate) use name::{MANIFEST, MARKER, epoch_of};
+pub(crate) use name::{MANIFEST, MANIFEST_PREPARED, MARKER, epoch_of};
 pub(crate) use snapshot::{SnapshotReader, SnapshotWriter};
 
 /// The file of index changes, as a manifest names it.

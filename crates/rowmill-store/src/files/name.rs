@@ -9,6 +9,8 @@ pub(crate) const MANIFEST: &str = "MANIFEST";
 pub(crate) const MARKER: &str = "STORE";
 /// There while a folder is filled with a checkpoint from elsewhere: it is no store yet.
 pub const RESTORING: &str = "RESTORING";
+/// A checkpoint that waits to be committed.
+pub(crate) const MANIFEST_PREPARED: &str = "MANIFEST.prepared";
 /// A manifest being written.
 pub(super) const MANIFEST_NEW: &str = "MANIFEST.new";
 

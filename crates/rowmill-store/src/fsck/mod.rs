@@ -29,6 +29,7 @@ use rowmill_rows::{IdRange, RowKey};
 use crate::StoreError;
 use crate::checkpoint::load_manifest;
 use crate::files::{self, DeltaReader, Manifest, TableEntry};
+use crate::prepared::load_prepared;
 
 use index::Index;
 use segments::Segments;
@@ -85,7 +86,7 @@ struct Findings {
 /// # Errors
 /// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`] for a damaged manifest (when repairing: that
 /// no other can replace), and a volume that cannot be read, or written when repairing. Another process may hold the store while it is
-/// only checked.
+/// only checked. [`StoreError::InDoubt`] when repairing a store with a prepared checkpoint.
 pub fn fsck(volume: &Arc<dyn Volume>, repair: bool) -> Result<FsckReport, StoreError> {
     let _lock = if repair { Some(volume.lock()?) } else { None };
     for _ in 0..RESTARTS_MAX {
@@ -100,6 +101,11 @@ pub fn fsck(volume: &Arc<dyn Volume>, repair: bool) -> Result<FsckReport, StoreE
         if load_manifest(&**volume)?.is_some_and(|manifest| manifest.epoch == epoch) {
             if findings.report.is_clean() || !repair {
                 return Ok(findings.report);
+            }
+            if let Some(prepared) = load_prepared(&**volume)?.filter(|prepared| prepared.epoch > epoch) {
+                // The repair would write over it, and which of the two holds is not known here.
+                let (location, prepared) = (volume.location(), prepared.epoch);
+                return Err(StoreError::InDoubt { location, committed: epoch, prepared });
             }
             return repair::repair(volume, findings);
         }

@@ -21,6 +21,8 @@ pub(crate) struct Seen {
     pub(crate) crashes_that_lost: u64,
     /// Stores that stood at a checkpoint whose call had failed.
     pub(crate) unacknowledged: u64,
+    /// Stores that had two checkpoints to choose from.
+    pub(crate) in_doubt: u64,
     /// Stores so damaged that they were refused.
     pub(crate) refused: u64,
     pub(crate) checkpoints: u64,
@@ -57,6 +59,7 @@ impl Seen {
         self.power_failures += other.power_failures;
         self.crashes_that_lost += other.crashes_that_lost;
         self.unacknowledged += other.unacknowledged;
+        self.in_doubt += other.in_doubt;
         self.refused += other.refused;
         self.checkpoints += other.checkpoints;
         self.evictions += other.evictions;
@@ -76,6 +79,7 @@ impl Seen {
             ("crash lost anything", self.crashes_that_lost),
             ("power failure came in a change", self.power_failures),
             ("checkpoint was found that had not been acknowledged", self.unacknowledged),
+            ("store was in doubt between two checkpoints", self.in_doubt),
             ("store was refused for its damage", self.refused),
             ("row was evicted", self.evictions),
             ("row was read from the device", self.cold_reads),
@@ -106,8 +110,13 @@ impl std::fmt::Display for Seen {
         writeln!(
             f,
             "{} crashes, {} of them in a change, {} lost something; {} stores stood at an unacknowledged \
-             checkpoint, {} were refused",
-            self.crashes, self.power_failures, self.crashes_that_lost, self.unacknowledged, self.refused,
+             checkpoint, {} were in doubt, {} were refused",
+            self.crashes,
+            self.power_failures,
+            self.crashes_that_lost,
+            self.unacknowledged,
+            self.in_doubt,
+            self.refused,
         )?;
         writeln!(f, "{:<16} {:>14} {:>22}", "fault", "schedules hit", "outcome changed")?;
         for fault in Fault::ALL {
