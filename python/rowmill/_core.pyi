@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
@@ -29,6 +29,13 @@ def interact_backward(
     dense_gradient: _Floats,
     pooled_gradient: _Floats,
     shape: tuple[int, int, int],
+    threads: int,
+) -> None: ...
+def split_sgd(
+    upper: NDArray[np.int16],
+    lower: NDArray[np.int16],
+    gradient: NDArray[np.int16],
+    lr: float,
     threads: int,
 ) -> None: ...
 def check_graph(indptr: _Ids, indices: NDArray[Any]) -> None: ...
@@ -102,6 +109,19 @@ def recover_backward(
     stride: int,
     wire: _Floats,
 ) -> None: ...
+def weights_backward(
+    wire: _Floats,
+    gradients: _Floats,
+    counts: _Numbers,
+    dims: Sequence[int],
+    combined: _Numbers,
+    offsets: _Ids,
+    weights: _Floats | None,
+    features: Sequence[tuple[int, int, bool]],
+    bags: int,
+    stride: int,
+    factors: _Floats,
+) -> None: ...
 
 @final
 class Store:
@@ -116,6 +136,7 @@ class Store:
         wait_deadline_s: float,
         create: bool,
         read_only: bool,
+        at: int | None,
         history: int,
         feed_bytes: int | None,
         feed_interval_s: float,
@@ -157,6 +178,17 @@ class Store:
         out: _Floats,
         row_stride: int,
         ticket: Ticket | None,
+        training: bool,
+    ) -> Lookup | None: ...
+    def lookup_rows(
+        self,
+        tables: Sequence[Table],
+        ids: _Ids,
+        counts: Sequence[int],
+        times: _Numbers,
+        out: _Floats,
+        ticket: Ticket | None,
+        training: bool,
     ) -> Lookup | None: ...
     def apply(
         self,
@@ -174,6 +206,8 @@ class Store:
     ) -> bool: ...
     def lookahead_pending(self) -> int: ...
     def checkpoint(self, attachments: Sequence[tuple[str, bytes]]) -> dict[str, Any]: ...
+    def prepare(self, attachments: Sequence[tuple[str, bytes]]) -> dict[str, Any]: ...
+    def commit(self) -> dict[str, Any]: ...
     def push(self, url: str, keep: int) -> dict[str, Any]: ...
     def changes(self, since: int) -> Changes: ...
     def publish(self) -> int: ...
@@ -197,6 +231,8 @@ class Table:
     def staleness_bound(self) -> int | None: ...
     @property
     def group(self) -> int: ...
+    @property
+    def category(self) -> int: ...
     @property
     def optimizer(self) -> dict[str, Any]: ...
     @property
@@ -241,7 +277,7 @@ class Lookup: ...
 @final
 class Changes:
     @staticmethod
-    def open(path: str, since: int) -> Changes: ...
+    def open(path: str, since: int, at: int | None = None) -> Changes: ...
     @property
     def since(self) -> int: ...
     @property
@@ -249,6 +285,10 @@ class Changes:
     def tables(self) -> list[dict[str, Any]]: ...
     def rows(self, batch: int) -> ChangedRows: ...
     def replay(self, store: Store) -> tuple[int, int]: ...
+    def replay_share(
+        self, store: Store, rank: int, ranks: int, counters: bool, owners: Mapping[str, int]
+    ) -> int: ...
+    def attachment(self, name: str) -> bytes | None: ...
 
 @final
 class ChangedRows:

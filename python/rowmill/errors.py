@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "BackendMissing",
     "ChangesGone",
+    "CheckpointInDoubt",
     "CheckpointMissing",
     "ExchangeFailed",
     "FeedFailed",
@@ -15,6 +16,7 @@ __all__ = [
     "FeedMissing",
     "InvalidInput",
     "MemoryTooSmall",
+    "RankLost",
     "RemoteConflict",
     "RemoteError",
     "RowmillError",
@@ -136,9 +138,17 @@ class CheckpointMissing(RowmillError, LookupError):
     """There is no such checkpoint; the message lists those that are there."""
 
 
+class CheckpointInDoubt(RowmillError):
+    """A store has a checkpoint prepared and not committed; `at` says which one holds."""
+
+
 class TooManySteps(RowmillError):
     """More training steps are open at once than the store allows."""
 
 
 class ExchangeFailed(RowmillError):
     """A rank could not do its part of an exchange; every rank raises what it said."""
+
+
+class RankLost(RowmillError):
+    """Another rank of a distributed run ended; the message names it, its step, and what it said last, if anything."""

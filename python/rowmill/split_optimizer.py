@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor, nn
 
+from rowmill import _core
 from rowmill.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -116,6 +117,19 @@ class SplitSGD(_SplitOptimizer):
         self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], *, lr: float
     ) -> None:
         super().__init__(params, {"lr": _rate(lr)})
+
+    def _step(self, weight: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
+        if weight.device.type != "cpu" or gradient.is_sparse:
+            super()._step(weight, gradient, group)
+            return
+        # One pass over 10 bytes of each weight; the definition, in plain torch, takes several over more.
+        _core.split_sgd(
+            _halves(weight).numpy(),
+            self.state[weight]["lower"].view(-1).numpy(),
+            gradient.reshape(-1).contiguous().view(torch.int16).numpy(),
+            group["lr"],
+            torch.get_num_threads(),
+        )
 
     def _update(
         self, whole: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]

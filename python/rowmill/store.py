@@ -35,6 +35,7 @@ def open(
     memory: int | str = "2GiB",
     row_memory: int | str | None = None,
     read_only: bool = False,
+    at: int | None = None,
     create: bool = True,
     threads: int | None = None,
     seed: int = 0,
@@ -52,6 +53,8 @@ def open(
         memory: Bytes for everything the store keeps in memory, as a number or a size ("2GiB").
         row_memory: Expert: bytes for rows and the log's write buffers alone, within `memory`.
         read_only: Read the last checkpoint; another process may have the store open for writing.
+        at: Number of the checkpoint to open at, for a store that may have one prepared and not committed (see
+            `Store.prepare`); 0 is none. A store opened for writing keeps that one and lets the other go.
         create: Make the store if there is none.
         threads: Threads that share a large batch; None: as many as the machine has cores.
         seed: Seed of the initializers, fixed when the store is made.
@@ -87,6 +90,7 @@ def open(
         wait_deadline_s=wait_deadline_s,
         create=create and not read_only,
         read_only=read_only,
+        at=None if at is None else check_int(at, "at", 0, 2**63 - 1),
         history=parse_size(history, name="history"),
         feed_bytes=None if feed is None else parse_size(feed, name="feed"),
         feed_interval_s=feed_interval_s,
@@ -266,6 +270,20 @@ class Store:
         """
         self.steps.flush_all()
         return self.core.checkpoint(list((attachments or {}).items()))
+
+    def prepare(self, *, attachments: Mapping[str, bytes] | None = None) -> dict[str, Any]:
+        """As `checkpoint`, but the last checkpoint stays what it is until `commit`, and both are durable.
+
+        For stores that are parts of one larger checkpoint: all prepare, somebody writes down the numbers of all, and
+        all commit. A crash in between leaves both, and the store opens at the one that `rowmill.open(..., at=number)`
+        names. `rowmill.distributed.Checkpoint` does this for the stores of many ranks.
+        """
+        self.steps.flush_all()
+        return self.core.prepare(list((attachments or {}).items()))
+
+    def commit(self) -> dict[str, Any]:
+        """Make the prepared checkpoint the last one."""
+        return self.core.commit()
 
     def push(self, url: str, *, keep: int = 3) -> dict[str, Any]:
         """Copy the last checkpoint to an object store, while work goes on.

@@ -223,3 +223,30 @@ def test_stats_count_and_metrics_name_the_tables(store: rowmill.Store) -> None:
     assert (stats["calls"], stats["lookups"], stats["rows_looked_up"]) == (1, 3, 2)
     assert stats["tables"]["clicks"]["rows"] == 2
     assert 'rowmill_table_rows{table="clicks"} 2' in store.metrics()
+
+
+def test_a_prepared_checkpoint_holds_when_it_is_chosen(tmp_path: Path) -> None:
+    for chosen, weight in [(1, 1.0), (2, 2.0)]:
+        folder = tmp_path / str(chosen)
+        with rowmill.open(folder, memory="16MiB", at=0) as store:
+            table = store.table("t", dim=2, optimizer=rowmill.optim.SGD(lr=0.5))
+            table.put([7], [[1.0, 1.0]])
+            assert store.prepare()["epoch"] == 1
+            assert store.commit()["epoch"] == 1
+            table.put([7], [[2.0, 2.0]])
+            assert store.prepare(attachments={"step": b"2"})["epoch"] == 2
+            with pytest.raises(rowmill.errors.CheckpointInDoubt, match=r"say which of them holds"):
+                store.checkpoint()
+        with pytest.raises(
+            rowmill.errors.CheckpointInDoubt, match=r"checkpoint 2 prepared .* its last one, 1"
+        ):
+            rowmill.open(folder)
+        with pytest.raises(
+            rowmill.errors.CheckpointMissing, match=r"has checkpoint 1 and, prepared, 2, not 3"
+        ):
+            rowmill.open(folder, at=3)
+        with pytest.raises(rowmill.errors.InvalidInput, match="at must be"):
+            rowmill.open(folder, at=-1)
+        with rowmill.open(folder, at=chosen) as store:
+            assert store.open_table("t").get([7]).tolist() == [[weight, weight]]
+            assert store.attachment_names() == (["step"] if chosen == 2 else [])

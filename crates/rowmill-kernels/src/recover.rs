@@ -38,20 +38,27 @@ impl<'a> Recovery<'a> {
     /// Where each row begins; panics if anything reaches beyond `wire` or `out`, by their numbers of floats.
     fn starts(&self, wire: usize, out: usize) -> Vec<usize> {
         assert_eq!(wire, self.message.floats(), "a value for every row of the message");
-        assert_eq!(out, self.bags * self.stride, "a line for every bag");
-        assert_eq!(self.offsets.len(), self.features.len() * self.bags + 1, "an end for every bag");
+        // Sizes come from callers: a product that wraps around would let `recover` write anywhere.
+        assert_eq!(Some(out), self.bags.checked_mul(self.stride), "a line for every bag");
+        let ends = self.features.len().checked_mul(self.bags).and_then(|bags| bags.checked_add(1));
+        assert_eq!(Some(self.offsets.len()), ends, "an end for every bag");
         assert!(self.offsets.is_sorted(), "offsets must not decrease");
         assert_eq!(
             (self.offsets[0], self.offsets[self.offsets.len() - 1]),
             (0, self.combined.len() as i64),
             "offsets run from 0 to the number of lookups"
         );
+        let weights = self.weights.map_or(self.combined.len(), <[f32]>::len);
+        assert_eq!(weights, self.combined.len(), "a factor for every lookup");
         let starts = self.message.starts();
         for (number, feature) in self.features.iter().enumerate() {
-            assert!(feature.column + feature.dim <= self.stride, "a column for every float");
+            let columns = feature.column.checked_add(feature.dim);
+            assert!(columns.is_some_and(|end| end <= self.stride), "a column for every float");
             let (begin, end) =
                 (self.offsets[number * self.bags] as usize, self.offsets[(number + 1) * self.bags] as usize);
-            let inside = |&row: &u32| row == SKIP || starts[row as usize] + feature.dim <= wire;
+            let fits =
+                |row: u32| wire.checked_sub(starts[row as usize]).is_some_and(|left| feature.dim <= left);
+            let inside = |&row: &u32| row == SKIP || fits(row);
             assert!(self.combined[begin..end].iter().all(inside), "a row for every lookup");
         }
         starts
@@ -115,6 +122,31 @@ pub fn recover_backward(recovery: &Recovery<'_>, gradients: &[f32], wire: &mut [
                 for (sum, &value) in sums.iter_mut().zip(gradient) {
                     *sum += factor * value;
                 }
+            }
+        }
+    }
+}
+
+/// The gradient of every lookup's factor: what its row and the gradient of its bag come to, multiplied and added up in
+/// order. That of a lookup without a row is 0.
+///
+/// # Panics
+/// As [`recover`]; if bags become means, which have no factors.
+pub fn weights_backward(recovery: &Recovery<'_>, wire: &[f32], gradients: &[f32], factors: &mut [f32]) {
+    let starts = recovery.starts(wire.len(), gradients.len());
+    assert_eq!(factors.len(), recovery.combined.len(), "a factor for every lookup");
+    for (feature, lookups) in recovery.features() {
+        assert_eq!(feature.pooling, Pooling::Sum, "means have no factors");
+        for bag in 0..recovery.bags {
+            let gradient = &gradients[bag * recovery.stride + feature.column..][..feature.dim];
+            let ends = lookups.offsets[bag] as usize..lookups.offsets[bag + 1] as usize;
+            for (factor, &row) in factors[ends.clone()].iter_mut().zip(&lookups.inverse[ends]) {
+                *factor = if row == SKIP {
+                    0.0
+                } else {
+                    let row = &wire[starts[row as usize]..][..feature.dim];
+                    row.iter().zip(gradient).map(|(weight, gradient)| weight * gradient).sum()
+                };
             }
         }
     }

@@ -3,6 +3,7 @@
 //! Architectures", Split-SGD-BF16). Together they are the float, bit for bit.
 
 use crate::arch::{Bits, InstructionSet, Kernel, Vector};
+use crate::bf16;
 
 /// Split `values` into their upper and their lower halves.
 ///
@@ -38,6 +39,24 @@ pub fn join_with(set: InstructionSet, upper: &[u16], lower: &[u16], out: &mut [f
     assert!(out.len() == upper.len() && out.len() == lower.len(), "two halves per float");
     // SAFETY: the kernel asks for slices of one length.
     unsafe { set.run(Join { upper, lower, out }) }
+}
+
+/// `w -= lr * g` on split floats, fused as in `torch.optim.SGD`; gradients are bfloat16.
+///
+/// # Panics
+/// If there is not one gradient and one of either half per float.
+pub fn split_sgd(upper: &mut [u16], lower: &mut [u16], gradient: &[u16], lr: f32) {
+    split_sgd_with(InstructionSet::best(), upper, lower, gradient, lr);
+}
+
+/// [`split_sgd`] with a chosen instruction set.
+///
+/// # Panics
+/// As for [`split_sgd`].
+pub fn split_sgd_with(set: InstructionSet, upper: &mut [u16], lower: &mut [u16], gradient: &[u16], lr: f32) {
+    assert!(upper.len() == lower.len() && upper.len() == gradient.len(), "two halves and a gradient each");
+    // SAFETY: the kernel asks for slices of one length.
+    unsafe { set.run(Sgd { upper, lower, gradient, lr }) }
 }
 
 /// Reads `count <= LANES` floats.
@@ -146,5 +165,35 @@ impl Kernel for Join<'_> {
         let (upper, lower) = (self.upper.as_ptr(), self.lower.as_ptr());
         // SAFETY: the caller's; there are as many halves of either kind as floats.
         unsafe { join_raw::<V>(upper, lower, self.out.as_mut_ptr(), self.out.len()) };
+    }
+}
+
+struct Sgd<'a> {
+    upper: &'a mut [u16],
+    lower: &'a mut [u16],
+    gradient: &'a [u16],
+    lr: f32,
+}
+
+impl Kernel for Sgd<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let (upper, lower) = (self.upper.as_mut_ptr(), self.lower.as_mut_ptr());
+        let (gradient, count) = (self.gradient.as_ptr(), self.gradient.len());
+        // SAFETY: the caller's; there is one of everything per float, and at most as many are taken as are left.
+        unsafe {
+            let rate = V::splat(-self.lr);
+            let mut at = 0;
+            // No closure: one that is not inlined would lack the instructions of this set.
+            while at < count {
+                let step = V::LANES.min(count - at);
+                let g = bf16::load_up_to::<V>(gradient.add(at), step);
+                let w = load_up_to::<V>(upper.add(at), lower.add(at), step);
+                store_up_to(rate.mul_add(g, w), upper.add(at), lower.add(at), step);
+                at += step;
+            }
+        }
     }
 }

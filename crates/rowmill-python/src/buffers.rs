@@ -53,6 +53,22 @@ impl<T: Element> Buffer<T> {
     }
 }
 
+impl Buffer<i16> {
+    /// Halves of floats: the 16 bits of each, as they are.
+    pub(crate) fn halves(&self) -> &[u16] {
+        let halves = self.slice();
+        // SAFETY: i16 and u16 have one size and alignment, and every bit pattern is valid.
+        unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), halves.len()) }
+    }
+
+    /// The same to write.
+    pub(crate) fn halves_mut(&mut self) -> &mut [u16] {
+        let halves = self.slice_mut();
+        // SAFETY: as in `halves`.
+        unsafe { std::slice::from_raw_parts_mut(halves.as_mut_ptr().cast(), halves.len()) }
+    }
+}
+
 impl Buffer<i32> {
     /// Counts and positions without a sign: -1 is the largest.
     pub(crate) fn numbers(&self) -> &[u32] {
@@ -105,6 +121,16 @@ impl Buffer<f32> {
 /// An int64 array of ids.
 pub(crate) fn ids(argument: &Bound<'_, PyAny>) -> PyResult<Buffer<i64>> {
     Buffer::read(argument, "ids", "int64")
+}
+
+/// An int16 array of halves of floats.
+pub(crate) fn halves(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<i16>> {
+    Buffer::read(argument, name, "int16")
+}
+
+/// An int16 array of them to be written.
+pub(crate) fn halves_mut(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<i16>> {
+    Buffer::write(argument, name, "int16")
 }
 
 /// An int32 array of numbers without a sign.

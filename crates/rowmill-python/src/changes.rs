@@ -1,15 +1,16 @@
 //! What changed between two checkpoints.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyDict};
-use rowmill_store::{DirectoryVolume, IdRange, IoChoice, StoreError, Volume};
+use pyo3::types::{PyByteArray, PyBytes, PyDict};
+use rowmill_store::{DirectoryVolume, IdRange, IoChoice, Share, StoreError, Volume};
 
 use crate::buffers::{float_bytes, id_bytes};
-use crate::errors::raised;
+use crate::errors::{invalid, raised};
 use crate::spec::{initializer_dict, optimizer_dict};
 use crate::store::Store;
 
@@ -41,14 +42,15 @@ type PyBatch<'py> = (String, Bytes<'py>, Bytes<'py>, usize, usize, Bytes<'py>);
 #[pymethods]
 impl Changes {
     #[staticmethod]
-    fn open(py: Python<'_>, path: PathBuf, since: u64) -> PyResult<Self> {
+    #[pyo3(signature = (path, since, at=None))]
+    fn open(py: Python<'_>, path: PathBuf, since: u64, at: Option<u64>) -> PyResult<Self> {
         let opened = py.detach(|| {
             if !path.is_dir() {
                 return Err(StoreError::Missing { location: path.display().to_string() });
             }
             let volume: Arc<dyn Volume> =
                 Arc::new(DirectoryVolume::open(&path, IoChoice::Auto).map_err(StoreError::from)?);
-            rowmill_store::Changes::open(&volume, since)
+            rowmill_store::Changes::open_at(&volume, since, at)
         });
         opened.map(|changes| Self(Arc::new(changes))).map_err(|error| raised(py, &error))
     }
@@ -97,6 +99,40 @@ impl Changes {
         let target = &store.get().0;
         let replayed = py.detach(|| self.0.replay(target)).map_err(|error| raised(py, &error))?;
         Ok((replayed.written, replayed.deleted))
+    }
+
+    /// Rows taken; `owners` has what the owners of the rows of every table go by.
+    fn replay_share(
+        &self,
+        py: Python<'_>,
+        store: &Bound<'_, Store>,
+        rank: u32,
+        ranks: u32,
+        counters: bool,
+        owners: HashMap<String, u64>,
+    ) -> PyResult<u64> {
+        let (target, share) = (&store.get().0, Share { rank, ranks, counters });
+        let missing =
+            self.0.tables().into_iter().map(|table| table.name).find(|name| !owners.contains_key(name));
+        if let Some(name) = missing {
+            return Err(invalid(py, format!("owners must have every table, got none of {name:?}")));
+        }
+        if rank >= ranks || self.0.since() > 0 {
+            return Err(invalid(
+                py,
+                format!(
+                    "a share is of all rows and for one of the ranks, got since={} and rank {rank} of {ranks}",
+                    self.0.since()
+                ),
+            ));
+        }
+        py.detach(|| self.0.replay_share(target, share, &|name| owners[name]))
+            .map_err(|error| raised(py, &error))
+    }
+
+    fn attachment<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let bytes = py.detach(|| self.0.attachment(name)).map_err(|error| raised(py, &error))?;
+        Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
     }
 }
 

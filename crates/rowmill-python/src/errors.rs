@@ -47,7 +47,8 @@ pub(crate) fn remote_raised(py: Python<'_>, error: &RemoteError) -> PyErr {
 
 fn class_of(error: &StoreError) -> &'static str {
     match error {
-        StoreError::NoCheckpoint { .. } => "CheckpointMissing",
+        StoreError::NoCheckpoint { .. } | StoreError::NotAt { .. } => "CheckpointMissing",
+        StoreError::InDoubt { .. } => "CheckpointInDoubt",
         StoreError::Missing { .. }
         | StoreError::Restoring { .. }
         | StoreError::Device(DeviceError::Missing { .. }) => "StoreMissing",

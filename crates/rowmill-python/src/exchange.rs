@@ -166,12 +166,10 @@ pub(crate) fn pack(
     wire: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let (rows, mut wire) = (floats(rows, "rows")?, floats_mut(wire, "wire")?);
-    let (unique_counts, inverse) = (numbers(unique_counts, "unique_counts")?, numbers(inverse, "inverse")?);
-    let counts = numbers(counts, "counts")?;
-    let (rows, unique_counts, inverse) = (rows.values(), unique_counts.numbers(), inverse.numbers());
-    let message = Message { counts: counts.numbers(), dims: &dims };
-    let wire = wire.values_mut();
-    check_message(py, message, unique_counts, inverse, rows.len(), wire.len())?;
+    let owned = Owned::read(unique_counts, inverse, counts, dims)?;
+    let (rows, wire) = (rows.values(), wire.values_mut());
+    owned.check(py, rows.len(), wire.len())?;
+    let (message, unique_counts, inverse) = owned.parts();
     py.detach(|| rowmill_kernels::pack(message, rows, unique_counts, inverse, wire));
     Ok(())
 }
@@ -189,14 +187,48 @@ pub(crate) fn unpack_add(
     rows: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let (wire, mut rows) = (floats(wire, "wire")?, floats_mut(rows, "rows")?);
-    let (unique_counts, inverse) = (numbers(unique_counts, "unique_counts")?, numbers(inverse, "inverse")?);
-    let counts = numbers(counts, "counts")?;
-    let (wire, unique_counts, inverse) = (wire.values(), unique_counts.numbers(), inverse.numbers());
-    let message = Message { counts: counts.numbers(), dims: &dims };
-    let rows = rows.values_mut();
-    check_message(py, message, unique_counts, inverse, rows.len(), wire.len())?;
+    let owned = Owned::read(unique_counts, inverse, counts, dims)?;
+    let (wire, rows) = (wire.values(), rows.values_mut());
+    owned.check(py, rows.len(), wire.len())?;
+    let (message, unique_counts, inverse) = owned.parts();
     py.detach(|| rowmill_kernels::unpack_add(message, wire, unique_counts, inverse, rows));
     Ok(())
+}
+
+/// What an owner was asked for and its distinct rows, borrowed for one call.
+struct Owned {
+    unique_counts: Buffer<i32>,
+    inverse: Buffer<i32>,
+    counts: Buffer<i32>,
+    dims: Vec<u32>,
+}
+
+impl Owned {
+    fn read(
+        unique_counts: &Bound<'_, PyAny>,
+        inverse: &Bound<'_, PyAny>,
+        counts: &Bound<'_, PyAny>,
+        dims: Vec<u32>,
+    ) -> PyResult<Self> {
+        let (unique_counts, inverse) =
+            (numbers(unique_counts, "unique_counts")?, numbers(inverse, "inverse")?);
+        Ok(Self { unique_counts, inverse, counts: numbers(counts, "counts")?, dims })
+    }
+
+    /// The message, how many distinct rows a category has, and which of them each row of the message is.
+    fn parts(&self) -> (Message<'_>, &[u32], &[u32]) {
+        let message = Message { counts: self.counts.numbers(), dims: &self.dims };
+        (message, self.unique_counts.numbers(), self.inverse.numbers())
+    }
+
+    /// Refuse `rows` or `wire` of other numbers of floats.
+    fn check(&self, py: Python<'_>, rows: usize, wire: usize) -> PyResult<()> {
+        let (message, unique_counts, inverse) = self.parts();
+        check(py, "unique_counts", unique_counts.len(), message.dims.len())?;
+        check(py, "inverse", inverse.len(), message.rows())?;
+        check(py, "wire", wire, message.floats())?;
+        check(py, "rows", rows, Message { counts: unique_counts, dims: message.dims }.floats())
+    }
 }
 
 /// Bags pooled from the rows of a message. A feature is its dim, its column, and whether its bags become means.
@@ -242,6 +274,34 @@ pub(crate) fn recover_backward(
     let bags = Bags::read(counts, dims, combined, offsets, weights, features, bags, stride)?;
     let (gradients, wire) = (gradients.values(), wire.values_mut());
     py.detach(|| rowmill_kernels::recover_backward(&bags.recovery(), gradients, wire));
+    Ok(())
+}
+
+/// The gradients of the factors of lookups, given those of the pooled vectors.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one argument per array")]
+pub(crate) fn weights_backward(
+    py: Python<'_>,
+    wire: &Bound<'_, PyAny>,
+    gradients: &Bound<'_, PyAny>,
+    counts: &Bound<'_, PyAny>,
+    dims: Vec<u32>,
+    combined: &Bound<'_, PyAny>,
+    offsets: &Bound<'_, PyAny>,
+    weights: Option<&Bound<'_, PyAny>>,
+    features: Vec<(usize, usize, bool)>,
+    bags: usize,
+    stride: usize,
+    factors: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let (wire, gradients) = (floats(wire, "wire")?, floats(gradients, "gradients")?);
+    let mut factors = floats_mut(factors, "factors")?;
+    if features.iter().any(|&(_, _, mean)| mean) {
+        return Err(invalid(py, "factors are defined for sums only, got a feature whose bags become means"));
+    }
+    let bags = Bags::read(counts, dims, combined, offsets, weights, features, bags, stride)?;
+    let (wire, gradients, factors) = (wire.values(), gradients.values(), factors.values_mut());
+    py.detach(|| rowmill_kernels::weights_backward(&bags.recovery(), wire, gradients, factors));
     Ok(())
 }
 
@@ -304,20 +364,6 @@ fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
 
 fn total(counts: &[u32]) -> usize {
     counts.iter().map(|&count| count as usize).sum()
-}
-
-fn check_message(
-    py: Python<'_>,
-    message: Message<'_>,
-    unique_counts: &[u32],
-    inverse: &[u32],
-    rows: usize,
-    wire: usize,
-) -> PyResult<()> {
-    check(py, "unique_counts", unique_counts.len(), message.dims.len())?;
-    check(py, "inverse", inverse.len(), message.rows())?;
-    check(py, "wire", wire, message.floats())?;
-    check(py, "rows", rows, Message { counts: unique_counts, dims: message.dims }.floats())
 }
 
 fn check(py: Python<'_>, name: &str, got: usize, expected: usize) -> PyResult<()> {

@@ -18,6 +18,7 @@ mod ragged;
 mod remote;
 mod scan;
 mod spec;
+mod split;
 mod stats;
 mod store;
 mod table;
@@ -35,6 +36,7 @@ mod _core {
     #[pymodule_export]
     use crate::exchange::{
         combine, owner_unique, pack, rank_sort, recover, recover_backward, segment_unique, unpack_add,
+        weights_backward,
     };
     #[pymodule_export]
     use crate::feed::FeedReader;
@@ -52,6 +54,8 @@ mod _core {
     use crate::scan::Scan;
     #[pymodule_export]
     use crate::spec::row_stride;
+    #[pymodule_export]
+    use crate::split::split_sgd;
     #[pymodule_export]
     use crate::store::{Lookup, Store};
     #[pymodule_export]

@@ -7,9 +7,9 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes, PyDict};
-use rowmill_store::{FeedOptions, IdBag, IoChoice, Pooling, StoreOptions};
+use rowmill_store::{AskedRows, FeedOptions, IdBag, IoChoice, Pooling, StoreOptions};
 
-use crate::buffers::{Buffer, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer};
+use crate::buffers::{Buffer, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer, numbers};
 use crate::changes::Changes;
 use crate::errors::{invalid, raised};
 use crate::ragged::Ragged;
@@ -32,7 +32,7 @@ type Rows<'py> = (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>);
 #[pymethods]
 impl Store {
     #[staticmethod]
-    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, history, feed_bytes, feed_interval_s, feed_waiting, io))]
+    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, at, history, feed_bytes, feed_interval_s, feed_waiting, io))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
     fn open(
         py: Python<'_>,
@@ -44,6 +44,7 @@ impl Store {
         wait_deadline_s: f64,
         create: bool,
         read_only: bool,
+        at: Option<u64>,
         history: u64,
         feed_bytes: Option<u64>,
         feed_interval_s: f64,
@@ -75,6 +76,7 @@ impl Store {
             wait_deadline,
             create,
             read_only,
+            at,
             history,
             feed: feed_bytes.map(|bytes| FeedOptions { bytes, interval, waiting: feed_waiting }),
             io,
@@ -147,6 +149,7 @@ impl Store {
         out: &Bound<'_, PyAny>,
         row_stride: usize,
         ticket: Option<&Bound<'_, Ticket>>,
+        training: bool,
     ) -> PyResult<Option<Lookup>> {
         let lengths = [features.len(), paddings.len(), means.len()];
         if lengths.iter().any(|&length| length != tables.len()) {
@@ -180,9 +183,63 @@ impl Store {
             })
             .collect();
         let out = out.values_mut();
-        py.detach(|| match ticket.as_deref() {
-            Some(ticket) => self.0.lookup(&bags, out, row_stride, Some(ticket)).map(Lookup).map(Some),
-            None => self.0.evaluate(&bags, out, row_stride).map(|()| None),
+        py.detach(|| {
+            let ticket = ticket.as_deref();
+            if training {
+                self.0.lookup(&bags, out, row_stride, ticket).map(Lookup).map(Some)
+            } else {
+                self.0.evaluate(&bags, out, row_stride, ticket).map(|()| None)
+            }
+        })
+        .map_err(|error| raised(py, &error))
+    }
+
+    /// Rows of many tables, whose ids stand one table after the other, `counts` of each.
+    #[allow(clippy::too_many_arguments, reason = "one argument per array")]
+    fn lookup_rows(
+        &self,
+        py: Python<'_>,
+        tables: Vec<Bound<'_, Table>>,
+        ids: &Bound<'_, PyAny>,
+        counts: Vec<usize>,
+        times: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        ticket: Option<&Bound<'_, Ticket>>,
+        training: bool,
+    ) -> PyResult<Option<Lookup>> {
+        let (ids, times, mut out) = (id_buffer(ids)?, numbers(times, "times")?, floats_mut(out, "out")?);
+        let (mut ids, mut times) = (ids.ids(), times.numbers());
+        let total = counts.iter().fold(0_usize, |sum, &count| sum.saturating_add(count));
+        if [tables.len(), ids.len(), times.len()] != [counts.len(), total, total] {
+            return Err(invalid(
+                py,
+                format!(
+                    "{} tables need as many counts of ids and times, got {} counts of {total}, {} ids and {} times",
+                    tables.len(),
+                    counts.len(),
+                    ids.len(),
+                    times.len()
+                ),
+            ));
+        }
+        let asked: Vec<AskedRows<'_>> = tables
+            .iter()
+            .zip(counts)
+            .map(|(table, count)| {
+                let (of_table, of_ids);
+                (of_table, ids) = ids.split_at(count);
+                (of_ids, times) = times.split_at(count);
+                AskedRows { table: &table.get().0, ids: of_table, times: of_ids }
+            })
+            .collect();
+        let (ticket, out) = (Ticket::of(py, ticket)?, out.values_mut());
+        py.detach(|| {
+            let ticket = ticket.as_deref();
+            if training {
+                self.0.lookup_rows(&asked, out, ticket).map(Lookup).map(Some)
+            } else {
+                self.0.evaluate_rows(&asked, out, ticket).map(|()| None)
+            }
         })
         .map_err(|error| raised(py, &error))
     }
@@ -246,9 +303,23 @@ impl Store {
         py: Python<'py>,
         attachments: Vec<(String, PyBackedBytes)>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let borrowed: Vec<(&str, &[u8])> =
-            attachments.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect();
-        let info = py.detach(|| self.0.checkpoint(&borrowed)).map_err(|error| raised(py, &error))?;
+        let info =
+            py.detach(|| self.0.checkpoint(&borrowed(&attachments))).map_err(|error| raised(py, &error))?;
+        checkpoint_dict(py, &info)
+    }
+
+    fn prepare<'py>(
+        &self,
+        py: Python<'py>,
+        attachments: Vec<(String, PyBackedBytes)>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let info =
+            py.detach(|| self.0.prepare(&borrowed(&attachments))).map_err(|error| raised(py, &error))?;
+        checkpoint_dict(py, &info)
+    }
+
+    fn commit<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let info = py.detach(|| self.0.commit()).map_err(|error| raised(py, &error))?;
         checkpoint_dict(py, &info)
     }
 
@@ -290,4 +361,8 @@ impl Store {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.0.close());
     }
+}
+
+fn borrowed(attachments: &[(String, PyBackedBytes)]) -> Vec<(&str, &[u8])> {
+    attachments.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect()
 }

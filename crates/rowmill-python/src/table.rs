@@ -66,6 +66,11 @@ impl Table {
     }
 
     #[getter]
+    fn category(&self) -> u32 {
+        self.0.category()
+    }
+
+    #[getter]
     fn optimizer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         optimizer_dict(py, &self.0.spec().optimizer)
     }

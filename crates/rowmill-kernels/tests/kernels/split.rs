@@ -3,7 +3,8 @@
 
 use proptest::prelude::*;
 use rowmill_kernels::{
-    InstructionSet, LookupOrder, RowPtr, RowUpdater, Update, gather_with, join_with, pool_with, split_with,
+    InstructionSet, LookupOrder, RowPtr, RowUpdater, Update, gather_with, join_with, pool_with,
+    split_sgd_with, split_with,
 };
 use rowmill_rows::{Dtype, OptimizerSpec};
 
@@ -45,6 +46,28 @@ fn halves_are_those_of_the_bits() {
             let mut out = vec![0.0; count];
             join_with(set, &upper, &lower, &mut out);
             assert_eq!(bits(&out), words, "{set}");
+        }
+    }
+}
+
+#[test]
+fn an_update_leaves_the_bits_of_whole_floats() {
+    let mut random = Random::new(5);
+    for count in [0, 1, 7, 8, 15, 16, 17, 100] {
+        let weights = random.floats(count);
+        // Gradients are bfloat16: floats with nothing below.
+        let gradient: Vec<u16> = random.floats(count).iter().map(|g| (g.to_bits() >> 16) as u16).collect();
+        let expected: Vec<u32> = weights
+            .iter()
+            .zip(&gradient)
+            .map(|(w, &g)| (-0.3_f32).mul_add(f32::from_bits(u32::from(g) << 16), *w).to_bits())
+            .collect();
+        for set in InstructionSet::available() {
+            let (mut upper, mut lower, mut out) = (vec![0; count], vec![0; count], vec![0.0; count]);
+            split_with(set, &weights, &mut upper, &mut lower);
+            split_sgd_with(set, &mut upper, &mut lower, &gradient, 0.3);
+            join_with(set, &upper, &lower, &mut out);
+            assert_eq!(bits(&out), expected, "{set}");
         }
     }
 }

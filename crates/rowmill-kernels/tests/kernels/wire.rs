@@ -177,3 +177,48 @@ fn a_row_that_reaches_beyond_the_message_is_refused() {
     };
     recover(&recovery, &[0.0; 6], &mut [0.0; 4]);
 }
+
+#[test]
+#[should_panic(expected = "a column for every float")]
+fn a_column_past_the_largest_number_is_refused() {
+    let recovery = Recovery {
+        message: Message { counts: &[1], dims: &[4] },
+        combined: &[0],
+        offsets: &[0, 1],
+        weights: None,
+        features: &[RecoveredFeature { dim: 4, column: usize::MAX - 3, pooling: Pooling::Sum }],
+        bags: 1,
+        stride: 4,
+    };
+    recover(&recovery, &[0.0; 4], &mut [0.0; 4]);
+}
+
+#[test]
+#[should_panic(expected = "a line for every bag")]
+fn lines_past_the_largest_number_are_refused() {
+    let recovery = Recovery {
+        message: Message { counts: &[1], dims: &[4] },
+        combined: &[],
+        offsets: &[0],
+        weights: None,
+        features: &[],
+        bags: 1 << 62,
+        stride: 8,
+    };
+    recover(&recovery, &[0.0; 4], &mut []);
+}
+
+#[test]
+#[should_panic(expected = "a factor for every lookup")]
+fn fewer_factors_than_lookups_are_refused() {
+    let recovery = Recovery {
+        message: Message { counts: &[2], dims: &[4] },
+        combined: &[0, 1],
+        offsets: &[0, 2],
+        weights: Some(&[1.0]),
+        features: &[RecoveredFeature { dim: 4, column: 0, pooling: Pooling::Sum }],
+        bags: 1,
+        stride: 4,
+    };
+    recover(&recovery, &[0.0; 8], &mut [0.0; 4]);
+}

@@ -64,31 +64,21 @@ def combine(inverse: Tensor, positions: Tensor) -> Tensor:
     return combined
 
 
-def pack(rows: Tensor, unique: Unique, message: Message) -> Tensor:
-    """As `reference.pack`."""
-    wire = torch.empty(sum(message.floats_by_rank))
-    _core.pack(
-        rows.numpy(),
-        unique.counts.numpy(),
-        unique.inverse.numpy(),
-        message.counts.numpy(),
-        message.dims,
-        wire.numpy(),
-    )
+def pack(rows: Tensor, unique: Unique, message: Message, wire: Tensor | None = None) -> Tensor:
+    """As `reference.pack`, into `wire` if it is given."""
+    if wire is None:
+        wire = torch.empty(sum(message.floats_by_rank))
+    _core.pack(rows.numpy(), *_owned(unique, message), wire.numpy())
     return wire
 
 
-def unpack_add(wire: Tensor, unique: Unique, message: Message) -> Tensor:
-    """As `reference.unpack_add`."""
-    rows = torch.zeros(sum(Message(unique.counts, message.dims).floats_by_rank))
-    _core.unpack_add(
-        wire.numpy(),
-        unique.counts.numpy(),
-        unique.inverse.numpy(),
-        message.counts.numpy(),
-        message.dims,
-        rows.numpy(),
-    )
+def unpack_add(
+    wire: Tensor, unique: Unique, message: Message, rows: Tensor | None = None
+) -> Tensor:
+    """As `reference.unpack_add`, added to `rows` if they are given."""
+    if rows is None:
+        rows = torch.zeros(sum(Message(unique.counts, message.dims).floats_by_rank))
+    _core.unpack_add(wire.numpy(), *_owned(unique, message), rows.numpy())
     return rows
 
 
@@ -96,44 +86,57 @@ def recover(wire: Tensor, bags: Bags, out: Tensor | None = None) -> Tensor:
     """As `reference.recover`; columns of no feature are left as they are in `out`."""
     if out is None:
         out = torch.zeros(bags.count, bags.width)
-    message, weights = bags.message, _weights(bags)
-    _core.recover(
-        wire.numpy(),
-        message.counts.numpy(),
-        message.dims,
-        bags.combined.numpy(),
-        bags.offsets.numpy(),
-        weights,
-        _features(bags),
-        bags.count,
-        bags.width,
-        out.numpy(),
-    )
+    _core.recover(wire.numpy(), *_bags(bags), out.numpy())
     return out
 
 
-def recover_backward(gradient: Tensor, bags: Bags) -> Tensor:
-    """As `reference.recover_backward`."""
-    message, weights = bags.message, _weights(bags)
-    wire = torch.empty(sum(message.floats_by_rank))
-    _core.recover_backward(
-        gradient.contiguous().numpy(),
-        message.counts.numpy(),
-        message.dims,
-        bags.combined.numpy(),
-        bags.offsets.numpy(),
-        weights,
-        _features(bags),
-        bags.count,
-        bags.width,
-        wire.numpy(),
-    )
+def recover_backward(gradient: Tensor, bags: Bags, wire: Tensor | None = None) -> Tensor:
+    """As `reference.recover_backward`, into `wire` if it is given."""
+    if wire is None:
+        wire = torch.empty(sum(bags.message.floats_by_rank))
+    _core.recover_backward(gradient.contiguous().numpy(), *_bags(bags), wire.numpy())
     return wire
 
 
-def _weights(bags: Bags) -> NDArray[np.float32] | None:
-    return None if bags.weights is None else bags.weights.detach().contiguous().numpy()
+def weights_backward(wire: Tensor, gradient: Tensor, bags: Bags) -> Tensor:
+    """As `reference.weights_backward`."""
+    factors = torch.empty(len(bags.combined))
+    gradient = gradient.contiguous()
+    _core.weights_backward(wire.numpy(), gradient.numpy(), *_bags(bags), factors.numpy())
+    return factors
 
 
-def _features(bags: Bags) -> list[tuple[int, int, bool]]:
-    return [(feature.dim, feature.column, feature.mean) for feature in bags.features]
+def _owned(
+    unique: Unique, message: Message
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Sequence[int]]:
+    """The distinct rows of an owner and what it was asked for, as the kernels take them."""
+    return unique.counts.numpy(), unique.inverse.numpy(), message.counts.numpy(), message.dims
+
+
+def _bags(
+    bags: Bags,
+) -> tuple[
+    NDArray[np.int32],
+    Sequence[int],
+    NDArray[np.int32],
+    NDArray[np.int64],
+    NDArray[np.float32] | None,
+    list[tuple[int, int, bool]],
+    int,
+    int,
+]:
+    """The arguments of a recovery, as the kernels take them."""
+    weights = None if bags.weights is None else bags.weights.detach().contiguous().numpy()
+    features = [(feature.dim, feature.column, feature.mean) for feature in bags.features]
+    message = bags.message
+    combined, offsets = bags.combined.numpy(), bags.offsets.numpy()
+    return (
+        message.counts.numpy(),
+        message.dims,
+        combined,
+        offsets,
+        weights,
+        features,
+        bags.count,
+        bags.width,
+    )

@@ -32,6 +32,10 @@ class Unique:
     counts: Tensor
     inverse: Tensor
 
+    def by_category(self) -> tuple[Tensor, ...]:
+        """The distinct ids of each category: views, no copies."""
+        return torch.split(self.ids, [int(count) for count in self.counts])
+
 
 @dataclass(frozen=True, eq=False)
 class Sorted:
@@ -65,7 +69,7 @@ class Message:
         """How many floats go to or come from each rank."""
         if not self.dims:
             return []
-        counts_RC = self.counts.view(-1, len(self.dims)).long()
+        counts_RC = self.counts.view(-1, len(self.dims)).long().cpu()
         return [int(floats) for floats in counts_RC @ torch.tensor(self.dims)]
 
 

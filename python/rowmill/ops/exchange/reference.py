@@ -6,6 +6,7 @@ and recovered by one combined index. Shapes as in `layout`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -111,6 +112,16 @@ def recover_backward(gradient: Tensor, bags: Bags) -> Tensor:
     if not out.requires_grad:  # No lookup, no row.
         return wire.detach()
     return torch.autograd.grad(out, wire, gradient)[0]
+
+
+def weights_backward(wire: Tensor, gradient: Tensor, bags: Bags) -> Tensor:
+    """The gradient of every lookup's factor, float32 [N]; that of padding is 0."""
+    factors_N = torch.ones(len(bags.combined), requires_grad=True)
+    with torch.enable_grad():
+        out = recover(wire, replace(bags, weights=factors_N))
+    if not out.requires_grad:  # No lookup.
+        return torch.zeros_like(factors_N)
+    return torch.autograd.grad(out, factors_N, gradient)[0]
 
 
 def _first_occurrences(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,11 +21,12 @@ from rowmill.ops.lookup import cpu
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rowmill.steps import LookupGuard
     from rowmill.tables import Table
 
     _Plan = tuple[Sequence[Table], Sequence[int], Sequence[bool], Sequence[int | None], int]
 
-__all__ = ["lookup"]
+__all__ = ["lookup", "lookup_rows"]
 
 torch.library.define(
     "rowmill::lookup",
@@ -50,8 +51,7 @@ def _lookup_operator(
     # A schema has no list of optional integers, and every integer may be an id.
     pads = [padding if has else None for has, padding in zip(padded, paddings, strict=True)]
     opened = [table_of(handle) for handle in tables]
-    opened[0].store.steps.flush()
-    return cpu.lookup(opened, ids, offsets, weights, features, means, pads, bags, None)[0]
+    return _evaluate((opened, features, means, pads, bags), ids, offsets, weights)
 
 
 @torch.library.register_fake("rowmill::lookup")  # pyright: ignore[reportUntypedFunctionDecorator]
@@ -119,8 +119,56 @@ def lookup(
             bags,
             tables[0].dim,
         )
-    tables[0].store.steps.flush()
-    return cpu.lookup(tables, ids, offsets, weights, features, means, paddings, bags, None)[0]
+    return _evaluate(plan, ids, offsets, weights)
+
+
+def _evaluate(plan: _Plan, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    """Pool rows without changing any; within a step of this thread they are read for that step."""
+    tables, features, means, paddings, bags = plan
+    steps = tables[0].store.steps
+    steps.flush()
+    arguments = (tables, ids, offsets, weights, features, means, paddings, bags)
+    return cpu.lookup(*arguments, steps.ticket, training=False)[0]
+
+
+def lookup_rows(
+    tables: Sequence[Table],
+    ids: Tensor,
+    counts: Sequence[int],
+    times: Tensor,
+    out: Tensor,
+    *,
+    training: bool,
+) -> LookupGuard | None:
+    """Copy rows of tables of one group in one call, for who keeps no graph of them: the owner of an exchange.
+
+    Args:
+        tables: T of them.
+        ids: int64 [U], those of the first table, then those of the second; distinct within a table.
+        counts: How many are of each table.
+        times: int32 [U], how often each was asked for, for statistics.
+        out: float32 [U * dim], where rows are written, in the order of the ids.
+        training: Whether this is a training get.
+
+    Returns:
+        In training, who takes the gradient of the rows, which lies as they do, in a backward pass.
+    """
+    steps = tables[0].store.steps
+    core = tables[0].store.core
+    cores = [table.core for table in tables]
+    flat = ids.numpy(), counts, times.numpy(), out.numpy()
+    if not training:
+        steps.flush()
+        core.lookup_rows(cores, *flat, steps.ticket, training=False)
+        return None
+    step = steps.join()
+    try:
+        looked_up = core.lookup_rows(cores, *flat, step.ticket, training=True)
+    except BaseException:
+        step.let_go()
+        raise
+    assert looked_up is not None
+    return step.add(looked_up, tables, tables[0].dim)
 
 
 def _record(
@@ -146,12 +194,11 @@ class _Lookup(torch.autograd.Function):
         arguments = (tables, ids, offsets, weights, features, means, paddings, bags)
         ctx.guard = None
         if anchor is None:
-            steps.flush()
-            out, _ = cpu.lookup(*arguments, None)
+            out = _evaluate(rest[2], ids, offsets, weights)
         else:
             step = steps.join()
             try:
-                out, core = cpu.lookup(*arguments, step.ticket)
+                out, core = cpu.lookup(*arguments, step.ticket, training=True)
             except BaseException:
                 step.let_go()
                 raise

@@ -25,11 +25,13 @@ def lookup(
     paddings: Sequence[int | None],
     bags: int,
     ticket: _core.Ticket | None,
+    *,
+    training: bool,
 ) -> tuple[Tensor, _core.Lookup | None]:
-    """Pool rows as `reference.lookup` defines; a ticket makes it a training get, which may insert.
+    """Pool rows as `reference.lookup` defines, for the step of a ticket; a training get may insert.
 
     Returns:
-        The pooled vectors, float32 [bags, features * dim], and with a ticket what their gradient
+        The pooled vectors, float32 [bags, features * dim], and of a training get what their gradient
         will need.
     """
     dim = tables[0].dim
@@ -46,5 +48,6 @@ def lookup(
         out.numpy(),
         len(features) * dim,
         ticket,
+        training,
     )
     return out, core

@@ -1,0 +1,201 @@
+"""The operators of an exchange by Triton, against their definition in plain torch and against those of the CPU.
+
+Kernels run in Triton's interpreter, on tensors of the CPU; where a GPU is, they are compiled and run there. What could break:
+programs at whose end no lookup is, two keys that share a slot, equal ids of different categories, a hot row whose lookups
+span programs, padding, rows of different widths in one message. Ids agree to the last bit, sums up to rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+
+from rowmill.errors import InvalidInput
+from rowmill.ops import exchange
+from rowmill.ops.exchange import Bags, Message, RecoveredFeature, Unique, reference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+pytest.importorskip("triton", reason="Triton comes with torch for Linux alone")
+
+EXTREMES = [0, -1, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, -(2**63)]
+
+CASES: dict[str, list[list[int]]] = {
+    "none": [],
+    "empty": [[], [], []],
+    "extremes": [EXTREMES, EXTREMES[::-1] * 3, [7]],
+    "equal": [[5] * 2_049, [5] * 3, []],
+    "odd": [[i * i % 97 - 40 for i in range(n)] for n in (1, 33, 0, 257, 1001)],
+    "distinct": [list(range(-700, 701)), list(range(1024))],
+    "one": [[4, 4, -4]],
+}
+
+ROWS: dict[str, list[list[int]]] = {
+    "none": [],
+    "empty": [[], [], []],
+    "extremes": [EXTREMES, EXTREMES[::-1] * 3, [7]],
+    "equal": [[5] * 53, [5] * 3, []],
+    "odd": [[i * i % 17 - 8 for i in range(n)] for n in (1, 33, 0, 5)],
+}
+"""Fewer, for in the interpreter every row takes a millisecond."""
+
+DEVICES = ["interpreter", "gpu"]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    there = torch.cuda.is_available()
+    if request.param == "gpu" and not there:
+        pytest.skip("no GPU here")
+    if request.param == "interpreter" and there:
+        pytest.skip("kernels are compiled where a GPU is")
+    return "cuda" if there else "cpu"
+
+
+@pytest.fixture
+def kernels() -> ModuleType:
+    from rowmill.ops.exchange import triton
+
+    return triton
+
+
+def arguments(
+    asked: list[list[int]], device: str
+) -> tuple[Tensor, list[int], list[int | None], list[int], list[int]]:
+    """Ids, offsets, a padding for two categories of three, the categories' numbers, and their dims."""
+    ids = torch.tensor([id_ for of in asked for id_ in of], dtype=torch.int64, device=device)
+    offsets = [0]
+    for of_category in asked:
+        offsets.append(offsets[-1] + len(of_category))
+    paddings = [(4, None, -1)[number % 3] for number in range(len(asked))]
+    dims = [(4, 1, 17)[number % 3] for number in range(len(asked))]
+    return ids, offsets, paddings, [number * 3 + 1 for number in range(len(asked))], dims
+
+
+def unique_of(unique: Unique, device: str) -> Unique:
+    return Unique(*(of.to(device) for of in (unique.ids, unique.counts, unique.inverse)))
+
+
+def assert_equal(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one.cpu(), other)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ranks", [1, 5])
+def test_ids_are_sorted_as_the_definition_says(
+    case: str, ranks: int, device: str, kernels: ModuleType
+) -> None:
+    ids, offsets, paddings, categories, _ = arguments(CASES[case], device)
+    unique = kernels.segment_unique(ids, offsets, paddings)
+    wanted = reference.segment_unique(ids.cpu(), offsets, paddings)
+    assert_equal(
+        [unique.ids, unique.counts, unique.inverse], [wanted.ids, wanted.counts, wanted.inverse]
+    )
+    sent = kernels.rank_sort(unique, categories, ranks)
+    by_definition = reference.rank_sort(wanted, categories, ranks)
+    assert_equal(
+        [sent.ids, sent.positions, sent.counts],
+        [by_definition.ids, by_definition.positions, by_definition.counts],
+    )
+    combined = kernels.combine(unique.inverse, sent.positions)
+    assert_equal([combined], [reference.combine(wanted.inverse, by_definition.positions)])
+    # An owner hears of three ranks, which do not ask for the same.
+    received = torch.cat([sent.ids, sent.ids.flip(0), sent.ids])
+    counts = torch.cat([sent.counts, sent.counts.view(ranks, -1).flip(0, 1).flatten(), sent.counts])
+    owned = kernels.owner_unique(received, counts, len(categories))
+    again = reference.owner_unique(received.cpu(), counts.cpu(), len(categories))
+    assert_equal([owned.ids, owned.counts, owned.inverse], [again.ids, again.counts, again.inverse])
+
+
+def moved(bags: Bags, device: str) -> Bags:
+    """The same bags on another device."""
+    message = Message(bags.message.counts.to(device), bags.message.dims)
+    weights = None if bags.weights is None else bags.weights.to(device)
+    return replace(
+        bags,
+        message=message,
+        combined=bags.combined.to(device),
+        offsets=bags.offsets.to(device),
+        weights=weights,
+    )
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_and_gradients_are_those_of_the_definition(
+    case: str, device: str, kernels: ModuleType
+) -> None:
+    torch.manual_seed(3)
+    ids, offsets, paddings, categories, dims = arguments(ROWS[case], "cpu")
+    unique = exchange.segment_unique(ids, offsets, paddings)
+    sent = exchange.rank_sort(unique, categories, 3)
+    owned = exchange.owner_unique(sent.ids, sent.counts, len(categories))
+    message = Message(sent.counts, dims)
+    there = unique_of(owned, device), Message(sent.counts.to(device), dims)
+    rows = torch.rand(sum(Message(owned.counts, dims).floats_by_rank))
+    wire = reference.pack(rows, owned, message)
+    assert_equal([kernels.pack(rows.to(device), *there)], [wire])
+    combined = exchange.combine(unique.inverse, sent.positions)
+    ends = [0]
+    for begin, end in pairwise(offsets):  # Bags of 0, 1 and the rest.
+        ends += [begin, min(begin + 1, end), end]
+    for weights, mean in [(None, False), (None, True), (torch.rand(len(ids)), False)]:
+        # Between the columns of two features are some of none.
+        features = [
+            RecoveredFeature(dim, 2 * sum(dims[:number]), mean) for number, dim in enumerate(dims)
+        ]
+        bags = Bags(message, combined, torch.tensor(ends), weights, features, 3, 2 * sum(dims))
+        bags_there = moved(bags, device)
+        out = reference.recover(wire, bags)
+        got = kernels.recover(wire.to(device), bags_there).cpu()
+        torch.testing.assert_close(got, out, atol=1e-6, rtol=1e-4)
+        gradient = torch.rand_like(out)
+        back = reference.recover_backward(gradient, bags)
+        got = kernels.recover_backward(gradient.to(device), bags_there)
+        torch.testing.assert_close(got.cpu(), back, atol=1e-6, rtol=1e-4 + len(ids) * 2.0**-24)
+        # The same work in the same order, so the same bits.
+        assert torch.equal(got, kernels.recover_backward(gradient.to(device), bags_there))
+        if not mean:
+            factors = reference.weights_backward(wire, gradient, bags)
+            got = kernels.weights_backward(wire.to(device), gradient.to(device), bags_there).cpu()
+            torch.testing.assert_close(got, factors, atol=1e-6, rtol=1e-4)
+            assert not got[combined < 0].any()
+        sums = reference.unpack_add(back, owned, message)
+        got = kernels.unpack_add(back.to(device), *there).cpu()
+        torch.testing.assert_close(got, sums, atol=1e-6, rtol=1e-4)
+        got = kernels.unpack_add(back.to(device), *there, torch.ones_like(sums).to(device)).cpu()
+        torch.testing.assert_close(got, sums + 1, atol=1e-6, rtol=1e-4)
+
+
+def test_means_have_no_factors(device: str, kernels: ModuleType) -> None:
+    message = Message(torch.ones(1, dtype=torch.int32, device=device), [2])
+    row = torch.zeros(1, dtype=torch.int32, device=device)
+    ends = torch.tensor([0, 1], device=device)
+    bags = Bags(message, row, ends, None, [RecoveredFeature(2, 0, True)], 1, 2)
+    ones = torch.ones(1, 2, device=device)
+    with pytest.raises(InvalidInput, match="factors are defined for sums only"):
+        kernels.weights_backward(ones[0], ones, bags)
+
+
+def test_a_gpu_runs_them_by_itself(device: str) -> None:
+    if device != "cuda":
+        pytest.skip("tensors of the CPU go to the kernels of the CPU")
+    ids = torch.tensor([3, 3, 5], device=device)
+    unique = exchange.segment_unique(ids, [0, 2, 3], [None, None])
+    assert unique.ids.is_cuda
+    sent = exchange.rank_sort(unique, [1, 2], 2)
+    torch.cuda.set_sync_debug_mode("error")  # Nothing more may wait for the device.
+    try:
+        combined = exchange.combine(unique.inverse, sent.positions)
+        exchange.rank_sort(unique, [1, 2], 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(sent.ids[combined.long()], ids)
