@@ -15,10 +15,27 @@ Examples:
             optimizer.step()
 """
 
-from rowmill.distributed.collection import ShardedCollection
+from rowmill.distributed.checkpoint import Checkpoint
+from rowmill.distributed.collection import Prepared, ShardedCollection
 from rowmill.distributed.exchange import RowsOnWire
+from rowmill.distributed.pipeline import Pipeline
 from rowmill.distributed.ranks import Ranks
+from rowmill.distributed.row_cache import CacheUse, RowCache
 from rowmill.distributed.strategy import STRATEGIES, Strategy
 from rowmill.distributed.traffic import Traffic
+from rowmill.distributed.watch import Watch
 
-__all__ = ["STRATEGIES", "Ranks", "RowsOnWire", "ShardedCollection", "Strategy", "Traffic"]
+__all__ = [
+    "STRATEGIES",
+    "CacheUse",
+    "Checkpoint",
+    "Pipeline",
+    "Prepared",
+    "Ranks",
+    "RowCache",
+    "RowsOnWire",
+    "ShardedCollection",
+    "Strategy",
+    "Traffic",
+    "Watch",
+]

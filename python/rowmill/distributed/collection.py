@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
-import hashlib
+from bisect import bisect_left
+from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rowmill.distributed.exchange import Exchange, Lookups, Owned, RowsOnWire
-from rowmill.distributed.strategy import Lane, Strategy, lanes
+from rowmill.distributed.exchange import Exchange, RowsOnWire
+from rowmill.distributed.plan import Asked, LookedUp, Placed, Plan
+from rowmill.distributed.row_cache import HeldRows, on
 from rowmill.errors import InvalidInput
 from rowmill.nn.stored import StoredModule
-from rowmill.ops.exchange import Bags, RecoveredFeature, recover, recover_backward
-from rowmill.ops.lookup import lookup
-from rowmill.optim import optimizer_to_dict
+from rowmill.ops.exchange import Bags, recover, weights_backward
+from rowmill.ops.lookup import lookup_rows
+from rowmill.size import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from rowmill.distributed.chunk import Owned, Sent
+    from rowmill.distributed.meter import Meter
     from rowmill.distributed.ranks import Ranks
+    from rowmill.distributed.row_cache import CacheUse, Reads, RowCache
+    from rowmill.distributed.strategy import Strategy
     from rowmill.distributed.traffic import Traffic
     from rowmill.nn import Feature
     from rowmill.ragged import RaggedBatch
+    from rowmill.steps import LookupGuard
+    from rowmill.store import Store
     from rowmill.tables import Table
+
+
+@dataclass(eq=False)
+class Prepared:
+    """A batch whose ids are with the owners of their rows: what is left of its forward is to send rows.
+
+    Attributes:
+        training: Whether rows are born and will be updated.
+        sent: What this rank asked for, lane by lane, or chunk by chunk.
+        owned: What this rank is asked for.
+        bags: How rows become pooled vectors.
+        answered: How gradients of the rows that came go back.
+        device: Where pooled vectors go.
+        reads: What a row cache has of it, if there is one.
+        pooled: The pooled vectors, if rows were read ahead.
+    """
+
+    training: bool
+    sent: list[Sent]
+    owned: list[Owned]
+    bags: list[Bags]
+    answered: list[Bags]
+    device: torch.device
+    reads: Reads | None = None
+    pooled: Tensor | None = None
 
 
 class ShardedCollection(StoredModule):
@@ -34,11 +68,17 @@ class ShardedCollection(StoredModule):
     part of the batch. A row gets the sum of the gradients of all ranks, in one update. Forward and backward are
     collectives: a rank without samples takes part with a batch of none.
 
+    Tables may also be those of another model, in stores opened `read_only=True` as its ranks wrote them, or in one store
+    that all ranks open: their rows are looked up, and never born or updated.
+
     Args:
-        features: As for `EmbeddingCollection`; features of one table share their `padding_idx`.
+        features: As for `EmbeddingCollection`; features of one table share their `padding_idx`, and tables of different
+            stores differ in name.
         ranks: Who takes part.
         strategy: How categories share messages; results are equal.
         rows_on_wire: "fp32", or "bf16" for half the bytes of rows and gradients, rounded to the nearest.
+        chunk_bytes_max: Rows and gradients of more bytes than these go in several messages, of whole tables each; while one
+            travels, the next is packed. Two are in memory at a time. Results are equal.
     """
 
     def __init__(
@@ -48,14 +88,24 @@ class ShardedCollection(StoredModule):
         ranks: Ranks,
         strategy: Strategy = "packed",
         rows_on_wire: RowsOnWire = "fp32",
+        chunk_bytes_max: int | str = "16MiB",
     ) -> None:
         super().__init__()
         self.ranks = ranks
 
-        def make() -> tuple[tuple[_Plan, Exchange], dict[str, Any]]:
-            plan = _Plan(tuple(features))
-            exchange = Exchange(ranks, plan.lanes(strategy), rows_on_wire)
-            said = {"the strategy": strategy, "the rows on the wire": rows_on_wire}
+        def make() -> tuple[tuple[Plan, Exchange], dict[str, Any]]:
+            plan = Plan(tuple(features))
+            chunk = parse_size(chunk_bytes_max, name="chunk_bytes_max")
+            if chunk == 0:
+                raise InvalidInput(
+                    'chunk_bytes_max must be above 0, got 0: give a size such as "16MiB"'
+                )
+            exchange = Exchange(ranks, plan.lanes(strategy), rows_on_wire, chunk)
+            said = {
+                "the strategy": strategy,
+                "the rows on the wire": rows_on_wire,
+                "chunk_bytes_max": chunk,
+            }
             return (plan, exchange), said | plan.described()
 
         self._plan, self._exchange = ranks.agree(make, "the collection")
@@ -63,13 +113,6 @@ class ShardedCollection(StoredModule):
         self._features_by_lane = [
             [f for f in self._plan.by_table if f.place in lane.places]
             for lane in self._exchange.lanes
-        ]
-        self._recovered = [
-            [
-                RecoveredFeature(f.feature.table.dim, f.column, f.feature.pooling == "mean")
-                for f in placed
-            ]
-            for placed in self._features_by_lane
         ]
         self._width = sum(self.dims)
 
@@ -91,15 +134,34 @@ class ShardedCollection(StoredModule):
         return [feature.table.dim for feature in self.features]
 
     @property
+    def trains_rows(self) -> bool:
+        """Whether a forward now is a training get."""
+        return super().trains_rows and self._plan.trained is not None
+
+    @property
+    def trained_store(self) -> Store | None:
+        """The store of this rank whose rows are trained; None if all are another model's."""
+        return self._plan.trained
+
+    @property
     def traffic(self) -> Traffic:
         """Rounds and bytes of this rank."""
         return self._exchange.traffic
 
-    def forward(self, batch: RaggedBatch) -> Tensor:
+    @property
+    def bytes_held(self) -> dict[str, int]:
+        """Bytes of memory that rows and their gradients are packed into and arrive in, which is kept from step to step."""
+        return self._exchange.buffers.bytes_held
+
+    def measure(self, meter: Meter) -> None:
+        """Tell this one of every collective from now on."""
+        self._exchange.meter = meter
+
+    def forward(self, batch: RaggedBatch | Prepared) -> Tensor:
         """Pool the bags of this rank's samples.
 
         Args:
-            batch: Exactly the features of this collection, in any order.
+            batch: Exactly the features of this collection, in any order; or what a `Pipeline` made of them.
 
         Returns:
             float32 [B, sum of dims], the features in the order of the constructor.
@@ -108,30 +170,152 @@ class ShardedCollection(StoredModule):
             InvalidInput: On every rank, if the batch of one is wrong.
             ExchangeFailed: On every rank, if one could not read its rows.
         """
-        training, samples = self.trains_rows, batch.batch_size
-        asked: list[tuple[Lookups, Tensor, Tensor | None]] = []
+        if not isinstance(batch, Prepared):
+            batch = self.prepare(batch, self._exchange, training=self.trains_rows)
         failure = None
+        if batch.training != self.trains_rows:
+            modes = ("evaluation", "training")
+            failure = InvalidInput(
+                f"this batch was prepared for {modes[batch.training]}: call train() or eval() before Pipeline.run"
+            )
+        if batch.pooled is None:
+            return self.pool(batch, self._exchange, failure)
+        if failure is not None:
+            raise failure
+        return batch.pooled
+
+    def prepare(
+        self, batch: RaggedBatch | Exception, exchange: Exchange, *, training: bool
+    ) -> Prepared:
+        """The first half of a forward, a collective: ids to the owners of their rows.
+
+        Args:
+            batch: As in forward; or why this rank has none.
+            exchange: What carries them.
+            training: Whether rows are born and will be updated.
+        """
+        return self.send_ids(self.look_up(batch), exchange, training=training)
+
+    def look_up(self, batch: RaggedBatch | Exception) -> LookedUp:
+        """Cut a batch by lanes; nothing is sent, and what is wrong is raised by `send_ids`."""
+        if isinstance(batch, Exception):
+            return LookedUp(batch, 0, torch.device("cpu"))
+        asked: list[Asked] | Exception
         try:
             asked = self._plan.look_up(batch, self._features_by_lane, self._exchange.lanes)
         except Exception as error:
-            failure = error
-        lookups = [lookups for lookups, _, _ in asked] if failure is None else failure
-        with torch.no_grad():
-            sent, owned = self._exchange.ask(lookups, training=training)
-        bags = [
-            Bags(mine.message, mine.combined, offsets, weights, recovered, samples, self._width)
-            for mine, (_, offsets, weights), recovered in zip(
-                sent, asked, self._recovered, strict=True
-            )
-        ]
-        rows = self._read(owned, training)
-        anchor = _anchor if training else None
-        if isinstance(rows, Exception):
-            self._exchange.send_rows(rows, sent, owned)
+            asked = error
+        return LookedUp(asked, batch.batch_size, batch.values.device)
+
+    def send_ids(
+        self,
+        looked: LookedUp,
+        exchange: Exchange,
+        *,
+        training: bool,
+        reads: Reads | None = None,
+    ) -> Prepared:
+        """Send what was looked up to the owners, a collective.
+
+        Args:
+            looked: What `look_up` gave.
+            exchange: What carries ids.
+            training: Whether rows are born and will be updated.
+            reads: What a row cache has; owners are asked for the rest.
+        """
+        asked = looked.asked
+        if isinstance(asked, Exception):
+            exchange.ask(asked, training=training)
+            raise AssertionError("a rank without a batch raises") from asked
+        lookups = [one.lookups for one in asked] if reads is None else reads.missing
+        sent, owned = exchange.ask(lookups, training=training)
+        pairs = [self._bags(one, asked[one.lane], looked.count, reads) for one in sent]
+        bags, answered = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return Prepared(training, sent, owned, bags, answered, looked.device, reads)
+
+    def _bags(self, sent: Sent, asked: Asked, count: int, reads: Reads | None) -> tuple[Bags, Bags]:
+        """The bags of a lane or a chunk over all its rows, and over those that come back."""
+        lane, places = self._features_by_lane[sent.lane], sent.places
+        begin = bisect_left(lane, places.start, key=_place_of)
+        end = bisect_left(lane, places.stop, key=_place_of)
+        offsets, weights = asked.offsets[begin * count : end * count + 1], asked.weights
+        first, last = int(offsets[0]), int(offsets[-1])
+        if len(offsets) < len(asked.offsets):
+            offsets = offsets - first
+            weights = None if weights is None else weights[first:last]
+        recovered = [feature.recovered for feature in lane[begin:end]]
+        bags = Bags(sent.message, sent.combined, offsets, weights, recovered, count, self._width)
+        return (bags, bags) if reads is None else reads.bags(sent, bags, slice(first, last))
+
+    def held_rows(self, cache: RowCache, use: CacheUse, *, training: bool) -> HeldRows | None:
+        """What a run of batches may keep on this rank: rows that it does not train. None if it trains all."""
+        tables = self._plan.tables
+        kept = [not training or table.store.read_only for table in tables]
+        changing = [table for table, may in zip(tables, kept, strict=True) if may]
+        changing = [table for table in changing if not table.store.read_only]
+        if not any(kept):
+            return None
+        dims = [table.dim for table in tables]
+        return HeldRows(cache, dims, kept, lambda: sum(t.core.steps for t in changing), use)
+
+    def ask(self, batch: RaggedBatch) -> Prepared:
+        """The first half of a forward, a collective: ids to the owners of their rows.
+
+        Nothing here depends on what rows are, so it may come before the backward of an earlier batch.
+        """
+        return self.prepare(batch, self._exchange, training=self.trains_rows)
+
+    def begin(self, batch: RaggedBatch | Prepared) -> Coming:
+        """All of a forward but waiting, a collective: rows are on their way when this returns.
+
+        What is done before `Coming.pool` hides the way of the rows. In backward, gradients of rows travel while what was
+        recorded meanwhile is differentiated, which is why this order of calls is all that overlap takes.
+
+        Args:
+            batch: As in forward; or what `ask` made of it.
+
+        Raises:
+            InvalidInput: On every rank, if the batch of one is wrong.
+            ExchangeFailed: On the rank that could not read its rows; the others raise it in `Coming.pool`.
+        """
+        prepared = batch if isinstance(batch, Prepared) else self.ask(batch)
+        return self._begin(prepared, self._exchange, None)
+
+    def pool(
+        self, prepared: Prepared, exchange: Exchange, failure: Exception | None = None
+    ) -> Tensor:
+        """The second half of a forward, a collective: rows back, and bags pooled from them.
+
+        Args:
+            prepared: The first half.
+            exchange: What carries rows.
+            failure: Why this rank can send none.
+        """
+        return self._begin(prepared, exchange, failure).pool()
+
+    def _begin(self, prepared: Prepared, exchange: Exchange, failure: Exception | None) -> Coming:
+        if failure is None and prepared.reads is not None:
+            failure = prepared.reads.held.begin(prepared.reads)
+        owned = failure or self._read(prepared, exchange)
+        if isinstance(owned, Exception):
+            next(exchange.send_rows(owned, prepared.sent, prepared.owned))
             raise AssertionError("a rank that could not read raises")
-        out = _Rows.apply(anchor, (self._exchange, sent, owned, bags), *rows)
-        assert isinstance(out, Tensor)
-        return out.to(batch.values.device)
+        # Gradients come in the order of the loop, and so over the exchange of its thread.
+        return Coming(prepared, owned, exchange, self._exchange)
+
+    def announce(self, prepared: Prepared, *, steps: int) -> None:
+        """Let the store of this rank bring the rows into memory that it is asked for; see `Store.lookahead`."""
+        ids: dict[Table, Tensor] = {}
+        for asked in prepared.owned:
+            tables = [self._plan.tables[place] for place in asked.places]
+            ids |= zip(tables, asked.unique.by_category(), strict=True)
+        for store in self._plan.stores:
+            of_store = {table: mine for table, mine in ids.items() if table.store is store}
+            store.lookahead(of_store, steps=steps)
+
+    def exchange_beside(self) -> Exchange:
+        """Another exchange of the same messages, for another thread. A collective."""
+        return self._exchange.beside()
 
     def split(self, pooled: Tensor) -> dict[str, Tensor]:
         """The result of forward by feature: views, no copies."""
@@ -142,205 +326,155 @@ class ShardedCollection(StoredModule):
         """The features with their tables."""
         return ", ".join(f"{feature.name}->{feature.table.name}" for feature in self.features)
 
-    def _read(self, owned: Sequence[Owned], training: bool) -> list[Tensor] | Exception:
-        """The distinct rows that this rank is asked for, flat, lane by lane."""
-        tables = self._plan.tables
-        rows: list[Tensor] = []
+    def _read(self, prepared: Prepared, exchange: Exchange) -> _OwnedRows | Exception:
+        """The distinct rows that this rank is asked for: one call of the store for each group of tables."""
         try:
-            for lane, asked in zip(self._exchange.lanes, owned, strict=True):
-                ids = torch.split(asked.unique.ids, [int(count) for count in asked.unique.counts])
-                # A table without ids is asked as well: its step counts, as it would on one rank.
-                parts = [
-                    _rows_of(tables[place], of_table, training)
-                    for place, of_table in zip(lane.places, ids, strict=True)
-                ]
-                rows.append(torch.cat(parts))
+            return _OwnedRows(self._plan, prepared, exchange)
         except Exception as error:
             return error
-        return rows
 
 
-class _Placed:
-    """A feature, the place of its table among the tables, and its first column in the output."""
+class _OwnedRows:
+    """Distinct rows that a rank is asked for, flat, table after table as the plan has them.
 
-    def __init__(self, feature: Feature, place: int, column: int) -> None:
-        self.feature = feature
-        self.place = place
-        self.column = column
+    Attributes:
+        rows: The rows of every chunk, until the next exchange.
+        floats: How many they are, chunk by chunk.
+    """
 
-
-class _Plan:
-    """Tables side by side as their groups are, and the features of each."""
-
-    def __init__(self, features: tuple[Feature, ...]) -> None:
-        self.features = features
-        names = [feature.name for feature in features]
-        if not names or len(set(names)) != len(names):
-            raise InvalidInput(f"features must have distinct names, got {names}")
-        if len({feature.table.store for feature in features}) != 1:
-            raise InvalidInput("features of one collection must have tables of one store")
-        self.paddings: dict[Table, int | None] = {}
-        for feature in features:
-            if feature.pooling not in ("sum", "mean"):
-                raise InvalidInput(
-                    f'pooling of {feature.name!r} must be "sum" or "mean", got {feature.pooling!r}'
-                )
-            padding = self.paddings.setdefault(feature.table, feature.padding_idx)
-            if padding != feature.padding_idx:
-                raise InvalidInput(
-                    f"features of table {feature.table.name!r} must have one padding_idx, got {padding} and "
-                    f"{feature.padding_idx}"
-                )
-        tables = list(self.paddings)
-        first_of_group = {table.group: at for at, table in reversed(list(enumerate(tables)))}
-        self.tables = sorted(tables, key=lambda table: first_of_group[table.group])
-        place_of = {table: place for place, table in enumerate(self.tables)}
-        columns = [0]
-        for feature in features:
-            columns.append(columns[-1] + feature.table.dim)
-        placed = [
-            _Placed(feature, place_of[feature.table], column)
-            for feature, column in zip(features, columns[:-1], strict=True)
+    def __init__(self, plan: Plan, prepared: Prepared, exchange: Exchange) -> None:
+        unique = [asked.unique for asked in prepared.owned]
+        ids = _joined([one.ids for one in unique])
+        times = _joined([asked.times for asked in prepared.owned])
+        counts = [int(count) for one in unique for count in one.counts]
+        rows = [0, *accumulate(counts)]
+        widths = [count * table.dim for count, table in zip(counts, plan.tables, strict=True)]
+        floats = [0, *accumulate(widths)]
+        flat = exchange.buffers.take("owned", 0, floats[-1])
+        self._groups: list[tuple[LookupGuard, slice]] = []
+        for places in plan.groups:
+            # A table without ids is asked as well: its step counts, as it would on one rank.
+            begin, end = places.start, places.stop
+            asked = slice(rows[begin], rows[end])
+            out = slice(floats[begin], floats[end])
+            guard = lookup_rows(
+                plan.tables[begin:end],
+                ids[asked],
+                counts[begin:end],
+                times[asked],
+                flat[out],
+                training=prepared.training and not plan.tables[begin].store.read_only,
+            )
+            if guard is not None:
+                self._groups.append((guard, out))
+        self.floats = [
+            floats[asked.places.stop] - floats[asked.places.start] for asked in prepared.owned
         ]
-        self.by_table = sorted(placed, key=lambda feature: feature.place)
+        self.rows = torch.split(flat, self.floats)
 
-    def lanes(self, strategy: Strategy) -> list[Lane]:
-        """The lanes of a strategy."""
-        groups = [table.group for table in self.tables]
-        categories = [_category(table.name) for table in self.tables]
-        return lanes(strategy, groups, categories, [table.dim for table in self.tables])
-
-    def described(self) -> dict[str, Any]:
-        """What ranks must have in common."""
-        features = [(f.name, f.table.name, f.pooling, f.padding_idx) for f in self.features]
-        tables = {f"table {table.name!r}": _described(table) for table in self.tables}
-        return {"the features": features, "the seed": self.tables[0].store.seed, **tables}
-
-    def look_up(
-        self,
-        batch: RaggedBatch,
-        features_by_lane: Sequence[Sequence[_Placed]],
-        lanes: Sequence[Lane],
-    ) -> list[tuple[Lookups, Tensor, Tensor | None]]:
-        """Of every lane what a batch looks up, where its bags begin, and their weights."""
-        place_of = self._places(batch)
-        size, offsets, values = batch.batch_size, batch.offsets.cpu(), batch.values.cpu()
-        weights = None if batch.weights is None else batch.weights.cpu()
-        lengths = offsets.diff()
-        if offsets[0] != 0 or offsets[-1] != len(values) or bool((lengths < 0).any()):
-            raise InvalidInput(
-                f"offsets must rise from 0 to the number of ids ({len(values)}), got "
-                f"{offsets[0]}..{offsets[-1]}{' with falls' if bool((lengths < 0).any()) else ''}"
-            )
-        if weights is not None and weights.requires_grad:
-            raise InvalidInput(
-                "weights: their gradients do not cross an exchange; pass weights.detach()"
-            )
-        out: list[tuple[Lookups, Tensor, Tensor | None]] = []
-        for lane, features in zip(lanes, features_by_lane, strict=True):
-            ids: list[Tensor] = []
-            of_lane: list[Tensor] = []
-            factors: list[Tensor] = []
-            ends = {place: 0 for place in lane.places}
-            for f in features:
-                at = place_of[f.feature.name] * size
-                begin, end = int(offsets[at]), int(offsets[at + size])
-                self._check_ids(f.feature, values[begin:end])
-                ids.append(values[begin:end])
-                of_lane.append(lengths[at : at + size])
-                ends[f.place] += end - begin
-                if weights is not None:
-                    factors.append(weights[begin:end])
-                    if f.feature.pooling == "mean":
-                        raise InvalidInput(
-                            f"weights are defined for sums only, {f.feature.name!r} is a mean"
-                        )
-            bags = torch.zeros(len(features) * size + 1, dtype=torch.int64)
-            torch.cumsum(torch.cat(of_lane), 0, out=bags[1:])
-            by_table = [0, *accumulate(ends.values())]
-            paddings = [self.paddings[self.tables[place]] for place in lane.places]
-            lookups = Lookups(torch.cat(ids), by_table, paddings)
-            out.append((lookups, bags, torch.cat(factors) if weights is not None else None))
-        return out
-
-    def _places(self, batch: RaggedBatch) -> dict[str, int]:
-        place_of = {name: place for place, name in enumerate(batch.features)}
-        names = {feature.name for feature in self.features}
-        if names != set(place_of):
-            raise InvalidInput(
-                f"the batch must have the features of the collection: it lacks {sorted(names - set(place_of))}, and "
-                f"nobody declared {sorted(set(place_of) - names)}"
-            )
-        return place_of
-
-    def _check_ids(self, feature: Feature, ids: Tensor) -> None:
-        """What an owner would refuse, where others learn of it before they wait."""
-        rows = feature.table.num_rows
-        if rows is None or len(ids) == 0:
-            return
-        wrong = (ids < 0) | (ids >= rows)
-        if feature.padding_idx is not None:
-            wrong &= ids != feature.padding_idx
-        if bool(wrong.any()):
-            raise InvalidInput(
-                f"ids of {feature.name!r} must be within 0..{rows} of table {feature.table.name!r}, "
-                f"got {int(ids[wrong][0])}"
-            )
+    def arrive(self, gradient: Tensor) -> None:
+        """Take the gradient of all rows, in a backward pass."""
+        for guard, place in self._groups:
+            guard.arrive(gradient[place])
 
 
-class _Rows(torch.autograd.Function):
-    """Rows of owners to pooled vectors of those who asked; gradients go the same way back, in one exchange."""
+class Coming:
+    """Rows of a batch on their way to those who asked."""
+
+    def __init__(
+        self, prepared: Prepared, rows: _OwnedRows, there: Exchange, back: Exchange
+    ) -> None:
+        # Not the batch itself, in which a pipeline keeps what `pool` returns.
+        self.sent, self.owned, self.bags = prepared.sent, prepared.owned, prepared.bags
+        self.answered, self.reads = prepared.answered, prepared.reads
+        self.rows = rows
+        self.there = there
+        """What carries rows."""
+        self.back = back
+        """What carries gradients."""
+        self.training = prepared.training
+        self.wires: Iterator[Tensor] = iter(())
+        """Waits for rows, chunk by chunk."""
+        self.add_gradients: Callable[[Sequence[Tensor]], None] | None = None
+        """Waits for gradients, once they are on their way."""
+        self._device = prepared.device
+        travelling = _Travel.apply(_anchor if prepared.training else None, self)
+        assert isinstance(travelling, Tensor)
+        self._travelling = travelling
+
+    def pool(self) -> Tensor:
+        """Wait for the rows, and pool bags from them: float32 [B, sum of dims].
+
+        Raises:
+            ExchangeFailed: On every rank, if one could not read its rows.
+        """
+        out = _Pooled.apply(self._travelling, self, *(bags.weights for bags in self.bags))
+        assert isinstance(out, Tensor)
+        return out.to(self._device)
+
+
+class _Travel(torch.autograd.Function):
+    """Rows of owners on their way, and in backward what waits for their gradients.
+
+    Autograd takes first what was recorded last. So between the two backwards lies that of whatever was recorded between
+    the two forwards.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor | None, call: Any, *rows: Tensor) -> Tensor:
-        exchange, sent, owned, bags = ctx.call = call
-        wires = exchange.send_rows([flat.detach() for flat in rows], sent, owned)
-        out = torch.empty(bags[0].count, bags[0].width)
-        for wire, of_lane in zip(wires, bags, strict=True):
-            recover(wire, of_lane, out)
+    def forward(ctx: Any, anchor: Tensor | None, coming: Coming) -> Tensor:
+        ctx.coming = coming
+        coming.wires = coming.there.send_rows(coming.rows.rows, coming.sent, coming.owned)
+        return torch.empty(0)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, _: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        rows, add_to = ctx.coming.rows, ctx.coming.add_gradients
+        # A step keeps it until it is over, so it is in no buffer.
+        sums = torch.zeros(sum(rows.floats))
+        add_to(torch.split(sums, rows.floats))
+        rows.arrive(sums)
+        return None, None
+
+
+class _Pooled(torch.autograd.Function):
+    """Rows that came to pooled vectors; their gradients go the same way back, in one exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, coming: Coming, *weights: Tensor | None) -> Tensor:
+        ctx.coming = coming
+        bags, reads = coming.bags, coming.reads
+        device = torch.device("cpu") if reads is None else reads.held.device
+        out = torch.empty(bags[0].count, bags[0].width, device=device)
+        ctx.wires = list[Tensor | None]()
+        for wire, sent, of_chunk, needed in zip(
+            coming.wires, coming.sent, bags, ctx.needs_input_grad[2:], strict=True
+        ):
+            rows = wire if reads is None else reads.held.complete(reads, sent, wire)
+            recover(rows, of_chunk if device.type == "cpu" else on(of_chunk, device), out)
+            ctx.wires.append(rows.cpu().clone() if needed else None)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        exchange, sent, owned, bags = ctx.call
-        gradient = gradient.contiguous()
-        wires = [recover_backward(gradient, of_lane) for of_lane in bags]
-        return None, None, *exchange.send_gradients(wires, sent, owned)
+        coming, gradient = ctx.coming, gradient.contiguous().cpu()
+        if coming.training:
+            coming.add_gradients = coming.back.send_gradients(
+                gradient, coming.answered, coming.sent, coming.owned
+            )
+        factors = [
+            None if wire is None else weights_backward(wire, gradient, of_chunk)
+            for wire, of_chunk in zip(ctx.wires, coming.bags, strict=True)
+        ]
+        return torch.empty(0) if coming.training else None, None, *factors
 
+
+_place_of: Callable[[Placed], int] = attrgetter("place")
 
 _anchor = torch.empty(0, requires_grad=True)
 """Makes autograd record an exchange on a rank that is asked for nothing as well: others wait for its gradients."""
 
 
-def _rows_of(table: Table, ids: Tensor, training: bool) -> Tensor:
-    rows = lookup(
-        [table],
-        ids,
-        torch.arange(len(ids) + 1),
-        None,
-        features=[0],
-        means=[False],
-        paddings=[None],
-        bags=len(ids),
-        training=training,
-    )
-    return rows.view(-1)
-
-
-def _category(name: str) -> int:
-    """A table's number for the hash of owners: of its name, so that it outlives the order of tables."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
-def _described(table: Table) -> dict[str, Any]:
-    return {
-        "dim": table.dim,
-        "dtype": table.dtype,
-        "optimizer": optimizer_to_dict(table.optimizer),
-        "initializer": table.core.initializer,
-        "num_rows": table.num_rows,
-        "staleness_bound": table.staleness_bound,
-        "eviction": table.core.eviction,
-        "admission": table.core.admission,
-    }
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -15,24 +15,29 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
+from rowmill.distributed.buffers import Buffers
+from rowmill.distributed.chunk import Owned, Sent, cut_owned, cut_sent, floats_by_category, runs
+from rowmill.distributed.messages import Messages
+from rowmill.distributed.meter import Meter
 from rowmill.distributed.ranks import raise_first, spell
 from rowmill.distributed.traffic import Leg, Traffic
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import (
+    Bags,
     Message,
     Sorted,
-    Unique,
     combine,
     owner_unique,
     pack,
     rank_sort,
+    recover_backward,
     segment_unique,
     unpack_add,
 )
 from rowmill.ops.exchange.owner_hash import hashed, states, unhashed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -43,7 +48,10 @@ RowsOnWire = Literal["fp32", "bf16"]
 """How weights and gradients travel."""
 
 _STATUS = 2
-"""Words before the counts: whether the rank is well, and whether it trains."""
+"""Words before the counts: how the rank is, and whether it trains."""
+
+_FAILED, _WELL, _ENDED, _LARGE = range(4)
+"""How a rank is: its input is wrong, it asks for rows, it has no more batches, it asks for more rows than go in one chunk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,37 +63,32 @@ class Lookups:
     paddings: list[int | None]
 
 
-@dataclass(frozen=True, eq=False)
-class Sent:
-    """What a rank asked for in one lane.
-
-    Attributes:
-        combined: int32 [N], the row of every lookup among those that come back, or -1.
-        message: The rows that come back.
-    """
-
-    combined: Tensor
-    message: Message
-
-
-@dataclass(frozen=True, eq=False)
-class Owned:
-    """What a rank is asked for in one lane: distinct rows, and the rows that it sends for them."""
-
-    unique: Unique
-    message: Message
-
-
 class Exchange:
     """The messages of a collection's lanes."""
 
-    def __init__(self, ranks: Ranks, lanes: Sequence[Lane], rows: RowsOnWire) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        lanes: Sequence[Lane],
+        rows: RowsOnWire,
+        chunk_bytes_max: int,
+        traffic: Traffic | None = None,
+    ) -> None:
         if rows not in ("fp32", "bf16"):
             raise InvalidInput(f'rows_on_wire must be "fp32" or "bf16", got {rows!r}')
         self.ranks = ranks
         self.lanes = lanes
-        self.rows = rows
-        self.traffic = Traffic()
+        self.rows: RowsOnWire = rows
+        self.chunk_bytes_max = chunk_bytes_max
+        self.traffic = Traffic() if traffic is None else traffic
+        self.buffers = Buffers()
+        self.meter = Meter()
+
+    def beside(self) -> Exchange:
+        """The same messages in a group of their own, for another thread; traffic is counted together. A collective."""
+        return Exchange(
+            self.ranks.beside(), self.lanes, self.rows, self.chunk_bytes_max, self.traffic
+        )
 
     # Forward.
 
@@ -98,94 +101,134 @@ class Exchange:
             lookups: Of every lane, or why this rank has none.
             training: Whether rows are born and will be updated; ranks must agree.
 
+        Returns:
+            What this rank asked for and is asked for: lane by lane, or chunk by chunk where a lane is large.
+
         Raises:
             InvalidInput: On every rank, if the input of one is wrong.
         """
         if isinstance(lookups, Exception):
-            self._tell_counts([], lookups, training)
+            self._tell_counts([], _FAILED, lookups, training)
             raise AssertionError("a rank that is not well raises")
         sorts: list[Sorted] = []
-        combined: list[Tensor] = []
-        for lane, asked in zip(self.lanes, lookups, strict=True):
+        sent: list[Sent] = []
+        for number, (lane, asked) in enumerate(zip(self.lanes, lookups, strict=True)):
             unique = segment_unique(asked.ids, asked.offsets, asked.paddings)
             sorts.append(rank_sort(unique, lane.categories, self.ranks.count))
-            combined.append(combine(unique.inverse, sorts[-1].positions))
-        told = self._tell_counts(sorts, None, training)
+            combined = combine(unique.inverse, sorts[-1].positions)
+            sent.append(Sent(number, lane.places, combined, Message(sorts[-1].counts, lane.dims)))
+        # No rank gets more than a chunk from all others if none of them sends it more than a share of one.
+        share = self._chunk_floats() // self.ranks.count
+        large = any(max(asked.message.floats_by_rank) > share for asked in sent)
+        told, statuses = self._tell_counts(sorts, _LARGE if large else _WELL, None, training)
         keys, counts = self._send_keys(sorts, told)
-        owned = [
-            Owned(owner_unique(ids, numbers, len(lane.categories)), Message(numbers, lane.dims))
-            for lane, ids, numbers in zip(self.lanes, keys, counts, strict=True)
-        ]
-        sent = [
-            Sent(index, Message(sort.counts, lane.dims))
-            for lane, index, sort in zip(self.lanes, combined, sorts, strict=True)
-        ]
-        return sent, owned
+        owned: list[Owned] = []
+        for lane, ids, numbers in zip(self.lanes, keys, counts, strict=True):
+            unique = owner_unique(ids, numbers, len(lane.categories))
+            times = torch.bincount(unique.inverse, minlength=len(unique.ids)).int()
+            owned.append(Owned(lane.places, unique, Message(numbers, lane.dims), times))
+        if _LARGE not in statuses:
+            return sent, owned
+        chunks = self._agree_on_chunks(sent, owned)
+        offsets = [asked.offsets for asked in lookups]
+        return (
+            [part for of in zip(sent, offsets, chunks, strict=True) for part in cut_sent(*of)],
+            [part for of in zip(owned, chunks, strict=True) for part in cut_owned(*of)],
+        )
+
+    def end(self, *, training: bool) -> None:
+        """Say in place of ids that this rank has no more batches.
+
+        Raises:
+            InvalidInput: On every rank, if another one has, or its input is wrong.
+        """
+        self._tell_counts([], _ENDED, None, training)
 
     def send_rows(
         self, rows: Sequence[Tensor] | Exception, sent: Sequence[Sent], owned: Sequence[Owned]
-    ) -> list[Tensor]:
-        """Rows of every lane to the ranks that asked: what came back, flat float32.
+    ) -> Iterator[Tensor]:
+        """Rows to the ranks that asked, the first of them on their way when this returns.
 
         Args:
-            rows: The distinct rows of every lane, flat; or why this rank could not read them.
+            rows: Of every chunk the distinct rows, flat; or why this rank could not read them. They stay as they are until
+                all has come.
             sent: What this rank asked for.
             owned: What it is asked for.
+
+        Returns:
+            Of every chunk what comes back, flat float32, until the next is asked for; raises on every rank if one could
+            not read.
         """
         failure = rows if isinstance(rows, Exception) else None
         well = torch.tensor([failure is None], dtype=torch.int64)
         heard = torch.empty(self.ranks.count, dtype=torch.int64)
         status = dist.all_gather_into_tensor(heard, well, group=self.ranks.group, async_op=True)
+        self.meter.begun("counts", status)
         self.traffic.add("counts", 8 * (self.ranks.count - 1))
-        # Who could not read its rows sends nothing that anybody will look at: others wait for as many bytes.
-        wires = [
-            torch.zeros(sum(mine.message.floats_by_rank))
-            if isinstance(rows, Exception)
-            else pack(rows[number], mine.unique, mine.message)
-            for number, mine in enumerate(owned)
-        ]
-        back = self._send(
-            "rows",
-            wires,
-            [mine.message.floats_by_rank for mine in owned],
-            [asked.message.floats_by_rank for asked in sent],
-        )
-        assert status is not None
-        status.wait()
-        if not bool(heard.all()):
-            self._raise_together(failure)
-        return back
+
+        def pack_rows(number: int, wire: Tensor) -> None:
+            # Who could not read its rows sends what nobody will look at: others wait for as many bytes.
+            if not isinstance(rows, Exception):
+                pack(rows[number], owned[number].unique, owned[number].message, wire)
+
+        messages = self._messages("rows", sent, owned, pack_rows, back=False)
+
+        def arrivals() -> Iterator[Tensor]:
+            for number, came in enumerate(messages.arrivals()):
+                if number == 0:
+                    assert status is not None
+                    with self.meter.waiting("counts"):
+                        status.wait()
+                    if not bool(heard.all()):
+                        messages.drop()
+                        self._raise_together(failure)
+                yield came
+
+        return arrivals()
 
     # Backward.
 
     def send_gradients(
-        self, gradients: Sequence[Tensor], sent: Sequence[Sent], owned: Sequence[Owned]
-    ) -> list[Tensor]:
-        """Gradients of the rows that came back to their owners: their sum for every distinct row, flat.
+        self,
+        gradient: Tensor,
+        bags: Sequence[Bags],
+        sent: Sequence[Sent],
+        owned: Sequence[Owned],
+    ) -> Callable[[Sequence[Tensor]], None]:
+        """Gradients of the rows that came back to their owners, the first of them on their way when this returns.
 
-        Ranks are added in their order, so equal gradients give equal bits.
+        Args:
+            gradient: float32 [B, width], of the pooled vectors.
+            bags: How rows became pooled vectors, chunk by chunk.
+            sent: What this rank asked for.
+            owned: What it was asked for.
+
+        Returns:
+            Waits for them, and adds them up: for every chunk to its distinct rows, flat float32. Ranks are added in their
+            order, so equal gradients give equal bits.
         """
-        back = self._send(
-            "gradients",
-            gradients,
-            [asked.message.floats_by_rank for asked in sent],
-            [mine.message.floats_by_rank for mine in owned],
-        )
-        return [
-            unpack_add(wire, mine.unique, mine.message)
-            for wire, mine in zip(back, owned, strict=True)
-        ]
+
+        def pack_gradients(number: int, wire: Tensor) -> None:
+            recover_backward(gradient, bags[number], wire)
+
+        messages = self._messages("gradients", sent, owned, pack_gradients, back=True)
+
+        def add_to(sums: Sequence[Tensor]) -> None:
+            for wire, mine, rows in zip(messages.arrivals(), owned, sums, strict=True):
+                unpack_add(wire, mine.unique, mine.message, rows)
+
+        return add_to
 
     # Messages.
 
     def _tell_counts(
-        self, sorts: Sequence[Sorted], failure: Exception | None, training: bool
-    ) -> Tensor:
-        """Exchange counts: [R, counts of a rank], lane after lane."""
+        self, sorts: Sequence[Sorted], status: int, failure: Exception | None, training: bool
+    ) -> tuple[Tensor, list[int]]:
+        """Exchange counts: [R, counts of a rank], lane after lane; and how every rank is."""
         ranks = self.ranks.count
         widths = [1 if lane.hashed else len(lane.categories) for lane in self.lanes]
         out = torch.zeros(ranks, _STATUS + sum(widths), dtype=torch.int64)
-        out[:, :_STATUS] = torch.tensor([failure is None, training])
+        out[:, :_STATUS] = torch.tensor([status, training])
         if sorts:
             counts = [sort.counts.view(ranks, -1) for sort in sorts]
             told = [
@@ -194,17 +237,28 @@ class Exchange:
             ]
             out[:, _STATUS:] = torch.cat(told, dim=1)
         heard = torch.empty_like(out)
-        dist.all_to_all_single(heard, out, group=self.ranks.group)
+        work = dist.all_to_all_single(heard, out, group=self.ranks.group, async_op=True)
+        assert work is not None
+        self.meter.begun("counts", work)
         self.traffic.add("counts", out[0].nbytes * (ranks - 1))
-        well, trains = heard[:, 0], heard[:, 1]
-        if not bool(well.all()):
+        with self.meter.waiting("counts"):
+            work.wait()
+        statuses, trains = [int(status) for status in heard[:, 0]], heard[:, 1]
+        if _FAILED in statuses:
             self._raise_together(failure)
+        asking = [rank for rank, status in enumerate(statuses) if status != _ENDED]
+        if asking and len(asking) < ranks:
+            ended, goes_on = statuses.index(_ENDED), asking[0]
+            raise InvalidInput(
+                f"rank {ended} has no more batches, but rank {goes_on} has: bring as many on every rank, "
+                "without samples if need be"
+            )
         if trains.min() != trains.max():
             modes = ["training" if int(mode) else "evaluation" for mode in trains]
             raise InvalidInput(
                 f"all ranks must train or none: {modes}; call train() or eval() on every rank"
             )
-        return heard[:, _STATUS:]
+        return heard[:, _STATUS:], statuses
 
     def _send_keys(
         self, sorts: Sequence[Sorted], told: Tensor
@@ -216,7 +270,7 @@ class Exchange:
         to = [_sums(sort.counts.view(ranks, -1)) for sort in sorts]
         come = [_sums(counts) for counts in heard]
         if not any(lane.hashed for lane in self.lanes):
-            keys = self._send("keys", [sort.ids for sort in sorts], to, come)
+            keys = self._send_ids([sort.ids for sort in sorts], to, come)
             return keys, [counts.view(-1).int() for counts in heard]
         categories = [
             _categories(sort.counts, len(lane.categories)) for lane, sort in self._zip(sorts)
@@ -225,8 +279,8 @@ class Exchange:
             hashed(sort.ids, states(lane.categories)[category.long()])
             for (lane, sort), category in zip(self._zip(sorts), categories, strict=True)
         ]
-        received = self._send("keys", hashes, to, come)
-        category_of = self._send("keys", categories, to, come)
+        received = self._send_ids(hashes, to, come)
+        category_of = self._send_ids(categories, to, come)
         keys: list[Tensor] = []
         counts: list[Tensor] = []
         for lane, hashes_W, category_W, sizes in zip(
@@ -242,24 +296,63 @@ class Exchange:
     def _zip(self, sorts: Sequence[Sorted]) -> list[tuple[Lane, Sorted]]:
         return list(zip(self.lanes, sorts, strict=True))
 
-    def _send(
-        self, leg: Leg, outs: Sequence[Tensor], to: Sequence[list[int]], come: Sequence[list[int]]
+    def _chunk_floats(self) -> int:
+        """How many floats go in a chunk."""
+        return self.chunk_bytes_max // (2 if self.rows == "bf16" else 4)
+
+    def _agree_on_chunks(self, sent: Sequence[Sent], owned: Sequence[Owned]) -> list[list[range]]:
+        """Where lanes are cut: runs of their categories, the same on all ranks.
+
+        No rank knows how large a category is elsewhere, so all tell; only in steps in which a message is large.
+        """
+        most = [
+            torch.maximum(floats_by_category(asked.message), floats_by_category(mine.message))
+            for asked, mine in zip(sent, owned, strict=True)
+        ]
+        mine = torch.cat(most)
+        heard = torch.empty(self.ranks.count * len(mine), dtype=torch.int64)
+        work = dist.all_gather_into_tensor(heard, mine, group=self.ranks.group, async_op=True)
+        assert work is not None
+        self.meter.begun("counts", work)
+        self.traffic.add("counts", mine.nbytes * (self.ranks.count - 1))
+        with self.meter.waiting("counts"):
+            work.wait()
+        greatest = heard.view(self.ranks.count, -1).amax(dim=0)
+        by_lane = torch.split(greatest, [len(lane.categories) for lane in self.lanes])
+        return [runs([int(size) for size in sizes], self._chunk_floats()) for sizes in by_lane]
+
+    def _messages(
+        self,
+        leg: Leg,
+        sent: Sequence[Sent],
+        owned: Sequence[Owned],
+        pack: Callable[[int, Tensor], None],
+        *,
+        back: bool,
+    ) -> Messages:
+        """A message for each chunk, from owners to those who asked, or `back`."""
+        asked = [one.message.floats_by_rank for one in sent]
+        mine = [one.message.floats_by_rank for one in owned]
+        to, come = (asked, mine) if back else (mine, asked)
+        return Messages(self, leg, [one.lane for one in sent], to, come, pack)
+
+    def _send_ids(
+        self, outs: Sequence[Tensor], to: Sequence[list[int]], come: Sequence[list[int]]
     ) -> list[Tensor]:
         """One message per lane, all of them on their way at once."""
-        narrow = self.rows == "bf16" and leg in ("rows", "gradients")
         waits: list[tuple[Any, Tensor]] = []
         for out, sizes, sizes_back in zip(outs, to, come, strict=True):
-            # Gloo moves 16 bits only under the name of this type.
-            out = out.bfloat16().view(torch.float16) if narrow else out
             back = out.new_empty(sum(sizes_back))
             work = dist.all_to_all_single(
                 back, out, sizes_back, sizes, group=self.ranks.group, async_op=True
             )
+            self.meter.begun("keys", work)
             waits.append((work, back))
-            self.traffic.add(leg, out.element_size() * (len(out) - sizes[self.ranks.rank]))
-        for work, _ in waits:
-            work.wait()
-        return [back.view(torch.bfloat16).float() if narrow else back for _, back in waits]
+            self.traffic.add("keys", out.element_size() * (len(out) - sizes[self.ranks.rank]))
+        with self.meter.waiting("keys"):
+            for work, _ in waits:
+                work.wait()
+        return [back for _, back in waits]
 
     def _raise_together(self, failure: Exception | None) -> None:
         said = self.ranks.gather(None if failure is None else spell(failure))

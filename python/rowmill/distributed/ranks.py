@@ -42,6 +42,12 @@ class Ranks:
         self.group = cast("dist.ProcessGroup", group)  # Every rank is in it.
         self.rank = dist.get_rank()
         self.count = dist.get_world_size()
+        self._backend = backend
+        self._timeout_s = timeout_s
+
+    def beside(self) -> "Ranks":
+        """The same ranks with another group, for a thread whose collectives must not meet those of others."""
+        return Ranks(backend=self._backend, timeout_s=self._timeout_s)
 
     def agree(self, describe: Callable[[], tuple[_T, Mapping[str, Any]]], what: str) -> _T:
         """Run `describe` on every rank, and raise on all if it raises on one or they describe different things.
@@ -95,13 +101,24 @@ class Ranks:
         dist.all_reduce(total, group=self.group)
         return total.item()
 
-    def data_parallel(self, model: nn.Module) -> DistributedDataParallel:
+    def data_parallel(
+        self, model: nn.Module, *, repeatable: bool = False
+    ) -> DistributedDataParallel:
         """The model with its dense weights on every rank, their gradients added up over the ranks.
 
         Sums and no means: with losses by `mean`, N ranks take the step that one rank with all samples takes.
+
+        Args:
+            model: The dense half.
+            repeatable: Add up in the order of ranks. Otherwise the order within a sum of three ranks or more depends
+                on where a gradient lies in its bucket, and buckets are other ones in the first step after a start, so
+                that a resumed run may differ in the last bit from one that was never stopped. N ranks then receive N - 1
+                times the gradients, and not up to twice.
         """
         parallel = DistributedDataParallel(model)
-        parallel.register_comm_hook(None, _add_up)  # pyright: ignore[reportUnknownMemberType]
+        # Two summands have one order.
+        hook = _add_in_order if repeatable and self.count > 2 else _add_up
+        parallel.register_comm_hook(None, hook)  # pyright: ignore[reportUnknownMemberType]
         return parallel
 
 
@@ -145,3 +162,20 @@ def _add_up(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         return done.value()[0]
 
     return work.get_future().then(first)
+
+
+def _add_in_order(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
+    own = bucket.buffer()
+    ranks = dist.get_world_size()
+    all_of_them = own.new_empty(ranks * own.numel())
+    work = dist.all_gather_into_tensor(all_of_them, own, async_op=True)
+    assert work is not None
+
+    def added(_: torch.futures.Future[list[Tensor]]) -> Tensor:
+        first, *others = all_of_them.view(ranks, -1)
+        own.copy_(first)
+        for other in others:
+            own.add_(other)
+        return own
+
+    return work.get_future().then(added)

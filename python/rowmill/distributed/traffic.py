@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Literal
 
 Leg = Literal["counts", "keys", "rows", "gradients"]
@@ -19,16 +20,19 @@ class Traffic:
 
     rounds: dict[Leg, int] = field(default_factory=dict[Leg, int])
     bytes_sent: dict[Leg, int] = field(default_factory=dict[Leg, int])
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def add(self, leg: Leg, sent: int) -> None:
-        """Count one round."""
-        self.rounds[leg] = self.rounds.get(leg, 0) + 1
-        self.bytes_sent[leg] = self.bytes_sent.get(leg, 0) + sent
+        """Count one round; threads of a pipeline count into one."""
+        with self._lock:
+            self.rounds[leg] = self.rounds.get(leg, 0) + 1
+            self.bytes_sent[leg] = self.bytes_sent.get(leg, 0) + sent
 
     def reset(self) -> None:
         """Begin anew."""
-        self.rounds.clear()
-        self.bytes_sent.clear()
+        with self._lock:
+            self.rounds.clear()
+            self.bytes_sent.clear()
 
     @property
     def rounds_total(self) -> int:

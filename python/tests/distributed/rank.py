@@ -9,8 +9,11 @@ import json
 import sys
 import time
 import traceback
+from dataclasses import asdict
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,24 +21,51 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import rowmill
-from rowmill import RaggedBatch
-from rowmill.distributed import Ranks, ShardedCollection
+from rowmill import TTL, MinCount, RaggedBatch
+from rowmill.distributed import (
+    CacheUse,
+    Pipeline,
+    Prepared,
+    Ranks,
+    RowCache,
+    ShardedCollection,
+)
+from rowmill.errors import InvalidInput
 from rowmill.nn import EmbeddingCollection, Feature
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+WAIT_S = 600.0
+"""For a row of another step; a hang is found by the wait for another rank, or by the test's own limit."""
 
 EXTREMES = [2**63 - 1, -(2**63), -1, 2**31]
 
 
-def open_tables(folder: Path, rank: int) -> tuple[rowmill.Store, list[Feature]]:
+def open_tables(
+    folder: Path, rank: int, bound: int | None = 0, rules: bool = False
+) -> tuple[rowmill.Store, list[Feature]]:
+    """A store of a rank, and features over its tables."""
+    # A machine that stops for a while, as one does that is suspended, must not look like a row that nobody gives back.
+    store = rowmill.open(
+        folder / f"store-{rank}", memory="32MiB", threads=1, seed=7, wait_deadline_s=WAIT_S
+    )
+    return store, tables_of(store, bound, rules)
+
+
+def tables_of(store: rowmill.Store, bound: int | None = 0, rules: bool = False) -> list[Feature]:
     """Features of three dims, four specs and all kinds of pooling; two of them share a table."""
-    store = rowmill.open(folder / f"store-{rank}", memory="32MiB", threads=1, seed=7)
     sgd, adagrad = rowmill.optim.SGD(lr=0.1), rowmill.optim.RowwiseAdagrad(lr=0.05)
+    make = partial(store.table, staleness_bound=bound)
+    if rules:  # Ids that are asked for once get no row, and rows go that are not asked for.
+        make = partial(make, admission=MinCount(2), eviction=TTL(steps=6, every=2))
     tables = [
-        store.table("user", dim=8, optimizer=sgd),
-        store.table("item", dim=4, optimizer=adagrad),
-        store.table("shop", dim=8, optimizer=sgd, num_rows=50),
-        store.table("word", dim=4, optimizer=adagrad),
-        store.table("tag", dim=16, optimizer=rowmill.optim.Adam(lr=0.01)),
-        store.table("colour", dim=4, optimizer=sgd),
+        make("user", dim=8, optimizer=sgd),
+        make("item", dim=4, optimizer=adagrad),
+        make("shop", dim=8, optimizer=sgd, num_rows=50),
+        make("word", dim=4, optimizer=adagrad),
+        make("tag", dim=16, optimizer=rowmill.optim.Adam(lr=0.01)),
+        make("colour", dim=4, optimizer=sgd),
     ]
     features = [Feature(table.name, table) for table in tables[:3]]
     features += [
@@ -44,7 +74,7 @@ def open_tables(folder: Path, rank: int) -> tuple[rowmill.Store, list[Feature]]:
         Feature("tag", tables[4], pooling="mean"),
         Feature("colour", tables[5]),
     ]
-    return store, features
+    return features
 
 
 def batch_of(step: int, features: list[Feature]) -> tuple[RaggedBatch, Tensor]:
@@ -91,14 +121,21 @@ def rows_of(features: list[Feature]) -> dict[str, list[Any]]:
     return rows
 
 
+def counts_of(store: rowmill.Store) -> dict[str, dict[str, int]]:
+    """What the store counted of every table."""
+    tables = store.stats()["tables"]
+    what = ("accesses", "births", "evicted", "steps")
+    return {name: {one: tables[name][one] for one in what} for name in tables}
+
+
 def dense(width: int) -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
-def alone(folder: Path, steps: int) -> dict[str, Any]:
+def alone(folder: Path, steps: int, rules: bool = False) -> dict[str, Any]:
     """The same training on one rank without an exchange."""
-    store, features = open_tables(folder, 0)
+    store, features = open_tables(folder, 0, rules=rules)
     embeddings = EmbeddingCollection(features)
     model = dense(sum(embeddings.dims))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -110,27 +147,57 @@ def alone(folder: Path, steps: int) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    rows = rows_of(features)
+    rows, counts = rows_of(features), counts_of(store)
     store.close()
-    return {"losses": losses, "rows": rows}
+    return {"losses": losses, "rows": rows, "counts": counts}
 
 
-def train(ranks: Ranks, folder: Path, steps: int, **settings: Any) -> dict[str, Any]:
+def parts(
+    ranks: Ranks, features: list[Feature], steps: Iterable[int]
+) -> Iterator[tuple[RaggedBatch, Tensor]]:
+    """This rank's part of every batch."""
+    for step in steps:
+        yield part_of(*batch_of(step, features), ranks.rank, ranks.count)
+
+
+def ahead(
+    pipeline: Pipeline, ranks: Ranks, features: list[Feature], steps: int, stops: list[int]
+) -> Iterator[tuple[Prepared, Tensor]]:
+    """The same, prepared ahead, by a run that ends early at each of `stops` and one for the rest."""
+    for begin, end in pairwise([0, *stops, steps]):
+        run = pipeline.run(parts(ranks, features, range(begin, steps)))
+        yield from islice(run, end - begin)
+        run.close()
+
+
+def train(
+    ranks: Ranks,
+    folder: Path,
+    steps: int,
+    bound: int | None = 0,
+    rules: bool = False,
+    pipeline: dict[str, int] | None = None,
+    stops: Sequence[int] = (),
+    **settings: Any,
+) -> dict[str, Any]:
     """Training over an exchange."""
-    store, features = open_tables(folder, ranks.rank)
+    store, features = open_tables(folder, ranks.rank, bound, rules)
     collection = ShardedCollection(features, ranks=ranks, **settings)
+    batches = parts(ranks, features, range(steps))
+    if pipeline is not None:
+        coming = Pipeline(collection, **pipeline)
+        batches = ahead(coming, ranks, features, steps, list(stops))
     model = ranks.data_parallel(dense(sum(collection.dims)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses: list[float] = []
-    for step in range(steps):
-        batch, labels = part_of(*batch_of(step, features), ranks.rank, ranks.count)
+    for batch, labels in batches:
         optimizer.zero_grad()
         logits = model(collection(batch)).view(-1)
         loss = ranks.mean(binary_cross_entropy_with_logits(logits, labels, reduction="none"))
         loss.backward()
         optimizer.step()
         losses.append(ranks.total(loss))
-    rows = rows_of(features)
+    rows, counts = rows_of(features), counts_of(store)
     collection.eval()
     before = collection.traffic.rounds_total
     evaluated = collection(part_of(*batch_of(1, features), ranks.rank, ranks.count)[0])
@@ -144,6 +211,9 @@ def train(ranks: Ranks, folder: Path, steps: int, **settings: Any) -> dict[str, 
         "bytes": collection.traffic.bytes_sent,
         "rounds_evaluated": collection.traffic.rounds_total - before,
         "weights": [p.detach().flatten().tolist() for p in model.parameters()],
+        "counts": counts,
+        "announced": store.stats()["lookahead_rows"],
+        "stale": store.stats()["staleness"],
     }
     store.close()
     return result
@@ -162,16 +232,139 @@ def shared_id(ranks: Ranks, folder: Path, strategy: str) -> dict[str, Any]:
     return result
 
 
-def wrong(ranks: Ranks, folder: Path, what: str) -> dict[str, Any]:
+def requests(ranks: Ranks, folder: Path, strategy: Any) -> dict[str, Any]:
+    """Ids that every rank asks for in every step, several times, beside one of its own."""
+    store = rowmill.open(folder / f"store-{ranks.rank}", memory="16MiB", threads=1)
+    sgd = rowmill.optim.SGD(lr=1.0)
+    tables = [store.table(name, dim=2, optimizer=sgd) for name in ("a", "b")]
+    features = [Feature("f", tables[0], padding_idx=0), Feature("g", tables[1])]
+    collection = ShardedCollection(features, ranks=ranks, strategy=strategy)
+    for step in range(400):
+        mine = 1000 + 3 * step + ranks.rank
+        bags = {"f": [[2**63 - 1, 0, mine], [2**63 - 1]], "g": [[-7], [-7]]}
+        collection(RaggedBatch.from_lists(bags)).sum().backward()
+    hottest = {table.name: table.hottest(1) for table in tables}
+    result = {"counts": counts_of(store), "hottest": hottest}
+    store.close()
+    return result
+
+
+def weighted(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, Any]:
+    """Gradients of the factors of ids, of two batches whose graphs are alive at once, and the vectors of the first."""
+    store, features = open_tables(folder, ranks.rank)
+    features = [feature for feature in features if feature.pooling == "sum"]
+    one, own = open_tables(folder / "one", ranks.rank)
+    own = [feature for feature in own if feature.pooling == "sum"]
+    found: list[list[Any]] = []
+    for collection in (
+        ShardedCollection(features, ranks=ranks, **settings),
+        EmbeddingCollection(own),
+    ):
+        collection.frozen = True
+        outs: list[Tensor] = []
+        leaves: list[Tensor] = []
+        for step in (0, 4):
+            batch, _ = part_of(*batch_of(step, features), ranks.rank, ranks.count)
+            weights = torch.linspace(-1.0, 2.0, len(batch.values)).requires_grad_()
+            leaves.append(weights)
+            outs.append(
+                collection(RaggedBatch(batch.features, batch.values, batch.offsets, weights))
+            )
+        before = outs[0].detach().clone()
+        loss = sum((out.square().sum() for out in outs), torch.zeros(()))
+        gradients = torch.autograd.grad(loss, leaves)
+        found.append([before.tolist(), *(gradient.tolist() for gradient in gradients)])
+    store.close()
+    one.close()
+    return {"sharded": found[0], "alone": found[1]}
+
+
+def external(ranks: Ranks, folder: Path, shared: bool, **settings: Any) -> dict[str, Any]:
+    """A feature whose rows are another model's, written by the ranks each for itself, or by the first for all."""
+    other = folder / f"other-{0 if shared else ranks.rank}"
+    ids = torch.arange(40)
+    with rowmill.open(folder / f"writing-{ranks.rank}", memory="16MiB", seed=3) as store:
+        table = store.table("theirs", dim=4, optimizer=rowmill.optim.SGD(lr=1.0))
+        table.put(ids, ids[:, None] + torch.arange(4) / 8)
+        store.checkpoint()
+    if not shared or ranks.rank == 0:
+        (folder / f"writing-{ranks.rank}").rename(other)
+    ranks.gather(None)
+    store, features = open_tables(folder, ranks.rank)
+    theirs = rowmill.open(other, memory="16MiB", read_only=True)
+    features = [*features[:2], Feature("theirs", theirs.open_table("theirs")), *features[2:]]
+    collection = ShardedCollection(features, ranks=ranks, **settings)
+    run = Pipeline(collection, depth=2, in_flight=2)
+
+    def batches() -> Iterator[tuple[RaggedBatch, Tensor]]:
+        for step in range(5):
+            batch, labels = part_of(*batch_of(step, features), ranks.rank, ranks.count)
+            yield batch, labels
+
+    seen: list[Tensor] = []
+    wanted: list[Tensor] = []
+    for step, (batch, _) in enumerate(run.run(batches())):
+        pooled = collection(batch)
+        pooled.sum().backward()
+        seen.append(collection.split(pooled)["theirs"].detach())
+        asked, _ = part_of(*batch_of(step, features), ranks.rank, ranks.count)
+        flat, ends = asked.bags("theirs")
+        known = (flat[:, None] + torch.arange(4) / 8) * (flat < 40)[:, None]
+        born = theirs.open_table("theirs").get(flat) * (flat >= 40)[:, None]
+        bag_of = torch.arange(asked.batch_size).repeat_interleave(ends.diff())
+        wanted.append(torch.zeros(asked.batch_size, 4).index_add(0, bag_of, known + born))
+    result = {
+        "equal": [
+            torch.allclose(one, other, atol=1e-5) for one, other in zip(seen, wanted, strict=True)
+        ],
+        "steps": counts_of(store)["user"]["steps"],
+        "theirs": len(theirs.open_table("theirs")),
+    }
+    store.close()
+    theirs.close()
+    return result
+
+
+def held_by_messages(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, Any]:
+    """One step of 20 tables of 2000 rows each; bytes of the buffers that messages are packed into and arrive in."""
+    store = rowmill.open(folder / f"store-{ranks.rank}", memory="64MiB", threads=1, seed=7)
+    sgd = rowmill.optim.SGD(lr=0.1)
+    tables = [store.table(f"t{n}", dim=4, optimizer=sgd) for n in range(20)]
+    collection = ShardedCollection(
+        [Feature(table.name, table) for table in tables], ranks=ranks, **settings
+    )
+    ids = torch.arange(2000).repeat(20, 1).T * (ranks.rank + 1)
+    pooled = collection(RaggedBatch.from_dense([table.name for table in tables], ids))
+    pooled.sum().backward()
+    rounds = collection.traffic.rounds["rows"]
+    assert collection.traffic.rounds["gradients"] == rounds
+    store.close()
+    return {"bytes": collection.bytes_held, "rounds": rounds, "pooled": pooled.sum(dim=1).tolist()}
+
+
+def wrong(ranks: Ranks, folder: Path, what: str, **settings: Any) -> dict[str, Any]:
     """Bad input on the last rank; the error every rank sees, and how long it took to see it."""
     store, features = open_tables(folder, ranks.rank)
     last = ranks.rank == ranks.count - 1
-    settings: dict[str, Any] = {}
     if what == "optimizer":
         sgd = rowmill.optim.SGD(lr=0.3 if last else 0.1)
         features[-1] = Feature("colour", store.table("colour2", dim=4, optimizer=sgd))
+    if what == "dim":
+        sgd = rowmill.optim.SGD(lr=0.1)
+        table = store.table("colour2", dim=8 if last else 4, optimizer=sgd)
+        features[-1] = Feature("colour", table)
+    if last and what == "order":
+        features.reverse()
+    if what == "made":
+        names = ["one", "two"]
+        sgd = rowmill.optim.SGD(lr=0.1)
+        for name in reversed(names) if last else names:
+            store.table(name, dim=4, optimizer=sgd)
+        features = [Feature(name, store.open_table(name)) for name in names]
     if last and what == "strategy":
         settings["strategy"] = "fused"
+    if last and what in ("chunk", "no chunk", "chunk of words"):
+        settings["chunk_bytes_max"] = {"chunk": 1000, "no chunk": 0, "chunk of words": "many"}[what]
     if last and what == "constructor":
         features.append(features[0])
     began = time.monotonic()
@@ -215,6 +408,186 @@ def wrong(ranks: Ranks, folder: Path, what: str) -> dict[str, Any]:
     return {"error": type(error).__name__, "message": str(error), "s": took, "after": after}
 
 
+def wrong_ahead(ranks: Ranks, folder: Path, what: str, pipeline: dict[str, int]) -> dict[str, Any]:
+    """The fourth batch of the last rank is wrong; how many the loop saw, and the error of every rank."""
+    store, features = open_tables(folder, ranks.rank)
+    collection = ShardedCollection(features, ranks=ranks)
+    last = ranks.rank == ranks.count - 1
+
+    def batches() -> Iterator[tuple[RaggedBatch, Tensor]]:
+        for number, (batch, labels) in enumerate(parts(ranks, features, range(8))):
+            if last and number == 3:
+                if what == "end":
+                    return
+                if what == "raise":
+                    raise OSError("the file is gone")
+                if what == "category":
+                    names = ("flavour", *batch.features[1:])
+                    batch = RaggedBatch(names, batch.values, batch.offsets)
+            yield batch, labels
+
+    run = Pipeline(collection, **pipeline)
+    seen = 0
+    error: Exception | None = None
+    try:
+        for batch, _ in run.run(batches()):
+            if what == "mode" and seen == 3:
+                collection.eval()
+            if last and what == "closed" and seen == 3:
+                store.close()
+            collection(batch).sum().backward()
+            seen += 1
+    except Exception as raised:
+        error = raised
+    after: list[int] = []
+    if what != "closed":  # Nothing is lost: the same pipeline goes on.
+        collection.train()
+        for batch, _ in run.run(parts(ranks, features, range(3))):
+            collection(batch).sum().backward()
+            after.append(1)
+    assert error is not None
+    return {"error": type(error).__name__, "message": str(error), "seen": seen, "after": after}
+
+
+def evaluated_ahead(ranks: Ranks, folder: Path, pipeline: dict[str, int]) -> dict[str, Any]:
+    """Batches evaluated ahead, some of them between two of a training that is ahead itself, and in time."""
+    store, features = open_tables(folder, ranks.rank)
+    collection = ShardedCollection(features, ranks=ranks)
+    training, run = Pipeline(collection, **pipeline), Pipeline(collection, **pipeline)
+    steps = range(6)
+    refused = ""
+    for number, (batch, _) in enumerate(training.run(parts(ranks, features, steps))):
+        collection(batch).sum().backward()
+        if number == 3:
+            collection.eval()
+            collection(part_of(*batch_of(9, features), ranks.rank, ranks.count)[0])
+            collection.train()
+            try:
+                next(training.run(parts(ranks, features, steps)))
+            except InvalidInput as error:
+                refused = str(error)
+    collection.eval()
+    rows = rows_of(features)
+    with torch.no_grad():
+        ahead = [collection(batch).tolist() for batch, _ in run.run(parts(ranks, features, steps))]
+    in_time = [collection(batch).tolist() for batch, _ in parts(ranks, features, steps)]
+    changed = rows != rows_of(features)
+    result = {"equal": ahead == in_time, "changed": changed, "refused": refused}
+    store.close()
+    return result
+
+
+def unequal_pipelines(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Ranks that want to prepare different numbers of batches."""
+    _store, features = open_tables(folder, ranks.rank)
+    collection = ShardedCollection(features, ranks=ranks)
+    try:
+        Pipeline(collection, depth=2 + ranks.rank)
+    except Exception as error:
+        return {"message": str(error)}
+    return {"message": ""}
+
+
+def cached(ranks: Ranks, folder: Path, cache: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """Training and evaluation by turns, without a row cache and with it; one table is another model's."""
+    (seen, rows, again, sent, none), (cached_seen, cached_rows, cached_again, cached_sent, use) = (
+        _turns(ranks, folder / str(row_cache is None), row_cache, **settings)
+        for row_cache in (None, RowCache(**cache))
+    )
+    assert none == CacheUse()
+    return {
+        "seen": cached_seen == seen,
+        "rows": cached_rows == rows and cached_again == again,
+        "bytes": sent,
+        "bytes_cached": cached_sent,
+        "use": asdict(use),
+    }
+
+
+def _turns(ranks: Ranks, folder: Path, row_cache: RowCache | None, **settings: Any) -> list[Any]:
+    """Pooled vectors and rows of ten steps, an evaluation, ten steps and an evaluation; rows of a checkpoint amid them."""
+    folder.mkdir(exist_ok=True)
+    theirs_at = folder / f"theirs-{ranks.rank}"
+    with rowmill.open(theirs_at, memory="16MiB", seed=3) as store:
+        table = store.table("theirs", dim=8, optimizer=rowmill.optim.SGD(lr=1.0))
+        table.put(torch.arange(200), torch.rand(200, 8, generator=torch.Generator().manual_seed(1)))
+        store.checkpoint()
+    theirs = rowmill.open(theirs_at, memory="16MiB", read_only=True)
+    store, features = open_tables(folder, ranks.rank)
+    features.insert(2, Feature("theirs", theirs.open_table("theirs"), pooling="mean"))
+    collection = ShardedCollection(features, ranks=ranks, **settings)
+    pipeline = Pipeline(collection, depth=2, row_cache=row_cache)
+    seen: list[Any] = []
+    rows: list[Any] = []
+    for first in (0, 10):
+        collection.train()
+        run = pipeline.run(parts(ranks, features, range(first, first + 10)))
+        for number, (batch, _) in enumerate(run):
+            if (first, number) == (10, 4):
+                store.checkpoint()
+                rows.append(rows_of(features))
+            pooled = collection(batch)
+            pooled.square().sum().backward()
+            seen.append(pooled.tolist())
+        collection.eval()
+        with torch.no_grad():
+            run = pipeline.run(parts(ranks, features, range(8, 20)))
+            seen += [collection(batch).tolist() for batch, _ in run]
+        rows.append(rows_of(features))
+    sent = dict(collection.traffic.bytes_sent)
+    store.close()
+    store, features = open_tables(folder, ranks.rank)
+    again = rows_of(features)
+    assert all(again[name] == rows[1][name] for name in again)
+    store.close()
+    theirs.close()
+    return [seen, rows, again, sent, pipeline.cache_use]
+
+
+def misused_cache(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """A batch of a run is left out on all ranks; a training step in the middle of a run of evaluation."""
+    store, features = open_tables(folder, ranks.rank)
+    collection = ShardedCollection(features, ranks=ranks).eval()
+    pipeline = Pipeline(collection, row_cache=RowCache())
+    found: list[str] = []
+    for what in ("left out", "twice", "trained"):
+        run = pipeline.run(parts(ranks, features, range(6)))
+        try:
+            for number, (batch, _) in enumerate(run):
+                if number == 2 and what == "left out":
+                    continue
+                if number == 2 and what == "trained":
+                    collection.train()
+                    pooled = collection(part_of(*batch_of(9, features), ranks.rank, ranks.count)[0])
+                    pooled.sum().backward()
+                    collection.eval()
+                collection(batch)
+                if number == 2 and what == "twice":
+                    collection(batch)
+        except Exception as error:
+            found.append(str(error))
+        run.close()
+    # Nothing is lost: the same pipeline goes on.
+    for batch, _ in pipeline.run(parts(ranks, features, range(3))):
+        collection(batch)
+    store.close()
+    return {"found": found}
+
+
+def wrong_cache(ranks: Ranks, folder: Path, cache: dict[str, Any]) -> dict[str, Any]:
+    """A cache that one rank cannot have."""
+    store, features = open_tables(folder, ranks.rank)
+    collection = ShardedCollection(features, ranks=ranks)
+    mine = cache if ranks.rank == ranks.count - 1 else {}
+    try:
+        Pipeline(collection, row_cache=RowCache(**mine))
+    except InvalidInput as error:
+        return {"message": str(error)}
+    finally:
+        store.close()
+    return {"message": ""}
+
+
 def silent(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """The last rank never comes."""
     _store, features = open_tables(folder, ranks.rank)
@@ -229,7 +602,22 @@ def silent(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"error": None}
 
 
-JOBS = {"train": train, "shared_id": shared_id, "wrong": wrong, "silent": silent}
+JOBS = {
+    "train": train,
+    "shared_id": shared_id,
+    "requests": requests,
+    "held_by_messages": held_by_messages,
+    "weighted": weighted,
+    "external": external,
+    "wrong": wrong,
+    "wrong_ahead": wrong_ahead,
+    "evaluated_ahead": evaluated_ahead,
+    "unequal_pipelines": unequal_pipelines,
+    "cached": cached,
+    "misused_cache": misused_cache,
+    "wrong_cache": wrong_cache,
+    "silent": silent,
+}
 
 
 def main() -> None:

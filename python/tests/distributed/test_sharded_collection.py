@@ -103,6 +103,67 @@ def test_strategies_are_equal_to_the_bit(
         assert results[strategy][0]["bytes"]["counts"] == 2 * 8 * (of_rank + 1) * forwards
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("strategy", "rows_on_wire"), [("packed", "fp32"), ("packed", "bf16"), ("fused", "fp32")]
+)
+def test_chunks_of_every_size_leave_the_same_bits(
+    processes: Processes, tmp_path: Path, count: int, strategy: str, rows_on_wire: str
+) -> None:
+    # Batches of one sample leave ranks without any; one of three steps asks for nothing of a category.
+    results = {
+        size: processes.run(
+            "train",
+            tmp_path / str(size),
+            count=count,
+            steps=20,
+            strategy=strategy,
+            rows_on_wire=rows_on_wire,
+            chunk_bytes_max=size,
+        )
+        for size in (1, 1000, "1GiB")
+    }
+    for size in (1, 1000):
+        for got, whole in zip(results[size], results["1GiB"], strict=True):
+            for what in ("losses", "rows", "weights", "evaluated"):
+                assert got[what] == whole[what], (size, what)
+            for leg in ("keys", "rows", "gradients"):
+                assert got["bytes"][leg] == whole["bytes"][leg]
+            # Where a rank has more than its share of a chunk, all tell how much they have of 6 categories.
+            told = got["rounds"]["counts"] - whole["rounds"]["counts"]
+            assert got["bytes"]["counts"] - whole["bytes"]["counts"] == told * 6 * 8 * (count - 1)
+            assert got["rounds"]["keys"] == whole["rounds"]["keys"]
+            assert 0 < told <= 21
+    for tiny, some, whole in zip(*results.values(), strict=True):
+        for leg in ("rows", "gradients"):
+            assert whole["rounds"][leg] <= some["rounds"][leg] <= tiny["rounds"][leg]
+            assert whole["rounds"][leg] < tiny["rounds"][leg]
+            # No chunk is below a category; one that nobody asks for goes with another.
+            assert tiny["rounds"][leg] <= 6 * (21 if leg == "rows" else 20)
+
+
+def test_a_lane_of_many_chunks_holds_two_of_them(processes: Processes, tmp_path: Path) -> None:
+    whole, cut = (
+        processes.run("held_by_messages", tmp_path / size, count=2, chunk_bytes_max=size)
+        for size in ("1GiB", "100KiB")
+    )
+    for one, other in zip(whole, cut, strict=True):
+        assert one["rounds"] == 1
+        assert other["rounds"] > 5
+        assert other["pooled"] == one["pooled"]
+        for leg in ("rows out", "rows in", "gradients out", "gradients in"):
+            # A buffer has a quarter of room to grow.
+            assert 0 < other["bytes"][leg] <= 2 * 1.25 * 100 * 1024 < one["bytes"][leg], leg
+
+
+def test_a_rank_that_cannot_read_what_goes_in_chunks_is_named_by_all(
+    processes: Processes, tmp_path: Path
+) -> None:
+    for result in processes.run("wrong", tmp_path, count=3, what="closed", chunk_bytes_max=1):
+        assert result["error"] == "ExchangeFailed"
+        assert result["message"].startswith("rank 2: ")
+
+
 def test_rows_travel_at_half_the_bytes_as_bf16(processes: Processes, tmp_path: Path) -> None:
     narrow, wide = (
         processes.run("train", tmp_path / wire, count=2, steps=20, rows_on_wire=wire)
@@ -125,16 +186,97 @@ def test_an_id_that_all_ranks_ask_for_gets_the_sum_of_their_gradients(
         assert result["row"] == ([-18.0, -18.0] if result["has"] else [0.0, 0.0])
 
 
+def test_owners_count_ids_and_let_rows_go_as_one_store_does(
+    processes: Processes, tmp_path: Path
+) -> None:
+    steps = 40
+    alone = processes.run("alone", tmp_path / "1", count=1, steps=steps, rules=True)[0]
+    results = processes.run("train", tmp_path / "3", count=3, steps=steps, rules=True)
+    for result in results:
+        assert result["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert rows_of(results).keys() == rows_of([alone]).keys()
+    for name, wanted in alone["counts"].items():
+        counts = [result["counts"][name] for result in results]
+        for what in ("births", "evicted"):
+            assert sum(count[what] for count in counts) == wanted[what], (name, what)
+            assert wanted[what] > 0 or name == "colour", (name, what)
+        assert {count["steps"] for count in counts} == {wanted["steps"]}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_owners_see_category_and_id_of_every_request(
+    processes: Processes, tmp_path: Path, strategy: str
+) -> None:
+    # Of table "a" every rank asks for one id that all have, however often, and one of its own; of "b" for one.
+    results = processes.run("requests", tmp_path, count=3, strategy=strategy)
+    for name, requests in (("a", 3 * 400 * 2), ("b", 3 * 400)):
+        assert sum(result["counts"][name]["accesses"] for result in results) == requests
+    hottest = [result["hottest"] for result in results]
+    of_a = max((most for one in hottest for most in one["a"]), key=lambda pair: pair[1])
+    of_b = [most for one in hottest for most in one["b"]]
+    # One of 251 requests is counted: an estimate, of the right id.
+    assert of_a[0] == 2**63 - 1
+    assert 600 <= of_a[1] <= 1800
+    assert [id_ for id_, _ in of_b] == [-7]
+    assert 600 <= of_b[0][1] <= 1800
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"strategy": "packed"}, {"strategy": "per-category"}, {"chunk_bytes_max": 500}],
+    ids=str,
+)
+def test_factors_get_the_gradients_they_have_on_one_rank(
+    processes: Processes, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    for result in processes.run("weighted", tmp_path, count=3, **settings):
+        for sharded, alone in zip(result["sharded"], result["alone"], strict=True):
+            for got, wanted in zip(sharded, alone, strict=True):
+                assert got == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_of_another_model_are_read_and_stay(
+    processes: Processes, tmp_path: Path, strategy: str, shared: bool
+) -> None:
+    for result in processes.run("external", tmp_path, count=2, strategy=strategy, shared=shared):
+        assert result == {"equal": [True] * 5, "steps": 5, "theirs": 40}
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [
         (
             "optimizer",
-            "ranks disagree on the collection, table 'colour2': rank 0 has .*0.1.*, rank 2 has .*0.3",
+            "ranks disagree on the collection, the optimizer of table 'colour2': rank 0 has .*0.1.*, rank 2 has "
+            ".*0.3",
+        ),
+        (
+            "dim",
+            "ranks disagree on the collection, the dim of table 'colour2': rank 0 has 4, rank 2 has 8",
+        ),
+        (
+            "made",
+            "ranks disagree on the collection, the number in the order of making of table 'one': rank 0 has 6, rank "
+            "2 has 7",
+        ),
+        (
+            "order",
+            "ranks disagree on the collection, feature 0: rank 0 has .*'user'.*, rank 2 has .*'colour'",
         ),
         (
             "strategy",
             "ranks disagree on the collection, the strategy: rank 0 has 'packed', rank 2 has 'fused'",
+        ),
+        (
+            "chunk",
+            "ranks disagree on the collection, chunk_bytes_max: rank 0 has 16777216, rank 2 has 1000",
+        ),
+        ("no chunk", 'rank 2: chunk_bytes_max must be above 0, got 0: give a size such as "16MiB"'),
+        (
+            "chunk of words",
+            "rank 2: chunk_bytes_max must be a number of bytes or a size such as \"2GiB\", got 'many'",
         ),
         ("constructor", "rank 2: features must have distinct names"),
         ("category", r"rank 2: .* lacks \['colour'\], and nobody declared \['flavour'\]"),
@@ -154,7 +296,7 @@ def test_bad_input_of_one_rank_is_raised_by_all(
         assert (result["error"], result["message"]) == ("InvalidInput", first)
         assert result["s"] < 20
         assert result["after"] == (
-            [] if what in ("optimizer", "strategy", "constructor") else [1.0]
+            [1.0] if what in ("category", "offsets", "falling", "range", "mode") else []
         )
 
 

@@ -1,0 +1,399 @@
+"""A checkpoint of all ranks: every rank's rows, and what there is beside them, of one step or of none.
+
+Every rank's store prepares its part; when all are durable, rank 0 writes the manifest, which *is* the checkpoint; then
+all commit. A crash before the manifest leaves every store with a part that the manifest does not name, a crash after it
+with one that it does: either way the manifest says at which checkpoint each store opens.
+
+In the folder:
+
+    CHECKPOINT                  the manifest
+    state-<number>.pt           dense weights, their optimizer, the random stream of every rank
+    parts-<generation>/<rank>   the store of a rank; other numbers of ranks begin a new generation
+    LOCK                        held by the run that has the folder
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import re
+import shutil
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from uuid import uuid4
+from zlib import crc32
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rowmill import _core, store
+from rowmill.distributed.category import category_of
+from rowmill.distributed.manifest import Manifest, write_durable
+from rowmill.distributed.ranks import Ranks
+from rowmill.errors import (
+    CheckpointMissing,
+    InvalidInput,
+    StoreCorrupt,
+    StoreLocked,
+    StoreMissing,
+)
+from rowmill.nn import dense_state_dict, load_dense_state_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rowmill.store import Store
+
+_PART = "rowmill.distributed"
+_T = TypeVar("_T")
+
+
+class Checkpoint:
+    """The folder in which all ranks of a run save what they have, to go on from there as if they had never stopped.
+
+    As many ranks go on with equal bits. Other numbers of ranks take the rows over: each reads, in pieces, those it owns
+    now, with optimizer state, stamps and counters; nobody holds their clocks. All methods are collectives.
+
+    Args:
+        folder: A folder that all ranks reach, for this run alone.
+        ranks: Who takes part.
+        timeout_s: Longest wait for another rank's part, in seconds.
+
+    Examples:
+        In every process that `torchrun` starts::
+
+            checkpoint = Checkpoint("run", ranks=ranks)
+            with checkpoint.open(memory="2GiB") as store:
+                ...  # tables, collection, model and optimizer, as always
+                begin = checkpoint.restore(model, optimizer) or 0
+                for step in range(begin, steps):
+                    ...
+                    if (step + 1) % 1000 == 0:
+                        checkpoint.save(model, optimizer, position=step + 1)
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, ranks: Ranks, timeout_s: float = 1800.0
+    ) -> None:
+        self.folder = Path(folder)
+        # Parts are of different sizes: who has written its own waits longer than for an exchange.
+        self._ranks = Ranks(backend="gloo", timeout_s=timeout_s)
+        if (self._ranks.rank, self._ranks.count) != (ranks.rank, ranks.count):
+            raise InvalidInput("ranks must be those of torch.distributed now")
+        self._manifest: Manifest | None = None
+        self._generation = 1
+        self._run = ""
+        self._store: Store | None = None
+        self._locked = False
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.folder)!r})"
+
+    @property
+    def number(self) -> int:
+        """Number of the last checkpoint; 0 if there is none."""
+        return 0 if self._manifest is None else self._manifest.number
+
+    @property
+    def position(self) -> Any:
+        """What the last checkpoint has as its position; None if there is none."""
+        return None if self._manifest is None else self._manifest.position
+
+    def open(self, *, seed: int = 0, **options: Any) -> Store:
+        """Open this rank's store at the last checkpoint, or make it.
+
+        Args:
+            seed: Seed of the initializers, fixed when the first store is made.
+            options: As for `rowmill.open`: `memory` and the like.
+
+        Raises:
+            InvalidInput: On every rank: they see different checkpoints, or were given different seeds.
+            ExchangeFailed: On every rank: one could not open its part, which the message says.
+        """
+        for option in ("at", "create", "read_only"):
+            if option in options:
+                raise InvalidInput(f"{option} is what the checkpoint decides: leave it out")
+
+        def look() -> tuple[tuple[Manifest | None, str], dict[str, Any]]:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self._ranks.rank == 0:
+                self._take_lock()
+            manifest = Manifest.load(self.folder)
+            said = {"its id": manifest and manifest.id, "the seed": seed}
+            return (manifest, uuid4().hex), said
+
+        self._manifest, drawn = self._ranks.agree(look, "the checkpoint")
+        self._run = self._ranks.gather(drawn)[0]
+        opened: list[Store] = []
+
+        def make() -> tuple[Store, dict[str, Any]]:
+            opened.append(self._open_part(seed, options))
+            return self._fill(opened[0]), {}
+
+        try:
+            self._store = self._ranks.agree(make, "their parts")
+        except Exception:
+            for mine in opened:
+                mine.close()
+            raise
+        return self._store
+
+    def save(
+        self,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        position: Any = None,
+        attachments: Mapping[str, bytes] | None = None,
+    ) -> int:
+        """Make the rows of all ranks, the model, its optimizer and torch's random streams durable, all or nothing.
+
+        Call it between steps, on every rank. Where it raises, end the run: it goes on from the checkpoint that is there.
+
+        Args:
+            model: Its dense weights; rank 0's are saved.
+            optimizer: Of the dense weights.
+            position: Where the data goes on: numbers, words, lists or dicts, the same on every rank.
+            attachments: Bytes of this rank alone, for `Store.attachment`. Other numbers of ranks do not get them.
+
+        Returns:
+            Number of the checkpoint.
+        """
+        mine = self._opened()
+        number = self.number + 1
+        # Before anything is written: a disagreement costs nothing.
+        self._ranks.agree(lambda: ((), {"the position": _json(position)}), "the checkpoint")
+        id_ = f"{self._run}-{number}"
+        part = json.dumps({"id": id_, "rank": self._ranks.rank}).encode()
+        epoch = self._together(
+            lambda: mine.prepare(attachments={**(attachments or {}), _PART: part})["epoch"]
+        )
+        parts = self._ranks.gather((epoch, torch.get_rng_state()))
+
+        def write() -> Manifest | None:
+            if self._ranks.rank > 0:
+                return None
+            state = _packed(model, optimizer, [stream for _, stream in parts])
+            write_durable(self._state_file(number), state)
+            manifest = Manifest(
+                id=id_,
+                number=number,
+                generation=self._generation,
+                epochs=[epoch for epoch, _ in parts],
+                seed=mine.seed,
+                tables=mine.table_names(),
+                position=position,
+                state_bytes=len(state),
+                state_crc=crc32(state),
+            )
+            manifest.save(self.folder)
+            return manifest
+
+        self._manifest = self._ranks.gather(self._together(write))[0]
+        self._together(mine.commit)
+        if self._ranks.rank == 0:
+            self._clear()
+        return number
+
+    def restore(
+        self, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
+    ) -> Any:
+        """Put back what is not rows, as the last checkpoint has it: dense weights, optimizer and random stream.
+
+        The random stream is only put back for as many ranks as saved it. Call it when all tables are made.
+
+        Returns:
+            The position that was saved; None if there is no checkpoint.
+
+        Raises:
+            InvalidInput: On every rank: the checkpoint is of another model.
+        """
+        manifest = self._manifest
+        if manifest is None:
+            return None
+        mine = self._opened()
+
+        def load() -> None:
+            other = sorted(set(mine.table_names()) ^ set(manifest.tables))
+            if other:
+                raise InvalidInput(
+                    f"the checkpoint in {self.folder} is of another model: it has tables {sorted(manifest.tables)}, "
+                    f"this run {mine.table_names()}"
+                )
+            state = self._state(manifest)
+            try:
+                if model is not None:
+                    load_dense_state_dict(_dense(model), state["model"])
+                if optimizer is not None:
+                    optimizer.load_state_dict(state["optimizer"])
+            except (RuntimeError, ValueError, TypeError, KeyError) as error:
+                what = " ".join(str(error).split())
+                raise InvalidInput(
+                    f"the checkpoint in {self.folder} is of another model: {what}"
+                ) from error
+            if len(manifest.epochs) == self._ranks.count:
+                torch.set_rng_state(state["random"][self._ranks.rank])
+
+        self._together(load)
+        return manifest.position
+
+    # Parts.
+
+    def _open_part(self, seed: int, options: dict[str, Any]) -> Store:
+        manifest, rank = self._manifest, self._ranks.rank
+        if manifest is None:
+            self._generation = 1
+            return store.open(self._part_folder(1, rank), at=0, seed=seed, **options)
+        if len(manifest.epochs) == self._ranks.count:
+            self._generation = manifest.generation
+            folder = self._part_folder(manifest.generation, rank)
+            try:
+                part = store.open(folder, at=manifest.epochs[rank], create=False, **options)
+            except StoreMissing as error:
+                raise self._lacks(rank, folder) from error
+            try:
+                self._check_part(manifest, rank, part.attachment(_PART))
+            except Exception:
+                part.close()
+                raise
+            return part
+        self._generation = manifest.generation + 1
+        # What a run prepared here that ended before its manifest, goes.
+        folder = self._part_folder(self._generation, rank)
+        return store.open(folder, at=0, seed=manifest.seed, **options)
+
+    def _fill(self, mine: Store) -> Store:
+        """Take over the rows of this rank, where another number of ranks saved them."""
+        manifest, ranks = self._manifest, self._ranks
+        if manifest is None or len(manifest.epochs) == ranks.count:
+            return mine
+        owners = {name: category_of(name) for name in manifest.tables}
+        for number, epoch in enumerate(manifest.epochs):
+            folder = self._part_folder(manifest.generation, number)
+            try:
+                part = _core.Changes.open(str(folder), 0, epoch)
+            except StoreMissing as error:
+                raise self._lacks(number, folder) from error
+            self._check_part(manifest, number, part.attachment(_PART))
+            counters = number % ranks.count == ranks.rank
+            part.replay_share(mine.core, ranks.rank, ranks.count, counters, owners)
+        return mine
+
+    def _check_part(self, manifest: Manifest, rank: int, carried: bytes | None) -> None:
+        said = None if carried is None else json.loads(carried)
+        if said != {"id": manifest.id, "rank": rank}:
+            folder = self._part_folder(manifest.generation, rank)
+            raise CheckpointMissing(
+                f"{folder} is no part of checkpoint {manifest.number} in {self.folder}, but says {said}: parts and "
+                "CHECKPOINT must come from one run; restore the whole folder from a copy"
+            )
+
+    def _lacks(self, rank: int, folder: Path) -> CheckpointMissing:
+        return CheckpointMissing(
+            f"checkpoint {self.number} in {self.folder} lacks the part of rank {rank}, {folder}: put it back, or "
+            "restore the whole folder from a copy"
+        )
+
+    # Files.
+
+    def _take_lock(self) -> None:
+        """Keep other runs out as long as this object lives."""
+        if not self._locked:
+            weakref.finalize(self, os.close, take_lock(self.folder))
+            self._locked = True
+
+    def _part_folder(self, generation: int, rank: int) -> Path:
+        return self.folder / f"parts-{generation}" / str(rank)
+
+    def _state_file(self, number: int) -> Path:
+        return self.folder / f"state-{number}.pt"
+
+    def _state(self, manifest: Manifest) -> dict[str, Any]:
+        path = self._state_file(manifest.number)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise CheckpointMissing(
+                f"checkpoint {manifest.number} in {self.folder} lacks {path.name}: restore the whole folder from a copy"
+            ) from None
+        if (len(content), crc32(content)) != (manifest.state_bytes, manifest.state_crc):
+            raise StoreCorrupt(f"{path} is damaged: it does not match its checksum in CHECKPOINT")
+        return torch.load(io.BytesIO(content), weights_only=True)
+
+    def _clear(self) -> None:
+        """Remove what the manifest does not name and an earlier one did, or one that was never written."""
+        manifest = self._manifest
+        assert manifest is not None
+        parts = self.folder / f"parts-{manifest.generation}"
+        for path in (*self.folder.iterdir(), *parts.iterdir()):
+            named = path in (parts, self._state_file(manifest.number))
+            if path.parent == parts:
+                named = not path.name.isdigit() or int(path.name) < len(manifest.epochs)
+            elif re.fullmatch(r"parts-\d+|state-\d+\.pt", path.name) is None:
+                continue
+            if named:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    # Together.
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            raise InvalidInput("open() comes first: it gives this rank its store")
+        return self._store
+
+    def _together(self, work: Callable[[], _T]) -> _T:
+        """Work of every rank; all raise if one does."""
+        (done,) = self._ranks.agree(lambda: ((work(),), {}), "the checkpoint")
+        return done
+
+
+def take_lock(folder: Path) -> int:
+    """The descriptor of a folder's lock, which keeps other runs out until it is closed.
+
+    Raises:
+        StoreLocked: Another run has it.
+    """
+    lock = os.open(folder / "LOCK", os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise StoreLocked(
+            f"another run has {folder}: end it, or give this one a folder of its own"
+        ) from None
+    return lock
+
+
+def _packed(
+    model: nn.Module | None, optimizer: torch.optim.Optimizer | None, random: list[torch.Tensor]
+) -> bytes:
+    buffer = io.BytesIO()
+    state = {
+        "model": None if model is None else dense_state_dict(_dense(model)),
+        "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "random": random,
+    }
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _dense(model: nn.Module) -> nn.Module:
+    """The model itself, whatever number of ranks it was spread over."""
+    return cast("nn.Module", model.module) if isinstance(model, DistributedDataParallel) else model
+
+
+def _json(position: Any) -> str:
+    try:
+        return json.dumps(position, sort_keys=True)
+    except TypeError as error:
+        raise InvalidInput(
+            f"position must be numbers, words, lists or dicts, got {position!r}: {error}"
+        ) from None

@@ -1,0 +1,145 @@
+"""What a rank asks for and is asked for in one lane, whole or cut into chunks.
+
+A *chunk* is a run of categories of a lane whose rows, and later their gradients, travel in one message. Cuts lie between
+categories, because a bag adds up rows of one category in the order of its lookups, and an owner those of one row in the order of
+ranks: what is within a category stays together, so chunks of every size give the same bits.
+
+Shapes as in `rowmill.ops.exchange.layout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+
+from rowmill.ops.exchange import Message, Unique
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What a rank asked for in one lane, or in a chunk of it.
+
+    Attributes:
+        lane: The number of the lane.
+        places: Of the categories among those of the collection.
+        combined: int32 [N], the row of every lookup among those that come back, or -1.
+        message: The rows that come back.
+    """
+
+    lane: int
+    places: range
+    combined: Tensor
+    message: Message
+
+
+@dataclass(frozen=True, eq=False)
+class Owned:
+    """What a rank is asked for in one lane, or in a chunk of it.
+
+    Attributes:
+        places: Of the categories among those of the collection.
+        unique: Distinct rows.
+        message: The rows that it sends for them.
+        times: int32 [U], how many ranks ask for each.
+    """
+
+    places: range
+    unique: Unique
+    message: Message
+    times: Tensor
+
+
+def floats_by_category(message: Message) -> Tensor:
+    """int64 [C]: floats of a message for or from all ranks together."""
+    counts_RC = message.counts.view(-1, len(message.dims)).long()
+    return counts_RC.sum(dim=0) * torch.tensor(message.dims)
+
+
+def runs(sizes: Sequence[int], most: int) -> list[range]:
+    """Neighbours together while they come to no more than `most`; one that is more stands alone.
+
+    Examples:
+        >>> runs([3, 0, 4, 9, 1], 7)
+        [range(0, 3), range(3, 4), range(4, 5)]
+    """
+    ends: list[int] = []
+    total = 0
+    for place, size in enumerate(sizes):
+        if total > 0 and total + size > most:
+            ends.append(place)
+            total = 0
+        total += size
+    return [range(a, b) for a, b in zip([0, *ends], [*ends, len(sizes)], strict=True)]
+
+
+def cut_sent(whole: Sent, offsets: Sequence[int], chunks: Sequence[range]) -> list[Sent]:
+    """The chunks of a lane that a rank asked for.
+
+    Args:
+        whole: The lane.
+        offsets: Where the lookups of each category begin, and where the last ones end.
+        chunks: Categories of the lane, from 0 on.
+    """
+    dims = whole.message.dims
+    counts_RC = whole.message.counts.view(-1, len(dims))
+    parts = [counts_RC[:, chunk.start : chunk.stop].contiguous() for chunk in chunks]
+    # Rows of one rank and category lie side by side in both messages: they move together.
+    moved_RC = _begins(counts_RC) - torch.cat([_begins(part) for part in parts], dim=1)
+    moved_W = moved_RC.view(-1).repeat_interleave(counts_RC.view(-1))
+    combined = whole.combined
+    if len(moved_W) > 0:
+        moved_N = moved_W[combined.clamp(min=0)]
+        combined = torch.where(combined < 0, combined, combined - moved_N)
+    return [
+        Sent(
+            whole.lane,
+            whole.places[chunk.start : chunk.stop],
+            combined[offsets[chunk.start] : offsets[chunk.stop]],
+            Message(part.view(-1), dims[chunk.start : chunk.stop]),
+        )
+        for chunk, part in zip(chunks, parts, strict=True)
+    ]
+
+
+def cut_owned(whole: Owned, chunks: Sequence[range]) -> list[Owned]:
+    """The chunks of a lane that a rank is asked for; `chunks` as in `cut_sent`."""
+    unique, dims = whole.unique, whole.message.dims
+    counts_RC = whole.message.counts.view(-1, len(dims))
+    begins_RC = _begins(counts_RC)
+    ends_RC = begins_RC + counts_RC
+    firsts = [0, *accumulate(int(count) for count in unique.counts)]
+    out: list[Owned] = []
+    for chunk in chunks:
+        rows = slice(firsts[chunk.start], firsts[chunk.stop])
+        inverse = torch.cat(
+            [
+                unique.inverse[int(begins[chunk.start]) : int(ends[chunk.stop - 1])]
+                for begins, ends in zip(begins_RC, ends_RC, strict=True)
+            ]
+        )
+        counts = unique.counts[chunk.start : chunk.stop]
+        of_chunk_RC = counts_RC[:, chunk.start : chunk.stop].contiguous()
+        message = Message(of_chunk_RC.view(-1), dims[chunk.start : chunk.stop])
+        out.append(
+            Owned(
+                whole.places[chunk.start : chunk.stop],
+                Unique(unique.ids[rows], counts, inverse - rows.start),
+                message,
+                whole.times[rows],
+            )
+        )
+    return out
+
+
+def _begins(counts_RC: Tensor) -> Tensor:
+    """int32 [R, C]: the first row of every rank and category in a message of so many."""
+    flat = counts_RC.reshape(-1)
+    return (flat.cumsum(0) - flat).int().view(counts_RC.shape)

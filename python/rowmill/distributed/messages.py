@@ -1,0 +1,102 @@
+"""Floats of one leg on their way, chunk after chunk.
+
+Two messages of each lane are on their way at a time: while one travels, what came in the one before is used and the one after
+is packed. So a lane needs memory for two of its chunks, whatever the number of them. A lane of one chunk is sent at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from rowmill.distributed.exchange import Exchange
+    from rowmill.distributed.traffic import Leg
+
+_AT_ONCE = 2
+"""Messages of a lane on their way at a time."""
+
+
+class Messages:
+    """Messages to all ranks; those that may be are on their way when this is made.
+
+    Args:
+        exchange: What they belong to: its group, buffers, traffic and meter.
+        leg: What they carry.
+        lanes: The lane of each message; those of one lane side by side.
+        to: Of each message, how many floats go to each rank.
+        come: Of each message, how many floats come from each rank.
+        pack: Fills the message of a number.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        leg: Leg,
+        lanes: Sequence[int],
+        to: Sequence[list[int]],
+        come: Sequence[list[int]],
+        pack: Callable[[int, Tensor], None],
+    ) -> None:
+        self._exchange = exchange
+        self._leg: Leg = leg
+        self._lanes = lanes
+        self._to, self._come, self._pack = to, come, pack
+        self._travelling: dict[int, tuple[Any, Tensor]] = {}
+        for number in range(len(lanes)):
+            if self._place(number) < _AT_ONCE:
+                self._send(number)
+
+    def arrivals(self) -> Iterator[Tensor]:
+        """What comes in each message, flat float32, until the next is asked for."""
+        exchange, leg = self._exchange, self._leg
+        for number, lane in enumerate(self._lanes):
+            work, back = self._travelling.pop(number)
+            self._wait(work)
+            if back.dtype != torch.float32:
+                wide = exchange.buffers.take(f"{leg} in", 0, len(back))
+                back = wide.copy_(back.view(torch.bfloat16))
+            yield back
+            after = number + _AT_ONCE
+            if after < len(self._lanes) and self._lanes[after] == lane:
+                self._send(after)
+
+    def drop(self) -> None:
+        """Wait for what is on its way, for whoever will not use it; the rest is never sent."""
+        for work, _ in self._travelling.values():
+            self._wait(work)
+        self._travelling.clear()
+
+    def _wait(self, work: Any) -> None:
+        with self._exchange.meter.waiting(self._leg, work):
+            work.wait()
+
+    def _place(self, number: int) -> int:
+        """Among the messages of its lane."""
+        return number - self._lanes.index(self._lanes[number])
+
+    def _send(self, number: int) -> None:
+        exchange, leg = self._exchange, self._leg
+        to, come = self._to[number], self._come[number]
+        take, narrow = exchange.buffers.take, exchange.rows == "bf16"
+        buffer = _AT_ONCE * self._lanes[number] + self._place(number) % _AT_ONCE
+        out = take(f"{leg} out", 0 if narrow else buffer, sum(to))
+        self._pack(number, out)
+        if narrow:
+            # Gloo moves 16 bits only under the name of float16.
+            halves = take(f"{leg} out, narrow", buffer, len(out), torch.bfloat16).copy_(out)
+            out = halves.view(torch.float16)
+            back = take(f"{leg} in, narrow", buffer, sum(come), torch.float16)
+        else:
+            back = take(f"{leg} in", buffer, sum(come))
+        ranks = exchange.ranks
+        work = dist.all_to_all_single(back, out, come, to, group=ranks.group, async_op=True)
+        exchange.meter.begun(leg, work)
+        exchange.traffic.add(leg, out.element_size() * (len(out) - to[ranks.rank]))
+        self._travelling[number] = work, back

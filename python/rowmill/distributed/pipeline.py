@@ -1,0 +1,274 @@
+"""Batches prepared while the loop works on earlier ones.
+
+One thread makes the ids of coming batches distinct, sends them to the owners of their rows and has the owners announce
+those rows to their stores. What is left to a step is to read rows, which are in memory by then, and to send them. With
+more than one step in flight a second thread does that as well, before the steps before it have updated their rows: how far a
+row may run ahead of its updates is up to the staleness bound of its table, on which the owner's store waits. At bound 0 no
+row is read before its last update, so the bits are those of one batch at a time.
+
+Collectives meet in the order in which each rank makes them. So each thread has a group of its own, and takes batches in
+their order; and how many it takes follows from how many the loop took, nothing else: a loop that ends early lets its threads
+take what they were allowed, for the other ranks count on them.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext, suppress
+from queue import Empty, SimpleQueue
+from threading import Condition, Thread
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+from rowmill.distributed.row_cache import CacheUse, with_next
+from rowmill.errors import InvalidInput
+from rowmill.size import check_int
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+    from rowmill.distributed.collection import Prepared, ShardedCollection
+    from rowmill.distributed.exchange import Exchange
+    from rowmill.distributed.row_cache import HeldRows, RowCache
+    from rowmill.ragged import RaggedBatch
+    from rowmill.steps import Step
+
+_T = TypeVar("_T")
+
+DEPTH_MAX = 63
+"""The farthest a row can be announced, in steps."""
+
+_LOOK_AGAIN_S = 0.01
+
+
+class Pipeline:
+    """Batches of a collection, so many of them prepared ahead. Made by every rank, as its `run` is called by every rank.
+
+    Args:
+        collection: What looks them up.
+        depth: Batches whose ids are with the owners of their rows before the loop asks for them.
+        in_flight: Steps whose rows are read and not updated yet, one to `depth` + 1. With 1 every step reads its own; with
+            more, tables need a staleness bound above 0 for anything to be read early.
+        row_cache: What this rank keeps of rows that a run does not train, while coming batches use them; each batch must
+            then be looked up once, in its order. So many batches more are drawn ahead.
+
+    Examples:
+        In every process::
+
+            pipeline = Pipeline(rows, depth=2)
+            for samples, labels in pipeline.run(my_part_of_every_batch):
+                loss = ranks.mean(loss_of_each(model(rows(samples)), labels))
+                loss.backward()
+                optimizer.step()
+    """
+
+    def __init__(
+        self,
+        collection: ShardedCollection,
+        *,
+        depth: int = 2,
+        in_flight: int = 1,
+        row_cache: RowCache | None = None,
+    ) -> None:
+        def settings() -> tuple[tuple[int, int], dict[str, int]]:
+            if row_cache is not None:
+                row_cache.check()
+            ahead = check_int(depth, "depth", 1, DEPTH_MAX)
+            steps = check_int(in_flight, "in_flight", 1, ahead + 1)
+            return (ahead, steps), {"the depth": ahead, "the steps in flight": steps}
+
+        ranks = collection.ranks
+        self.collection = collection
+        self.depth, self.in_flight = ranks.agree(settings, "the pipeline")
+        self._ids = collection.exchange_beside()
+        self._rows = collection.exchange_beside() if self.in_flight > 1 else None
+        self._row_cache = row_cache
+        self.cache_use = CacheUse()
+        """What the row cache did in all runs."""
+        self._runs = False
+
+    def run(self, batches: Iterable[tuple[RaggedBatch, _T]]) -> Generator[tuple[Prepared, _T]]:
+        """Every batch as `collection.forward` takes it, with what came beside it.
+
+        A step counts as over when the next batch is asked for. Closing the generator early drops what is open: gradients
+        that come later change nothing.
+
+        Args:
+            batches: This rank's part of every batch, with anything of the caller's (labels, say), or None. As many on
+                every rank. Drawn by another thread.
+
+        Raises:
+            InvalidInput: On every rank, if the batch of one is wrong, or one has more than another; or if an earlier
+                run of this pipeline is not over.
+            ExchangeFailed: On every rank, if one could not read its rows, or its `batches` raised.
+        """
+        if self._runs:
+            raise InvalidInput("this pipeline runs: close() what its run gave, or make another one")
+        self._runs = True
+        try:
+            held = None
+            if self._row_cache is not None:
+                training = self.collection.trains_rows
+                held = self.collection.held_rows(self._row_cache, self.cache_use, training=training)
+            run = _Run[_T](self.collection, self._ids, self._rows, held, self.depth, self.in_flight)
+            yield from run.batches(batches)
+        finally:
+            self._runs = False
+
+
+class _Quota:
+    """How many batches a thread may take. It takes them all, also those it was allowed before the end."""
+
+    def __init__(self, allowed: int) -> None:
+        self._changed = Condition()
+        self._left = allowed
+        self._ended = False
+
+    def allow_one(self) -> None:
+        with self._changed:
+            self._left += 1
+            self._changed.notify()
+
+    def end(self) -> None:
+        """Allow no more."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def take(self) -> bool:
+        """Wait for one to be allowed; False if none will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._left > 0 or self._ended)
+            self._left -= 1
+            return self._left >= 0
+
+
+class _Coming(Generic[_T]):
+    """A batch on its way to the loop, and the step that its rows were read in."""
+
+    def __init__(self, prepared: Prepared, beside: _T) -> None:
+        self.prepared = prepared
+        self.beside = beside
+        self.step: Step | None = None
+
+    def drop(self) -> None:
+        if self.step is not None and self.step.open:
+            self.step.finish(apply=False)
+
+
+class _Run(Generic[_T]):
+    """One pass over batches."""
+
+    def __init__(
+        self,
+        collection: ShardedCollection,
+        ids: Exchange,
+        rows: Exchange | None,
+        held: HeldRows | None,
+        depth: int,
+        in_flight: int,
+    ) -> None:
+        self._collection = collection
+        self._training = collection.trains_rows  # Whether gradients are wanted is said by thread.
+        self._ids = ids
+        self._rows = rows
+        self._held = held
+        self._ahead = _Quota(depth + 1)
+        self._in_flight = _Quota(in_flight)
+        self._asked: SimpleQueue[_Coming[_T] | BaseException | None] = SimpleQueue()
+        self._ready = SimpleQueue[_Coming[_T] | BaseException | None]() if rows else self._asked
+        self._begun = 0
+        """Batches whose step has begun."""
+
+    def batches(self, batches: Iterable[tuple[RaggedBatch, _T]]) -> Generator[tuple[Prepared, _T]]:
+        threads = [self._thread("ids", lambda: self._ask(batches), self._asked)]
+        if self._rows is not None:
+            rows = self._rows
+            threads.append(self._thread("rows", lambda: self._read(rows), self._ready))
+        coming: _Coming[_T] | None = None
+        try:
+            while (coming := self._next()) is not None:
+                if self._rows is None:
+                    self._begun += 1
+                yield coming.prepared, coming.beside
+                coming = None
+                self._in_flight.allow_one()
+                self._ahead.allow_one()
+        finally:
+            self._in_flight.end()
+            self._ahead.end()
+            if coming is not None:
+                coming.drop()
+            # A read may wait for a row that one of these steps holds.
+            while any(thread.is_alive() for thread in threads) or not self._ready.empty():
+                with suppress(Empty):
+                    left = self._ready.get(timeout=_LOOK_AGAIN_S)
+                    if isinstance(left, _Coming):
+                        left.drop()
+            for thread in threads:
+                thread.join()
+
+    def _next(self) -> _Coming[_T] | None:
+        coming = self._ready.get()
+        if isinstance(coming, BaseException):
+            raise coming
+        return coming
+
+    def _thread(
+        self,
+        what: str,
+        work: Callable[[], None],
+        out: SimpleQueue[_Coming[_T] | BaseException | None],
+    ) -> Thread:
+        def run() -> None:
+            try:
+                work()
+                out.put(None)
+            except BaseException as error:  # Raised again in the loop.
+                out.put(error)
+
+        # A daemon: a loop that ends by an error may never close its generator, and the process must end.
+        thread = Thread(target=run, name=f"rowmill-{what}-ahead", daemon=True)
+        thread.start()
+        return thread
+
+    def _ask(self, batches: Iterable[tuple[RaggedBatch, _T]]) -> None:
+        """Send the ids of batches to the owners of their rows."""
+        collection, training = self._collection, self._training
+        held = self._held
+        looked_up = ((collection.look_up(batch), beside) for batch, beside in batches)
+        number, stream = 0, with_next(looked_up, 0 if held is None else held.ahead)
+        while self._ahead.take():
+            try:
+                (looked, beside), coming = next(stream)
+            except StopIteration:
+                self._ids.end(training=training)
+                return
+            except Exception as error:
+                collection.prepare(error, self._ids, training=training)
+                raise AssertionError("a rank without a batch raises") from error
+            reads = None
+            if held is not None and not isinstance(looked.asked, Exception):
+                reads = held.plan(looked, [later for later, _ in coming])
+            prepared = collection.send_ids(looked, self._ids, training=training, reads=reads)
+            # The first batch of all is read at once; announcing it would only fetch its rows twice.
+            if number > 0:
+                collection.announce(prepared, steps=max(number - self._begun, 0) + 1)
+            self._asked.put(_Coming(prepared, beside))
+            number += 1
+
+    def _read(self, rows: Exchange) -> None:
+        """Read the rows of batches, as many steps ahead as are allowed."""
+        store = self._collection.trained_store if self._training else None
+        while self._in_flight.take():
+            coming = self._asked.get()
+            if not isinstance(coming, _Coming):
+                self._ready.put(coming)
+                return
+            self._begun += 1
+            with (
+                torch.set_grad_enabled(self._training),
+                nullcontext() if store is None else store.forward() as coming.step,
+            ):
+                coming.prepared.pooled = self._collection.pool(coming.prepared, rows)
+            self._ready.put(coming)

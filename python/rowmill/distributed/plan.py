@@ -1,0 +1,247 @@
+"""What a collection looks up: its features, their tables in the order of lanes, and a batch cut by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rowmill.distributed.category import category_of
+from rowmill.distributed.exchange import Lookups
+from rowmill.distributed.strategy import Lane, Strategy, lanes
+from rowmill.errors import InvalidInput
+from rowmill.ops.exchange import RecoveredFeature, Unique, segment_unique
+from rowmill.optim import optimizer_to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rowmill.nn import Feature
+    from rowmill.ragged import RaggedBatch
+    from rowmill.tables import Table
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What a batch asks of one lane.
+
+    Attributes:
+        lookups: The ids.
+        offsets: int64 [F * B + 1], where bags begin among them; bag b of feature f is number f * B + b.
+        weights: float32, one factor per id, or None. Gradients flow into it.
+    """
+
+    lookups: Lookups
+    offsets: Tensor
+    weights: Tensor | None
+
+
+@dataclass(eq=False)
+class LookedUp:
+    """A batch before its ids are sent.
+
+    Attributes:
+        asked: What it asks of every lane; or why it cannot be looked up.
+        count: Its samples.
+        device: Where its ids are, and where pooled vectors go.
+    """
+
+    asked: list[Asked] | Exception
+    count: int
+    device: torch.device
+
+    @cached_property
+    def unique(self) -> list[Unique]:
+        """Its distinct ids, lane by lane; none if it is wrong."""
+        if isinstance(self.asked, Exception):
+            return []
+        lookups = [one.lookups for one in self.asked]
+        return [segment_unique(of.ids, of.offsets, of.paddings) for of in lookups]
+
+    @cached_property
+    def distinct(self) -> tuple[Tensor, ...]:
+        """Its distinct ids, category by category."""
+        return tuple(ids for one in self.unique for ids in one.by_category())
+
+
+class Placed:
+    """A feature, the place of its table among the tables, and its first column in the output."""
+
+    def __init__(self, feature: Feature, place: int, column: int) -> None:
+        self.feature = feature
+        self.place = place
+        self.column = column
+
+    @property
+    def recovered(self) -> RecoveredFeature:
+        """Its bags in the output."""
+        mean = self.feature.pooling == "mean"
+        return RecoveredFeature(self.feature.table.dim, self.column, mean)
+
+
+class Plan:
+    """Tables side by side as their groups are, and the features of each."""
+
+    def __init__(self, features: tuple[Feature, ...]) -> None:
+        self.features = features
+        names = [feature.name for feature in features]
+        if not names or len(set(names)) != len(names):
+            raise InvalidInput(f"features must have distinct names, got {names}")
+        stores = list(dict.fromkeys(feature.table.store for feature in features))
+        trained = [store for store in stores if not store.read_only]
+        if len(trained) > 1:
+            raise InvalidInput(
+                "features of one collection must have tables of one store, beside those of stores that are opened "
+                f"read-only; got {', '.join(map(str, trained))}"
+            )
+        self.stores = stores
+        self.trained = trained[0] if trained else None
+        """The store whose rows are trained."""
+        self.paddings: dict[Table, int | None] = {}
+        for feature in features:
+            if feature.pooling not in ("sum", "mean"):
+                raise InvalidInput(
+                    f'pooling of {feature.name!r} must be "sum" or "mean", got {feature.pooling!r}'
+                )
+            padding = self.paddings.setdefault(feature.table, feature.padding_idx)
+            if padding != feature.padding_idx:
+                raise InvalidInput(
+                    f"features of table {feature.table.name!r} must have one padding_idx, got {padding} and "
+                    f"{feature.padding_idx}"
+                )
+        tables = list(self.paddings)
+        if len({table.name for table in tables}) != len(tables):
+            raise InvalidInput(
+                f"tables of one collection must have distinct names, got {[table.name for table in tables]}"
+            )
+        first_of_group = {_group(table): at for at, table in reversed(list(enumerate(tables)))}
+        self.tables = sorted(tables, key=lambda table: first_of_group[_group(table)])
+        ends = [
+            place
+            for place, (table, after) in enumerate(pairwise(self.tables), start=1)
+            if _group(table) != _group(after)
+        ]
+        bounds = [0, *ends, len(self.tables)]
+        self.groups = [range(begin, end) for begin, end in pairwise(bounds)]
+        """Places of the tables of each group: one call of the store."""
+        place_of = {table: place for place, table in enumerate(self.tables)}
+        columns = [0]
+        for feature in features:
+            columns.append(columns[-1] + feature.table.dim)
+        placed = [
+            Placed(feature, place_of[feature.table], column)
+            for feature, column in zip(features, columns[:-1], strict=True)
+        ]
+        self.by_table = sorted(placed, key=lambda feature: feature.place)
+
+    def lanes(self, strategy: Strategy) -> list[Lane]:
+        """The lanes of a strategy."""
+        groups = [number for number, places in enumerate(self.groups) for _ in places]
+        categories = [category_of(table.name) for table in self.tables]
+        return lanes(strategy, groups, categories, [table.dim for table in self.tables])
+
+    def described(self) -> dict[str, Any]:
+        """What ranks must have in common."""
+        said: dict[str, Any] = {
+            f"feature {number}": (f.name, f.table.name, f.pooling, f.padding_idx)
+            for number, f in enumerate(self.features)
+        }
+        for table in self.tables:
+            for what, value in _described(table).items():
+                said[f"the {what} of table {table.name!r}"] = value
+        # Ranks whose stores grouped tables otherwise would read each other's messages wrongly.
+        said["the tables in the order of their groups"] = [table.name for table in self.tables]
+        return said
+
+    def look_up(
+        self,
+        batch: RaggedBatch,
+        features_by_lane: Sequence[Sequence[Placed]],
+        lanes: Sequence[Lane],
+    ) -> list[Asked]:
+        """Of every lane what a batch looks up."""
+        place_of = self._places(batch)
+        size, offsets, values = batch.batch_size, batch.offsets.cpu(), batch.values.cpu()
+        weights = None if batch.weights is None else batch.weights.cpu()
+        lengths = offsets.diff()
+        if offsets[0] != 0 or offsets[-1] != len(values) or bool((lengths < 0).any()):
+            raise InvalidInput(
+                f"offsets must rise from 0 to the number of ids ({len(values)}), got "
+                f"{offsets[0]}..{offsets[-1]}{' with falls' if bool((lengths < 0).any()) else ''}"
+            )
+        out: list[Asked] = []
+        for lane, features in zip(lanes, features_by_lane, strict=True):
+            ids: list[Tensor] = []
+            of_lane: list[Tensor] = []
+            factors: list[Tensor] = []
+            ends = {place: 0 for place in lane.places}
+            for f in features:
+                at = place_of[f.feature.name] * size
+                begin, end = int(offsets[at]), int(offsets[at + size])
+                self._check_ids(f.feature, values[begin:end])
+                ids.append(values[begin:end])
+                of_lane.append(lengths[at : at + size])
+                ends[f.place] += end - begin
+                if weights is not None:
+                    factors.append(weights[begin:end])
+                    if f.feature.pooling == "mean":
+                        raise InvalidInput(
+                            f"weights are defined for sums only, {f.feature.name!r} is a mean"
+                        )
+            bags = torch.zeros(len(features) * size + 1, dtype=torch.int64)
+            torch.cumsum(torch.cat(of_lane), 0, out=bags[1:])
+            by_table = [0, *accumulate(ends.values())]
+            paddings = [self.paddings[self.tables[place]] for place in lane.places]
+            lookups = Lookups(torch.cat(ids), by_table, paddings)
+            out.append(Asked(lookups, bags, torch.cat(factors) if weights is not None else None))
+        return out
+
+    def _places(self, batch: RaggedBatch) -> dict[str, int]:
+        place_of = {name: place for place, name in enumerate(batch.features)}
+        names = {feature.name for feature in self.features}
+        if names != set(place_of):
+            raise InvalidInput(
+                f"the batch must have the features of the collection: it lacks {sorted(names - set(place_of))}, and "
+                f"nobody declared {sorted(set(place_of) - names)}"
+            )
+        return place_of
+
+    def _check_ids(self, feature: Feature, ids: Tensor) -> None:
+        """What an owner would refuse, where others learn of it before they wait."""
+        rows = feature.table.num_rows
+        if rows is None or len(ids) == 0:
+            return
+        wrong = (ids < 0) | (ids >= rows)
+        if feature.padding_idx is not None:
+            wrong &= ids != feature.padding_idx
+        if bool(wrong.any()):
+            raise InvalidInput(
+                f"ids of {feature.name!r} must be within 0..{rows} of table {feature.table.name!r}, "
+                f"got {int(ids[wrong][0])}"
+            )
+
+
+def _group(table: Table) -> tuple[int, int]:
+    """Tables of one store and one spec."""
+    return id(table.store), table.group
+
+
+def _described(table: Table) -> dict[str, Any]:
+    return {
+        # What new rows follow from.
+        "seed": table.store.seed,
+        "number in the order of making": table.core.category,
+        "read-only store": table.store.read_only,
+        "dim": table.dim,
+        "dtype": table.dtype,
+        "optimizer": optimizer_to_dict(table.optimizer),
+        "initializer": table.core.initializer,
+        "num_rows": table.num_rows,
+        "staleness_bound": table.staleness_bound,
+        "eviction": table.core.eviction,
+        "admission": table.core.admission,
+    }

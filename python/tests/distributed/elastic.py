@@ -1,0 +1,327 @@
+"""Ranks of the tests that save, end in every way there is, and go on: a process for every rank of every run.
+
+Processes are forked from one that has imported torch, so starting one takes a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import rowmill
+from python.tests.distributed.rank import batch_of, part_of, tables_of
+from rowmill.distributed import Checkpoint, Ranks, ShardedCollection, Watch
+from rowmill.distributed.manifest import Manifest
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess
+    from pathlib import Path
+
+_FORKING = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload(["torch.distributed", "rowmill.distributed"])
+
+
+class Run:
+    """The ranks of one run, as processes; what they said is under `folder`."""
+
+    def __init__(self, job: str, folder: Path, *, count: int, **arguments: Any) -> None:
+        self.folder = folder / f"said-{uuid4().hex}"
+        self.folder.mkdir(parents=True)
+        self.ranks: list[ForkServerProcess] = []
+        for rank in range(count):
+            called = (job, folder, self.folder, rank, count, arguments)
+            process = _FORKING.Process(target=_main, args=called)
+            process.start()
+            self.ranks.append(process)
+
+    def kill(self, rank: int) -> None:
+        """End a rank as the system does when it needs its memory."""
+        self.ranks[rank].kill()
+
+    def end(self, timeout_s: float = 120.0) -> list[int | None]:
+        """Wait until all ranks have ended by themselves; with what."""
+        for process in self.ranks:
+            process.join(timeout_s)
+        ended = [process.exitcode for process in self.ranks]
+        for process in self.ranks:
+            process.kill()
+        assert None not in ended, (
+            f"ranks hang: {ended}, {[self.error(r) for r in range(len(ended))]}"
+        )
+        return ended
+
+    def results(self) -> list[dict[str, Any]]:
+        """What every rank came to; all must have."""
+        ended = self.end()
+        assert not any(ended), (ended, [self.error(rank) for rank in range(len(ended))])
+        return [
+            json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(len(ended))
+        ]
+
+    def error(self, rank: int) -> str:
+        """What a rank wrote to standard error."""
+        path = self.folder / f"{rank}.err"
+        return path.read_text() if path.exists() else ""
+
+    def steps(self) -> list[str]:
+        """The steps that rank 0 did, a line each."""
+        path = self.folder / "steps"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def await_steps(self, count: int) -> None:
+        """Wait until so many steps are done, or the run is over."""
+        while len(self.steps()) < count and all(process.is_alive() for process in self.ranks):
+            time.sleep(0.002)
+
+
+def _main(
+    job: str, folder: Path, said: Path, rank: int, count: int, arguments: dict[str, Any]
+) -> None:
+    torch.set_num_threads(1)
+    with (said / f"{rank}.err").open("w") as errors:
+        os.dup2(errors.fileno(), 2)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{said}/meeting",
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=100),
+        )
+        result = JOBS[job](Ranks(), folder, said, **arguments)
+        (said / f"{rank}.json").write_text(json.dumps(result))
+        dist.destroy_process_group()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        # A real program ends here as well, and with it the connections that others wait at.
+        os._exit(1)
+
+
+class Backwards(torch.nn.Module):
+    """A model whose gradients are ready in another order than DDP expects: its buckets change after a step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.last = torch.nn.Linear(40, 1)
+        self.first = torch.nn.Linear(width, 60)
+        self.middle = torch.nn.Linear(60, 40)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.middle(torch.relu(self.first(pooled)))))
+
+
+def train(
+    ranks: Ranks,
+    folder: Path,
+    said: Path,
+    *,
+    until: int,
+    every: int,
+    random: bool = True,
+    die: str | None = None,
+) -> dict[str, Any]:
+    """Train from the last checkpoint on, and save now and then."""
+    checkpoint = Checkpoint(folder / "run", ranks=ranks)
+    losses: dict[int, float] = {}
+    with Watch(ranks, grace_s=5) as watch, checkpoint.open(memory="16MiB", seed=7) as store:
+        features = tables_of(store)
+        collection = ShardedCollection(features, ranks=ranks)
+        model = ranks.data_parallel(Backwards(sum(collection.dims)), repeatable=True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        torch.manual_seed(ranks.rank)
+        begin = checkpoint.restore(model, optimizer) or 0
+        for step in range(begin, until):
+            watch.step(step)
+            batch, labels = part_of(*batch_of(step, features), ranks.rank, ranks.count)
+            optimizer.zero_grad()
+            weights = torch.rand(len(labels)) if random else None
+            logits = model(collection(batch)).view(-1)
+            loss = ranks.mean(
+                binary_cross_entropy_with_logits(logits, labels, weights, reduction="none")
+            )
+            loss.backward()
+            optimizer.step()
+            losses[step] = ranks.total(loss)
+            if ranks.rank == 0:
+                with (said / "steps").open("a") as steps:
+                    print(step, losses[step].hex(), file=steps)
+            if (step + 1) % every == 0:
+                if die is not None and step + 1 == until:
+                    _die_while_saving(die, ranks.rank, store)
+                checkpoint.save(model, optimizer, position=step + 1)
+        result = {
+            "begin": begin,
+            "losses": [losses[step] for step in range(begin, until)],
+            "rows": rows_of(store),
+            "counters": counters_of(store),
+            "weights": [p.detach().flatten().tolist() for p in model.parameters()],
+            "random": torch.rand(1).item(),
+        }
+    return result
+
+
+def _die_while_saving(where: str, rank: int, store: rowmill.Store) -> None:
+    """Have a rank killed at a place in `Checkpoint.save`."""
+
+    def die(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if where == "before any part" and rank == 1:
+        store.prepare = die
+    if where == "before the manifest" and rank == 0:
+        Manifest.save = die
+    if where == "after the manifest" and rank == 0:
+        save = Manifest.save
+
+        def save_and_die(manifest: Manifest, folder: Path) -> None:
+            save(manifest, folder)
+            die()
+
+        Manifest.save = save_and_die
+    if where == "before a commit" and rank == 1:
+        store.commit = die
+
+
+def rows_of(store: rowmill.Store) -> dict[str, Any]:
+    """Every row of this rank by table: ids, and the bits of weights and state."""
+    rows: dict[str, Any] = {}
+    for name in store.table_names():
+        table = store.open_table(name)
+        ids = np.sort(np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in table.scan())]))
+        both = np.concatenate([table.get(ids), table.get_state(ids)], axis=1)
+        rows[name] = {
+            str(id_): row.tolist()
+            for id_, row in zip(ids.tolist(), both.astype(np.float64), strict=True)
+        }
+    return rows
+
+
+def counters_of(store: rowmill.Store) -> dict[str, list[int]]:
+    """Steps of every table, and its births."""
+    tables = store.stats()["tables"]
+    return {name: [figures["steps"], figures["births"]] for name, figures in tables.items()}
+
+
+def look(ranks: Ranks, folder: Path, said: Path) -> dict[str, Any]:
+    """What the ranks have when they have opened the checkpoint, and done nothing."""
+    checkpoint = Checkpoint(folder / "run", ranks=ranks)
+    with checkpoint.open(memory="16MiB") as store:
+        rows = rows_of(store)
+        return {"rows": rows, "counters": counters_of(store), "number": checkpoint.number}
+
+
+def fill(ranks: Ranks, folder: Path, said: Path, *, rows: int) -> dict[str, Any]:
+    """Save many rows."""
+    checkpoint = Checkpoint(folder / "run", ranks=ranks)
+    with checkpoint.open(memory="32MiB") as store:
+        table = store.table("t", dim=128, optimizer=rowmill.optim.SGD(lr=0.1))
+        for begin in range(ranks.rank * rows, (ranks.rank + 1) * rows, 10_000):
+            ids = np.arange(begin, begin + 10_000)
+            table.put(ids, np.repeat(ids[:, None].astype(np.float32), 128, axis=1))
+        checkpoint.save()
+    return {}
+
+
+def peak(ranks: Ranks, folder: Path, said: Path) -> dict[str, Any]:
+    """Memory that opening the checkpoint takes at most."""
+    before = _peak_bytes()
+    checkpoint = Checkpoint(folder / "run", ranks=ranks)
+    with checkpoint.open(memory="32MiB") as store:
+        after = _peak_bytes()
+        table = store.open_table("t")
+        ids = np.arange(0, len(table), 997)
+        right = bool((table.get(ids) == ids[:, None].astype(np.float32)).all())
+        return {"bytes": after - before, "rows": len(table), "right": right}
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def lose(ranks: Ranks, folder: Path, said: Path, *, how: str, victim: int) -> dict[str, Any]:
+    """One rank is lost in step 7, or fails."""
+    settings: dict[str, Any] = {"silence_s": 1.0} if how == "silence" else {}
+    with Watch(ranks, grace_s=20.0 if how in ("kill", "raise") else 1.0, **settings) as watch:
+        for step in range(100):
+            watch.step(step)
+            if step == 7 and ranks.rank == victim:
+                if how in ("kill", "stuck"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if how == "silence":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                if how == "raise":
+                    raise ValueError("a label is 3")
+            if step == 7 and how == "together":
+                raise rowmill.errors.InvalidInput("all ranks say so")
+            if step == 7 and how == "stuck":
+                threading.Event().wait()
+            dist.all_reduce(torch.ones(1))
+        if how == "late" and ranks.rank > 0:
+            # Rank 0 has left, and the others are still at work.
+            time.sleep(2)
+            if ranks.rank == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Event().wait(60)
+    return {}
+
+
+def bad(ranks: Ranks, folder: Path, said: Path, *, what: str) -> dict[str, Any]:
+    """Something is wrong with a checkpoint; what every rank is told."""
+    last = ranks.rank == ranks.count - 1
+    mine = folder / "run"
+    if what == "another folder" and last:
+        mine = folder / "empty"
+    try:
+        checkpoint = Checkpoint(mine, ranks=ranks)
+        options: dict[str, Any] = {"seed": 9 if what == "seed" and last else 7}
+        if what == "option":
+            options["read_only"] = True
+        with checkpoint.open(memory="16MiB", **options) as store:
+            features = tables_of(store)
+            if what == "tables":
+                store.table("another", dim=4, optimizer=rowmill.optim.SGD(lr=0.1))
+            collection = ShardedCollection(features, ranks=ranks)
+            model = Backwards(sum(collection.dims) + (what == "model"))
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            if what == "optimizer":
+                optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+            checkpoint.restore(model, optimizer)
+            if what == "position":
+                try:
+                    checkpoint.save(model, optimizer, position=ranks.rank // 2)
+                finally:
+                    # Nothing was begun, so the next one is made.
+                    checkpoint.save(model, optimizer, position=5)
+            if what == "no position":
+                checkpoint.save(model, optimizer, position=object())
+            if what == "full" and last:
+                store.prepare = _raise_full
+            if what == "full":
+                checkpoint.save(model, optimizer)
+    except Exception as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"error": None}
+
+
+def _raise_full(**_: Any) -> Any:
+    raise rowmill.errors.StoreFull("no space left")
+
+
+JOBS = {"train": train, "look": look, "fill": fill, "peak": peak, "lose": lose, "bad": bad}

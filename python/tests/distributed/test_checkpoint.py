@@ -1,0 +1,268 @@
+"""A checkpoint of all ranks is of one step or none, and any number of ranks goes on from it.
+
+What could break: a rank that goes on from another step than the rest, after a kill at any instant; a resumed run whose bits
+are not those of one that was never stopped; rows that are lost, doubled or without their state when the number of ranks
+changes, or memory that grows with the rows then; parts of different runs taken for one; and ranks that wait for one that
+found something wrong. Ranks are processes, and are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from python.tests.distributed.elastic import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVERY = 3
+STEPS = {2: 120, 3: 24}
+KILLS = 10
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """Runs of 2 and 3 ranks that nobody stops."""
+    folder = tmp_path_factory.mktemp("unstopped")
+    return {
+        count: Run(
+            "train", folder / str(count), count=count, until=STEPS[count], every=EVERY
+        ).results()
+        for count in (2, 3)
+    }
+
+
+def losses_of(runs: list[Run]) -> dict[int, str]:
+    """The loss of every step, as the last run that did it had it."""
+    losses: dict[int, str] = {}
+    for run in runs:
+        for line in run.steps():
+            step, _, loss = line.partition(" ")
+            if loss:
+                losses[int(step)] = loss
+    return losses
+
+
+def rows_of(results: list[dict[str, Any]]) -> dict[tuple[str, str], list[float]]:
+    """The rows of all ranks; one that two have fails."""
+    rows: dict[tuple[str, str], list[float]] = {}
+    for result in results:
+        for table, own in result["rows"].items():
+            for id_, row in own.items():
+                assert (table, id_) not in rows, "two ranks have a row"
+                rows[table, id_] = row
+    return rows
+
+
+def test_a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_is_not(
+    tmp_path: Path, unstopped: dict[int, list[dict[str, Any]]]
+) -> None:
+    chance = random.Random(5)
+    runs: list[Run] = []
+    for kill in range(KILLS):
+        run = Run("train", tmp_path, count=2, until=STEPS[2], every=EVERY)
+        runs.append(run)
+        # Into the next save, or what comes before and after it.
+        run.await_steps(chance.randrange(1, 3 * EVERY))
+        victim = kill % 2
+        run.ranks[victim].join(chance.random() * 0.03)
+        run.kill(victim)
+        ended = run.end()
+        assert ended == ([-signal.SIGKILL, 1] if victim == 0 else [1, -signal.SIGKILL])
+        last = run.error(1 - victim).strip().splitlines()[-1]
+        assert last.startswith(f"rowmill.errors.RankLost: rank {victim} was lost in step "), last
+    runs.append(Run("train", tmp_path, count=2, until=STEPS[2], every=EVERY))
+    results = runs[-1].results()
+    assert results[0]["begin"] in range(EVERY, STEPS[2], EVERY)
+    wanted = unstopped[2]
+    for result, other in zip(results, wanted, strict=True):
+        for what in ("rows", "counters", "weights", "random"):
+            assert result[what] == other[what], what
+    for step, loss in losses_of(runs).items():
+        assert float.fromhex(loss) == wanted[0]["losses"][step], step
+    assert len(losses_of(runs)) == STEPS[2]
+
+
+@pytest.mark.parametrize(
+    ("where", "goes_on"),
+    [
+        ("before any part", 2 * EVERY),
+        ("before the manifest", 2 * EVERY),
+        ("after the manifest", 3 * EVERY),
+        ("before a commit", 3 * EVERY),
+    ],
+)
+def test_all_ranks_stand_at_the_checkpoint_that_the_manifest_names(
+    tmp_path: Path, unstopped: dict[int, list[dict[str, Any]]], where: str, goes_on: int
+) -> None:
+    run = Run("train", tmp_path, count=3, until=3 * EVERY, every=EVERY, die=where)
+    assert sorted(run.end(), key=lambda ended: ended or 0) == [-signal.SIGKILL, 1, 1]
+    # Some stores have two checkpoints now, and only the manifest knows which one holds.
+    results = Run("train", tmp_path, count=3, until=STEPS[3], every=EVERY).results()
+    for result, other in zip(results, unstopped[3], strict=True):
+        assert result["begin"] == goes_on
+        for what in ("rows", "counters", "weights", "random"):
+            assert result[what] == other[what], what
+
+
+def test_other_numbers_of_ranks_take_the_rows_over(tmp_path: Path) -> None:
+    alone = Run("train", tmp_path / "alone", count=1, until=80, every=80, random=False).results()
+    losses: list[float] = []
+    results: list[dict[str, Any]] = []
+    for until, count in [(20, 1), (40, 4), (60, 3), (80, 1)]:
+        if results:
+            opened = Run("look", tmp_path, count=count).results()
+            assert rows_of(opened) == rows_of(results), "rows with state are equal to the bit"
+            for table, (steps, births) in summed(results).items():
+                assert all(result["counters"][table][0] == steps for result in opened)
+                assert summed(opened)[table] == (steps, births)
+            assert all(any(own for own in result["rows"].values()) for result in opened)
+        run = Run("train", tmp_path, count=count, until=until, every=20, random=False)
+        results = run.results()
+        assert results[0]["begin"] == until - 20
+        losses += results[0]["losses"]
+        parts = [path.name for path in (tmp_path / "run").iterdir() if path.is_dir()]
+        assert len(parts) == 1, f"parts of other numbers of ranks are gone: {parts}"
+    assert losses == pytest.approx(alone[0]["losses"], rel=1e-5)
+    rows, wanted = rows_of(results), rows_of(alone)
+    assert rows.keys() == wanted.keys()
+    for key, row in rows.items():
+        assert row == pytest.approx(wanted[key], abs=1e-4), key
+    assert results[0]["counters"] == alone[0]["counters"]
+
+
+def summed(results: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Of every table its steps, and the births of all ranks."""
+    tables = results[0]["counters"]
+    return {
+        name: (steps, sum(result["counters"][name][1] for result in results))
+        for name, (steps, _) in tables.items()
+    }
+
+
+def test_a_takeover_that_is_cut_short_is_begun_again(tmp_path: Path) -> None:
+    Run("train", tmp_path, count=3, until=EVERY, every=EVERY).results()
+    before = rows_of(Run("look", tmp_path, count=3).results())
+    # Two ranks have taken the rows over and are lost in their first save.
+    run = Run("train", tmp_path, count=2, until=2 * EVERY, every=EVERY, die="before the manifest")
+    run.end()
+    for count in (4, 2, 3):
+        assert rows_of(Run("look", tmp_path, count=count).results()) == before
+
+
+def test_rows_are_taken_over_in_bounded_memory(tmp_path: Path) -> None:
+    # 160 MB of rows, by ranks with 32 MiB for them.
+    rows = 160_000
+    Run("fill", tmp_path, count=2, rows=rows).results()
+    (result,) = Run("peak", tmp_path, count=1).results()
+    assert (result["rows"], result["right"]) == (2 * rows, True)
+    assert result["bytes"] < 120 << 20
+
+
+def save_two(folder: Path) -> Path:
+    Run("train", folder, count=2, until=EVERY, every=EVERY).results()
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("what", "count", "message"),
+    [
+        (
+            "part",
+            2,
+            "rank 1: checkpoint 1 in .* lacks the part of rank 1, .*parts-1/1: put it back",
+        ),
+        (
+            "part",
+            3,
+            "rank 0: checkpoint 1 in .* lacks the part of rank 1, .*parts-1/1: put it back",
+        ),
+        ("state", 2, "rank 0: checkpoint 1 in .* lacks state-1.pt"),
+        ("damaged state", 3, "rank 0: .*state-1.pt is damaged"),
+        ("swapped", 2, "rank 0: .*/0 is no part of checkpoint 1 .* but says .*'rank': 1"),
+        ("swapped", 1, "rank 0: .*/0 is no part of checkpoint 1 .* but says .*'rank': 1"),
+        ("another run", 2, "rank 1: .*/1 is no part of checkpoint 1"),
+        ("older part", 2, "rank 1: .*/parts-1/1 has checkpoint 1, not 2"),
+        ("older part", 1, "rank 0: .*/parts-1/1 has checkpoint 1, not 2"),
+        ("damaged", 2, "rank 0: .*CHECKPOINT is damaged"),
+        ("tables", 2, "rank 0: .* is of another model: it has tables .*, this run .*another"),
+        ("model", 2, "rank 0: .* is of another model: .*size mismatch"),
+        ("optimizer", 2, "rank 0: .* is of another model: .*parameter groups"),
+        ("another folder", 3, "ranks disagree on the checkpoint, its id: .* rank 2 has None"),
+        ("seed", 3, "ranks disagree on the checkpoint, the seed: rank 0 has 7, rank 2 has 9"),
+        (
+            "position",
+            3,
+            "ranks disagree on the checkpoint, the position: rank 0 has '0', rank 2 has '1'",
+        ),
+        ("no position", 2, "rank 0: position must be numbers, words, lists or dicts, got <object"),
+        ("option", 2, "read_only is what the checkpoint decides"),
+        ("full", 2, "rank 1: no space left"),
+    ],
+)
+def test_what_is_wrong_is_said_by_all_ranks(
+    tmp_path: Path, what: str, count: int, message: str
+) -> None:
+    folder = save_two(tmp_path)
+    spoil(folder, what, tmp_path)
+    results = Run("bad", tmp_path, count=count, what=what).results()
+    first = results[0]["message"]
+    assert all(result == results[0] for result in results)
+    assert re.match(message, first), first
+
+
+def spoil(folder: Path, what: str, tmp_path: Path) -> None:
+    parts = folder / "parts-1"
+    if what == "part":
+        shutil.rmtree(parts / "1")
+    if what == "state":
+        (folder / "state-1.pt").unlink()
+    if what == "damaged state":
+        content = bytearray((folder / "state-1.pt").read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / "state-1.pt").write_bytes(content)
+    if what == "swapped":
+        (parts / "0").rename(parts / "2")
+        (parts / "1").rename(parts / "0")
+        (parts / "2").rename(parts / "1")
+    if what == "another run":
+        other = save_two(tmp_path / "other")
+        shutil.rmtree(parts / "1")
+        shutil.copytree(other / "parts-1" / "1", parts / "1")
+    if what == "older part":
+        kept = tmp_path / "kept"
+        shutil.copytree(parts / "1", kept)
+        Run("train", tmp_path, count=2, until=2 * EVERY, every=EVERY).results()
+        shutil.rmtree(parts / "1")
+        kept.rename(parts / "1")
+    if what == "damaged":
+        content = bytearray((folder / "CHECKPOINT").read_bytes())
+        content[-3] ^= 1
+        (folder / "CHECKPOINT").write_bytes(content)
+
+
+def test_a_newer_manifest_is_refused(tmp_path: Path) -> None:
+    folder = save_two(tmp_path)
+    head, _, rest = (folder / "CHECKPOINT").read_text().partition("\n")
+    words = head.split()
+    assert json.loads(rest)["number"] == 1
+    (folder / "CHECKPOINT").write_text(" ".join([words[0], "2", *words[2:]]) + "\n" + rest)
+    results = Run("bad", tmp_path, count=2, what="newer").results()
+    assert "has format version 2, this build reads up to 1" in results[1]["message"]
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    first = Run("train", tmp_path, count=2, until=100_000, every=EVERY)
+    first.await_steps(EVERY)
+    results = Run("bad", tmp_path, count=2, what="second").results()
+    first.kill(0)
+    first.end()
+    for result in results:
+        assert "rank 0: another run has" in result["message"]

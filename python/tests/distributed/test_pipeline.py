@@ -1,0 +1,155 @@
+"""Batches prepared ahead train what batches prepared in time do.
+
+What could break: ids of one batch with the rows of another, collectives of two threads that meet, a row read before its
+last update though its table is synchronous, a step that is never applied, threads of one rank that wait for those of another
+when a loop ends early, and errors that reach one rank only.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from python.tests.distributed.conftest import Processes
+
+STEPS = 30
+SAME = ("losses", "rows", "weights", "evaluated")
+
+
+@pytest.fixture(scope="module")
+def in_time(
+    processes: Processes, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, list[dict[str, Any]]]:
+    """Without a pipeline, by number of ranks."""
+    folder = tmp_path_factory.mktemp("in-time")
+    return {
+        count: processes.run("train", folder / str(count), count=count, steps=STEPS)
+        for count in (1, 2, 3)
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(("depth", "in_flight"), [(1, 1), (4, 1), (1, 2), (4, 3)])
+def test_a_pipeline_at_bound_0_leaves_the_same_bits(
+    processes: Processes,
+    tmp_path: Path,
+    in_time: dict[int, list[dict[str, Any]]],
+    count: int,
+    depth: int,
+    in_flight: int,
+) -> None:
+    results = processes.run(
+        "train",
+        tmp_path,
+        count=count,
+        steps=STEPS,
+        pipeline={"depth": depth, "in_flight": in_flight},
+    )
+    for got, wanted in zip(results, in_time[count], strict=True):
+        for what in SAME:
+            assert got[what] == wanted[what], what
+        # One message more: that there are no more batches.
+        assert got["rounds"] == wanted["rounds"] | {"counts": wanted["rounds"]["counts"] + 1}
+        assert got["announced"] > 0 == wanted["announced"]
+        assert not any(got["stale"][1:])
+
+
+@pytest.mark.parametrize(("depth", "in_flight"), [(3, 1), (2, 3)])
+def test_a_loop_may_end_early_and_go_on(
+    processes: Processes,
+    tmp_path: Path,
+    in_time: dict[int, list[dict[str, Any]]],
+    depth: int,
+    in_flight: int,
+) -> None:
+    pipeline = {"depth": depth, "in_flight": in_flight}
+    results = processes.run(
+        "train", tmp_path, count=3, steps=STEPS, pipeline=pipeline, stops=[1, 7, STEPS - 1]
+    )
+    for got, wanted in zip(results, in_time[3], strict=True):
+        for what in SAME:
+            assert got[what] == wanted[what], what
+
+
+def test_rows_are_read_ahead_as_far_as_their_bound_allows(
+    processes: Processes, tmp_path: Path, in_time: dict[int, list[dict[str, Any]]]
+) -> None:
+    results = processes.run(
+        "train",
+        tmp_path,
+        count=2,
+        steps=STEPS,
+        bound=2,
+        pipeline={"depth": 3, "in_flight": 3},
+    )
+    for got, wanted in zip(results, in_time[2], strict=True):
+        assert got["losses"] != wanted["losses"]
+        assert got["losses"] == pytest.approx(wanted["losses"], rel=0.1)
+        assert any(got["stale"][1:])
+
+
+@pytest.mark.parametrize(("depth", "in_flight"), [(1, 1), (4, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("what", "error", "message"),
+    [
+        ("category", "InvalidInput", r"rank 2: .* lacks \['user'\], and nobody declared"),
+        ("raise", "ExchangeFailed", "rank 2: OSError: the file is gone"),
+        ("end", "InvalidInput", "rank 2 has no more batches, but rank 0 has"),
+        ("mode", "InvalidInput", "(rank 0: )?this batch was prepared for training"),
+    ],
+)
+def test_what_goes_wrong_on_one_rank_is_raised_by_all(
+    processes: Processes,
+    tmp_path: Path,
+    what: str,
+    error: str,
+    message: str,
+    depth: int,
+    in_flight: int,
+) -> None:
+    results = processes.run(
+        "wrong_ahead",
+        tmp_path,
+        count=3,
+        what=what,
+        pipeline={"depth": depth, "in_flight": in_flight},
+    )
+    for result in results:
+        assert (result["error"], result["message"]) == (error, results[0]["message"])
+        assert re.match(message, result["message"]), result["message"]
+        assert result["seen"] == 3
+        assert result["after"] == [1, 1, 1]
+
+
+def test_a_rank_that_cannot_read_its_rows_is_named_by_all(
+    processes: Processes, tmp_path: Path
+) -> None:
+    pipeline = {"depth": 2, "in_flight": 1}
+    results = processes.run("wrong_ahead", tmp_path, count=3, what="closed", pipeline=pipeline)
+    for result in results:
+        assert (result["error"], result["seen"]) == ("ExchangeFailed", 3)
+        assert result["message"].startswith("rank 2: ")
+        assert result["message"] == results[0]["message"]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_evaluation_ahead_reads_what_it_reads_in_time(
+    processes: Processes, tmp_path: Path, in_flight: int
+) -> None:
+    pipeline = {"depth": 2, "in_flight": in_flight}
+    for result in processes.run("evaluated_ahead", tmp_path, count=2, pipeline=pipeline):
+        assert (result["equal"], result["changed"]) == (True, False)
+        assert result["refused"].startswith("this pipeline runs: close()")
+
+
+def test_ranks_agree_how_far_ahead(processes: Processes, tmp_path: Path) -> None:
+    results = processes.run("unequal_pipelines", tmp_path, count=2)
+    for result in results:
+        assert result["message"] == (
+            "ranks disagree on the pipeline, the depth: rank 0 has 2, rank 1 has 3"
+        )

@@ -1,0 +1,83 @@
+"""A rank that is gone ends the others within seconds, with its number and its step.
+
+What could break: ranks that wait for minutes in a collective, an error about sockets in the place of the one that says who
+was lost, the wrong rank named because one error brings about the next, a rank that stands still and is never missed,
+and errors that all ranks raise together replaced by one that says a rank was lost. Ranks are processes and are killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from python.tests.distributed.elastic import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_killed_rank_is_named_by_the_others(tmp_path: Path, victim: int) -> None:
+    run = Run("lose", tmp_path, count=3, how="kill", victim=victim)
+    ended = run.end()
+    for rank in range(3):
+        if rank == victim:
+            assert ended[rank] == -signal.SIGKILL
+            continue
+        assert ended[rank] == 1
+        last = run.error(rank).strip().splitlines()[-1]
+        assert last == (
+            f"rowmill.errors.RankLost: rank {victim} was lost in step 7: it ended without a word; start all ranks "
+            "again, and they go on from their last checkpoint"
+        )
+
+
+def test_a_rank_that_stands_still_is_missed(tmp_path: Path) -> None:
+    run = Run("lose", tmp_path, count=2, how="silence", victim=1)
+    run.ranks[0].join(60)
+    pid = run.ranks[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    # Nothing closed its connections, so the other one does not come out of its collective by itself.
+    assert run.end()[0] == 70
+    said = "rank 0 ends: rank 1 was lost in step 7: it was not heard of for 1 s"
+    assert said in run.error(0)
+
+
+def test_who_does_not_come_out_is_ended(tmp_path: Path) -> None:
+    run = Run("lose", tmp_path, count=3, how="stuck", victim=1)
+    assert run.end() == [70, -signal.SIGKILL, 70]
+    for rank in (0, 2):
+        said = f"rank {rank} ends: rank 1 was lost in step 7: it ended without a word"
+        assert said in run.error(rank)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_fails_is_named_with_its_error(tmp_path: Path, victim: int) -> None:
+    run = Run("lose", tmp_path, count=2, how="raise", victim=victim)
+    assert run.end() == [1, 1]
+    assert run.error(victim).strip().endswith("ValueError: a label is 3")
+    said = f"RankLost: rank {victim} was lost in step 7: it failed: ValueError: a label is 3;"
+    assert said in run.error(1 - victim)
+
+
+def test_an_error_of_all_ranks_stays_what_it_is(tmp_path: Path) -> None:
+    run = Run("lose", tmp_path, count=3, how="together", victim=-1)
+    assert run.end() == [1, 1, 1]
+    for rank in range(3):
+        assert run.error(rank).strip().endswith("InvalidInput: all ranks say so")
+
+
+def test_a_run_without_a_loss_ends_quietly(tmp_path: Path) -> None:
+    run = Run("lose", tmp_path, count=3, how="not at all", victim=-1)
+    assert run.results() == [{}, {}, {}]
+
+
+def test_who_left_first_watches_until_all_have_left(tmp_path: Path) -> None:
+    run = Run("lose", tmp_path, count=3, how="late", victim=1)
+    assert run.end() == [0, -signal.SIGKILL, 70]
+    said = "rank 2 ends: rank 1 was lost in step 99: it ended without a word"
+    assert said in run.error(2)
