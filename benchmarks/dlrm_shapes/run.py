@@ -1,8 +1,9 @@
 """How long does a training step of DLRM take, beside the same model in plain torch?
 
-Two shapes with everything in memory, fp32, SGD, the same initial values and the same batches: ours over stored tables
-with the fused interaction, and plain torch over `nn.EmbeddingBag(sparse=True)` with the interaction of the published
-DLRM code, or with a faster way to pick its pairs. Parts of a step (embeddings, interaction, MLPs) are timed apart.
+Shapes with everything in memory, SGD, the same initial values and the same batches: ours over stored tables with the
+fused interaction, in 32 bits and as split-bf16 with layers in bfloat16, and plain torch in 32 bits over
+`nn.EmbeddingBag(sparse=True)` with the interaction of the published DLRM code, or with a faster way to pick its pairs. Parts
+of a step (embeddings, interaction, MLPs) are timed apart. Of the largest shape ours stands beside ours only.
 """
 
 import gc
@@ -13,7 +14,7 @@ import sys
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -27,13 +28,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rowmill
 from benchmarks import common
+from rowmill.bench.shapes import SHAPES as PUBLISHED
 from rowmill.models import DLRM, dot_interaction
 from rowmill.ops.interaction import interaction
+from rowmill.train.dense import multiplies_bf16
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BATCH = 2048
 THREADS = 2
 RATE = 0.1
 ZIPF = 1.05
@@ -41,6 +43,8 @@ BATCHES = 4
 """Distinct batches, taken in turn."""
 STEPS_COMPARED = 2
 """Steps at the beginning that both models must take with the same losses; each multiplies what rounding did before."""
+BF16_TOLERANCE = 2e-2
+"""Largest relative difference of a loss whose layers multiply in bfloat16."""
 TOLERANCE = 1e-2
 """Largest relative difference of a loss, and of how far rows moved: less than one table of 26 makes."""
 
@@ -63,6 +67,9 @@ class Shape:
     """Hidden widths; a layer of width 1 follows."""
     row_rate: float
     """Learning rate of rows: their gradients, of a mean over a batch, are small where few ids share a row."""
+    batch: int = 2048
+    peer: bool = True
+    """Whether plain torch is measured too."""
 
     @property
     def pairs(self) -> int:
@@ -70,10 +77,29 @@ class Shape:
         return (self.tables + 1) * self.tables // 2
 
 
+def _cut(name: str, *, rows: int, row_rate: float, batch: int = 2048, peer: bool = True) -> Shape:
+    """The published shape with this many rows in every table."""
+    shape = PUBLISHED[name]
+    return Shape(
+        tables=len(shape.rows),
+        rows=rows,
+        dim=shape.dim,
+        lookups=shape.lookups[0],
+        dense=shape.dense,
+        bottom=shape.bottom,
+        top=shape.top,
+        row_rate=row_rate,
+        batch=batch,
+        peer=peer,
+    )
+
+
 SHAPES = {
-    "small": Shape(8, 1_000_000, 64, 50, 512, (512,), (1024, 1024, 1024), 1.0),
+    "small": _cut("small", rows=1_000_000, row_rate=1.0),
     # Tables are capped so that both sides fit into memory.
-    "mlperf": Shape(26, 100_000, 128, 1, 13, (512, 256), (1024, 1024, 512, 256), 100.0),
+    "mlperf": _cut("mlperf", rows=100_000, row_rate=100.0),
+    # The layers are what counts: tables are cut, and the batch is that of one of its ranks.
+    "large": _cut("large", rows=5_000, row_rate=1.0, batch=512, peer=False),
 }
 
 
@@ -83,16 +109,16 @@ class Batch:
 
     dense: Tensor
     ids: tuple[Tensor, ...]
-    """Per table, int64 [BATCH * lookups]."""
+    """Per table, int64 [batch * lookups]."""
     offsets: tuple[Tensor, ...]
-    """Per table, where each bag begins, int64 [BATCH]."""
+    """Per table, where each bag begins, int64 [batch]."""
     labels: Tensor
 
 
 def batches(shape: Shape, skew: str, seed: int) -> list[Batch]:
     """Random batches; frequent ids are spread over the whole range, differently in every table."""
     random = np.random.default_rng(seed)
-    count = BATCH * shape.lookups
+    count = shape.batch * shape.lookups
     weights = np.arange(1, shape.rows + 1, dtype=np.float64) ** -ZIPF
     shares: NDArray[np.float64] = np.cumsum(weights) / weights.sum()
     orders = [random.permutation(shape.rows) for _ in range(shape.tables)]
@@ -107,8 +133,8 @@ def batches(shape: Shape, skew: str, seed: int) -> list[Batch]:
                 ranks: NDArray[np.intp] = np.searchsorted(shares, random.random(count))
                 drawn = order[np.minimum(ranks, shape.rows - 1)]
             ids.append(torch.from_numpy(drawn))
-        dense = torch.from_numpy(random.random((BATCH, shape.dense), np.float32))
-        labels = torch.from_numpy(random.integers(0, 2, BATCH).astype(np.float32))
+        dense = torch.from_numpy(random.random((shape.batch, shape.dense), np.float32))
+        labels = torch.from_numpy(random.integers(0, 2, shape.batch).astype(np.float32))
         made.append(Batch(dense, tuple(ids), (offsets,) * shape.tables, labels))
     return made
 
@@ -165,11 +191,14 @@ class TorchDLRM(nn.Module):
         return self.top(self.interact(dense_BD, self.pool(ids, offsets))).squeeze(1)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
-    """Forward, backward and update; the loss."""
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, *, narrow: bool = False
+) -> Tensor:
+    """Forward, backward and update, with layers in bfloat16 or not; the loss."""
     optimizer.zero_grad()
-    logits = model(batch.dense, batch.ids, batch.offsets)
-    loss = binary_cross_entropy_with_logits(logits, batch.labels)
+    with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+        logits = model(batch.dense, batch.ids, batch.offsets)
+    loss = binary_cross_entropy_with_logits(logits.float(), batch.labels)
     loss.backward()
     optimizer.step()
     return loss.detach()
@@ -200,9 +229,25 @@ class Plain:
 
 
 class Stored:
-    """Ours: stored tables that backward updates, the fused interaction, an optimizer for the MLPs."""
+    """Ours: stored tables that backward updates, the fused interaction, an optimizer for the MLPs.
 
-    def __init__(self, shape: Shape, model: TorchDLRM, folder: Path) -> None:
+    Args:
+        shape: Of tables and MLPs.
+        weights: For each table its rows.
+        state: Of the MLPs, as a state dict; None: as they are born.
+        folder: Of the store.
+        split: Whether rows and MLPs are split-bf16.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        weights: Iterable[Tensor],
+        state: Mapping[str, Tensor] | None,
+        folder: Path,
+        *,
+        split: bool,
+    ) -> None:
         memory = shape.tables * shape.rows * (4 * shape.dim + 64) * 3 // 2 + (256 << 20)
         self.store = rowmill.open(folder, memory=memory, threads=THREADS)
         self.tables = [
@@ -211,6 +256,7 @@ class Stored:
                 dim=shape.dim,
                 optimizer=rowmill.optim.SGD(lr=shape.row_rate),
                 num_rows=shape.rows,
+                dtype="split-bf16" if split else "fp32",
             )
             for number in range(shape.tables)
         ]
@@ -223,17 +269,20 @@ class Stored:
             bottom=shape.bottom,
             top=shape.top,
         )
-        for table, bag in zip(self.tables, model.bags, strict=True):
+        for table, rows in zip(self.tables, weights, strict=True):
             for first in range(0, shape.rows, 1 << 16):
                 ids = torch.arange(first, min(first + (1 << 16), shape.rows))
-                table.put(ids, bag.get_parameter("weight").detach()[ids])
-        for part in ("bottom", "top"):
-            self.model.get_submodule(part).load_state_dict(model.get_submodule(part).state_dict())
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+                table.put(ids, rows[ids])
+        if state is not None:
+            rowmill.nn.load_dense_state_dict(self.model, state)
+        self.split = split
+        self.optimizer = (rowmill.optim.SplitSGD if split else torch.optim.SGD)(
+            self.model.parameters(), lr=RATE
+        )
 
     def step(self, batch: Batch) -> Tensor:
         """One training step; the loss."""
-        return train_step(self.model, self.optimizer, batch)
+        return train_step(self.model, self.optimizer, batch, narrow=self.split)
 
     def announce(self, batch: Batch) -> None:
         """Say that this batch comes next, as `rowmill train` does."""
@@ -244,9 +293,13 @@ class Stored:
         self.bags(batch.ids, batch.offsets).backward(gradient_BFD)
 
 
+SKEWS = ("uniform", "zipf")
+
+
 def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)}; all by default")
+    parser.add_argument("--ids", choices=SKEWS, help="how they are drawn; both by default")
     arguments = parser.parse_args()
     unknown = set(arguments.shapes) - set(SHAPES)
     if unknown:
@@ -254,10 +307,19 @@ def main() -> None:
     benchmark = common.Benchmark(common.settings(arguments))
     torch.set_num_threads(THREADS)
     for name in arguments.shapes or SHAPES:
-        for skew in ("uniform", "zipf"):
-            compare(benchmark, f"{name}_{skew}", SHAPES[name], skew)
+        for skew in SKEWS if arguments.ids is None else (arguments.ids,):
+            shape, cell = SHAPES[name], f"{name}_{skew}"
+            if shape.peer:
+                compare(benchmark, cell, shape, skew)
+            else:
+                compare_ours(benchmark, cell, shape, skew)
             gc.collect()  # The tables of this cell must be gone before those of the next are made.
     benchmark.write()
+
+
+def precisions() -> dict[str, bool]:
+    """Our variants, by whether they are split: without instructions for bfloat16 one is left."""
+    return {"stored": False, "stored_split": True} if multiplies_bf16() else {"stored": False}
 
 
 def compare(benchmark: common.Benchmark, cell: str, shape: Shape, skew: str) -> None:
@@ -269,13 +331,19 @@ def compare(benchmark: common.Benchmark, cell: str, shape: Shape, skew: str) -> 
     weights = [torch.empty(shape.rows, shape.dim).uniform_(-0.1, 0.1) for _ in range(shape.tables)]
     # Both ways to pick pairs share tables and optimizer: their steps differ in the interaction alone.
     torch_model = TorchDLRM(shape, weights, "index")
+    state = {name: value for name, value in torch_model.state_dict().items() if "bags" not in name}
     with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
-        stored, plain = Stored(shape, torch_model, Path(folder)), Plain(torch_model)
-        check_same(benchmark, cell, stored, plain, made)
+        ours = {
+            name: Stored(shape, weights, state, Path(folder) / name, split=split)
+            for name, split in precisions().items()
+        }
+        plain = Plain(torch_model)
+        check_same(benchmark, cell, ours, plain, made)
         rounds, steps = (5, 3) if quick else (9, 8)
+        stored = ours["stored"]
         samples = benchmark.compare(
             {
-                f"{cell}_stored": run(stored.step, made, steps),
+                **{f"{cell}_{name}": run(side.step, made, steps) for name, side in ours.items()},
                 f"{cell}_stored_announced": run(stored.step, made, steps, stored.announce),
                 f"{cell}_torch": run(picking(plain, "index"), made, steps),
                 f"{cell}_torch_select": run(picking(plain, "select"), made, steps),
@@ -284,20 +352,81 @@ def compare(benchmark: common.Benchmark, cell: str, shape: Shape, skew: str) -> 
         )
         for name, taken in samples.items():
             summarize_times(benchmark, name, taken)
-        for ours in ("stored", "stored_announced"):
+        for name in (*ours, "stored_announced"):
             for peer in ("torch", "torch_select"):
-                pair = zip(samples[f"{cell}_{ours}"], samples[f"{cell}_{peer}"], strict=True)
-                benchmark.summarize(
-                    f"{cell}_{ours}_time_over_{peer}",
-                    common.Median.of(one.wall_s / other.wall_s for one, other in pair),
-                )
+                summarize_share(benchmark, samples, cell, name, peer)
         parts = benchmark.compare(
-            {f"{cell}_{name}": work for name, work in part_runs(shape, stored, plain, made, steps)},
+            {f"{cell}_{name}": work for name, work in part_runs(shape, ours, plain, made, steps)},
             rounds=rounds,
         )
         for name, taken in parts.items():
             summarize_times(benchmark, name, taken)
-        stored.store.close()
+        for side in ours.values():
+            side.store.close()
+
+
+def compare_ours(benchmark: common.Benchmark, cell: str, shape: Shape, skew: str) -> None:
+    """Steps of ours in 32 bits and of ours as split-bf16, of a model too large to stand beside a third."""
+    quick, seed = benchmark.settings.quick, benchmark.settings.seed
+    if len(precisions()) < 2:
+        print(f"{cell}: this processor has no instructions for bfloat16", file=sys.stderr)
+        return
+    made = batches(shape, skew, seed)
+    torch.manual_seed(seed)
+    weights = [torch.empty(shape.rows, shape.dim).uniform_(-0.1, 0.1) for _ in range(shape.tables)]
+    with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
+        first = Stored(shape, weights, None, Path(folder) / "stored", split=False)
+        state = rowmill.nn.dense_state_dict(first.model)
+        second = Stored(shape, weights, state, Path(folder) / "split", split=True)
+        losses = [[side.step(made[0]).item() for side in (first, second)] for _ in range(2)]
+        check_losses(benchmark, f"{cell}_stored_split", losses, BF16_TOLERANCE)
+        samples = benchmark.compare(
+            {
+                f"{cell}_stored": run(first.step, made, 1),
+                f"{cell}_stored_split": run(second.step, made, 1),
+            },
+            rounds=3 if quick else 9,
+            warm_up=0,
+        )
+        for name, taken in samples.items():
+            summarize_times(benchmark, name, taken)
+        summarize_share(benchmark, samples, cell, "stored_split", "stored")
+        updates = benchmark.compare(
+            {
+                f"{cell}_update_{name}": run(updating(side), made, 1)
+                for name, side in (("stored", first), ("stored_split", second))
+            },
+            rounds=3,
+            warm_up=0,
+        )
+        for name, taken in updates.items():
+            summarize_times(benchmark, name, taken)
+        for side in (first, second):
+            side.store.close()
+
+
+def updating(side: Stored) -> Callable[[Batch], None]:
+    """The update of the MLPs alone, by the gradients of the step before."""
+
+    def work(_: Batch) -> None:
+        side.optimizer.step()
+
+    return work
+
+
+def summarize_share(
+    benchmark: common.Benchmark,
+    samples: Mapping[str, Sequence[common.Sample]],
+    cell: str,
+    ours: str,
+    peer: str,
+) -> None:
+    """The time of one variant over that of another, round by round."""
+    pair = zip(samples[f"{cell}_{ours}"], samples[f"{cell}_{peer}"], strict=True)
+    benchmark.summarize(
+        f"{cell}_{ours}_time_over_{peer}",
+        common.Median.of(one.wall_s / other.wall_s for one, other in pair),
+    )
 
 
 def picking(plain: Plain, pick: str) -> Callable[[Batch], Tensor]:
@@ -311,29 +440,48 @@ def picking(plain: Plain, pick: str) -> Callable[[Batch], Tensor]:
 
 
 def check_same(
-    benchmark: common.Benchmark, cell: str, stored: Stored, plain: Plain, made: list[Batch]
+    benchmark: common.Benchmark,
+    cell: str,
+    ours: Mapping[str, Stored],
+    plain: Plain,
+    made: list[Batch],
 ) -> None:
-    """Take the first steps with both models; raises if losses or rows show that they do not learn the same.
+    """Take the first steps with all models; raises if losses or rows show that they do not learn the same.
 
     Rows count by the sum of their differences, relative to how far training moved them. The largest would not do: where
     an activation is 0 but for rounding, ReLU passes a sample's gradient on one side and stops it on the other (with
-    a smooth function in its place the sums differ by 1e-5, not 1e-3).
+    a smooth function in its place the sums differ by 1e-5, not 1e-3). Of split-bf16, whose layers round anew in every
+    product, losses alone are compared.
     """
+    stored = ours["stored"]
     pairs = list(zip(stored.tables, plain.model.bags, made[0].ids, strict=True))
     before = [bag.get_parameter("weight").detach()[ids] for _, bag, ids in pairs]
-    losses: list[float] = []
+    losses: dict[str, list[list[float]]] = {name: [] for name in ours}
     for _, batch in zip(range(STEPS_COMPARED), cycle(made), strict=False):
-        ours, theirs = stored.step(batch).item(), plain.step(batch).item()
-        losses.append(abs(ours - theirs) / abs(theirs))
+        theirs = plain.step(batch).item()
+        for name, side in ours.items():
+            losses[name].append([theirs, side.step(batch).item()])
+    for name, side in ours.items():
+        tolerance = BF16_TOLERANCE if side.split else TOLERANCE
+        check_losses(benchmark, f"{cell}_{name}", losses[name], tolerance)
     apart = moved = 0.0
     for (table, bag, ids), start in zip(pairs, before, strict=True):
         rows = bag.get_parameter("weight").detach()[ids]
         moved += (rows - start).abs().sum().item()
         apart += (rows - table.get(ids)).abs().sum().item()
-    for what, difference in (("loss", max(losses)), ("row", apart / moved)):
-        benchmark.summary[f"{cell}_{what}_difference"] = difference
-        if not difference <= TOLERANCE:
-            raise SystemExit(f"{cell}: a {what} differs by {difference:.2g}: not the same model")
+    benchmark.summary[f"{cell}_row_difference"] = apart / moved
+    if not apart / moved <= TOLERANCE:
+        raise SystemExit(f"{cell}: rows differ by {apart / moved:.2g}: not the same model")
+
+
+def check_losses(
+    benchmark: common.Benchmark, name: str, losses: list[list[float]], tolerance: float
+) -> None:
+    """Raise if pairs of losses differ by more than a share of the first."""
+    difference = max(abs(ours - theirs) / abs(theirs) for theirs, ours in losses)
+    benchmark.summary[f"{name}_loss_difference"] = difference
+    if not difference <= tolerance:
+        raise SystemExit(f"{name}: a loss differs by {difference:.2g}: not the same model")
 
 
 def run(
@@ -355,12 +503,12 @@ def run(
 
 
 def part_runs(
-    shape: Shape, stored: Stored, plain: Plain, made: list[Batch], steps: int
+    shape: Shape, ours: Mapping[str, Stored], plain: Plain, made: list[Batch], steps: int
 ) -> Iterable[tuple[str, Callable[[], int]]]:
     """Embeddings, interaction and MLPs of every side, forward and backward, with the updates."""
-    gradient_BFD = torch.full((BATCH, shape.tables, shape.dim), 1e-9)
-    vectors = torch.rand(BATCH, shape.tables + 1, shape.dim) - 0.5
-    interacted = torch.rand(BATCH, shape.dim + shape.pairs) - 0.5
+    gradient_BFD = torch.full((shape.batch, shape.tables, shape.dim), 1e-9)
+    vectors = torch.rand(shape.batch, shape.tables + 1, shape.dim) - 0.5
+    interacted = torch.rand(shape.batch, shape.dim + shape.pairs) - 0.5
 
     def fused(_: Batch) -> None:
         # Dense and pooled vectors as a bottom MLP and a lookup leave them.
@@ -376,15 +524,19 @@ def part_runs(
 
     def mlps(side: Stored | Plain) -> Callable[[Batch], None]:
         bottom, top = side.model.bottom, side.model.top
+        split = isinstance(side, Stored) and side.split
         # Timed, not trained: the steps of the comparison are over.
-        optimizer = torch.optim.SGD([*bottom.parameters(), *top.parameters()], lr=1e-9)
+        for group in side.optimizer.param_groups:
+            group["lr"] = 1e-9
 
         def work(batch: Batch) -> None:
-            optimizer.zero_grad()
+            side.optimizer.zero_grad()
             top_input.grad = None
-            bottom(batch.dense).backward(interacted[:, : shape.dim])
-            top(top_input).sum().backward()
-            optimizer.step()
+            with torch.autocast("cpu", torch.bfloat16, enabled=split):
+                out, logits = bottom(batch.dense), top(top_input)
+            out.backward(interacted[:, : shape.dim].to(out.dtype))
+            logits.sum().backward()
+            side.optimizer.step()
 
         return work
 
@@ -393,12 +545,15 @@ def part_runs(
     pooled = [vector.contiguous().requires_grad_() for vector in vectors[:, 1:].unbind(1)]
     top_input = (interacted * 1e-3).requires_grad_()
     works: dict[str, Callable[[Batch], object]] = {
-        "embeddings_stored": lambda batch: stored.embed(batch, gradient_BFD),
+        **{
+            f"embeddings_{name}": lambda batch, at=side: at.embed(batch, gradient_BFD)
+            for name, side in ours.items()
+        },
         "embeddings_torch": lambda batch: plain.embed(batch, gradient_BFD),
         "interaction_fused": fused,
         "interaction_torch": plain_interaction("index"),
         "interaction_torch_select": plain_interaction("select"),
-        "mlps_stored": mlps(stored),
+        **{f"mlps_{name}": mlps(side) for name, side in ours.items()},
         "mlps_torch": mlps(plain),
     }
     for name, work in works.items():

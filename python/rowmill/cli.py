@@ -1,4 +1,4 @@
-"""The command line: `rowmill train`, `inspect`, `fsck`, `changes`, `follow`, `push`, `checkpoints`, `restore`, and more.
+"""The command line: `rowmill train`, `inspect`, `fsck`, `changes`, `follow`, `push`, `checkpoints`, `restore`, `bench`, and more.
 
 Flags come from the fields of `rowmill.config`. Bad input ends with one line on standard error and exit code 2, a
 failure of the store or the machine with 1.
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+from rowmill.bench.command import add_bench
 from rowmill.config import ConfigError, load_config, section_from, settings_of
 from rowmill.errors import (
     CheckpointMissing,
@@ -197,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_flags(nodes, "nodes")
     nodes.set_defaults(command=_nodes, interrupted="; the same command begins it again")
+    add_bench(commands)
     return parser
 
 
@@ -261,8 +263,11 @@ def _train(parsed: argparse.Namespace) -> int:
         from rich.console import Console
 
         from rowmill.train import train, train_splits
+        from rowmill.train.allocator import keep_freed_memory
+        from rowmill.train.ranked_clicks import is_first
 
-    console = Console()
+    keep_freed_memory()
+    console = Console(quiet=not is_first())
     if config.train.task == "gnn" and config.gnn.splits > 1:
         _print_splits(train_splits(config, console), console)
         return 0

@@ -55,5 +55,6 @@ class DLRM(nn.Module):
 
     def logits(self, dense_BN: Tensor, pooled_BFD: Tensor) -> Tensor:
         """The same from pooled vectors: all of the model but the embeddings."""
-        dense_BD = self.bottom(dense_BN)
+        # Where autocast has made this one narrow, the vectors meet in the type of the rows.
+        dense_BD = self.bottom(dense_BN).to(pooled_BFD.dtype)
         return self.top(interaction(dense_BD, pooled_BFD)).squeeze(1)

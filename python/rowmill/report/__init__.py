@@ -7,12 +7,20 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rowmill.report.figures import figures_of
-from rowmill.report.page import report_page
+from rowmill.report.page import html_page, report_page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["clear_report", "figures_of", "read_report", "report_page", "write_report"]
+__all__ = [
+    "clear_report",
+    "figures_of",
+    "html_page",
+    "read_report",
+    "report_page",
+    "write_report",
+    "write_whole",
+]
 
 
 def write_report(report: dict[str, Any], out: Path) -> None:
@@ -20,9 +28,14 @@ def write_report(report: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
     for name, content in (("report.html", report_page(report)), ("report.json", text)):
-        unfinished = out / f".{name}"
-        unfinished.write_text(content, encoding="utf-8")
-        unfinished.replace(out / name)
+        write_whole(out / name, content)
+
+
+def write_whole(file: Path, content: str) -> None:
+    """Write a text file that appears whole or not at all."""
+    unfinished = file.with_name(f".{file.name}")
+    unfinished.write_text(content, encoding="utf-8")
+    unfinished.replace(file)
 
 
 def read_report(out: Path) -> dict[str, Any] | None:

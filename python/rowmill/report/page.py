@@ -39,6 +39,8 @@ polyline.line0 { stroke: var(--line0); } polyline.line1 { stroke: var(--line1); 
 line.level { stroke: var(--level); stroke-dasharray: 5 4; } text.level { fill: var(--level); }
 .legend { color: var(--soft); font-size: 13px; } .legend span { margin-right: 16px; }
 .key { display: inline-block; width: 14px; height: 3px; margin-right: 6px; vertical-align: middle; }
+.swatch { display: inline-block; width: 11px; height: 11px; margin-right: 5px; border-radius: 2px; }
+text.bar { fill: var(--ink); }
 .key.line0 { background: var(--line0); } .key.line1 { background: var(--line1); }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
 td { padding: 3px 0; border-top: 1px solid var(--edge); overflow-wrap: anywhere; vertical-align: top; }
@@ -58,16 +60,22 @@ def report_page(report: dict[str, Any]) -> str:
         f"{run['steps']:,} steps of {config['train']['batch']} {unit} in {run['seconds']:.1f} s; "
         f"rows of {config['model']['dim']} weights in {where}, with {config['rows']['optimizer']}."
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>rowmill: {escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f'<h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p>'
+    content = (
         f'<div class="grid tiles">{"".join(_tiles(report))}</div>'
         f'<div class="grid charts">{"".join(_charts(report))}</div>'
         f'<div class="grid charts">{_table("Rows and memory", _readable(run))}'
         f"{_table('Settings', _flat(config))}{_table('Machine', _readable(machine))}</div>"
-        "</body></html>\n"
+    )
+    return html_page(title, lead, content)
+
+
+def html_page(title: str, lead: str, content: str) -> str:
+    """A page that needs nothing else: title and lead as text, content as HTML."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>rowmill: {escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f'<h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p>{content}</body></html>\n'
     )
 
 

@@ -1,0 +1,104 @@
+"""One rank of the benchmark: messages alone, or training steps of `packed` over some cells.
+
+Started by `run.py` with a JSON object; rank 0 writes one JSON object a line. With `apart` every process trains alone, beside the
+others: what kernels take when other cores are busy.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks import common
+from benchmarks.exchange.cells import Cell
+from benchmarks.exchange.rank import BATCHES, Stopwatch, Trained, say
+from rowmill.distributed import Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORK_WIDTH = 384
+"""Of two square matrices, whose product takes about a millisecond."""
+WORK_REPEATS = 100
+"""Pieces of work alone, at least."""
+
+
+def messages(ranks: Ranks, collective: str, size: int, repeats: int) -> None:
+    """What a collective adds to pieces of work, after each of which ranks do one, by the clock and of the cores.
+
+    In a step it is the same: when a message comes threads have slept, and ranks are not ready at one time.
+    """
+    out = torch.zeros(size, dtype=torch.float32)
+    back = torch.empty_like(out)
+    calls: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "exchange": lambda: dist.all_to_all_single(back, out, group=ranks.group),
+        "allreduce": lambda: dist.all_reduce(out, group=ranks.group),
+    }
+    without, with_it = (
+        timed(ranks, calls[of], max(repeats, least))
+        for of, least in (("nothing", WORK_REPEATS), (collective, 0))
+    )
+    if ranks.rank == 0:
+        say(
+            kind="message",
+            collective=collective,
+            # Half of an all-to-all of two stays where it is.
+            bytes=out.nbytes // (2 if collective == "exchange" else 1),
+            wall_s=max(0.0, with_it[0] - without[0]),
+            cpu_s=max(0.0, with_it[1] - without[1]),
+        )
+
+
+def timed(ranks: Ranks, call: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Seconds of a piece of work and a call by the clock of the slowest rank, and of the cores for each."""
+    piece = torch.ones(WORK_WIDTH, WORK_WIDTH)
+    call()
+    dist.barrier()
+    cpu, begin = common.cpu_s(), time.perf_counter()
+    for _ in range(repeats):
+        torch.mm(piece, piece)
+        call()
+    seen = (time.perf_counter() - begin) / repeats, (common.cpu_s() - cpu) / repeats
+    walls, cpus = zip(*ranks.gather(seen), strict=True)
+    return max(walls), sum(cpus) / len(cpus)
+
+
+def steps(ranks: Ranks, cell: Cell, folder: Path, seed: int, rounds: int) -> None:
+    """Training steps of a cell, round by round."""
+    trained = Trained(ranks, cell, folder, seed, {"packed": {"strategy": "packed"}})
+    for number in range(-1, rounds):
+        seen = trained.measure("packed", Stopwatch())
+        if ranks.rank == 0 and number >= 0:
+            step_s = max(of["wall_s"] for of in seen) / BATCHES
+            sent = sum(sum(of["bytes_sent"].values()) for of in seen) / len(seen) / BATCHES
+            say(kind="step", cell=cell.as_json(), step_s=step_s, bytes=sent)
+    trained.store.close()
+
+
+def main() -> None:
+    """Messages, then cells."""
+    job = json.loads(sys.argv[1])
+    process, folder, apart = job["rank"], Path(job["folder"]), job["apart"]
+    rank, count = (0, 1) if apart else (process, job["ranks"])
+    torch.set_num_threads(1)
+    meeting = (folder / f"meeting-{process if apart else 'all'}").as_uri()
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count)
+    ranks = Ranks()
+    for collective, size, repeats in job["messages"]:
+        messages(ranks, collective, size, repeats)
+    for number, fields in enumerate(job["cells"]):
+        place = folder / f"store-{number}-{process}"
+        steps(ranks, Cell.from_json(fields), place, job["seed"], job["rounds"])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

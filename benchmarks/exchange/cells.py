@@ -1,0 +1,103 @@
+"""What is exchanged: cells of a grid of shapes, and batches of ids for them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rowmill import RaggedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+IDS = 100_000
+"""Ids that may occur in a category."""
+_SPREAD = 0x9E37_79B9_7F4B
+"""An odd factor, which spreads ids over 48 bits without making two of them equal."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One shape of an exchange; every sample has one id of each category."""
+
+    ranks: int
+    categories: int
+    dims: tuple[int, ...]
+    """Of the K specs, which categories have in turn."""
+    batch: int
+    """Samples of each rank."""
+    zipf: float
+
+    @property
+    def name(self) -> str:
+        """As in the names of figures."""
+        dims = "-".join(map(str, self.dims))
+        return f"r{self.ranks}_m{self.categories}_d{dims}_b{self.batch}_z{self.zipf}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For another process."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Cell:
+        """From another process."""
+        made = cls(**fields)
+        return replace(made, dims=tuple(made.dims))
+
+    def batches(self, count: int, seed: int) -> list[RaggedBatch]:
+        """Batches of one rank, whose share of the seed is its own."""
+        random = np.random.default_rng(seed)
+        names = [f"c{category}" for category in range(self.categories)]
+        shares = zipf_shares(IDS, self.zipf)
+        ids = [draw(random, shares, self.batch * self.categories) for _ in range(count)]
+        shape = self.batch, self.categories
+        return [RaggedBatch.from_dense(names, torch.from_numpy(of.reshape(shape))) for of in ids]
+
+
+def zipf_shares(ids: int, zipf: float) -> NDArray[np.float64]:
+    """The share of ids up to each, by falling frequency."""
+    weights = np.arange(1, ids + 1, dtype=np.float64) ** -zipf
+    return np.cumsum(weights) / weights.sum()
+
+
+def draw(random: np.random.Generator, shares: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Ids of 48 bits by these shares."""
+    drawn: NDArray[np.int64] = np.searchsorted(shares, random.random(count)).astype(np.int64)
+    return drawn * _SPREAD & (1 << 48) - 1
+
+
+ONE, THREE, FIVE = (16,), (4, 16, 64), (4, 8, 16, 32, 64)
+"""Dims of 1, 3 and 5 specs."""
+CENTRE = Cell(2, 57, THREE, 512, 1.05)
+"""The cell the others of the quick form vary in one thing."""
+
+
+def dims_alone() -> list[Cell]:
+    """Two ranks, all categories of one dim: what bandwidth do rows of each get?"""
+    return [replace(CENTRE, dims=(dim,)) for dim in FIVE]
+
+
+def quick(ranks: int) -> list[Cell]:
+    """Cells of the quick form."""
+    centre = replace(CENTRE, ranks=ranks)
+    return [
+        centre,
+        replace(centre, dims=ONE),
+        replace(centre, categories=26),
+        replace(centre, categories=200),
+        replace(centre, batch=4096),
+    ]
+
+
+def full(ranks: int) -> Iterator[Cell]:
+    """All cells."""
+    for categories in (26, 57, 200):
+        for dims in (ONE, THREE, FIVE):
+            for batch in (512, 4096):
+                for zipf in (0.8, 1.05, 1.2):
+                    yield Cell(ranks, categories, dims, batch, zipf)

@@ -1,0 +1,58 @@
+"""Starts the ranks of a job on this machine, and hears what the first of them says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from benchmarks.slow_links.links import Network
+
+
+def ranks_say(
+    program: Path, job: dict[str, Any], ranks: int, made: Network | None = None
+) -> Iterator[dict[str, Any]]:
+    """The JSON lines of rank 0, as they come.
+
+    Args:
+        program: What a rank runs; its argument is the job as JSON, with its `rank`, how many `ranks` there are and a `folder`
+            that all share.
+        job: Whatever else it is told.
+        ranks: How many processes.
+        made: Where each has a namespace, if they do not meet over loopback.
+
+    Raises:
+        RuntimeError: A rank failed.
+    """
+    with tempfile.TemporaryDirectory(dir=os.environ.get("ROWMILL_BENCH_DIR")) as folder:
+        started: list[subprocess.Popen[str]] = []
+        for rank in range(ranks):
+            told = {**job, "rank": rank, "ranks": ranks, "folder": folder}
+            command = [sys.executable, str(program), json.dumps(told)]
+            environment = {} if made is None else {"GLOO_SOCKET_IFNAME": made.interface}
+            started.append(
+                subprocess.Popen(
+                    command if made is None else made.command(rank, command),
+                    env={**os.environ, **environment},
+                    stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        lines = started[0].stdout
+        assert lines is not None
+        try:
+            with lines:
+                yield from map(json.loads, lines)
+            if any([process.wait() for process in started]):
+                raise RuntimeError("a rank failed: its error is above")
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()

@@ -1,0 +1,210 @@
+"""One rank of the benchmark: training steps over every variant in turn, and how fast messages of a size are.
+
+Started by `run.py` with a JSON object; rank 0 writes one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import rowmill
+from benchmarks import common
+from benchmarks.exchange.cells import Cell
+from rowmill.distributed import Pipeline, Ranks, RowCache, ShardedCollection
+from rowmill.distributed.exchange import Exchange
+from rowmill.nn import Feature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rowmill import RaggedBatch
+
+PARTS = ("ask", "send_rows", "send_gradients")
+"""Methods of an exchange, in the order of time: kernels and messages, no rows of the store."""
+HIDDEN = 64
+"""Width of the dense model's one hidden layer."""
+BATCHES = 4
+"""Distinct batches, which are the steps of a round."""
+EVALUATED = 32
+"""Batches of an evaluation."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds in the parts of all exchanges of this process."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def attach(self) -> None:
+        """Time the methods from now on."""
+        for part in PARTS:
+            setattr(Exchange, part, self._timed(part, getattr(Exchange, part)))
+
+    def _timed(self, part: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **settings: Any) -> Any:
+            begin = time.perf_counter()
+            result = method(*arguments, **settings)
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - begin
+            return result
+
+        return timed
+
+
+class Trained:
+    """Collections over the same tables, one for each variant, and one dense model for all."""
+
+    def __init__(
+        self, ranks: Ranks, cell: Cell, folder: Path, seed: int, variants: dict[str, dict[str, Any]]
+    ) -> None:
+        self.ranks, self.cell = ranks, cell
+        self.store = rowmill.open(folder, memory="1GiB", threads=1, seed=seed)
+        sgd = rowmill.optim.SGD(lr=0.01)
+        tables = [
+            self.store.table(f"c{n}", dim=cell.dims[n % len(cell.dims)], optimizer=sgd)
+            for n in range(cell.categories)
+        ]
+        features = [Feature(table.name, table) for table in tables]
+        self.collections = {
+            name: ShardedCollection(features, ranks=ranks, **settings)
+            for name, settings in variants.items()
+        }
+        torch.manual_seed(seed)
+        width = sum(table.dim for table in tables)
+        dense = nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
+        self.model = ranks.data_parallel(dense)
+        self.optimizer = torch.optim.SGD(dense.parameters(), lr=0.01)
+        self.batches = cell.batches(BATCHES, seed + ranks.rank)
+        self.labels = (torch.rand(cell.batch) < 0.3).float()
+
+    def step(self, variant: str, batch: RaggedBatch) -> None:
+        """One training step."""
+        self.optimizer.zero_grad()
+        logits = self.model(self.collections[variant](batch)).view(-1)
+        losses = binary_cross_entropy_with_logits(logits, self.labels, reduction="none")
+        self.ranks.mean(losses).backward()
+        self.optimizer.step()
+
+    def check(self) -> None:
+        """Every variant gives the same pooled vectors, to the last bit."""
+        pooled: list[Tensor] = []
+        for collection in self.collections.values():
+            collection.eval()
+            pooled.append(collection(self.batches[0]))
+            collection.train()
+        if not all(torch.equal(pooled[0], other) for other in pooled[1:]):
+            raise RuntimeError("variants must agree on every bit, and do not")
+
+    def measure(self, variant: str, watch: Stopwatch) -> list[dict[str, Any]]:
+        """One round of a variant: what every rank saw of it."""
+        traffic = self.collections[variant].traffic
+        traffic.reset()
+        watch.seconds.clear()
+        dist.barrier()
+        cpu, begin = common.cpu_s(), time.perf_counter()
+        for batch in self.batches:
+            self.step(variant, batch)
+        seen = {
+            "wall_s": time.perf_counter() - begin,
+            "cpu_s": common.cpu_s() - cpu,
+            "seconds": dict(watch.seconds),
+            "rounds": dict(traffic.rounds),
+            "bytes_sent": dict(traffic.bytes_sent),
+            "bytes_held": sum(self.collections[variant].bytes_held.values()),
+        }
+        return self.ranks.gather(seen)
+
+
+def cell_rounds(
+    ranks: Ranks, cell: Cell, folder: Path, job: dict[str, Any], watch: Stopwatch
+) -> None:
+    """Variants in interleaved rounds; the starting one rotates."""
+    trained = Trained(ranks, cell, folder, job["seed"], job["variants"])
+    names = list(job["variants"])
+    for number in range(-1, job["rounds"]):
+        first = number % len(names)
+        for variant in names[first:] + names[:first]:
+            seen = trained.measure(variant, watch)
+            if ranks.rank == 0 and number >= 0:
+                say(kind="round", cell=cell.as_json(), variant=variant, round=number, seen=seen)
+    trained.check()
+    for ahead in job["ahead"]:
+        cache_use(trained, ahead, job["seed"])
+    trained.store.close()
+
+
+def cache_use(trained: Trained, ahead: int, seed: int) -> None:
+    """One evaluation whose rows are kept for so many batches ahead; with 0 none is."""
+    ranks, cell = trained.ranks, trained.cell
+    collection = trained.collections["packed"].eval()
+    cache = RowCache(ahead=ahead, memory="256MiB") if ahead > 0 else None
+    pipeline = Pipeline(collection, depth=1, row_cache=cache)
+    batches = cell.batches(EVALUATED, seed + 100 + ranks.rank)
+    collection.traffic.reset()
+    dist.barrier()
+    begin = time.perf_counter()
+    with torch.no_grad():
+        for batch, _ in pipeline.run((batch, None) for batch in batches):
+            collection(batch)
+    seen = {
+        "wall_s": time.perf_counter() - begin,
+        "use": asdict(pipeline.cache_use),
+        "bytes_sent": dict(collection.traffic.bytes_sent),
+    }
+    collection.train()
+    every = ranks.gather(seen)
+    if ranks.rank == 0:
+        say(kind="cache", cell=cell.as_json(), ahead=ahead, batches=EVALUATED, seen=every)
+
+
+def message_sizes(ranks: Ranks, sizes: Sequence[int], repeats: int) -> None:
+    """Bandwidth of one all-to-all by the bytes that go to each other rank."""
+    for size in sizes:
+        out = torch.zeros(ranks.count, size, dtype=torch.uint8)
+        back = torch.empty_like(out)
+        seconds: list[float] = []
+        for _ in range(repeats):
+            dist.barrier()
+            begin = time.perf_counter()
+            dist.all_to_all_single(back, out, group=ranks.group)
+            seconds.append(time.perf_counter() - begin)
+        slowest = [max(of_ranks) for of_ranks in zip(*ranks.gather(seconds), strict=True)]
+        if ranks.rank == 0:
+            say(kind="message", ranks=ranks.count, bytes=size, seconds=slowest)
+
+
+def say(**said: Any) -> None:
+    """One line for `run.py`."""
+    print(json.dumps(said), flush=True)
+
+
+def main() -> None:
+    """All cells of a job, then messages alone."""
+    job = json.loads(sys.argv[1])
+    rank, count, folder = job["rank"], job["ranks"], Path(job["folder"])
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count))
+    meeting = (folder / "meeting").as_uri()
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count)
+    ranks = Ranks()
+    watch = Stopwatch()
+    watch.attach()
+    for number, fields in enumerate(job["cells"]):
+        place = folder / f"store-{number}-{rank}"
+        cell_rounds(ranks, Cell.from_json(fields), place, job, watch)
+    message_sizes(ranks, job["sizes"], job["rounds"] * 4)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Random batches of a shape: this rank's samples of batches that are the same for every number of ranks.
+
+Shapes: B samples of this rank, N numeric features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from rowmill.ragged import RaggedBatch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rowmill.bench.shapes import Shape
+
+Skew = Literal["zipf", "uniform"]
+
+ZIPF = 1.05
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs of one step.
+
+    Attributes:
+        dense: float32 [B, N].
+        ids: Of every table.
+        labels: float32 [B].
+    """
+
+    dense: Tensor
+    ids: RaggedBatch
+    labels: Tensor
+
+
+def table_names(shape: Shape) -> tuple[str, ...]:
+    """Names of tables, which are those of features."""
+    return tuple(f"t{number}" for number in range(len(shape.rows)))
+
+
+def make_batch(shape: Shape, skew: Skew, *, samples: int, part: slice, seed: int) -> Batch:
+    """The samples `part` of a batch of `samples`; equal seeds make equal batches."""
+    random = np.random.default_rng(seed)
+    dense = random.random((samples, shape.dense), np.float32)[part]
+    labels = random.integers(0, 2, samples).astype(np.float32)[part]
+    size = len(labels)
+    ids: list[NDArray[np.int64]] = []
+    for rows, lookups in zip(shape.rows, shape.lookups, strict=True):
+        share: NDArray[np.float64] = random.random((samples, lookups))[part]
+        ids.append(_drawn(share, rows, skew).reshape(-1))
+    lengths = torch.tensor(shape.lookups).repeat_interleave(size)
+    values = torch.from_numpy(np.concatenate(ids))
+    return Batch(
+        torch.from_numpy(dense.copy()),
+        RaggedBatch.from_lengths(table_names(shape), values, lengths),
+        torch.from_numpy(labels.copy()),
+    )
+
+
+def _drawn(share: NDArray[np.float64], rows: int, skew: Skew) -> NDArray[np.int64]:
+    """Ids for numbers from 0 to 1: the share of all draws that fall on smaller ids.
+
+    Of Zipf the continuous form, whose inverse needs no table of 40 million shares. Frequent ids are small; where they
+    lie among the ranks is up to the hash of owners.
+    """
+    if skew == "uniform":
+        ranks = share * rows
+    else:
+        power = 1 - ZIPF
+        ranks = (1 + share * ((rows + 1) ** power - 1)) ** (1 / power) - 1
+    return np.minimum(ranks.astype(np.int64), rows - 1)

@@ -1,0 +1,311 @@
+"""One rank of `rowmill bench dlrm`: a process that another one started, or `torchrun`.
+
+    python -m rowmill.bench.rank FD    # started by the command
+
+The settings come on standard input, as JSON. What the rank has to say it writes to the file descriptor, a line of JSON each:
+which step it is in, why it failed, what it measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+
+import rowmill
+from rowmill.bench.batches import make_batch, table_names
+from rowmill.bench.settings import Settings, cores_of
+from rowmill.bench.step import Trainer
+from rowmill.bench.timeline import Timeline, Times
+from rowmill.distributed import Ranks, ShardedCollection, Watch
+from rowmill.errors import InvalidInput, RankLost, RowmillError
+from rowmill.nn import Feature
+from rowmill.optim import SGD, Adagrad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rowmill.bench.batches import Batch, Skew
+    from rowmill.bench.shapes import Shape
+    from rowmill.bench.step import Comm, Precision
+    from rowmill.store import Store
+
+BATCHES = 4
+"""Distinct batches, taken in turn."""
+
+DIRECT_ROWS_MAX = 1 << 22
+"""Tables with as many rows are indexed by id, larger ones by a hash of it, which takes no memory for rows never seen."""
+
+GRACE_S = 5.0
+"""In which a rank puts away its store, once another was lost."""
+
+
+class Failed(Exception):
+    """Why a rank ends: in which step, and whether it was waiting for another one at the time."""
+
+    def __init__(self, message: str, step: int, *, waiting: bool, invalid: bool) -> None:
+        super().__init__(message)
+        self.step = step
+        self.waiting = waiting
+        self.invalid = invalid
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank a process is.
+
+    Attributes:
+        rank: Of all.
+        local_rank: Of those on this machine.
+        local_ranks: How many those are.
+        meeting: The file where ranks meet; None: where the environment says, as `torchrun` sets it.
+    """
+
+    rank: int
+    local_rank: int
+    local_ranks: int
+    meeting: str | None
+
+
+def measure(
+    settings: Settings, place: Place, tell: Callable[[int], None], *, gather: bool = False
+) -> list[dict[str, Any]]:
+    """Run the steps of one rank; what they took here, or on every rank.
+
+    Args:
+        settings: Of the run.
+        place: Which rank this is.
+        tell: Is called with the number of every step that begins.
+        gather: Whether to ask all ranks, a collective.
+
+    Raises:
+        Failed: Whatever went wrong.
+    """
+    step = 0
+    timeline = Timeline()
+
+    def begins(number: int) -> None:
+        nonlocal step
+        step = number
+        tell(number)
+
+    try:
+        return _measure(settings, place, timeline, begins, gather=gather)
+    except Exception as error:
+        message = (
+            str(error) if isinstance(error, RowmillError) else f"{type(error).__name__}: {error}"
+        )
+        first_line = message.strip().splitlines()[0] if message.strip() else type(error).__name__
+        raise Failed(
+            first_line,
+            step,
+            waiting=timeline.lost or isinstance(error, RankLost),
+            invalid=isinstance(error, InvalidInput),
+        ) from error
+
+
+def _measure(
+    settings: Settings,
+    place: Place,
+    timeline: Timeline,
+    begins: Callable[[int], None],
+    *,
+    gather: bool,
+) -> list[dict[str, Any]]:
+    available = sorted(os.sched_getaffinity(0))
+    cores = cores_of(settings, place.local_rank, place.local_ranks, available)
+    device = torch.device("cpu")
+    if settings.backend == "nccl":
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)
+        timeline.settle = torch.cuda.current_stream(device).synchronize
+    torch.set_num_threads(cores.threads)
+    # Threads begin with the cores of the one that makes them, and those of a group are made with it.
+    if settings.pin != "off":
+        os.sched_setaffinity(0, cores.comm)
+        os.environ.setdefault("CCL_WORKER_AFFINITY", ",".join(map(str, cores.comm)))
+    meet(settings, place)
+    try:
+        ranks = Ranks(timeout_s=settings.timeout_s)
+        os.sched_setaffinity(0, cores.compute)
+        watch = Watch(
+            ranks,
+            silence_s=max(settings.timeout_s, 1.0),
+            grace_s=GRACE_S,
+            advice="no figures are left of this run",
+        )
+        with watch, tempfile.TemporaryDirectory(prefix="rowmill-bench-") as folder:
+
+            def step(number: int) -> None:
+                begins(number)
+                watch.step(number)
+
+            path = Path(settings.store or folder) / f"rank{place.rank}"
+            shape = settings.shape
+            with open_store(settings, shape, path, cores.threads) as store:
+                rows = open_rows(settings, shape, store, ranks)
+                torch.manual_seed(settings.seed)
+                trainer = Trainer(
+                    shape,
+                    rows,
+                    comm=cast("Comm", settings.comm),
+                    precision=cast("Precision", settings.precision),
+                    samples=settings.samples,
+                    device=device,
+                    timeline=timeline,
+                )
+                batches = [
+                    make_batch(
+                        shape,
+                        cast("Skew", settings.skew),
+                        samples=settings.samples,
+                        part=settings.part(place.rank),
+                        seed=settings.seed * BATCHES + number,
+                    )
+                    for number in range(min(BATCHES, settings.warmup + settings.steps))
+                ]
+                result = {
+                    "rank": place.rank,
+                    "cores": asdict(cores),
+                    **_steps(settings, trainer, batches, step),
+                }
+                return ranks.gather(result) if gather else [result]
+    finally:
+        dist.destroy_process_group()
+
+
+def _steps(
+    settings: Settings, trainer: Trainer, batches: list[Batch], begins: Callable[[int], None]
+) -> dict[str, Any]:
+    losses: list[float] = []
+
+    def step(number: int, following: int | None) -> None:
+        begins(number + 1)
+        after = None if following is None else batches[following % len(batches)]
+        losses.append(trainer.step(batches[number % len(batches)], after).item())
+
+    total = settings.warmup + settings.steps
+    for number in range(total):
+        if number == settings.warmup:
+            dist.barrier()
+            trainer.timeline.times = Times()
+            trainer.rows.traffic.reset()
+        step(number, number + 1)
+    measured = described(trainer.timeline.times, settings.steps), traffic(trainer, settings)
+    # What the last step began, as each before it.
+    step(total, None)
+    return {"losses": losses, **measured[0], **measured[1]}
+
+
+def meet(settings: Settings, place: Place) -> None:
+    """Begin torch.distributed."""
+    backend = "cpu:gloo,cuda:nccl" if settings.backend == "nccl" else settings.backend
+    dist.init_process_group(
+        backend,
+        init_method="env://" if place.meeting is None else f"file://{place.meeting}",
+        rank=place.rank,
+        world_size=settings.ranks,
+        timeout=timedelta(seconds=settings.timeout_s),
+    )
+
+
+def open_store(settings: Settings, shape: Shape, path: Path, threads: int) -> Store:
+    """The store of one rank, with memory for every row that it will see."""
+    state = 2 if shape.optimizer == "adagrad" else 1
+    seen = BATCHES * settings.samples
+    row_bytes = sum(
+        min(rows, seen * lookups) * (4 * shape.dim * state + 64)
+        for rows, lookups in zip(shape.rows, shape.lookups, strict=True)
+    )
+    index_bytes = sum(16 * rows for rows in shape.rows if rows <= DIRECT_ROWS_MAX)
+    wanted = 2 * row_bytes // settings.ranks + index_bytes + (256 << 20)
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * settings.ranks)
+    memory = settings.memory or min(wanted, most)
+    return rowmill.open(path, memory=memory, threads=threads, seed=settings.seed)
+
+
+def open_rows(settings: Settings, shape: Shape, store: Store, ranks: Ranks) -> ShardedCollection:
+    """Tables of a shape over all ranks."""
+    optimizer = Adagrad(lr=shape.lr) if shape.optimizer == "adagrad" else SGD(lr=shape.lr)
+    tables = [
+        store.table(
+            name,
+            dim=shape.dim,
+            optimizer=optimizer,
+            num_rows=rows if rows <= DIRECT_ROWS_MAX else None,
+            dtype=cast("Precision", settings.precision),
+        )
+        for name, rows in zip(table_names(shape), shape.rows, strict=True)
+    ]
+    return ShardedCollection(
+        [Feature(table.name, table) for table in tables],
+        ranks=ranks,
+        rows_on_wire="fp32" if settings.precision == "fp32" else "bf16",
+    )
+
+
+def described(times: Times, steps: int) -> dict[str, Any]:
+    """Milliseconds of a step: each, and the mean of every phase and collective."""
+
+    def mean(of: dict[str, float]) -> dict[str, float]:
+        return {name: 1e3 * seconds / steps for name, seconds in of.items()}
+
+    return {
+        "step_ms": [1e3 * seconds for seconds in times.step_s],
+        "phase_ms": mean(times.phase_s),
+        "exposed_ms": mean(times.exposed_s),
+        "total_ms": mean(times.total_s),
+    }
+
+
+def traffic(trainer: Trainer, settings: Settings) -> dict[str, Any]:
+    """Messages of a step of this rank, and bytes to other ranks: of an allreduce those of a ring."""
+    counted, buckets = trainer.rows.traffic, trainer.buckets
+    ring = 2 * (settings.ranks - 1) / settings.ranks
+    sent = {leg: count / settings.steps for leg, count in counted.bytes_sent.items()}
+    rounds = {leg: count / settings.steps for leg, count in counted.rounds.items()}
+    return {
+        "bytes": {**sent, "allreduce": ring * buckets.bytes_total},
+        "rounds": {**rounds, "allreduce": len(buckets.buckets)},
+    }
+
+
+def main() -> None:
+    """Take the settings, run, say what came of it."""
+    words = os.fdopen(int(sys.argv[1]), "w")
+
+    def say(word: dict[str, Any]) -> None:
+        words.write(json.dumps(word) + "\n")
+        words.flush()
+
+    job = json.load(sys.stdin)
+    settings, place = Settings(**job["settings"]), Place(**job["place"])
+    # The command that started this rank is gone: nobody waits for its figures.
+    with suppress(BrokenPipeError):
+        try:
+            (result,) = measure(settings, place, lambda step: say({"step": step}))
+            say({"done": result})
+        except Failed as error:
+            say(
+                {
+                    "failed": str(error),
+                    "step": error.step,
+                    "waiting": error.waiting,
+                    "invalid": error.invalid,
+                }
+            )
+    # A collective that will never end need not be waited for.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

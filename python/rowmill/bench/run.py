@@ -1,0 +1,93 @@
+"""The figures of a run, put together from those of its ranks.
+
+What a run came to is a dictionary, as it is written to JSON; times are milliseconds per step, the mean over steps and ranks.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from rowmill.bench.step import PHASES
+from rowmill.bench.timeline import OTHER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rowmill.bench.settings import Settings
+
+COLLECTIVES = {
+    "counts": "counts of ids",
+    "keys": "ids",
+    "rows": "rows",
+    "gradients": "row gradients",
+    "allreduce": "allreduce",
+}
+"""What each leg of a step is called where people read it, in the order of a step."""
+
+
+def summary(settings: Settings, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One run, from what `measure` gave on every rank.
+
+    `phase_ms` and the `exposed_ms` of all collectives sum up to `step_ms`.
+    """
+
+    def mean(kind: str, name: str) -> float:
+        return statistics.fmean(rank[kind].get(name, 0.0) for rank in ranks)
+
+    phases = {name: mean("phase_ms", name) for name in (*PHASES, OTHER)}
+    collectives = {
+        leg: {
+            "exposed_ms": mean("exposed_ms", leg),
+            "total_ms": mean("total_ms", leg),
+            "bytes": mean("bytes", leg),
+            "rounds": mean("rounds", leg),
+        }
+        for leg in COLLECTIVES
+    }
+    steps = [step for rank in ranks for step in rank["step_ms"]]
+    step_ms = statistics.fmean(steps)
+    return {
+        "settings": {**settings.__dict__},
+        "samples": settings.samples,
+        "step_ms": step_ms,
+        "step_ms_median": statistics.median(steps),
+        "step_ms_least": min(steps),
+        "step_ms_most": max(steps),
+        "samples_per_s": 1e3 * settings.samples / step_ms,
+        "phase_ms": phases,
+        "collectives": collectives,
+        "exposed_ms": sum(one["exposed_ms"] for one in collectives.values()),
+        # Every rank has its share of the mean loss.
+        "losses": [sum(shares) for shares in zip(*(r["losses"] for r in ranks), strict=True)],
+        "ranks": list(ranks),
+    }
+
+
+def scaling(runs: Sequence[dict[str, Any]], sweep: str) -> list[float | None]:
+    """Of every run the gain over the run of fewest ranks that is otherwise alike; None for that one.
+
+    Strong: how many times shorter a step is. Weak: how many times more samples a second.
+    """
+    first: dict[tuple[Any, ...], dict[str, Any]] = {}
+    gains: list[float | None] = []
+    for run in sorted(runs, key=lambda run: run["settings"]["ranks"]):
+        first.setdefault(_alike(run), run)
+    for run in runs:
+        base = first[_alike(run)]
+        figure = ("step_ms", base, run) if sweep == "strong" else ("samples_per_s", run, base)
+        gains.append(None if run is base else figure[1][figure[0]] / figure[2][figure[0]])
+    return gains
+
+
+def _alike(run: dict[str, Any]) -> tuple[Any, ...]:
+    apart = ("ranks", "store")
+    return tuple(value for name, value in run["settings"].items() if name not in apart)
+
+
+def title(run: dict[str, Any]) -> str:
+    """A run in a few words: what may differ between the runs of one command."""
+    settings = run["settings"]
+    ranks = "1 rank" if settings["ranks"] == 1 else f"{settings['ranks']} ranks"
+    pinned = "" if settings["pin"] == "off" else f", pinned {settings['pin']}"
+    return f"{ranks}, {settings['backend']}, {settings['comm']}, {settings['precision']}{pinned}"

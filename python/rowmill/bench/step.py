@@ -1,0 +1,232 @@
+"""A training step of a hybrid-parallel DLRM, taken apart: tables over the ranks, dense half on each.
+
+Shapes: B samples of this rank, F tables, D weights per row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from rowmill.bench.buckets import Buckets
+from rowmill.models.dcn_v2 import CrossLayer
+from rowmill.models.layers import mlp
+from rowmill.ops.interaction import interaction
+from rowmill.optim import SplitAdagrad, SplitSGD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rowmill.bench.batches import Batch
+    from rowmill.bench.shapes import Shape
+    from rowmill.bench.timeline import Timeline
+    from rowmill.distributed import ShardedCollection
+    from rowmill.distributed.collection import Coming, Prepared
+
+Comm = Literal["blocking", "overlap"]
+Precision = Literal["fp32", "bf16", "split-bf16"]
+
+PHASES = (
+    "lookup",
+    "bottom MLP",
+    "interaction",
+    "top MLP",
+    "top MLP backward",
+    "interaction backward",
+    "bottom MLP backward",
+    "lookup backward",
+    "optimizer",
+)
+"""Work of a rank, in the order of `blocking`. Lookup is all that is done for rows: ids made distinct, rows read and
+sent, bags pooled; its backward sums gradients and updates rows."""
+
+
+class Crosses(nn.Module):
+    """Cross layers over dense and pooled vectors, side by side: MLPerf's DLRM-DCNv2."""
+
+    def __init__(self, width: int, layers: int, rank: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(CrossLayer(width, rank=rank) for _ in range(layers))
+
+    def forward(self, dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
+        """`[B, (F + 1) D]`."""
+        first = torch.cat([dense_BD, pooled_BFD.flatten(1)], dim=1)
+        crossed = first
+        for layer in self.layers:
+            crossed = layer(first, crossed)
+        return crossed
+
+
+class Pairs(nn.Module):
+    """The dot interaction, in the type of the rows, as in `rowmill.models.DLRM`."""
+
+    def forward(self, dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
+        """`[B, D + F (F + 1) / 2]`."""
+        return interaction(dense_BD.to(pooled_BFD.dtype), pooled_BFD)
+
+
+class DenseHalf(nn.Module):
+    """All of a model but its tables."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        features, dim = len(shape.rows), shape.dim
+        if shape.cross_layers:
+            width = (features + 1) * dim
+            self.interact: nn.Module = Crosses(width, shape.cross_layers, shape.cross_rank)
+        else:
+            width = dim + (features + 1) * features // 2
+            self.interact = Pairs()
+        self.bottom = mlp(shape.dense, [*shape.bottom, dim])
+        self.top = mlp(width, [*shape.top, 1], relu_last=False)
+
+
+def dense_optimizer(shape: Shape, precision: Precision, model: nn.Module) -> torch.optim.Optimizer:
+    """What updates the dense half; of `split-bf16` its weights become bfloat16 here."""
+    split = precision == "split-bf16"
+    if shape.optimizer == "adagrad":
+        return (SplitAdagrad if split else torch.optim.Adagrad)(model.parameters(), lr=shape.lr)
+    return (SplitSGD if split else torch.optim.SGD)(model.parameters(), lr=shape.lr)
+
+
+class Trainer:
+    """One rank of a run.
+
+    Args:
+        shape: Of the model.
+        rows: The tables of all ranks.
+        comm: Whether collectives travel behind work, or each is waited for where it begins.
+        precision: Of layers; that of rows is up to the tables.
+        samples: Of a step, over all ranks.
+        device: Of the dense half.
+        timeline: Takes the time of every step.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        rows: ShardedCollection,
+        *,
+        comm: Comm,
+        precision: Precision,
+        samples: int,
+        device: torch.device,
+        timeline: Timeline,
+    ) -> None:
+        self.rows = rows
+        self.model = DenseHalf(shape).to(device)
+        self.optimizer = dense_optimizer(shape, precision, self.model)
+        self.timeline = timeline
+        rows.measure(timeline)
+        self.buckets = Buckets(
+            self.model.parameters(),
+            overlap=comm == "overlap",
+            dtype=None if precision == "fp32" else torch.bfloat16,
+            meter=timeline,
+        )
+        self._overlap = comm == "overlap"
+        self._coming: Coming | None = None
+        """Rows of the next step."""
+        self._features, self._dim = len(shape.rows), shape.dim
+        self._samples = samples
+        self._device = device
+        self._narrow = torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
+
+    def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
+        """Forward, backward and update; this rank's share of the mean loss, float64.
+
+        Args:
+            batch: The samples of this rank.
+            following: Those of the next step, if there is one: with overlap their rows are asked for in this one.
+        """
+        with self.timeline.step():
+            return self._step(batch, following)
+
+    def _step(self, batch: Batch, following: Batch | None) -> Tensor:
+        phase, model = self.timeline.phase, self.model
+        coming, self._coming = self._coming, None
+        if coming is None:
+            with phase("lookup"):
+                coming = self.rows.begin(batch.ids)
+        pooled = None
+        if not self._overlap:
+            with phase("lookup"):
+                pooled = coming.pool()
+        # With overlap this hides rows on their way, and in backward their gradients.
+        with phase("bottom MLP"), self._narrow:
+            dense_BD = model.bottom(batch.dense.to(self._device))
+        if pooled is None:
+            with phase("lookup"):
+                pooled = coming.pool()
+        # Parts are cut from each other, so that backward goes through them one by one.
+        with phase("interaction"), self._narrow:
+            dense_cut = dense_BD.detach().requires_grad_()
+            pooled_cut = pooled.detach().to(self._device).requires_grad_()
+            pooled_BFD = pooled_cut.view(-1, self._features, self._dim)
+            pairs = model.interact(dense_cut, pooled_BFD)
+        with phase("top MLP"):
+            pairs_cut = pairs.detach().requires_grad_()
+            with self._narrow:
+                logits = model.top(pairs_cut).squeeze(1)
+            labels = batch.labels.to(self._device)
+            loss = binary_cross_entropy_with_logits(logits.float(), labels, reduction="sum")
+            share = loss / self._samples
+        with phase("top MLP backward"):
+            self.optimizer.zero_grad()
+            share.backward()
+        with phase("interaction backward"):
+            pairs.backward(pairs_cut.grad)
+        with phase("bottom MLP backward"):
+            assert dense_cut.grad is not None
+            assert pooled_cut.grad is not None
+            gradient = pooled_cut.grad.to(pooled.device)
+            ahead = following if self._overlap else None
+            asked: list[Prepared] = []
+            self._mark(pooled, lambda: asked.extend(self._ask(ahead)))
+            if self._overlap:
+                torch.autograd.backward([dense_BD, pooled], [dense_cut.grad, gradient])
+            else:
+                dense_BD.backward(dense_cut.grad)
+                pooled.backward(gradient)
+        # Rows are up to date: those of the next step travel beside what is left of this one.
+        for prepared in asked:
+            with phase("lookup"):
+                self._coming = self.rows.begin(prepared)
+        with phase("optimizer"):
+            self.buckets.finish()
+            self.optimizer.step()
+        return share.detach().double().cpu()
+
+    def _ask(self, batch: Batch | None) -> list[Prepared]:
+        """Send the ids of a batch, if there is one, to the owners of their rows."""
+        if batch is None:
+            return []
+        with self.timeline.phase("lookup"), torch.enable_grad():
+            return [self.rows.ask(batch.ids)]
+
+    def _mark(self, pooled: Tensor, before_gradients: Callable[[], None]) -> None:
+        """Tell the timeline when backward comes to the rows, and when it leaves them.
+
+        Pooled vectors have two nodes in the graph: one sends the gradients of rows, the other waits for them, and the updates of
+        the rows come right after that one, the last of all.
+
+        Args:
+            pooled: What was pooled.
+            before_gradients: Is called while gradients are on their way, before anybody waits for them.
+        """
+        switch = self.timeline.switch
+        pools = pooled.grad_fn
+        assert pools is not None
+        travels = pools.next_functions[0][0]
+        assert travels is not None
+
+        def waits(*_: object) -> None:
+            before_gradients()
+            switch("lookup backward")
+
+        pools.register_prehook(lambda *_: switch("lookup backward"))
+        pools.register_hook(lambda *_: switch("bottom MLP backward"))
+        travels.register_prehook(waits)

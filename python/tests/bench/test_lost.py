@@ -1,0 +1,152 @@
+"""A rank of `rowmill bench dlrm` that dies: the others end within seconds, and say which one and in which step.
+
+What could break: ranks that wait for minutes in a collective, an error about sockets, the wrong rank named, a rank that torchrun
+ends before it has said anything, and one that does not end when it is asked to. Ranks are processes and are killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rowmill.bench.launch import run_ranks
+from rowmill.bench.settings import Settings
+from rowmill.errors import ExchangeFailed
+
+pytestmark = pytest.mark.timeout(600)
+
+LONG = ("--config", "mlperf", "--scale", "0.002", "--threads", "1", "--steps")
+
+
+def test_a_rank_that_dies_ends_the_command_and_is_named() -> None:
+    settings = Settings(config="mlperf", scale=0.002, ranks=3, threads=1, steps=500)
+
+    def kill(step: int) -> None:
+        if step == 6:
+            os.kill(ranks_of_this_process()[1], signal.SIGKILL)
+
+    with pytest.raises(ExchangeFailed, match=r"rank 1 was ended by SIGKILL in step \d+$") as raised:
+        run_ranks(settings, kill)
+    assert 5 <= int(str(raised.value).split()[-1]) < 500
+    assert ranks_of_this_process() == []
+
+
+VICTIM = """
+import os, signal, sys
+from rowmill.bench.step import Trainer
+from rowmill.cli import main
+
+step, taken = Trainer.step, []
+
+def dies(*arguments):
+    taken.append(None)
+    if len(taken) == 7 and os.environ["RANK"] == os.environ["VICTIM"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*arguments)
+
+Trainer.step = dies
+sys.exit(main())
+"""
+"""The command, of which one rank is killed in its seventh step."""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(tmp_path: Path, victim: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(VICTIM)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            # It ends the other rank at once.
+            "--monitor-interval=0.001",
+            *(str(program), "bench", "dlrm", *LONG, "500", "--out", str(tmp_path)),
+        ],
+        env={**os.environ, "VICTIM": str(victim)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("rowmill:")]
+    assert said == [
+        f"rowmill: rank {victim} was lost in step 7: it ended without a word; no figures are left of this run"
+    ], done.stderr
+    assert not (tmp_path / "dlrm.json").exists()
+
+
+def test_a_rank_without_torchrun_that_dies_is_named_by_the_other(tmp_path: Path) -> None:
+    """Ranks that nobody ends when one is gone, as on machines of their own."""
+    program = tmp_path / "program.py"
+    program.write_text(VICTIM)
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, program, "bench", "dlrm", *LONG, "500", "--out", tmp_path],
+            env={**environment(rank, 3, port), "VICTIM": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [rank.communicate(timeout=300)[1].splitlines()[-1:] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL, 1], said
+    line = "rowmill: rank 1 was lost in step 7: it ended without a word; no figures are left of this run"
+    assert said[0] == said[2] == [line]
+
+
+def test_a_rank_that_is_asked_to_end_ends(tmp_path: Path) -> None:
+    """SIGTERM is put off while another rank may be named, and no longer."""
+    rank = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "rowmill.cli", "bench", "dlrm", *LONG, "100000"),
+            *("--out", tmp_path, "--store", tmp_path / "store"),
+        ],
+        env=environment(0, 1, free_port()),
+    )
+    try:
+        while not (tmp_path / "store").exists():
+            assert rank.poll() is None
+            time.sleep(0.05)
+        rank.terminate()
+        assert rank.wait(60) == 128 + signal.SIGTERM
+    finally:
+        rank.kill()
+
+
+def free_port() -> int:
+    """Where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What torchrun tells a rank."""
+    of_rank = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    return {**os.environ, **of_rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def ranks_of_this_process() -> list[int]:
+    """Processes of ranks, in the order in which they were started."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                command = (folder / "cmdline").read_bytes().split(b"\0")
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            if parent == os.getpid() and b"rowmill.bench.rank" in command:
+                found.append(int(folder.name))
+    return sorted(found)
