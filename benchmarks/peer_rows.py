@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import common
 from benchmarks.memory_group import memory_group
 
 PROCESS_BYTES = 256 << 20
@@ -58,6 +59,10 @@ class PeerRows:
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         ticks = stat.rpartition(")")[2].split()[_CPU_FIELDS]
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+    def read_bytes(self) -> int:
+        """Bytes that the engine made devices read so far."""
+        return common.device_bytes(self._process.pid)[0]
 
     def _ask(self, command: str, count: int) -> None:
         assert self._process.stdin is not None

@@ -39,6 +39,8 @@ PEER_THREADS = 16
 _INDEX_BYTES = 16
 """Room of the budget for each row beyond its bytes: index and bookkeeping."""
 _FIXED_BYTES = 64 << 20
+_BLOCK_BYTES = 4096
+"""What both engines read at a time."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,13 @@ class Size:
         return most
 
 
-def size_of(*, quick: bool, seed: int) -> Size:
-    """2^24 nodes, 8.6 GB of features; the quick form has a sixteenth of that."""
+def size_of(*, quick: bool, seed: int, rounds: int | None = None) -> Size:
+    """2^24 nodes, 8.6 GB of features; the quick form has a sixteenth of that, and fewer rounds unless told."""
     shape = Shape(bits=20 if quick else 24, batch=256 if quick else 1024, seed=seed)
     return Size(
         shape=shape,
         in_memory=replace(shape, bits=shape.bits - 2),
-        rounds=3 if quick else 5,
+        rounds=rounds or (3 if quick else 5),
         steps=20,
         warm_up=40,
         peer_steps=5 if quick else 10,
@@ -131,6 +133,7 @@ class Run:
             say("warming up")
             variants["quarter"].train(size.warm_up)
             variants["in_memory"].train(LEAD)
+            say("measuring")
             for number in range(size.rounds):
                 self._round(variants, number)
             self._note_store(variants["quarter"])
@@ -175,12 +178,14 @@ class Run:
             loop = PeerLoop(rows, task, batches.epoch(0))
             say("rocksdb: warming up")
             loop.train(size.peer_warm_up)
+            say("rocksdb: measuring")
             for number in range(size.rounds):
                 self._peer_round(loop, rows, number)
 
     def _peer_round(self, loop: PeerLoop, rows: PeerRows, number: int) -> None:
-        before = rows.cpu_s()
+        before, read_before = rows.cpu_s(), rows.read_bytes()
         sample = common.measure("rocksdb", number, lambda: loop.train(self.size.peer_steps))
+        blocks = (rows.read_bytes() - read_before) / _BLOCK_BYTES
         rate = sample.units / sample.wall_s
         say(f"rocksdb, round {number}: {rate:,.0f}/s")
         # Both processes: that of the loop and that of the engine.
@@ -191,6 +196,7 @@ class Run:
                 "cpu_s": cpu_s,
                 "rows_per_s": rate,
                 "cpu_us_per_row": 1e6 * cpu_s / sample.units,
+                "blocks_read_per_step": blocks / self.size.peer_steps,
             }
         )
 
@@ -209,6 +215,9 @@ def compare(benchmark: common.Benchmark, batch: int) -> None:
             benchmark.summarize(f"{variant}_rows_per_s", common.Median.of(found))
             over = [rate / other for rate, other in zip(own, found, strict=True)]
             benchmark.summarize(f"rate_over_{variant}", common.Median.of(over))
+    for variant in ("quarter", "blind", "rocksdb"):
+        if blocks := figures(variant, "blocks_read_per_step"):
+            benchmark.summarize(f"{variant}_blocks_read_per_step", common.Median.of(blocks))
     for variant in ("quarter", "blind", "in_memory", "rocksdb"):
         if cpu_us := figures(variant, "cpu_us_per_row"):
             joules = common.Median.of(1e-6 * us * batch * WATTS for us in cpu_us)
@@ -229,13 +238,16 @@ def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument("--peer", action="store_true", help="RocksDB too (needs librocksdb-dev)")
     parser.add_argument("--lookahead", type=int, default=StoreConfig().lookahead)
+    parser.add_argument("--rounds", type=int, help="how many are measured (5, quick: 3)")
     parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
     parser.add_argument(
         "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
-    size = size_of(quick=benchmark.settings.quick, seed=benchmark.settings.seed)
+    size = size_of(
+        quick=benchmark.settings.quick, seed=benchmark.settings.seed, rounds=arguments.rounds
+    )
     torch.set_num_threads(arguments.threads)
     program = common.bench_program(["rocksdb"] if arguments.peer else [])
 

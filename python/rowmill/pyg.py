@@ -391,7 +391,12 @@ class LookaheadLoader(NodeLoader):
 
     def _get_iterator(self) -> Any:
         sampled = DataLoader._get_iterator(self)  # pyright: ignore[reportPrivateUsage]
-        return DataLoaderIterator(self._announced(sampled), self.filter_fn)
+        return DataLoaderIterator(self._announced(sampled), self._read)
+
+    def _read(self, out: Any) -> Any:
+        # Rows wait in memory for the step they were announced for; a read is none by itself.
+        with self.data[0].store.forward():
+            return self.filter_fn(out)
 
     def _announced(self, sampled: Iterator[Any]) -> Iterator[Any]:
         waiting: deque[Any] = deque()

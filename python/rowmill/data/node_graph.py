@@ -14,7 +14,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -211,7 +211,11 @@ def read_node_graph(
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
         # Opened here, because a file that is no archive would stay open.
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with path.open("rb") as opened:
+            if not is_zipfile(opened):
+                raise BadZipFile("it is no archive; write one with numpy.savez")
+            opened.seek(0)
+            file = np.load(opened, allow_pickle=False)
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give an .npz file") from None

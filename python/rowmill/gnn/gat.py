@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, elu, embedding_bag, leaky_relu
+from torch.nn.functional import elu, embedding_bag, leaky_relu
+
+from rowmill.dropout import dropout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +47,7 @@ class GatLayer(nn.Module):
         to_target = (mapped[: block.targets] * self.of_target).sum(-1)
         scores = leaky_relu(from_source[indices] + to_target[owners], _SLOPE)
         shares = dropout(
-            _softmax(scores, owners, block.targets), self.attention_dropout, self.training
+            _softmax(scores, owners, block.targets), self.attention_dropout, training=self.training
         )
         return _weighted_sums(mapped, indptr, indices, shares)
 
@@ -92,11 +94,11 @@ class GAT(nn.Module):
 
     def forward(self, vectors: Tensor, blocks: Sequence[Block]) -> Tensor:
         """Vectors of a sample's nodes `[N, D]` and its blocks in, `[seeds, classes]` out."""
-        vectors = dropout(vectors, self.feature_dropout, self.training)
+        vectors = dropout(vectors, self.feature_dropout, training=self.training)
         *hidden, last = self.layers
         for layer, bias, block in zip(hidden, self.biases, reversed(blocks), strict=False):
             made = elu(layer(vectors, block).flatten(1) + bias)
-            vectors = dropout(made, self.dropout, self.training)
+            vectors = dropout(made, self.dropout, training=self.training)
         return last(vectors, blocks[0]).mean(1) + self.biases[-1]
 
 

@@ -6,7 +6,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.nn.functional import dropout, embedding_bag, relu
+from torch.nn.functional import embedding_bag, relu
+
+from rowmill.dropout import dropout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,11 +74,11 @@ class GraphSAGE(nn.Module):
 
     def forward(self, vectors: Tensor, blocks: Sequence[Block]) -> Tensor:
         """Vectors of a sample's nodes `[N, D]` and its blocks in, `[seeds, classes]` out."""
-        vectors = dropout(vectors, self.feature_dropout, self.training)
+        vectors = dropout(vectors, self.feature_dropout, training=self.training)
         *hidden, last = self.layers
         for layer, norm, block in zip(hidden, self.norms, reversed(blocks), strict=False):
             made = relu(norm(layer(vectors, block)))
             if self.residual and vectors.shape[1] == made.shape[1]:
                 made = made + vectors[: block.targets]
-            vectors = dropout(made, self.dropout, self.training)
+            vectors = dropout(made, self.dropout, training=self.training)
         return last(vectors, blocks[0])

@@ -2,7 +2,6 @@
 
 from rowmill.kge.batches import GraphBatch, GraphBatches
 from rowmill.kge.dense_softmax import dense_softmax
-from rowmill.kge.dropout import dropout
 from rowmill.kge.losses import logistic, penalty, self_adversarial, softmax
 from rowmill.kge.models import MODELS, ComplEx, DistMult, RotatE, TransE, TripleModel
 from rowmill.kge.order import beta_order, swaps
@@ -20,7 +19,6 @@ __all__ = [
     "TripleModel",
     "beta_order",
     "dense_softmax",
-    "dropout",
     "logistic",
     "penalty",
     "rank",

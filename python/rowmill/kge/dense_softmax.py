@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rowmill.ops.linear import linear
 
-_BLOCK_FLOATS = 1 << 22
-"""Scores of a block: few enough to stay near the processor, enough rows for a product to be worth its call."""
+_BLOCK_FLOATS = 1 << 24
+"""Scores of a block: enough queries that to add up a gradient of all candidates for each block costs little."""
 
 
 def dense_softmax(
@@ -28,7 +28,10 @@ def dense_softmax(
     *,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """`softmax(query @ candidates.T, queries, columns, smoothing=...)`, which is its definition."""
+    """`softmax(query @ candidates.T, queries, columns, smoothing=...)`, which is its definition.
+
+    Within `torch.autocast` its three products, of scores and both gradients, are taken in that type and all else in float32.
+    """
     return _DenseSoftmax.apply(query_BD, candidates_ND, queries_P, columns_P, smoothing)  # pyright: ignore[reportReturnType]
 
 
@@ -45,19 +48,23 @@ class _DenseSoftmax(torch.autograd.Function):
         queries, (candidates, dim) = len(query_BD), candidates_ND.shape
         block = max(_BLOCK_FLOATS // candidates, 1)
         no_bias = candidates_ND.new_zeros(candidates)
+        narrow_ND = candidates_ND
+        if torch.is_autocast_enabled("cpu"):
+            narrow_ND = candidates_ND.to(torch.get_autocast_dtype("cpu"))
         query_gradient = torch.empty_like(query_BD)
         # Transposed, because its product takes three quarters of the time that way.
         candidate_gradient_DN = candidates_ND.new_zeros(dim, candidates)
         total = query_BD.new_zeros(())
         for start in range(0, queries, block):
             part_bD = query_BD[start : start + block]
-            scores_bN = linear(part_bD, candidates_ND, no_bias)
+            scores_bN = linear(part_bD, narrow_ND, no_bias).float()
             most_b1 = scores_bN.amax(dim=1, keepdim=True)
             chances_bN = scores_bN.sub_(most_b1).exp_()
             sums_b1 = chances_bN.sum(dim=1, keepdim=True)
             total += (sums_b1.log() + most_b1).sum()
             scale_b1 = 1.0 / (sums_b1 * queries)
-            against_bD = linear(chances_bN, candidates_ND.t(), candidates_ND.new_zeros(dim))
+            chances_bN = chances_bN.to(narrow_ND.dtype)
+            against_bD = linear(chances_bN, narrow_ND.t(), candidates_ND.new_zeros(dim))
             query_gradient[start : start + block] = against_bD * scale_b1
             candidate_gradient_DN += linear((part_bD * scale_b1).t(), chances_bN.t(), no_bias)
         candidate_gradient = candidate_gradient_DN.t().contiguous()

@@ -129,6 +129,21 @@ def test_the_dense_softmax_of_many_candidates_is_the_same() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
+def test_the_dense_softmax_within_autocast_is_near_and_stays_float32() -> None:
+    torch.manual_seed(6)
+    query = torch.randn(300, 32, requires_grad=True)
+    candidates = torch.randn(500, 32, requires_grad=True)
+    queries, columns = torch.arange(300), torch.randint(500, (300,))
+    exact = dense_softmax(query, candidates, queries, columns)
+    with torch.autocast("cpu", torch.bfloat16):
+        near = dense_softmax(query, candidates, queries, columns)
+    assert 0 < (near - exact).abs() < 1e-2 * exact
+    pairs = [torch.autograd.grad(loss, [query, candidates]) for loss in (near, exact)]
+    for one, other in zip(*pairs, strict=True):
+        assert one.dtype == torch.float32
+        assert 0 < (one - other).norm() < 2e-2 * other.norm()
+
+
 def test_large_scores_do_not_overflow() -> None:
     query, candidates = torch.full((1, 1), 200.0), torch.tensor([[1.0], [-1.0]])
     loss = dense_softmax(query, candidates, torch.tensor([0]), torch.tensor([1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rowmill.kge import dropout
+from rowmill.dropout import dropout
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -45,3 +45,9 @@ def test_shares_at_the_ends() -> None:
     weights = torch.ones(50)
     assert dropout(weights, 0.0) is weights
     assert dropout(weights, 1 - 1e-9).isfinite().all()
+
+
+def test_nothing_is_left_out_but_in_training() -> None:
+    weights = torch.ones(50)
+    assert dropout(weights, 0.5, training=False) is weights
+    assert not torch.equal(dropout(weights, 0.5, training=True), weights)

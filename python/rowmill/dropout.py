@@ -13,18 +13,19 @@ _LEVELS = 1 << 16
 _PER_WORD = 4
 
 
-def dropout(weights: Tensor, share: float) -> Tensor:
+def dropout(weights: Tensor, share: float, *, training: bool = True) -> Tensor:
     """The weights, about this share of them 0 and the others larger by as much.
 
     Args:
-        weights: float32, any shape.
+        weights: Floats, any shape.
         share: From 0, which gives the weights themselves, to below 1.
+        training: Otherwise nothing is left out.
     """
     left_out = min(round(share * _LEVELS), _LEVELS - 1)
-    if left_out == 0:
+    if left_out == 0 or not training:
         return weights
     count = weights.numel()
     words = torch.empty(-(-count // _PER_WORD), dtype=torch.int64).random_(-(1 << 63), None)
     levels = words.view(torch.int16)[:count].view(weights.shape)
-    kept = (levels >= left_out - _LEVELS // 2).to(weights.dtype)
-    return weights * kept.mul_(_LEVELS / (_LEVELS - left_out))
+    kept = levels >= left_out - _LEVELS // 2
+    return (weights * kept).mul_(_LEVELS / (_LEVELS - left_out))
