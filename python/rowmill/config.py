@@ -407,7 +407,7 @@ class TrainConfig:
         Literal["fp32", "bf16", "split-bf16"],
         Setting(
             "ctr: what the dense half multiplies in; split-bf16: its weights are bfloat16 too, their lower halves state "
-            "of adagrad or sgd",
+            "of adagrad or sgd; kge: fp32 or bf16, what scores are multiplied in",
             "--precision",
         ),
     ] = "fp32"
@@ -421,6 +421,17 @@ class TrainConfig:
         int | None,
         Setting("threads (default: all cores but one, which fetches rows)", "--threads", 1, 256),
     ] = None
+    backend: Annotated[
+        Literal["gloo", "oneccl"],
+        Setting("under torchrun: what carries messages between ranks", "--backend"),
+    ] = "gloo"
+    rows_on_wire: Annotated[
+        Literal["fp32", "bf16"],
+        Setting(
+            "under torchrun: what rows and their gradients travel as, bf16 in half the bytes",
+            "--rows-on-wire",
+        ),
+    ] = "fp32"
     checkpoint_every: Annotated[
         int, Setting("steps between checkpoints; 0: only at the end", "--checkpoint-every", 0)
     ] = 1000
@@ -491,6 +502,16 @@ class Config:
             raise ConfigError("admission.min_count needs a store: drop --plain or [admission]")
         parse_size(self.admission.bytes, name="admission.bytes")
         train = self.train
+        if train.task != "ctr" and train.dense_optimizer != "adam":
+            raise ConfigError(
+                f"train.dense_optimizer is of the task ctr: drop it with --task {train.task}"
+            )
+        of_task = {"ctr": ("fp32", "bf16", "split-bf16"), "kge": ("fp32", "bf16"), "gnn": ("fp32",)}
+        if train.precision not in of_task[train.task]:
+            raise ConfigError(
+                f"train.precision = {train.precision!r} is not for the task {train.task}, "
+                f"which takes {' or '.join(of_task[train.task])}"
+            )
         if train.precision == "split-bf16" and train.dense_optimizer == "adam":
             raise ConfigError(
                 "train.precision = 'split-bf16' needs --dense-optimizer adagrad or sgd: adam has no split form"
@@ -499,10 +520,6 @@ class Config:
             raise ConfigError(
                 "train.precision = 'split-bf16' is not for model.kind = 'bst', whose layer norms take float32 weights: "
                 "use bf16"
-            )
-        if train.task != "ctr" and (train.precision, train.dense_optimizer) != ("fp32", "adam"):
-            raise ConfigError(
-                f"train.precision and train.dense_optimizer are of the task ctr: drop them with --task {train.task}"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -539,6 +556,10 @@ def settings_of(section: str) -> dict[str, tuple[Any, Setting]]:
     return {key: (hint.__origin__, hint.__metadata__[0]) for key, hint in hints.items()}
 
 
+USUAL_MODELS = {"kge": "complex", "gnn": "graphsage"}
+"""What a task trains if nothing is said: other tasks than `ctr` cannot train the model that a config begins with."""
+
+
 def load_config(path: Path | None, flags: Mapping[tuple[str, str], Any] | None = None) -> Config:
     """Read a config file, if any, and let flags replace what it says.
 
@@ -565,6 +586,9 @@ def load_config(path: Path | None, flags: Mapping[tuple[str, str], Any] | None =
             )
     for (section, key), value in (flags or {}).items():
         content.setdefault(section, {})[key] = value
+    for task, usual in USUAL_MODELS.items():
+        if content.get("train", {}).get("task") == task:
+            content.setdefault("model", {}).setdefault("kind", usual)
     return Config(**{name: section_from(name, values) for name, values in content.items()})
 
 

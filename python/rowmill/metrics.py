@@ -28,9 +28,10 @@ class ClickMetrics:
     """
 
     def __init__(self) -> None:
-        self._auc = BinaryAUROC()
-        self._loss = MeanMetric().set_dtype(torch.float64)
-        self._rate = MeanMetric().set_dtype(torch.float64)
+        # Of this process alone, also where torch.distributed is initialized.
+        self._auc = BinaryAUROC(sync_on_compute=False)
+        self._loss = MeanMetric(sync_on_compute=False).set_dtype(torch.float64)
+        self._rate = MeanMetric(sync_on_compute=False).set_dtype(torch.float64)
         self.rows = 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:

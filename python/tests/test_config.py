@@ -121,3 +121,20 @@ def test_a_config_becomes_plain_values() -> None:
     assert plain["data"]["path"] == "a/b"
     assert plain["train"]["out"] == "out/train"
     assert plain["generate"] is None
+
+
+def test_a_task_has_a_model_of_its_own_if_none_is_named() -> None:
+    assert load_config(None, {("train", "task"): "gnn"}).model.kind == "graphsage"
+    assert load_config(None, {("train", "task"): "kge"}).model.kind == "complex"
+    assert (
+        load_config(None, {("train", "task"): "kge", ("model", "kind"): "transe"}).model.kind
+        == "transe"
+    )
+    assert load_config(None, {("train", "task"): "ctr"}).model.kind == load_config(None).model.kind
+
+
+def test_a_task_that_is_a_list_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\ntask = ["kge"]\n')
+    with pytest.raises(ConfigError, match=r"train\.task"):
+        load_config(path)

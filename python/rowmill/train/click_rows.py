@@ -7,7 +7,7 @@ Both give the model its `embeddings` and take part in every step, so that the ta
 from __future__ import annotations
 
 import tempfile
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +24,7 @@ from rowmill.train.folder import make_out
 from rowmill.train.rows import RowCounters, RowSide, StoredRows, new_table, open_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Sequence
 
     from numpy.typing import NDArray
     from rich.console import Console
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rowmill.optim import OptimizerSpec
     from rowmill.store import Store
     from rowmill.tables import Table
+    from rowmill.train.rows import StepPipeline
+    from rowmill.train.state import Run
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,14 @@ class Columns:
         return [column for column, used in enumerate(self.tables) if used == table]
 
 
+def stored_features(tables: Sequence[Table], columns: Columns) -> list[Feature]:
+    """What is looked up for each column of ids."""
+    return [
+        Feature(f"{column} {tables[table].name}", tables[table], "sum", columns.paddings[table])
+        for column, table in enumerate(columns.tables)
+    ]
+
+
 class ClickRows(RowSide, Protocol):
     """Rows that pool the ids of a batch."""
 
@@ -65,12 +75,16 @@ class ClickRows(RowSide, Protocol):
         """Called as `embeddings(ids, offsets)`, gives `[B, S, D]`."""
         ...
 
-    def inputs(self, ids_BS: Tensor) -> Tensor:
+    def inputs(self, ids_BS: Tensor) -> Any:
         """What the embeddings take for the ids of a batch."""
         ...
 
     def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
         """A batch with these ids comes in so many steps: 1 is the next."""
+        ...
+
+    def reading(self) -> AbstractContextManager[object]:
+        """A step that reads what was announced for it, and trains nothing."""
         ...
 
 
@@ -82,10 +96,7 @@ class StoredClickRows(StoredRows):
     ) -> None:
         super().__init__(store, tables, console)
         self._columns = columns
-        self.embeddings: nn.Module = StackedBags(
-            Feature(f"{column} {tables[table].name}", tables[table], "sum", columns.paddings[table])
-            for column, table in enumerate(columns.tables)
-        )
+        self.embeddings: nn.Module = StackedBags(stored_features(tables, columns))
 
     def inputs(self, ids_BS: Tensor) -> Tensor:
         """The ids themselves."""
@@ -104,6 +115,10 @@ class StoredClickRows(StoredRows):
                 wanted[table] = ids[ids != padding]
         self.store.lookahead(wanted, steps=steps)
 
+    def reading(self) -> AbstractContextManager[object]:
+        """Announced rows wait for a step, and an evaluation is none by itself."""
+        return self.store.forward()
+
 
 @contextmanager
 def stored_rows(
@@ -117,11 +132,12 @@ def stored_rows(
 ) -> Generator[StoredClickRows]:
     """The store of a run, with one table per id feature."""
     with open_rows(config, threads=threads, identity=identity) as store:
-        tables = _tables(store, config, source, way)
+        tables = new_tables(store, config, source, way)
         yield StoredClickRows(store, tables, Columns.of(source.schema, way), console)
 
 
-def _tables(store: Store, config: Config, source: Source, way: IdWay) -> list[Table]:
+def new_tables(store: Store, config: Config, source: Source, way: IdWay) -> list[Table]:
+    """One table per id feature."""
     names = source.schema.ids
     sizes = way.rows(len(names)) or [None] * len(names)
     return [
@@ -174,6 +190,10 @@ class PlainRows:
     def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
         """Everything is in memory."""
 
+    def reading(self) -> AbstractContextManager[object]:
+        """Nothing waits for it."""
+        return nullcontext()
+
     def step(self) -> None:
         """Update the rows."""
         # torch asks for a decision: its own sparse gradients need no check.
@@ -185,10 +205,14 @@ class PlainRows:
         """Nothing is ever cold."""
         return RowCounters(self._looked_up, 0, 0.0, self._bytes())
 
-    def save(self, attachments: Mapping[str, bytes]) -> None:
+    def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline | None:
+        """One step at a time."""
+        return None
+
+    def save(self, run: Run) -> None:
         """Plain rows are not kept."""
 
-    def attachment(self, name: str) -> bytes | None:
+    def restore(self, run: Run) -> list[str] | None:
         """Nothing is kept."""
         return None
 
@@ -225,7 +249,7 @@ def plain_rows(
             folder, memory=config.store.memory, threads=threads, seed=config.train.seed
         ) as store,
     ):
-        tables = _tables(store, config, source, way)
+        tables = new_tables(store, config, source, way)
         weights = [
             table.get(torch.from_numpy(ids)) for table, ids in zip(tables, distinct, strict=True)
         ]

@@ -7,7 +7,8 @@ on, so the curves over training rows are honest.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -37,32 +38,59 @@ if TYPE_CHECKING:
     from rowmill.train.click_rows import ClickRows
 
 _TEST_BATCH = 4096
+_M = TypeVar("_M")
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log of a run.
+
+    Attributes:
+        source: Its rows.
+        way: How its values become ids.
+        train_rows: Rows to train on, those at its beginning.
+        candidates: Of sequences, how many rows of the test part are a list of candidates.
+        identity: What must not change between the parts of a run on it.
+    """
+
+    source: Source
+    way: IdWay
+    train_rows: int
+    candidates: int | None
+    identity: dict[str, Any]
+
+    @classmethod
+    def open(cls, config: Config, console: Console) -> Log:
+        """The log of the settings, made first if it is to be."""
+        source, sequences = _open_data(config, console)
+        train_rows = _train_rows(config, source, sequences)
+        way = id_way(
+            config.data.ids,
+            source,
+            train_rows=train_rows,
+            buckets=config.data.buckets,
+            min_count=config.data.min_count,
+        )
+        identity = click_identity(
+            config, source, train_rows=train_rows, vocabulary=way.fingerprint()
+        )
+        candidates = None if sequences is None else sequences.candidates
+        return cls(source, way, train_rows, candidates, identity)
 
 
 class ClickTask:
     """A click model and its log."""
 
-    def __init__(
-        self,
-        config: Config,
-        source: Source,
-        way: IdWay,
-        train_rows: int,
-        rows: ClickRows,
-        identity: dict[str, Any],
-        candidates: int | None,
-    ) -> None:
+    def __init__(self, config: Config, log: Log, rows: ClickRows) -> None:
         self.config = config
-        self.source = source
-        self.way = way
-        self.train_rows = train_rows
+        self.log = log
         self.rows = rows
-        self.candidates = candidates
-        self.identity = identity
+        self.train_rows = log.train_rows
+        self.identity = log.identity
         torch.manual_seed(config.train.seed)
-        self.model = build_model(config.model, rows.embeddings, source.schema)
+        self.model = build_model(config.model, rows.embeddings, log.source.schema)
         self.optimizer = dense_optimizer(config.train, dense_parameters(self.model))
-        self.window = ClickMetrics()
+        self.window = self._metrics(ClickMetrics())
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Rows of the train part, in the order of the log in every epoch."""
@@ -111,23 +139,25 @@ class ClickTask:
 
         Of further tasks the AUC is told, as `auc_<name of the label>`; of lists of candidates how high the click is.
         """
-        tasks = [ClickMetrics() for _ in self.source.schema.labels]
-        lists = None if self.candidates is None else ListMetrics(self.candidates)
+        log = self.log
+        tasks = [self._metrics(ClickMetrics()) for _ in log.source.schema.labels]
+        lists = None if log.candidates is None else self._metrics(ListMetrics(log.candidates))
         self.model.eval()
-        stream = self._batches(self.train_rows, self.source.rows, _TEST_BATCH)
+        stream = self._batches(self.train_rows, log.source.rows, _TEST_BATCH)
         ahead = announced(
             stream,
             lambda batch, steps: self.lookahead(batch, steps=steps),
             self.config.store.lookahead,
         )
         for batch in ahead:
-            logits = self.predict(batch)
+            with self.rows.reading():
+                logits = self.predict(batch)
             for task, metrics in enumerate(tasks):
                 metrics.update(*_of_task(task, logits, batch.labels))
             if lists is not None:
                 lists.update(*_of_task(0, logits, batch.labels))
         self.model.train()
-        names = self.source.schema.tasks
+        names = log.source.schema.tasks
         others = {
             f"auc_{name}": metrics.compute()["auc"]
             for name, metrics in zip(names, tasks[1:], strict=True)
@@ -141,37 +171,36 @@ class ClickTask:
             "teacher": None if path is None else teacher_scores(path, self.train_rows),
             "run": {
                 "train_rows": self.train_rows,
-                "test_rows": self.source.rows - self.train_rows,
+                "test_rows": self.log.source.rows - self.train_rows,
             },
         }
 
     def _batches(self, start: int, stop: int, batch: int) -> Iterator[Batch]:
-        return batches(self.source, self.way, start=start, stop=stop, batch=batch)
+        return batches(self.log.source, self.log.way, start=start, stop=stop, batch=batch)
+
+    def _metrics(self, metrics: _M) -> _M:
+        """Metrics of all rows, given metrics of those seen here."""
+        return metrics
 
 
 @contextmanager
 def open_clicks(config: Config, console: Console, threads: int) -> Generator[ClickTask]:
     """The click model of the settings, with its store open."""
-    source, sequences = _open_data(config, console)
-    train_rows = _train_rows(config, source, sequences)
-    way = id_way(
-        config.data.ids,
-        source,
-        train_rows=train_rows,
-        buckets=config.data.buckets,
-        min_count=config.data.min_count,
-    )
-    identity = click_identity(config, source, train_rows=train_rows, vocabulary=way.fingerprint())
+    log = Log.open(config, console)
     if config.train.plain:
         optimizer = row_optimizer(config.rows)
-        opened = plain_rows(config, source, way=way, threads=threads, optimizer=optimizer)
+        opened = plain_rows(config, log.source, way=log.way, threads=threads, optimizer=optimizer)
     else:
         opened = stored_rows(
-            config, source, way=way, threads=threads, identity=identity, console=console
+            config,
+            log.source,
+            way=log.way,
+            threads=threads,
+            identity=log.identity,
+            console=console,
         )
     with opened as rows:
-        candidates = None if sequences is None else sequences.candidates
-        yield ClickTask(config, source, way, train_rows, rows, identity, candidates)
+        yield ClickTask(config, log, rows)
 
 
 def _lengths(batch: Batch) -> tuple[()] | tuple[Tensor]:

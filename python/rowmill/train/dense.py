@@ -1,4 +1,4 @@
-"""The dense half of a click model: its optimizer, and what it multiplies in."""
+"""The dense half of a model: its optimizer, and what it multiplies in."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ def dense_optimizer(
     Raises:
         ConfigError: This processor does not multiply in bfloat16.
     """
-    if train.precision != "fp32" and not multiplies_bf16():
-        raise ConfigError(
-            f"train.precision = {train.precision!r} needs a processor with AVX512-BF16 or AMX, which this one has not: "
-            "drop --precision"
-        )
+    check_precision(train)
     split = train.precision == "split-bf16"
     match train.dense_optimizer:
         case "sgd":
@@ -38,6 +34,15 @@ def dense_optimizer(
             return (SplitAdagrad if split else torch.optim.Adagrad)(parameters, lr=train.dense_lr)
         case "adam":
             return torch.optim.Adam(parameters, lr=train.dense_lr)
+
+
+def check_precision(train: TrainConfig) -> None:
+    """Raise if this processor does not multiply in what the settings name."""
+    if train.precision != "fp32" and not multiplies_bf16():
+        raise ConfigError(
+            f"train.precision = {train.precision!r} needs a processor with AVX512-BF16 or AMX, which this one has not: "
+            "drop --precision"
+        )
 
 
 def multiplies_bf16() -> bool:

@@ -14,12 +14,12 @@ import torch
 
 from rowmill.config import ConfigError
 from rowmill.data import read_graph
+from rowmill.dropout import dropout
 from rowmill.kge import (
     MODELS,
     GraphBatches,
     KnownTriples,
     dense_softmax,
-    dropout,
     logistic,
     penalty,
     rank,
@@ -27,6 +27,7 @@ from rowmill.kge import (
     softmax,
 )
 from rowmill.nn import Embedding
+from rowmill.train.dense import check_precision, dense_precision
 from rowmill.train.rows import StoredRows, new_table, open_rows
 from rowmill.train.state import graph_identity
 from rowmill.train.task import check_task
@@ -148,7 +149,7 @@ class GraphTask:
         else:
             candidates = dropout(entities[batch.candidates], settings.entity_dropout)
             own = dropout(entities[answers], settings.entity_dropout)
-            drawn = self.model.scores(query, candidates)
+            drawn = self._scores(query, candidates)
             # An entity that was drawn may be the answer, which is no negative.
             drawn = drawn.masked_fill(batch.candidates == answers[:, None], -torch.inf)
             scores = torch.cat([self.model.pair_scores(query, own)[:, None], drawn], dim=1)
@@ -200,8 +201,15 @@ class GraphTask:
     ) -> Tensor:
         settings = self.config.kge
         if self.model.dot_scores and settings.loss == "softmax":
-            return dense_softmax(query, candidates, queries, answers, smoothing=settings.smoothing)
-        return self._loss(self.model.scores(query, candidates), queries, answers)
+            with dense_precision(self.config.train):
+                return dense_softmax(
+                    query, candidates, queries, answers, smoothing=settings.smoothing
+                )
+        return self._loss(self._scores(query, candidates), queries, answers)
+
+    def _scores(self, query: Tensor, candidates: Tensor) -> Tensor:
+        with dense_precision(self.config.train):
+            return self.model.scores(query, candidates).float()
 
     def _loss(self, scores: Tensor, queries: Tensor, columns: Tensor) -> Tensor:
         settings = self.config.kge
@@ -242,6 +250,7 @@ def open_graph(config: Config, console: Console, threads: int) -> Generator[Grap
         config, data="the folder of the graph", models=MODELS, what="a knowledge graph"
     )
     check_settings(config)
+    check_precision(config.train)
     graph = read_graph(path, unseen=config.kge.unseen)
     if config.kge.partitions > graph.entity_count:
         raise ConfigError(

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.utils.tensorboard import SummaryWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -22,14 +22,14 @@ class RunProgress:
 
     Without a terminal it prints a line at a tenth each, and one for every validation.
 
-    `figures` says what is shown. A run that goes on passes the `curve` it has. What TensorBoard was told from the last
+    `figures` says what is shown. Without a folder for `events` TensorBoard is told nothing. A run that goes on passes the `curve` it has. What TensorBoard was told from the last
     of its points on is taken back: it was shown by a part of the run that was undone, or will be shown again.
     """
 
     def __init__(
         self,
         console: Console,
-        events: Path,
+        events: Path | None,
         *,
         figures: Figures,
         total: int,
@@ -41,9 +41,10 @@ class RunProgress:
         self._total = total
         self._next_line = done
         last = curve[-1] if curve else None
-        self._events = SummaryWriter(
-            str(events), purge_step=0 if last is None else int(last["step"])
-        )
+        self._events = None
+        if events is not None:
+            purge_step = 0 if last is None else int(last["step"])
+            self._events = SummaryWriter(str(events), purge_step=purge_step)
         if last is not None:
             self._record(last)
         self._progress = Progress(
@@ -68,7 +69,8 @@ class RunProgress:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
-        self._events.close()
+        if self._events is not None:
+            self._events.close()
 
     def show(self, point: dict[str, Any], done: int) -> None:
         """One more point, `done` rows after the start."""
@@ -87,18 +89,23 @@ class RunProgress:
 
     def flush(self) -> None:
         """Have what was shown on disk: a checkpoint is about to count on it."""
-        self._events.flush()
+        if self._events is not None:
+            self._events.flush()
 
     def test(self, metrics: dict[str, float | None], step: int) -> None:
         """The figures of the test part."""
-        for name, value in metrics.items():
-            if value is not None:
-                self._events.add_scalar(f"test/{name}", value, step)
+        self._add("test", metrics, step)
 
     def _record(self, point: dict[str, Any]) -> None:
-        for name, value in point.items():
-            if name not in ("step", "rows") and value is not None:
-                self._events.add_scalar(f"train/{name}", value, point["step"])
+        figures = {name: value for name, value in point.items() if name not in ("step", "rows")}
+        self._add("train", figures, point["step"])
+
+    def _add(self, part: str, figures: Mapping[str, float | None], step: int) -> None:
+        if self._events is None:
+            return
+        for name, value in figures.items():
+            if value is not None:
+                self._events.add_scalar(f"{part}/{name}", value, step)
 
 
 def describe(point: dict[str, Any], figures: Figures) -> str:

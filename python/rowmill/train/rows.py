@@ -15,10 +15,11 @@ from rowmill.config import ConfigError
 from rowmill.eviction import TTL, LeastFrequent, LowestNorm, MinCount
 from rowmill.optim import optimizer_from_dict
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
-from rowmill.train.state import ATTACHMENT, check_same_run
+from rowmill.train.pipeline import Pipeline
+from rowmill.train.state import ATTACHMENT, check_same_run, identity_in
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from rich.console import Console
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rowmill.optim import OptimizerSpec
     from rowmill.store import Store
     from rowmill.tables import Table
+    from rowmill.train.state import Run
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,17 @@ class RowCounters:
     resident_bytes: int
 
 
+class StepPipeline(Protocol):
+    """Brings batches to the training loop."""
+
+    waited_s: float
+    """Seconds in which the loop waited for a batch that was not ready."""
+
+    def run(self, batches: Iterable[Any]) -> Generator[tuple[Any, Any]]:
+        """Batches with what was looked up for them; all steps are over when it is exhausted."""
+        ...
+
+
 class RowSide(Protocol):
     """What the training loop needs of the tables."""
 
@@ -55,12 +68,16 @@ class RowSide(Protocol):
         """Figures since the start."""
         ...
 
-    def save(self, attachments: Mapping[str, bytes]) -> None:
-        """Make rows and attachments durable together."""
+    def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline | None:
+        """What brings batches to the loop with what was looked up for them; None: the loop looks them up itself."""
         ...
 
-    def attachment(self, name: str) -> bytes | None:
-        """What the last `save` attached."""
+    def save(self, run: Run) -> None:
+        """Make rows and all else durable together."""
+        ...
+
+    def restore(self, run: Run) -> list[str] | None:
+        """Put back what the last `save` had beside the rows; what `Run.unpack` returns, None if nothing was saved."""
         ...
 
     def summary(self) -> dict[str, Any]:
@@ -94,7 +111,11 @@ class StoredRows:
             resident_bytes=stats["row_bytes"],
         )
 
-    def save(self, attachments: Mapping[str, bytes]) -> None:
+    def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline | None:
+        """Lookups of more than one step at a time."""
+        return Pipeline(self.store, look_up, in_flight) if in_flight > 1 else None
+
+    def save(self, run: Run) -> None:
         """One atomic checkpoint; the feed goes on there if it had to pause."""
         failure = self.store.stats()["feed_failure"]
         if failure and failure != self._feed_failure:
@@ -105,11 +126,12 @@ class StoredRows:
                 soft_wrap=True,
             )
         self._feed_failure = failure
-        self.store.checkpoint(attachments=attachments)
+        self.store.checkpoint(attachments={ATTACHMENT: run.pack()})
 
-    def attachment(self, name: str) -> bytes | None:
+    def restore(self, run: Run) -> list[str] | None:
         """What the last checkpoint holds beside the rows."""
-        return self.store.attachment(name)
+        packed = self.store.attachment(ATTACHMENT)
+        return None if packed is None else run.unpack(packed)
 
     def summary(self) -> dict[str, Any]:
         """Live rows and bytes, and memory."""
@@ -170,7 +192,9 @@ def open_rows(config: Config, *, threads: int, identity: dict[str, Any]) -> Gene
     with store:
         if config.train.resume:
             check_is_of_a_run(store, path)
-            check_same_run(store.attachment(ATTACHMENT), identity)
+            packed = store.attachment(ATTACHMENT)
+            if packed is not None:
+                check_same_run(identity_in(packed), identity)
         yield store
 
 

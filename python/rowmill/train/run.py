@@ -1,12 +1,13 @@
 """The training loop, and what surrounds it.
 
-Five ways to run it:
+Six ways to run it:
 
     rowmill train --data clicks.parquet --out out/clicks
     rowmill train --config examples/quickstart.toml
     rowmill train --config examples/quickstart.toml --resume
     rowmill train --task kge --data graph --out out/graph
     rowmill train --task gnn --data nodes.npz --out out/nodes
+    torchrun --nproc-per-node 2 --no-python rowmill train --data clicks.parquet --out out/clicks
 
 The loop is `Trainer.fit` with `Trainer.train_step`: batches come with a view of the next few, whose rows are being
 fetched meanwhile; the task gives the loss; backward updates the stored rows itself. With `train.in_flight` steps the rows
@@ -33,11 +34,11 @@ from rowmill.train.clicks import open_clicks
 from rowmill.train.graphs import open_graph
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
 from rowmill.train.nodes import open_nodes
-from rowmill.train.pipeline import Pipeline
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
+from rowmill.train.ranked_clicks import is_first, open_ranked_clicks, started_ranks
 from rowmill.train.rows import StoredRows, row_eviction, row_optimizer
-from rowmill.train.state import ATTACHMENT, RunState, pack, unpack
+from rowmill.train.state import Run
 from rowmill.train.task import announced
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from rowmill.config import Config
     from rowmill.train.rows import RowCounters
+    from rowmill.train.state import RunState
     from rowmill.train.task import Task
 
 
@@ -76,7 +78,8 @@ def train(config: Config, console: Console) -> dict[str, Any]:
         state = trainer.state
         if state.test is None:
             # That of an earlier run must not be taken for the one of this.
-            clear_report(out)
+            if is_first():
+                clear_report(out)
         elif (report := read_report(out)) is not None:
             console.print(
                 f"Nothing to do: the run was complete at step {state.step:,}", highlight=False
@@ -89,7 +92,7 @@ def train(config: Config, console: Console) -> dict[str, Any]:
         total = config.train.epochs * trainer.train_rows
         with RunProgress(
             console,
-            out / "events",
+            out / "events" if is_first() else None,
             figures=figures_of(config.as_dict()),
             total=total,
             done=trainer.rows_seen,
@@ -101,7 +104,8 @@ def train(config: Config, console: Console) -> dict[str, Any]:
                 trainer.save()
             progress.test(state.test, state.step)
         report = trainer.report(state.test)
-        write_report(report, out)
+        if is_first():
+            write_report(report, out)
         if trainer.pusher is not None:
             trainer.pusher.finish()
     return report
@@ -115,7 +119,8 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     row_optimizer(config.rows)
     row_eviction(config.eviction)
     torch.set_num_threads(threads)
-    with _TASKS[config.train.task](config, console, threads) as task:
+    opened = open_ranked_clicks if started_ranks() else _TASKS[config.train.task]
+    with opened(config, console, threads) as task:
         pusher = None
         if config.checkpoint.push is not None and isinstance(task.rows, StoredRows):
             keep = config.checkpoint.keep
@@ -137,19 +142,22 @@ class Trainer:
         self.config = config
         self.task = task
         self.rows = task.rows
-        self.model = task.model
         self.optimizer = task.optimizer
         self.train_rows = task.train_rows
         self.pusher = pusher
-        self.state = RunState()
         conditions = bit_conditions(_threads(config))
-        self._saved_with = {"identity": task.identity, "conditions": conditions}
+        if (ranks := started_ranks()) is not None:
+            conditions["ranks"] = ranks
+        self.run = Run(task.model, task.optimizer, task.identity, conditions)
         self._counts_before: dict[str, int] = {}
-        self._pipeline = None
-        if config.train.in_flight > 1 and isinstance(self.rows, StoredRows):
-            self._pipeline = Pipeline(self.rows.store, task.look_up, config.train.in_flight)
+        self._pipeline = self.rows.pipeline(task.look_up, config.train.in_flight)
         self._since = time.perf_counter()
         self._counted = self.counters()
+
+    @property
+    def state(self) -> RunState:
+        """How far it is."""
+        return self.run.state
 
     @property
     def rows_seen(self) -> int:
@@ -241,18 +249,16 @@ class Trainer:
     def save(self) -> None:
         """One checkpoint of rows and everything else."""
         self.state.counts = self._counts()
-        packed = pack(self.state, self.model, self.optimizer, **self._saved_with)
-        self.rows.save({ATTACHMENT: packed})
+        self.rows.save(self.run)
         if self.pusher is not None:
             self.pusher.begin()
 
     def resume(self, console: Console) -> None:
         """Go back to the last checkpoint, if there is one."""
-        packed = self.rows.attachment(ATTACHMENT)
-        if packed is None:
+        changed = self.rows.restore(self.run)
+        if changed is None:
             console.print("No checkpoint yet: starting from the first row")
             return
-        self.state, changed = unpack(packed, self.model, self.optimizer, **self._saved_with)
         self._counts_before = self.state.counts
         if self.state.epoch < self.config.train.epochs:
             # More epochs were asked for than the run had when it was complete.
@@ -356,5 +362,6 @@ class Trainer:
 
 
 def _threads(config: Config) -> int:
-    # One core is left to the threads of the store that fetch, write and clean.
-    return config.train.threads or max(len(os.sched_getaffinity(0)) - 1, 1)
+    # One core is left to the threads of the store that fetch, write and clean. Ranks of one machine share it.
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return config.train.threads or max(cores - 1, 1)

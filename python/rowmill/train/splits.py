@@ -36,11 +36,11 @@ def train_splits(config: Config, console: Console) -> dict[str, Any]:
     reports: list[dict[str, Any]] = []
     for number in numbers:
         console.print(f"Split {number}", highlight=False)
-        reports.append(train(_of_split(config, number), console))
+        reports.append(train(config_of_split(config, number), console))
     result = {
         "splits": list(numbers),
         "test": _together([report["test"] for report in reports]),
-        "valid": _together([_best_of(report["curve"]) for report in reports]),
+        "valid": _together([best_of_valid(report["curve"]) for report in reports]),
         "seconds": sum(report["run"]["seconds"] for report in reports),
         "config": config.as_dict(),
         "machine": reports[-1]["machine"],
@@ -49,7 +49,8 @@ def train_splits(config: Config, console: Console) -> dict[str, Any]:
     return result
 
 
-def _of_split(config: Config, number: int) -> Config:
+def config_of_split(config: Config, number: int) -> Config:
+    """The settings of the run on one split, in a folder of its own and with a seed of its own."""
     seed = config.train.seed + number - config.gnn.split
     return replace(
         config,
@@ -58,7 +59,7 @@ def _of_split(config: Config, number: int) -> Config:
     )
 
 
-def _best_of(curve: list[dict[str, Any]]) -> dict[str, float | None]:
+def best_of_valid(curve: list[dict[str, Any]]) -> dict[str, float | None]:
     """The highest figures of the valid part, where higher is better."""
     keys = ("valid_accuracy", "valid_auc")
     found = {key: [point[key] for point in curve if key in point] for key in keys}

@@ -54,63 +54,83 @@ class RunState:
         return min(self.stalled_s / self.seconds, 1.0) if self.seconds else None
 
 
-def pack(
-    state: RunState,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    *,
-    identity: Mapping[str, Any],
-    conditions: Mapping[str, Any],
-) -> bytes:
-    """Everything outside the rows as bytes: state, dense weights, their optimizer, the random stream.
+@dataclass(eq=False)
+class Run:
+    """All of a run but its rows: what a checkpoint holds beside them.
 
-    Python's and NumPy's random streams are not among them: a run draws nothing from them.
+    Python's and NumPy's random streams are not among it: a run draws nothing from them.
+
+    Attributes:
+        model: Its dense weights.
+        optimizer: Of the dense weights, if there are any.
+        identity: What must not change between the parts of one run.
+        conditions: What its bits depend on beside that.
+        state: How far it is.
     """
-    buffer = io.BytesIO()
-    content = {
-        "identity": json.dumps(identity, sort_keys=True),
-        "conditions": json.dumps(conditions, sort_keys=True),
-        "state": json.dumps(vars(state)),
-        "model": dense_state(model),
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
-        "random": torch.get_rng_state(),
-    }
-    torch.save(content, buffer)
-    return buffer.getvalue()
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    identity: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+    state: RunState = field(default_factory=RunState)
+
+    def described(self) -> dict[str, str]:
+        """How far it is and what run it is, as JSON."""
+        return {
+            "identity": json.dumps(self.identity, sort_keys=True),
+            "conditions": json.dumps(self.conditions, sort_keys=True),
+            "state": json.dumps(vars(self.state)),
+        }
+
+    def go_on(self, described: Mapping[str, str]) -> list[str]:
+        """Be as far as a run that was described; raise if it was another run.
+
+        Returns:
+            Which of the conditions have changed, as `name was x and is y`.
+        """
+        check_same_run(described["identity"], self.identity)
+        self.state = RunState(**json.loads(described["state"]))
+        before = json.loads(described["conditions"])
+        return [
+            f"{name} was {before.get(name)!r} and is {value!r}"
+            for name, value in self.conditions.items()
+            if before.get(name) != value
+        ]
+
+    def pack(self) -> bytes:
+        """All of it as bytes, with torch's random stream."""
+        buffer = io.BytesIO()
+        content = {
+            **self.described(),
+            "model": dense_state(self.model),
+            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        torch.save(content, buffer)
+        return buffer.getvalue()
+
+    def unpack(self, packed: bytes) -> list[str]:
+        """Put a packed run back, as `go_on` does and with weights, optimizer and random stream."""
+        content = _content(packed)
+        changed = self.go_on(content)
+        load_dense_state_dict(self.model, content["model"])
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(content["optimizer"])
+        torch.set_rng_state(content["random"])
+        return changed
 
 
-def unpack(
-    packed: bytes,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    *,
-    identity: Mapping[str, Any],
-    conditions: Mapping[str, Any],
-) -> tuple[RunState, list[str]]:
-    """Put a packed run back; raise if it was another run than the one described by `identity`.
-
-    Returns:
-        Its state, and which of the conditions that bits depend on have changed, as `name was x and is y`.
-    """
-    check_same_run(packed, identity)
-    content = torch.load(io.BytesIO(packed), weights_only=True)
-    load_dense_state_dict(model, content["model"])
-    if optimizer is not None:
-        optimizer.load_state_dict(content["optimizer"])
-    torch.set_rng_state(content["random"])
-    before = json.loads(content["conditions"])
-    changed = [
-        f"{name} was {before.get(name)!r} and is {value!r}"
-        for name, value in conditions.items()
-        if before.get(name) != value
-    ]
-    return RunState(**json.loads(content["state"])), changed
+def identity_in(packed: bytes) -> str:
+    """The identity of a packed run, as JSON."""
+    return _content(packed)["identity"]
 
 
-def check_same_run(packed: bytes | None, identity: Mapping[str, Any]) -> None:
-    """Raise if a packed run was another one than the one described by `identity`."""
-    if packed is None:
-        return
+def _content(packed: bytes) -> dict[str, Any]:
+    return torch.load(io.BytesIO(packed), weights_only=True)
+
+
+def check_same_run(saved: str, identity: Mapping[str, Any]) -> None:
+    """Raise if a run whose identity was saved as JSON is another one than that of `identity`."""
     # What runs were before there was a choice.
     before: dict[str, Any] = {
         "rows.dtype": "fp32",
@@ -121,7 +141,7 @@ def check_same_run(packed: bytes | None, identity: Mapping[str, Any]) -> None:
         "model.heads": 2,
         "model.auxiliary": 1.0,
     }
-    before |= json.loads(torch.load(io.BytesIO(packed), weights_only=True)["identity"])
+    before |= json.loads(saved)
     for key, value in json.loads(json.dumps(identity)).items():
         if before.get(key) != value:
             raise ConfigError(

@@ -139,7 +139,7 @@ class Halt:
     def _tasks(self) -> list[Path]:
         try:
             return list((self._process / "task").iterdir())
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # Gone before, or while they were listed.
             return []
 
 

@@ -20,16 +20,21 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rowmill.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from multiprocessing.context import ForkServerContext
     from multiprocessing.process import BaseProcess
 
 DEADLINE_S = 60.0
 
 
-def fork(server: ForkServerContext, arguments: list[str], printed: Path) -> BaseProcess:
+def fork(
+    server: ForkServerContext,
+    arguments: list[str],
+    printed: Path,
+    environment: Mapping[str, str] | None = None,
+) -> BaseProcess:
     """Start `rowmill` with these arguments; what it prints is added to a file."""
-    process = server.Process(target=_command, args=(arguments, printed))
+    process = server.Process(target=_command, args=(arguments, printed, environment or {}))
     process.start()
     return process
 
@@ -70,7 +75,8 @@ def scalars(events: Path, *tags: str) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in tags}
 
 
-def _command(arguments: list[str], printed: Path) -> None:
+def _command(arguments: list[str], printed: Path, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
     file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(file, stream.fileno())

@@ -106,8 +106,16 @@ def test_what_has_no_split_form_or_no_instructions_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="'split-bf16' needs --dense-optimizer adagrad or sgd"):
         make(train__precision="split-bf16", train__dense_optimizer="adam")
-    with pytest.raises(ConfigError, match=r"are of the task ctr: drop them with --task kge"):
+    with pytest.raises(
+        ConfigError, match=r"dense_optimizer is of the task ctr: drop it with --task kge"
+    ):
         make(train__task="kge")
+    for task, precision, takes in (("kge", "split-bf16", "fp32 or bf16"), ("gnn", "bf16", "fp32")):
+        flags = {"train__dense_optimizer": "adam", "train__precision": precision}
+        with pytest.raises(
+            ConfigError, match=f"'{precision}' is not for the task {task}, which takes {takes}"
+        ):
+            make(train__task=task, **flags)
     monkeypatch.setattr(dense, "multiplies_bf16", lambda: False)
     for precision in ("bf16", "split-bf16"):
         with (

@@ -23,7 +23,7 @@ from python.tests.train.runs import scalars
 from rowmill.cli import main
 from rowmill.config import GenerateConfig
 from rowmill.train.run import Trainer
-from rowmill.train.state import RunState, pack, unpack
+from rowmill.train.state import Run, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,17 +232,17 @@ def test_a_packed_run_is_put_back_whole() -> None:
 
     step()
     state = RunState(step=1, counts={"lookups": 7}, curve=[{"auc": None, "logloss": 0.1}])
-    packed = pack(state, model, optimizer, **about)
+    packed = Run(model, optimizer, **about, state=state).pack()
     expected = step()
     step()
-    again, changed = unpack(packed, model, optimizer, **about)
-    assert again == state
-    assert changed == []
+    again = Run(model, optimizer, **about)
+    assert again.unpack(packed) == []
+    assert again.state == state
     assert all(map(torch.equal, step(), expected)), (
         "weights, buffers, optimizer or random stream differ"
     )
-    moved = {**about, "conditions": {"threads": 2}}
-    assert unpack(packed, model, optimizer, **moved)[1] == ["threads was 1 and is 2"]
+    moved = Run(model, optimizer, identity={"seed": 1}, conditions={"threads": 2})
+    assert moved.unpack(packed) == ["threads was 1 and is 2"]
 
 
 def test_a_run_draws_from_no_stream_that_a_checkpoint_does_not_hold(
