@@ -97,10 +97,10 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def device_bytes() -> tuple[int, int]:
-    """Bytes this process made devices read and write; pages served from a cache do not count."""
+def device_bytes(process: int | str = "self") -> tuple[int, int]:
+    """Bytes a process made devices read and write; pages served from a cache do not count."""
     counters = dict(
-        line.split(": ") for line in Path("/proc/self/io").read_text().splitlines() if line
+        line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines() if line
     )
     return int(counters["read_bytes"]), int(counters["write_bytes"])
 

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rowmill
 from benchmarks import common
 from rowmill.ragged import RaggedBatch
+from rowmill.tables import Dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,7 +110,9 @@ def batches(shape: Shape, seed: int) -> list[Batch]:
 class Stored:
     """Tables of a store."""
 
-    def __init__(self, shape: Shape, optimizer: str, *, direct: bool, folder: Path) -> None:
+    def __init__(
+        self, shape: Shape, optimizer: str, *, direct: bool, folder: Path, dtype: Dtype = "fp32"
+    ) -> None:
         rows = shape.rows * TABLES
         memory = rows * (4 * shape.dim + 64) * 3 // 2 + (256 << 20)
         self._store = rowmill.open(folder, memory=memory, threads=THREADS)
@@ -121,6 +124,7 @@ class Stored:
             self._store.table(
                 f"t{number}",
                 dim=shape.dim,
+                dtype=dtype,
                 optimizer=spec,
                 num_rows=shape.rows if direct else None,
             )
@@ -225,12 +229,23 @@ def shapes(quick: bool) -> Iterator[Shape]:
 
 
 def main() -> None:
-    benchmark = common.Benchmark(common.parse_arguments(__doc__))
+    parser = common.argument_parser(__doc__)
+    parser.add_argument(
+        "--dtypes",
+        action="store_true",
+        help="the forward of stored rows as split-bf16 beside that as fp32 instead, without peers",
+    )
+    arguments = parser.parse_args()
+    benchmark = common.Benchmark(common.settings(arguments))
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
     torch.set_num_threads(THREADS)
-    peers = fbgemm_is_there()
+    peers = not arguments.dtypes and fbgemm_is_there()
     for shape in shapes(quick):
         made = batches(shape, seed)
+        if arguments.dtypes:
+            compare_dtypes(benchmark, shape, made)
+            gc.collect()
+            continue
         for optimizer in ("sgd", "rowwise_adagrad"):
             compare(benchmark, shape, optimizer, made, peers)
             gc.collect()  # The tables of this cell must be gone before those of the next are made.
@@ -263,6 +278,38 @@ def compare(
         for tables in engines.values():
             if isinstance(tables, Stored):
                 tables.close()
+
+
+def compare_dtypes(benchmark: common.Benchmark, shape: Shape, made: list[Batch]) -> None:
+    """The forward of stored rows whose lookups read half the bytes, beside that of all of them."""
+    gradient = torch.empty(0)
+    cell = f"{shape}_forward"
+    with tempfile.TemporaryDirectory(prefix="rowmill-") as name:
+        dtypes: tuple[Dtype, ...] = ("fp32", "split-bf16")
+        engines = {
+            f"{cell}_{index}_{dtype}": Stored(
+                shape,
+                "sgd",
+                direct=index == "direct",
+                folder=Path(name) / index / dtype,
+                dtype=dtype,
+            )
+            for index in ("hash", "direct")
+            for dtype in dtypes
+        }
+        steps = 16 if shape.lookups > 1 else 64
+        variants = {
+            variant: run(engine, "forward", made, gradient, steps)
+            for variant, engine in engines.items()
+        }
+        samples = benchmark.compare(variants, rounds=5 if benchmark.settings.quick else 9)
+        for variant, taken in samples.items():
+            benchmark.summarize(f"{variant}_rows_per_s", common.units_per_s(taken))
+        for index in ("hash", "direct"):
+            whole, half = samples[f"{cell}_{index}_fp32"], samples[f"{cell}_{index}_split-bf16"]
+            benchmark.summarize(f"{cell}_{index}_split_over_fp32", common.ratio(half, whole))
+        for engine in engines.values():
+            engine.close()
 
 
 def run(
