@@ -175,7 +175,7 @@ def cut_off(config: Config, steps: int, monkeypatch: pytest.MonkeyPatch) -> None
 def dense(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {
         name: weight.detach().clone()
-        for name, weight in trainer.model.named_parameters()
+        for name, weight in trainer.task.model.named_parameters()
         if not name.startswith("embeddings")
     }
 
