@@ -3,7 +3,6 @@
 How fast anything is, is not looked at. Messages and bytes are known beforehand, and are.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +14,6 @@ from benchmarks import common
 from benchmarks.exchange import operators
 from benchmarks.exchange import run as exchange
 from benchmarks.exchange.cells import Cell
-
-# Triton looks at it when it is first imported.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 CELL = Cell(ranks=2, categories=6, dims=(4, 8), batch=32, zipf=1.05)
 
@@ -54,6 +49,22 @@ def test_messages_of_every_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert made.summary["r2_message_64_mb_per_s"] > 0
     assert made.summary[f"{CELL.name}_packed_over_per-category_exchange"] > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_batches_prepared_ahead_take_the_same_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWMILL_BENCH_DIR", str(tmp_path))
+    made, ahead = benchmark(), benchmark()
+    exchange.measure(made, [CELL], [], rounds=1)
+    exchange.measure(ahead, [CELL], [], rounds=1, depth=2)
+    for strategy in exchange.STRATEGIES:
+        name = f"{CELL.name}_{strategy}"
+        for figure in ("rounds_of_rows", "entries_per_message", "bytes_per_message_of_rows"):
+            assert made.summary[f"{name}_{figure}"] == ahead.summary[f"{name}_{figure}"]
+        # That there is no further batch is said once in a round.
+        more = ahead.summary[f"{name}_rounds"] - made.summary[f"{name}_rounds"]
+        assert 0 < more <= 1
 
 
 def test_operators_go_through_the_same_ids() -> None:

@@ -27,16 +27,17 @@ from rowmill.distributed.exchange import Exchange
 from rowmill.nn import Feature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rowmill import RaggedBatch
+    from rowmill.distributed.collection import Prepared
 
 PARTS = ("ask", "send_rows", "send_gradients")
 """Methods of an exchange, in the order of time: kernels and messages, no rows of the store."""
 HIDDEN = 64
 """Width of the dense model's one hidden layer."""
-BATCHES = 4
-"""Distinct batches, which are the steps of a round."""
+BATCHES = 8
+"""Distinct batches, which are the steps of a round: the first of them has nothing to hide behind when batches are prepared ahead."""
 EVALUATED = 32
 """Batches of an evaluation."""
 
@@ -66,7 +67,14 @@ class Trained:
     """Collections over the same tables, one for each variant, and one dense model for all."""
 
     def __init__(
-        self, ranks: Ranks, cell: Cell, folder: Path, seed: int, variants: dict[str, dict[str, Any]]
+        self,
+        ranks: Ranks,
+        cell: Cell,
+        folder: Path,
+        seed: int,
+        variants: dict[str, dict[str, Any]],
+        *,
+        depth: int = 0,
     ) -> None:
         self.ranks, self.cell = ranks, cell
         self.store = rowmill.open(folder, memory="1GiB", threads=1, seed=seed)
@@ -80,6 +88,11 @@ class Trained:
             name: ShardedCollection(features, ranks=ranks, **settings)
             for name, settings in variants.items()
         }
+        self.pipelines = {
+            name: Pipeline(collection, depth=depth)
+            for name, collection in self.collections.items()
+            if depth > 0
+        }
         torch.manual_seed(seed)
         width = sum(table.dim for table in tables)
         dense = nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
@@ -88,7 +101,15 @@ class Trained:
         self.batches = cell.batches(BATCHES, seed + ranks.rank)
         self.labels = (torch.rand(cell.batch) < 0.3).float()
 
-    def step(self, variant: str, batch: RaggedBatch) -> None:
+    def coming(self, variant: str) -> Iterator[RaggedBatch | Prepared]:
+        """The batches of a round, prepared ahead where that is asked for."""
+        if variant not in self.pipelines:
+            yield from self.batches
+            return
+        batches = ((batch, None) for batch in self.batches)
+        yield from (prepared for prepared, _ in self.pipelines[variant].run(batches))
+
+    def step(self, variant: str, batch: RaggedBatch | Prepared) -> None:
         """One training step."""
         self.optimizer.zero_grad()
         logits = self.model(self.collections[variant](batch)).view(-1)
@@ -113,7 +134,7 @@ class Trained:
         watch.seconds.clear()
         dist.barrier()
         cpu, begin = common.cpu_s(), time.perf_counter()
-        for batch in self.batches:
+        for batch in self.coming(variant):
             self.step(variant, batch)
         seen = {
             "wall_s": time.perf_counter() - begin,
@@ -130,7 +151,7 @@ def cell_rounds(
     ranks: Ranks, cell: Cell, folder: Path, job: dict[str, Any], watch: Stopwatch
 ) -> None:
     """Variants in interleaved rounds; the starting one rotates."""
-    trained = Trained(ranks, cell, folder, job["seed"], job["variants"])
+    trained = Trained(ranks, cell, folder, job["seed"], job["variants"], depth=job["depth"])
     names = list(job["variants"])
     for number in range(-1, job["rounds"]):
         first = number % len(names)

@@ -131,6 +131,7 @@ def _job(
     variants: dict[str, dict[str, Any]],
     *,
     sizes: Sequence[int] = (),
+    depth: int = 0,
     ahead: Sequence[int] = (),
 ) -> dict[str, Any]:
     """What ranks are told."""
@@ -140,16 +141,21 @@ def _job(
         "seed": benchmark.settings.seed,
         "rounds": rounds,
         "variants": variants,
+        "depth": depth,
         "ahead": ahead,
     }
 
 
 def measure(
-    benchmark: common.Benchmark, cells: Sequence[Cell], sizes: Sequence[int], rounds: int
+    benchmark: common.Benchmark,
+    cells: Sequence[Cell],
+    sizes: Sequence[int],
+    rounds: int,
+    depth: int = 0,
 ) -> None:
-    """Cells that have as many ranks."""
+    """Cells that have as many ranks; so many batches are prepared ahead."""
     collected = Collected(benchmark)
-    job = _job(benchmark, cells, rounds, BY_STRATEGY, sizes=sizes)
+    job = _job(benchmark, cells, rounds, BY_STRATEGY, sizes=sizes, depth=depth)
     for said in ranks_say(RANK, job, cells[0].ranks):
         collected.take(said)
     collected.summarize()
@@ -215,6 +221,12 @@ def main() -> None:
         help="cuda: operators alone, on a GPU (default: cpu)",
     )
     parser.add_argument("--rounds", type=int, help="of every cell (default: 9, quick: 5)")
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=0,
+        help="batches prepared ahead, in the parts that compare strategies (default: 0)",
+    )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     short = benchmark.settings.quick
@@ -236,10 +248,10 @@ def main() -> None:
         elif part == "cache":
             measure_cache(benchmark)
         elif part == "dims":
-            measure(benchmark, dims_alone(), SIZES, rounds)
+            measure(benchmark, dims_alone(), SIZES, rounds, arguments.depth)
         elif part.isdecimal() and int(part) > 1:
             cells = quick(int(part)) if short else list(full(int(part)))
-            measure(benchmark, cells, SIZES, rounds)
+            measure(benchmark, cells, SIZES, rounds, arguments.depth)
         else:
             parser.error(
                 f"--parts: operators, dims, chunks, cache, or a number of ranks from 2 on, got {part!r}"
