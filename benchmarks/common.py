@@ -23,6 +23,8 @@ from typing import Any
 from rowmill.train.machine import describe_machine, resident_bytes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+WATTS = 5.0
+"""Of a busy core, stated: no counter of energy can be read on our machines."""
 
 
 @dataclass(frozen=True)

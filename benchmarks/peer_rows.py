@@ -7,9 +7,10 @@ that both have in memory.
 import mmap
 import os
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ PROCESS_BYTES = 256 << 20
 """Beyond the memory that an engine is told to use: its code, and rows on their way."""
 KEYS_MAX = 16_384
 """Rows of a request, unless told otherwise."""
+_BLOCK_BYTES = 4096
+"""What both engines read at a time."""
 _CPU_FIELDS = slice(11, 13)
 """User and system time in /proc/PID/stat, counted behind the name of the program."""
 
@@ -75,6 +78,22 @@ class PeerRows:
         answer = self._process.stdout.readline().strip()
         if answer != expected:
             raise RuntimeError(f"the engine ended or said {answer!r}; its last words are above")
+
+
+def measure(
+    variant: str, number: int, rows: PeerRows, work: Callable[[], int], *, steps: int
+) -> dict[str, Any]:
+    """One round of a loop over an engine: `work` returns its units. Both processes count, the loop's and the engine's."""
+    cpu_s, read = rows.cpu_s(), rows.read_bytes()
+    sample = common.measure(variant, number, work)
+    cpu_s = sample.cpu_s + rows.cpu_s() - cpu_s
+    return {
+        **vars(sample),
+        "cpu_s": cpu_s,
+        "rows_per_s": sample.units / sample.wall_s,
+        "cpu_us_per_row": 1e6 * cpu_s / sample.units,
+        "blocks_read_per_step": (rows.read_bytes() - read) / _BLOCK_BYTES / steps,
+    }
 
 
 @contextmanager

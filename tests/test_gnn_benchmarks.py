@@ -7,7 +7,7 @@ engine; `crates/rowmill-bench` tests the real one.
 
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -93,8 +93,8 @@ def test_every_variant_is_compared_with_a_quarter(
         assert read_by_steps(cell) < cell["cold_rows_per_step"]
     figures = made.benchmark.summary
     assert figures["row_memory"] * 4 == figures["feature_bytes"] == SHAPE.nodes * DIM * 4
-    limit = 3.0 / cells["quarter"][0]["cold_rows_per_step"] * SHAPE.batch
-    assert figures["device_limit_rows_per_s"] == pytest.approx(limit, rel=0.2)
+    limits = [3.0 / cell["cold_rows_per_step"] * SHAPE.batch for cell in cells["quarter"]]
+    assert figures["device_limit_rows_per_s"] == pytest.approx(median(limits))
     assert figures["rate_with_a_quarter_over_limit"] > 1
     rates = {side: [cell["rows_per_s"] for cell in found] for side, found in cells.items()}
     for other in ("blind", "rocksdb"):

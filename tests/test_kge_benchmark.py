@@ -6,6 +6,7 @@ engine; `crates/rowmill-bench` tests the real one.
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,15 @@ def test_both_orders_are_compared_with_the_lower_limit(made: kge_out_of_core.Run
         assert all(cell["hit_rate"] < 0.95 for cell in cells["blind"])
         assert all(cell["cold_rows_per_step"] > 1 for cell in cells["quarter"])
         assert all(cell["cold_rows_per_step"] == 0 for cell in cells["in_memory"])
-        limit = 3.0 / cells["quarter"][0]["cold_rows_per_step"] * SHAPE.batch
-        assert figures[f"{order}_device_limit_triples_per_s"] == pytest.approx(limit, rel=0.5)
+        limits = [3.0 / cell["cold_rows_per_step"] * SHAPE.batch for cell in cells["quarter"]]
+        found = figures[f"{order}_device_limit_triples_per_s"]
+        assert found == pytest.approx(median(limits))
         assert figures[f"{order}_rate_over_limit"] > 1
         rates = {s: [cell["rows_per_s"] for cell in found] for s, found in cells.items()}
         for other in ("blind", "rocksdb"):
             over = np.median(np.divide(rates["quarter"], rates[other]))
             assert figures[f"{order}_rate_over_{other}"] == pytest.approx(over)
+            assert figures[f"{order}_{other}_joules_per_batch"] > 0
 
 
 def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None:

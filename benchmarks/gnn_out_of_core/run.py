@@ -22,7 +22,7 @@ from benchmarks.gnn_out_of_core.peer import PeerLoop, load
 from benchmarks.gnn_out_of_core.shape import DIM, FANOUTS, Shape
 from benchmarks.gnn_out_of_core.stored import training
 from benchmarks.out_of_core.generated import LEAD, one_round, summarize
-from benchmarks.peer_rows import PeerRows, peer_rows
+from benchmarks.peer_rows import PeerRows, measure, peer_rows
 from benchmarks.training import LoadedTrainer, device_reads_per_s
 from rowmill.config import StoreConfig
 from rowmill.data import Features, NodeGraph, NodeSplit
@@ -32,15 +32,11 @@ from rowmill.train.rows import open_rows
 
 SHARE = 4
 """Memory for one row in so many."""
-WATTS = 5.0
-"""Of a busy core, stated: no counter of energy can be read here."""
 PEER_THREADS = 16
 """As many reads of a peer that waits for each as keep the device busy."""
 _INDEX_BYTES = 16
 """Room of the budget for each row beyond its bytes: index and bookkeeping."""
 _FIXED_BYTES = 64 << 20
-_BLOCK_BYTES = 4096
-"""What both engines read at a time."""
 
 
 @dataclass(frozen=True)
@@ -183,22 +179,10 @@ class Run:
                 self._peer_round(loop, rows, number)
 
     def _peer_round(self, loop: PeerLoop, rows: PeerRows, number: int) -> None:
-        before, read_before = rows.cpu_s(), rows.read_bytes()
-        sample = common.measure("rocksdb", number, lambda: loop.train(self.size.peer_steps))
-        blocks = (rows.read_bytes() - read_before) / _BLOCK_BYTES
-        rate = sample.units / sample.wall_s
-        say(f"rocksdb, round {number}: {rate:,.0f}/s")
-        # Both processes: that of the loop and that of the engine.
-        cpu_s = sample.cpu_s + rows.cpu_s() - before
-        self.benchmark.cells.append(
-            {
-                **vars(sample),
-                "cpu_s": cpu_s,
-                "rows_per_s": rate,
-                "cpu_us_per_row": 1e6 * cpu_s / sample.units,
-                "blocks_read_per_step": blocks / self.size.peer_steps,
-            }
-        )
+        steps = self.size.peer_steps
+        cell = measure("rocksdb", number, rows, lambda: loop.train(steps), steps=steps)
+        say(f"rocksdb, round {number}: {cell['rows_per_s']:,.0f}/s")
+        self.benchmark.cells.append(cell)
 
 
 def compare(benchmark: common.Benchmark, batch: int) -> None:
@@ -220,9 +204,9 @@ def compare(benchmark: common.Benchmark, batch: int) -> None:
             benchmark.summarize(f"{variant}_blocks_read_per_step", common.Median.of(blocks))
     for variant in ("quarter", "blind", "in_memory", "rocksdb"):
         if cpu_us := figures(variant, "cpu_us_per_row"):
-            joules = common.Median.of(1e-6 * us * batch * WATTS for us in cpu_us)
+            joules = common.Median.of(1e-6 * us * batch * common.WATTS for us in cpu_us)
             benchmark.summarize(f"{variant}_joules_per_batch", joules)
-    benchmark.summary["watts_per_core_assumed"] = WATTS
+    benchmark.summary["watts_per_core_assumed"] = common.WATTS
 
 
 def _memory(shape: Shape, row_memory: int) -> int:

@@ -27,7 +27,7 @@ from benchmarks.kge_out_of_core.peer import PeerLoop, load
 from benchmarks.kge_out_of_core.shape import Shape
 from benchmarks.kge_out_of_core.stored import filled, training
 from benchmarks.memory_group import memory_group
-from benchmarks.peer_rows import PeerRows, peer_rows
+from benchmarks.peer_rows import PeerRows, measure, peer_rows
 from benchmarks.training import LoadedTrainer, device_reads_per_s
 from rowmill.config import StoreConfig
 from rowmill.data import Graph
@@ -40,6 +40,8 @@ SHARE = 4
 """Memory for one row in so many."""
 LEAD = 8
 """Steps of each round before the measured ones: what lookahead read while another variant ran is used up."""
+LOOKAHEAD = 16
+"""Behind a swap of partitions a step needs more new rows than the device gives in its time."""
 _INDEX_BYTES = 24
 """Room of the budget for each row beyond its bytes: index and bookkeeping."""
 _FIXED_BYTES = 64 << 20
@@ -231,13 +233,13 @@ class Run:
                 rows.settle()
                 say(f"rocksdb, {order}: measuring")
                 for number in range(size.rounds):
-                    self._peer_round(f"{order}_rocksdb", loop, number)
+                    self._peer_round(f"{order}_rocksdb", loop, rows, number)
 
-    def _peer_round(self, name: str, loop: PeerLoop, number: int) -> None:
-        sample = common.measure(name, number, lambda: loop.train(self.size.peer_steps))
-        rate = sample.units / sample.wall_s
-        say(f"{name}, round {number}: {rate:,.0f} triples/s")
-        self.benchmark.cells.append({**vars(sample), "rows_per_s": rate})
+    def _peer_round(self, name: str, loop: PeerLoop, rows: PeerRows, number: int) -> None:
+        steps = self.size.peer_steps
+        cell = measure(name, number, rows, lambda: loop.train(steps), steps=steps)
+        say(f"{name}, round {number}: {cell['rows_per_s']:,.0f} triples/s")
+        self.benchmark.cells.append(cell)
 
     def _peer_warm_up(self, order: str) -> int:
         extra = self.size.warm_up_of(order) - self.size.warm_up
@@ -270,7 +272,8 @@ class Run:
 
 
 def summarize(benchmark: common.Benchmark, shape: Shape) -> None:
-    """Rates over the lower of the two limits, and over the peer, round by round."""
+    """Rates over the lower of the two limits, and over the peer, round by round; energy."""
+    benchmark.summary["watts_per_core_assumed"] = common.WATTS
 
     def cells(variant: str) -> list[dict[str, Any]]:
         return [cell for cell in benchmark.cells if cell["variant"] == variant]
@@ -284,6 +287,10 @@ def summarize(benchmark: common.Benchmark, shape: Shape) -> None:
             if found:
                 rates = common.Median.of(cell["rows_per_s"] for cell in found)
                 benchmark.summarize(f"{order}_{name}_triples_per_s", rates)
+                joules = common.Median.of(
+                    1e-6 * cell["cpu_us_per_row"] * shape.batch * common.WATTS for cell in found
+                )
+                benchmark.summarize(f"{order}_{name}_joules_per_batch", joules)
         for figure in ("hit_rate", "stall_share", "cold_rows_per_step", "distinct_rows_per_step"):
             benchmark.summarize(
                 f"{order}_quarter_{figure}", common.Median.of(cell[figure] for cell in own)
@@ -316,7 +323,7 @@ def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument("--peer", action="store_true", help="RocksDB too (needs librocksdb-dev)")
     parser.add_argument("--ranking", action="store_true", help="ranking in a memory group too")
-    parser.add_argument("--lookahead", type=int, default=StoreConfig().lookahead)
+    parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help="batches (16)")
     parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
     parser.add_argument(
         "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"

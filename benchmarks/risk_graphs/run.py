@@ -31,8 +31,6 @@ SHARE = 4
 WORLD = 2
 LEAD = 8
 """Steps of each round before the measured ones: what lookahead read while another variant ran is used up."""
-WATTS = 5.0
-"""Of a busy core, stated: no counter of energy can be read here."""
 _FIXED_BYTES = 128 << 20
 """Index, bookkeeping, buffers."""
 _PUT_ROWS = 4096
@@ -164,7 +162,9 @@ class Run:
             rates[variant] = figures(variant, "rows_per_s")
             benchmark.summarize(f"{name}_{variant}_nodes_per_s", common.Median.of(rates[variant]))
             used = zip(figures(variant, "cpu_s"), figures(variant, "units"), strict=True)
-            joules = common.Median.of(WATTS * shape.batch * cpu_s / units for cpu_s, units in used)
+            joules = common.Median.of(
+                common.WATTS * shape.batch * cpu_s / units for cpu_s, units in used
+            )
             benchmark.summarize(f"{name}_{variant}_joules_per_batch", joules)
         for variant, other in (
             ("one_core", "replicas"),
@@ -202,7 +202,7 @@ def main() -> None:
     for name, shape in shapes.items():
         with tempfile.TemporaryDirectory(prefix="rowmill-", dir=arguments.folder) as folder:
             run.measure(name, shape, Path(folder), lookahead=arguments.lookahead)
-    benchmark.summary["watts_per_core_assumed"] = WATTS
+    benchmark.summary["watts_per_core_assumed"] = common.WATTS
     for name in shapes:
         say(f"{name}: {benchmark.summary[f'{name}_one_core_over_replicas']:.3f} of two processes")
     benchmark.write()
