@@ -5,6 +5,7 @@ are all in memory, steps that are not in flight, a ratio the wrong way round. Ho
 """
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -42,13 +43,13 @@ def test_out_of_core_compares_with_the_lower_of_both_limits(benchmark: common.Be
         assert own["units"] == memory["units"] == 8 * SHAPE.batch
         assert own["cold_rows_per_step"] > 1, "nothing ever left the memory"
         assert memory["cold_rows_per_step"] == 0
-    first = cells(benchmark, "quarter")[0]
-    limit = 3.0 / first["cold_rows_per_step"] * SHAPE.batch
-    assert limit < first["rows_per_s"]
+    quarter = cells(benchmark, "quarter")
+    limits = [3.0 / cell["cold_rows_per_step"] * SHAPE.batch for cell in quarter]
+    assert all(limit < cell["rows_per_s"] for limit, cell in zip(limits, quarter, strict=True))
     figures = benchmark.summary
-    assert figures["rate_with_a_quarter_over_limit"] > 1 > 0
+    assert figures["rate_with_a_quarter_over_limit"] > 1
     assert figures["rate_with_a_quarter_over_in_memory"] < 5
-    assert figures["device_limit_rows_per_s"] == pytest.approx(limit, rel=0.5)
+    assert figures["device_limit_rows_per_s"] == pytest.approx(median(limits))
 
 
 def test_staleness_quality_scores_every_bound_and_loses_nothing_at_0(
