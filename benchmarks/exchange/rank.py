@@ -36,8 +36,8 @@ PARTS = ("ask", "send_rows", "send_gradients")
 """Methods of an exchange, in the order of time: kernels and messages, no rows of the store."""
 HIDDEN = 64
 """Width of the dense model's one hidden layer."""
-BATCHES = 8
-"""Distinct batches, which are the steps of a round: the first of them has nothing to hide behind when batches are prepared ahead."""
+BATCHES = 4
+"""Distinct batches, which are the steps of a round. With batches prepared ahead the first has nothing to hide behind."""
 EVALUATED = 32
 """Batches of an evaluation."""
 
