@@ -55,6 +55,7 @@ def segment_unique(
     unique: _Ids,
     counts: _Numbers,
     inverse: _Numbers,
+    threads: int,
 ) -> int: ...
 def rank_sort(
     unique: _Ids,
@@ -66,7 +67,12 @@ def rank_sort(
     counts: _Numbers,
 ) -> None: ...
 def owner_unique(
-    received: _Ids, counts: _Numbers, unique: _Ids, unique_counts: _Numbers, inverse: _Numbers
+    received: _Ids,
+    counts: _Numbers,
+    unique: _Ids,
+    unique_counts: _Numbers,
+    inverse: _Numbers,
+    threads: int,
 ) -> int: ...
 def combine(inverse: _Numbers, positions: _Numbers, combined: _Numbers) -> None: ...
 def pack(

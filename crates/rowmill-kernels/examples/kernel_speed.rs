@@ -4,6 +4,7 @@
 //! Rows lie at random in half a GiB of huge pages, as they do in a store, so the figures of pool, gather
 //! and apply contain the cost of bringing rows in from memory; ids are uniform (the worst case) or Zipf.
 
+use std::cell::RefCell;
 use std::hint::black_box;
 
 use rowmill_kernels::{
@@ -79,21 +80,26 @@ fn exchange_speed(_memory: &Memory) {
             .collect();
         let offsets: Vec<usize> = (0..=CATEGORIES).map(|category| category * per_category).collect();
         let lookups = CATEGORIES * per_category;
-        let (mut scratch, mut rank_scratch) = (UniqueScratch::default(), RankScratch::default());
-        let (mut unique, mut unique_counts) = (Vec::new(), vec![0; CATEGORIES]);
-        let mut inverse = vec![0; lookups];
+        let mut rank_scratch = RankScratch::default();
+        let (mut unique, mut unique_counts) = (vec![0; lookups], vec![0; CATEGORIES]);
+        let (mut inverse, mut found) = (vec![0; lookups], 0);
+        let scratch = RefCell::new(UniqueScratch::default());
+        let one_thread = |parts: usize, work: &(dyn Fn(usize, &mut UniqueScratch) + Sync)| {
+            (0..parts).for_each(|part| work(part, &mut scratch.borrow_mut()));
+        };
         report(&format!("unique of {CATEGORIES} categories, {per_category} ids each"), lookups, |batch| {
             let ids = &batches[batch % 4];
-            segment_unique_by_category(
+            found = segment_unique_by_category(
                 ids,
                 &offsets,
                 &[None; CATEGORIES],
-                &mut scratch,
                 &mut unique,
                 &mut unique_counts,
                 &mut inverse,
+                one_thread,
             );
         });
+        unique.truncate(found);
         let (mut sorted, mut positions) = (vec![0; unique.len()], vec![0; unique.len()]);
         let mut counts = vec![0; RANKS as usize * CATEGORIES];
         report(&format!("rank sort of {} ids, {RANKS} ranks", unique.len()), unique.len(), |_| {
@@ -108,10 +114,10 @@ fn exchange_speed(_memory: &Memory) {
                 &mut counts,
             );
         });
-        let (mut owned, mut owned_counts) = (Vec::new(), vec![0; CATEGORIES]);
+        let (mut owned, mut owned_counts) = (vec![0; sorted.len()], vec![0; CATEGORIES]);
         let mut owner_inverse = vec![0; sorted.len()];
         report(&format!("owner unique of {} ids", sorted.len()), sorted.len(), |_| {
-            owner_unique(&sorted, &counts, &mut scratch, &mut owned, &mut owned_counts, &mut owner_inverse);
+            owner_unique(&sorted, &counts, &mut owned, &mut owned_counts, &mut owner_inverse, one_thread);
         });
     }
 }

@@ -75,92 +75,63 @@ pub fn segment_unique(
     assert_eq!(ids.len(), inverse.len(), "one inverse per id");
     assert!(ids.len() < 1 << 31, "positions are 32 bits");
     unique.clear();
-    append_unique(ids.len(), [(ids, inverse)], padding, scratch, unique)
-}
-
-/// [`segment_unique`] of every category of a fused group in one pass: the ids of category `c` are
-/// `ids[offsets[c]..offsets[c + 1]]`, the distinct ones are appended category by category, `counts[c]` of them,
-/// and `inverse` counts through all categories (`FusedRec`, Section 3: equal ids of different categories stay apart).
-///
-/// # Panics
-/// If `inverse` and `ids`, or `paddings`, `counts` and the categories differ in number, offsets do not run from 0 to
-/// the number of ids, or there are 2^31 ids or more.
-pub fn segment_unique_by_category(
-    ids: &[u64],
-    offsets: &[usize],
-    paddings: &[Option<u64>],
-    scratch: &mut UniqueScratch,
-    unique: &mut Vec<u64>,
-    counts: &mut [u32],
-    inverse: &mut [u32],
-) {
-    assert_eq!(ids.len(), inverse.len(), "one inverse per id");
-    assert_eq!(offsets.len(), counts.len() + 1, "one offset more than categories");
-    assert_eq!(paddings.len(), counts.len(), "a padding or none per category");
-    assert!(ids.len() < 1 << 31, "positions are 32 bits");
-    assert_eq!(
-        (offsets[0], offsets[counts.len()]),
-        (0, ids.len()),
-        "offsets run from 0 to the number of ids"
-    );
-    unique.clear();
-    for ((ends, &padding), count) in offsets.windows(2).zip(paddings).zip(counts) {
-        let part = ends[0]..ends[1];
-        let segment = (&ids[part.clone()], &mut inverse[part]);
-        *count = append_unique(segment.0.len(), [segment], padding, scratch, unique) as u32;
+    unique.reserve(ids.len());
+    // SAFETY: there is room for all ids, and so many were written.
+    unsafe {
+        let count = distinct(ids.len(), [(ids, inverse)], padding, scratch, unique.as_mut_ptr());
+        unique.set_len(count);
+        count
     }
 }
 
-/// Append the distinct ids of one category, `total` of which lie in several segments, and write the position of each
-/// in `unique` to the segment's inverse; returns how many were appended.
-pub(crate) fn append_unique<'a>(
+/// Write the distinct ids of one category, `total` of which lie in several segments, to `unique`, and the position of each
+/// among them to the segment's inverse; returns how many there are.
+///
+/// # Safety
+/// `unique` has room for `total` ids.
+pub(crate) unsafe fn distinct<'a>(
     total: usize,
     segments: impl IntoIterator<Item = (&'a [u64], &'a mut [u32])>,
     padding: Option<u64>,
     scratch: &mut UniqueScratch,
-    unique: &mut Vec<u64>,
+    unique: *mut u64,
 ) -> usize {
-    if u16::try_from(total).is_ok() {
-        append_with(total, segments, padding, &mut scratch.narrow, unique)
-    } else {
-        append_with(total, segments, padding, &mut scratch.wide, unique)
+    // SAFETY: as the caller says.
+    unsafe {
+        if u16::try_from(total).is_ok() {
+            distinct_with(total, segments, padding, &mut scratch.narrow, unique)
+        } else {
+            distinct_with(total, segments, padding, &mut scratch.wide, unique)
+        }
     }
 }
 
-/// [`append_unique`] with a table of these slots.
-fn append_with<'a, S: Slot>(
+/// [`distinct`] with a table of these slots.
+///
+/// # Safety
+/// As there.
+unsafe fn distinct_with<'a, S: Slot>(
     total: usize,
     segments: impl IntoIterator<Item = (&'a [u64], &'a mut [u32])>,
     padding: Option<u64>,
     slots: &mut Vec<S>,
-    unique: &mut Vec<u64>,
+    unique: *mut u64,
 ) -> usize {
     slots.clear();
     slots.resize((SLOTS_PER_ID * total).next_power_of_two(), S::EMPTY);
-    let base = unique.len();
-    unique.reserve(total);
     let (mut count, mut seen) = (0, 0);
     for (ids, inverse) in segments {
         seen += ids.len();
         assert!(ids.len() == inverse.len() && seen <= total, "segments are as long as was said");
-        // SAFETY: `inverse` is as long as `ids`, `unique` has room for `total` ids behind `base`, and the number of
-        // slots is a power of two larger than `total`.
-        unsafe {
-            let fresh = unique.as_mut_ptr().add(base);
-            count = match padding {
-                None => fill::<S, false>(ids, 0, slots, fresh, count, inverse),
-                Some(padding) => fill::<S, true>(ids, padding, slots, fresh, count, inverse),
-            };
-        }
-        if base > 0 {
-            inverse
-                .iter_mut()
-                .filter(|inverse| **inverse != SKIP)
-                .for_each(|inverse| *inverse += base as u32);
-        }
+        // SAFETY: `inverse` is as long as `ids`, `unique` has room for `total` ids, and the number of slots is a power
+        // of two larger than `total`.
+        count = unsafe {
+            match padding {
+                None => fill::<S, false>(ids, 0, slots, unique, count, inverse),
+                Some(padding) => fill::<S, true>(ids, padding, slots, unique, count, inverse),
+            }
+        };
     }
-    // SAFETY: so many were written.
-    unsafe { unique.set_len(base + count) };
     count
 }
 

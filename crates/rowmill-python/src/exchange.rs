@@ -8,18 +8,15 @@ use rowmill_rows::Pooling;
 
 use crate::buffers::{Buffer, floats, floats_mut, ids as id_buffer, numbers, numbers_mut};
 use crate::errors::invalid;
+use crate::threads::spread;
 
-/// What kernels keep from call to call.
-#[derive(Default)]
-struct Scratch {
-    hashes: UniqueScratch,
-    ranks: RankScratch,
-    unique: Vec<u64>,
-}
+/// Ids that are worth a thread: a tenth of a millisecond and more.
+const IDS_PER_THREAD: usize = 1 << 16;
 
 thread_local! {
-    /// Of this thread: an exchange makes its calls from one.
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// What kernels keep from call to call: an exchange makes its calls from one thread.
+    static HASHES: RefCell<UniqueScratch> = RefCell::default();
+    static RANKS: RefCell<RankScratch> = RefCell::default();
 }
 
 /// The distinct ids of every category into `unique`; returns how many there are in all.
@@ -32,6 +29,7 @@ pub(crate) fn segment_unique(
     unique: &Bound<'_, PyAny>,
     counts: &Bound<'_, PyAny>,
     inverse: &Bound<'_, PyAny>,
+    threads: usize,
 ) -> PyResult<usize> {
     let ids = id_buffer(ids)?;
     let mut unique = Buffer::<i64>::write(unique, "unique", "int64")?;
@@ -51,14 +49,15 @@ pub(crate) fn segment_unique(
     check(py, "unique", unique.len(), ids.len())?;
     let paddings: Vec<Option<u64>> = paddings.into_iter().map(|id| id.map(|id| id as u64)).collect();
     Ok(py.detach(|| {
-        with_scratch(|scratch| {
-            let Scratch { hashes, unique: found, .. } = scratch;
-            rowmill_kernels::segment_unique_by_category(
-                ids, &offsets, &paddings, hashes, found, counts, inverse,
-            );
-            unique[..found.len()].copy_from_slice(found);
-            found.len()
-        })
+        rowmill_kernels::segment_unique_by_category(
+            ids,
+            &offsets,
+            &paddings,
+            unique,
+            counts,
+            inverse,
+            by_category(threads.min(ids.len() / IDS_PER_THREAD)),
+        )
     }))
 }
 
@@ -89,13 +88,13 @@ pub(crate) fn rank_sort(
     check(py, "positions", positions.len(), unique.len())?;
     check(py, "counts", counts.len(), ranks as usize * categories.len())?;
     py.detach(|| {
-        with_scratch(|scratch| {
+        RANKS.with_borrow_mut(|scratch| {
             rowmill_kernels::rank_sort(
                 unique,
                 unique_counts,
                 &categories,
                 ranks,
-                &mut scratch.ranks,
+                scratch,
                 sorted,
                 positions,
                 counts,
@@ -114,6 +113,7 @@ pub(crate) fn owner_unique(
     unique: &Bound<'_, PyAny>,
     unique_counts: &Bound<'_, PyAny>,
     inverse: &Bound<'_, PyAny>,
+    threads: usize,
 ) -> PyResult<usize> {
     let (received, counts) = (id_buffer(received)?, numbers(counts, "counts")?);
     let mut unique = Buffer::<i64>::write(unique, "unique", "int64")?;
@@ -127,14 +127,19 @@ pub(crate) fn owner_unique(
     check(py, "received", received.len(), total(counts))?;
     check(py, "unique", unique.len(), received.len())?;
     check(py, "inverse", inverse.len(), received.len())?;
+    let threads = threads.min(received.len() / IDS_PER_THREAD);
     Ok(py.detach(|| {
-        with_scratch(|scratch| {
-            let Scratch { hashes, unique: found, .. } = scratch;
-            rowmill_kernels::owner_unique(received, counts, hashes, found, unique_counts, inverse);
-            unique[..found.len()].copy_from_slice(found);
-            found.len()
-        })
+        rowmill_kernels::owner_unique(received, counts, unique, unique_counts, inverse, by_category(threads))
     }))
+}
+
+/// Spreads categories over threads, each with hash tables of its own.
+fn by_category(threads: usize) -> impl Fn(usize, &(dyn Fn(usize, &mut UniqueScratch) + Sync)) {
+    move |categories, work| {
+        spread(categories, threads, |category| {
+            HASHES.with_borrow_mut(|scratch| work(category, scratch));
+        });
+    }
 }
 
 /// Where the row of each lookup comes back.
@@ -356,10 +361,6 @@ impl Bags {
             stride: self.stride,
         }
     }
-}
-
-fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
-    SCRATCH.with_borrow_mut(work)
 }
 
 fn total(counts: &[u32]) -> usize {

@@ -1,13 +1,13 @@
 //! The dot interaction of a batch, its samples spread over threads.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pyo3::prelude::*;
 use rowmill_kernels::Interaction;
 
 use crate::buffers::{floats, floats_mut};
 use crate::errors::invalid;
+use crate::threads::spread;
 
 /// Floats of input that a thread takes at a time: little enough that threads end together, much more than
 /// taking them costs.
@@ -33,10 +33,10 @@ pub(crate) fn interact(
     check(py, "out", out.len(), shape.out_len())?;
     let out = Shared::new(out, shape.width());
     py.detach(|| {
-        spread(shape, threads, |samples| {
+        spread_samples(shape, threads, |samples| {
             let part = shape.part(&samples);
             let pooled = of(pooled, &samples, features * dim);
-            // SAFETY: `spread` gives every sample to one call alone.
+            // SAFETY: `spread_samples` gives every sample to one call alone.
             let out = unsafe { out.of(&samples) };
             rowmill_kernels::interact(part, of(dense, &samples, dim), pooled, out);
         });
@@ -73,12 +73,12 @@ pub(crate) fn interact_backward(
     let dense_gradient = Shared::new(dense_gradient, dim);
     let pooled_gradient = Shared::new(pooled_gradient, features * dim);
     py.detach(|| {
-        spread(shape, threads, |samples| {
+        spread_samples(shape, threads, |samples| {
             let part = shape.part(&samples);
             let dense = of(dense, &samples, dim);
             let pooled = of(pooled, &samples, features * dim);
             let gradient = of(gradient, &samples, shape.width());
-            // SAFETY: `spread` gives every sample to one call alone.
+            // SAFETY: `spread_samples` gives every sample to one call alone.
             let (dense_gradient, pooled_gradient) =
                 unsafe { (dense_gradient.of(&samples), pooled_gradient.of(&samples)) };
             rowmill_kernels::interact_backward(
@@ -134,32 +134,12 @@ impl Shared {
     }
 }
 
-/// Call `work` with all samples, in parts: in this thread, and up to `threads - 1` others that join it.
-///
-/// Which thread takes which part changes no bit of a sample.
-fn spread(shape: Interaction, threads: usize, work: impl Fn(Range<usize>) + Sync) {
+/// Call `work` with all samples, in parts, on up to so many threads. Which of them takes which part changes no bit of a sample.
+fn spread_samples(shape: Interaction, threads: usize, work: impl Fn(Range<usize>) + Sync) {
     let per_sample = (shape.vectors() * shape.dim).max(1);
     let step = (TASK_FLOATS / per_sample).max(1);
-    let tasks = shape.samples.div_ceil(step);
-    let next = AtomicUsize::new(0);
-    let take = || {
-        loop {
-            let start = next.fetch_add(1, Relaxed) * step;
-            if start >= shape.samples {
-                break;
-            }
-            work(start..(start + step).min(shape.samples));
-        }
-    };
-    if threads.min(tasks) <= 1 {
-        return take();
-    }
-    // This thread works too: one that is late (torch's may still occupy its core) keeps nobody waiting.
-    // Threads of this call's own: a pool would not survive a fork, and a call takes milliseconds.
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(tasks) {
-            scope.spawn(take);
-        }
-        take();
+    spread(shape.samples.div_ceil(step), threads, |task| {
+        let start = task * step;
+        work(start..(start + step).min(shape.samples));
     });
 }

@@ -22,6 +22,7 @@ mod split;
 mod stats;
 mod store;
 mod table;
+mod threads;
 mod ticket;
 
 use pyo3::pymodule;

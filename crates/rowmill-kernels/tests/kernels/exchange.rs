@@ -1,5 +1,6 @@
 //! The kernels of the fused exchange against maps, each for itself and all together on simulated ranks.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -14,8 +15,27 @@ type Asked = Vec<Vec<u64>>;
 /// Buffers that serve every call, as in training: nothing may reach the next one.
 #[derive(Default)]
 struct Scratch {
-    unique: UniqueScratch,
+    unique: RefCell<UniqueScratch>,
     rank: RankScratch,
+}
+
+impl Scratch {
+    /// One category after the other.
+    fn in_turn(&self) -> impl Fn(usize, &(dyn Fn(usize, &mut UniqueScratch) + Sync)) {
+        |parts, work| (0..parts).for_each(|part| work(part, &mut self.unique.borrow_mut()))
+    }
+}
+
+/// Categories in turn backwards on three threads.
+fn on_threads(parts: usize, work: &(dyn Fn(usize, &mut UniqueScratch) + Sync)) {
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            scope.spawn(move || {
+                let mut scratch = UniqueScratch::default();
+                (0..parts).rev().filter(|part| part % 3 == thread).for_each(|part| work(part, &mut scratch));
+            });
+        }
+    });
 }
 
 /// One rank's part of an exchange, up to the ids it sends.
@@ -41,17 +61,31 @@ fn send(
         *end += ids.len();
         Some(*end)
     }));
-    let (mut unique, mut unique_counts) = (vec![77], vec![99; asked.len()]);
+    let (mut unique, mut unique_counts) = (vec![77; ids.len()], vec![99; asked.len()]);
     let mut inverse = vec![88; ids.len()];
-    segment_unique_by_category(
+    let found = segment_unique_by_category(
         &ids,
         &offsets,
         paddings,
-        &mut scratch.unique,
         &mut unique,
         &mut unique_counts,
         &mut inverse,
+        scratch.in_turn(),
     );
+    unique.truncate(found);
+    let (mut also, mut also_counts) = (vec![66; ids.len()], vec![11; asked.len()]);
+    let mut also_inverse = vec![22; ids.len()];
+    let also_found = segment_unique_by_category(
+        &ids,
+        &offsets,
+        paddings,
+        &mut also,
+        &mut also_counts,
+        &mut also_inverse,
+        on_threads,
+    );
+    also.truncate(also_found);
+    assert_eq!((&unique, &unique_counts, &inverse), (&also, &also_counts, &also_inverse));
     let (mut sorted, mut positions) = (vec![0; unique.len()], vec![0; unique.len()]);
     let mut counts = vec![55; ranks as usize * categories.len()];
     rank_sort(
@@ -126,9 +160,17 @@ fn exchange(asked: &[Asked], paddings: &[Option<u64>], categories: &[u64]) {
             received.extend(&sent.sorted[to(owner)..to(owner + 1)]);
             counts.extend(&sent.counts[owner * width..(owner + 1) * width]);
         }
-        let (mut unique, mut unique_counts) = (vec![66], vec![0; width]);
+        let (mut unique, mut unique_counts) = (vec![66; received.len()], vec![0; width]);
         let mut inverse = vec![0; received.len()];
-        owner_unique(&received, &counts, &mut scratch.unique, &mut unique, &mut unique_counts, &mut inverse);
+        let in_turn = scratch.in_turn();
+        let found = owner_unique(&received, &counts, &mut unique, &mut unique_counts, &mut inverse, in_turn);
+        unique.truncate(found);
+        let (mut also, mut also_counts) = (vec![33; received.len()], vec![7; width]);
+        let mut also_inverse = vec![5; received.len()];
+        let also_found =
+            owner_unique(&received, &counts, &mut also, &mut also_counts, &mut also_inverse, on_threads);
+        also.truncate(also_found);
+        assert_eq!((&unique, &unique_counts, &inverse), (&also, &also_counts, &also_inverse));
         let mut rows: Vec<(usize, u64)> = Vec::new();
         for (category, &count) in unique_counts.iter().enumerate() {
             let ids = &unique[rows.len()..rows.len() + count as usize];

@@ -24,7 +24,13 @@ def segment_unique(ids: Tensor, offsets: Sequence[int], paddings: Sequence[int |
     counts = torch.empty(len(paddings), dtype=torch.int32)
     inverse = torch.empty(len(ids), dtype=torch.int32)
     found = _core.segment_unique(
-        ids.numpy(), offsets, paddings, unique.numpy(), counts.numpy(), inverse.numpy()
+        ids.numpy(),
+        offsets,
+        paddings,
+        unique.numpy(),
+        counts.numpy(),
+        inverse.numpy(),
+        torch.get_num_threads(),
     )
     return Unique(unique[:found], counts, inverse)
 
@@ -52,7 +58,12 @@ def owner_unique(received: Tensor, counts: Tensor, categories: int) -> Unique:
     unique_counts = torch.empty(categories, dtype=torch.int32)
     inverse = torch.empty(len(received), dtype=torch.int32)
     found = _core.owner_unique(
-        received.numpy(), counts.numpy(), unique.numpy(), unique_counts.numpy(), inverse.numpy()
+        received.numpy(),
+        counts.numpy(),
+        unique.numpy(),
+        unique_counts.numpy(),
+        inverse.numpy(),
+        torch.get_num_threads(),
     )
     return Unique(unique[:found], unique_counts, inverse)
 
