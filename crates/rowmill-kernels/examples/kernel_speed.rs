@@ -8,8 +8,8 @@ use std::cell::RefCell;
 use std::hint::black_box;
 
 use rowmill_kernels::{
-    InstructionSet, Interaction, LookupOrder, Lookups, RankScratch, Rounding, RoundingKey, RowInitializer,
-    RowPtr, RowUpdater, UniqueScratch, Update, accumulate_range, first_non_finite, gather,
+    CategoryWork, InstructionSet, Interaction, LookupOrder, Lookups, RankScratch, Rounding, RoundingKey,
+    RowInitializer, RowPtr, RowUpdater, UniqueScratch, Update, accumulate_range, first_non_finite, gather,
     interact_backward_with, interact_with, owner_unique, pool_with, rank_sort, segment_unique,
     segment_unique_by_category,
 };
@@ -84,7 +84,7 @@ fn exchange_speed(_memory: &Memory) {
         let (mut unique, mut unique_counts) = (vec![0; lookups], vec![0; CATEGORIES]);
         let (mut inverse, mut found) = (vec![0; lookups], 0);
         let scratch = RefCell::new(UniqueScratch::default());
-        let one_thread = |parts: usize, work: &(dyn Fn(usize, &mut UniqueScratch) + Sync)| {
+        let one_thread = |parts: usize, work: &CategoryWork<'_>| {
             (0..parts).for_each(|part| work(part, &mut scratch.borrow_mut()));
         };
         report(&format!("unique of {CATEGORIES} categories, {per_category} ids each"), lookups, |batch| {

@@ -6,6 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::segment_unique::distinct;
 use crate::{SKIP, UniqueScratch};
 
+/// What is to be done for each category of a call, given its number and buffers that no other thread uses meanwhile.
+pub type CategoryWork<'a> = dyn Fn(usize, &mut UniqueScratch) + Sync + 'a;
+
 /// The lookups of one category, and where its distinct ids go.
 struct CategoryIds<'a> {
     /// Ids, each with where its position goes.
@@ -39,7 +42,8 @@ impl CategoryIds<'_> {
 /// them, and `inverse` counts through all categories (`FusedRec`, Section 3: equal ids of different categories stay apart).
 /// Returns how many are distinct.
 ///
-/// `spread(n, work)` calls `work(part, scratch)` once for each part below `n`, on threads of its choice: results are the same.
+/// `spread(n, work)` calls `work(category, scratch)` once for each category below `n`, on threads of its choice, which changes
+/// no result.
 ///
 /// # Panics
 /// If `unique` and `inverse` are not as long as `ids`, `paddings`, `counts` and the categories differ in number, offsets do
@@ -51,7 +55,7 @@ pub fn segment_unique_by_category(
     unique: &mut [u64],
     counts: &mut [u32],
     inverse: &mut [u32],
-    spread: impl Fn(usize, &(dyn Fn(usize, &mut UniqueScratch) + Sync)),
+    spread: impl Fn(usize, &CategoryWork<'_>),
 ) -> usize {
     assert_eq!(offsets.len(), counts.len() + 1, "one offset more than categories");
     assert_eq!(paddings.len(), counts.len(), "a padding or none per category");
@@ -83,7 +87,7 @@ pub fn owner_unique(
     unique: &mut [u64],
     unique_counts: &mut [u32],
     inverse: &mut [u32],
-    spread: impl Fn(usize, &(dyn Fn(usize, &mut UniqueScratch) + Sync)),
+    spread: impl Fn(usize, &CategoryWork<'_>),
 ) -> usize {
     let categories = unique_counts.len();
     assert!(counts.len().is_multiple_of(categories.max(1)), "a count per rank and category");
@@ -122,7 +126,7 @@ fn unique_by_category(
     paddings: &[Option<u64>],
     unique: &mut [u64],
     counts: &mut [u32],
-    spread: impl Fn(usize, &(dyn Fn(usize, &mut UniqueScratch) + Sync)),
+    spread: impl Fn(usize, &CategoryWork<'_>),
 ) -> usize {
     let lengths: Vec<usize> =
         segments.iter().map(|parts| parts.iter().map(|(ids, _)| ids.len()).sum()).collect();
@@ -132,11 +136,11 @@ fn unique_by_category(
         segments.into_iter().zip(paddings).zip(&lengths).zip(&mut *counts)
     {
         let unique = rest.split_off_mut(..length).expect("room for every id");
-        // A part has one taker, so nobody ever waits for its lock.
+        // A category has one taker, so nobody ever waits for its lock.
         categories.push(Mutex::new(CategoryIds { segments, padding, unique, count }));
     }
     assert!(rest.is_empty(), "as much room as there are ids");
-    spread(categories.len(), &|part, scratch| lock(&categories[part]).find(scratch));
+    spread(categories.len(), &|number, scratch| lock(&categories[number]).find(scratch));
     let bases: Vec<u32> = categories
         .iter()
         .scan(0, |base, category| {
@@ -145,9 +149,9 @@ fn unique_by_category(
             Some(own)
         })
         .collect();
-    spread(categories.len(), &|part, _| {
-        if bases[part] > 0 {
-            lock(&categories[part]).shift(bases[part]);
+    spread(categories.len(), &|number, _| {
+        if bases[number] > 0 {
+            lock(&categories[number]).shift(bases[number]);
         }
     });
     drop(categories);

@@ -40,7 +40,7 @@ mod wire;
 pub use accumulate::{LookupOrder, accumulate_range, accumulate_range_with};
 pub use arch::InstructionSet;
 pub use bf16::{narrow, narrow_with, widen, widen_with};
-pub use category_unique::{owner_unique, segment_unique_by_category};
+pub use category_unique::{CategoryWork, owner_unique, segment_unique_by_category};
 pub use csr::{Csr, GraphError, NodeNumber};
 pub use finite::{first_non_finite, first_non_finite_with};
 pub use gather::{gather, gather_with};

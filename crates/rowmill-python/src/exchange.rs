@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use pyo3::prelude::*;
-use rowmill_kernels::{Message, RankScratch, RecoveredFeature, Recovery, UniqueScratch};
+use rowmill_kernels::{CategoryWork, Message, RankScratch, RecoveredFeature, Recovery, UniqueScratch};
 use rowmill_rows::Pooling;
 
 use crate::buffers::{Buffer, floats, floats_mut, ids as id_buffer, numbers, numbers_mut};
@@ -21,6 +21,7 @@ thread_local! {
 
 /// The distinct ids of every category into `unique`; returns how many there are in all.
 #[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub(crate) fn segment_unique(
     py: Python<'_>,
     ids: &Bound<'_, PyAny>,
@@ -134,7 +135,7 @@ pub(crate) fn owner_unique(
 }
 
 /// Spreads categories over threads, each with hash tables of its own.
-fn by_category(threads: usize) -> impl Fn(usize, &(dyn Fn(usize, &mut UniqueScratch) + Sync)) {
+fn by_category(threads: usize) -> impl Fn(usize, &CategoryWork<'_>) {
     move |categories, work| {
         spread(categories, threads, |category| {
             HASHES.with_borrow_mut(|scratch| work(category, scratch));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use rowmill_kernels::{
-    Owner, RankScratch, SKIP, UniqueScratch, combine, owner_unique, rank_sort, segment_unique,
+    CategoryWork, Owner, RankScratch, SKIP, UniqueScratch, combine, owner_unique, rank_sort, segment_unique,
     segment_unique_by_category,
 };
 
@@ -21,13 +21,13 @@ struct Scratch {
 
 impl Scratch {
     /// One category after the other.
-    fn in_turn(&self) -> impl Fn(usize, &(dyn Fn(usize, &mut UniqueScratch) + Sync)) {
+    fn in_turn(&self) -> impl Fn(usize, &CategoryWork<'_>) {
         |parts, work| (0..parts).for_each(|part| work(part, &mut self.unique.borrow_mut()))
     }
 }
 
 /// Categories in turn backwards on three threads.
-fn on_threads(parts: usize, work: &(dyn Fn(usize, &mut UniqueScratch) + Sync)) {
+fn on_threads(parts: usize, work: &CategoryWork<'_>) {
     std::thread::scope(|scope| {
         for thread in 0..3 {
             scope.spawn(move || {
