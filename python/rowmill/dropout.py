@@ -14,12 +14,12 @@ _PER_WORD = 4
 
 
 def dropout(weights: Tensor, share: float, *, training: bool = True) -> Tensor:
-    """The weights, about this share of them 0 and the others larger by as much.
+    """Each weight 0 with probability `share`, else divided by 1 - `share` (Srivastava et al. 2014, section 10).
 
     Args:
-        weights: Floats, any shape.
-        share: From 0, which gives the weights themselves, to below 1.
-        training: Otherwise nothing is left out.
+        weights: Floats on the CPU, any shape. The result has their shape and dtype.
+        share: From 0 to below 1, rounded to a multiple of 1/65,536. At 0 the result is `weights` itself.
+        training: If false, the result is `weights` itself.
     """
     left_out = min(round(share * _LEVELS), _LEVELS - 1)
     if left_out == 0 or not training:

@@ -64,7 +64,10 @@ class RankedClickTask(ClickTask):
         self._parallel = ranks.data_parallel(self.model, repeatable=True)
 
     def loss(self, batch: Batch, rows: Any) -> tuple[Tensor, Tensor]:
-        """This rank's share of the loss, and the logits of its rows; `rows` as the pipeline prepared them."""
+        """This rank's share of the loss, a scalar, and the logits of its rows, float32.
+
+        `rows` is what the pipeline prepared; the shares of all ranks add up to the mean over the batch.
+        """
         logits = self._logits(batch, rows)
         losses = binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
         return self._ranks.mean(losses), logits
@@ -164,7 +167,7 @@ def open_ranked_clicks(
 
 
 def check_ranked(config: Config) -> None:
-    """Raise where settings say what one process alone can do."""
+    """Raise `ConfigError` for a setting that only a run of one process supports; it names the setting."""
     alone = {
         f"train.task = {config.train.task!r}": config.train.task != "ctr",
         "model.kind = 'dien', which has a loss beside that of the clicks,": config.model.kind

@@ -62,25 +62,25 @@ class RankedClickRows(StoredRows):
         self.embeddings: nn.Module = _Stacked(self._collection)
 
     def inputs(self, ids_BS: Tensor) -> RaggedBatch:
-        """The ids of this rank's samples by column."""
+        """The ids of this rank's samples by column; `ids_BS` is int64 [B, S], a column for each feature."""
         return RaggedBatch.from_dense(self._names, ids_BS)
 
     def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
-        """The pipeline announces them, where their rows are."""
+        """Does nothing: the pipeline tells the owners of the rows which ids are coming."""
 
     def reading(self) -> AbstractContextManager[object]:
         """Nothing is announced for an evaluation."""
         return nullcontext()
 
     def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline:
-        """Ids of coming batches travel while the loop works."""
+        """Sends the ids of coming batches to their owners while the loop works; up to `in_flight` steps overlap."""
         depth = max(self._lookahead, in_flight - 1, 1)
         return _RankedPipeline(
             Pipeline(self._collection, depth=depth, in_flight=in_flight), self.inputs, self._step
         )
 
     def counters(self) -> RowCounters:
-        """Those of all ranks."""
+        """Sums over all ranks; of the time stalled, the longest."""
         said = self._ranks.gather(super().counters())
         return RowCounters(
             looked_up=sum(of.looked_up for of in said),
