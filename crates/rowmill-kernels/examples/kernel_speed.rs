@@ -96,6 +96,7 @@ fn exchange_speed(_memory: &Memory) {
                 &mut unique,
                 &mut unique_counts,
                 &mut inverse,
+                1,
                 one_thread,
             );
         });
@@ -117,7 +118,7 @@ fn exchange_speed(_memory: &Memory) {
         let (mut owned, mut owned_counts) = (vec![0; sorted.len()], vec![0; CATEGORIES]);
         let mut owner_inverse = vec![0; sorted.len()];
         report(&format!("owner unique of {} ids", sorted.len()), sorted.len(), |_| {
-            owner_unique(&sorted, &counts, &mut owned, &mut owned_counts, &mut owner_inverse, one_thread);
+            owner_unique(&sorted, &counts, &mut owned, &mut owned_counts, &mut owner_inverse, 1, one_thread);
         });
     }
 }

@@ -6,34 +6,65 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::segment_unique::distinct;
 use crate::{SKIP, UniqueScratch};
 
-/// What is to be done for each category of a call, given its number and buffers that no other thread uses meanwhile.
+/// What is to be done for each run of categories, given its number and buffers that no other thread uses meanwhile.
 pub type CategoryWork<'a> = dyn Fn(usize, &mut UniqueScratch) + Sync + 'a;
 
-/// The lookups of one category, and where its distinct ids go.
+/// Ids of one category, each with where its position goes.
+type Segments<'a> = Vec<(&'a [u64], &'a mut [u32])>;
+
+/// The lookups of one category.
 struct CategoryIds<'a> {
-    /// Ids, each with where its position goes.
-    segments: Vec<(&'a [u64], &'a mut [u32])>,
+    segments: Segments<'a>,
     padding: Option<u64>,
-    /// Room for all ids.
-    unique: &'a mut [u64],
     count: &'a mut u32,
 }
 
 impl CategoryIds<'_> {
-    /// Positions count from this category's first distinct id.
-    fn find(&mut self, scratch: &mut UniqueScratch) {
-        let segments = self.segments.iter_mut().map(|(ids, inverse)| (*ids, &mut **inverse));
-        // SAFETY: `unique` is as long as the total that is given.
-        let count =
-            unsafe { distinct(self.unique.len(), segments, self.padding, scratch, self.unique.as_mut_ptr()) };
-        *self.count = count as u32;
+    fn len(&self) -> usize {
+        self.segments.iter().map(|(ids, _)| ids.len()).sum()
     }
 
-    /// Positions count from the first id of the group.
-    fn shift(&mut self, base: u32) {
+    /// Positions count from the first id of `unique`, which has room for all ids; returns how many are distinct.
+    fn find(&mut self, scratch: &mut UniqueScratch, unique: &mut [u64]) -> usize {
+        assert!(self.len() <= unique.len(), "room for every id");
+        let total = self.len();
+        let segments = self.segments.iter_mut().map(|(ids, inverse)| (*ids, &mut **inverse));
+        // SAFETY: there is room for so many.
+        let count = unsafe { distinct(total, segments, self.padding, scratch, unique.as_mut_ptr()) };
+        *self.count = count as u32;
+        count
+    }
+
+    fn shift(&mut self, base: usize) {
         for inverse in self.segments.iter_mut().flat_map(|(_, inverse)| inverse.iter_mut()) {
-            *inverse = if *inverse == SKIP { SKIP } else { *inverse + base };
+            *inverse = if *inverse == SKIP { SKIP } else { *inverse + base as u32 };
         }
+    }
+}
+
+/// Categories that follow one another, which one thread takes.
+struct CategoryRun<'a> {
+    categories: Vec<CategoryIds<'a>>,
+    /// Room for all ids.
+    unique: &'a mut [u64],
+    /// How many are distinct.
+    found: usize,
+}
+
+impl CategoryRun<'_> {
+    /// Positions count from the first id of the run.
+    fn find(&mut self, scratch: &mut UniqueScratch) {
+        for category in &mut self.categories {
+            let count = category.find(scratch, &mut self.unique[self.found..]);
+            if self.found > 0 {
+                category.shift(self.found);
+            }
+            self.found += count;
+        }
+    }
+
+    fn shift(&mut self, base: usize) {
+        self.categories.iter_mut().for_each(|category| category.shift(base));
     }
 }
 
@@ -42,12 +73,13 @@ impl CategoryIds<'_> {
 /// them, and `inverse` counts through all categories (`FusedRec`, Section 3: equal ids of different categories stay apart).
 /// Returns how many are distinct.
 ///
-/// `spread(n, work)` calls `work(category, scratch)` once for each category below `n`, on threads of its choice, which changes
-/// no result.
+/// Categories are cut into `runs` of about as many ids, and `spread(n, work)` calls `work(run, scratch)` once for each of `n` runs,
+/// on threads of its choice. Neither changes a result.
 ///
 /// # Panics
 /// If `unique` and `inverse` are not as long as `ids`, `paddings`, `counts` and the categories differ in number, offsets do
 /// not rise from 0 to the number of ids, or there are 2^31 ids or more.
+#[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub fn segment_unique_by_category(
     ids: &[u64],
     offsets: &[usize],
@@ -55,6 +87,7 @@ pub fn segment_unique_by_category(
     unique: &mut [u64],
     counts: &mut [u32],
     inverse: &mut [u32],
+    runs: usize,
     spread: impl Fn(usize, &CategoryWork<'_>),
 ) -> usize {
     assert_eq!(offsets.len(), counts.len() + 1, "one offset more than categories");
@@ -66,7 +99,7 @@ pub fn segment_unique_by_category(
     );
     let mut lookups = Lookups::new(ids, inverse);
     let segments = offsets.windows(2).map(|ends| vec![lookups.take(ends[1] - ends[0])]).collect();
-    unique_by_category(segments, paddings, unique, counts, spread)
+    unique_by_category(segments, paddings, unique, counts, runs, spread)
 }
 
 /// Owner unique: the distinct rows that several ranks ask one rank for (`FusedRec`, Section 3: deferred to the owner, who
@@ -75,8 +108,8 @@ pub fn segment_unique_by_category(
 /// The distinct ids of every category come to the front of `unique`, category by category, `unique_counts[c]` of them in
 /// order of first occurrence, and the position of every received id among them to `inverse`. Returns how many are distinct.
 ///
-/// `received` holds for every rank, one after the other, its ids of every category: `counts[r * C + c]` of them. `spread` is
-/// that of [`segment_unique_by_category`].
+/// `received` holds for every rank, one after the other, its ids of every category: `counts[r * C + c]` of them. `runs`
+/// and `spread` are those of [`segment_unique_by_category`].
 ///
 /// # Panics
 /// If lengths do not agree: `unique` and `inverse` are as long as `received`, `counts` is a whole number of times
@@ -87,6 +120,7 @@ pub fn owner_unique(
     unique: &mut [u64],
     unique_counts: &mut [u32],
     inverse: &mut [u32],
+    runs: usize,
     spread: impl Fn(usize, &CategoryWork<'_>),
 ) -> usize {
     let categories = unique_counts.len();
@@ -94,11 +128,11 @@ pub fn owner_unique(
     let total: usize = counts.iter().map(|&count| count as usize).sum();
     assert_eq!(total, received.len(), "the counts sum up to the number of ids");
     let mut lookups = Lookups::new(received, inverse);
-    let mut segments: Vec<Vec<_>> = (0..categories).map(|_| Vec::new()).collect();
+    let mut segments: Vec<Segments<'_>> = (0..categories).map(|_| Vec::new()).collect();
     for (number, &count) in counts.iter().enumerate() {
         segments[number % categories].push(lookups.take(count as usize));
     }
-    unique_by_category(segments, &vec![None; categories], unique, unique_counts, spread)
+    unique_by_category(segments, &vec![None; categories], unique, unique_counts, runs, spread)
 }
 
 /// Ids and their inverse, taken from the front together.
@@ -120,50 +154,63 @@ impl<'a> Lookups<'a> {
     }
 }
 
-/// Both halves of the work: categories by themselves, then the places of each behind those before it.
+/// Both halves of the work: runs by themselves, then the places of each behind those before it.
 fn unique_by_category(
-    segments: Vec<Vec<(&[u64], &mut [u32])>>,
+    segments: Vec<Segments<'_>>,
     paddings: &[Option<u64>],
     unique: &mut [u64],
     counts: &mut [u32],
+    runs: usize,
     spread: impl Fn(usize, &CategoryWork<'_>),
 ) -> usize {
-    let lengths: Vec<usize> =
-        segments.iter().map(|parts| parts.iter().map(|(ids, _)| ids.len()).sum()).collect();
+    let of_run = unique.len().div_ceil(runs.max(1)).max(1);
+    let mut categories = segments
+        .into_iter()
+        .zip(paddings)
+        .zip(counts)
+        .map(|((segments, &padding), count)| CategoryIds { segments, padding, count })
+        .peekable();
     let mut rest = &mut *unique;
-    let mut categories = Vec::with_capacity(counts.len());
-    for (((segments, &padding), &length), count) in
-        segments.into_iter().zip(paddings).zip(&lengths).zip(&mut *counts)
-    {
-        let unique = rest.split_off_mut(..length).expect("room for every id");
-        // A category has one taker, so nobody ever waits for its lock.
-        categories.push(Mutex::new(CategoryIds { segments, padding, unique, count }));
+    // A run has one taker, so nobody ever waits for its lock.
+    let mut runs: Vec<Mutex<CategoryRun<'_>>> = Vec::new();
+    while categories.peek().is_some() {
+        let (mut own, mut ids) = (Vec::new(), 0);
+        while let Some(category) = categories.next_if(|_| ids < of_run) {
+            ids += category.len();
+            own.push(category);
+        }
+        let unique = rest.split_off_mut(..ids).expect("room for every id");
+        runs.push(Mutex::new(CategoryRun { categories: own, unique, found: 0 }));
     }
     assert!(rest.is_empty(), "as much room as there are ids");
-    spread(categories.len(), &|number, scratch| lock(&categories[number]).find(scratch));
-    let bases: Vec<u32> = categories
-        .iter()
-        .scan(0, |base, category| {
-            let own = *base;
-            *base += *lock(category).count;
-            Some(own)
-        })
-        .collect();
-    spread(categories.len(), &|number, _| {
-        if bases[number] > 0 {
-            lock(&categories[number]).shift(bases[number]);
-        }
-    });
-    drop(categories);
-    let (mut begin, mut end) = (0, 0);
-    for (length, &count) in lengths.into_iter().zip(&*counts) {
-        unique.copy_within(begin..begin + count as usize, end);
-        begin += length;
-        end += count as usize;
+    spread(runs.len(), &|run, scratch| lock(&runs[run]).find(scratch));
+    let mut total = 0;
+    let mut bases = Vec::with_capacity(runs.len());
+    for run in &runs {
+        bases.push(total);
+        total += lock(run).found;
     }
-    end
+    if runs.len() > 1 {
+        spread(runs.len(), &|run, _| {
+            if bases[run] > 0 {
+                lock(&runs[run]).shift(bases[run]);
+            }
+        });
+    }
+    let found: Vec<(usize, usize)> =
+        runs.into_iter().map(into_inner).map(|run| (run.unique.len(), run.found)).collect();
+    let mut begin = 0;
+    for (&(room, found), end) in found.iter().zip(bases) {
+        unique.copy_within(begin..begin + found, end);
+        begin += room;
+    }
+    total
 }
 
-fn lock<'a, 'b>(category: &'a Mutex<CategoryIds<'b>>) -> MutexGuard<'a, CategoryIds<'b>> {
-    category.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<'a, 'b>(run: &'a Mutex<CategoryRun<'b>>) -> MutexGuard<'a, CategoryRun<'b>> {
+    run.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn into_inner(run: Mutex<CategoryRun<'_>>) -> CategoryRun<'_> {
+    run.into_inner().unwrap_or_else(PoisonError::into_inner)
 }

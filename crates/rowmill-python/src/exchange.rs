@@ -49,6 +49,7 @@ pub(crate) fn segment_unique(
     check(py, "inverse", inverse.len(), ids.len())?;
     check(py, "unique", unique.len(), ids.len())?;
     let paddings: Vec<Option<u64>> = paddings.into_iter().map(|id| id.map(|id| id as u64)).collect();
+    let threads = threads.min(ids.len() / IDS_PER_THREAD);
     Ok(py.detach(|| {
         rowmill_kernels::segment_unique_by_category(
             ids,
@@ -57,7 +58,8 @@ pub(crate) fn segment_unique(
             unique,
             counts,
             inverse,
-            by_category(threads.min(ids.len() / IDS_PER_THREAD)),
+            runs(threads),
+            by_category(threads),
         )
     }))
 }
@@ -130,16 +132,27 @@ pub(crate) fn owner_unique(
     check(py, "inverse", inverse.len(), received.len())?;
     let threads = threads.min(received.len() / IDS_PER_THREAD);
     Ok(py.detach(|| {
-        rowmill_kernels::owner_unique(received, counts, unique, unique_counts, inverse, by_category(threads))
+        rowmill_kernels::owner_unique(
+            received,
+            counts,
+            unique,
+            unique_counts,
+            inverse,
+            runs(threads),
+            by_category(threads),
+        )
     }))
 }
 
-/// Spreads categories over threads, each with hash tables of its own.
+/// Runs for so many threads to share: more than threads, so that one that is late keeps nobody waiting.
+fn runs(threads: usize) -> usize {
+    if threads > 1 { 4 * threads } else { 1 }
+}
+
+/// Spreads runs of categories over threads, each with hash tables of its own.
 fn by_category(threads: usize) -> impl Fn(usize, &CategoryWork<'_>) {
-    move |categories, work| {
-        spread(categories, threads, |category| {
-            HASHES.with_borrow_mut(|scratch| work(category, scratch));
-        });
+    move |runs, work| {
+        spread(runs, threads, |run| HASHES.with_borrow_mut(|scratch| work(run, scratch)));
     }
 }
 

@@ -70,6 +70,7 @@ fn send(
         &mut unique,
         &mut unique_counts,
         &mut inverse,
+        1,
         scratch.in_turn(),
     );
     unique.truncate(found);
@@ -82,6 +83,7 @@ fn send(
         &mut also,
         &mut also_counts,
         &mut also_inverse,
+        4,
         on_threads,
     );
     also.truncate(also_found);
@@ -163,12 +165,13 @@ fn exchange(asked: &[Asked], paddings: &[Option<u64>], categories: &[u64]) {
         let (mut unique, mut unique_counts) = (vec![66; received.len()], vec![0; width]);
         let mut inverse = vec![0; received.len()];
         let in_turn = scratch.in_turn();
-        let found = owner_unique(&received, &counts, &mut unique, &mut unique_counts, &mut inverse, in_turn);
+        let found =
+            owner_unique(&received, &counts, &mut unique, &mut unique_counts, &mut inverse, 1, in_turn);
         unique.truncate(found);
         let (mut also, mut also_counts) = (vec![33; received.len()], vec![7; width]);
         let mut also_inverse = vec![5; received.len()];
         let also_found =
-            owner_unique(&received, &counts, &mut also, &mut also_counts, &mut also_inverse, on_threads);
+            owner_unique(&received, &counts, &mut also, &mut also_counts, &mut also_inverse, 3, on_threads);
         also.truncate(also_found);
         assert_eq!((&unique, &unique_counts, &inverse), (&also, &also_counts, &also_inverse));
         let mut rows: Vec<(usize, u64)> = Vec::new();
