@@ -50,6 +50,7 @@ pub(crate) fn segment_unique(
     check(py, "unique", unique.len(), ids.len())?;
     let paddings: Vec<Option<u64>> = paddings.into_iter().map(|id| id.map(|id| id as u64)).collect();
     let threads = threads.min(ids.len() / IDS_PER_THREAD);
+    let runs = runs(threads, counts.len());
     Ok(py.detach(|| {
         rowmill_kernels::segment_unique_by_category(
             ids,
@@ -58,7 +59,7 @@ pub(crate) fn segment_unique(
             unique,
             counts,
             inverse,
-            runs(threads),
+            runs,
             by_category(threads),
         )
     }))
@@ -131,6 +132,7 @@ pub(crate) fn owner_unique(
     check(py, "unique", unique.len(), received.len())?;
     check(py, "inverse", inverse.len(), received.len())?;
     let threads = threads.min(received.len() / IDS_PER_THREAD);
+    let runs = runs(threads, unique_counts.len());
     Ok(py.detach(|| {
         rowmill_kernels::owner_unique(
             received,
@@ -138,15 +140,15 @@ pub(crate) fn owner_unique(
             unique,
             unique_counts,
             inverse,
-            runs(threads),
+            runs,
             by_category(threads),
         )
     }))
 }
 
-/// Runs for so many threads to share: more than threads, so that one that is late keeps nobody waiting.
-fn runs(threads: usize) -> usize {
-    if threads > 1 { 4 * threads } else { 1 }
+/// Runs for so many threads to share: categories, so that a thread that is late keeps nobody waiting; or all in one.
+fn runs(threads: usize, categories: usize) -> usize {
+    if threads > 1 { categories } else { 1 }
 }
 
 /// Spreads runs of categories over threads, each with hash tables of its own.
