@@ -7,6 +7,20 @@ from numpy.typing import NDArray
 _Ids: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float32]
 _Numbers: TypeAlias = NDArray[np.int32]
+OwnedArguments: TypeAlias = tuple[_Numbers, _Numbers, _Numbers, Sequence[int]]
+"""Distinct rows of every category, which of them each row of a message is, the counts and the dims of the message."""
+BagArguments: TypeAlias = tuple[
+    _Numbers,
+    Sequence[int],
+    _Numbers,
+    _Ids,
+    _Floats | None,
+    Sequence[tuple[int, int, bool]],
+    int,
+    int,
+]
+"""Counts and dims of a message, where in it each lookup's row is, where bags begin, factors of lookups, features, bags of a
+feature, and floats from one sample to the next."""
 
 __version__: str
 
@@ -77,55 +91,28 @@ def owner_unique(
 def combine(inverse: _Numbers, positions: _Numbers, combined: _Numbers) -> None: ...
 def pack(
     rows: _Floats,
-    unique_counts: _Numbers,
-    inverse: _Numbers,
-    counts: _Numbers,
-    dims: Sequence[int],
+    owned: OwnedArguments,
     wire: _Floats,
 ) -> None: ...
 def unpack_add(
     wire: _Floats,
-    unique_counts: _Numbers,
-    inverse: _Numbers,
-    counts: _Numbers,
-    dims: Sequence[int],
+    owned: OwnedArguments,
     rows: _Floats,
 ) -> None: ...
 def recover(
     wire: _Floats,
-    counts: _Numbers,
-    dims: Sequence[int],
-    combined: _Numbers,
-    offsets: _Ids,
-    weights: _Floats | None,
-    features: Sequence[tuple[int, int, bool]],
-    bags: int,
-    stride: int,
+    bags: BagArguments,
     out: _Floats,
 ) -> None: ...
 def recover_backward(
     gradients: _Floats,
-    counts: _Numbers,
-    dims: Sequence[int],
-    combined: _Numbers,
-    offsets: _Ids,
-    weights: _Floats | None,
-    features: Sequence[tuple[int, int, bool]],
-    bags: int,
-    stride: int,
+    bags: BagArguments,
     wire: _Floats,
 ) -> None: ...
 def weights_backward(
     wire: _Floats,
     gradients: _Floats,
-    counts: _Numbers,
-    dims: Sequence[int],
-    combined: _Numbers,
-    offsets: _Ids,
-    weights: _Floats | None,
-    features: Sequence[tuple[int, int, bool]],
-    bags: int,
-    stride: int,
+    bags: BagArguments,
     factors: _Floats,
 ) -> None: ...
 

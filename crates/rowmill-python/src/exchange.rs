@@ -154,7 +154,7 @@ fn runs(threads: usize, categories: usize) -> usize {
 /// Spreads runs of categories over threads, each with hash tables of its own.
 fn by_category(threads: usize) -> impl Fn(usize, &CategoryWork<'_>) {
     move |runs, work| {
-        spread(runs, threads, |run| HASHES.with_borrow_mut(|scratch| work(run, scratch)));
+        spread(0..runs, threads, |run| HASHES.with_borrow_mut(|scratch| work(run, scratch)));
     }
 }
 
@@ -176,18 +176,14 @@ pub(crate) fn combine(
 
 /// Rows of an owner into the message that asked for them.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub(crate) fn pack(
     py: Python<'_>,
     rows: &Bound<'_, PyAny>,
-    unique_counts: &Bound<'_, PyAny>,
-    inverse: &Bound<'_, PyAny>,
-    counts: &Bound<'_, PyAny>,
-    dims: Vec<u32>,
+    owned: OwnedArguments<'_>,
     wire: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let (rows, mut wire) = (floats(rows, "rows")?, floats_mut(wire, "wire")?);
-    let owned = Owned::read(unique_counts, inverse, counts, dims)?;
+    let owned = Owned::read(owned)?;
     let (rows, wire) = (rows.values(), wire.values_mut());
     owned.check(py, rows.len(), wire.len())?;
     let (message, unique_counts, inverse) = owned.parts();
@@ -197,24 +193,23 @@ pub(crate) fn pack(
 
 /// Add what came back in a message to the rows of an owner.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub(crate) fn unpack_add(
     py: Python<'_>,
     wire: &Bound<'_, PyAny>,
-    unique_counts: &Bound<'_, PyAny>,
-    inverse: &Bound<'_, PyAny>,
-    counts: &Bound<'_, PyAny>,
-    dims: Vec<u32>,
+    owned: OwnedArguments<'_>,
     rows: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let (wire, mut rows) = (floats(wire, "wire")?, floats_mut(rows, "rows")?);
-    let owned = Owned::read(unique_counts, inverse, counts, dims)?;
+    let owned = Owned::read(owned)?;
     let (wire, rows) = (wire.values(), rows.values_mut());
     owned.check(py, rows.len(), wire.len())?;
     let (message, unique_counts, inverse) = owned.parts();
     py.detach(|| rowmill_kernels::unpack_add(message, wire, unique_counts, inverse, rows));
     Ok(())
 }
+
+/// Distinct rows of every category, which of them each row of a message is, the counts and the dims of the message.
+type OwnedArguments<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Vec<u32>);
 
 /// What an owner was asked for and its distinct rows, borrowed for one call.
 struct Owned {
@@ -225,15 +220,13 @@ struct Owned {
 }
 
 impl Owned {
-    fn read(
-        unique_counts: &Bound<'_, PyAny>,
-        inverse: &Bound<'_, PyAny>,
-        counts: &Bound<'_, PyAny>,
-        dims: Vec<u32>,
-    ) -> PyResult<Self> {
-        let (unique_counts, inverse) =
-            (numbers(unique_counts, "unique_counts")?, numbers(inverse, "inverse")?);
-        Ok(Self { unique_counts, inverse, counts: numbers(counts, "counts")?, dims })
+    fn read((unique_counts, inverse, counts, dims): OwnedArguments<'_>) -> PyResult<Self> {
+        Ok(Self {
+            unique_counts: numbers(&unique_counts, "unique_counts")?,
+            inverse: numbers(&inverse, "inverse")?,
+            counts: numbers(&counts, "counts")?,
+            dims,
+        })
     }
 
     /// The message, how many distinct rows a category has, and which of them each row of the message is.
@@ -252,24 +245,16 @@ impl Owned {
     }
 }
 
-/// Bags pooled from the rows of a message. A feature is its dim, its column, and whether its bags become means.
+/// Bags pooled from the rows of a message.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub(crate) fn recover(
     py: Python<'_>,
     wire: &Bound<'_, PyAny>,
-    counts: &Bound<'_, PyAny>,
-    dims: Vec<u32>,
-    combined: &Bound<'_, PyAny>,
-    offsets: &Bound<'_, PyAny>,
-    weights: Option<&Bound<'_, PyAny>>,
-    features: Vec<(usize, usize, bool)>,
-    bags: usize,
-    stride: usize,
+    bags: BagArguments<'_>,
     out: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let (wire, mut out) = (floats(wire, "wire")?, floats_mut(out, "out")?);
-    let bags = Bags::read(counts, dims, combined, offsets, weights, features, bags, stride)?;
+    let bags = Bags::read(bags)?;
     let (wire, out) = (wire.values(), out.values_mut());
     py.detach(|| rowmill_kernels::recover(&bags.recovery(), wire, out));
     Ok(())
@@ -277,22 +262,14 @@ pub(crate) fn recover(
 
 /// The gradients of the rows of a message, given those of the pooled vectors.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub(crate) fn recover_backward(
     py: Python<'_>,
     gradients: &Bound<'_, PyAny>,
-    counts: &Bound<'_, PyAny>,
-    dims: Vec<u32>,
-    combined: &Bound<'_, PyAny>,
-    offsets: &Bound<'_, PyAny>,
-    weights: Option<&Bound<'_, PyAny>>,
-    features: Vec<(usize, usize, bool)>,
-    bags: usize,
-    stride: usize,
+    bags: BagArguments<'_>,
     wire: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let (gradients, mut wire) = (floats(gradients, "gradients")?, floats_mut(wire, "wire")?);
-    let bags = Bags::read(counts, dims, combined, offsets, weights, features, bags, stride)?;
+    let bags = Bags::read(bags)?;
     let (gradients, wire) = (gradients.values(), wire.values_mut());
     py.detach(|| rowmill_kernels::recover_backward(&bags.recovery(), gradients, wire));
     Ok(())
@@ -300,31 +277,36 @@ pub(crate) fn recover_backward(
 
 /// The gradients of the factors of lookups, given those of the pooled vectors.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub(crate) fn weights_backward(
     py: Python<'_>,
     wire: &Bound<'_, PyAny>,
     gradients: &Bound<'_, PyAny>,
-    counts: &Bound<'_, PyAny>,
-    dims: Vec<u32>,
-    combined: &Bound<'_, PyAny>,
-    offsets: &Bound<'_, PyAny>,
-    weights: Option<&Bound<'_, PyAny>>,
-    features: Vec<(usize, usize, bool)>,
-    bags: usize,
-    stride: usize,
+    bags: BagArguments<'_>,
     factors: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let (wire, gradients) = (floats(wire, "wire")?, floats(gradients, "gradients")?);
     let mut factors = floats_mut(factors, "factors")?;
-    if features.iter().any(|&(_, _, mean)| mean) {
+    let bags = Bags::read(bags)?;
+    if bags.features.iter().any(|feature| matches!(feature.pooling, Pooling::Mean)) {
         return Err(invalid(py, "factors are defined for sums only, got a feature whose bags become means"));
     }
-    let bags = Bags::read(counts, dims, combined, offsets, weights, features, bags, stride)?;
     let (wire, gradients, factors) = (wire.values(), gradients.values(), factors.values_mut());
     py.detach(|| rowmill_kernels::weights_backward(&bags.recovery(), wire, gradients, factors));
     Ok(())
 }
+
+/// Counts and dims of a message, where in it each lookup's row is, where bags begin, factors of lookups, features, bags of a
+/// feature, and floats from one sample to the next. A feature is its dim, its column, and whether its bags become means.
+type BagArguments<'py> = (
+    Bound<'py, PyAny>,
+    Vec<u32>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Option<Bound<'py, PyAny>>,
+    Vec<(usize, usize, bool)>,
+    usize,
+    usize,
+);
 
 /// The arguments of a recovery, borrowed for one call.
 struct Bags {
@@ -339,29 +321,20 @@ struct Bags {
 }
 
 impl Bags {
-    #[allow(clippy::too_many_arguments, reason = "one argument per array")]
-    fn read(
-        counts: &Bound<'_, PyAny>,
-        dims: Vec<u32>,
-        combined: &Bound<'_, PyAny>,
-        offsets: &Bound<'_, PyAny>,
-        weights: Option<&Bound<'_, PyAny>>,
-        features: Vec<(usize, usize, bool)>,
-        bags: usize,
-        stride: usize,
-    ) -> PyResult<Self> {
+    fn read(arguments: BagArguments<'_>) -> PyResult<Self> {
+        let (counts, dims, combined, offsets, weights, features, count, stride) = arguments;
         let feature = |(dim, column, mean)| {
             let pooling = if mean { Pooling::Mean } else { Pooling::Sum };
             RecoveredFeature { dim, column, pooling }
         };
         Ok(Self {
-            counts: numbers(counts, "counts")?,
+            counts: numbers(&counts, "counts")?,
             dims,
-            combined: numbers(combined, "combined")?,
-            offsets: Buffer::read(offsets, "offsets", "int64")?,
-            weights: weights.map(|weights| floats(weights, "weights")).transpose()?,
+            combined: numbers(&combined, "combined")?,
+            offsets: Buffer::read(&offsets, "offsets", "int64")?,
+            weights: weights.as_ref().map(|weights| floats(weights, "weights")).transpose()?,
             features: features.into_iter().map(feature).collect(),
-            count: bags,
+            count,
             stride,
         })
     }

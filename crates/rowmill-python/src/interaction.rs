@@ -138,7 +138,7 @@ impl Shared {
 fn spread_samples(shape: Interaction, threads: usize, work: impl Fn(Range<usize>) + Sync) {
     let per_sample = (shape.vectors() * shape.dim).max(1);
     let step = (TASK_FLOATS / per_sample).max(1);
-    spread(shape.samples.div_ceil(step), threads, |task| {
+    spread(0..shape.samples.div_ceil(step), threads, |task| {
         let start = task * step;
         work(start..(start + step).min(shape.samples));
     });

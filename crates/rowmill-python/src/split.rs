@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 use crate::buffers::{halves, halves_mut};
 use crate::errors::invalid;
+use crate::threads::spread;
 
 /// Weights that are worth a thread: a tenth of a millisecond.
 const WEIGHTS_PER_THREAD: usize = 1 << 17;
@@ -33,17 +34,8 @@ pub(crate) fn split_sgd(
     let part = count.div_ceil(threads).next_multiple_of(64).max(64);
     py.detach(|| {
         let parts = upper.chunks_mut(part).zip(lower.chunks_mut(part)).zip(gradient.chunks(part));
-        std::thread::scope(|scope| {
-            let mut parts = parts.map(|((upper, lower), gradient)| {
-                move || rowmill_kernels::split_sgd(upper, lower, gradient, lr)
-            });
-            let mine = parts.next();
-            for work in parts {
-                scope.spawn(work);
-            }
-            if let Some(mut work) = mine {
-                work();
-            }
+        spread(parts, threads, |((upper, lower), gradient)| {
+            rowmill_kernels::split_sgd(upper, lower, gradient, lr);
         });
     });
     Ok(())

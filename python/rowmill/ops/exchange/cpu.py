@@ -12,8 +12,6 @@ from rowmill.ops.exchange.layout import Bags, Message, Sorted, Unique
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
 
@@ -79,7 +77,7 @@ def pack(rows: Tensor, unique: Unique, message: Message, wire: Tensor | None = N
     """As `reference.pack`, into `wire` if it is given."""
     if wire is None:
         wire = torch.empty(sum(message.floats_by_rank))
-    _core.pack(rows.numpy(), *_owned(unique, message), wire.numpy())
+    _core.pack(rows.numpy(), _owned(unique, message), wire.numpy())
     return wire
 
 
@@ -89,7 +87,7 @@ def unpack_add(
     """As `reference.unpack_add`, added to `rows` if they are given."""
     if rows is None:
         rows = torch.zeros(sum(Message(unique.counts, message.dims).floats_by_rank))
-    _core.unpack_add(wire.numpy(), *_owned(unique, message), rows.numpy())
+    _core.unpack_add(wire.numpy(), _owned(unique, message), rows.numpy())
     return rows
 
 
@@ -97,7 +95,7 @@ def recover(wire: Tensor, bags: Bags, out: Tensor | None = None) -> Tensor:
     """As `reference.recover`; columns of no feature are left as they are in `out`."""
     if out is None:
         out = torch.zeros(bags.count, bags.width)
-    _core.recover(wire.numpy(), *_bags(bags), out.numpy())
+    _core.recover(wire.numpy(), _bags(bags), out.numpy())
     return out
 
 
@@ -105,7 +103,7 @@ def recover_backward(gradient: Tensor, bags: Bags, wire: Tensor | None = None) -
     """As `reference.recover_backward`, into `wire` if it is given."""
     if wire is None:
         wire = torch.empty(sum(bags.message.floats_by_rank))
-    _core.recover_backward(gradient.contiguous().numpy(), *_bags(bags), wire.numpy())
+    _core.recover_backward(gradient.contiguous().numpy(), _bags(bags), wire.numpy())
     return wire
 
 
@@ -113,39 +111,25 @@ def weights_backward(wire: Tensor, gradient: Tensor, bags: Bags) -> Tensor:
     """As `reference.weights_backward`."""
     factors = torch.empty(len(bags.combined))
     gradient = gradient.contiguous()
-    _core.weights_backward(wire.numpy(), gradient.numpy(), *_bags(bags), factors.numpy())
+    _core.weights_backward(wire.numpy(), gradient.numpy(), _bags(bags), factors.numpy())
     return factors
 
 
-def _owned(
-    unique: Unique, message: Message
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Sequence[int]]:
+def _owned(unique: Unique, message: Message) -> _core.OwnedArguments:
     """The distinct rows of an owner and what it was asked for, as the kernels take them."""
     return unique.counts.numpy(), unique.inverse.numpy(), message.counts.numpy(), message.dims
 
 
-def _bags(
-    bags: Bags,
-) -> tuple[
-    NDArray[np.int32],
-    Sequence[int],
-    NDArray[np.int32],
-    NDArray[np.int64],
-    NDArray[np.float32] | None,
-    list[tuple[int, int, bool]],
-    int,
-    int,
-]:
+def _bags(bags: Bags) -> _core.BagArguments:
     """The arguments of a recovery, as the kernels take them."""
     weights = None if bags.weights is None else bags.weights.detach().contiguous().numpy()
     features = [(feature.dim, feature.column, feature.mean) for feature in bags.features]
     message = bags.message
-    combined, offsets = bags.combined.numpy(), bags.offsets.numpy()
     return (
         message.counts.numpy(),
         message.dims,
-        combined,
-        offsets,
+        bags.combined.numpy(),
+        bags.offsets.numpy(),
         weights,
         features,
         bags.count,
