@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -61,19 +61,23 @@ def parse_arguments(description: str | None) -> Settings:
     return settings(argument_parser(description).parse_args())
 
 
-def bench_program(peers: Iterable[str] = ()) -> Path:
+def bench_program(peers: Sequence[str] = ()) -> Path:
     """Builds the program of crates/rowmill-bench, with the adapters of these peers; its path."""
     command = ["cargo", "build", "--release", "--locked", "-p", "rowmill-bench"]
     if features := ",".join(peers):
         command += ["--features", features]
-    messages = subprocess.run(
+    built = subprocess.run(
         [*command, "--message-format", "json"],
         cwd=REPOSITORY,
-        check=True,
+        check=False,
         stdout=subprocess.PIPE,
         text=True,
-    ).stdout
-    for message in map(json.loads, messages.splitlines()):
+    )
+    if built.returncode != 0:
+        packages = " and ".join(f"lib{peer}-dev" for peer in peers)
+        needed = f"; it needs {packages} of Debian" if packages else ""
+        sys.exit(f"{' '.join(command)} failed, as it says above{needed}")
+    for message in map(json.loads, built.stdout.splitlines()):
         if message.get("executable") and message["target"]["name"] == "rowmill-bench":
             return Path(message["executable"])
     raise RuntimeError("cargo named no program")

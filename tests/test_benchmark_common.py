@@ -64,3 +64,8 @@ def test_result_holds_what_every_benchmark_promises(tmp_path: Path) -> None:
     assert result["cells"][0]["units"] == 1000
     assert result["machine"]["cores"] >= 1
     assert result["command"] == "python run.py --quick"
+
+
+def test_a_program_that_cannot_be_built_says_what_it_needs() -> None:
+    with pytest.raises(SystemExit, match="failed, as it says above; it needs libnonesuch-dev"):
+        common.bench_program(["nonesuch"])

@@ -333,7 +333,7 @@ class Checkpoint:
             named = path in (parts, self._state_file(manifest.number))
             if path.parent == parts:
                 named = not path.name.isdigit() or int(path.name) < len(manifest.epochs)
-            elif re.fullmatch(r"parts-\d+|state-\d+\.pt", path.name) is None:
+            elif re.fullmatch(r"parts-\d+|state-\d+\.pt(\.new)?", path.name) is None:
                 continue
             if named:
                 continue

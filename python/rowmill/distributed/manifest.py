@@ -81,11 +81,16 @@ class Manifest:
 def write_durable(path: Path, content: bytes) -> None:
     """Put content in the place of a file's, all of it or none, and on the disk when this returns."""
     new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(path)
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
+    except OSError:
+        # On a full disk even a part of it is in the way of what comes next.
+        new.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -1,0 +1,30 @@
+"""Files of a checkpoint are replaced whole or not at all.
+
+What could break: on a full disk half a file takes the place of a whole one, or stays beside it and keeps the disk full.
+"""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rowmill.distributed.manifest import write_durable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_does_not_fit_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "state-1.pt"
+    write_durable(path, b"before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_durable(path, bytes(1 << 17))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
