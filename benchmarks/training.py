@@ -7,6 +7,7 @@ in memory as after long training, and a short warm-up does for the rest.
 
 import json
 import subprocess
+import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from rowmill.config import (
     TrainConfig,
 )
 from rowmill.data.generate import table_ids
+from rowmill.store import Store
 from rowmill.train.rows import StoredRows
 from rowmill.train.run import Trainer, open_trainer
 
@@ -169,6 +171,12 @@ def loaded(config: Config, shape: Shape) -> Generator[LoadedTrainer]:
         trainer.rows.store.checkpoint()
         with closing(trainer.steps(0)) as steps:
             yield LoadedTrainer(trainer, steps)
+
+
+def wait_for_lookahead(store: Store) -> None:
+    """Until it reads nothing more: what runs beside a probe of the device would be taken for a slower device."""
+    while store.core.lookahead_pending() > 0:
+        time.sleep(0.01)
 
 
 def device_reads_per_s(program: Path, store: Path, *, seconds: float, seed: int) -> float:

@@ -23,7 +23,7 @@ from benchmarks.gnn_out_of_core.shape import DIM, FANOUTS, Shape
 from benchmarks.gnn_out_of_core.stored import training
 from benchmarks.out_of_core.generated import LEAD, one_round, summarize
 from benchmarks.peer_rows import PeerRows, measure, peer_rows
-from benchmarks.training import LoadedTrainer, device_reads_per_s
+from benchmarks.training import LoadedTrainer, device_reads_per_s, wait_for_lookahead
 from rowmill.config import StoreConfig
 from rowmill.data import Features, NodeGraph, NodeSplit
 from rowmill.gnn import NeighbourSampler, NodeBatches
@@ -34,6 +34,8 @@ SHARE = 4
 """Memory for one row in so many."""
 PEER_THREADS = 16
 """As many reads of a peer that waits for each as keep the device busy."""
+LOOKAHEAD = 60
+"""What is announced so far ahead stays in memory if it is there: the more batches, the fewer rows are read twice."""
 _INDEX_BYTES = 16
 """Room of the budget for each row beyond its bytes: index and bookkeeping."""
 _FIXED_BYTES = 64 << 20
@@ -135,8 +137,14 @@ class Run:
             self._note_store(variants["quarter"])
 
     def _round(self, variants: dict[str, LoadedTrainer], number: int) -> None:
-        device = self._probe(variants["quarter"].folder, number)
-        one_round(self.benchmark, variants, number, steps=self.size.steps, device=device)
+        quarter = variants["quarter"]
+        wait_for_lookahead(quarter.store)
+        device = self._probe(quarter.folder, number)
+        # What was announced before other variants ran is used up, and what follows announced in step.
+        leads = dict.fromkeys(("quarter", "blind"), max(LEAD, 2 * self.lookahead))
+        one_round(
+            self.benchmark, variants, number, steps=self.size.steps, device=device, leads=leads
+        )
 
     def _note_store(self, trainer: LoadedTrainer) -> None:
         stats = trainer.store.stats()
@@ -221,7 +229,7 @@ def say(line: str) -> None:
 def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument("--peer", action="store_true", help="RocksDB too (needs librocksdb-dev)")
-    parser.add_argument("--lookahead", type=int, default=StoreConfig().lookahead)
+    parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help=f"batches ({LOOKAHEAD})")
     parser.add_argument("--rounds", type=int, help="how many are measured (5, quick: 3)")
     parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
     parser.add_argument(

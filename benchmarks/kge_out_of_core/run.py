@@ -28,7 +28,7 @@ from benchmarks.kge_out_of_core.shape import Shape
 from benchmarks.kge_out_of_core.stored import filled, training
 from benchmarks.memory_group import memory_group
 from benchmarks.peer_rows import PeerRows, measure, peer_rows
-from benchmarks.training import LoadedTrainer, device_reads_per_s
+from benchmarks.training import LoadedTrainer, device_reads_per_s, wait_for_lookahead
 from rowmill.config import StoreConfig
 from rowmill.data import Graph
 from rowmill.kge import GraphBatches
@@ -177,6 +177,7 @@ class Run:
                 "in_memory": in_memory,
             }
             for number in range(size.rounds):
+                wait_for_lookahead(store)
                 reads = self._probe(quarter.folder, number)
                 self.benchmark.cells.append(
                     {"variant": f"{order}_probe", "round": number, "reads_per_s": reads}

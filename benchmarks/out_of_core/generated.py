@@ -2,7 +2,7 @@
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks import common
@@ -67,12 +67,13 @@ def one_round(
     *,
     steps: int,
     device: float,
+    leads: Mapping[str, int] | None = None,
 ) -> None:
-    """Each variant once, the starting one rotating."""
+    """Each variant once, the starting one rotating; `leads`: steps before it is measured, if not `LEAD`."""
     benchmark.cells.append({"variant": "probe", "round": number, "reads_per_s": device})
     names = list(variants)
     for name in names[number % len(names) :] + names[: number % len(names)]:
-        variants[name].train(LEAD)
+        variants[name].train((leads or {}).get(name, LEAD))
         cell = variants[name].round(name, number, steps=steps)
         print(f"{name}, round {number}: {cell['rows_per_s']:,.0f}/s", file=sys.stderr)
         benchmark.cells.append(cell)

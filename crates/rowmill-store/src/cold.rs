@@ -95,7 +95,7 @@ impl Group {
                 for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
                     let Some(row) = row else { continue };
                     if let Reason::Wanted(step) = reason
-                        && (state.due.is_past(step) || !state.may_admit_ahead())
+                        && (state.due.is_past(step) || !state.may_admit_ahead(1))
                     {
                         break;
                     }

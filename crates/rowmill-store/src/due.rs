@@ -75,6 +75,11 @@ impl Due {
         prefetch(self.marks.as_ptr().wrapping_add(slot as usize));
     }
 
+    /// Number of the youngest step that has read rows of this shard.
+    pub(crate) fn now(&self) -> u64 {
+        self.now
+    }
+
     /// Whether step number `step` has begun.
     pub(crate) fn is_past(&self, step: u64) -> bool {
         step <= self.now

@@ -46,6 +46,7 @@ mod budget;
 mod changes;
 mod checkpoint;
 mod cold;
+mod coming;
 mod compaction;
 mod core;
 mod due;

@@ -4,17 +4,17 @@
 //! the coming get finds them. They never take clocks, never wait for one and skip rows whose clock
 //! somebody holds: they are being updated, and the update brings them in (MLKV, Section III-C). A read
 //! that fails is only counted, because the get that needs the row will meet the same error and report it.
+//!
+//! Where the device is behind, or room for announced rows is full, announcements wait. Their rows that are in memory
+//! are marked before that, or they might leave to make room for what is read meanwhile, and be read again.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rowmill_kernels::{UniqueScratch, segment_unique};
 
 use crate::StoreError;
@@ -24,13 +24,13 @@ use crate::keys::Keys;
 use crate::shard::{Miss, Reason};
 use crate::walk::walk;
 
-/// Announcements that may wait; more are dropped and counted.
-const QUEUE: usize = 64;
+/// Announcements that may wait; more are dropped and counted. Those of four groups for as many steps as may be announced.
+const QUEUE: usize = 256;
 /// Threads that look ahead: while one brings in what it read, the other keeps the device busy.
 pub(crate) const THREADS: usize = 2;
 /// Rows read in one go: many beside what the device takes at once, and few beside what a step reads. When
 /// the step begins first, it reads them again itself.
-const CHUNK_ROWS: usize = 1024;
+const CHUNK_ROWS: usize = 128;
 
 /// Where announced rows go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,34 +51,126 @@ pub(crate) struct Announcement {
     pub(crate) group: Arc<Group>,
     /// Table within the group, and its ids.
     pub(crate) ids: Vec<(u32, Vec<u64>)>,
-    pub(crate) reason: Reason,
+    reason: Reason,
+    /// No id comes twice, and they are counted.
+    distinct: bool,
+}
+
+/// What is to be done next for an announcement.
+#[derive(Debug)]
+pub(crate) enum Task {
+    /// Mark those of its rows that are in memory, then let it wait for its turn.
+    Mark(Announcement),
+    /// Bring in the others.
+    Read(Announcement),
+}
+
+/// Announcements that nobody has worked off.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Those whose rows are not marked.
+    fresh: VecDeque<Announcement>,
+    /// Those whose rows are.
+    marked: VecDeque<Announcement>,
+    /// How many some thread has.
+    taken: usize,
+    /// The first of the marked found no room, and no step has begun since.
+    full: bool,
+    /// No more will come.
+    closed: bool,
+}
+
+impl Waiting {
+    /// How many can be worked off now.
+    fn len(&self) -> usize {
+        self.fresh.len() + self.taken + if self.full { 0 } else { self.marked.len() }
+    }
+
+    /// What to do next. An announcement that is read at once is marked by that.
+    fn take(&mut self) -> Option<Task> {
+        let task = match self.fresh.pop_front() {
+            Some(first) if self.marked.is_empty() && self.fresh.is_empty() => Task::Read(first),
+            Some(first) => Task::Mark(first),
+            None if self.full => return None,
+            None => Task::Read(self.marked.pop_front()?),
+        };
+        self.taken += 1;
+        Some(task)
+    }
+
+    /// Let it wait until those of earlier steps are read.
+    fn put_back(&mut self, announcement: Announcement) {
+        let at = self.marked.partition_point(|other| other.reason <= announcement.reason);
+        self.marked.insert(at, announcement);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    arrived: Condvar,
+}
+
+impl Queue {
+    /// The next task, once there is one; `None` when all is done.
+    fn wait(&self) -> Option<Task> {
+        let mut waiting = self.waiting.lock();
+        loop {
+            if let Some(task) = waiting.take() {
+                return Some(task);
+            }
+            if waiting.closed {
+                return None;
+            }
+            self.arrived.wait(&mut waiting);
+        }
+    }
+
+    fn work_off(&self, task: Task, scratch: &mut UniqueScratch) {
+        let (left, full) = match task {
+            Task::Mark(announcement) => (Some(announcement.mark(scratch)), false),
+            Task::Read(announcement) => {
+                let left = announcement.read(scratch);
+                let full = left.is_some();
+                (left, full)
+            }
+        };
+        let mut waiting = self.waiting.lock();
+        waiting.taken -= 1;
+        waiting.full |= full;
+        if let Some(left) = left {
+            waiting.put_back(left);
+            self.arrived.notify_one();
+        }
+    }
+
+    /// There may be room again.
+    fn retry(&self, waiting: &mut Waiting) {
+        waiting.full = false;
+        self.arrived.notify_all();
+    }
 }
 
 /// The queue and the threads behind it.
 #[derive(Debug)]
 pub(crate) struct Lookahead {
-    sender: Option<SyncSender<Announcement>>,
+    queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
-    /// The end of the queue, where no threads have it.
-    receiver: Option<Receiver<Announcement>>,
-    pending: Arc<AtomicU64>,
 }
 
 impl Lookahead {
-    /// A queue, with threads behind it or with [`Lookahead::first`].
+    /// A queue, with threads behind it or with [`Lookahead::turn`].
     pub(crate) fn start(threaded: bool) -> Result<Self, StoreError> {
-        let (sender, receiver) = sync_channel(QUEUE);
-        let pending = Arc::new(AtomicU64::new(0));
-        if !threaded {
-            return Ok(Self { sender: Some(sender), threads: Vec::new(), receiver: Some(receiver), pending });
-        }
-        let receiver = Arc::new(Mutex::new(receiver));
-        let mut lookahead = Self { sender: Some(sender), threads: Vec::new(), receiver: None, pending };
-        for number in 0..THREADS {
-            let (receiver, pending) = (Arc::clone(&receiver), Arc::clone(&lookahead.pending));
-            let thread = std::thread::Builder::new()
-                .name(format!("rowmill-lookahead-{number}"))
-                .spawn(move || work(&receiver, &pending))?;
+        let mut lookahead = Self { queue: Arc::default(), threads: Vec::new() };
+        for number in 0..if threaded { THREADS } else { 0 } {
+            let queue = Arc::clone(&lookahead.queue);
+            let thread =
+                std::thread::Builder::new().name(format!("rowmill-lookahead-{number}")).spawn(move || {
+                    let mut scratch = UniqueScratch::default();
+                    while let Some(task) = queue.wait() {
+                        queue.work_off(task, &mut scratch);
+                    }
+                })?;
             lookahead.threads.push(thread);
         }
         Ok(lookahead)
@@ -86,29 +178,39 @@ impl Lookahead {
 
     /// Queue an announcement; `false` when the queue is full and it was dropped.
     pub(crate) fn announce(&self, announcement: Announcement) -> bool {
-        self.pending.fetch_add(1, SeqCst);
-        let sent = self.sender.as_ref().is_some_and(|sender| sender.try_send(announcement).is_ok());
-        if !sent {
-            self.pending.fetch_sub(1, SeqCst);
+        let mut waiting = self.queue.waiting.lock();
+        if waiting.fresh.len() + waiting.marked.len() >= QUEUE {
+            return false;
         }
-        sent
+        waiting.fresh.push_back(announcement);
+        self.queue.retry(&mut waiting);
+        true
     }
 
-    /// Take the announcement that waits longest.
-    pub(crate) fn first(&self) -> Option<Announcement> {
-        let first = self.receiver.as_ref()?.try_recv().ok()?;
-        self.pending.fetch_sub(1, SeqCst);
-        Some(first)
+    /// A step has begun: what it was announced may make room for others.
+    pub(crate) fn step_begins(&self) {
+        let mut waiting = self.queue.waiting.lock();
+        if waiting.full {
+            self.queue.retry(&mut waiting);
+        }
     }
 
-    /// Announcements not worked off yet.
+    /// Do the next task in this thread, later: whoever calls it may hold no lock that others need to announce.
+    pub(crate) fn turn(&self) -> Option<impl FnOnce() + use<>> {
+        let task = self.queue.waiting.lock().take()?;
+        let queue = Arc::clone(&self.queue);
+        Some(move || queue.work_off(task, &mut UniqueScratch::default()))
+    }
+
+    /// Announcements not worked off yet, but those that wait for room.
     pub(crate) fn pending(&self) -> u64 {
-        self.pending.load(SeqCst)
+        self.queue.waiting.lock().len() as u64
     }
 
     /// Let the threads finish what is queued and end them.
     pub(crate) fn stop(&mut self) {
-        self.sender = None;
+        self.queue.waiting.lock().closed = true;
+        self.queue.arrived.notify_all();
         for thread in self.threads.drain(..) {
             // A panic of the thread has been printed; there is nothing to save from it.
             let _ = thread.join();
@@ -122,43 +224,72 @@ impl Drop for Lookahead {
     }
 }
 
-fn work(receiver: &Mutex<Receiver<Announcement>>, pending: &AtomicU64) {
-    let mut scratch = UniqueScratch::default();
-    loop {
-        // Who waits for the next announcement keeps the lock, and the others wait for that.
-        let Ok(announcement) = receiver.lock().recv() else { break };
-        announcement.work_off(&mut scratch);
-        drop(announcement);
-        pending.fetch_sub(1, SeqCst);
+impl Announcement {
+    /// One of the ids of one table; others may join.
+    pub(crate) fn new(group: &Arc<Group>, ids: (u32, Vec<u64>), reason: Reason) -> Self {
+        Self { group: Arc::clone(group), ids: vec![ids], reason, distinct: false }
+    }
+
+    /// Have the announced rows that are in memory stay there.
+    fn mark(mut self, scratch: &mut UniqueScratch) -> Self {
+        self.make_distinct(scratch);
+        if let Reason::Wanted(step) = self.reason
+            && self.group.keep(&self.keys(), step).is_err()
+        {
+            self.group.counters.lookahead_errors.fetch_add(1, Relaxed);
+        }
+        self
+    }
+
+    /// Bring the announced rows into memory. Comes back where there is no room for them.
+    fn read(mut self, scratch: &mut UniqueScratch) -> Option<Self> {
+        self.make_distinct(scratch);
+        match self.group.look_ahead(&self.keys(), self.reason) {
+            Ok(Ahead::Done) => None,
+            Ok(Ahead::Full) => Some(self),
+            Err(_) => {
+                self.group.counters.lookahead_errors.fetch_add(1, Relaxed);
+                None
+            }
+        }
+    }
+
+    fn make_distinct(&mut self, scratch: &mut UniqueScratch) {
+        if self.distinct {
+            return;
+        }
+        for (_, ids) in &mut self.ids {
+            let mut distinct = Vec::new();
+            segment_unique(ids, None, scratch, &mut distinct, &mut vec![0; ids.len()]);
+            self.group.counters.lookahead_rows.fetch_add(distinct.len() as u64, Relaxed);
+            *ids = distinct;
+        }
+        self.distinct = true;
+    }
+
+    fn keys(&self) -> Keys {
+        let ids: Vec<(u32, &[u64])> = self.ids.iter().map(|(table, ids)| (*table, &ids[..])).collect();
+        self.group.keys_of(&ids)
     }
 }
 
-impl Announcement {
-    /// Bring the announced rows into memory.
-    pub(crate) fn work_off(&self, scratch: &mut UniqueScratch) {
-        let mut unique: Vec<(u32, Vec<u64>)> = Vec::new();
-        for (table, ids) in &self.ids {
-            let mut distinct = Vec::new();
-            segment_unique(ids, None, scratch, &mut distinct, &mut vec![0; ids.len()]);
-            unique.push((*table, distinct));
-        }
-        let unique: Vec<(u32, &[u64])> = unique.iter().map(|(table, ids)| (*table, &ids[..])).collect();
-        let keys = self.group.keys_of(&unique);
-        if self.group.look_ahead(&keys, self.reason).is_err() {
-            self.group.counters.lookahead_errors.fetch_add(1, Relaxed);
-        }
-    }
+/// How far an announcement was worked off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead {
+    /// Its rows are in memory, or its step has begun and reads the others.
+    Done,
+    /// There was no room for more.
+    Full,
 }
 
 impl Group {
     /// Bring the cold rows of `keys` into memory, as far as there is room for announced rows.
-    fn look_ahead(&self, keys: &Keys, reason: Reason) -> Result<(), StoreError> {
-        self.counters.lookahead_rows.fetch_add(keys.len() as u64, Relaxed);
+    fn look_ahead(&self, keys: &Keys, reason: Reason) -> Result<Ahead, StoreError> {
         let begun = || matches!(reason, Reason::Wanted(step) if step <= self.tickets.issued());
         let late = |rows: usize| self.counters.lookahead_late.fetch_add(rows as u64, Relaxed);
         if begun() {
             late(keys.len());
-            return Ok(());
+            return Ok(Ahead::Done);
         }
         let reading = self.core.log.reading();
         let misses = self.find_cold(keys, reason);
@@ -173,10 +304,40 @@ impl Group {
                 late(rest.len());
                 break;
             }
+            if matches!(reason, Reason::Wanted(_)) && !self.has_room_ahead(chunk) {
+                return Ok(Ahead::Full);
+            }
             let cold = self.read_ahead(&reading, chunk)?;
             let admitted = self.admit_cold(chunk, &cold, reason)?;
             self.counters.lookahead_loaded.fetch_add(admitted as u64, Relaxed);
             rest = behind;
+        }
+        Ok(Ahead::Done)
+    }
+
+    /// Whether the first of these rows may come in. Shards fill evenly, so it speaks for the others.
+    fn has_room_ahead(&self, chunk: &[Miss]) -> bool {
+        let shard = chunk[0].key.shard;
+        let rows = chunk.iter().take_while(|miss| miss.key.shard == shard).count();
+        self.shards[shard as usize].state.write().may_admit_ahead(rows)
+    }
+
+    /// Have the rows of `keys` stay in memory until a step, those that come in by then too.
+    fn keep(&self, keys: &Keys, step: u64) -> Result<(), StoreError> {
+        for (shard, cell) in self.shards.iter().enumerate() {
+            if keys.of_shard(shard).is_empty() {
+                continue;
+            }
+            let mut state = cell.state.write();
+            state.begin_wanting(&self.core)?;
+            let Ok(()) = walk(&self.core, &mut state, keys.of_shard(shard), |state, key, found| {
+                match found.map(|found| found.location.slot()) {
+                    Some(Some(slot)) => state.due.mark(slot, step),
+                    Some(None) => state.want(key, step),
+                    None => {}
+                }
+                Ok::<(), Infallible>(())
+            });
         }
         Ok(())
     }

@@ -22,8 +22,9 @@ use rowmill_rows::RowKey;
 
 use crate::StoreError;
 use crate::bits::Bits;
+use crate::coming::Coming;
 use crate::core::Core;
-use crate::due::Due;
+use crate::due::{Due, STEPS_MAX};
 use crate::index::{Found, Location, Place, TableIndex};
 use crate::keys::Key;
 use crate::mapping::{Mapping, Zeroable};
@@ -102,7 +103,7 @@ pub(crate) struct Miss {
 }
 
 /// Why a cold row comes into memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reason {
     /// It is being used.
     Use,
@@ -122,6 +123,8 @@ pub(crate) struct Shard {
     frozen: Bits,
     /// Rows that coming steps want.
     pub(crate) due: Due,
+    /// Rows that are not in memory and that coming steps want.
+    coming: Coming,
     /// What the feed has not said yet; none where no feed is kept.
     unpublished: Option<Unpublished>,
     policy: Policy,
@@ -170,6 +173,7 @@ impl Shard {
             dirty: Bits::default(),
             frozen: Bits::default(),
             due: Due::default(),
+            coming: Coming::default(),
             unpublished: core.waiting.as_ref().map(|waiting| Unpublished::new(0, waiting)),
             policy: Policy::new(slots_max).map_err(reserve)?,
             indexes: Vec::new(),
@@ -344,6 +348,32 @@ impl Shard {
         } else {
             self.policy.admit(slot, hash);
         }
+        if let Some(step) = self.coming.step_of(hash, self.due.now(), STEPS_MAX) {
+            self.due.mark(slot, step);
+        }
+    }
+
+    /// Have a place to remember which rows that are not in memory are wanted.
+    ///
+    /// # Errors
+    /// When room cannot be made because writes fail.
+    pub(crate) fn begin_wanting(&mut self, core: &Core) -> Result<(), StoreError> {
+        let (before, after) = (self.coming.bytes(), Coming::bytes_for(self.slots));
+        if before == after {
+            return Ok(());
+        }
+        // As other bookkeeping: beyond rows whose part of the memory is fixed.
+        if !core.budget.rows_are_fixed() {
+            self.make_room(core, after.saturating_sub(before))?;
+            core.budget.resize_fixed(before as u64, after as u64);
+        }
+        self.coming.resize(after);
+        Ok(())
+    }
+
+    /// Step number `step` wants a row that is not in memory: it stays once it comes.
+    pub(crate) fn want(&mut self, key: &Key, step: u64) {
+        self.coming.want(Core::policy_hash(key.table, key.id), step);
     }
 
     /// Prepare the row in `slot` for a change in place.
@@ -398,17 +428,18 @@ impl Shard {
         self.evict(core)
     }
 
-    /// Whether one more row may be brought in for a coming step.
-    pub(crate) fn may_admit_ahead(&mut self) -> bool {
+    /// Whether one more row may be brought in for a coming step; if not, as many as `rows` are refused.
+    pub(crate) fn may_admit_ahead(&mut self, rows: usize) -> bool {
         if self.policy.may_admit_ahead(self.slots.max(SLOTS_MIN)) {
             self.refused = 0;
             return true;
         }
         // Without steps that pass, rows announced and never used would block lookahead for good: after as
         // many refusals as there are slots, start afresh.
-        self.refused += 1;
+        self.refused += rows;
         if self.refused > self.slots {
             self.due.clear_all();
+            self.coming.clear();
             self.policy.release_ahead();
             self.refused = 0;
         }
@@ -435,6 +466,7 @@ impl Shard {
             + self.free.capacity() * 4
             + self.dirty.bytes() * 2
             + self.due.bytes()
+            + self.coming.bytes()
             + self.unpublished.as_ref().map_or(0, Unpublished::bytes);
         (self.slots * core.layout.stride, self.index_bytes, meta + self.policy.bytes(self.slots))
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Mutex, RwLock};
 use rowmill_io::{DirectoryVolume, MemoryVolume, Volume, VolumeLock};
-use rowmill_kernels::{RowUpdater, UniqueScratch};
+use rowmill_kernels::RowUpdater;
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 
 use crate::budget::Budget;
@@ -408,7 +408,11 @@ impl Store {
             }
             self.events.advance(time);
         }
-        Ticket::new(&self.tickets, &self.groups, event_time)
+        let ticket = Ticket::new(&self.tickets, &self.groups, event_time)?;
+        if let Some(lookahead) = &*self.lookahead.lock() {
+            lookahead.step_begins();
+        }
+        Ok(ticket)
     }
 
     /// The latest event time that a step said, in seconds.
@@ -436,9 +440,7 @@ impl Store {
             let entry = (table.state().local, ids.to_vec());
             match by_group.iter_mut().find(|other| other.group.core.number == group.core.number) {
                 Some(announcement) => announcement.ids.push(entry),
-                None => {
-                    by_group.push(Announcement { group: Arc::clone(group), ids: vec![entry], reason });
-                }
+                None => by_group.push(Announcement::new(group, entry, reason)),
             }
         }
         let lookahead = self.lookahead.lock();
@@ -468,14 +470,14 @@ impl Store {
         Ok(queue.push(table, lookup, ticket))
     }
 
-    /// Work off the first announcement, where no thread does; whether there was one.
+    /// Do what is next for the announcements, where no thread does; whether there was anything.
     pub(crate) fn look_ahead_once(&self) -> bool {
         // Not under the lock: reading takes long, and others may announce meanwhile.
-        let first = self.lookahead.lock().as_ref().and_then(Lookahead::first);
-        first.inspect(|first| first.work_off(&mut UniqueScratch::default())).is_some()
+        let turn = self.lookahead.lock().as_ref().and_then(Lookahead::turn);
+        turn.map(|turn| turn()).is_some()
     }
 
-    /// Announcements that lookahead has not worked off yet.
+    /// Announcements that lookahead has not worked off yet, but those that wait for room.
     pub fn lookahead_pending(&self) -> u64 {
         self.lookahead.lock().as_ref().map_or(0, Lookahead::pending)
     }

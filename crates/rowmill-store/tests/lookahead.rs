@@ -82,3 +82,97 @@ fn a_row_wanted_by_a_later_step_too_is_kept_beyond_its_first_read() {
     assert_eq!(cold(&mut rows), 0, "the third step was still to come");
     assert_eq!(rows[199 * 128], 199.0);
 }
+
+#[test]
+fn rows_in_memory_are_kept_for_announcements_that_wait_behind_others() {
+    let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
+    let store = open(&MemoryVolume::new(), &turns);
+    let table =
+        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    put_numbered(&table, 0, 20_000);
+    let wanted: Vec<u64> = (0..200).collect();
+    let mut rows = vec![0.0; 200 * 128];
+    let cold = |rows: &mut [f32]| {
+        let before = store.stats().cold_reads;
+        table.get_in_step(&wanted, rows, &store.ticket().unwrap()).unwrap();
+        store.stats().cold_reads - before
+    };
+    assert!(cold(&mut rows) > 100, "they are in memory from now on");
+    let first: Vec<u64> = (300..500).collect();
+    assert!(table.lookahead(&first, Destination::Buffer { steps: 1 }).unwrap());
+    assert!(table.lookahead(&wanted, Destination::Buffer { steps: 2 }).unwrap());
+    for _ in 0..2 {
+        assert!(store.turn(Work::LookAhead).unwrap());
+    }
+    assert_eq!((store.lookahead_pending(), store.stats().lookahead_loaded), (2, 0), "nothing was read yet");
+    let ticket = store.ticket().unwrap();
+    let mut others = vec![0.0; 200 * 128];
+    for from in (1000..20_000_u64).step_by(200) {
+        let ids: Vec<u64> = (from..from + 200).collect();
+        table.get_in_step(&ids, &mut others, &ticket).unwrap();
+    }
+    assert_eq!(cold(&mut rows), 0, "their step was still to come");
+    while store.turn(Work::LookAhead).unwrap() {}
+    assert_eq!(store.lookahead_pending(), 0);
+}
+
+#[test]
+fn announcements_without_room_wait_for_it_and_no_row_is_read_twice() {
+    let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
+    let store = open(&MemoryVolume::new(), &turns);
+    let table =
+        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    put_numbered(&table, 0, STEPS * AHEAD + 4000);
+    for step in 0..STEPS {
+        let ids: Vec<u64> = (step * AHEAD..(step + 1) * AHEAD).collect();
+        assert!(table.lookahead(&ids, Destination::Buffer { steps: step + 1 }).unwrap());
+    }
+    while store.turn(Work::LookAhead).unwrap() {}
+    let stats = store.stats();
+    assert_eq!(store.lookahead_pending(), 0, "none of those that wait for room can go on");
+    assert!((AHEAD..STEPS * AHEAD / 2).contains(&stats.lookahead_loaded), "{} rows", stats.lookahead_loaded);
+    for step in 0..STEPS {
+        let ids: Vec<u64> = (step * AHEAD..(step + 1) * AHEAD).collect();
+        let mut rows = vec![0.0; ids.len() * 128];
+        let before = store.stats().cold_reads;
+        table.get_in_step(&ids, &mut rows, &store.ticket().unwrap()).unwrap();
+        assert_eq!(rows[128], (step * AHEAD + 1) as f32);
+        assert!(store.stats().cold_reads - before < AHEAD / 10, "rows of step {step} were brought in");
+        while store.turn(Work::LookAhead).unwrap() {}
+    }
+    let stats = store.stats();
+    let read = stats.lookahead_loaded + stats.cold_reads;
+    assert!(read <= STEPS * AHEAD, "{read} rows read of {}", STEPS * AHEAD);
+    assert_eq!(stats.lookahead_late, 0);
+}
+
+#[test]
+fn a_row_read_for_a_step_stays_for_a_later_one_whose_announcement_waits() {
+    let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
+    let store = open(&MemoryVolume::new(), &turns);
+    let table =
+        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    put_numbered(&table, 0, 20_000);
+    let wanted: Vec<u64> = (0..200).collect();
+    let mut rows = vec![0.0; 200 * 128];
+    let first: Vec<u64> = (300..500).collect();
+    assert!(table.lookahead(&first, Destination::Buffer { steps: 1 }).unwrap());
+    assert!(table.lookahead(&wanted, Destination::Buffer { steps: 3 }).unwrap());
+    for _ in 0..2 {
+        assert!(store.turn(Work::LookAhead).unwrap());
+    }
+    // The first step reads them, and others that would drive them out, before their announcement's turn.
+    let ticket = store.ticket().unwrap();
+    table.get_in_step(&wanted, &mut rows, &ticket).unwrap();
+    let mut others = vec![0.0; 200 * 128];
+    for from in (1000..20_000_u64).step_by(200) {
+        let ids: Vec<u64> = (from..from + 200).collect();
+        table.get_in_step(&ids, &mut others, &ticket).unwrap();
+    }
+    store.ticket().unwrap();
+    let before = store.stats().cold_reads;
+    table.get_in_step(&wanted, &mut rows, &store.ticket().unwrap()).unwrap();
+    // Those whose hint another has overwritten may have left.
+    assert!(store.stats().cold_reads - before < 30, "they were kept for the third step");
+    assert_eq!(store.stats().lookahead_loaded, 0, "and not by reading them again");
+}

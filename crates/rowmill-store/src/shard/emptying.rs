@@ -16,6 +16,9 @@ impl Shard {
         let mut empty = Self::new(core, self.meta.capacity(), 0)?;
         core.give_rows(self.slots);
         core.budget.resize_index(self.index_bytes, 0);
+        if !core.budget.rows_are_fixed() {
+            core.budget.resize_fixed(self.coming.bytes() as u64, 0);
+        }
         for table in &self.tables {
             let index = TableIndex::new(table.spec.ids, number, core.shards);
             empty.add_table(core, Arc::clone(table), index);
