@@ -111,9 +111,14 @@ def add_bench(commands: Any) -> None:
 
 
 def _dlrm(parsed: argparse.Namespace) -> int:
+    if parsed.store is not None and parsed.store.is_file():
+        raise InvalidInput(
+            f"--store {parsed.store} is a file; stores lie in a folder, give --store another"
+        )
     if parsed.store is not None and parsed.store.exists() and any(parsed.store.iterdir()):
         raise InvalidInput(
-            f"--store {parsed.store} is not empty: rows of other runs would be measured"
+            f"--store {parsed.store} is not empty, and rows of other runs would be measured: "
+            "give a folder that is new or empty"
         )
     base = Settings(
         config=parsed.config,

@@ -307,10 +307,32 @@ def test_bad_input_is_one_line(
 ) -> None:
     given = ["bench", "dlrm", "--config", "mlperf", "--out", str(tmp_path), *arguments]
     assert main(given) in (1, 2)
+    assert message in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ("file", "file is a file; stores lie in a folder, give --store another"),
+        ("work", "work is not empty, and rows of other runs would be measured: give a folder that"),
+    ],
+)
+def test_the_stores_of_a_run_lie_in_a_new_folder(
+    store: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.tex").touch()
+    given = ["bench", "dlrm", *TINY, "--out", str(tmp_path / "out")]
+    assert main([*given, "--store", str(tmp_path / store)]) == 2
+    assert message in one_line(capsys)
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     error = capsys.readouterr().err
-    assert message in error
     assert error.startswith("rowmill: ")
     assert error.count("\n") == 1
+    return error
 
 
 def test_under_torchrun_one_run_with_its_ranks(
