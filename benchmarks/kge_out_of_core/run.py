@@ -39,7 +39,7 @@ from rowmill.train.rows import open_rows
 SHARE = 4
 """Memory for one row in so many."""
 LEAD = 8
-"""Steps of each round before the measured ones: what lookahead read while another variant ran is used up."""
+"""Steps of each round before the measured ones, at least: what was announced before another variant ran is used up."""
 LOOKAHEAD = 16
 """Behind a swap of partitions a step needs more new rows than the device gives in its time."""
 _INDEX_BYTES = 24
@@ -81,13 +81,13 @@ class Size:
         return self.warm_up + int(first * self.shape.triples / self.shape.batch)
 
 
-def size_of(*, quick: bool, seed: int) -> Size:
-    """10 M entities, 8 GB of weights and state; the quick form has a tenth of that."""
+def size_of(*, quick: bool, seed: int, rounds: int | None = None) -> Size:
+    """10 M entities, 8 GB of weights and state; the quick form has a tenth of that, and fewer rounds unless told."""
     shape = Shape(entities=1_000_000 if quick else 10_000_000, seed=seed)
     return Size(
         shape=shape,
         in_memory=replace(shape, entities=shape.entities // 5),
-        rounds=3,
+        rounds=rounds or (3 if quick else 5),
         # In partitions about one buffer.
         steps=100 if quick else 480,
         warm_up=100 if quick else 600,
@@ -188,7 +188,7 @@ class Run:
                     self._round(f"{order}_{name}", variants[name], number)
 
     def _round(self, name: str, trainer: LoadedTrainer, number: int) -> None:
-        trainer.train(LEAD)
+        trainer.train(max(LEAD, 2 * self.lookahead))
         cell = trainer.round(name, number, steps=self.size.steps)
         say(
             f"{name}, round {number}: {cell['rows_per_s']:,.0f} triples/s, "
@@ -325,6 +325,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="RocksDB too (needs librocksdb-dev)")
     parser.add_argument("--ranking", action="store_true", help="ranking in a memory group too")
     parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help="batches (16)")
+    parser.add_argument("--rounds", type=int, help="how many are measured (5, quick: 3)")
     parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
     parser.add_argument(
         "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
@@ -332,7 +333,7 @@ def main() -> None:
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     settings = benchmark.settings
-    size = size_of(quick=settings.quick, seed=settings.seed)
+    size = size_of(quick=settings.quick, seed=settings.seed, rounds=arguments.rounds)
     torch.set_num_threads(arguments.threads)
     program = common.bench_program(["rocksdb"] if arguments.peer else [])
 
