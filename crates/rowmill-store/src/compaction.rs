@@ -15,13 +15,14 @@ use crate::store::Groups;
 /// Segments are cleaned while their places hold more than this many times the live bytes, which count with the ends of
 /// blocks that rows leave empty: of rows of 832 bytes a block holds four and leaves 768 bytes, and no cleaning brings
 /// a log below 1.23 times their own bytes.
-const SPACE_MAX: f64 = 1.3;
-/// And more than this many segments beyond, so that a small store is left alone.
+const SPACE_MAX: f64 = 1.25;
+/// And more than the rows that are in memory alone would take, and this many segments, so that a small store is left
+/// alone.
 const SEGMENTS_SPARE: u64 = 4;
 /// Free places are kept for the segments to come while the log takes no more than this many times the live
-/// bytes with them, and are given back to the file system beyond: pinned places become free by a tenth of the
-/// rows and more at a time.
-const SPACE_KEPT: f64 = 1.4;
+/// bytes with them and pinned ones, beside what rows in memory alone would take, and are given back to the file system
+/// beyond: pinned places become free by a tenth of the rows and more at a time.
+const SPACE_KEPT: f64 = 1.35;
 /// How often the thread looks.
 const PERIOD: Duration = Duration::from_millis(50);
 
@@ -44,15 +45,17 @@ pub(crate) fn start(groups: Groups, budget: Arc<Budget>) -> Result<Rounds, Store
 }
 
 impl Group {
-    /// Clean one segment if space asks for it; whether one was cleaned.
+    /// Clean one segment if space asks for it; whether one was cleaned. If not, what is free beyond need is given back:
+    /// places that became free while cleaning read cannot be given back then.
     ///
     /// # Errors
     /// When the segment is damaged or its rows cannot be written.
     pub(crate) fn clean_one(&self) -> Result<bool, StoreError> {
         let log = &self.core.log;
         let space = log.space();
-        let spare = SEGMENTS_SPARE * log.geometry().place_bytes() as u64;
+        let spare = SEGMENTS_SPARE * log.geometry().place_bytes() as u64 + self.bytes_in_memory_alone();
         if space.used as f64 <= space.packed as f64 * SPACE_MAX + spare as f64 {
+            self.give_space_back();
             return Ok(false);
         }
         let Some(victim) = log.victim() else { return Ok(false) };
@@ -64,12 +67,20 @@ impl Group {
         Ok(true)
     }
 
+    /// What rows that the log does not hold will take of it. Where those that change stay in memory, cleaning that
+    /// counted only what the log holds would keep it smaller than the rows are, and move nearly all that it reads.
+    fn bytes_in_memory_alone(&self) -> u64 {
+        let rows: usize = self.shards.iter().map(|shard| shard.state.read().dirty_rows()).sum();
+        (rows * self.core.log.geometry().packed_row_bytes()) as u64
+    }
+
     /// Give the file system back what is free beyond need. Pays after a checkpoint, when pinned places have become
     /// free.
     pub(crate) fn give_space_back(&self) {
         let log = &self.core.log;
         let space = log.space();
-        log.discard_free(((space.packed as f64 * SPACE_KEPT) as u64).saturating_sub(space.used));
+        let kept = (space.packed as f64 * SPACE_KEPT) as u64 + self.bytes_in_memory_alone();
+        log.discard_free(kept.saturating_sub(space.used + space.pinned));
     }
 
     /// Move the rows of a segment that are current to the end of the log: how many were, and what damage was

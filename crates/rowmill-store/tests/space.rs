@@ -50,3 +50,32 @@ fn ends_of_blocks_that_no_row_fits_into_are_no_reason_to_clean() {
         "{with_ends} rows moved per change, {whole} where rows fill their blocks"
     );
 }
+
+#[test]
+fn rows_that_change_in_memory_are_no_reason_to_clean() {
+    let options = StoreOptions {
+        memory: 64 << 20,
+        row_memory: Some(32 << 20),
+        threads: 1,
+        seed: SEED,
+        background: Background::Turns { incarnation: 0 },
+        ..StoreOptions::default()
+    };
+    let store = open(&MemoryVolume::new(), &options);
+    let table = store.table("t", &spec(256, SGD)).unwrap();
+    let put = |ids: &[u64]| {
+        table.put(ids, &vec![1.0; ids.len() * 256], None).unwrap();
+        while store.turn(Work::Clean).unwrap() {}
+    };
+    let all: Vec<u64> = (0..ROWS).collect();
+    all.chunks(400).for_each(put);
+    store.checkpoint(&[]).unwrap();
+    let before = store.stats();
+    // Half of the rows change, and what the log holds of them is dead: it has the room that they will need.
+    for _ in 0..3 {
+        all[..ROWS as usize / 2].chunks(400).for_each(put);
+    }
+    let after = store.stats();
+    assert!(after.rows_dirty > ROWS * 2 / 5, "{} rows changed in memory", after.rows_dirty);
+    assert_eq!(after.rows_compacted, before.rows_compacted);
+}
