@@ -141,7 +141,8 @@ class Run:
         wait_for_lookahead(quarter.store)
         device = self._probe(quarter.folder, number)
         # What was announced before other variants ran is used up, and what follows announced in step.
-        leads = dict.fromkeys(("quarter", "blind"), max(LEAD, 2 * self.lookahead))
+        lead = max(LEAD, 2 * self.lookahead)
+        leads = {"quarter": lead, "blind": lead}
         one_round(
             self.benchmark, variants, number, steps=self.size.steps, device=device, leads=leads
         )
