@@ -241,7 +241,7 @@ fn random_calls_evict_what_a_map_would() {
         (EvictionRule::NormBelow { norm: 0.9 }, 0),
     ] {
         let (evicted, cold) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
-        let result = TestRunner::new(config.clone()).run(&calls(), |calls| {
+        let run = |calls: Vec<(Call, u64)>| {
             // Half of the rules over bf16 rows: their stamps lie elsewhere, and norms are of widened weights.
             let spec = evicting(rule, every);
             let mut case = Case::new(if every == 0 { bf16(spec) } else { spec });
@@ -252,8 +252,15 @@ fn random_calls_evict_what_a_map_would() {
             evicted.set(evicted.get() + case.expected.evicted);
             cold.set(cold.get() + case.cold);
             Ok(())
-        });
-        result.unwrap_or_else(|error| panic!("{rule:?}: {error}"));
+        };
+        // Once in some hundred runs no case of a rule evicts beside cold rows: more cases then.
+        for _ in 0..10 {
+            let result = TestRunner::new(config.clone()).run(&calls(), run);
+            result.unwrap_or_else(|error| panic!("{rule:?}: {error}"));
+            if cold.get() > 0 {
+                break;
+            }
+        }
         assert!(evicted.get() > 0 && cold.get() > 0, "{rule:?}: {evicted:?} rows, {cold:?} beside cold ones");
     }
 }
