@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.exchange.rank import BATCHES, HIDDEN
+from benchmarks.exchange.rank import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,9 +76,9 @@ def of_cell(cell: Cell, seed: int) -> tuple[Work, Sends]:
     """Work and bytes of one rank, counted on the batches of one."""
     dims = np.array([cell.dims[n % len(cell.dims)] for n in range(cell.categories)], np.float64)
     distinct = np.zeros(cell.categories)
-    for batch in cell.batches(BATCHES, seed):
+    for batch in cell.batches(cell.steps, seed):
         ids_MB = batch.values.view(cell.categories, cell.batch).numpy()
-        distinct += [len(np.unique(ids_B)) / BATCHES for ids_B in ids_MB]
+        distinct += [len(np.unique(ids_B)) / cell.steps for ids_B in ids_MB]
     rows, width = float(distinct @ dims), float(dims.sum())
     work = Work(1, cell.categories, cell.batch * cell.categories, rows, cell.batch * width)
     dense = (width * HIDDEN + HIDDEN) + (HIDDEN + 1)

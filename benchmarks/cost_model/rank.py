@@ -18,7 +18,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 from benchmarks.exchange.cells import Cell
-from benchmarks.exchange.rank import BATCHES, Stopwatch, Trained, say
+from benchmarks.exchange.rank import Stopwatch, Trained, say
 from rowmill.distributed import Ranks
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def steps(ranks: Ranks, cell: Cell, folder: Path, seed: int, rounds: int) -> Non
     for number in range(-1, rounds):
         seen = trained.measure("packed", Stopwatch())
         if ranks.rank == 0 and number >= 0:
-            step_s = max(of["wall_s"] for of in seen) / BATCHES
-            sent = sum(sum(of["bytes_sent"].values()) for of in seen) / len(seen) / BATCHES
+            step_s = max(of["wall_s"] for of in seen) / cell.steps
+            sent = sum(sum(of["bytes_sent"].values()) for of in seen) / len(seen) / cell.steps
             say(kind="step", cell=cell.as_json(), step_s=step_s, bytes=sent)
     trained.store.close()
 

@@ -11,7 +11,7 @@ import torch
 from rowmill import RaggedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,6 +38,11 @@ class Cell:
         """As in the names of figures."""
         dims = "-".join(map(str, self.dims))
         return f"r{self.ranks}_m{self.categories}_d{dims}_b{self.batch}_z{self.zipf}"
+
+    @property
+    def steps(self) -> int:
+        """Of a round, each with a batch of its own. With batches prepared ahead the first has nothing to hide behind."""
+        return max(4, 6144 // self.batch)
 
     def as_json(self) -> dict[str, Any]:
         """For another process."""
@@ -73,6 +78,8 @@ def draw(random: np.random.Generator, shares: NDArray[np.float64], count: int) -
 
 ONE, THREE, FIVE = (16,), (4, 16, 64), (4, 8, 16, 32, 64)
 """Dims of 1, 3 and 5 specs."""
+BATCHES = 512, 4096
+"""Samples of a rank, in the full grid."""
 CENTRE = Cell(2, 57, THREE, 512, 1.05)
 """The cell the others of the quick form vary in one thing."""
 
@@ -94,10 +101,10 @@ def quick(ranks: int) -> list[Cell]:
     ]
 
 
-def full(ranks: int) -> Iterator[Cell]:
-    """All cells."""
+def full(ranks: int, batches: Sequence[int] = BATCHES) -> Iterator[Cell]:
+    """All cells, or those with batches of these sizes."""
     for categories in (26, 57, 200):
         for dims in (ONE, THREE, FIVE):
-            for batch in (512, 4096):
+            for batch in batches:
                 for zipf in (0.8, 1.05, 1.2):
                     yield Cell(ranks, categories, dims, batch, zipf)

@@ -36,8 +36,6 @@ PARTS = ("ask", "send_rows", "send_gradients")
 """Methods of an exchange, in the order of time: kernels and messages, no rows of the store."""
 HIDDEN = 64
 """Width of the dense model's one hidden layer."""
-BATCHES = 4
-"""Distinct batches, which are the steps of a round. With batches prepared ahead the first has nothing to hide behind."""
 EVALUATED = 32
 """Batches of an evaluation."""
 
@@ -98,7 +96,7 @@ class Trained:
         dense = nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
         self.model = ranks.data_parallel(dense)
         self.optimizer = torch.optim.SGD(dense.parameters(), lr=0.01)
-        self.batches = cell.batches(BATCHES, seed + ranks.rank)
+        self.batches = cell.batches(cell.steps, seed + ranks.rank)
         self.labels = (torch.rand(cell.batch) < 0.3).float()
 
     def coming(self, variant: str) -> Iterator[RaggedBatch | Prepared]:

@@ -17,9 +17,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 from benchmarks.exchange import operators
-from benchmarks.exchange.cells import CENTRE, Cell, dims_alone, full, quick
+from benchmarks.exchange.cells import BATCHES, CENTRE, Cell, dims_alone, full, quick
 from benchmarks.exchange.launch import ranks_say
-from benchmarks.exchange.rank import BATCHES, PARTS
+from benchmarks.exchange.rank import PARTS
 from rowmill.distributed import STRATEGIES
 
 RANK = Path(__file__).with_name("rank.py")
@@ -42,10 +42,10 @@ def figures(cell: Cell, strategy: str, seen: Sequence[dict[str, Any]]) -> dict[s
     """Figures of a step, given what every rank saw of a round."""
     wall = max(of["wall_s"] for of in seen)
     ask, rows, gradients = (
-        max(of["seconds"][part] for of in seen) * 1e3 / BATCHES for part in PARTS
+        max(of["seconds"][part] for of in seen) * 1e3 / cell.steps for part in PARTS
     )
-    sent = {leg: [of["bytes_sent"][leg] / BATCHES for of in seen] for leg in seen[0]["rounds"]}
-    rounds = {leg: count / BATCHES for leg, count in seen[0]["rounds"].items()}
+    sent = {leg: [of["bytes_sent"][leg] / cell.steps for of in seen] for leg in seen[0]["rounds"]}
+    rounds = {leg: count / cell.steps for leg, count in seen[0]["rounds"].items()}
     others = cell.ranks - 1
     of_ids = rounds["keys"] / (2 if strategy == "source-hash" else 1)
     asked = sum(sent["keys"]) / WORDS.get(strategy, 8)
@@ -59,8 +59,8 @@ def figures(cell: Cell, strategy: str, seen: Sequence[dict[str, Any]]) -> dict[s
         "forward_ms": ask + rows,
         "backward_ms": gradients,
         "exchange_ms": ask + rows + gradients,
-        "step_ms": wall * 1e3 / BATCHES,
-        "rows_per_s": cell.ranks * cell.batch * cell.categories * BATCHES / wall,
+        "step_ms": wall * 1e3 / cell.steps,
+        "rows_per_s": cell.ranks * cell.batch * cell.categories * cell.steps / wall,
         "rows_mb_per_s": sum(sent["rows"]) / cell.ranks / rows / 1e3,
         "balance": max(sent["rows"]) * cell.ranks / max(1.0, sum(sent["rows"])),
         "busy": sum(of["cpu_s"] for of in seen) / wall / CORES,
@@ -227,6 +227,13 @@ def main() -> None:
         default=0,
         help="batches prepared ahead, in the parts that compare strategies (default: 0)",
     )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        choices=BATCHES,
+        action="append",
+        help="of the full grid only the cells with this batch (default: both)",
+    )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     short = benchmark.settings.quick
@@ -250,7 +257,7 @@ def main() -> None:
         elif part == "dims":
             measure(benchmark, dims_alone(), SIZES, rounds, arguments.depth)
         elif part.isdecimal() and int(part) > 1:
-            cells = quick(int(part)) if short else list(full(int(part)))
+            cells = quick(int(part)) if short else list(full(int(part), arguments.batch or BATCHES))
             measure(benchmark, cells, SIZES, rounds, arguments.depth)
         else:
             parser.error(

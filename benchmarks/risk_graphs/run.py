@@ -24,13 +24,15 @@ from benchmarks.risk_graphs.shape import Shape, payout, trisk
 from benchmarks.training import LoadedTrainer
 from rowmill.config import StoreConfig
 from rowmill.train.nodes import NodeTask
-from rowmill.train.run import open_trainer
+from rowmill.train.run import Trainer, open_trainer
 
 SHARE = 4
 """Memory for one row in so many."""
 WORLD = 2
+LOOKAHEAD = 60
+"""What is announced so far ahead stays in memory if it is there: the more batches, the fewer rows are read twice."""
 LEAD = 8
-"""Steps of each round before the measured ones: what lookahead read while another variant ran is used up."""
+"""Steps of each round before the measured ones, at least: what was announced before another variant ran is used up."""
 _FIXED_BYTES = 128 << 20
 """Index, bookkeeping, buffers."""
 _PUT_ROWS = 4096
@@ -91,8 +93,15 @@ def out_of_core(shape: Shape, data: Path, out: Path, lookahead: int) -> Generato
         for start in range(0, shape.nodes, _PUT_ROWS):
             ids = np.arange(start, min(start + _PUT_ROWS, shape.nodes))
             table.put(ids, table.get(ids))
-        with closing(trainer.steps(0)) as steps:
+        with closing(_epochs(trainer)) as steps:
             yield LoadedTrainer(trainer, steps)
+
+
+def _epochs(trainer: Trainer) -> Generator[tuple[Any, Any]]:
+    """Steps of one epoch after the other."""
+    while True:
+        yield from trainer.steps(0)
+        trainer.state.epoch, trainer.state.row = trainer.state.epoch + 1, 0
 
 
 def pin(cores: Iterable[int]) -> None:
@@ -124,10 +133,12 @@ class Run:
             own.train(self.warm_up)
             both.train(LEAD)
             for number in range(self.rounds):
-                self._round(name, own, both, number)
+                self._round(name, own, both, number, lead=max(LEAD, 2 * lookahead))
         self._summarize(name, shape)
 
-    def _round(self, name: str, own: LoadedTrainer, both: Replicas, number: int) -> None:
+    def _round(
+        self, name: str, own: LoadedTrainer, both: Replicas, number: int, *, lead: int
+    ) -> None:
         cores = sorted(os.sched_getaffinity(0))
         variants = {
             "one_core": (own, cores[:1]),
@@ -140,7 +151,7 @@ class Run:
         for variant in names[first:] + names[:first]:
             trainer, given = variants[variant]
             pin(given)
-            trainer.train(LEAD)
+            trainer.train(LEAD if trainer is both else lead)
             if isinstance(trainer, Replicas):
                 cell: dict[str, Any] = {**trainer.train(self.steps), "round": number}
                 cell["rows_per_s"] = cell["units"] / cell["wall_s"]
@@ -189,7 +200,7 @@ def say(line: str) -> None:
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--lookahead", type=int, default=StoreConfig().lookahead)
+    parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help=f"batches ({LOOKAHEAD})")
     parser.add_argument(
         "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
     )

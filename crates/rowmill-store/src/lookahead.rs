@@ -261,7 +261,6 @@ impl Announcement {
         for (_, ids) in &mut self.ids {
             let mut distinct = Vec::new();
             segment_unique(ids, None, scratch, &mut distinct, &mut vec![0; ids.len()]);
-            self.group.counters.lookahead_rows.fetch_add(distinct.len() as u64, Relaxed);
             *ids = distinct;
         }
         self.distinct = true;
@@ -283,6 +282,12 @@ enum Ahead {
 }
 
 impl Group {
+    /// Whether no row needs to be read. Those that are wanted need no mark then either: at most the first of all
+    /// evictions comes between an announcement and its step.
+    pub(crate) fn all_in_memory(&self) -> bool {
+        self.shards.iter().all(|cell| cell.state.read().all_in_memory())
+    }
+
     /// Bring the cold rows of `keys` into memory, as far as there is room for announced rows.
     fn look_ahead(&self, keys: &Keys, reason: Reason) -> Result<Ahead, StoreError> {
         let begun = || matches!(reason, Reason::Wanted(step) if step <= self.tickets.issued());

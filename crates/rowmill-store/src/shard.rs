@@ -262,6 +262,11 @@ impl Shard {
         self.slots - self.free.len()
     }
 
+    /// Whether every row is in memory. Rows on their way in or out have a slot as well, so a few may not be.
+    pub(crate) fn all_in_memory(&self) -> bool {
+        self.resident() >= self.indexes.iter().map(TableIndex::len).sum()
+    }
+
     // ------------------------------------------------------------------ tables
 
     /// Add an index for the next table of the group.

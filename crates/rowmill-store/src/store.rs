@@ -436,6 +436,7 @@ impl Store {
         let mut by_group: Vec<Announcement> = Vec::new();
         for (table, ids) in ids {
             Group::check_ids(table.state(), ids)?;
+            self.counters.lookahead_rows.fetch_add(ids.len() as u64, Relaxed);
             let group = table.group();
             let entry = (table.state().local, ids.to_vec());
             match by_group.iter_mut().find(|other| other.group.core.number == group.core.number) {
@@ -447,6 +448,9 @@ impl Store {
         let Some(lookahead) = lookahead.as_ref() else { return Err(StoreError::Closed) };
         let mut all = true;
         for announcement in by_group {
+            if announcement.group.all_in_memory() {
+                continue;
+            }
             if !lookahead.announce(announcement) {
                 self.counters.lookahead_dropped.fetch_add(1, Relaxed);
                 all = false;

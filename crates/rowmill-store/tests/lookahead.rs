@@ -176,3 +176,19 @@ fn a_row_read_for_a_step_stays_for_a_later_one_whose_announcement_waits() {
     assert!(store.stats().cold_reads - before < 30, "they were kept for the third step");
     assert_eq!(store.stats().lookahead_loaded, 0, "and not by reading them again");
 }
+
+#[test]
+fn announcements_wait_for_nothing_while_every_row_is_in_memory() {
+    let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
+    let store = open(&MemoryVolume::new(), &turns);
+    let table =
+        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    put_numbered(&table, 0, 100);
+    let announce = || {
+        assert!(table.lookahead(&[1, 2, 1_000_000], Destination::Buffer { steps: 1 }).unwrap());
+        (store.stats().lookahead_rows, store.lookahead_pending())
+    };
+    assert_eq!(announce(), (3, 0), "100 rows have room, and the last id has none");
+    put_numbered(&table, 100, 20_000);
+    assert_eq!(announce(), (6, 1));
+}

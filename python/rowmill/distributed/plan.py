@@ -173,31 +173,31 @@ class Plan:
                 f"offsets must rise from 0 to the number of ids ({len(values)}), got "
                 f"{offsets[0]}..{offsets[-1]}{' with falls' if bool((lengths < 0).any()) else ''}"
             )
+        # Cut once for all features: a tensor's slice costs more than a bag of it.
+        count = len(place_of)
+        begins = offsets[torch.arange(count + 1) * size]
+        sizes: list[int] = begins.diff().numpy().tolist()
+        ids_of = torch.split(values, sizes)
+        weights_of = None if weights is None else torch.split(weights, sizes)
+        lengths_of = lengths.view(count, size)
         out: list[Asked] = []
         for lane, features in zip(lanes, features_by_lane, strict=True):
-            ids: list[Tensor] = []
-            of_lane: list[Tensor] = []
-            factors: list[Tensor] = []
+            places = [place_of[f.feature.name] for f in features]
             ends = {place: 0 for place in lane.places}
-            for f in features:
-                at = place_of[f.feature.name] * size
-                begin, end = int(offsets[at]), int(offsets[at + size])
-                self._check_ids(f.feature, values[begin:end])
-                ids.append(values[begin:end])
-                of_lane.append(lengths[at : at + size])
-                ends[f.place] += end - begin
-                if weights is not None:
-                    factors.append(weights[begin:end])
-                    if f.feature.pooling == "mean":
-                        raise InvalidInput(
-                            f"weights are defined for sums only, {f.feature.name!r} is a mean"
-                        )
+            for f, place in zip(features, places, strict=True):
+                self._check_ids(f.feature, ids_of[place])
+                ends[f.place] += sizes[place]
+                if weights is not None and f.feature.pooling == "mean":
+                    raise InvalidInput(
+                        f"weights are defined for sums only, {f.feature.name!r} is a mean"
+                    )
             bags = torch.zeros(len(features) * size + 1, dtype=torch.int64)
-            torch.cumsum(torch.cat(of_lane), 0, out=bags[1:])
+            torch.cumsum(lengths_of[places].view(-1), 0, out=bags[1:])
             by_table = [0, *accumulate(ends.values())]
             paddings = [self.paddings[self.tables[place]] for place in lane.places]
-            lookups = Lookups(torch.cat(ids), by_table, paddings)
-            out.append(Asked(lookups, bags, torch.cat(factors) if weights is not None else None))
+            lookups = Lookups(torch.cat([ids_of[place] for place in places]), by_table, paddings)
+            factors = None if weights_of is None else torch.cat([weights_of[p] for p in places])
+            out.append(Asked(lookups, bags, factors))
         return out
 
     def _places(self, batch: RaggedBatch) -> dict[str, int]:
