@@ -88,7 +88,7 @@ class ShardedCollection(StoredModule):
         ranks: Ranks,
         strategy: Strategy = "packed",
         rows_on_wire: RowsOnWire = "fp32",
-        chunk_bytes_max: int | str = "16MiB",
+        chunk_bytes_max: int | str = "64MiB",
     ) -> None:
         super().__init__()
         self.ranks = ranks
