@@ -238,6 +238,8 @@ def main() -> None:
     benchmark = common.Benchmark(common.settings(arguments))
     short = benchmark.settings.quick
     rounds: int = arguments.rounds or (5 if short else 9)
+    if short and arguments.batch:
+        parser.error("--batch chooses from the full grid, leave --quick out")
     if arguments.device == "cuda":
         if arguments.parts not in (None, "operators"):
             parser.error(f"--device cuda measures operators alone, got --parts {arguments.parts}")

@@ -444,13 +444,11 @@ impl Store {
                 None => by_group.push(Announcement::new(group, entry, reason)),
             }
         }
+        by_group.retain(|announcement| !announcement.group.all_in_memory());
         let lookahead = self.lookahead.lock();
         let Some(lookahead) = lookahead.as_ref() else { return Err(StoreError::Closed) };
         let mut all = true;
         for announcement in by_group {
-            if announcement.group.all_in_memory() {
-                continue;
-            }
             if !lookahead.announce(announcement) {
                 self.counters.lookahead_dropped.fetch_add(1, Relaxed);
                 all = false;

@@ -253,7 +253,7 @@ fn random_calls_evict_what_a_map_would() {
             cold.set(cold.get() + case.cold);
             Ok(())
         };
-        // Once in some hundred runs no case of a rule evicts beside cold rows: more cases then.
+        // Once in fifty runs no case of some rule evicts beside cold rows: more cases then.
         for _ in 0..10 {
             let result = TestRunner::new(config.clone()).run(&calls(), run);
             result.unwrap_or_else(|error| panic!("{rule:?}: {error}"));

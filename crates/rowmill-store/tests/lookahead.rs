@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::*;
 use rowmill_store::*;
 
@@ -14,6 +16,15 @@ const STEPS: u64 = 12;
 
 /// Reads one row of 128 weights for a step that changes nothing.
 type ReadOne = fn(&Store, &Table, u64, &mut [f32; 128], &Ticket);
+
+/// A store that looks ahead when it is told to, with memory for some 1,500 rows, and a table without clocks.
+fn in_turns() -> (Arc<Store>, Table) {
+    let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
+    let store = open(&MemoryVolume::new(), &turns);
+    let table =
+        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    (store, table)
+}
 
 #[test]
 fn rows_announced_for_a_step_that_only_gets_leave_when_it_is_over() {
@@ -85,10 +96,7 @@ fn a_row_wanted_by_a_later_step_too_is_kept_beyond_its_first_read() {
 
 #[test]
 fn rows_in_memory_are_kept_for_announcements_that_wait_behind_others() {
-    let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
-    let store = open(&MemoryVolume::new(), &turns);
-    let table =
-        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    let (store, table) = in_turns();
     put_numbered(&table, 0, 20_000);
     let wanted: Vec<u64> = (0..200).collect();
     let mut rows = vec![0.0; 200 * 128];
@@ -118,10 +126,7 @@ fn rows_in_memory_are_kept_for_announcements_that_wait_behind_others() {
 
 #[test]
 fn announcements_without_room_wait_for_it_and_no_row_is_read_twice() {
-    let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
-    let store = open(&MemoryVolume::new(), &turns);
-    let table =
-        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    let (store, table) = in_turns();
     put_numbered(&table, 0, STEPS * AHEAD + 4000);
     for step in 0..STEPS {
         let ids: Vec<u64> = (step * AHEAD..(step + 1) * AHEAD).collect();
@@ -148,10 +153,7 @@ fn announcements_without_room_wait_for_it_and_no_row_is_read_twice() {
 
 #[test]
 fn a_row_read_for_a_step_stays_for_a_later_one_whose_announcement_waits() {
-    let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
-    let store = open(&MemoryVolume::new(), &turns);
-    let table =
-        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    let (store, table) = in_turns();
     put_numbered(&table, 0, 20_000);
     let wanted: Vec<u64> = (0..200).collect();
     let mut rows = vec![0.0; 200 * 128];
@@ -179,10 +181,7 @@ fn a_row_read_for_a_step_stays_for_a_later_one_whose_announcement_waits() {
 
 #[test]
 fn announcements_wait_for_nothing_while_every_row_is_in_memory() {
-    let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
-    let store = open(&MemoryVolume::new(), &turns);
-    let table =
-        store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
+    let (store, table) = in_turns();
     put_numbered(&table, 0, 100);
     let announce = || {
         assert!(table.lookahead(&[1, 2, 1_000_000], Destination::Buffer { steps: 1 }).unwrap());

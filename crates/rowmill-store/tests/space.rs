@@ -6,17 +6,19 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{SEED, SGD, open, spec};
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
 const ROWS: u64 = 40_000;
 
-/// Rows moved for each one written anew, of rows of `dim` weights with memory for a few.
-fn moved_per_change(dim: u32) -> f64 {
+/// A store that cleans when it is told to, and a table of `dim` weights a row.
+fn cleaned_in_turns(dim: u32, row_memory: u64) -> (Arc<Store>, Table) {
     let options = StoreOptions {
-        memory: 32 << 20,
-        row_memory: Some(8 << 20),
+        memory: row_memory + (24 << 20),
+        row_memory: Some(row_memory),
         threads: 1,
         seed: SEED,
         background: Background::Turns { incarnation: 0 },
@@ -24,6 +26,12 @@ fn moved_per_change(dim: u32) -> f64 {
     };
     let store = open(&MemoryVolume::new(), &options);
     let table = store.table("t", &spec(dim, SGD)).unwrap();
+    (store, table)
+}
+
+/// Rows moved for each one written anew, of rows of `dim` weights with memory for a few.
+fn moved_per_change(dim: u32) -> f64 {
+    let (store, table) = cleaned_in_turns(dim, 8 << 20);
     let put = |ids: &[u64]| {
         table.put(ids, &vec![1.0; ids.len() * dim as usize], None).unwrap();
         while store.turn(Work::Clean).unwrap() {}
@@ -53,16 +61,7 @@ fn ends_of_blocks_that_no_row_fits_into_are_no_reason_to_clean() {
 
 #[test]
 fn rows_that_change_in_memory_are_no_reason_to_clean() {
-    let options = StoreOptions {
-        memory: 64 << 20,
-        row_memory: Some(32 << 20),
-        threads: 1,
-        seed: SEED,
-        background: Background::Turns { incarnation: 0 },
-        ..StoreOptions::default()
-    };
-    let store = open(&MemoryVolume::new(), &options);
-    let table = store.table("t", &spec(256, SGD)).unwrap();
+    let (store, table) = cleaned_in_turns(256, 32 << 20);
     let put = |ids: &[u64]| {
         table.put(ids, &vec![1.0; ids.len() * 256], None).unwrap();
         while store.turn(Work::Clean).unwrap() {}
