@@ -271,7 +271,7 @@ def test_rows_of_another_model_are_read_and_stay(
         ),
         (
             "chunk",
-            "ranks disagree on the collection, chunk_bytes_max: rank 0 has 16777216, rank 2 has 1000",
+            "ranks disagree on the collection, chunk_bytes_max: rank 0 has 67108864, rank 2 has 1000",
         ),
         ("no chunk", 'rank 2: chunk_bytes_max must be above 0, got 0: give a size such as "16MiB"'),
         (
