@@ -219,6 +219,11 @@ class Benchmark:
         self.summary[name] = median.value
         self.summary[f"{name}_spread"] = median.spread
 
+    def keep(self) -> None:
+        """Writes what is measured so far, if `--out` names a file: a long run that is cut off leaves it."""
+        if self.settings.out is not None:
+            self.write()
+
     def write(self) -> None:
         """Writes the JSON object to `--out`, else prints it."""
         text = json.dumps(

@@ -74,7 +74,6 @@ class Collected:
     def __init__(self, benchmark: common.Benchmark) -> None:
         self.benchmark = benchmark
         self.rounds: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-        self.cells: list[str] = []
 
     def take(self, said: dict[str, Any]) -> None:
         """Keep one line of rank 0."""
@@ -86,8 +85,6 @@ class Collected:
         cell, strategy = Cell.from_json(said["cell"]), said["variant"]
         found = figures(cell, strategy, said["seen"])
         self.rounds[cell.name, strategy].append(found)
-        if cell.name not in self.cells:
-            self.cells.append(cell.name)
         variant = {"variant": f"{cell.name} {strategy}", "round": said["round"]}
         self.benchmark.cells.append({**variant, **found})
         print(
@@ -96,24 +93,23 @@ class Collected:
             file=sys.stderr,
         )
 
-    def summarize(self) -> None:
+    def summarize(self, cell: str) -> None:
         """Medians, and strategies over `packed` round by round: above 1 it is faster."""
-        for cell in self.cells:
-            of = {strategy: self.rounds[cell, strategy] for strategy in STRATEGIES}
-            for strategy, rounds in of.items():
-                for figure in rounds[0]:
-                    median = common.Median.of(each[figure] for each in rounds)
-                    self.benchmark.summary[f"{cell}_{strategy}_{figure}"] = median.value
-            for figure in ("exchange_ms", "step_ms"):
-                for strategy in STRATEGIES[1:]:
-                    gain = _gain(of[strategy], of["packed"], figure)
-                    name = f"{cell}_packed_over_{strategy}_{figure.removesuffix('_ms')}"
-                    self.benchmark.summarize(name, gain)
-                best = min(
-                    self.benchmark.summary[f"{cell}_{strategy}_{figure}"] for strategy in STRATEGIES
-                )
-                own = self.benchmark.summary[f"{cell}_packed_{figure}"]
-                self.benchmark.summary[f"{cell}_packed_behind_best_{figure}"] = own / best - 1
+        of = {strategy: self.rounds[cell, strategy] for strategy in STRATEGIES}
+        for strategy, rounds in of.items():
+            for figure in rounds[0]:
+                median = common.Median.of(each[figure] for each in rounds)
+                self.benchmark.summary[f"{cell}_{strategy}_{figure}"] = median.value
+        for figure in ("exchange_ms", "step_ms"):
+            for strategy in STRATEGIES[1:]:
+                gain = _gain(of[strategy], of["packed"], figure)
+                name = f"{cell}_packed_over_{strategy}_{figure.removesuffix('_ms')}"
+                self.benchmark.summarize(name, gain)
+            best = min(
+                self.benchmark.summary[f"{cell}_{strategy}_{figure}"] for strategy in STRATEGIES
+            )
+            own = self.benchmark.summary[f"{cell}_packed_{figure}"]
+            self.benchmark.summary[f"{cell}_packed_behind_best_{figure}"] = own / best - 1
 
 
 def _gain(
@@ -153,12 +149,20 @@ def measure(
     rounds: int,
     depth: int = 0,
 ) -> None:
-    """Cells that have as many ranks; so many batches are prepared ahead."""
+    """Cells that have as many ranks; so many batches are prepared ahead.
+
+    Each cell has processes of its own: what one leaves in the allocator is no memory of the next, and a cell that fails costs none before it.
+    """
     collected = Collected(benchmark)
-    job = _job(benchmark, cells, rounds, BY_STRATEGY, sizes=sizes, depth=depth)
-    for said in ranks_say(RANK, job, cells[0].ranks):
+    ranks = cells[0].ranks
+    for cell in cells:
+        job = _job(benchmark, [cell], rounds, BY_STRATEGY, depth=depth)
+        for said in ranks_say(RANK, job, ranks):
+            collected.take(said)
+        collected.summarize(cell.name)
+        benchmark.keep()
+    for said in ranks_say(RANK, _job(benchmark, [], rounds, {}, sizes=sizes), ranks):
         collected.take(said)
-    collected.summarize()
 
 
 def measure_chunks(benchmark: common.Benchmark, rounds: int) -> None:

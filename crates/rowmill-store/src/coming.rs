@@ -13,9 +13,12 @@ pub(crate) struct Coming {
 }
 
 impl Coming {
-    /// How many bytes an entry for about each of `slots` rows takes.
-    pub(crate) fn bytes_for(slots: usize) -> usize {
-        (slots / 2 + 1).next_power_of_two() * size_of::<u32>()
+    /// How many bytes to take beside `slots` rows of this many bytes: about a 64th as many, for an entry for every second row at
+    /// least and four for each at most. Of rows wanted within a window that fills the memory, as many are not there
+    /// as are, or twice as many.
+    pub(crate) fn bytes_for(slots: usize, row_bytes: usize) -> usize {
+        let entries = slots * (row_bytes / 128).clamp(1, 8) / 2;
+        (entries + 1).next_power_of_two() * size_of::<u32>()
     }
 
     /// Take so many bytes. Another number of entries puts every row elsewhere, so all are forgotten.
@@ -66,7 +69,7 @@ mod tests {
             let mut coming = Coming::default();
             coming.want(7 << 48, now + 20);
             assert_eq!(coming.step_of(7 << 48, now, 63), None, "there are no entries");
-            coming.resize(Coming::bytes_for(100));
+            coming.resize(Coming::bytes_for(100, 64));
             assert_eq!(coming.step_of(7 << 48, now, 63), None);
             coming.want(7 << 48, now + 20);
             for passed in 0..20 {
@@ -81,7 +84,7 @@ mod tests {
     #[test]
     fn another_row_is_not_taken_for_it() {
         let mut coming = Coming::default();
-        coming.resize(Coming::bytes_for(100));
+        coming.resize(Coming::bytes_for(100, 64));
         coming.want(7 << 48 | 3, 20);
         assert_eq!(coming.step_of(9 << 48 | 3, 1, 63), None);
         assert_eq!(coming.step_of(7 << 48 | 4, 1, 63), None);

@@ -6,7 +6,9 @@
 //! that fails is only counted, because the get that needs the row will meet the same error and report it.
 //!
 //! Where the device is behind, or room for announced rows is full, announcements wait. Their rows that are in memory
-//! are marked before that, or they might leave to make room for what is read meanwhile, and be read again.
+//! are marked before that, or they might leave to make room for what is read meanwhile, and be read again. They are marked step
+//! by step until nearly all rows in memory are wanted. To give up those that are not is Belady's rule then; were all of them wanted,
+//! what is given up would be left to chance.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -31,6 +33,12 @@ pub(crate) const THREADS: usize = 2;
 /// Rows read in one go: many beside what the device takes at once, and few beside what a step reads. When
 /// the step begins first, it reads them again itself.
 const CHUNK_ROWS: usize = 128;
+
+/// Slots that are looked at to tell how many rows in memory are wanted.
+const SLOTS_JUDGED: usize = 1024;
+/// One slot of so many holds a row that may leave, beside those that the running step holds. A search for a row to give up
+/// passes about as many.
+const LEAVING_SHARE: usize = 8;
 
 /// Where announced rows go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +71,19 @@ pub(crate) enum Task {
     Mark(Announcement),
     /// Bring in the others.
     Read(Announcement),
+    /// Both at once.
+    MarkAndRead(Announcement),
+}
+
+/// How far a task came.
+#[derive(Debug)]
+enum Outcome {
+    Done,
+    /// There is no room for more rows that stay.
+    Unmarked(Announcement),
+    Marked(Announcement),
+    /// There is no room for more rows that come in.
+    Unread(Announcement),
 }
 
 /// Announcements that nobody has worked off.
@@ -74,8 +95,10 @@ struct Waiting {
     marked: VecDeque<Announcement>,
     /// How many some thread has.
     taken: usize,
-    /// The first of the marked found no room, and no step has begun since.
-    full: bool,
+    /// Groups without room for more rows that stay, until the next step begins.
+    keep_no_more: Vec<u32>,
+    /// Groups without room for more rows that come in.
+    read_no_more: Vec<u32>,
     /// No more will come.
     closed: bool,
 }
@@ -83,26 +106,56 @@ struct Waiting {
 impl Waiting {
     /// How many can be worked off now.
     fn len(&self) -> usize {
-        self.fresh.len() + self.taken + if self.full { 0 } else { self.marked.len() }
+        let fresh = self.fresh.iter().filter(|fresh| !fresh.is_among(&self.keep_no_more));
+        let marked = self.marked.iter().filter(|marked| !marked.is_among(&self.read_no_more));
+        fresh.count() + marked.count() + self.taken
     }
 
     /// What to do next. An announcement that is read at once is marked by that.
     fn take(&mut self) -> Option<Task> {
-        let task = match self.fresh.pop_front() {
-            Some(first) if self.marked.is_empty() && self.fresh.is_empty() => Task::Read(first),
+        let task = match take_first(&mut self.fresh, &self.keep_no_more) {
+            Some(first) if self.marked.is_empty() && self.fresh.is_empty() => Task::MarkAndRead(first),
             Some(first) => Task::Mark(first),
-            None if self.full => return None,
-            None => Task::Read(self.marked.pop_front()?),
+            None => Task::Read(take_first(&mut self.marked, &self.read_no_more)?),
         };
         self.taken += 1;
         Some(task)
     }
 
-    /// Let it wait until those of earlier steps are read.
-    fn put_back(&mut self, announcement: Announcement) {
-        let at = self.marked.partition_point(|other| other.reason <= announcement.reason);
-        self.marked.insert(at, announcement);
+    /// What is left of a task waits, until those of earlier steps are done.
+    fn put_back(&mut self, outcome: Outcome) {
+        self.taken -= 1;
+        match outcome {
+            Outcome::Done => {}
+            Outcome::Unmarked(announcement) => {
+                self.keep_no_more.push(announcement.group.core.number);
+                insert(&mut self.fresh, announcement);
+            }
+            Outcome::Marked(announcement) => insert(&mut self.marked, announcement),
+            Outcome::Unread(announcement) => {
+                self.read_no_more.push(announcement.group.core.number);
+                insert(&mut self.marked, announcement);
+            }
+        }
     }
+
+    /// There may be room again.
+    fn retry(&mut self) {
+        self.keep_no_more.clear();
+        self.read_no_more.clear();
+    }
+}
+
+/// Take the first that is not of one of these groups.
+fn take_first(waiting: &mut VecDeque<Announcement>, groups: &[u32]) -> Option<Announcement> {
+    let first = waiting.iter().position(|announcement| !announcement.is_among(groups))?;
+    waiting.remove(first)
+}
+
+/// Add an announcement behind those of earlier steps.
+fn insert(waiting: &mut VecDeque<Announcement>, announcement: Announcement) {
+    let at = waiting.partition_point(|other| other.reason <= announcement.reason);
+    waiting.insert(at, announcement);
 }
 
 #[derive(Debug, Default)]
@@ -127,27 +180,15 @@ impl Queue {
     }
 
     fn work_off(&self, task: Task, scratch: &mut UniqueScratch) {
-        let (left, full) = match task {
-            Task::Mark(announcement) => (Some(announcement.mark(scratch)), false),
-            Task::Read(announcement) => {
-                let left = announcement.read(scratch);
-                let full = left.is_some();
-                (left, full)
+        let outcome = match task {
+            Task::Mark(announcement) | Task::MarkAndRead(announcement) if !announcement.may_be_kept() => {
+                Outcome::Unmarked(announcement)
             }
+            Task::Mark(announcement) => Outcome::Marked(announcement.mark(scratch)),
+            Task::Read(announcement) | Task::MarkAndRead(announcement) => announcement.read(scratch),
         };
-        let mut waiting = self.waiting.lock();
-        waiting.taken -= 1;
-        waiting.full |= full;
-        if let Some(left) = left {
-            waiting.put_back(left);
-            self.arrived.notify_one();
-        }
-    }
-
-    /// There may be room again.
-    fn retry(&self, waiting: &mut Waiting) {
-        waiting.full = false;
-        self.arrived.notify_all();
+        self.waiting.lock().put_back(outcome);
+        self.arrived.notify_one();
     }
 }
 
@@ -183,16 +224,15 @@ impl Lookahead {
             return false;
         }
         waiting.fresh.push_back(announcement);
-        self.queue.retry(&mut waiting);
+        waiting.retry();
+        self.queue.arrived.notify_all();
         true
     }
 
     /// A step has begun: what it was announced may make room for others.
     pub(crate) fn step_begins(&self) {
-        let mut waiting = self.queue.waiting.lock();
-        if waiting.full {
-            self.queue.retry(&mut waiting);
-        }
+        self.queue.waiting.lock().retry();
+        self.queue.arrived.notify_all();
     }
 
     /// Do the next task in this thread, later: whoever calls it may hold no lock that others need to announce.
@@ -230,6 +270,23 @@ impl Announcement {
         Self { group: Arc::clone(group), ids: vec![ids], reason, distinct: false }
     }
 
+    fn is_among(&self, groups: &[u32]) -> bool {
+        groups.contains(&self.group.core.number)
+    }
+
+    /// Whether its rows may stay in memory, or come in. Those of the next step always may.
+    fn may_be_kept(&self) -> bool {
+        let Reason::Wanted(step) = self.reason else { return true };
+        let rows: usize = self.ids.iter().map(|(_, ids)| ids.len()).sum();
+        if step <= self.group.tickets.issued() + 1 || self.group.may_keep_more(rows) {
+            return true;
+        }
+        for cell in &self.group.shards {
+            cell.state.write().refuse_ahead(rows / self.group.shards.len());
+        }
+        false
+    }
+
     /// Have the announced rows that are in memory stay there.
     fn mark(mut self, scratch: &mut UniqueScratch) -> Self {
         self.make_distinct(scratch);
@@ -241,15 +298,15 @@ impl Announcement {
         self
     }
 
-    /// Bring the announced rows into memory. Comes back where there is no room for them.
-    fn read(mut self, scratch: &mut UniqueScratch) -> Option<Self> {
+    /// Bring the announced rows into memory, as far as there is room for them.
+    fn read(mut self, scratch: &mut UniqueScratch) -> Outcome {
         self.make_distinct(scratch);
         match self.group.look_ahead(&self.keys(), self.reason) {
-            Ok(Ahead::Done) => None,
-            Ok(Ahead::Full) => Some(self),
+            Ok(Ahead::Done) => Outcome::Done,
+            Ok(Ahead::Full) => Outcome::Unread(self),
             Err(_) => {
                 self.group.counters.lookahead_errors.fetch_add(1, Relaxed);
-                None
+                Outcome::Done
             }
         }
     }
@@ -286,6 +343,19 @@ impl Group {
     /// evictions comes between an announcement and its step.
     pub(crate) fn all_in_memory(&self) -> bool {
         self.shards.iter().all(|cell| cell.state.read().all_in_memory())
+    }
+
+    /// Whether more rows may stay in memory for coming steps, where a step uses about so many.
+    fn may_keep_more(&self, rows_of_step: usize) -> bool {
+        let judged = SLOTS_JUDGED / self.shards.len();
+        let (mut slots, mut not_wanted) = (0, 0);
+        for cell in &self.shards {
+            let state = cell.state.read();
+            slots += state.slots();
+            not_wanted += state.slots_not_wanted(judged);
+        }
+        // The rows of the running step are not wanted any more, but cannot leave.
+        not_wanted >= rows_of_step.min(slots / 2) + slots / LEAVING_SHARE
     }
 
     /// Bring the cold rows of `keys` into memory, as far as there is room for announced rows.

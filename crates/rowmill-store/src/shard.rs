@@ -139,7 +139,7 @@ pub(crate) struct Shard {
     crowded: bool,
     /// Frozen slots below this one are saved.
     save_from: u32,
-    /// Rows lookahead could not bring in since the last one it could.
+    /// Rows that lookahead could not bring in or keep since the last one it could, or the last step.
     refused: usize,
     index_bytes: usize,
     /// Rows evicted, for statistics.
@@ -363,7 +363,7 @@ impl Shard {
     /// # Errors
     /// When room cannot be made because writes fail.
     pub(crate) fn begin_wanting(&mut self, core: &Core) -> Result<(), StoreError> {
-        let (before, after) = (self.coming.bytes(), Coming::bytes_for(self.slots));
+        let (before, after) = (self.coming.bytes(), Coming::bytes_for(self.slots, core.layout.stride));
         if before == after {
             return Ok(());
         }
@@ -433,12 +433,29 @@ impl Shard {
         self.evict(core)
     }
 
+    /// About how many slots hold rows that no coming step wants, judged by a few of them; all before the first row had to
+    /// leave.
+    pub(crate) fn slots_not_wanted(&self, judged: usize) -> usize {
+        let stride = (self.slots / judged).max(1);
+        // Other ones each time.
+        let some = (self.moves as usize % stride..self.slots).step_by(stride);
+        let of = some.len().max(1);
+        let wanted = some.filter(|&slot| self.crowded && self.due.is_held(slot as u32)).count();
+        self.slots - self.slots * wanted / of
+    }
+
     /// Whether one more row may be brought in for a coming step; if not, as many as `rows` are refused.
     pub(crate) fn may_admit_ahead(&mut self, rows: usize) -> bool {
         if self.policy.may_admit_ahead(self.slots.max(SLOTS_MIN)) {
             self.refused = 0;
             return true;
         }
+        self.refuse_ahead(rows);
+        false
+    }
+
+    /// There is no room for this many rows that coming steps want.
+    pub(crate) fn refuse_ahead(&mut self, rows: usize) {
         // Without steps that pass, rows announced and never used would block lookahead for good: after as
         // many refusals as there are slots, start afresh.
         self.refused += rows;
@@ -448,13 +465,13 @@ impl Shard {
             self.policy.release_ahead();
             self.refused = 0;
         }
-        false
     }
 
     /// Step number `step` reads rows.
     pub(crate) fn advance(&mut self, step: u64) {
         self.due.advance(step);
         self.policy.advance(step);
+        self.refused = 0;
     }
 
     // ------------------------------------------------------------------ accounts

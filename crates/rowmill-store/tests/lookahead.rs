@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use common::*;
@@ -190,4 +191,66 @@ fn announcements_wait_for_nothing_while_every_row_is_in_memory() {
     assert_eq!(announce(), (3, 0), "100 rows have room, and the last id has none");
     put_numbered(&table, 100, 20_000);
     assert_eq!(announce(), (6, 1));
+}
+
+/// Rows that must be read if those leave whose next use is farthest away (Belady's rule), with memory for so many, from
+/// step `from` on.
+fn fewest_reads(steps: &[Vec<u64>], memory: usize, from: usize) -> u64 {
+    let mut next_uses = vec![HashMap::new(); steps.len()];
+    let mut next = HashMap::new();
+    for (number, ids) in steps.iter().enumerate().rev() {
+        for &id in ids {
+            next_uses[number].insert(id, next.insert(id, number).unwrap_or(usize::MAX));
+        }
+    }
+    let (mut reads, mut held) = (0, HashMap::new());
+    for (number, next_uses) in next_uses.into_iter().enumerate() {
+        for (id, next) in next_uses {
+            reads += u64::from(held.insert(id, next).is_none() && number >= from);
+        }
+        let mut by_use: Vec<(usize, u64)> = held.iter().map(|(&id, &next)| (next, id)).collect();
+        by_use.sort_unstable();
+        by_use.iter().skip(memory).for_each(|(_, id)| assert!(held.remove(id).is_some()));
+    }
+    reads
+}
+
+#[test]
+fn however_far_ahead_steps_are_announced_few_more_rows_are_read_than_must_be() {
+    const ROWS: u64 = 6000;
+    const COUNT: usize = 150;
+    const FROM: usize = 50;
+    const AHEAD: usize = 50;
+    let (store, table) = in_turns();
+    put_numbered(&table, 0, ROWS);
+    let mut random = 1_u64;
+    let steps: Vec<Vec<u64>> = (0..COUNT)
+        .map(|_| {
+            let mut ids = BTreeSet::new();
+            while ids.len() < 150 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                ids.insert((random >> 33) % ROWS);
+            }
+            ids.into_iter().collect()
+        })
+        .collect();
+    let fewest = fewest_reads(&steps, 1400, FROM);
+    let announce = |step: usize, ahead: usize| {
+        if let Some(ids) = steps.get(step) {
+            assert!(table.lookahead(ids, Destination::Buffer { steps: ahead as u64 }).unwrap());
+        }
+        while store.turn(Work::LookAhead).unwrap() {}
+    };
+    (0..AHEAD).for_each(|step| announce(step, step + 1));
+    let (mut row, mut before) = (vec![0.0; 150 * 128], 0);
+    for (number, ids) in steps.iter().enumerate() {
+        if number == FROM {
+            before = store.stats().cold_reads + store.stats().lookahead_loaded;
+        }
+        table.get_in_step(ids, &mut row, &store.ticket().unwrap()).unwrap();
+        announce(number + AHEAD, AHEAD);
+    }
+    let stats = store.stats();
+    let read = stats.cold_reads + stats.lookahead_loaded - before;
+    assert!(read * 10 < fewest * 13, "{read} rows read, where {fewest} must be");
 }

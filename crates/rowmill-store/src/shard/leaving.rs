@@ -25,14 +25,14 @@ impl Shard {
                 if meta.get(slot as usize).table == VACANT {
                     return Standing::Vacant;
                 }
+                // First: where memory is full of wanted rows, most searches pass some.
+                if due.is_held(slot) {
+                    return Standing::Held;
+                }
                 let (row, place) = entry(slot);
                 let indexes = indexes.borrow();
                 let index = &indexes[row.table as usize];
-                if due.is_held(slot) || index.clock(place) > 0 {
-                    Standing::Held
-                } else {
-                    Standing::Uses(index.frequency(place))
-                }
+                if index.clock(place) > 0 { Standing::Held } else { Standing::Uses(index.frequency(place)) }
             },
             |slot| {
                 let row = meta.get(slot as usize);
