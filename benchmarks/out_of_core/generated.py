@@ -6,11 +6,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks import common
-from benchmarks.training import LoadedTrainer, Shape, config_of, device_reads_per_s, loaded
+from benchmarks.training import (
+    LoadedTrainer,
+    Shape,
+    config_of,
+    device_reads_per_s,
+    loaded,
+    wait_for_lookahead,
+)
 from rowmill.config import StoreConfig, TrainConfig
 
 LEAD = 8
-"""Steps of each round before the measured ones: what lookahead read while the other variant ran is used up."""
+"""Steps of each round before the measured ones."""
+LEAD_AHEAD = 160
+"""The same with lookahead: what it read while the other variant ran, half of the memory at most, is used up, and as many steps
+are announced as before."""
 SHARE = 0.25
 
 
@@ -20,7 +30,7 @@ def run(benchmark: common.Benchmark, *, threads: int | None = None) -> None:
     rounds, steps, warm_up = (5, 24, 40) if quick else (7, 40, 80)
     shape = Shape(
         rows_per_table=100_000 if quick else 1_000_000,
-        steps=warm_up + rounds * (LEAD + steps) + 2 * LEAD,
+        steps=warm_up + rounds * (LEAD_AHEAD + steps) + 2 * LEAD,
         seed=benchmark.settings.seed,
     )
     program = common.bench_program()
@@ -55,8 +65,10 @@ def measure(
             for trainer in variants.values():
                 trainer.train(warm_up)
             for number in range(rounds):
+                wait_for_lookahead(cold.store)
                 reads = probe(cold.folder, number)
-                one_round(benchmark, variants, number, steps=steps, device=reads)
+                leads = {"quarter": LEAD_AHEAD}
+                one_round(benchmark, variants, number, steps=steps, device=reads, leads=leads)
     summarize(benchmark, shape.batch)
 
 

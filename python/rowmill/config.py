@@ -353,8 +353,14 @@ class StoreConfig:
         ),
     ] = 0
     lookahead: Annotated[
-        int, Setting("batches whose rows are fetched in advance", "--lookahead", 0)
-    ] = 4
+        int | None,
+        Setting(
+            "batches whose rows are fetched in advance (default: up to 60, as long as those that wait take less than "
+            "a 32nd of --memory; on many ranks 4)",
+            "--lookahead",
+            0,
+        ),
+    ] = None
     feed: Annotated[
         str | None,
         Setting(

@@ -26,8 +26,8 @@ use crate::keys::Keys;
 use crate::shard::{Miss, Reason};
 use crate::walk::walk;
 
-/// Announcements that may wait; more are dropped and counted. Those of four groups for as many steps as may be announced.
-const QUEUE: usize = 256;
+/// Announcements that may wait; more are dropped and counted. Those of 16 groups for as many steps as may be announced.
+const QUEUE: usize = 1024;
 /// Threads that look ahead: while one brings in what it read, the other keeps the device busy.
 pub(crate) const THREADS: usize = 2;
 /// Rows read in one go: many beside what the device takes at once, and few beside what a step reads. When

@@ -31,6 +31,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        lengths = 0 if self.lengths is None else self.lengths.nbytes
+        return self.dense.nbytes + self.ids.nbytes + self.labels.nbytes + lengths
+
 
 def batches(source: Source, way: IdWay, *, start: int, stop: int, batch: int) -> Iterator[Batch]:
     """Rows ``start <= row < stop`` in batches of ``batch``; the last one may be smaller.

@@ -52,6 +52,12 @@ class NodeBatch:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        links = sum(block.indptr.nbytes + block.indices.nbytes for block in self.blocks)
+        return self.nodes.nbytes + links + self.labels.nbytes
+
 
 class NodeBatches:
     """The batches of some nodes.

@@ -68,6 +68,20 @@ class GraphBatch:
     def __len__(self) -> int:
         return self.examples
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        tensors = (
+            self.entities,
+            self.relations,
+            self.given,
+            self.relation_of,
+            self.queries,
+            self.answers,
+        )
+        candidates = 0 if self.candidates is None else self.candidates.nbytes
+        return sum(tensor.nbytes for tensor in tensors) + candidates
+
 
 class GraphBatches:
     """The batches of a graph's train part, epoch by epoch."""

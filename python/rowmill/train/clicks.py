@@ -147,7 +147,7 @@ class ClickTask:
         ahead = announced(
             stream,
             lambda batch, steps: self.lookahead(batch, steps=steps),
-            self.config.store.lookahead,
+            self.config.store,
         )
         for batch in ahead:
             with self.rows.reading():

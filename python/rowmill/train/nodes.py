@@ -190,7 +190,7 @@ class NodeTask:
         ahead = announced(
             batches.in_order(),
             lambda batch, steps: self.lookahead(batch, steps=steps),
-            self.config.store.lookahead,
+            self.config.store,
         )
         for batch in ahead:
             with self.rows.store.forward():

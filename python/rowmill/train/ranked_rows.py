@@ -51,7 +51,7 @@ class RankedClickRows(StoredRows):
         self._ranks = ranks
         self._checkpoint = checkpoint
         self._watch = watch
-        self._lookahead = config.store.lookahead
+        self._lookahead = config.store.lookahead or 0
         self._begun = 0
         self._collection = ShardedCollection(
             stored_features(self.tables, columns),

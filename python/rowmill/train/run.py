@@ -59,6 +59,8 @@ _TASKS: dict[str, Callable[[Config, Console, int], AbstractContextManager[Task]]
     "kge": open_graph,
     "gnn": open_nodes,
 }
+_LOOKAHEAD_OF_RANKS = 4
+"""Batches ahead, where nobody says how many."""
 
 
 class TrainingDiverged(RowmillError):
@@ -119,7 +121,12 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     row_optimizer(config.rows)
     row_eviction(config.eviction)
     torch.set_num_threads(threads)
-    opened = open_ranked_clicks if started_ranks() else _TASKS[config.train.task]
+    opened = _TASKS[config.train.task]
+    if started_ranks():
+        opened = open_ranked_clicks
+        if config.store.lookahead is None:
+            # What each batch ahead takes is more here: it is prepared, not just announced.
+            config = replace(config, store=replace(config.store, lookahead=_LOOKAHEAD_OF_RANKS))
     with opened(config, console, threads) as task:
         pusher = None
         if config.checkpoint.push is not None and isinstance(task.rows, StoredRows):
@@ -306,7 +313,7 @@ class Trainer:
         def announce(batch: Any, steps: int) -> None:
             self.task.lookahead(batch, steps=steps)
 
-        return announced(stream, announce, self.config.store.lookahead)
+        return announced(stream, announce, self.config.store)
 
     def counters(self) -> RowCounters:
         """Figures of the rows since the start."""

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rowmill.config import ConfigError
+from rowmill.size import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +20,27 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from rowmill.config import Config
+    from rowmill.config import Config, StoreConfig
     from rowmill.train.rows import RowSide
 
 
-Batch = TypeVar("Batch")
+LOOKAHEAD = (4, 60)
+"""Batches that are announced ahead where nobody says how many, at least and at most: more than the store keeps rows for
+only wait."""
+_WAITING_SHARE = 32
+"""Beyond the least they wait in a part of the store's memory, one of so many."""
+
+
+class Sized(Protocol):
+    """What has a size in memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        ...
+
+
+Batch = TypeVar("Batch", bound=Sized)
 
 
 class Window(Protocol):
@@ -126,15 +143,23 @@ def check_task(config: Config, *, data: str, models: Iterable[str], what: str) -
 
 
 def announced(
-    stream: Iterable[Batch], announce: Callable[[Batch, int], None], lookahead: int
+    stream: Iterable[Batch], announce: Callable[[Batch, int], None], store: StoreConfig
 ) -> Iterator[Batch]:
-    """Batches, each one announced (the batch, in how many steps) while the few before it are worked on."""
+    """Batches, each one announced (the batch, in how many steps) while those before it are worked on.
+
+    They wait until `store.lookahead` came behind them, or, where that is not said, as many as memory allows.
+    """
+    least, most = LOOKAHEAD if store.lookahead is None else (store.lookahead, store.lookahead)
+    room = parse_size(store.memory, name="store.memory") // _WAITING_SHARE
     waiting: deque[Batch] = deque()
+    held = 0
     for coming in stream:
         # The first batch of all is read at once; announcing it would only fetch its rows twice.
         if waiting:
             announce(coming, len(waiting) + 1)
         waiting.append(coming)
-        if len(waiting) > lookahead:
+        held += coming.nbytes
+        while len(waiting) > most or (len(waiting) > least and held > room):
+            held -= waiting[0].nbytes
             yield waiting.popleft()
     yield from waiting
