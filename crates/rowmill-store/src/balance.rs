@@ -83,3 +83,47 @@ pub(crate) fn balance(groups: &[Arc<Group>], budget: &Budget) -> Result<(), Stor
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use rowmill_io::MemoryVolume;
+    use rowmill_rows::{Dtype, IdRange, Initializer, OptimizerSpec, StalenessBound};
+
+    use super::*;
+    use crate::{Background, Store, StoreOptions, TableSpec};
+
+    #[test]
+    fn a_shard_that_gave_its_slots_up_gets_them_back() {
+        let background = Background::Turns { incarnation: 1 };
+        let options = StoreOptions { memory: 32 << 20, threads: 1, background, ..StoreOptions::default() };
+        let store = Store::open_volume(Arc::new(MemoryVolume::new()), options).unwrap();
+        let spec = TableSpec {
+            dim: 256,
+            dtype: Dtype::F32,
+            optimizer: OptimizerSpec::Sgd { lr: 0.5 },
+            initializer: Initializer::Zeros,
+            staleness: StalenessBound::Infinite,
+            ids: IdRange::Sparse,
+            eviction: None,
+            admission: None,
+        };
+        let table = store.table("t", &spec).unwrap();
+        let weights = vec![0.5; 1024 * 256];
+        let put_all = || {
+            for first in (0..60_000).step_by(1024) {
+                let ids: Vec<u64> = (first..first + 1024).collect();
+                table.put(&ids, &weights, None).unwrap();
+            }
+        };
+        put_all();
+        let group = table.group();
+        let slots = || -> Vec<usize> { group.shards.iter().map(|cell| cell.state.read().slots()).collect() };
+        let fair = slots().iter().sum::<usize>() / slots().len();
+        assert!(fair > 100 && slots().len() > 1, "{:?}", slots());
+        for _ in 0..3 {
+            group.shards[0].state.write().shrink(&group.core, 8).unwrap();
+            put_all();
+            assert!(slots()[0] > fair * 3 / 4, "{:?}", slots());
+        }
+    }
+}

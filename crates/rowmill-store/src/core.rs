@@ -50,6 +50,12 @@ impl Core {
         (self.layout.stride + overhead) as u64
     }
 
+    /// Slots of a shard if all have as many as there is memory for.
+    pub(crate) fn shard_slots(&self) -> usize {
+        let bytes = self.budget.row_limit().min(self.cap_bytes.load(Relaxed));
+        (bytes / self.slot_bytes()) as usize / self.shards
+    }
+
     /// Take memory for `slots` slots, if the budget has it.
     pub(crate) fn take_rows(&self, slots: usize) -> bool {
         let bytes = slots as u64 * self.slot_bytes();

@@ -364,12 +364,13 @@ impl Shard {
     /// When room cannot be made because writes fail.
     pub(crate) fn begin_wanting(&mut self, core: &Core) -> Result<(), StoreError> {
         let (before, after) = (self.coming.bytes(), Coming::bytes_for(self.slots, core.layout.stride));
-        if before == after {
+        // Never smaller: were it to follow every change of the slots, each would drive rows out.
+        if after <= before {
             return Ok(());
         }
         // As other bookkeeping: beyond rows whose part of the memory is fixed.
         if !core.budget.rows_are_fixed() {
-            self.make_room(core, after.saturating_sub(before))?;
+            self.make_room(core, after - before)?;
             core.budget.resize_fixed(before as u64, after as u64);
         }
         self.coming.resize(after);
@@ -413,7 +414,9 @@ impl Shard {
         if let Some(slot) = self.free.pop() {
             return Ok(slot);
         }
-        let room = (self.meta.capacity() - self.slots).min(GROW_SLOTS);
+        // A shard that had to give slots up would not get them back, had the others no end.
+        let most = self.meta.capacity().min(core.shard_slots().max(SLOTS_MIN));
+        let room = most.saturating_sub(self.slots).min(GROW_SLOTS);
         if room > 0 && (core.take_rows(room) || (self.slots < SLOTS_MIN && core.force_rows(room))) {
             let first = self.slots as u32;
             self.slots += room;
