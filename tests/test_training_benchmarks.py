@@ -37,7 +37,7 @@ def test_out_of_core_compares_with_the_lower_of_both_limits(benchmark: common.Be
         probed.append(f"round {number}")
         return 3.0  # So slow a device is the limit.
 
-    generated.measure(benchmark, SHAPE, probe, rounds=2, steps=8, warm_up=4)
+    generated.measure(benchmark, SHAPE, probe, rounds=2, steps=8, warm_up=4, lead=8)
     assert probed == ["round 0", "round 1"]
     for own, memory in zip(cells(benchmark, "quarter"), cells(benchmark, "in_memory"), strict=True):
         assert own["units"] == memory["units"] == 8 * SHAPE.batch

@@ -49,6 +49,7 @@ def measure(
     rounds: int,
     steps: int,
     warm_up: int,
+    lead: int = LEAD_AHEAD,
     threads: int | None = None,
 ) -> None:
     """Rounds of the probe (store, round -> reads per second) and both variants, interleaved."""
@@ -67,7 +68,7 @@ def measure(
             for number in range(rounds):
                 wait_for_lookahead(cold.store)
                 reads = probe(cold.folder, number)
-                leads = {"quarter": LEAD_AHEAD}
+                leads = {"quarter": lead}
                 one_round(benchmark, variants, number, steps=steps, device=reads, leads=leads)
     summarize(benchmark, shape.batch)
 
