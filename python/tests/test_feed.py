@@ -55,6 +55,8 @@ copy = rowmill.open(sys.argv[2], memory="16MiB", history=0)
 tables = {name: copy.table(name, dim=16, optimizer=rowmill.optim.SGD(lr=1.0)) for name in ("t", "done")}
 since = copy.attachment("sequence")
 rollbacks = int(copy.attachment("rollbacks") or 0)
+if copy.attachment("ended"):  # Killed between its last checkpoint and its exit: nothing more will come.
+    sys.exit()
 events = 0
 for event in rowmill.ChangeFeed(sys.argv[1]).follow(None if since is None else int(since), timeout_s=300):
     match event:
@@ -68,6 +70,7 @@ for event in rowmill.ChangeFeed(sys.argv[1]).follow(None if since is None else i
     done = tables["done"].contains([1])[0] and isinstance(event, rowmill.FeedCheckpoint)
     if (events % 20 == 0 and event.sequence > 0) or done:
         saved = {"sequence": str(event.sequence).encode(), "rollbacks": str(rollbacks).encode()}
+        saved |= {"ended": b"yes"} if done else {}
         copy.checkpoint(attachments=saved)
     if done:
         break
