@@ -9,7 +9,7 @@ In the folder:
     CHECKPOINT                  the manifest
     state-<number>.pt           dense weights, their optimizer, the random stream of every rank
     parts-<generation>/<rank>   the store of a rank; other numbers of ranks begin a new generation
-    LOCK                        held by the run that has the folder
+    LOCK                        held by the run that has the folder, and which run that is
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Checkpoint:
         self._generation = 1
         self._run = ""
         self._store: Store | None = None
-        self._locked = False
+        self._lock: int | None = None
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.folder)!r})"
@@ -111,7 +111,7 @@ class Checkpoint:
             options: As for `rowmill.open`: `memory` and the like.
 
         Raises:
-            InvalidInput: On every rank: they see different checkpoints, or were given different seeds.
+            InvalidInput: On every rank: they see different folders or checkpoints, or were given different seeds.
             ExchangeFailed: On every rank: one could not open its part, which the message says.
         """
         for option in ("at", "create", "read_only"):
@@ -120,14 +120,17 @@ class Checkpoint:
 
         def look() -> tuple[tuple[Manifest | None, str], dict[str, Any]]:
             self.folder.mkdir(parents=True, exist_ok=True)
+            drawn = uuid4().hex
             if self._ranks.rank == 0:
-                self._take_lock()
+                self._take_lock(drawn)
             manifest = Manifest.load(self.folder)
             said = {"its id": manifest and manifest.id, "the seed": seed}
-            return (manifest, uuid4().hex), said
+            return (manifest, drawn), said
 
         self._manifest, drawn = self._ranks.agree(look, "the checkpoint")
         self._run = self._ranks.gather(drawn)[0]
+        # Folders that are empty are alike, whoever has them.
+        self._together(self._check_folder)
         opened: list[Store] = []
 
         def make() -> tuple[Store, dict[str, Any]]:
@@ -300,11 +303,23 @@ class Checkpoint:
 
     # Files.
 
-    def _take_lock(self) -> None:
-        """Keep other runs out as long as this object lives."""
-        if not self._locked:
-            weakref.finalize(self, os.close, take_lock(self.folder))
-            self._locked = True
+    def _take_lock(self, run: str) -> None:
+        """Keep other runs out as long as this object lives, and say in the lock which run this is."""
+        if self._lock is None:
+            self._lock = take_lock(self.folder)
+            weakref.finalize(self, os.close, self._lock)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, run.encode(), 0)
+        os.fsync(self._lock)
+
+    def _check_folder(self) -> None:
+        """Raise if rank 0 has another folder, whatever this rank calls it."""
+        lock = self.folder / "LOCK"
+        if not lock.exists() or lock.read_text() != self._run:
+            raise InvalidInput(
+                f"{self.folder} is not the folder of rank 0, for it lacks what that wrote into LOCK: give all ranks "
+                "one folder that they share"
+            )
 
     def _part_folder(self, generation: int, rank: int) -> Path:
         return self.folder / f"parts-{generation}" / str(rank)

@@ -288,6 +288,8 @@ def bad(ranks: Ranks, folder: Path, said: Path, *, what: str) -> dict[str, Any]:
     mine = folder / "run"
     if what == "another folder" and last:
         mine = folder / "empty"
+    if what == "new folders":
+        mine = folder / f"new-{ranks.rank // 2}"
     try:
         checkpoint = Checkpoint(mine, ranks=ranks)
         options: dict[str, Any] = {"seed": 9 if what == "seed" and last else 7}

@@ -196,6 +196,7 @@ def save_two(folder: Path) -> Path:
         ("model", 2, "rank 0: .* is of another model: .*size mismatch"),
         ("optimizer", 2, "rank 0: .* is of another model: .*parameter groups"),
         ("another folder", 3, "ranks disagree on the checkpoint, its id: .* rank 2 has None"),
+        ("new folders", 3, "rank 2: .*new-1 is not the folder of rank 0"),
         ("seed", 3, "ranks disagree on the checkpoint, the seed: rank 0 has 7, rank 2 has 9"),
         (
             "position",
