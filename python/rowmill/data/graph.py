@@ -6,6 +6,7 @@ they first appear, heads before tails, so equal files give equal numbers.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from zlib import crc32
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from rowmill.data.errors import DataError
+from rowmill.data.tsv import check_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 PARTS = ("train", "valid", "test")
 _COLUMNS = ("head", "relation", "tail")
 _SHOWN = 60
+_LINE_BYTES = 1 << 20
+"""Longer lines than this do not fit into what is parsed at once."""
+_WRONG_COUNT = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -106,13 +111,12 @@ def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> G
 
 def _read(file: Path) -> pa.Table:
     """The triples of a file as text; every line is looked at."""
-    wrong: list[csv.InvalidRow] = []
-
-    def note(row: csv.InvalidRow) -> str:
-        wrong.append(row)
-        return "error"
-
     try:
+        if file.exists() and not file.is_file() and not file.is_dir():
+            # Whoever opens a pipe waits for its writer.
+            raise DataError(f"{file} is no regular file; give one with a triple a line")
+        with file.open("rb") as opened:
+            check_text(opened.peek(), file)
         table = csv.read_csv(
             file,
             # Only one thread knows the numbers of lines.
@@ -122,7 +126,6 @@ def _read(file: Path) -> pa.Table:
                 quote_char=False,
                 double_quote=False,
                 ignore_empty_lines=False,
-                invalid_row_handler=note,
             ),
             csv.ConvertOptions(
                 column_types=dict.fromkeys(_COLUMNS, pa.string()), strings_can_be_null=False
@@ -135,11 +138,7 @@ def _read(file: Path) -> pa.Table:
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
     except pa.ArrowInvalid as error:
-        if wrong:
-            raise _wrong_columns(file, wrong[0]) from None
-        if "Empty CSV" in str(error):
-            raise _empty(file) from None
-        raise _not_text(file, error) from None
+        raise _unreadable(file, str(error)) from None
     if table.num_rows == 0:
         raise _empty(file)
     for column in _COLUMNS:
@@ -151,27 +150,35 @@ def _read(file: Path) -> pa.Table:
     return table
 
 
-def _wrong_columns(file: Path, row: csv.InvalidRow) -> DataError:
-    text = row.text if len(row.text) <= _SHOWN else row.text[:_SHOWN] + "..."
-    return DataError(
-        f"{file}, line {row.number}: {text!r} has {row.actual_columns} columns, not 3; "
-        "a line is head<TAB>relation<TAB>tail"
-    )
-
-
 def _empty(file: Path) -> DataError:
     return DataError(f"{file} has no triples; every part of a graph needs at least one")
 
 
-def _not_text(file: Path, error: pa.ArrowInvalid) -> DataError:
-    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
-        try:
-            line.decode()
-        except UnicodeDecodeError:
-            return DataError(
-                f"{file}, line {number}: {line[:_SHOWN]!r} is not UTF-8; save the file as UTF-8"
-            )
-    return DataError(f"{file} cannot be read as lines of triples: {error}")
+def _unreadable(file: Path, said: str) -> DataError:
+    """What is wrong with a file of which the reader said this."""
+    if "Empty CSV" in said:
+        return _empty(file)
+    with file.open("rb") as opened:
+        for number, line in enumerate(opened, 1):
+            if len(line) > _LINE_BYTES:
+                return DataError(
+                    f"{file}, line {number} has {len(line):,} bytes, more than {_LINE_BYTES:,}; "
+                    "a line is head<TAB>relation<TAB>tail"
+                )
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return DataError(
+                    f"{file}, line {number}: {line[:_SHOWN]!r} is not UTF-8; save the file as UTF-8"
+                )
+    wrong = _WRONG_COUNT.search(said)
+    if wrong is None:
+        return DataError(f"{file} cannot be read as lines of triples: {said}")
+    number, columns, text = wrong.groups()
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return DataError(
+        f"{file}, line {number}: {text!r} has {columns} columns, not 3; a line is head<TAB>relation<TAB>tail"
+    )
 
 
 def _ends(triples: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:

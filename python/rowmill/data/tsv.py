@@ -34,14 +34,15 @@ def count_lines(path: Path) -> int:
     """Number of lines; the last one may lack its newline. Raise if the file is plainly no text."""
     lines, last = 0, b"\n"
     with path.open("rb") as file:
-        _check_text(file.peek(_SCAN_BYTES), path)
+        check_text(file.peek(_SCAN_BYTES), path)
         while chunk := file.read(_SCAN_BYTES):
             lines += chunk.count(b"\n")
             last = chunk[-1:]
     return lines + (last != b"\n")
 
 
-def _check_text(beginning: bytes, path: Path) -> None:
+def check_text(beginning: bytes, path: Path) -> None:
+    """Raise if a file that begins so is plainly no text with LF or CRLF behind its lines."""
     if beginning.startswith(b"\x1f\x8b"):
         raise DataError(f"{path} is compressed with gzip: unpack it first (gunzip)")
     if beginning.startswith(b"PAR1"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +64,15 @@ def test_any_text_is_a_name(tmp_path: Path) -> None:
         ({"train": ""}, r"train\.tsv has no triples; every part of a graph needs at least one"),
         ({"test": ""}, r"test\.tsv has no triples"),
         ({"train": b"a\tr\tb\na\tr\t\xff\n"}, r"train\.tsv, line 2: .* is not UTF-8; save"),
+        # Neither three columns nor text: the reader must not fail in telling so.
+        ({"train": b"a\tr\tb\n\xff\xfe\n"}, r"train\.tsv, line 2: .* is not UTF-8; save"),
+        ({"train": gzip.compress(b"a\tr\tb\n")}, r"train\.tsv is compressed with gzip: unpack it"),
+        ({"valid": "a\tlikes\tb\n".encode("utf-16")}, r"valid\.tsv holds zero bytes"),
+        (
+            {"train": "a\tr\tb\n" + "x" * 3_000_000 + "\tr\tb\n"},
+            r"train\.tsv, line 2 has 3,000,005 bytes, more than 1,048,576",
+        ),
+        ({"train": "a\tr\tb\n" + "x" * 100 + "\n"}, r"line 2: 'x{60}\.\.\.' has 1 columns"),
         ({"test": None}, r"test\.tsv does not exist; a graph is a folder with"),
         (
             {"valid": "a\tlikes\tb\na\thates\tb\na\tnotes\tb\n"},
@@ -96,3 +107,10 @@ def test_a_file_is_no_graph(tmp_path: Path) -> None:
         read_graph(write(tmp_path) / "train.tsv")
     with pytest.raises(DataError, match="is no folder"):
         read_graph(tmp_path / "nowhere")
+
+
+def test_a_pipe_is_refused_before_anybody_waits_for_it(tmp_path: Path) -> None:
+    folder = write(tmp_path, test=None)
+    os.mkfifo(folder / "test.tsv")
+    with pytest.raises(DataError, match=r"test\.tsv is no regular file"):
+        read_graph(folder)
