@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _LABELS = ("labels", "label", "node_labels")
 _MASKS = ("train_masks", "val_masks", "test_masks")
 _CLASSES_MAX = 1 << 20
+_INTEGER_MAX = (1 << 63) - 1
 _SPLIT = 0x5EED
 """Sets random splits apart from other streams of a seed."""
 
@@ -210,6 +211,9 @@ def read_node_graph(
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
+        # Whoever opens a pipe waits for its writer.
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise BadZipFile("it is no regular file")
         # Opened here, because a file that is no archive would stay open.
         with path.open("rb") as opened:
             if not is_zipfile(opened):
@@ -343,6 +347,9 @@ def _compressed(
 def _array(path: Path, arrays: dict[str, NDArray[Any]], name: str) -> NDArray[Any]:
     if name not in arrays:
         raise DataError(f"{path} has no array {name}; it has {', '.join(arrays)}")
+    # NumPy gives the bytes of what is no array.
+    if not hasattr(arrays[name], "dtype"):
+        raise DataError(f"{path}: {name} is no array of NumPy; write the file with numpy.savez")
     return arrays[name]
 
 
@@ -353,6 +360,11 @@ def _integers(
     if array.dtype.kind not in "iu" or array.ndim != ndim:
         raise DataError(
             f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be integers of {ndim} dimensions"
+        )
+    if array.dtype.kind == "u" and array.size and array.max() > _INTEGER_MAX:
+        place = np.argwhere(array > _INTEGER_MAX)[0]
+        raise DataError(
+            f"{path}: {name}{place.tolist()} = {array[tuple(place)]}, but numbers end at {_INTEGER_MAX}"
         )
     return np.ascontiguousarray(array, np.int64)
 

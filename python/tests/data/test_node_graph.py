@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -170,6 +172,10 @@ def test_parts_that_are_empty_or_overlap_are_refused(
         (arrays(edges=np.array([[0, 1, 2]])), r"edges has shape \(1, 3\)"),
         (arrays(edges=np.array([[0, 1], [2, 4]])), r"edges\[1, 1\] = 4, but the graph has 4 nodes"),
         (arrays(edges=np.array([[0, 1], [-1, 3]])), r"edges\[1, 0\] = -1, but the graph has 4"),
+        (
+            arrays(edges=np.array([[0, 1], [2, 2**64 - 1]], np.uint64)),
+            r"edges\[1, 1\] = 18446744073709551615, but numbers end at 9223372036854775807",
+        ),
         (compressed(adj_indices=None), "no edges: give the array edges"),
         (compressed(adj_indptr=np.array([0, 1, 5])), "adj_indptr has 3 entries, but 4 nodes have"),
         (
@@ -235,8 +241,15 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(path, labels=np.array([{}, {}], dtype=object))
     with pytest.raises(DataError, match=r"no \.npz file of plain arrays"):
         read_node_graph(path)
+    with ZipFile(path, "w") as file:
+        file.writestr("labels.npy", b"no array")
+    with pytest.raises(DataError, match=r"labels is no array of NumPy; write the file with"):
+        read_node_graph(path)
     with pytest.raises(DataError, match="cannot be read"):
         read_node_graph(tmp_path)
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(DataError, match="it is no regular file"):
+        read_node_graph(tmp_path / "pipe.npz")
 
 
 def test_a_planted_graph_is_what_its_settings_say(tmp_path: Path) -> None:
