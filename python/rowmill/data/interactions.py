@@ -24,6 +24,7 @@ _NAMES = {
     "timestamp": ("timestamp", "time"),
     "rating": ("rating",),
 }
+_TIME_END = 2.0**63
 _GROUP_ITEMS = 20
 _NEXT_GROUP = 0.7
 """How often the next item is of the group that follows the last one's."""
@@ -54,14 +55,19 @@ def read_interactions(path: Path) -> Interactions:
         if path.suffix == ".parquet":
             table = pq.read_table(path)
         else:
-            table = pacsv.read_csv(path, parse_options=pacsv.ParseOptions(delimiter="\t"))
+            # Only one thread knows the numbers of lines.
+            table = pacsv.read_csv(
+                path,
+                pacsv.ReadOptions(use_threads=False),
+                pacsv.ParseOptions(delimiter="\t"),
+            )
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"interactions {path} cannot be read: {error}") from None
     table = table.rename_columns([name.split(":")[0] for name in table.column_names])
     if table.num_rows == 0:
         raise DataError(f"interactions {path} has no rows")
     users, items = (_whole(table, name, path) for name in ("user", "item"))
-    timestamps = _numbers(table, "timestamp", path).astype(np.int64)
+    timestamps = _timestamps(table, path)
     rated = any(name in table.column_names for name in _NAMES["rating"])
     liked = _numbers(table, "rating", path) >= LIKED_FROM if rated else None
     return _in_order(users, items, timestamps, liked)
@@ -122,6 +128,10 @@ def _in_order(
 
 def _column(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
     for known in _NAMES[name]:
+        if table.column_names.count(known) > 1:
+            raise DataError(
+                f"interactions {path} has {table.column_names.count(known)} columns {known!r}; drop all but one"
+            )
         if known in table.column_names:
             column = table.column(known)
             if column.null_count:
@@ -141,7 +151,24 @@ def _whole(table: pa.Table, name: str, path: Path) -> NDArray[np.int64]:
             f"{path}: {name!r} has type {column.type}, as in {column[0].as_py()!r}; ids are 64-bit integers. Number "
             "them first (a 64-bit hash will do)"
         )
-    return column.cast(pa.int64()).to_numpy()
+    try:
+        return column.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{path}: {name!r} has an id beyond 64-bit integers with a sign ({error}). Number them first (a 64-bit "
+            "hash will do)"
+        ) from None
+
+
+def _timestamps(table: pa.Table, path: Path) -> NDArray[np.int64]:
+    times = _numbers(table, "timestamp", path)
+    wrong = np.flatnonzero(~(np.abs(times) < _TIME_END))
+    if len(wrong):
+        raise DataError(
+            f"{path}, row {wrong[0]} (from 0): 'timestamp' = {times[wrong[0]]:g} is no time ({len(wrong)} such rows); "
+            "drop the row"
+        )
+    return times.astype(np.int64)
 
 
 def _numbers(table: pa.Table, name: str, path: Path) -> NDArray[np.float64]:

@@ -130,13 +130,27 @@ def test_interactions_of_either_format_are_the_same(tmp_path: Path) -> None:
         ("user\titem\ttimestamp\n1\t2\tnoon\n", r"'timestamp' has type string, as in 'noon'"),
         ("user\titem\ttimestamp\n1\t\t3\n1\t2\t3\n", r"row 0 \(from 0\): 'item' is missing"),
         ("user\titem\ttimestamp\n", "has no rows"),
-        ("user\titem\ttimestamp\n1\t2\n", "cannot be read"),
+        ("user\titem\ttimestamp\n1\t2\n", r"cannot be read: .*Row #2: Expected 3 columns, got 2"),
+        (
+            "user\titem\ttimestamp\n1\t2\t3\n1\t3\tinf\n",
+            r"row 1 \(from 0\): 'timestamp' = inf is no time \(1 such rows\); drop",
+        ),
+        ("user\titem\ttimestamp\n1\t2\t1e300\n", r"'timestamp' = 1e\+300 is no time"),
+        ("user\titem\titem\ttimestamp\n1\t2\t2\t3\n", "has 2 columns 'item'; drop all but one"),
     ],
 )
 def test_interactions_that_cannot_be_read_say_why(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "bad.tsv"
     file.write_text(text)
     with pytest.raises(DataError, match=said):
+        read_interactions(file)
+
+
+def test_ids_beyond_64_bits_with_a_sign_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    columns = {"user": pa.array([2**64 - 1], pa.uint64()), "item": [1], "timestamp": [1]}
+    pq.write_table(pa.table(columns), file)
+    with pytest.raises(DataError, match=r"'user' has an id beyond 64-bit integers with a sign"):
         read_interactions(file)
 
 
