@@ -110,7 +110,9 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    # A small step has its digits far behind the point.
+    digits = max(12, 3 - math.floor(math.log10(step)))
+    return [round(i * step, digits) for i in range(first, last + 1)]
 
 
 def short_count(value: float) -> str:

@@ -115,7 +115,18 @@ def test_a_report_that_is_cut_off_has_no_json_yet(
 
 @pytest.mark.parametrize(
     ("low", "high"),
-    [(0, 1), (0.4321, 0.4399), (0, 93), (5, 5), (0, 0), (1e6, 3.3e8), (-2, 7), (0.0, 1e-5)],
+    [
+        (0, 1),
+        (0.4321, 0.4399),
+        (0, 93),
+        (5, 5),
+        (0, 0),
+        (1e6, 3.3e8),
+        (-2, 7),
+        (0.0, 1e-5),
+        (2e-16, 2e-16),
+        (3e-14, 7e-14),
+    ],
 )
 def test_ticks_are_even_and_enclose_the_range(low: float, high: float) -> None:
     ticks = nice_ticks(low, high)
@@ -142,6 +153,12 @@ def test_early_points_do_not_flatten_a_robust_chart() -> None:
     points = [(float(x), 100.0 if x == 0 else 1.0 + x / 100) for x in range(100)]
     chart = line_chart([Line("loss", points)], title="loss", form=lambda v: f"{v:g}", robust=True)
     assert ">100<" not in chart
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-17, 5e-324, -3e-20])
+def test_a_curve_that_stays_next_to_nothing_has_a_chart(value: float) -> None:
+    chart = line_chart([Line("loss", [(1, value), (2, value)])], title="loss", form=str)
+    assert ElementTree.fromstring(chart).tag.endswith("svg")
 
 
 def test_short_counts() -> None:
