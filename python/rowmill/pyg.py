@@ -223,12 +223,19 @@ class StoredGraph(GraphStore):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__()
         self.folder = Path(folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InvalidInput(f"{self.folder} is a file; a graph is a folder, give another")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._edges: dict[tuple[Any, str], dict[str, Any]] = {}
         self._mapped: dict[str, Tensor] = {}
         if self._list.exists():
-            for entry in json.loads(self._list.read_text()):
-                self._edges[_edge_key(entry)] = entry
+            try:
+                for entry in json.loads(self._list.read_text()):
+                    self._edges[_edge_key(entry)] = entry
+            except (ValueError, KeyError, TypeError) as error:
+                raise InvalidInput(
+                    f"{self._list} is no list of edges ({error}): put the edges again, into another folder"
+                ) from None
 
     @property
     def _list(self) -> Path:
@@ -296,8 +303,13 @@ class StoredGraph(GraphStore):
     def _map(self, entry: dict[str, Any], part: str) -> Tensor:
         file = self._file(entry, part)
         if file.name not in self._mapped:
-            # Copied where it is written to, which torch cannot forbid, so that the file stays as it is.
-            self._mapped[file.name] = torch.from_numpy(np.load(file, mmap_mode="c"))
+            try:
+                # Copied where it is written to, which torch cannot forbid, so that the file stays as it is.
+                self._mapped[file.name] = torch.from_numpy(np.load(file, mmap_mode="c"))
+            except (OSError, ValueError, EOFError, TypeError) as error:
+                raise InvalidInput(
+                    f"{file} is no whole file of edges ({error}): put edges {_edge_key(entry)[0]} again"
+                ) from None
         return self._mapped[file.name]
 
     def _file(self, entry: dict[str, Any], part: str) -> Path:
@@ -316,6 +328,8 @@ class NeighbourSampler(BaseSampler):
     """
 
     def __init__(self, graph: GraphStore, fanouts: Sequence[int], *, replace: bool = False) -> None:
+        if len(fanouts) == 0:
+            raise InvalidInput("fanouts is empty: give one for each layer of the model")
         if len(graph.get_all_edge_attrs()) == 0:
             raise InvalidInput("the graph has no edges: put some")
         sources, pointers, _ = graph.csc()
@@ -424,6 +438,9 @@ def _ids(index: Any, rows: int) -> Tensor:
         if len(ids) != rows:
             raise InvalidInput(f"a mask of {len(ids)} nodes, but there are {rows}")
         return ids.nonzero().view(-1)
+    # An empty list becomes one of floats.
+    if ids.is_floating_point() and len(ids):
+        raise InvalidInput(f"nodes must be whole numbers or a mask, got {ids.dtype}")
     return ids.long()
 
 

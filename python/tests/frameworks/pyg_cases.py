@@ -304,6 +304,9 @@ def test_features_that_disagree_are_refused(store: rowmill.Store) -> None:
         features.get_tensor("paper", "x", torch.ones(9, dtype=torch.bool))
     with pytest.raises(InvalidInput, match="10"):
         features.get_tensor("paper", "x", torch.tensor([10]))
+    with pytest.raises(InvalidInput, match="whole numbers or a mask, got"):
+        features.get_tensor("paper", "x", torch.tensor([0.7]))
+    assert features.get_tensor("paper", "x", torch.tensor([])).shape == (0, 3)
     with pytest.raises(InvalidInput, match="no '/'"):
         features.put_tensor(torch.randn(2, 3), "a/b", "x", None)
     store.table("features/any/x", dim=2, optimizer=optim.SGD(lr=0.1)).put([5], [[1.0, 1.0]])
@@ -378,6 +381,29 @@ def test_edges_that_are_none_are_refused(
         StoredGraph(tmp_path).put_edge_index(
             (given, torch.tensor(columns)), edge_type=None, layout=layout, size=size
         )
+
+
+def test_a_damaged_folder_of_edges_is_named(tmp_path: Path) -> None:
+    ring = torch.arange(5)
+    folder = tmp_path / "graph"
+    StoredGraph(folder).put_edge_index((ring, ring), edge_type=None, layout="coo", size=(5, 5))
+    file = folder / "1.row.npy"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(InvalidInput, match=r"1\.row\.npy is no whole file of edges .*None again"):
+        StoredGraph(folder).get_edge_index(edge_type=None, layout="coo")
+    file.unlink()
+    with pytest.raises(InvalidInput, match=r"1\.row\.npy is no whole file of edges"):
+        StoredGraph(folder).get_edge_index(edge_type=None, layout="coo")
+    (folder / "edges.json").write_text("[{")
+    with pytest.raises(InvalidInput, match=r"edges\.json is no list of edges"):
+        StoredGraph(folder)
+    with pytest.raises(InvalidInput, match="is a file; a graph is a folder"):
+        StoredGraph(folder / "edges.json")
+
+
+def test_a_sampler_without_layers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="fanouts is empty"):
+        NeighbourSampler(StoredGraph(tmp_path), fanouts=[])
 
 
 def test_sizes_of_node_types_are_known(store: rowmill.Store, tmp_path: Path) -> None:
