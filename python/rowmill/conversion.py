@@ -221,15 +221,19 @@ def _sources(model: nn.Module, skip: Collection[str]) -> dict[str, _Source]:
                 f"skip it with skip=[{path!r}]"
             )
         refuse_options(module.max_norm, module.scale_grad_by_freq, module.weight.dtype, f"{path}: ")
+        weight = module.weight.detach()
+        known = weight.numel() and not weight.is_meta
+        if known and not all(value.isfinite() for value in weight.aminmax()):
+            raise InvalidInput(
+                f"{path}: a weight is no finite number, which a row cannot hold: set it to one"
+            )
         if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
             raise InvalidInput(f'{path}: mode="max" is not supported, only "sum" and "mean"')
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            weight = module.weight.detach()
-            if not weight.is_meta and bool(weight[module.padding_idx].any()):
-                raise InvalidInput(
-                    f"{path}: the row of padding_idx {module.padding_idx} is not 0, which a stored "
-                    "table cannot show"
-                )
+        padding = module.padding_idx if isinstance(module, nn.Embedding) else None
+        if padding is not None and not weight.is_meta and bool(weight[padding].any()):
+            raise InvalidInput(
+                f"{path}: the row of padding_idx {padding} is not 0, which a stored table cannot show"
+            )
         sources[path] = module
     if not sources:
         raise InvalidInput(

@@ -44,17 +44,21 @@ class KeyedCollection:
 
 def _as_collection(module: nn.Module) -> KeyedCollection | None:
     """A collection by its structure: tables in a ModuleDict, and a method that tells their configuration."""
-    kinds: list[tuple[Literal["embedding_bags", "embeddings"], str, type[nn.Module]]] = [
-        ("embedding_bags", "embedding_bag_configs", nn.EmbeddingBag),
-        ("embeddings", "embedding_configs", nn.Embedding),
+    kinds: list[tuple[Literal["embedding_bags", "embeddings"], str, str, type[nn.Module]]] = [
+        ("embedding_bags", "embedding_bag_configs", "is_weighted", nn.EmbeddingBag),
+        ("embeddings", "embedding_configs", "need_indices", nn.Embedding),
     ]
-    for kind, method, type_ in kinds:
+    for kind, method, option, type_ in kinds:
         inner, configs = getattr(module, kind, None), getattr(module, method, None)
         if not isinstance(inner, nn.ModuleDict) or not callable(configs):
             continue
-        found: Any = configs()
+        if not callable(getattr(module, option, None)):
+            continue
+        found: Any = configs() or ()
         tables: dict[str, Any] = dict(inner.items())
-        names = [getattr(config, "name", None) for config in found]
+        names = [
+            getattr(config, "name", None) for config in found if hasattr(config, "feature_names")
+        ]
         if names == list(tables) and all(type(table) is type_ for table in tables.values()):
             return KeyedCollection(module, kind, tables, list(found))
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -166,6 +167,13 @@ def with_padding_row() -> nn.Module:
     return model
 
 
+def with_infinity() -> nn.Module:
+    model = Model()
+    with torch.no_grad():
+        model.user.weight[1, 2] = torch.inf
+    return model
+
+
 class Special(nn.Embedding):
     pass
 
@@ -192,6 +200,7 @@ def maximum() -> nn.Module:
         (shared, "words: its weight is shared by words.weight, head.weight"),
         (same_module_twice, "user: its weight is shared by user.weight, again.weight"),
         (with_padding_row, "user: the row of padding_idx 0 is not 0"),
+        (with_infinity, "user: a weight is no finite number"),
         (subclass, "user: Special is a subclass"),
         (lambda: nn.Linear(1, 1), "holds no nn.Embedding"),
         (lambda: nn.Embedding(2, 2), "is an embedding itself"),
@@ -203,6 +212,27 @@ def test_what_cannot_be_converted_names_its_module(
     with pytest.raises(InvalidInput, match=says):
         rowmill.convert(make(), store=store, optimizer=SGD(lr=0.1))
     assert store.table_names() == []
+
+
+@pytest.mark.parametrize("configs", [None, [], [SimpleNamespace(name="goods")]])
+def test_what_only_looks_like_a_collection_keeps_its_forward(
+    store: rowmill.Store, configs: list[Any] | None
+) -> None:
+    class Goods(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding_bags = nn.ModuleDict({"goods": nn.EmbeddingBag(5, 4, mode="sum")})
+
+        def embedding_bag_configs(self) -> list[Any] | None:
+            return configs
+
+        def is_weighted(self) -> bool:
+            return False
+
+    model = nn.ModuleDict({"all": Goods()})
+    rowmill.convert(model, store=store, optimizer=SGD(lr=0.1))
+    assert type(model["all"]) is Goods
+    assert type(model["all"].embedding_bags["goods"]) is rowmill.nn.EmbeddingBag
 
 
 def test_every_table_has_exactly_one_optimizer(store: rowmill.Store) -> None:
