@@ -39,7 +39,7 @@ from rowmill.train.pusher import Pusher
 from rowmill.train.ranked_clicks import is_first, open_ranked_clicks, started_ranks
 from rowmill.train.rows import StoredRows, row_eviction, row_optimizer
 from rowmill.train.state import Run
-from rowmill.train.task import announced
+from rowmill.train.task import announced, check_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -118,6 +118,7 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     """A trainer at the first row, or where the last checkpoint left it; its store is closed at the end."""
     threads = _threads(config)
     # These raise before anything is made.
+    check_flags(config)
     row_optimizer(config.rows)
     row_eviction(config.eviction)
     torch.set_num_threads(threads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rowmill.config import ConfigError
+from rowmill.config import Config, ConfigError
 from rowmill.size import parse_size
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from rowmill.config import Config, StoreConfig
+    from rowmill.config import StoreConfig
     from rowmill.train.rows import RowSide
 
 
@@ -140,6 +140,22 @@ def check_task(config: Config, *, data: str, models: Iterable[str], what: str) -
     if config.train.plain:
         raise ConfigError("train.plain is for click models: drop --plain")
     return config.data.path
+
+
+def check_flags(config: Config) -> None:
+    """Raise where a flag says something that the task of a run would not hear."""
+    task, usual = config.train.task, Config()
+    flags = {
+        "ctr": ("data", ("schema", "train_rows", "ids", "buckets", "min_count")),
+        "gnn": ("gnn", ("split", "splits")),
+    }
+    for of, (section, names) in flags.items():
+        for name in names:
+            value = getattr(getattr(config, section), name)
+            if task != of and value != getattr(getattr(usual, section), name):
+                raise ConfigError(
+                    f"{section}.{name} = {str(value)!r} is of the task {of}: drop it with --task {task}"
+                )
 
 
 def announced(
