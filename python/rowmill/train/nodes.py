@@ -203,6 +203,21 @@ class NodeTask:
 @contextmanager
 def open_nodes(config: Config, console: Console, threads: int) -> Generator[NodeTask]:
     """The model of the settings and its graph, with its store open."""
+    graph = _graph(config, console)
+    split = _split(config, graph, config.gnn.split)
+    identity = node_identity(config, graph)
+    with open_rows(config, threads=threads, identity=identity) as store:
+        yield NodeTask(config, graph, split, store, identity, console)
+
+
+def check_splits(config: Config, console: Console) -> None:
+    """Raise unless the graph has all the splits that the settings name, so that no run ends for want of the next."""
+    graph = _graph(config, console)
+    for number in range(config.gnn.split, config.gnn.split + config.gnn.splits):
+        _split(config, graph, number)
+
+
+def _graph(config: Config, console: Console) -> NodeGraph:
     path = check_task(config, data="the .npz file of the graph", models=_MODELS, what="nodes")
     check_settings(config)
     if config.nodes is not None:
@@ -222,14 +237,15 @@ def open_nodes(config: Config, console: Console, threads: int) -> Generator[Node
         raise ConfigError(
             f'{path} has no features: set gnn.rows = "learned" to learn an embedding of every node'
         )
-    split = graph.split(
-        settings.split,
-        train_per_class=settings.train_per_class,
-        valid_per_class=settings.valid_per_class,
+    return graph
+
+
+def _split(config: Config, graph: NodeGraph, number: int) -> NodeSplit:
+    return graph.split(
+        number,
+        train_per_class=config.gnn.train_per_class,
+        valid_per_class=config.gnn.valid_per_class,
     )
-    identity = node_identity(config, graph)
-    with open_rows(config, threads=threads, identity=identity) as store:
-        yield NodeTask(config, graph, split, store, identity, console)
 
 
 def feature_table(store: Store, dim: int, nodes: int, config: Config) -> Table:

@@ -8,6 +8,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from rowmill.config import ConfigError
+from rowmill.train.nodes import check_splits
 from rowmill.train.run import train
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def train_splits(config: Config, console: Console) -> dict[str, Any]:
             raise ConfigError(
                 f"{name} is for one run, and gnn.splits = {config.gnn.splits}: drop it"
             )
+    check_splits(config, console)
     out, first = config.train.out, config.gnn.split
     numbers = range(first, first + config.gnn.splits)
     reports: list[dict[str, Any]] = []

@@ -491,6 +491,7 @@ def test_the_command_generates_trains_several_splits_and_tells_their_mean(
     [
         ({"model__kind": "dlrm"}, r"model\.kind = 'dlrm' is no model of nodes"),
         ({"train__plain": True}, r"train\.plain is for click models"),
+        ({"data__ids": "hash"}, r"data\.ids = 'hash' is of the task ctr: drop it with --task gnn"),
         ({"gnn__fanouts": []}, r"gnn\.fanouts is empty"),
         ({"gnn__fanouts": [4, 0]}, r"gnn\.fanouts has a 0"),
         ({"gnn__test_fanouts": [4]}, r"gnn\.test_fanouts has 1 layers and gnn\.fanouts 2"),
@@ -567,3 +568,18 @@ def test_splits_of_a_run_in_one_call(make: Make) -> None:
     result = train_splits(make(gnn__splits=2), quiet())
     alone = train(make("alone", gnn__split=1, train__seed=1), quiet())
     assert result["test"]["accuracy"]["values"][1] == alone["test"]["accuracy"]
+
+
+def test_a_split_that_is_not_there_is_told_before_the_first_is_trained_on(
+    make: Make, graph: Path, tmp_path: Path
+) -> None:
+    with np.load(graph) as file:
+        arrays = dict(file)
+    place = np.arange(NODES) % 3
+    parts = [("train_masks", 0), ("val_masks", 1), ("test_masks", 2)]
+    masks = {name: np.stack([place == part] * 2) for name, part in parts}
+    np.savez(tmp_path / "fixed.npz", allow_pickle=False, **arrays, **masks)
+    config = make(data__path=tmp_path / "fixed.npz", gnn__splits=3)
+    with pytest.raises(DataError, match=r"has 2 splits, and gnn\.split = 2"):
+        train_splits(config, quiet())
+    assert not config.train.out.exists(), "nothing was made"
