@@ -242,6 +242,12 @@ def _train_rows(config: Config, source: Source, sequences: Sequences | None) -> 
                 f"data.train_rows = {asked}, but the lists of candidates of {config.data.path} begin at row "
                 f"{sequences.train_rows}: drop --train-rows"
             )
+        tested = source.rows - sequences.train_rows
+        if tested <= 0 or tested % sequences.candidates:
+            raise ConfigError(
+                f"{config.data.path} has {source.rows} rows, but its lists of {sequences.candidates} candidates begin at "
+                f"row {sequences.train_rows}: a file of it is missing or not whole, make the log again"
+            )
         return sequences.train_rows
     train_rows = source.rows - source.rows // 5 if asked is None else asked
     if train_rows > source.rows or train_rows == 0:

@@ -6,6 +6,8 @@ Logs are small and generated; one test trains on real interactions where there a
 from __future__ import annotations
 
 import io
+import json
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +211,23 @@ def test_the_commands_make_sequences_and_train_on_them(
     assert "Test HR@10" in (tmp_path / "run/report.html").read_text()
     assert main(["data", "sequences", "--out", log, "--places", "0"]) == 2
     assert "sequences.places = '0'; it must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["train_rows", "candidates"])
+def test_lists_that_are_not_all_there_are_told_before_training(
+    make: Make, log: Path, tmp_path: Path, key: str
+) -> None:
+    shutil.copytree(log, tmp_path / "part")
+    sidecar = tmp_path / "part/sequences.json"
+    content = json.loads(sidecar.read_text())
+    content[key] += 1_000_000
+    sidecar.write_text(json.dumps(content))
+    config = make("din", data__path=tmp_path / "part")
+    with pytest.raises(
+        ConfigError, match="a file of it is missing or not whole, make the log again"
+    ):
+        train(config, quiet())
+    assert not config.train.out.exists(), "nothing was made"
 
 
 def test_real_interactions_train_as_their_twin(
