@@ -75,12 +75,9 @@ class Placed:
         self.feature = feature
         self.place = place
         self.column = column
-
-    @property
-    def recovered(self) -> RecoveredFeature:
+        mean = feature.pooling == "mean"
+        self.recovered = RecoveredFeature(feature.table.dim, column, mean)
         """Its bags in the output."""
-        mean = self.feature.pooling == "mean"
-        return RecoveredFeature(self.feature.table.dim, self.column, mean)
 
 
 class Plan:

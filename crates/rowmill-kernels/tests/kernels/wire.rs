@@ -20,7 +20,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
     (1_usize..4, 1_usize..5).prop_flat_map(|(ranks, categories)| {
         (
             prop::collection::vec(0_u32..9, ranks * categories),
-            prop::collection::vec(prop::sample::select(vec![1_u32, 3, 8, 17]), categories),
+            prop::collection::vec(prop::sample::select(vec![1_u32, 3, 8, 17, 32, 70]), categories),
             prop::collection::vec(1_u32..6, categories),
         )
             .prop_map(|(counts, dims, unique)| Shape { counts, dims, unique })

@@ -123,7 +123,6 @@ def _owned(unique: Unique, message: Message) -> _core.OwnedArguments:
 def _bags(bags: Bags) -> _core.BagArguments:
     """The arguments of a recovery, as the kernels take them."""
     weights = None if bags.weights is None else bags.weights.detach().contiguous().numpy()
-    features = [(feature.dim, feature.column, feature.mean) for feature in bags.features]
     message = bags.message
     return (
         message.counts.numpy(),
@@ -131,7 +130,7 @@ def _bags(bags: Bags) -> _core.BagArguments:
         bags.combined.numpy(),
         bags.offsets.numpy(),
         weights,
-        features,
+        bags.features,
         bags.count,
         bags.width,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -73,9 +73,8 @@ class Message:
         return [int(floats) for floats in counts_RC @ torch.tensor(self.dims)]
 
 
-@dataclass(frozen=True)
-class RecoveredFeature:
-    """A feature whose bags are pooled: its width, its first column in the output, its pooling."""
+class RecoveredFeature(NamedTuple):
+    """A feature whose bags are pooled: its width, its first column in the output, its pooling. As kernels take it."""
 
     dim: int
     column: int
