@@ -141,6 +141,8 @@ class NodeGraph:
         if self.features is not None:
             features = self.features
             arrays += [features.dense, features.indptr, features.columns, features.values]
+        if self.masks is not None:
+            arrays += [self.masks[name] for name in _MASKS]
         for array in arrays:
             check = zlib.crc32(b"" if array is None else array.tobytes(), check)
         return f"{check:08x}"

@@ -140,6 +140,15 @@ def test_fixed_splits_are_taken_as_they_are(tmp_path: Path) -> None:
         graph.split(2, train_per_class=20, valid_per_class=30)
 
 
+def test_other_splits_are_another_graph(tmp_path: Path) -> None:
+    given = masks()
+    checks = [read_node_graph(write(tmp_path, given)).fingerprint()]
+    for name in ("train_masks", "test_masks"):
+        given[name] = given[name][::-1]
+        checks.append(read_node_graph(write(tmp_path, given)).fingerprint())
+    assert len(set(checks)) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
