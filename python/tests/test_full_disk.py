@@ -218,6 +218,22 @@ def test_a_generator_that_finds_no_space_is_one_line_and_begins_again(
         assert main(arguments) == 0
 
 
+@pytest.mark.parametrize(("kind", "out"), [("nodes", "nodes.npz"), ("sequences", "log")])
+def test_a_file_that_finds_no_space_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, out: str
+) -> None:
+    with small_disk("tmpfs", tmp_path, 1) as disk:
+        (disk / "ballast").write_bytes(b"\0" * ((1 << 20) - 65_536))
+        arguments = ["data", kind, "--out", str(disk / out)]
+        assert main(arguments) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"rowmill: No space left on device: {disk}")
+        assert error.count("\n") == 1
+        (disk / "ballast").unlink()
+        subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
+        assert main(arguments) == 0
+
+
 def test_errors_of_a_full_disk_are_errors_of_the_system_too() -> None:
     assert issubclass(errors.StoreFull, OSError)
     assert issubclass(errors.StoreIoError, OSError)

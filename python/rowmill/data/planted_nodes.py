@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from rowmill.data.errors import DataError
+from rowmill.data.errors import DataError, writing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,8 @@ def make_nodes(path: Path, settings: NodesConfig) -> Path:
     arrays = planted_nodes(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    np.savez(unfinished, allow_pickle=False, settings=np.array(told), **arrays)
+    with writing(unfinished):
+        np.savez(unfinished, allow_pickle=False, settings=np.array(told), **arrays)
     unfinished.replace(path)
     return path
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rowmill.config import SequencesConfig
-from rowmill.data.errors import DataError
+from rowmill.data.errors import DataError, writing
 from rowmill.data.interactions import Interactions, generate_interactions, read_interactions
 from rowmill.data.schema import Schema
 
@@ -57,7 +57,8 @@ def make_sequences(out: Path, settings: SequencesConfig) -> Path:
     table, train_rows = sequence_table(interactions, settings)
     out.mkdir(parents=True, exist_ok=True)
     unfinished = out / ".unfinished"
-    pq.write_table(table, unfinished, row_group_size=_BLOCK_ROWS, write_page_checksum=True)
+    with writing(unfinished):
+        pq.write_table(table, unfinished, row_group_size=_BLOCK_ROWS, write_page_checksum=True)
     unfinished.replace(out / "part-00000.parquet")
     content = {
         "settings": told,
@@ -118,9 +119,10 @@ def sequence_table(interactions: Interactions, settings: SequencesConfig) -> tup
         free = np.setdiff1d(np.arange(len(items)), met[lo:hi] - first, assume_unique=True)
         wanted = settings.candidates - 1
         if len(free) < wanted:
+            remedy = f"lower --candidates to {len(free) + 1}" if len(free) else "drop that user"
             raise DataError(
                 f"user {users[user[event]]} never met {len(free)} of the {len(items)} items, too few for "
-                f"candidates = {settings.candidates}; lower --candidates to {len(free) + 1}"
+                f"candidates = {settings.candidates}; {remedy}"
             )
         test[row] = [item[event], *stream.choice(free, wanted, replace=False)]
     events = np.concatenate([kept.repeat(train.shape[1]), last.repeat(settings.candidates)])

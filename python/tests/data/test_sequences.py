@@ -166,6 +166,8 @@ def test_interactions_that_make_no_sequences_say_why() -> None:
         DataError, match=r"user 1 never met 1 of the 3 items, .* lower --candidates to 2"
     ):
         table([1, 1, 2], [3, 4, 5])
+    with pytest.raises(DataError, match=r"user 1 never met 0 of the 2 items, .* drop that user"):
+        table([1, 1], [3, 4], candidates=2, negatives=0)
     with pytest.raises(DataError, match=r"user 2 met all 2 items, .* set --negatives 0"):
         table([1, 1, 2, 2, 2], [3, 4, 3, 4, 4], candidates=2)
     with pytest.raises(DataError, match=r"interactions .*absent.* is no file"):
