@@ -46,6 +46,11 @@ class TripleModel(nn.Module, ABC):
         self, entities: nn.Module, relations: nn.Module, *, margin: float = 0.0, norm: int = 1
     ) -> None:
         super().__init__()
+        dim, found = (getattr(rows, "embedding_dim", None) for rows in (entities, relations))
+        if dim is not None and found not in (None, self.relation_dim(dim)):
+            raise InvalidInput(
+                f"entities of {dim} weights want relations of {self.relation_dim(dim)} in {type(self).__name__}, got {found}"
+            )
         self.entities = entities
         self.relations = relations
         self.margin = margin

@@ -14,7 +14,7 @@ Shapes: n triples, Q queries of a block, C entities of a chunk, D weights of an 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class KnownTriples:
         asked: Sequence[NDArray[np.int64]] | None = None,
     ) -> None:
         numbers = (int(part[:, 1].max(initial=0)) for part in [*parts, *(asked or [])])
-        self._relations = max(numbers) + 1
+        self._relations = max(numbers, default=0) + 1
         self._tails = self._answers(parts, asked, given=0, answer=2)
         self._heads = self._answers(parts, asked, given=2, answer=0)
 
@@ -78,19 +78,24 @@ class KnownTriples:
                 kept = slice(None) if wanted is None else _among(found, wanted)
                 keys.append(found[kept])
                 entities.append(piece[kept, answer])
-        return _Answers(np.concatenate(keys), np.concatenate(entities))
+        none = np.empty(0, np.int64)
+        return _Answers(np.concatenate([none, *keys]), np.concatenate([none, *entities]))
 
     def tails(
         self, heads: NDArray[np.int64], relations: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The known tails of queries, as pairs: the position of the query, the entity."""
-        return self._tails.of(heads * self._relations + relations)
+        return self._tails.of(self._keys(heads, relations))
 
     def heads(
         self, tails: NDArray[np.int64], relations: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The known heads of queries, in the same form."""
-        return self._heads.of(tails * self._relations + relations)
+        return self._heads.of(self._keys(tails, relations))
+
+    def _keys(self, given: NDArray[np.int64], relations: NDArray[np.int64]) -> NDArray[np.int64]:
+        # The key of a relation that no triple has would be that of another query.
+        return np.where(relations < self._relations, given * self._relations + relations, -1)
 
 
 class _Answers:
@@ -126,11 +131,15 @@ class Ranks:
         """Mean reciprocal rank and hits at 1, 3 and 10 of both sides together, and the first of each side."""
         both = np.concatenate([self.heads, self.tails])
         return {
-            "mrr": float((1 / both).mean()),
-            **{f"hits@{k}": float((both <= k).mean()) for k in (1, 3, 10)},
-            "mrr_heads": float((1 / self.heads).mean()),
-            "mrr_tails": float((1 / self.tails).mean()),
+            "mrr": _mean(1 / both),
+            **{f"hits@{k}": _mean(both <= k) for k in (1, 3, 10)},
+            "mrr_heads": _mean(1 / self.heads),
+            "mrr_tails": _mean(1 / self.tails),
         }
+
+
+def _mean(values: NDArray[Any]) -> float | None:
+    return float(values.mean()) if len(values) else None
 
 
 @torch.no_grad()
@@ -155,6 +164,20 @@ def rank(
         chunk: Entities read at once.
         block: Queries scored at once.
     """
+    if triples.ndim != 2 or triples.shape[1] != 3 or triples.dtype.kind not in "iu":
+        raise InvalidInput(
+            f"triples must be integers [n, 3]: head, relation, tail; got {triples.dtype} {list(triples.shape)}"
+        )
+    ends = triples[:, [0, 2]]
+    wrong = np.argwhere((ends < 0) | (ends >= entities))
+    if len(wrong):
+        row, side = wrong[0]
+        raise InvalidInput(
+            f"triples[{row}] has {('head', 'tail')[side]} {ends[row, side]}, but there are {entities} entities: numbers "
+            f"are 0 to {entities - 1}"
+        )
+    if min(chunk, block) < 1:
+        raise InvalidInput(f"chunk and block must be at least 1, got {chunk} and {block}")
     training = model.training
     model.eval()
     chunk = min(chunk, entities)

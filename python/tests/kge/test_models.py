@@ -120,3 +120,9 @@ def test_magnitudes_are_moduli_where_rows_are_complex() -> None:
 def test_complex_rows_have_an_even_dim(kind: type[TripleModel]) -> None:
     with pytest.raises(InvalidInput, match="dim must be even, got 7"):
         kind.relation_dim(7)
+
+
+@pytest.mark.parametrize(("kind", "dim"), [(DistMult, 1), (ComplEx, 2), (TransE, 6), (RotatE, 4)])
+def test_rows_of_entities_and_relations_fit_each_other(kind: type[TripleModel], dim: int) -> None:
+    with pytest.raises(InvalidInput, match=rf"entities of 4 weights want relations .* got {dim}"):
+        kind(nn.Embedding(5, 4), nn.Embedding(2, dim))

@@ -130,6 +130,37 @@ def test_figures_are_of_both_sides() -> None:
     assert figures["mrr_tails"] == pytest.approx(0.225)
 
 
+def test_nothing_ranked_has_no_figures() -> None:
+    none = np.empty((0, 3), np.int64)
+    figures = rank(model(DistMult), none, KnownTriples([]), entities=N).figures()
+    assert set(figures.values()) == {None}
+
+
+def test_a_relation_that_no_known_triple_has_leaves_nobody_out() -> None:
+    known = np.array([[1, 0, 4], [1, 0, 5]])
+    queries, _ = KnownTriples([known]).tails(np.array([0, 1]), np.array([1, 0]))
+    assert queries.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "message"),
+    [
+        ([[0, 0, 1], [2, 0, N]], {}, rf"triples\[1\] has tail {N}, but there are {N} entities"),
+        ([[-1, 0, 1]], {}, r"triples\[0\] has head -1, but"),
+        ([[3, 0, 1]], {"entities": 2}, r"triples\[0\] has head 3, but there are 2 entities"),
+        ([[0, 1]], {}, r"must be integers \[n, 3\]: .* got int64 \[1, 2\]"),
+        ([[0.0, 1.0, 1.0]], {}, r"got float64 \[1, 3\]"),
+        ([[0, 0, 1]], {"chunk": 0}, "chunk and block must be at least 1, got 0"),
+    ],
+)
+def test_triples_that_cannot_be_ranked_are_named(
+    asked: list[list[float]], options: dict[str, int], message: str
+) -> None:
+    known = KnownTriples([triples(5, 1)])
+    with pytest.raises(InvalidInput, match=message):
+        rank(model(DistMult), np.array(asked), known, **{"entities": N, **options})
+
+
 def test_rows_that_are_no_numbers_are_an_error() -> None:
     made = model(DistMult)
     made.entities.weight.data[3] = torch.nan  # pyright: ignore
