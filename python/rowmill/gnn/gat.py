@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, embedding_bag, leaky_relu
 
 from rowmill.dropout import dropout
+from rowmill.gnn.sampler import check_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,6 +95,7 @@ class GAT(nn.Module):
 
     def forward(self, vectors: Tensor, blocks: Sequence[Block]) -> Tensor:
         """Vectors of a sample's nodes `[N, D]` and its blocks in, `[seeds, classes]` out."""
+        check_blocks(vectors, blocks, layers=len(self.layers))
         vectors = dropout(vectors, self.feature_dropout, training=self.training)
         *hidden, last = self.layers
         for layer, bias, block in zip(hidden, self.biases, reversed(blocks), strict=False):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FANOUT_MAX = 1 << 20
+_WORD_MAX = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class NeighbourSampler:
                 raise InvalidInput(
                     f"fanouts[{layer}] = {fanout}; it must be from 1 to {_FANOUT_MAX}, or -1 for all neighbours"
                 )
+        if not 0 <= seed <= _WORD_MAX:
+            raise InvalidInput(f"seed = {seed}; it must be from 0 to {_WORD_MAX}")
         self.indptr = indptr
         self.indices = indices
         self.fanouts = list(fanouts)
@@ -108,6 +111,8 @@ class NeighbourSampler:
 
     def sample(self, seeds: Tensor, *, batch: int) -> Sample:
         """A sample of the neighbours of distinct nodes, int64 `[n]`; equal numbers of a batch draw equally."""
+        if not 0 <= batch <= _WORD_MAX:
+            raise InvalidInput(f"batch = {batch}; it must be from 0 to {_WORD_MAX}")
         nodes, layers = _core.sample_neighbours(
             self.indptr, self.indices, seeds.numpy(), self.fanouts, self.replace, self.seed, batch
         )
@@ -115,6 +120,18 @@ class NeighbourSampler:
             Block(_long(indptr), _long(indices), sources) for indptr, indices, sources in layers
         ]
         return Sample(_long(nodes), tuple(blocks))
+
+
+def check_blocks(vectors: Tensor, blocks: Sequence[Block], *, layers: int) -> None:
+    """Raise unless a model of so many layers can compute these blocks of these vectors."""
+    if len(blocks) != layers:
+        raise InvalidInput(
+            f"a model of {layers} layers takes as many blocks, got {len(blocks)}: give its sampler a fan-out for each layer"
+        )
+    if len(vectors) != blocks[-1].sources:
+        raise InvalidInput(
+            f"{len(vectors)} vectors, but the sample has {blocks[-1].sources} nodes: give one for each, in their order"
+        )
 
 
 def _long(content: bytearray) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rowmill.errors import InvalidInput
 from rowmill.gnn import GAT, Block, GatLayer, GraphSAGE, NeighbourSampler, SageLayer, Sample
 
 if TYPE_CHECKING:
@@ -148,3 +149,12 @@ def test_no_neighbours_at_all_are_fine(model: nn.Module) -> None:
     out = model(torch.ones(3, 2), (block,))
     assert out.shape == (3, 2)
     assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("kind", [GraphSAGE, GAT])
+def test_samples_that_do_not_fit_a_model_are_refused(kind: type[nn.Module], sample: Sample) -> None:
+    vectors = torch.ones(len(sample.nodes), DIM)
+    with pytest.raises(InvalidInput, match="a model of 3 layers takes as many blocks, got 2"):
+        kind(DIM, HIDDEN, CLASSES, layers=3)(vectors, sample.blocks)
+    with pytest.raises(InvalidInput, match=f"7 vectors, but the sample has {len(sample.nodes)}"):
+        kind(DIM, HIDDEN, CLASSES, layers=2)(vectors[:7], sample.blocks)

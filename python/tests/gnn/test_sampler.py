@@ -154,6 +154,8 @@ def test_a_graph_in_files_is_sampled_where_it_is(
             r"fanouts\[1\] = 0; it must be from 1 to 1048576, or -1",
         ),
         ([0, 1], [0], {"fanouts": [-2]}, r"fanouts\[0\] = -2"),
+        ([0, 1], [0], {"seed": -1}, "seed = -1; it must be from 0 to 18446744073709551615"),
+        ([0, 1], [0], {"seed": 1 << 64}, "seed = 18446744073709551616; it must"),
         ([], [], {}, "indptr is empty"),
         ([0, 2], [0], {}, r"indptr must run from 0 to the number of indices \(1\), got 0..2"),
         (np.array([0, 1], np.int32), [0], {}, "indptr must be an array of int64, got int32"),
@@ -189,3 +191,9 @@ def test_what_is_wrong_with_a_graph_is_named_when_it_is_met(
     sampler = NeighbourSampler(np.array(indptr), np.array(indices), fanouts=[2])
     with pytest.raises(InvalidInput, match=message):
         sampler.sample(torch.tensor(seeds), batch=0)
+
+
+def test_a_batch_has_a_number_of_64_bits() -> None:
+    sampler = NeighbourSampler(np.array([0, 1]), np.array([0]), fanouts=[1])
+    with pytest.raises(InvalidInput, match="batch = -1; it must be from 0 to"):
+        sampler.sample(torch.tensor([0]), batch=-1)
