@@ -100,6 +100,12 @@ class NeighbourSampler:
                 raise InvalidInput(
                     f"fanouts[{layer}] = {fanout}; it must be from 1 to {_FANOUT_MAX}, or -1 for all neighbours"
                 )
+        for name, array in (("indptr", indptr), ("indices", indices)):
+            # Numbers with their bytes the other way round would be other numbers.
+            if not getattr(getattr(array, "dtype", None), "isnative", True):
+                raise InvalidInput(
+                    f"{name} is {array.dtype}, in the byte order of another machine: convert it with astype"
+                )
         if not 0 <= seed <= _WORD_MAX:
             raise InvalidInput(f"seed = {seed}; it must be from 0 to {_WORD_MAX}")
         self.indptr = indptr

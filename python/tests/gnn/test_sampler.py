@@ -154,6 +154,7 @@ def test_a_graph_in_files_is_sampled_where_it_is(
             r"fanouts\[1\] = 0; it must be from 1 to 1048576, or -1",
         ),
         ([0, 1], [0], {"fanouts": [-2]}, r"fanouts\[0\] = -2"),
+        ([0, 1], np.array([0], ">i4"), {}, "indices is >i4, in the byte order of another machine"),
         ([0, 1], [0], {"seed": -1}, "seed = -1; it must be from 0 to 18446744073709551615"),
         ([0, 1], [0], {"seed": 1 << 64}, "seed = 18446744073709551616; it must"),
         ([], [], {}, "indptr is empty"),
