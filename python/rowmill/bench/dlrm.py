@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +13,7 @@ from rowmill.bench.launch import run_ranks
 from rowmill.bench.rank import GRACE_S, Failed, Place, measure
 from rowmill.bench.run import COLLECTIVES, scaling, summary, title
 from rowmill.bench.settings import cores_of
+from rowmill.distributed.torchrun import Launched, ends_late
 from rowmill.errors import ExchangeFailed, InvalidInput, RankLost
 from rowmill.report import html_page, write_whole
 from rowmill.report.bars import Bar, stacked_bars
@@ -88,16 +87,8 @@ def bench_dlrm(
 
 def _torchrun() -> Place | None:
     """Which rank of `torchrun` this process is."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(name in os.environ for name in names):
-        return None
-    rank = int(os.environ["RANK"])
-    return Place(
-        rank,
-        int(os.environ.get("LOCAL_RANK", rank)),
-        int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])),
-        None,
-    )
+    here = Launched.here()
+    return None if here is None else Place(here.rank, here.local_rank, here.local_count, None)
 
 
 def _check(settings: Settings, ranked: Place | None) -> None:
@@ -127,9 +118,9 @@ def _check(settings: Settings, ranked: Place | None) -> None:
 
 
 def _measure_here(settings: Settings, place: Place) -> list[dict[str, Any]]:
-    signal.signal(signal.SIGTERM, _terminated)
     try:
-        return measure(settings, place, lambda _: None, gather=True)
+        with ends_late(GRACE_S + 1):
+            return measure(settings, place, lambda _: None, gather=True)
     except Failed as error:
         if isinstance(error.__cause__, RankLost):
             raise error.__cause__ from None
@@ -138,13 +129,6 @@ def _measure_here(settings: Settings, place: Place) -> list[dict[str, Any]]:
             raise InvalidInput(str(error)) from error
         what = "lost another rank" if error.waiting else "failed"
         raise ExchangeFailed(f"rank {place.rank} {what} {where}: {error}") from error
-
-
-def _terminated(*_: object) -> None:
-    """End, but not at once: when a rank is gone torchrun ends the others, which have yet to say which one it was."""
-    last = threading.Timer(GRACE_S + 1, os._exit, [128 + signal.SIGTERM])
-    last.daemon = True
-    last.start()
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:

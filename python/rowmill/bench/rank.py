@@ -26,7 +26,8 @@ from rowmill.bench.batches import make_batch, table_names
 from rowmill.bench.settings import Settings, cores_of
 from rowmill.bench.step import Trainer
 from rowmill.bench.timeline import Timeline, Times
-from rowmill.distributed import Ranks, ShardedCollection, Watch
+from rowmill.distributed import Ranks, ShardedCollection, Watch, torchrun
+from rowmill.distributed.torchrun import Launched
 from rowmill.errors import InvalidInput, RankLost, RowmillError
 from rowmill.nn import Feature
 from rowmill.optim import SGD, Adagrad
@@ -209,6 +210,11 @@ def _steps(
 def meet(settings: Settings, place: Place) -> None:
     """Begin torch.distributed."""
     backend = "cpu:gloo,cuda:nccl" if settings.backend == "nccl" else settings.backend
+    here = Launched.here()
+    if place.meeting is None and here is not None:
+        wait_s = settings.timeout_s
+        torchrun.meet(here, backend, meeting_s=wait_s, wait_s=wait_s)
+        return
     dist.init_process_group(
         backend,
         init_method="env://" if place.meeting is None else f"file://{place.meeting}",

@@ -129,7 +129,8 @@ class Watch:
         self._say(f"at {number}")
 
     def _fail(self, error: BaseException) -> None:
-        what = " ".join(f"{type(error).__name__}: {error}".split())[: _LINE_BYTES_MAX // 8]
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        what = " ".join(said.split())[: _LINE_BYTES_MAX // 8]
         self._own_failure = what
         self._say(f"failed {what}")
         self._told.wait(_VERDICT_S)

@@ -6,7 +6,6 @@ stores of the ranks. Losses are shares of the mean over the batch, so the learni
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +17,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowmill.config import ConfigError
 from rowmill.data.batches import Batch
-from rowmill.distributed import Ranks
+from rowmill.distributed import Ranks, Watch
+from rowmill.distributed.torchrun import Launched, ends_late, meet
 from rowmill.train.click_rows import Columns
 from rowmill.train.clicks import ClickTask, Log
 from rowmill.train.dense import dense_precision
@@ -32,18 +32,26 @@ if TYPE_CHECKING:
     from rowmill.config import Config
     from rowmill.train.ranked_rows import RankedClickRows
 
+_MEETING_S = 60.0
+"""Longest wait for another rank to start."""
+
 _WAIT_S = 600.0
 """Longest wait for another rank: one may still be reading the log."""
+
+_LAST_WORDS_S = 5.0
+"""How long a rank that is asked to end may take to say which one was lost."""
 
 
 def started_ranks() -> int | None:
     """How many ranks torchrun has started, of which this process is one; None if it has not."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
+    here = Launched.here()
+    return None if here is None else here.count
 
 
 def is_first() -> bool:
     """Whether this process is the one that talks: rank 0, or the only one."""
-    return started_ranks() is None or os.environ["RANK"] == "0"
+    here = Launched.here()
+    return here is None or here.rank == 0
 
 
 @dataclass(frozen=True)
@@ -147,21 +155,29 @@ def open_ranked_clicks(
 ) -> Generator[RankedClickTask]:
     """The click model of the settings on the ranks that torchrun has started, with their stores open."""
     check_ranked(config)
-    dist.init_process_group(config.train.backend)
+    here = Launched.here()
+    if here is None:
+        raise ConfigError("this process is no rank: start it with torchrun")
+    meet(here, config.train.backend, meeting_s=_MEETING_S, wait_s=_WAIT_S)
+    ended = (
+        "rowmill: ended by SIGTERM; the same command with --resume goes on from the last checkpoint"
+    )
     try:
         ranks = Ranks(timeout_s=_WAIT_S)
-        log = _open_log(config, console, ranks)
-        with open_ranked_rows(
-            config,
-            log.source,
-            Columns.of(log.source.schema, log.way),
-            ranks=ranks,
-            way=log.way,
-            threads=threads,
-            identity=log.identity,
-            console=console,
-        ) as rows:
-            yield RankedClickTask(config, log, rows, ranks)
+        with ends_late(_LAST_WORDS_S, ended), Watch(ranks) as watch:
+            log = _open_log(config, console, ranks)
+            with open_ranked_rows(
+                config,
+                log.source,
+                Columns.of(log.source.schema, log.way),
+                ranks=ranks,
+                watch=watch,
+                way=log.way,
+                threads=threads,
+                identity=log.identity,
+                console=console,
+            ) as rows:
+                yield RankedClickTask(config, log, rows, ranks)
     finally:
         dist.destroy_process_group()
 
@@ -194,7 +210,12 @@ def _open_log(config: Config, console: Console, ranks: Ranks) -> Log:
 
     def described() -> tuple[Log, dict[str, Any]]:
         log = mine[0] if mine else read()
-        return log, log.identity
+        # What may change between the parts of a run, and not between ranks.
+        now = {
+            "train.resume": config.train.resume,
+            "train.checkpoint_every": config.train.checkpoint_every,
+        }
+        return log, log.identity | now
 
     mine = ranks.agree(first, "the log")
     return ranks.agree(described, "the settings")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection, Watch
+from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
 from rowmill.ragged import RaggedBatch
 from rowmill.train.click_rows import new_tables, stored_features
 from rowmill.train.folder import ranks_folder
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rowmill.config import Config
     from rowmill.data import IdWay, Source
-    from rowmill.distributed import Ranks
+    from rowmill.distributed import Ranks, Watch
     from rowmill.distributed.collection import Prepared
     from rowmill.store import Store
     from rowmill.tables import Table
@@ -162,6 +162,7 @@ def open_ranked_rows(
     columns: Columns,
     *,
     ranks: Ranks,
+    watch: Watch,
     way: IdWay,
     threads: int,
     identity: dict[str, Any],
@@ -175,27 +176,26 @@ def open_ranked_rows(
 
     (path,) = ranks.agree(folder, "the folder")
     checkpoint = Checkpoint(path, ranks=ranks)
-    with Watch(ranks) as watch:
-        store = checkpoint.open(
-            seed=config.train.seed,
-            memory=config.store.memory,
-            row_memory=config.store.row_memory,
-            threads=threads,
+    store = checkpoint.open(
+        seed=config.train.seed,
+        memory=config.store.memory,
+        row_memory=config.store.row_memory,
+        threads=threads,
+    )
+    with store:
+        if checkpoint.position is not None:
+            check_same_run(checkpoint.position["identity"], identity)
+        tables = new_tables(store, config, source, way)
+        yield RankedClickRows(
+            config,
+            store,
+            tables,
+            columns,
+            console,
+            ranks=ranks,
+            checkpoint=checkpoint,
+            watch=watch,
         )
-        with store:
-            if checkpoint.position is not None:
-                check_same_run(checkpoint.position["identity"], identity)
-            tables = new_tables(store, config, source, way)
-            yield RankedClickRows(
-                config,
-                store,
-                tables,
-                columns,
-                console,
-                ranks=ranks,
-                checkpoint=checkpoint,
-                watch=watch,
-            )
 
 
 def _added(figures: list[dict[str, Any]]) -> dict[str, Any]:

@@ -258,7 +258,9 @@ def _peak_bytes() -> int:
 def lose(ranks: Ranks, folder: Path, said: Path, *, how: str, victim: int) -> dict[str, Any]:
     """One rank is lost in step 7, or fails."""
     settings: dict[str, Any] = {"silence_s": 1.0} if how == "silence" else {}
-    with Watch(ranks, grace_s=20.0 if how in ("kill", "raise") else 1.0, **settings) as watch:
+    with Watch(
+        ranks, grace_s=20.0 if how in ("kill", "raise", "interrupt") else 1.0, **settings
+    ) as watch:
         for step in range(100):
             watch.step(step)
             if step == 7 and ranks.rank == victim:
@@ -268,6 +270,8 @@ def lose(ranks: Ranks, folder: Path, said: Path, *, how: str, victim: int) -> di
                     os.kill(os.getpid(), signal.SIGSTOP)
                 if how == "raise":
                     raise ValueError("a label is 3")
+                if how == "interrupt":
+                    raise KeyboardInterrupt
             if step == 7 and how == "together":
                 raise rowmill.errors.InvalidInput("all ranks say so")
             if step == 7 and how == "stuck":

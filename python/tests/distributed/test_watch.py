@@ -56,11 +56,16 @@ def test_who_does_not_come_out_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_fails_is_named_with_its_error(tmp_path: Path, victim: int) -> None:
-    run = Run("lose", tmp_path, count=2, how="raise", victim=victim)
-    assert run.end() == [1, 1]
-    assert run.error(victim).strip().endswith("ValueError: a label is 3")
-    said = f"RankLost: rank {victim} was lost in step 7: it failed: ValueError: a label is 3;"
+@pytest.mark.parametrize(
+    ("how", "error"), [("raise", "ValueError: a label is 3"), ("interrupt", "KeyboardInterrupt")]
+)
+def test_a_rank_that_fails_is_named_with_its_error(
+    tmp_path: Path, victim: int, how: str, error: str
+) -> None:
+    run = Run("lose", tmp_path, count=2, how=how, victim=victim)
+    assert run.end()[1 - victim] == 1
+    assert run.error(victim).strip().endswith(error)
+    said = f"RankLost: rank {victim} was lost in step 7: it failed: {error};"
     assert said in run.error(1 - victim)
 
 

@@ -235,16 +235,34 @@ def test_a_new_run_clears_what_another_number_of_processes_left(
     assert "holds diary.txt, which is no part of a store" in printed(tmp_path, 2)[0]
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--dense-lr", "0.1"], "the settings, train.dense_lr: rank 0 has 0.002, rank 1 has 0.1"),
+        (["--resume"], "the settings, train.resume: rank 0 has False, rank 1 has True"),
+        (
+            ["--checkpoint-every", "7"],
+            "the settings, train.checkpoint_every: rank 0 has 10, rank 1 has 7",
+        ),
+    ],
+    ids=str,
+)
 def test_ranks_that_were_told_different_things_say_which(
-    log: Path, server: ForkServerContext, tmp_path: Path
+    log: Path, server: ForkServerContext, tmp_path: Path, more: list[str], message: str
 ) -> None:
-    told = [arguments(log, tmp_path), arguments(log, tmp_path, "--dense-lr", "0.1")]
+    told = [arguments(log, tmp_path), arguments(log, tmp_path, *more)]
     assert [ended(rank) for rank in start(server, 2, told, tmp_path)] == [2, 2]
     for said in printed(tmp_path, 2):
-        assert (
-            "ranks disagree on the settings, train.dense_lr: rank 0 has 0.002, rank 1 has 0.1"
-            in said
-        )
+        assert said == f"rowmill: ranks disagree on {message}\n"
+
+
+def test_a_backend_that_one_rank_lacks_is_told_by_all(
+    log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    told = [arguments(log, tmp_path), arguments(log, tmp_path, "--backend", "oneccl")]
+    assert [ended(rank) for rank in start(server, 2, told, tmp_path)] == [1, 1]
+    said = "rowmill: rank 1: oneCCL is not installed: pip install 'rowmill[oneccl]'\n"
+    assert printed(tmp_path, 2) == [said, said]
 
 
 def test_torchrun_starts_it(log: Path, tmp_path: Path) -> None:
@@ -255,6 +273,60 @@ def test_torchrun_starts_it(log: Path, tmp_path: Path) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("test AUC") == 1
+
+
+VICTIM = """
+import os, signal, sys
+from rowmill.cli import main
+from rowmill.train.clicks import Log
+from rowmill.train.run import Trainer
+
+step, opened = Trainer.train_step, Log.open
+where, dies = os.environ["WHERE"], os.environ["RANK"] == os.environ["VICTIM"]
+
+def train_step(trainer, *arguments):
+    if where == "step" and trainer.state.step == 6 and dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(trainer, *arguments)
+
+def open_log(*arguments):
+    if where == "log" and dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return opened(*arguments)
+
+Trainer.train_step, Log.open = train_step, open_log
+sys.exit(main())
+"""
+"""The command, of which one rank is killed in its seventh step, or when it reads the log."""
+
+
+@pytest.mark.parametrize(
+    ("victim", "where", "lost"),
+    [
+        (0, "step", "in step 7"),
+        (1, "step", "in step 7"),
+        (0, "log", "before its first step"),
+        (1, "log", "before its first step"),
+    ],
+)
+def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(
+    log: Path, tmp_path: Path, victim: int, where: str, lost: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(VICTIM)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        # It ends the other rank at once.
+        *("--monitor-interval=0.001", str(program), *arguments(log, tmp_path / "run")),
+    ]
+    environment = {**os.environ, "VICTIM": str(victim), "WHERE": where}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode != 0
+    said = [line for line in ran.stderr.splitlines() if line.startswith("rowmill:")]
+    assert said == [
+        f"rowmill: rank {victim} was lost {lost}: it ended without a word; start all ranks again, and they go on "
+        "from their last checkpoint"
+    ], ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,141 @@
+"""What torchrun tells a rank is checked, and ranks that cannot begin together say so and end.
+
+What could break: a traceback for an environment that is wrong, half an hour of waiting for a rank that never comes, one
+that cannot begin and is waited for by the others, and a process that is asked to end and does not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rowmill.distributed.torchrun import Launched
+from rowmill.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+import sys
+import torch, torch.distributed as dist
+from rowmill.distributed.torchrun import Launched, meet
+from rowmill.errors import RowmillError
+
+try:
+    meet(Launched.here(), sys.argv[1], meeting_s=float(sys.argv[2]), wait_s=60)
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    print(f"met {ones.item()}")
+    dist.destroy_process_group()
+except RowmillError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """What torchrun tells a rank."""
+    of_rank = {"RANK": str(rank), "WORLD_SIZE": str(count)}
+    return {**os.environ, **of_rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def free_port() -> int:
+    """Where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def met(count: int, port: int, backends: list[str], meeting_s: float) -> list[str]:
+    """The last words of so many of `count` ranks as there are backends."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, backend, str(meeting_s)],
+            env=environment(rank, count, port),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, backend in enumerate(backends)
+    ]
+    try:
+        return [rank.communicate(timeout=120)[0].splitlines()[-1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def test_ranks_meet_where_the_environment_says() -> None:
+    assert met(2, free_port(), ["gloo", "gloo"], 60) == ["met 2.0"] * 2
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    for said in met(3, free_port(), ["gloo", "gloo"], 8):
+        assert said.startswith(
+            "ExchangeFailed: of 3 ranks these did not come within 8 s: 2; start all again"
+        ) or said.startswith("ExchangeFailed: rank 1 could not meet the others at 127.0.0.1:"), said
+
+
+def test_a_port_that_another_program_has_is_named() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        (said,) = met(2, port, ["gloo"], 60)
+    assert said.startswith(f"ExchangeFailed: rank 0 could not meet the others at 127.0.0.1:{port}:")
+    assert said.endswith("and with a MASTER_PORT that is free")
+
+
+def test_a_rank_without_its_backend_is_named_by_all() -> None:
+    said = "ExchangeFailed: rank 1: oneCCL is not installed: pip install 'rowmill[oneccl]'"
+    assert met(2, free_port(), ["gloo", "oneccl"], 60) == [said, said]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("WORLD_SIZE", "two", "WORLD_SIZE must be a number from 1 to 1048576, and is 'two'"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE must be a number from 1 to 1048576, and is '0'"),
+        ("RANK", "2", "RANK must be a number from 0 to 1, and is '2'"),
+        ("RANK", "-1", "RANK must be a number from 0 to 1, and is '-1'"),
+        ("LOCAL_WORLD_SIZE", "0", "LOCAL_WORLD_SIZE must be a number from 1 to 2, and is '0'"),
+        ("LOCAL_RANK", "x", "LOCAL_RANK must be a number from 0 to 1, and is 'x'"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    for known, number in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(known, number)
+    for known in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(known, raising=False)
+    assert Launched.here() == Launched(1, 2, 1, 2)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput) as refused:
+        Launched.here()
+    assert str(refused.value) == f"{message}: start the ranks with torchrun, which sets it"
+    monkeypatch.delenv("RANK")
+    assert Launched.here() is None
+
+
+def test_who_is_asked_to_end_says_a_last_word_and_ends(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from rowmill.distributed.torchrun import ends_late\n"
+        "with ends_late(0.5, 'ended'):\n    Path(sys.argv[1]).touch()\n    time.sleep(60)\n"
+    )
+    begun = tmp_path / "begun"
+    asked = subprocess.Popen(
+        [sys.executable, "-c", program, str(begun)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not begun.exists():
+            assert asked.poll() is None
+            time.sleep(0.02)
+        asked.terminate()
+        assert asked.communicate(timeout=30)[1] == "ended\n"
+        assert asked.returncode == 128 + signal.SIGTERM
+    finally:
+        asked.kill()
