@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -24,10 +23,14 @@ from benchmarks import common
 from benchmarks.exchange.cells import Cell
 from rowmill.distributed import Pipeline, Ranks, RowCache, ShardedCollection
 from rowmill.distributed.exchange import Exchange
+from rowmill.models.layers import mlp
 from rowmill.nn import Feature
+from rowmill.train.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
 
     from rowmill import RaggedBatch
     from rowmill.distributed.collection import Prepared
@@ -93,7 +96,7 @@ class Trained:
         }
         torch.manual_seed(seed)
         width = sum(table.dim for table in tables)
-        dense = nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
+        dense = mlp(width, [HIDDEN, 1], relu_last=False)
         self.model = ranks.data_parallel(dense)
         self.optimizer = torch.optim.SGD(dense.parameters(), lr=0.01)
         self.batches = cell.batches(cell.steps, seed + ranks.rank)
@@ -212,6 +215,7 @@ def main() -> None:
     """All cells of a job, then messages alone."""
     job = json.loads(sys.argv[1])
     rank, count, folder = job["rank"], job["ranks"], Path(job["folder"])
+    keep_freed_memory()  # As `rowmill train` does.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count))
     meeting = (folder / "meeting").as_uri()
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count)
