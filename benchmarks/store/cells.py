@@ -68,6 +68,6 @@ def training(quick: bool) -> Cell:
     rows = (100_000 if quick else 1_000_000) * 26
     arguments = (
         *("--threads", "2", "--zipf", "1.05", "--batch", "2048", "--tables", "26"),
-        *("--steps", "32" if quick else "128", "--warm-up", "6" if quick else "30"),
+        *("--steps", "128", "--warm-up", "6" if quick else "30"),
     )
     return Cell("training", "training", rows // 26, 256, rows * 256 // 4, arguments, peers=True)
