@@ -5,6 +5,8 @@ Started by `run.py` with a JSON object; rank 0 writes one JSON object a line.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import sys
@@ -215,7 +217,10 @@ def main() -> None:
     """All cells of a job, then messages alone."""
     job = json.loads(sys.argv[1])
     rank, count, folder = job["rank"], job["ranks"], Path(job["folder"])
-    keep_freed_memory()  # As `rowmill train` does.
+    # As `rowmill train` does.
+    keep_freed_memory()
+    gc.freeze()
+    atexit.register(gc.unfreeze)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count))
     meeting = (folder / "meeting").as_uri()
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count)

@@ -115,7 +115,7 @@ def cut_owned(whole: Owned, chunks: Sequence[range]) -> list[Owned]:
     counts_RC = whole.message.counts.view(-1, len(dims))
     begins_RC = _begins(counts_RC)
     ends_RC = begins_RC + counts_RC
-    firsts = [0, *accumulate(int(count) for count in unique.counts)]
+    firsts = [0, *accumulate(unique.counts_listed)]
     out: list[Owned] = []
     for chunk in chunks:
         rows = slice(firsts[chunk.start], firsts[chunk.stop])

@@ -18,6 +18,7 @@ from rowmill.errors import InvalidInput
 from rowmill.nn.stored import StoredModule
 from rowmill.ops.exchange import Bags, recover, weights_backward
 from rowmill.ops.lookup import lookup_rows
+from rowmill.ragged import RaggedBatch
 from rowmill.size import parse_size
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from rowmill.distributed.strategy import Strategy
     from rowmill.distributed.traffic import Traffic
     from rowmill.nn import Feature
-    from rowmill.ragged import RaggedBatch
     from rowmill.steps import LookupGuard
     from rowmill.store import Store
     from rowmill.tables import Table
@@ -198,6 +198,11 @@ class ShardedCollection(StoredModule):
 
     def look_up(self, batch: RaggedBatch | Exception) -> LookedUp:
         """Cut a batch by lanes; nothing is sent, and what is wrong is raised by `send_ids`."""
+        # Whoever is not type-checked hands over anything, and the others would wait.
+        if not isinstance(batch, (RaggedBatch, Exception)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            batch = InvalidInput(
+                f"a batch must be a RaggedBatch, got {type(batch).__name__}; one without samples has offsets [0]"
+            )
         if isinstance(batch, Exception):
             return LookedUp(batch, 0, torch.device("cpu"))
         asked: list[Asked] | Exception
@@ -346,7 +351,7 @@ class _OwnedRows:
         unique = [asked.unique for asked in prepared.owned]
         ids = _joined([one.ids for one in unique])
         times = _joined([asked.times for asked in prepared.owned])
-        counts = [int(count) for one in unique for count in one.counts]
+        counts = [count for one in unique for count in one.counts_listed]
         rows = [0, *accumulate(counts)]
         widths = [count * table.dim for count, table in zip(counts, plan.tables, strict=True)]
         floats = [0, *accumulate(widths)]

@@ -319,7 +319,7 @@ class Exchange:
             work.wait()
         greatest = heard.view(self.ranks.count, -1).amax(dim=0)
         by_lane = torch.split(greatest, [len(lane.categories) for lane in self.lanes])
-        return [runs([int(size) for size in sizes], self._chunk_floats()) for sizes in by_lane]
+        return [runs(sizes.numpy().tolist(), self._chunk_floats()) for sizes in by_lane]
 
     def _messages(
         self,

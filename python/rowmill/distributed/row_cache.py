@@ -369,7 +369,8 @@ def _unique(segments: Sequence[Tensor]) -> Unique:
 
 def _begins(counts: Tensor) -> list[int]:
     """The first of every category, given how many each has."""
-    return [int(end) for end in counts.cumsum(0) - counts]
+    begins: list[int] = (counts.cumsum(0) - counts).numpy().tolist()
+    return begins
 
 
 def _row_starts(message: Message) -> Tensor:

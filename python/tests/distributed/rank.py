@@ -388,6 +388,8 @@ def wrong(ranks: Ranks, folder: Path, what: str, **settings: Any) -> dict[str, A
             place = batch.features.index("shop") * batch.batch_size
             ids[ends[place] : ends[place + batch.batch_size]] = 50
             batch = RaggedBatch(batch.features, ids, batch.offsets)
+        if last and what == "none":
+            batch = None  # What callers without types may hand over.
         if last and what == "mode":
             collection.eval()
         if last and what == "closed":

@@ -283,6 +283,7 @@ def test_rows_of_another_model_are_read_and_stay(
         ("offsets", "rank 2: offsets must rise from 0 to the number of ids"),
         ("falling", "rank 2: offsets must rise from 0 to the number of ids .* with falls"),
         ("range", "rank 2: ids of 'shop' must be within 0..50 of table 'shop', got 50"),
+        ("none", "rank 2: a batch must be a RaggedBatch, got NoneType"),
         ("mode", "all ranks must train or none: .*'training', 'training', 'evaluation'"),
     ],
 )
@@ -296,7 +297,7 @@ def test_bad_input_of_one_rank_is_raised_by_all(
         assert (result["error"], result["message"]) == ("InvalidInput", first)
         assert result["s"] < 20
         assert result["after"] == (
-            [1.0] if what in ("category", "offsets", "falling", "range", "mode") else []
+            [1.0] if what in ("category", "offsets", "falling", "range", "none", "mode") else []
         )
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,11 +21,11 @@ from rowmill.config import ConfigError, GenerateConfig, SequencesConfig, load_co
 from rowmill.data.sequences import make_sequences
 from rowmill.distributed.manifest import Manifest
 from rowmill.train.ranked_clicks import check_ranked
+from tools.locked import locked_folder
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
     from multiprocessing.process import BaseProcess
-    from pathlib import Path
 
 LOG = GenerateConfig(rows=4_001, seed=3, rows_per_table=500)
 TRAIN_ROWS = 3_201
@@ -263,6 +264,23 @@ def test_a_backend_that_one_rank_lacks_is_told_by_all(
     assert [ended(rank) for rank in start(server, 2, told, tmp_path)] == [1, 1]
     said = "rowmill: rank 1: oneCCL is not installed: pip install 'rowmill[oneccl]'\n"
     assert printed(tmp_path, 2) == [said, said]
+
+
+def test_ranks_over_oneccl_take_the_same_steps(log: Path, two: Path, tmp_path: Path) -> None:
+    """The exchange, batches ahead, checkpoints of all ranks and the watch, every message of them by libccl."""
+    packages = Path(__file__).parents[1] / "distributed/oneccl/packages.lock"
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
+            *("2", "-m", "rowmill.cli", *arguments(log, tmp_path, "--backend", "oneccl")),
+        ],
+        env={**os.environ, "PYTHONPATH": str(locked_folder("oneccl", packages))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    alike(measured(tmp_path), measured(two))
 
 
 def test_torchrun_starts_it(log: Path, tmp_path: Path) -> None:

@@ -32,9 +32,15 @@ class Unique:
     counts: Tensor
     inverse: Tensor
 
+    @cached_property
+    def counts_listed(self) -> list[int]:
+        """The counts as numbers."""
+        listed: list[int] = self.counts.cpu().numpy().tolist()
+        return listed
+
     def by_category(self) -> tuple[Tensor, ...]:
         """The distinct ids of each category: views, no copies."""
-        return torch.split(self.ids, [int(count) for count in self.counts])
+        return torch.split(self.ids, self.counts_listed)
 
 
 @dataclass(frozen=True, eq=False)
