@@ -61,6 +61,13 @@ def parse_arguments(description: str | None) -> Settings:
     return settings(argument_parser(description).parse_args())
 
 
+def data_file(name: str) -> Path | None:
+    """A file or folder of the real data, if it is in the folder that `$ROWMILL_DATA` names, or in `../shared/data`."""
+    places = [os.environ.get("ROWMILL_DATA", ""), str(REPOSITORY / "../shared/data")]
+    found = (Path(place) / name for place in filter(None, places))
+    return next((path for path in found if path.exists()), None)
+
+
 def bench_program(peers: Sequence[str] = ()) -> Path:
     """Builds the program of crates/rowmill-bench, with the adapters of these peers; its path."""
     command = ["cargo", "build", "--release", "--locked", "-p", "rowmill-bench"]

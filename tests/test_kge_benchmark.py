@@ -1,9 +1,11 @@
-"""benchmarks/kge_out_of_core in its smallest form: the graph, the loop over a peer, and what is compared with what.
+"""benchmarks/kge_out_of_core and kge_quality in their smallest forms: the graph, the loop over a peer, what is compared with
+what, and which runs are kept.
 
 How fast anything is, is not looked at. The peer is an array here, since what may differ between the loops is not the
 engine; `crates/rowmill-bench` tests the real one.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -18,6 +20,7 @@ from benchmarks.kge_out_of_core import run as kge_out_of_core
 from benchmarks.kge_out_of_core.peer import PeerLoop, load
 from benchmarks.kge_out_of_core.shape import SKEW, Shape
 from benchmarks.kge_out_of_core.stored import filled, training
+from benchmarks.kge_quality import run as kge_quality
 from benchmarks.memory_group import MOUNT
 from rowmill.config import StoreConfig
 from tests.array_rows import ArrayRows
@@ -137,3 +140,46 @@ def test_ranking_stays_within_its_group(
     assert figures["ranking_triples"] == 20
     assert 0 < figures["ranking_most_bytes"] <= figures["ranking_limit"] == budget + (1 << 30)
     assert 1 / SHAPE.entities < figures["ranking_mrr"] < 1
+
+
+def test_runs_that_are_done_are_kept_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = tmp_path / "graph"
+    graph.mkdir()
+    lines = [
+        f"e{head}\tr{kind}\te{(head + kind + 1) % 40}\n" for head in range(40) for kind in (0, 1)
+    ]
+    for part, chosen in {"train": lines[8:], "valid": lines[:4], "test": lines[4:8]}.items():
+        (graph / f"{part}.tsv").write_text("".join(chosen))
+    (tmp_path / "ring-distmult.toml").write_text(
+        """
+        [model]
+        kind = "distmult"
+        dim = 8
+        [store]
+        memory = "64MiB"
+        [train]
+        task = "kge"
+        epochs = 2
+        """
+    )
+    monkeypatch.setattr(kge_quality, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(kge_quality, "ASKED", {"ring-distmult": 0.5, "absent-complex": 0.5})
+    monkeypatch.setattr(kge_quality, "GRAPHS", {"ring": str(graph), "absent": "nowhere"})
+    out = tmp_path / "found.json"
+    arguments = ["run.py", "--folder", str(tmp_path / "kept"), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", arguments)
+    kge_quality.main()
+    found = json.loads(out.read_text())
+    assert found["summary"]["ring-distmult_asked"] == 0.5
+    assert found["cells"][0]["epochs"] == 2
+    assert 0 < found["summary"]["ring-distmult_mrr"] <= 1
+
+    (graph / "train.tsv").unlink()  # So nothing can be trained.
+    kge_quality.main()
+    assert json.loads(out.read_text())["summary"] == found["summary"]
+
+    monkeypatch.setattr("sys.argv", [*arguments, "--settings", "ring-complex"])
+    with pytest.raises(SystemExit):
+        kge_quality.main()

@@ -6,7 +6,6 @@ The log is made of MovieLens 100k by time, the last item of every user left out,
 `../shared/data` has it; else it is generated.
 """
 
-import os
 import statistics
 import sys
 import tempfile
@@ -36,12 +35,10 @@ FIGURES = ("auc", "hr_at_10")
 def log(*, quick: bool) -> tuple[str, SequencesConfig]:
     """Name and settings of the log: 1 row without a click for each with one in the quick form, else 4."""
     negatives = 1 if quick else 4
-    places = [os.environ.get("ROWMILL_DATA", ""), str(common.REPOSITORY / "../shared/data")]
-    for place in filter(None, places):
-        file = Path(place) / "ml-100k/ml-100k.inter"
-        if file.is_file():
-            return "ml-100k", SequencesConfig(interactions=file, negatives=negatives)
-    print(f"no ml-100k in {' or '.join(filter(None, places))}: generating a log", file=sys.stderr)
+    file = common.data_file("ml-100k/ml-100k.inter")
+    if file is not None:
+        return "ml-100k", SequencesConfig(interactions=file, negatives=negatives)
+    print("no ml-100k in $ROWMILL_DATA or ../shared/data: generating a log", file=sys.stderr)
     return "generated", SequencesConfig(users=1000, items=1500, events=100, negatives=negatives)
 
 

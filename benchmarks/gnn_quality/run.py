@@ -6,21 +6,15 @@ left out. What came of a split is a file below `--folder`, of which the same com
 interrupted goes on where it was, within a split from its last checkpoint.
 """
 
-import json
-import os
-import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich.console import Console
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
-from rowmill.config import Config, load_config
-from rowmill.train import train
+from benchmarks.outcomes import Outcomes
+from rowmill.config import load_config
 from rowmill.train.splits import best_of_valid, config_of_split
 
 EXAMPLES = common.REPOSITORY / "examples/gnn"
@@ -40,62 +34,28 @@ ASKED = {
 
 def graph_of(name: str) -> Path | None:
     """The graph that settings of this name are for, if it is there."""
-    places = [os.environ.get("ROWMILL_DATA", ""), str(common.REPOSITORY / "../shared/data")]
-    found = (Path(place) / GRAPHS[name.split("-")[0]] for place in filter(None, places))
-    return next((path for path in found if path.is_file()), None)
+    return common.data_file(GRAPHS[name.split("-")[0]])
 
 
 class Settings:
-    """A file of settings, and what came of its splits: a file each."""
+    """A file of settings, and what came of its splits."""
 
     def __init__(self, name: str, graph: Path, folder: Path) -> None:
         self.name = name
-        self._folder = folder / name
         self._config = load_config(EXAMPLES / f"{name}.toml", {("data", "path"): graph})
+        self._outcomes = Outcomes(folder / name)
 
     def measure(self, split: int) -> None:
         """Train on a split and test, unless that was done already with the same settings."""
-        if self.result(split) is not None:
-            return
-        run = self._folder / f"split-{split}"
-        report = train(self._config_of(split, run), Console(quiet=True))
-        result = {
-            "test": report["test"],
-            "valid": best_of_valid(report["curve"]),
-            "seconds": report["run"]["seconds"],
-            "settings": self._identity(split),
-            "machine": common.machine(),
-        }
-        # It is there as a whole or not at all.
-        draft = self._file(split).with_suffix(".new")
-        draft.write_text(json.dumps(result, indent=1) + "\n")
-        draft.rename(self._file(split))
-        shutil.rmtree(run)
-
-    def result(self, split: int) -> dict[str, Any] | None:
-        """What came of a split with these settings, if it was trained on."""
-        file = self._file(split)
-        result = json.loads(file.read_text()) if file.is_file() else None
-        return result if result and result["settings"] == self._identity(split) else None
+        self._outcomes.measure(f"split-{split}", config_of_split(self._config, split))
 
     def results(self, splits: int) -> dict[int, dict[str, Any]]:
         """What came of those that were trained on."""
-        found = {split: self.result(split) for split in range(splits)}
+        found = {
+            split: self._outcomes.result(f"split-{split}", config_of_split(self._config, split))
+            for split in range(splits)
+        }
         return {split: result for split, result in found.items() if result is not None}
-
-    def _file(self, split: int) -> Path:
-        return self._folder / f"split-{split}.json"
-
-    def _config_of(self, split: int, run: Path) -> Config:
-        config = config_of_split(self._config, split)
-        # A run that was interrupted goes on: without a checkpoint `resume` begins at the first node.
-        return replace(config, train=replace(config.train, out=run, resume=True))
-
-    def _identity(self, split: int) -> dict[str, Any]:
-        """What a result belongs to: settings without places."""
-        settings = config_of_split(self._config, split).as_dict()
-        del settings["data"]["path"], settings["train"]["out"]
-        return json.loads(json.dumps(settings))
 
 
 def summarize(benchmark: common.Benchmark, settings: Settings, splits: int) -> None:
@@ -112,7 +72,7 @@ def summarize(benchmark: common.Benchmark, settings: Settings, splits: int) -> N
                 "variant": name,
                 "round": split,
                 figure: result["test"][figure],
-                f"valid_{figure}": result["valid"][f"valid_{figure}"],
+                f"valid_{figure}": best_of_valid(result["curve"])[f"valid_{figure}"],
                 "seconds": result["seconds"],
                 "commit": result["machine"]["commit"],
             }

@@ -1,7 +1,6 @@
 """A tenth of the memory: a DLRM on the Criteo sample, metrics equal to the bit."""
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ MEMORY = "1GiB"
 
 def data(folder: Path) -> tuple[DataConfig, GenerateConfig | None]:
     """The Criteo sample if it can be found, else a log generated once into `folder`."""
-    places = [os.environ.get("ROWMILL_DATA", ""), str(common.REPOSITORY / "../shared/data")]
-    for place in filter(None, places):
-        sample = Path(place) / "criteo/criteo80k.parquet"
-        if sample.exists():
-            return DataConfig(path=sample), None
+    sample = common.data_file("criteo/criteo80k.parquet")
+    if sample is not None:
+        return DataConfig(path=sample), None
     return DataConfig(path=folder / "log"), GenerateConfig(rows=80_000, rows_per_table=20_000)
 
 

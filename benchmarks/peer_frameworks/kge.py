@@ -59,11 +59,9 @@ class Shape:
 
 def graph_folder(into: Path) -> Path:
     """FB15k-237, where `$ROWMILL_DATA` or `../shared/data` has it; else a graph of its shape, drawn at random."""
-    places = [os.environ.get("ROWMILL_DATA", ""), str(common.REPOSITORY / "../shared/data")]
-    for place in filter(None, places):
-        folder = Path(place) / "kge/fb15k237"
-        if (folder / "train.tsv").is_file():
-            return folder
+    folder = common.data_file("kge/fb15k237")
+    if folder is not None:
+        return folder
     random = np.random.default_rng(1)
     triples = np.stack([random.integers(high, size=272_115) for high in (14_541, 237, 14_541)], 1)
     lines = [f"e{head}\tr{kind}\te{tail}\n" for head, kind, tail in triples]

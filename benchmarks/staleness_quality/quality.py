@@ -1,6 +1,5 @@
 """AUC on held-out rows, by staleness bound: runs of `rowmill train` with many steps in flight."""
 
-import os
 import statistics
 import sys
 from collections.abc import Iterable
@@ -40,12 +39,10 @@ def logs(folder: Path, *, rows: int) -> list[Log]:
     """The generated log, and the Criteo sample where `$ROWMILL_DATA` or `../shared/data` has it."""
     generated = GenerateConfig(rows=rows, rows_per_table=rows // 4, zipf=1.05)
     found = [Log("generated", DataConfig(path=folder / "log"), generated, 128)]
-    places = [os.environ.get("ROWMILL_DATA", ""), str(common.REPOSITORY / "../shared/data")]
-    for place in filter(None, places):
-        sample = Path(place) / "criteo/criteo80k.parquet"
-        if sample.exists():
-            return [*found, Log("criteo", DataConfig(path=sample), None, 128)]
-    print(f"no Criteo sample in {' or '.join(filter(None, places))}: left out", file=sys.stderr)
+    sample = common.data_file("criteo/criteo80k.parquet")
+    if sample is not None:
+        return [*found, Log("criteo", DataConfig(path=sample), None, 128)]
+    print("no Criteo sample in $ROWMILL_DATA or ../shared/data: left out", file=sys.stderr)
     return found
 
 
