@@ -14,12 +14,13 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile, is_zipfile
+from zipfile import BadZipFile
 
 import numpy as np
 
 from rowmill import _core
 from rowmill.data.errors import DataError
+from rowmill.data.npz import load_npz
 from rowmill.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _LABELS = ("labels", "label", "node_labels")
 _MASKS = ("train_masks", "val_masks", "test_masks")
 _CLASSES_MAX = 1 << 20
 _INTEGER_MAX = (1 << 63) - 1
+_CHECKED_ROWS = 1 << 16
+"""Looked at at once: features may be larger than memory."""
 _SPLIT = 0x5EED
 """Sets random splits apart from other streams of a seed."""
 
@@ -41,7 +44,7 @@ class Features:
 
     Attributes:
         dim: Width of a vector.
-        dense: float32 `[nodes, dim]`, or None where `indptr`, `columns` and `values` say what is not 0.
+        dense: float32 `[nodes, dim]`, in the file where it lies there uncompressed; or None where `indptr`, `columns` and `values` say what is not 0.
     """
 
     dim: int
@@ -144,7 +147,10 @@ class NodeGraph:
         if self.masks is not None:
             arrays += [self.masks[name] for name in _MASKS]
         for array in arrays:
-            check = zlib.crc32(b"" if array is None else array.tobytes(), check)
+            if array is not None:
+                check = zlib.crc32(
+                    np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, check
+                )
         return f"{check:08x}"
 
     def _fixed_split(self, number: int, masks: dict[str, NDArray[np.bool_]]) -> NodeSplit:
@@ -216,13 +222,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
         # Whoever opens a pipe waits for its writer.
         if path.exists() and not path.is_file() and not path.is_dir():
             raise BadZipFile("it is no regular file")
-        # Opened here, because a file that is no archive would stay open.
-        with path.open("rb") as opened:
-            if not is_zipfile(opened):
-                raise BadZipFile("it is no archive; write one with numpy.savez")
-            opened.seek(0)
-            file = np.load(opened, allow_pickle=False)
-            return {name: file[name] for name in file.files}
+        return load_npz(path, mapped="node_features")
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give an .npz file") from None
     except (BadZipFile, zlib.error, ValueError, EOFError, AttributeError, TypeError) as error:
@@ -382,9 +382,11 @@ def _floats(
     # What is too large becomes infinite, which is told below.
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(array, np.float32)
-    wrong = np.argwhere(~np.isfinite(values))
-    if len(wrong):
-        raise DataError(f"{path}: {name}{wrong[0].tolist()} is not a finite 32-bit float")
+    for start in range(0, len(values), _CHECKED_ROWS):
+        wrong = np.argwhere(~np.isfinite(values[start : start + _CHECKED_ROWS]))
+        if len(wrong):
+            place = [start + int(wrong[0][0]), *wrong[0][1:].tolist()]
+            raise DataError(f"{path}: {name}{place} is not a finite 32-bit float")
     return values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
@@ -293,3 +294,47 @@ def test_a_planted_graph_is_kept_and_no_other_file_is_touched(tmp_path: Path) ->
         make_nodes(other, NodesConfig(nodes=50))
     with pytest.raises(DataError, match=r"must end in \.npz"):
         make_nodes(tmp_path / "graph", NodesConfig(nodes=50))
+
+
+def test_features_stay_in_the_file_that_holds_them(tmp_path: Path) -> None:
+    nodes, dim = 20_000, 256
+    random = np.random.default_rng(1)
+    given = {
+        "edges": np.stack([np.arange(nodes), np.roll(np.arange(nodes), 1)], 1),
+        "node_features": random.standard_normal((nodes, dim), np.float32),
+        "labels": np.arange(nodes) % 3,
+    }
+    stored, packed = tmp_path / "stored.npz", tmp_path / "packed.npz"
+    np.savez(stored, **given)
+    np.savez_compressed(packed, **given)
+    tracemalloc.start()
+    graph = read_node_graph(stored)
+    fingerprint = graph.fingerprint()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < given["node_features"].nbytes / 2
+    loaded = read_node_graph(packed)
+    assert loaded.fingerprint() == fingerprint
+    for read in (graph, loaded):
+        assert read.features is not None
+        assert np.array_equal(read.features.rows(9_000, 9_100), given["node_features"][9_000:9_100])
+        rows = read.features.rows(0, 1)
+        rows += 1  # A copy, also of what lies in a file.
+
+    where = stored.read_bytes().index(given["node_features"][12_345].tobytes())
+    with stored.open("r+b") as file:
+        file.seek(where)
+        file.write(b"\x00\x00\xc0\x7f")
+    with pytest.raises(
+        DataError, match=r"is no \.npz file of plain arrays: Bad CRC-32 for file 'node_features"
+    ):
+        read_node_graph(stored)
+
+
+def test_a_feature_far_down_that_is_no_number_is_named(tmp_path: Path) -> None:
+    features = np.zeros((70_000, 1), np.float32)
+    features[66_000] = np.nan
+    ring = np.stack([np.arange(70_000), np.roll(np.arange(70_000), 1)], 1)
+    path = write(tmp_path, arrays(edges=ring, node_features=features, node_labels=ring[:, 0] % 2))
+    with pytest.raises(DataError, match=r"node_features\[66000, 0\] is not a finite"):
+        read_node_graph(path)
