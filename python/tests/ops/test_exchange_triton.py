@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rowmill.errors import InvalidInput
 from rowmill.ops import exchange
 from rowmill.ops.exchange import Bags, Message, RecoveredFeature, Unique, reference
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
 pytest.importorskip("triton", reason="Triton comes with torch for Linux alone")
@@ -199,3 +200,54 @@ def test_a_gpu_runs_them_by_itself(device: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(sent.ids[combined.long()], ids)
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a host would wait for a device to tell: numbers that leave it, and sizes that depend on values."""
+
+    TOLD = (
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.nonzero.default,
+        torch.ops.aten.masked_select.default,
+        torch.ops.aten._unique2.default,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func in self.TOLD
+        return func(*args, **(kwargs or {}))
+
+
+def test_only_the_number_of_distinct_ids_is_waited_for(device: str, kernels: ModuleType) -> None:
+    ids, offsets, paddings, categories, dims = arguments(ROWS["odd"], device)
+
+    def waits(call: Callable[[], Any]) -> tuple[Any, int]:
+        with Waits() as seen:
+            result = call()
+        return result, seen.count
+
+    unique, count = waits(lambda: kernels.segment_unique(ids, offsets, paddings))
+    assert count == 1
+    sent, count = waits(lambda: kernels.rank_sort(unique, categories, 3))
+    assert count == 0
+    combined, count = waits(lambda: kernels.combine(unique.inverse, sent.positions))
+    assert count == 0
+    owned, count = waits(lambda: kernels.owner_unique(sent.ids, sent.counts, len(categories)))
+    assert count == 1
+    message = Message(sent.counts, dims)
+    wire = torch.empty(sum(message.floats_by_rank), device=device)
+    rows = torch.ones(sum(Message(owned.counts, dims).floats_by_rank), device=device)
+    assert waits(lambda: kernels.pack(rows, owned, message, wire))[1] == 0
+    assert waits(lambda: kernels.unpack_add(wire, owned, message, rows))[1] == 0
+    ends = torch.arange(len(ids) + 1, device=device)
+    features = [RecoveredFeature(dim, 17 * number, False) for number, dim in enumerate(dims)]
+    # Two bags in all, so that every lookup is in one.
+    bags = Bags(message, combined, ends[:: len(ids)], None, features[-1:], 1, 17 * len(dims))
+    out = torch.zeros(1, 17 * len(dims), device=device)
+    assert waits(lambda: kernels.recover(wire, bags, out))[1] == 0
+    assert waits(lambda: kernels.recover_backward(out, bags, wire))[1] == 0

@@ -50,7 +50,8 @@ def rank_sort(unique: Unique, categories: Sequence[int], ranks: int) -> Sorted:
     if count == 0:
         return Sorted(out, positions, counts)
     numbers = _spread(_places(unique.counts), unique.counts, count).int()
-    salts = _sent([int(state) for state in states(categories)], device)
+    of_categories: list[int] = states(categories).numpy().tolist()
+    salts = _sent(of_categories, device)
     owners = torch.empty_like(positions)
     by_block = torch.empty(ranks * blocks, dtype=torch.int32, device=device)
     kernels.own[(blocks,)](
