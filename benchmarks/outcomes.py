@@ -1,7 +1,9 @@
 """What came of training by settings, each kept as a file: a benchmark that was interrupted goes on where it was."""
 
+import argparse
 import json
 import shutil
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,32 @@ from rich.console import Console
 from benchmarks import common
 from rowmill.config import Config
 from rowmill.train import train
+
+
+def parser_of_settings(
+    description: str | None, known: Collection[str], folder: str
+) -> argparse.ArgumentParser:
+    """What every benchmark takes, which files of settings, and where outcomes are kept."""
+    parser = common.argument_parser(description)
+
+    def names(text: str) -> list[str]:
+        given = text.split(",")
+        if unknown := set(given) - set(known):
+            raise argparse.ArgumentTypeError(
+                f"{', '.join(sorted(unknown))}; known: {', '.join(known)}"
+            )
+        return given
+
+    parser.add_argument(
+        "--settings", type=names, default=list(known), help="names, with commas (default: all)"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=common.REPOSITORY / folder,
+        help=f"where the files of runs are kept ({folder})",
+    )
+    return parser
 
 
 class Outcomes:

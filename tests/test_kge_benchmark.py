@@ -179,6 +179,14 @@ def test_runs_that_are_done_are_kept_and_told(
     assert found["cells"][0]["epochs"] == 2
     assert 0 < found["summary"]["ring-distmult_mrr"] <= 1
 
+    monkeypatch.setattr(
+        "sys.argv", [*arguments[:3], "--quick", "--out", str(tmp_path / "quick.json")]
+    )
+    kge_quality.main()
+    quick = json.loads((tmp_path / "quick.json").read_text())
+    assert quick["cells"][0]["epochs"] == 1
+    monkeypatch.setattr("sys.argv", arguments)
+
     (graph / "train.tsv").unlink()  # So nothing can be trained.
     kge_quality.main()
     assert json.loads(out.read_text())["summary"] == found["summary"]

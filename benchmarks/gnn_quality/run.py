@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
-from benchmarks.outcomes import Outcomes
+from benchmarks.outcomes import Outcomes, parser_of_settings
 from rowmill.config import load_config
 from rowmill.train.splits import best_of_valid, config_of_split
 
@@ -88,24 +88,12 @@ def summarize(benchmark: common.Benchmark, settings: Settings, splits: int) -> N
 
 
 def main() -> None:
-    parser = common.argument_parser(__doc__)
-    parser.add_argument(
-        "--settings", default=",".join(ASKED), help="names, with commas (default: all)"
-    )
+    parser = parser_of_settings(__doc__, ASKED, "out/gnn_quality")
     parser.add_argument("--splits", type=int, help="of each (default: 10, quick: 1)")
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=common.REPOSITORY / "out/gnn_quality",
-        help="where the files of splits are kept (out/gnn_quality)",
-    )
     arguments = parser.parse_args()
-    names: list[str] = arguments.settings.split(",")
-    if unknown := set(names) - set(ASKED):
-        parser.error(f"--settings: {', '.join(sorted(unknown))}; known: {', '.join(ASKED)}")
     splits: int = arguments.splits or (1 if arguments.quick else 10)
     benchmark = common.Benchmark(common.settings(arguments))
-    for name in names:
+    for name in arguments.settings:
         graph = graph_of(name)
         if graph is None:
             print(f"{name}: its graph is not there, left out", file=sys.stderr)

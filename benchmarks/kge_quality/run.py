@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
-from benchmarks.outcomes import Outcomes
+from benchmarks.outcomes import Outcomes, parser_of_settings
 from rowmill.config import Config, load_config
 
 EXAMPLES = common.REPOSITORY / "examples/kge"
@@ -62,29 +62,18 @@ def summarize(benchmark: common.Benchmark, name: str, result: dict[str, Any]) ->
 
 
 def main() -> None:
-    parser = common.argument_parser(__doc__)
-    parser.add_argument(
-        "--settings", default=",".join(ASKED), help="names, with commas (default: all)"
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=common.REPOSITORY / "out/kge_quality",
-        help="where the files of runs are kept (out/kge_quality)",
-    )
+    parser = parser_of_settings(__doc__, ASKED, "out/kge_quality")
     arguments = parser.parse_args()
-    names: list[str] = arguments.settings.split(",")
-    if unknown := set(names) - set(ASKED):
-        parser.error(f"--settings: {', '.join(sorted(unknown))}; known: {', '.join(ASKED)}")
     benchmark = common.Benchmark(common.settings(arguments))
-    outcomes = Outcomes(arguments.folder)
+    # Apart: one epoch must not go on with, or end, a whole run that was interrupted.
+    outcomes = Outcomes(arguments.folder / "quick" if arguments.quick else arguments.folder)
     for name in ASKED:
         graph = graph_of(name)
         if graph is None:
             print(f"{name}: its graph is not there, left out", file=sys.stderr)
             continue
         config = config_of(name, graph, quick=arguments.quick)
-        if name in names:
+        if name in arguments.settings:
             outcomes.measure(name, config)
         # Those that were trained earlier belong to the summary too.
         result = outcomes.result(name, config)

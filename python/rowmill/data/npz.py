@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_LOCAL_HEADER = struct.Struct("<26x2H")
-"""What stands before a member: behind 26 bytes the lengths of its name and of what follows the name."""
+_LOCAL_HEADER = struct.Struct("<4s22x2H")
+"""What stands before a member: a signature, and at its end the lengths of its name and of what follows the name."""
+_SIGNATURE = b"PK\x03\x04"
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -59,7 +60,10 @@ def _in_file(opened: BinaryIO, archive: ZipFile, name: str) -> NDArray[Any] | No
     if info is None or info.compress_type != ZIP_STORED:
         return None
     opened.seek(info.header_offset)
-    name_bytes, extra_bytes = _LOCAL_HEADER.unpack(opened.read(_LOCAL_HEADER.size))
+    before = opened.read(_LOCAL_HEADER.size)
+    if len(before) < _LOCAL_HEADER.size or not before.startswith(_SIGNATURE):
+        return None
+    _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(before)
     begin = opened.seek(name_bytes + extra_bytes, 1)
     header = _HEADERS.get(np.lib.format.read_magic(opened))
     if header is None:

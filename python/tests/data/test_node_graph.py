@@ -338,3 +338,17 @@ def test_a_feature_far_down_that_is_no_number_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, arrays(edges=ring, node_features=features, node_labels=ring[:, 0] % 2))
     with pytest.raises(DataError, match=r"node_features\[66000, 0\] is not a finite"):
         read_node_graph(path)
+
+
+@pytest.mark.parametrize("place", [1, 1 << 20])
+def test_an_archive_that_names_no_member_at_its_place_is_refused(
+    tmp_path: Path, place: int
+) -> None:
+    path = write(tmp_path, arrays())
+    content = bytearray(path.read_bytes())
+    # In the list at the end, 42 bytes behind the signature and 4 before the name.
+    entry = content.index(b"node_features.npy", content.index(b"PK\x01\x02")) - 4
+    content[entry : entry + 4] = place.to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"is no \.npz file of plain arrays"):
+        read_node_graph(path)
