@@ -15,12 +15,15 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from rowmill.distributed.ranks import raise_first, spell
+from rowmill.distributed.within import within
 from rowmill.errors import ExchangeFailed, InvalidInput, RowmillError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 _LEAVE_S = 5.0
+_LATE_S = 10.0
+"""How much later than it was told torch may notice that nobody is there: it tries again, and waits in between."""
 _COUNT_MAX = 1 << 20
 _PORT_MAX = (1 << 16) - 1
 
@@ -74,7 +77,8 @@ def meet(here: Launched, backend: str, *, meeting_s: float, wait_s: float) -> No
         raise InvalidInput("MASTER_ADDR is not set: start the ranks with torchrun, which sets it")
     host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0, _PORT_MAX)
     try:
-        store = _store(here, host, port, meeting_s)
+        # Torch waits without an end for an answer of whoever took the connection.
+        store = within(meeting_s + _LATE_S, lambda: _store(here, host, port, meeting_s))
         # Before any waits for another: what is wrong with one is heard by all.
         _all_can(store, here, backend, meeting_s)
         dist.init_process_group(
@@ -86,6 +90,11 @@ def meet(here: Launched, backend: str, *, meeting_s: float, wait_s: float) -> No
         )
     except RowmillError:
         raise
+    except TimeoutError:
+        raise ExchangeFailed(
+            f"rank {here.rank} could not meet the others at {host}:{port}: somebody takes connections there and does not "
+            f"answer, as another program would; start all {here.count} ranks with a MASTER_PORT that is free"
+        ) from None
     except (RuntimeError, ValueError) as error:
         what = next(iter(str(error).splitlines()), type(error).__name__)
         raise ExchangeFailed(

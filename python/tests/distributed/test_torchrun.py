@@ -1,7 +1,7 @@
 """What torchrun tells a rank is checked, and ranks that cannot begin together say so and end.
 
-What could break: a traceback for an environment that is wrong, half an hour of waiting for a rank that never comes, one
-that cannot begin and is waited for by the others, and a process that is asked to end and does not.
+What could break: a traceback for an environment that is wrong, half an hour of waiting for a rank that never comes or a
+program that has its port, one that cannot begin and is waited for by the others, and a process that is asked to end and does not.
 """
 
 from __future__ import annotations
@@ -86,6 +86,20 @@ def test_a_port_that_another_program_has_is_named() -> None:
         (said,) = met(2, port, ["gloo"], 60)
     assert said.startswith(f"ExchangeFailed: rank 0 could not meet the others at 127.0.0.1:{port}:")
     assert said.endswith("and with a MASTER_PORT that is free")
+
+
+def test_a_port_that_takes_connections_and_does_not_answer_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environ = environment(1, 2, port)
+        command = [sys.executable, "-c", PROGRAM, "gloo", "2"]
+        run = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=120, check=False
+        )
+    assert run.stdout.splitlines() == [
+        f"ExchangeFailed: rank 1 could not meet the others at 127.0.0.1:{port}: somebody takes connections there and does "
+        "not answer, as another program would; start all 2 ranks with a MASTER_PORT that is free"
+    ]
 
 
 def test_a_rank_without_its_backend_is_named_by_all() -> None:
