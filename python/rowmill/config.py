@@ -428,8 +428,8 @@ class TrainConfig:
         Setting("threads (default: all cores but one, which fetches rows)", "--threads", 1, 256),
     ] = None
     backend: Annotated[
-        Literal["gloo", "oneccl"],
-        Setting("under torchrun: what carries messages between ranks", "--backend"),
+        Literal["gloo", "oneccl", "nccl"],
+        Setting("under torchrun: what carries messages; nccl: a GPU for each rank", "--backend"),
     ] = "gloo"
     rows_on_wire: Annotated[
         Literal["fp32", "bf16"],

@@ -61,7 +61,9 @@ class _SplitOptimizer(torch.optim.Optimizer):
         for mine, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for weight, number in zip(mine["params"], saved["params"], strict=True):
                 state = state_dict["state"][number]
-                self.state[weight] = {name: value.clone() for name, value in state.items()}
+                self.state[weight] = {
+                    name: value.to(weight.device, copy=True) for name, value in state.items()
+                }
 
     def whole(self, weight: nn.Parameter) -> Tensor:
         """The weight with its lower half, as float32."""

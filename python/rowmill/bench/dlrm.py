@@ -6,7 +6,6 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from rowmill.bench.launch import run_ranks
@@ -17,6 +16,7 @@ from rowmill.distributed.torchrun import Launched, ends_late
 from rowmill.errors import ExchangeFailed, InvalidInput, RankLost
 from rowmill.report import html_page, write_whole
 from rowmill.report.bars import Bar, stacked_bars
+from rowmill.train.backend import check_gpus
 from rowmill.train.dense import multiplies_bf16
 from rowmill.train.machine import describe_machine
 
@@ -105,13 +105,8 @@ def _check(settings: Settings, ranked: Place | None) -> None:
         library.load()
     if settings.backend == "gloo" and not dist.is_gloo_available():
         raise InvalidInput("--backend gloo: this build of torch has no gloo")
-    if settings.backend == "nccl":
-        gpus = torch.cuda.device_count()
-        if gpus < local or not dist.is_nccl_available():
-            raise InvalidInput(
-                f"--backend nccl takes a GPU for each rank: {local} ranks, {gpus} GPUs that torch can use here"
-            )
-    elif settings.precision != "fp32" and not multiplies_bf16():
+    check_gpus(settings.backend, local)
+    if settings.backend != "nccl" and settings.precision != "fp32" and not multiplies_bf16():
         raise InvalidInput(
             f"--precision {settings.precision} needs a processor with AVX512-BF16 or AMX, which this one has not"
         )

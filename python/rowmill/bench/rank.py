@@ -31,6 +31,7 @@ from rowmill.distributed.torchrun import Launched
 from rowmill.errors import InvalidInput, RankLost, RowmillError
 from rowmill.nn import Feature
 from rowmill.optim import SGD, Adagrad
+from rowmill.train.backend import dense_device, torch_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,10 +125,8 @@ def _measure(
 ) -> list[dict[str, Any]]:
     available = sorted(os.sched_getaffinity(0))
     cores = cores_of(settings, place.local_rank, place.local_ranks, available)
-    device = torch.device("cpu")
-    if settings.backend == "nccl":
-        device = torch.device("cuda", place.local_rank)
-        torch.cuda.set_device(device)
+    device = dense_device(settings.backend, place.local_rank)
+    if device.type == "cuda":
         timeline.settle = torch.cuda.current_stream(device).synchronize
     torch.set_num_threads(cores.threads)
     # Threads begin with the cores of the one that makes them, and those of a group are made with it.
@@ -209,7 +208,7 @@ def _steps(
 
 def meet(settings: Settings, place: Place) -> None:
     """Begin torch.distributed."""
-    backend = "cpu:gloo,cuda:nccl" if settings.backend == "nccl" else settings.backend
+    backend = torch_backend(settings.backend)
     here = Launched.here()
     if place.meeting is None and here is not None:
         wait_s = settings.timeout_s
@@ -256,6 +255,7 @@ def open_rows(settings: Settings, shape: Shape, store: Store, ranks: Ranks) -> S
         [Feature(table.name, table) for table in tables],
         ranks=ranks,
         rows_on_wire="fp32" if settings.precision == "fp32" else "bf16",
+        output_dtype=torch.float32 if settings.precision == "fp32" else torch.bfloat16,
     )
 
 

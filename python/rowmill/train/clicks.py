@@ -19,6 +19,7 @@ from rowmill.data.generate import TEACHER_FILE, generate, generated_schema, teac
 from rowmill.data.sequences import SEQUENCES_FILE, load_sequences, make_sequences
 from rowmill.metrics import ClickMetrics, ListMetrics
 from rowmill.models import DIEN
+from rowmill.train.backend import CPU
 from rowmill.train.click_model import build_model, schema_for
 from rowmill.train.click_rows import plain_rows, stored_rows
 from rowmill.train.dense import dense_optimizer, dense_precision
@@ -27,7 +28,7 @@ from rowmill.train.state import click_identity, dense_parameters
 from rowmill.train.task import announced
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from rich.console import Console
     from torch import Tensor
@@ -79,17 +80,25 @@ class Log:
 
 
 class ClickTask:
-    """A click model and its log."""
+    """A click model and its log.
 
-    def __init__(self, config: Config, log: Log, rows: ClickRows) -> None:
+    Attributes:
+        device: Of the dense half. Batches come, and what was predicted goes, in the memory of the CPU.
+    """
+
+    def __init__(
+        self, config: Config, log: Log, rows: ClickRows, device: torch.device = CPU
+    ) -> None:
         self.config = config
         self.log = log
         self.rows = rows
+        self.device = device
         self.train_rows = log.train_rows
         self.identity = log.identity
         torch.manual_seed(config.train.seed)
-        self.model = build_model(config.model, rows.embeddings, log.source.schema)
-        self.optimizer = dense_optimizer(config.train, dense_parameters(self.model))
+        # Drawn on the CPU: equal seeds are equal weights on every device.
+        self.model = build_model(config.model, rows.embeddings, log.source.schema).to(device)
+        self.optimizer = dense_optimizer(config.train, dense_parameters(self.model), device)
         self.window = self._metrics(ClickMetrics())
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -106,20 +115,19 @@ class ClickTask:
 
     def loss(self, batch: Batch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the predicted clicks with what the model adds to it, and their logits."""
-        if rows is None:
-            logits = self.predict(batch)
-        else:
-            with dense_precision(self.config.train):
-                logits = self.model.logits(batch.dense, rows, *_lengths(batch)).float()
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        logits = (
+            self._logits(self.model, batch, self.rows.inputs(batch.ids))
+            if rows is None
+            else self._logits(self.model.logits, batch, rows.to(self.device))
+        )
+        loss = binary_cross_entropy_with_logits(logits, batch.labels.to(self.device))
         if isinstance(self.model, DIEN) and self.model.auxiliary_loss is not None:
             loss = loss + self.config.model.auxiliary * self.model.auxiliary_loss
-        return loss, logits
+        return loss, logits.detach().cpu()
 
     def predict(self, batch: Batch) -> Tensor:
         """Logits of a batch, `[B]`, or `[B, T]` of several tasks."""
-        with dense_precision(self.config.train):
-            return self.model(batch.dense, self.rows.inputs(batch.ids), *_lengths(batch)).float()
+        return self._logits(self.model, batch, self.rows.inputs(batch.ids)).cpu()
 
     def observe(self, batch: Batch, predicted: Tensor) -> None:
         """The logits of a batch that was learned from."""
@@ -175,6 +183,13 @@ class ClickTask:
             },
         }
 
+    def _logits(self, model: Callable[..., Tensor], batch: Batch, rows: Any) -> Tensor:
+        """Logits on the device, float32, by a model that takes these rows beside the rest of a batch."""
+        rest = [batch.dense] if batch.lengths is None else [batch.dense, batch.lengths]
+        dense, *lengths = (tensor.to(self.device) for tensor in rest)
+        with dense_precision(self.config.train, self.device):
+            return model(dense, rows, *lengths).float()
+
     def _batches(self, start: int, stop: int, batch: int) -> Iterator[Batch]:
         return batches(self.log.source, self.log.way, start=start, stop=stop, batch=batch)
 
@@ -201,10 +216,6 @@ def open_clicks(config: Config, console: Console, threads: int) -> Generator[Cli
         )
     with opened as rows:
         yield ClickTask(config, log, rows)
-
-
-def _lengths(batch: Batch) -> tuple[()] | tuple[Tensor]:
-    return () if batch.lengths is None else (batch.lengths,)
 
 
 def _of_task(task: int, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The dense half of a model: its optimizer, and what it multiplies in."""
+"""The dense half of a model: its optimizer, and what it multiplies in, on the device that it is on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from rowmill.config import ConfigError
 from rowmill.optim import SplitAdagrad, SplitSGD
+from rowmill.train.backend import CPU, device_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def dense_optimizer(
-    train: TrainConfig, parameters: Iterable[nn.Parameter]
+    train: TrainConfig, parameters: Iterable[nn.Parameter], device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimizer of the settings; with `split-bf16` the parameters become bfloat16.
+    """The optimizer of the settings; with `split-bf16` the parameters, which are on the device, become bfloat16.
 
     Raises:
-        ConfigError: This processor does not multiply in bfloat16.
+        ConfigError: The device does not multiply in bfloat16.
     """
-    check_precision(train)
+    check_precision(train, device)
     split = train.precision == "split-bf16"
     match train.dense_optimizer:
         case "sgd":
@@ -36,9 +37,17 @@ def dense_optimizer(
             return torch.optim.Adam(parameters, lr=train.dense_lr)
 
 
-def check_precision(train: TrainConfig) -> None:
-    """Raise if this processor does not multiply in what the settings name."""
-    if train.precision != "fp32" and not multiplies_bf16():
+def check_precision(train: TrainConfig, device: torch.device = CPU) -> None:
+    """Raise if the device does not multiply in what the settings name."""
+    if train.precision == "fp32":
+        return
+    if device.type == "cuda":
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise ConfigError(
+                f"train.precision = {train.precision!r} needs a GPU that multiplies in bfloat16, which "
+                f"{device_name(device)} does not: drop --precision"
+            )
+    elif not multiplies_bf16():
         raise ConfigError(
             f"train.precision = {train.precision!r} needs a processor with AVX512-BF16 or AMX, which this one has not: "
             "drop --precision"
@@ -51,6 +60,6 @@ def multiplies_bf16() -> bool:
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
-def dense_precision(train: TrainConfig) -> torch.autocast:
-    """In which products are taken inside of it. What comes out of a model may be bfloat16."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=train.precision != "fp32")
+def dense_precision(train: TrainConfig, device: torch.device = CPU) -> torch.autocast:
+    """In which products on the device are taken inside of it. What comes out of a model may be bfloat16."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=train.precision != "fp32")

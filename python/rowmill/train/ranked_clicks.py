@@ -19,9 +19,9 @@ from rowmill.config import ConfigError
 from rowmill.data.batches import Batch
 from rowmill.distributed import Ranks, Watch
 from rowmill.distributed.torchrun import Launched, ends_late, meet
+from rowmill.train.backend import check_gpus, dense_device, device_name, torch_backend
 from rowmill.train.click_rows import Columns
 from rowmill.train.clicks import ClickTask, Log
-from rowmill.train.dense import dense_precision
 from rowmill.train.ranked_rows import open_ranked_rows
 
 if TYPE_CHECKING:
@@ -48,6 +48,15 @@ def started_ranks() -> int | None:
     return None if here is None else here.count
 
 
+def rank_conditions(config: Config) -> dict[str, Any]:
+    """What bits depend on where torchrun has started ranks: how many, and what their dense halves are on."""
+    here = Launched.here()
+    if here is None:
+        return {}
+    device = dense_device(config.train.backend, here.local_rank)
+    return {"ranks": here.count, "device": device_name(device)}
+
+
 def is_first() -> bool:
     """Whether this process is the one that talks: rank 0, or the only one."""
     here = Launched.here()
@@ -65,9 +74,16 @@ class Part(Batch):
 class RankedClickTask(ClickTask):
     """A click model and its log, on many ranks."""
 
-    def __init__(self, config: Config, log: Log, rows: RankedClickRows, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        config: Config,
+        log: Log,
+        rows: RankedClickRows,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
         self._ranks = ranks
-        super().__init__(config, log, rows)
+        super().__init__(config, log, rows, device)
         # Summed in the order of ranks: a run that goes on has the bits of one that never stopped.
         self._parallel = ranks.data_parallel(self.model, repeatable=True)
 
@@ -76,23 +92,19 @@ class RankedClickTask(ClickTask):
 
         `rows` is what the pipeline prepared; the shares of all ranks add up to the mean over the batch.
         """
-        logits = self._logits(batch, rows)
-        losses = binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
-        return self._ranks.mean(losses), logits
+        logits = self._logits(self._parallel, batch, rows)
+        labels = batch.labels.to(self.device)
+        losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        return self._ranks.mean(losses), logits.detach().cpu()
 
     def predict(self, batch: Batch) -> Tensor:
         """Logits of this rank's rows."""
-        return self._logits(batch, self.rows.inputs(batch.ids))
+        return self._logits(self._parallel, batch, self.rows.inputs(batch.ids)).cpu()
 
     def observe(self, batch: Any, predicted: Tensor) -> None:
         """The logits of this rank's rows of a `Part`, which was learned from."""
         super().observe(batch, predicted)
         self.window.rows += batch.whole
-
-    def _logits(self, batch: Batch, rows: Any) -> Tensor:
-        lengths = () if batch.lengths is None else (batch.lengths,)
-        with dense_precision(self.config.train):
-            return self._parallel(batch.dense, rows, *lengths).float()
 
     def _metrics(self, metrics: Any) -> Any:
         return OfAllRanks(metrics, self._ranks)
@@ -158,7 +170,10 @@ def open_ranked_clicks(
     here = Launched.here()
     if here is None:
         raise ConfigError("this process is no rank: start it with torchrun")
-    meet(here, config.train.backend, meeting_s=_MEETING_S, wait_s=_WAIT_S)
+    backend = config.train.backend
+    check_gpus(backend, here.local_count)
+    device = dense_device(backend, here.local_rank)
+    meet(here, torch_backend(backend), meeting_s=_MEETING_S, wait_s=_WAIT_S)
     ended = (
         "rowmill: ended by SIGTERM; the same command with --resume goes on from the last checkpoint"
     )
@@ -172,14 +187,23 @@ def open_ranked_clicks(
                 Columns.of(log.source.schema, log.way),
                 ranks=ranks,
                 watch=watch,
+                device=device,
                 way=log.way,
                 threads=threads,
                 identity=log.identity,
                 console=console,
             ) as rows:
-                yield RankedClickTask(config, log, rows, ranks)
+                yield RankedClickTask(config, log, rows, ranks, device)
     finally:
         dist.destroy_process_group()
+
+
+def check_alone(config: Config) -> None:
+    """Raise `ConfigError` for a backend that nobody would use: this process is no rank."""
+    if config.train.backend != "gloo":
+        raise ConfigError(
+            f"train.backend = {config.train.backend!r} is between ranks: start them with torchrun, or drop --backend"
+        )
 
 
 def check_ranked(config: Config) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
 from rowmill.ragged import RaggedBatch
-from rowmill.train.click_rows import new_tables, stored_features
+from rowmill.train.backend import device_name
+from rowmill.train.click_rows import new_tables, pooled_dtype, stored_features
 from rowmill.train.folder import ranks_folder
 from rowmill.train.rows import RowCounters, StoredRows
 from rowmill.train.state import check_same_run
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
     from contextlib import AbstractContextManager
 
+    import torch
     from rich.console import Console
 
     from rowmill.config import Config
@@ -46,6 +48,7 @@ class RankedClickRows(StoredRows):
         ranks: Ranks,
         checkpoint: Checkpoint,
         watch: Watch,
+        device: torch.device,
     ) -> None:
         super().__init__(store, tables, console)
         self._ranks = ranks
@@ -57,9 +60,11 @@ class RankedClickRows(StoredRows):
             stored_features(self.tables, columns),
             ranks=ranks,
             rows_on_wire=config.train.rows_on_wire,
+            output_dtype=pooled_dtype(config),
         )
         self._names = [feature.name for feature in self._collection.features]
-        self.embeddings: nn.Module = _Stacked(self._collection)
+        self._device = device
+        self.embeddings: nn.Module = _Stacked(self._collection, device)
 
     def inputs(self, ids_BS: Tensor) -> RaggedBatch:
         """The ids of this rank's samples by column; `ids_BS` is int64 [B, S], a column for each feature."""
@@ -91,7 +96,8 @@ class RankedClickRows(StoredRows):
 
     def summary(self) -> dict[str, Any]:
         """Those of all ranks."""
-        return {"ranks": self._ranks.count, **_added(self._ranks.gather(super().summary()))}
+        where = {"ranks": self._ranks.count, "device": device_name(self._device)}
+        return {**where, **_added(self._ranks.gather(super().summary()))}
 
     def counts(self) -> dict[str, int]:
         """Those of all ranks."""
@@ -118,15 +124,17 @@ class RankedClickRows(StoredRows):
 
 
 class _Stacked(nn.Module):
-    """What a click model takes as its `embeddings`."""
+    """What a click model takes as its `embeddings`: pooled in the memory of the CPU, and handed to the dense half."""
 
-    def __init__(self, collection: ShardedCollection) -> None:
+    def __init__(self, collection: ShardedCollection, device: torch.device) -> None:
         super().__init__()
         self.collection = collection
+        self._device = device
 
     def forward(self, batch: RaggedBatch | Prepared, offsets: None = None) -> Tensor:
-        """float32 [B, S, D]: one vector for each column of ids."""
-        return self.collection(batch).unflatten(1, (len(self.collection.features), -1))
+        """float32 [B, S, D] on the device: one vector for each column of ids."""
+        pooled = self.collection(batch).to(self._device)
+        return pooled.unflatten(1, (len(self.collection.features), -1))
 
 
 class _RankedPipeline:
@@ -163,6 +171,7 @@ def open_ranked_rows(
     *,
     ranks: Ranks,
     watch: Watch,
+    device: torch.device,
     way: IdWay,
     threads: int,
     identity: dict[str, Any],
@@ -195,6 +204,7 @@ def open_ranked_rows(
             ranks=ranks,
             checkpoint=checkpoint,
             watch=watch,
+            device=device,
         )
 
 

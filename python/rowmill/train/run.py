@@ -36,7 +36,13 @@ from rowmill.train.machine import bit_conditions, describe_machine, resident_byt
 from rowmill.train.nodes import open_nodes
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
-from rowmill.train.ranked_clicks import is_first, open_ranked_clicks, started_ranks
+from rowmill.train.ranked_clicks import (
+    check_alone,
+    is_first,
+    open_ranked_clicks,
+    rank_conditions,
+    started_ranks,
+)
 from rowmill.train.rows import StoredRows, row_eviction, row_optimizer
 from rowmill.train.state import Run
 from rowmill.train.task import announced, check_flags
@@ -123,7 +129,9 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     row_eviction(config.eviction)
     torch.set_num_threads(threads)
     opened = _TASKS[config.train.task]
-    if started_ranks():
+    if started_ranks() is None:
+        check_alone(config)
+    else:
         opened = open_ranked_clicks
         if config.store.lookahead is None:
             # What each batch ahead takes is more here: it is prepared, not just announced.
@@ -153,9 +161,7 @@ class Trainer:
         self.optimizer = task.optimizer
         self.train_rows = task.train_rows
         self.pusher = pusher
-        conditions = bit_conditions(_threads(config))
-        if (ranks := started_ranks()) is not None:
-            conditions["ranks"] = ranks
+        conditions = bit_conditions(_threads(config)) | rank_conditions(config)
         self.run = Run(task.model, task.optimizer, task.identity, conditions)
         self._counts_before: dict[str, int] = {}
         self._pipeline = self.rows.pipeline(task.look_up, config.train.in_flight)

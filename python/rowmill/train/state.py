@@ -90,7 +90,8 @@ class Run:
         """
         check_same_run(described["identity"], self.identity)
         self.state = RunState(**json.loads(described["state"]))
-        before = json.loads(described["conditions"])
+        # Where dense halves were before there was a choice.
+        before = {"device": "cpu", **json.loads(described["conditions"])}
         return [
             f"{name} was {before.get(name)!r} and is {value!r}"
             for name, value in self.conditions.items()

@@ -1,0 +1,121 @@
+"""A GPU for tests on machines without one: its tensors are in the memory of the CPU, and known by their storage.
+
+`to("cuda:0")` and `device="cuda:0"` give such tensors, `device` says so of them and of all that is computed from them, and
+`cpu()` brings them back. A function that is given tensors of both sides raises, as it would with a GPU, and so does NumPy.
+
+What this does not see: threads other than the one of the mode; what torch does in C++, the derivatives of its own functions
+above all, which stay on the side of what they derive; and all that NCCL does, in whose place gloo is.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
+
+from rowmill.train import dense
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+GPU = torch.device("cuda", 0)
+NAME = "a stand-in"
+
+# Each look at these makes another object, equal to the others.
+_DEVICE, _IS_CUDA = Tensor.device.__get__, Tensor.is_cuda.__get__
+_MOVES = (Tensor.to, Tensor.cpu)
+_BETWEEN = (
+    Tensor.copy_,
+    Tensor.data.__set__,
+    torch._has_compatible_shallow_copy_type,
+)
+"""What takes tensors of both sides."""
+
+
+class StandIn(TorchFunctionMode):
+    """Tensors of a GPU that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A reference keeps the place of a storage from being another one's.
+        self._storages: dict[int, StorageWeakRef] = {}
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is on it."""
+        return tensor.untyped_storage()._cdata in self._storages
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func == _DEVICE:
+            return GPU if self.holds(args[0]) else func(*args)
+        if func == _IS_CUDA:
+            return self.holds(args[0])
+        if func in _MOVES:
+            return self._move(func, *args, **(kwargs or {}))
+        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
+        there = any(self.holds(tensor) for tensor in given)
+        if func is Tensor.numpy and there:
+            raise TypeError("numpy was given a tensor of the GPU")
+        # Single numbers go with tensors of either side.
+        if func not in _BETWEEN and len({self.holds(one) for one in given if one.dim() > 0}) > 1:
+            raise RuntimeError(f"{func.__name__} was given tensors of the CPU and of the GPU")
+        settings = dict(kwargs or {})
+        if settings.get("device") is not None:
+            there = torch.device(settings["device"]).type == "cuda"
+            settings["device"] = "cpu"
+        made = func(*args, **settings)
+        if there and func not in _BETWEEN:
+            for one in tree_iter(made):
+                if isinstance(one, Tensor):
+                    self._take(one)
+        return made
+
+    def _move(self, func: Any, tensor: Tensor, *rest: Any, device: Any = None, **more: Any) -> Any:
+        named = [one for one in (*rest, device) if isinstance(one, (str, torch.device))]
+        others = [one for one in rest if not isinstance(one, (str, torch.device))]
+        if func is Tensor.cpu:
+            named = ["cpu"]
+        was = self.holds(tensor)
+        there = torch.device(named[0]).type == "cuda" if named else was
+        made = tensor.to("cpu", *others, **more)
+        if there != was and made.data_ptr() == tensor.data_ptr():
+            made = made.clone()
+        if there:
+            self._take(made)
+        return made
+
+    def _take(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._storages[storage._cdata] = StorageWeakRef(storage)
+
+
+@contextmanager
+def stand_in() -> Generator[StandIn]:
+    """Inside of it this machine has one GPU, NCCL, and a processor that does not multiply in bfloat16."""
+    begin, autocast = dist.init_process_group, torch.autocast
+
+    def begin_over_gloo(backend: str, **settings: Any) -> None:
+        begin(backend.replace("nccl", "gloo"), **settings)
+
+    def autocast_on_the_cpu(device: str, dtype: torch.dtype, *, enabled: bool) -> torch.autocast:
+        assert device == "cuda"
+        return autocast("cpu", dtype, enabled=enabled)
+
+    with pytest.MonkeyPatch.context() as patch, StandIn() as gpu:
+        patch.setattr(dist, "init_process_group", begin_over_gloo)
+        patch.setattr(dist, "is_nccl_available", lambda: True)
+        patch.setattr(torch, "autocast", autocast_on_the_cpu)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(torch.cuda, "get_device_name", lambda _: NAME)
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+        patch.setattr(torch.cuda, "set_device", lambda _: None)
+        patch.setattr(dense, "multiplies_bf16", lambda: False)
+        yield gpu
