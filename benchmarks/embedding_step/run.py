@@ -111,7 +111,14 @@ class Stored:
     """Tables of a store."""
 
     def __init__(
-        self, shape: Shape, optimizer: str, *, direct: bool, folder: Path, dtype: Dtype = "fp32"
+        self,
+        shape: Shape,
+        optimizer: str,
+        *,
+        direct: bool,
+        folder: Path,
+        dtype: Dtype = "fp32",
+        output_dtype: torch.dtype = torch.float32,
     ) -> None:
         rows = shape.rows * TABLES
         memory = rows * (4 * shape.dim + 64) * 3 // 2 + (256 << 20)
@@ -135,7 +142,7 @@ class Stored:
                 ids = torch.arange(first, min(first + (1 << 16), shape.rows))
                 table.put(ids, torch.full((len(ids), shape.dim), 0.01))
         features = [rowmill.nn.Feature(table.name, table) for table in tables]
-        self._bags = rowmill.nn.EmbeddingCollection(features)
+        self._bags = rowmill.nn.EmbeddingCollection(features, output_dtype=output_dtype)
 
     def forward(self, batch: Batch) -> None:
         """Pool."""
@@ -281,21 +288,29 @@ def compare(
 
 
 def compare_dtypes(benchmark: common.Benchmark, shape: Shape, made: list[Batch]) -> None:
-    """The forward of stored rows whose lookups read half the bytes, beside that of all of them."""
+    """The forward of stored rows whose lookups read half the bytes, beside that of all of them.
+
+    Of the former the vectors are bfloat16, too, as a model takes them that multiplies in it, or widened to fp32.
+    """
     gradient = torch.empty(0)
     cell = f"{shape}_forward"
     with tempfile.TemporaryDirectory(prefix="rowmill-") as name:
-        dtypes: tuple[Dtype, ...] = ("fp32", "split-bf16")
+        kinds: dict[str, tuple[Dtype, torch.dtype]] = {
+            "fp32": ("fp32", torch.float32),
+            "split-bf16": ("split-bf16", torch.bfloat16),
+            "split-bf16-widened": ("split-bf16", torch.float32),
+        }
         engines = {
-            f"{cell}_{index}_{dtype}": Stored(
+            f"{cell}_{index}_{kind}": Stored(
                 shape,
                 "sgd",
                 direct=index == "direct",
-                folder=Path(name) / index / dtype,
+                folder=Path(name) / index / kind,
                 dtype=dtype,
+                output_dtype=output_dtype,
             )
             for index in ("hash", "direct")
-            for dtype in dtypes
+            for kind, (dtype, output_dtype) in kinds.items()
         }
         steps = 16 if shape.lookups > 1 else 64
         variants = {
@@ -306,8 +321,10 @@ def compare_dtypes(benchmark: common.Benchmark, shape: Shape, made: list[Batch])
         for variant, taken in samples.items():
             benchmark.summarize(f"{variant}_rows_per_s", common.units_per_s(taken))
         for index in ("hash", "direct"):
-            whole, half = samples[f"{cell}_{index}_fp32"], samples[f"{cell}_{index}_split-bf16"]
-            benchmark.summarize(f"{cell}_{index}_split_over_fp32", common.ratio(half, whole))
+            whole = samples[f"{cell}_{index}_fp32"]
+            for kind in ("split-bf16", "split-bf16-widened"):
+                half = samples[f"{cell}_{index}_{kind}"]
+                benchmark.summarize(f"{cell}_{index}_{kind}_over_fp32", common.ratio(half, whole))
         for engine in engines.values():
             engine.close()
 

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 _Ids: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float32]
 _Numbers: TypeAlias = NDArray[np.int32]
+_AnyFloats: TypeAlias = NDArray[np.float32] | NDArray[np.int16]
+"""32-bit floats, or the bits of bfloat16."""
 OwnedArguments: TypeAlias = tuple[_Numbers, _Numbers, _Numbers, Sequence[int]]
 """Distinct rows of every category, which of them each row of a message is, the counts and the dims of the message."""
 BagArguments: TypeAlias = tuple[
@@ -30,18 +32,18 @@ def restore(url: str, path: str, checkpoint: int | None) -> dict[str, Any]: ...
 def row_stride(dim: int, dtype: str, optimizer: dict[str, Any]) -> int: ...
 def fsck(path: str, repair: bool) -> dict[str, Any]: ...
 def interact(
-    dense: _Floats,
-    pooled: _Floats,
-    out: _Floats,
+    dense: _AnyFloats,
+    pooled: _AnyFloats,
+    out: _AnyFloats,
     shape: tuple[int, int, int],
     threads: int,
 ) -> None: ...
 def interact_backward(
-    dense: _Floats,
-    pooled: _Floats,
-    gradient: _Floats,
-    dense_gradient: _Floats,
-    pooled_gradient: _Floats,
+    dense: _AnyFloats,
+    pooled: _AnyFloats,
+    gradient: _AnyFloats,
+    dense_gradient: _AnyFloats,
+    pooled_gradient: _AnyFloats,
     shape: tuple[int, int, int],
     threads: int,
 ) -> None: ...
@@ -102,10 +104,10 @@ def unpack_add(
 def recover(
     wire: _Floats,
     bags: BagArguments,
-    out: _Floats,
+    out: _AnyFloats,
 ) -> None: ...
 def recover_backward(
-    gradients: _Floats,
+    gradients: _AnyFloats,
     bags: BagArguments,
     wire: _Floats,
 ) -> None: ...
@@ -168,7 +170,7 @@ class Store:
         bags: int,
         paddings: Sequence[int | None],
         means: Sequence[bool],
-        out: _Floats,
+        out: _AnyFloats,
         row_stride: int,
         ticket: Ticket | None,
         training: bool,

@@ -234,6 +234,7 @@ impl<const SCALED: bool, const APART: bool> Sums for Rows<'_, SCALED, APART> {
     const DIVIDE: bool = false;
     const WHOLE: bool = !APART;
     type Element = F32;
+    type Target = f32;
 
     #[inline(always)]
     fn len(&self) -> usize {

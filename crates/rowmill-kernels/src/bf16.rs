@@ -86,8 +86,11 @@ pub(crate) unsafe fn store_up_to<V: Vector>(values: V, added: V::Bits, target: *
 
 /// What is added to round to the nearest: a little less than half, and the last bit that stays, so that ties go
 /// to even.
+///
+/// # Safety
+/// Only called below [`InstructionSet::run`].
 #[inline(always)]
-unsafe fn half<V: Vector>(values: V) -> V::Bits {
+pub(crate) unsafe fn half<V: Vector>(values: V) -> V::Bits {
     // SAFETY: the caller's.
     unsafe { values.to_bits().shift_left(15).shift_right(31).add(V::Bits::splat(0x7fff)) }
 }

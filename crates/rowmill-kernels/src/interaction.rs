@@ -3,11 +3,13 @@
 //! Of the `features + 1` vectors of a sample the first is dense, the others are pooled (Naumov et al.
 //! 2019, arXiv 1906.00091). One sample at a time is copied to aligned lines that stay in the first-level
 //! cache, filled up with zeros so that the loops know no tails: neither the stacked vectors of a batch nor
-//! the square of all products is ever written to memory.
+//! the square of all products is ever written to memory. There they are 32-bit floats, whatever they come from and
+//! are written as.
 
 use std::ops::Range;
 
 use crate::arch::{InstructionSet, Kernel, Vector};
+use crate::float::Float;
 
 /// Vectors multiplied with as many others at a time: what is summed and what is multiplied fit into 32
 /// registers.
@@ -71,7 +73,7 @@ impl Interaction {
 ///
 /// # Panics
 /// If a slice has another length than `shape` says.
-pub fn interact(shape: Interaction, dense: &[f32], pooled: &[f32], out: &mut [f32]) {
+pub fn interact<T: Float>(shape: Interaction, dense: &[T], pooled: &[T], out: &mut [T]) {
     interact_with(InstructionSet::best(), shape, dense, pooled, out);
 }
 
@@ -79,12 +81,12 @@ pub fn interact(shape: Interaction, dense: &[f32], pooled: &[f32], out: &mut [f3
 ///
 /// # Panics
 /// As for [`interact`].
-pub fn interact_with(
+pub fn interact_with<T: Float>(
     set: InstructionSet,
     shape: Interaction,
-    dense: &[f32],
-    pooled: &[f32],
-    out: &mut [f32],
+    dense: &[T],
+    pooled: &[T],
+    out: &mut [T],
 ) {
     check("dense", dense.len(), shape.dense_len());
     check("pooled", pooled.len(), shape.pooled_len());
@@ -97,13 +99,13 @@ pub fn interact_with(
 ///
 /// # Panics
 /// If a slice has another length than `shape` says.
-pub fn interact_backward(
+pub fn interact_backward<T: Float>(
     shape: Interaction,
-    dense: &[f32],
-    pooled: &[f32],
-    gradient: &[f32],
-    dense_gradient: &mut [f32],
-    pooled_gradient: &mut [f32],
+    dense: &[T],
+    pooled: &[T],
+    gradient: &[T],
+    dense_gradient: &mut [T],
+    pooled_gradient: &mut [T],
 ) {
     let set = InstructionSet::best();
     interact_backward_with(set, shape, dense, pooled, gradient, dense_gradient, pooled_gradient);
@@ -113,14 +115,14 @@ pub fn interact_backward(
 ///
 /// # Panics
 /// As for [`interact_backward`].
-pub fn interact_backward_with(
+pub fn interact_backward_with<T: Float>(
     set: InstructionSet,
     shape: Interaction,
-    dense: &[f32],
-    pooled: &[f32],
-    gradient: &[f32],
-    dense_gradient: &mut [f32],
-    pooled_gradient: &mut [f32],
+    dense: &[T],
+    pooled: &[T],
+    gradient: &[T],
+    dense_gradient: &mut [T],
+    pooled_gradient: &mut [T],
 ) {
     check("dense", dense.len(), shape.dense_len());
     check("pooled", pooled.len(), shape.pooled_len());
@@ -136,14 +138,14 @@ fn check(name: &str, got: usize, expected: usize) {
     assert_eq!(got, expected, "{name} has {got} floats, the shape asks for {expected}");
 }
 
-struct Forward<'a> {
+struct Forward<'a, T> {
     shape: Interaction,
-    dense: &'a [f32],
-    pooled: &'a [f32],
-    out: &'a mut [f32],
+    dense: &'a [T],
+    pooled: &'a [T],
+    out: &'a mut [T],
 }
 
-impl Kernel for Forward<'_> {
+impl<T: Float> Kernel for Forward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -154,30 +156,32 @@ impl Kernel for Forward<'_> {
         let mut products = Lines::new(vectors, vectors);
         for number in 0..self.shape.samples {
             let dense = &self.dense[number * dim..][..dim];
-            sample.fill(dense, &self.pooled[number * features * dim..][..features * dim], dim);
+            // SAFETY: the caller's.
+            unsafe { sample.fill::<V, T>(dense, &self.pooled[number * features * dim..][..features * dim]) };
             // SAFETY: both were made for these vectors.
             unsafe { multiply::<V>(&sample, &mut products) };
             let (copy, mut pairs) = self.out[number * width..][..width].split_at_mut(dim);
             copy.copy_from_slice(dense);
             for row in 1..vectors {
                 let (target, rest) = pairs.split_at_mut(row);
-                target.copy_from_slice(&products.vector(row)[..row]);
+                // SAFETY: the caller's.
+                unsafe { convert::<V, _, _>(&products.vector(row)[..row], target) };
                 pairs = rest;
             }
         }
     }
 }
 
-struct Backward<'a> {
+struct Backward<'a, T> {
     shape: Interaction,
-    dense: &'a [f32],
-    pooled: &'a [f32],
-    gradient: &'a [f32],
-    dense_gradient: &'a mut [f32],
-    pooled_gradient: &'a mut [f32],
+    dense: &'a [T],
+    pooled: &'a [T],
+    gradient: &'a [T],
+    dense_gradient: &'a mut [T],
+    pooled_gradient: &'a mut [T],
 }
 
-impl Kernel for Backward<'_> {
+impl<T: Float> Kernel for Backward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -189,11 +193,13 @@ impl Kernel for Backward<'_> {
         let mut factors = Lines::new(vectors, vectors);
         for number in 0..self.shape.samples {
             let dense = &self.dense[number * dim..][..dim];
-            sample.fill(dense, &self.pooled[number * features * dim..][..features * dim], dim);
+            // SAFETY: the caller's.
+            unsafe { sample.fill::<V, T>(dense, &self.pooled[number * features * dim..][..features * dim]) };
             let (copied, mut pairs) = self.gradient[number * width..][..width].split_at(dim);
             for row in 1..vectors {
                 let (source, rest) = pairs.split_at(row);
-                for (column, &factor) in source.iter().enumerate() {
+                for (column, factor) in source.iter().enumerate() {
+                    let factor = factor.widen();
                     factors.vector_mut(row)[column] = factor;
                     factors.vector_mut(column)[row] = factor;
                 }
@@ -201,13 +207,16 @@ impl Kernel for Backward<'_> {
             }
             // SAFETY: all three were made for these vectors.
             unsafe { combine::<V>(&factors, &sample, &mut sums, vectors) };
-            let dense = &mut self.dense_gradient[number * dim..][..dim];
-            for ((target, sum), copied) in dense.iter_mut().zip(sums.vector(0)).zip(copied) {
-                *target = sum + copied;
+            for (sum, copied) in sums.vector_mut(0).iter_mut().zip(copied) {
+                *sum += copied.widen();
             }
-            for feature in 0..features {
-                let target = &mut self.pooled_gradient[(number * features + feature) * dim..][..dim];
-                target.copy_from_slice(&sums.vector(feature + 1)[..dim]);
+            let targets = &mut self.pooled_gradient[number * features * dim..][..features * dim];
+            // SAFETY: the caller's.
+            unsafe {
+                convert::<V, _, _>(&sums.vector(0)[..dim], &mut self.dense_gradient[number * dim..][..dim]);
+                for (feature, target) in targets.chunks_exact_mut(dim.max(1)).enumerate() {
+                    convert::<V, _, _>(&sums.vector(feature + 1)[..dim], target);
+                }
             }
         }
     }
@@ -392,12 +401,41 @@ impl Lines {
         unsafe { std::slice::from_raw_parts_mut(self.pointer_mut(number), self.stride) }
     }
 
-    /// The first vector, then the others from one slice.
+    /// The first vector, then others as long as it from one slice.
+    ///
+    /// # Safety
+    /// Only below [`InstructionSet::run`].
     #[inline(always)]
-    fn fill(&mut self, first: &[f32], others: &[f32], floats: usize) {
-        self.vector_mut(0)[..floats].copy_from_slice(first);
-        for (number, other) in others.chunks_exact(floats.max(1)).enumerate() {
-            self.vector_mut(number + 1)[..floats].copy_from_slice(other);
+    unsafe fn fill<V: Vector, T: Float>(&mut self, first: &[T], others: &[T]) {
+        let floats = first.len();
+        // SAFETY: the caller's.
+        unsafe {
+            convert::<V, _, _>(first, &mut self.vector_mut(0)[..floats]);
+            for (number, other) in others.chunks_exact(floats.max(1)).enumerate() {
+                convert::<V, _, _>(other, &mut self.vector_mut(number + 1)[..floats]);
+            }
+        }
+    }
+}
+
+/// Write the numbers of one slice to another that is as long.
+///
+/// # Safety
+/// Only below [`InstructionSet::run`].
+#[inline(always)]
+unsafe fn convert<V: Vector, S: Float, T: Float>(source: &[S], target: &mut [T]) {
+    let count = source.len();
+    assert_eq!(count, target.len());
+    let (source, target) = (source.as_ptr(), target.as_mut_ptr());
+    // SAFETY: the caller's; both have `count` numbers.
+    unsafe {
+        let mut at = 0;
+        while at + V::LANES <= count {
+            T::store_up_to(S::load_up_to::<V>(source.add(at), V::LANES), target.add(at), V::LANES);
+            at += V::LANES;
+        }
+        if at < count {
+            T::store_up_to(S::load_up_to::<V>(source.add(at), count - at), target.add(at), count - at);
         }
     }
 }

@@ -6,11 +6,13 @@ use std::ops::Range;
 use rowmill_rows::{Dtype, Pooling};
 
 use crate::arch::{InstructionSet, Kernel, Vector};
+use crate::float::Float;
 use crate::sums::{Sums, sum_all};
 use crate::weights::{Bf16, Element, F32};
 use crate::{Lookups, RowPtr, SKIP};
 
-/// Bag `b` of `lookups` becomes the sum (or mean) of its rows at `out + b * out_stride`.
+/// Bag `b` of `lookups` becomes the sum (or mean) of its rows at `out + b * out_stride`, rounded to the nearest number of
+/// the type `T`.
 ///
 /// Weights are widened to 32-bit floats as they are read; of split ones the lower halves are not. Rows are added in lookup order, weights by a fused
 /// multiply-add, a mean is the sum divided by the number of lookups that are not padding: bit for bit what
@@ -19,14 +21,14 @@ use crate::{Lookups, RowPtr, SKIP};
 ///
 /// # Safety
 /// Every index in `lookups.inverse` is [`SKIP`] or below `rows.len()`; rows looked up have `dim` readable
-/// weights of type `dtype` that nobody writes meanwhile; the offsets do not decrease; `out` has `dim` writable floats at
+/// weights of type `dtype` that nobody writes meanwhile; the offsets do not decrease; `out` has `dim` writable numbers at
 /// every `b * out_stride`, apart from the rows.
-pub unsafe fn pool(
+pub unsafe fn pool<T: Float>(
     rows: &[RowPtr],
     lookups: &Lookups<'_>,
     dtype: Dtype,
     dim: usize,
-    out: *mut f32,
+    out: *mut T,
     out_stride: usize,
 ) {
     // SAFETY: the caller's.
@@ -37,13 +39,13 @@ pub unsafe fn pool(
 ///
 /// # Safety
 /// As for [`pool`].
-pub unsafe fn pool_with(
+pub unsafe fn pool_with<T: Float>(
     set: InstructionSet,
     rows: &[RowPtr],
     lookups: &Lookups<'_>,
     dtype: Dtype,
     dim: usize,
-    out: *mut f32,
+    out: *mut T,
     out_stride: usize,
 ) {
     lookups.assert_shape();
@@ -52,25 +54,27 @@ pub unsafe fn pool_with(
     // SAFETY: the caller's.
     unsafe {
         match dtype {
-            Dtype::F32 => set.run(Pool::<F32> { rows, lookups, dim, out, out_stride, element: PhantomData }),
+            Dtype::F32 => {
+                set.run(Pool::<F32, T> { rows, lookups, dim, out, out_stride, element: PhantomData });
+            }
             // Of split weights the upper halves, which lie first.
             Dtype::Bf16 | Dtype::SplitBf16 => {
-                set.run(Pool::<Bf16> { rows, lookups, dim, out, out_stride, element: PhantomData });
+                set.run(Pool::<Bf16, T> { rows, lookups, dim, out, out_stride, element: PhantomData });
             }
         }
     }
 }
 
-struct Pool<'a, E> {
+struct Pool<'a, E, T> {
     rows: &'a [RowPtr],
     lookups: Lookups<'a>,
     dim: usize,
-    out: *mut f32,
+    out: *mut T,
     out_stride: usize,
     element: PhantomData<E>,
 }
 
-impl<E: Element> Kernel for Pool<'_, E> {
+impl<E: Element, T: Float> Kernel for Pool<'_, E, T> {
     type Output = ();
 
     #[inline(always)]
@@ -78,21 +82,22 @@ impl<E: Element> Kernel for Pool<'_, E> {
         // SAFETY: the caller's.
         unsafe {
             match (self.lookups.weights, self.lookups.pooling) {
-                (None, Pooling::Sum) => sum_all::<V, _>(&Bags::<E, false, false>(&self, &[]), self.dim),
-                (None, Pooling::Mean) => sum_all::<V, _>(&Bags::<E, false, true>(&self, &[]), self.dim),
-                (Some(weights), _) => sum_all::<V, _>(&Bags::<E, true, false>(&self, weights), self.dim),
+                (None, Pooling::Sum) => sum_all::<V, _>(&Bags::<E, T, false, false>(&self, &[]), self.dim),
+                (None, Pooling::Mean) => sum_all::<V, _>(&Bags::<E, T, false, true>(&self, &[]), self.dim),
+                (Some(weights), _) => sum_all::<V, _>(&Bags::<E, T, true, false>(&self, weights), self.dim),
             }
         }
     }
 }
 
 /// One sum per bag, one term per lookup; the slice holds the weights, if any.
-struct Bags<'a, E, const WEIGHTED: bool, const MEAN: bool>(&'a Pool<'a, E>, &'a [f32]);
+struct Bags<'a, E, T, const WEIGHTED: bool, const MEAN: bool>(&'a Pool<'a, E, T>, &'a [f32]);
 
-impl<E: Element, const WEIGHTED: bool, const MEAN: bool> Sums for Bags<'_, E, WEIGHTED, MEAN> {
+impl<E: Element, T: Float, const WEIGHTED: bool, const MEAN: bool> Sums for Bags<'_, E, T, WEIGHTED, MEAN> {
     const DIVIDE: bool = MEAN;
     const WHOLE: bool = false;
     type Element = E;
+    type Target = T;
 
     #[inline(always)]
     fn len(&self) -> usize {
@@ -133,7 +138,7 @@ impl<E: Element, const WEIGHTED: bool, const MEAN: bool> Sums for Bags<'_, E, WE
     }
 
     #[inline(always)]
-    unsafe fn target(&self, sum: usize) -> *mut f32 {
+    unsafe fn target(&self, sum: usize) -> *mut T {
         // SAFETY: the caller gives room at every bag's place.
         unsafe { self.0.out.add(sum * self.0.out_stride) }
     }

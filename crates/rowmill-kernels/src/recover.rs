@@ -3,6 +3,7 @@
 use rowmill_rows::{Dtype, Pooling};
 
 use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
+use crate::float::Float;
 use crate::{Lookups, Message, RowPtr, SKIP, pool};
 
 /// How many bags ahead of the one being spread gradients are asked for: lines of the output lie too far apart for the
@@ -81,11 +82,11 @@ impl<'a> Recovery<'a> {
 
 /// Pool every bag: `out[b * stride + column..][..dim]` of each feature.
 ///
-/// Bit for bit what [`pool`] makes of the same rows.
+/// Bit for bit what [`pool`] makes of the same rows, rounded to the nearest where it is written as bfloat16.
 ///
 /// # Panics
 /// If lengths do not agree, offsets decrease, or rows or columns reach beyond their buffers.
-pub fn recover(recovery: &Recovery<'_>, wire: &[f32], out: &mut [f32]) {
+pub fn recover<T: Float>(recovery: &Recovery<'_>, wire: &[f32], out: &mut [T]) {
     let starts = recovery.starts(wire.len(), out.len());
     let base = wire.as_ptr();
     let rows: Vec<RowPtr> = starts.iter().map(|&start| base.wrapping_add(start)).collect();
@@ -107,7 +108,7 @@ pub fn recover(recovery: &Recovery<'_>, wire: &[f32], out: &mut [f32]) {
 ///
 /// # Panics
 /// As [`recover`].
-pub fn recover_backward(recovery: &Recovery<'_>, gradients: &[f32], wire: &mut [f32]) {
+pub fn recover_backward<T: Float>(recovery: &Recovery<'_>, gradients: &[T], wire: &mut [f32]) {
     let starts = recovery.starts(wire.len(), gradients.len());
     wire.fill(0.0);
     for (feature, lookups) in recovery.features() {
@@ -126,18 +127,18 @@ pub fn recover_backward(recovery: &Recovery<'_>, gradients: &[f32], wire: &mut [
 }
 
 /// The gradients of one feature's bags, added to those of the rows that they were pooled from.
-struct Spread<'a> {
+struct Spread<'a, T> {
     lookups: Lookups<'a>,
     /// Where each row begins in `wire`.
     starts: &'a [usize],
     /// Of the first bag; `stride` floats from one to the next.
-    gradients: *const f32,
+    gradients: *const T,
     stride: usize,
     dim: usize,
     wire: *mut f32,
 }
 
-impl Kernel for Spread<'_> {
+impl<T: Float> Kernel for Spread<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -145,7 +146,7 @@ impl Kernel for Spread<'_> {
         let Self { lookups, starts, gradients, stride, dim, wire } = self;
         for bag in 0..lookups.bags() {
             // Past the last bag it asks for what nobody reads, which is no fault.
-            prefetch(gradients.wrapping_add((bag + PREFETCH_DISTANCE) * stride), 4 * dim);
+            prefetch(gradients.wrapping_add((bag + PREFETCH_DISTANCE) * stride).cast(), size_of::<T>() * dim);
             let share = match lookups.pooling {
                 Pooling::Mean => 1.0 / lookups.count(bag).max(1) as f32,
                 Pooling::Sum => 1.0,
@@ -159,7 +160,7 @@ impl Kernel for Spread<'_> {
                 // SAFETY: as the caller says of rows and gradients.
                 unsafe {
                     let sums = wire.add(starts[row as usize]);
-                    add_scaled::<V>(sums, gradients.add(bag * stride), factor, dim);
+                    add_scaled::<V, T>(sums, gradients.add(bag * stride), factor, dim);
                 }
             }
         }
@@ -171,14 +172,14 @@ impl Kernel for Spread<'_> {
 /// # Safety
 /// Both have `dim` floats; only called below [`InstructionSet::run`].
 #[inline(always)]
-unsafe fn add_scaled<V: Vector>(sums: *mut f32, values: *const f32, factor: f32, dim: usize) {
+unsafe fn add_scaled<V: Vector, T: Float>(sums: *mut f32, values: *const T, factor: f32, dim: usize) {
     // SAFETY: the caller's.
     unsafe {
         let factor = V::splat(factor);
         for column in (0..dim).step_by(V::LANES) {
             let count = V::LANES.min(dim - column);
             let sum = V::load_up_to(sums.add(column), count);
-            let value = V::load_up_to(values.add(column), count);
+            let value = T::load_up_to::<V>(values.add(column), count);
             sum.add(value.mul(factor)).store_up_to(sums.add(column), count);
         }
     }

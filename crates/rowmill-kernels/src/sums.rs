@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use crate::arch::{Vector, prefetch};
+use crate::float::Float;
 use crate::weights::Element;
 
 /// How many terms ahead of the one being added are prefetched: at 64 B rows enough to keep the line fill
@@ -20,6 +21,8 @@ pub(crate) trait Sums {
     const WHOLE: bool;
     /// What the terms are vectors of.
     type Element: Element;
+    /// What the sums are written as.
+    type Target: Float;
 
     /// Number of sums.
     fn len(&self) -> usize;
@@ -32,7 +35,7 @@ pub(crate) trait Sums {
     /// What the sum is divided by at the end.
     unsafe fn divisor(&self, sum: usize) -> f32;
     /// Where the sum goes.
-    unsafe fn target(&self, sum: usize) -> *mut f32;
+    unsafe fn target(&self, sum: usize) -> *mut Self::Target;
 }
 
 /// Compute all sums of vectors of `dim` floats.
@@ -184,7 +187,7 @@ unsafe fn block<V: Vector, S: Sums, const N: usize, const PREFETCH: bool>(
         }
         let target = sums.target(sum).add(column);
         for (n, register) in registers.into_iter().enumerate() {
-            register.store(target.add(n * V::LANES));
+            S::Target::store_up_to(register, target.add(n * V::LANES), V::LANES);
         }
     }
 }
@@ -204,10 +207,7 @@ unsafe fn tail<V: Vector, S: Sums>(sums: &S, sum: usize, column: usize, count: u
         if S::DIVIDE {
             register = register.div(V::splat(sums.divisor(sum)));
         }
-        if S::WHOLE {
-            register.store(sums.target(sum).add(column));
-        } else {
-            register.store_first(sums.target(sum).add(column), count);
-        }
+        let target = sums.target(sum).add(column);
+        S::Target::store_up_to(register, target, if S::WHOLE { V::LANES } else { count });
     }
 }

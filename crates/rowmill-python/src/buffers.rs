@@ -3,6 +3,8 @@
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
+use rowmill_kernels::Float;
+use rowmill_store::Pooled;
 
 use crate::errors::invalid;
 
@@ -151,6 +153,51 @@ pub(crate) fn floats(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer
 /// A float32 array to be written.
 pub(crate) fn floats_mut(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<f32>> {
     Buffer::write(argument, name, "float32")
+}
+
+/// Arrays of floats by what numpy takes them for: `f32`, or `i16` for the bits of bfloat16, which it has no type for.
+pub(crate) trait FloatArray: Element {
+    /// What the array holds.
+    type Float: Pooled + Float + Send + Sync;
+    /// Name of the type, for errors.
+    const DTYPE: &str;
+
+    /// The floats of an array.
+    fn floats(buffer: &Buffer<Self>) -> &[Self::Float];
+
+    /// The floats of an array that comes from [`Buffer::write`].
+    fn floats_mut(buffer: &mut Buffer<Self>) -> &mut [Self::Float];
+}
+
+impl FloatArray for f32 {
+    type Float = f32;
+    const DTYPE: &str = "float32";
+
+    fn floats(buffer: &Buffer<Self>) -> &[f32] {
+        buffer.values()
+    }
+
+    fn floats_mut(buffer: &mut Buffer<Self>) -> &mut [f32] {
+        buffer.values_mut()
+    }
+}
+
+impl FloatArray for i16 {
+    type Float = u16;
+    const DTYPE: &str = "int16";
+
+    fn floats(buffer: &Buffer<Self>) -> &[u16] {
+        buffer.halves()
+    }
+
+    fn floats_mut(buffer: &mut Buffer<Self>) -> &mut [u16] {
+        buffer.halves_mut()
+    }
+}
+
+/// Whether an array holds the bits of bfloat16.
+pub(crate) fn is_bf16(argument: &Bound<'_, PyAny>) -> bool {
+    PyBuffer::<i16>::get(argument).is_ok()
 }
 
 /// Ids as bytes Python may keep and write.

@@ -6,7 +6,9 @@ use pyo3::prelude::*;
 use rowmill_kernels::{CategoryWork, Message, RankScratch, RecoveredFeature, Recovery, UniqueScratch};
 use rowmill_rows::Pooling;
 
-use crate::buffers::{Buffer, floats, floats_mut, ids as id_buffer, numbers, numbers_mut};
+use crate::buffers::{
+    Buffer, FloatArray, floats, floats_mut, ids as id_buffer, is_bf16, numbers, numbers_mut,
+};
 use crate::errors::invalid;
 use crate::threads::spread;
 
@@ -253,9 +255,19 @@ pub(crate) fn recover(
     bags: BagArguments<'_>,
     out: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let (wire, mut out) = (floats(wire, "wire")?, floats_mut(out, "out")?);
+    let recover = if is_bf16(out) { recover_as::<i16> } else { recover_as::<f32> };
+    recover(py, wire, bags, out)
+}
+
+fn recover_as<T: FloatArray>(
+    py: Python<'_>,
+    wire: &Bound<'_, PyAny>,
+    bags: BagArguments<'_>,
+    out: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let (wire, mut out) = (floats(wire, "wire")?, Buffer::<T>::write(out, "out", T::DTYPE)?);
     let bags = Bags::read(bags)?;
-    let (wire, out) = (wire.values(), out.values_mut());
+    let (wire, out) = (wire.values(), T::floats_mut(&mut out));
     py.detach(|| rowmill_kernels::recover(&bags.recovery(), wire, out));
     Ok(())
 }
@@ -268,9 +280,20 @@ pub(crate) fn recover_backward(
     bags: BagArguments<'_>,
     wire: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let (gradients, mut wire) = (floats(gradients, "gradients")?, floats_mut(wire, "wire")?);
+    let backward = if is_bf16(gradients) { recover_backward_of::<i16> } else { recover_backward_of::<f32> };
+    backward(py, gradients, bags, wire)
+}
+
+fn recover_backward_of<T: FloatArray>(
+    py: Python<'_>,
+    gradients: &Bound<'_, PyAny>,
+    bags: BagArguments<'_>,
+    wire: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let gradients = Buffer::<T>::read(gradients, "gradients", T::DTYPE)?;
+    let mut wire = floats_mut(wire, "wire")?;
     let bags = Bags::read(bags)?;
-    let (gradients, wire) = (gradients.values(), wire.values_mut());
+    let (gradients, wire) = (T::floats(&gradients), wire.values_mut());
     py.detach(|| rowmill_kernels::recover_backward(&bags.recovery(), gradients, wire));
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use pyo3::prelude::*;
 use rowmill_kernels::Interaction;
 
-use crate::buffers::{floats, floats_mut};
+use crate::buffers::{Buffer, FloatArray, is_bf16};
 use crate::errors::invalid;
 use crate::threads::spread;
 
@@ -13,7 +13,7 @@ use crate::threads::spread;
 /// taking them costs.
 const TASK_FLOATS: usize = 1 << 16;
 
-/// Samples `[B]` of `features` pooled vectors `[B, F, D]` and a dense one `[B, D]` into `[B, D + pairs]`.
+/// Samples `[B]` of `features` pooled vectors `[B, F, D]` and a dense one `[B, D]` into `[B, D + pairs]`, all of one type.
 #[pyfunction]
 pub(crate) fn interact(
     py: Python<'_>,
@@ -23,11 +23,24 @@ pub(crate) fn interact(
     shape: (usize, usize, usize),
     threads: usize,
 ) -> PyResult<()> {
+    let forward = if is_bf16(dense) { forward::<i16> } else { forward::<f32> };
+    forward(py, dense, pooled, out, shape, threads)
+}
+
+fn forward<T: FloatArray>(
+    py: Python<'_>,
+    dense: &Bound<'_, PyAny>,
+    pooled: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    shape: (usize, usize, usize),
+    threads: usize,
+) -> PyResult<()> {
     let (samples, features, dim) = shape;
     let shape = Interaction { samples, features, dim };
-    let (dense, pooled) = (floats(dense, "dense")?, floats(pooled, "pooled")?);
-    let mut out = floats_mut(out, "out")?;
-    let (dense, pooled, out) = (dense.values(), pooled.values(), out.values_mut());
+    let read = |array, name| Buffer::<T>::read(array, name, T::DTYPE);
+    let (dense, pooled) = (read(dense, "dense")?, read(pooled, "pooled")?);
+    let mut out = Buffer::<T>::write(out, "out", T::DTYPE)?;
+    let (dense, pooled, out) = (T::floats(&dense), T::floats(&pooled), T::floats_mut(&mut out));
     check(py, "dense", dense.len(), shape.dense_len())?;
     check(py, "pooled", pooled.len(), shape.pooled_len())?;
     check(py, "out", out.len(), shape.out_len())?;
@@ -44,7 +57,7 @@ pub(crate) fn interact(
     Ok(())
 }
 
-/// The gradients of dense and pooled vectors, given that of the output of [`interact`].
+/// The gradients of dense and pooled vectors, given that of the output of [`interact`], all of one type.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
 pub(crate) fn interact_backward(
@@ -57,14 +70,32 @@ pub(crate) fn interact_backward(
     shape: (usize, usize, usize),
     threads: usize,
 ) -> PyResult<()> {
+    let backward = if is_bf16(dense) { backward::<i16> } else { backward::<f32> };
+    backward(py, dense, pooled, gradient, dense_gradient, pooled_gradient, shape, threads)
+}
+
+#[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
+fn backward<T: FloatArray>(
+    py: Python<'_>,
+    dense: &Bound<'_, PyAny>,
+    pooled: &Bound<'_, PyAny>,
+    gradient: &Bound<'_, PyAny>,
+    dense_gradient: &Bound<'_, PyAny>,
+    pooled_gradient: &Bound<'_, PyAny>,
+    shape: (usize, usize, usize),
+    threads: usize,
+) -> PyResult<()> {
     let (samples, features, dim) = shape;
     let shape = Interaction { samples, features, dim };
-    let (dense, pooled) = (floats(dense, "dense")?, floats(pooled, "pooled")?);
-    let gradient = floats(gradient, "gradient")?;
-    let mut dense_gradient = floats_mut(dense_gradient, "dense_gradient")?;
-    let mut pooled_gradient = floats_mut(pooled_gradient, "pooled_gradient")?;
-    let (dense, pooled, gradient) = (dense.values(), pooled.values(), gradient.values());
-    let (dense_gradient, pooled_gradient) = (dense_gradient.values_mut(), pooled_gradient.values_mut());
+    let read = |array, name| Buffer::<T>::read(array, name, T::DTYPE);
+    let write = |array, name| Buffer::<T>::write(array, name, T::DTYPE);
+    let (dense, pooled, gradient) =
+        (read(dense, "dense")?, read(pooled, "pooled")?, read(gradient, "gradient")?);
+    let mut dense_gradient = write(dense_gradient, "dense_gradient")?;
+    let mut pooled_gradient = write(pooled_gradient, "pooled_gradient")?;
+    let (dense, pooled, gradient) = (T::floats(&dense), T::floats(&pooled), T::floats(&gradient));
+    let dense_gradient = T::floats_mut(&mut dense_gradient);
+    let pooled_gradient = T::floats_mut(&mut pooled_gradient);
     check(py, "dense", dense.len(), shape.dense_len())?;
     check(py, "pooled", pooled.len(), shape.pooled_len())?;
     check(py, "gradient", gradient.len(), shape.out_len())?;
@@ -102,22 +133,22 @@ fn check(py: Python<'_>, name: &str, got: usize, expected: usize) -> PyResult<()
 }
 
 /// The floats of some samples.
-fn of<'a>(floats: &'a [f32], samples: &Range<usize>, per_sample: usize) -> &'a [f32] {
+fn of<'a, T>(floats: &'a [T], samples: &Range<usize>, per_sample: usize) -> &'a [T] {
     &floats[samples.start * per_sample..samples.end * per_sample]
 }
 
 /// Floats that threads write, each those of other samples.
-struct Shared {
-    floats: *mut f32,
+struct Shared<T> {
+    floats: *mut T,
     len: usize,
     per_sample: usize,
 }
 
 // SAFETY: `of` asks its callers for samples nobody else has.
-unsafe impl Sync for Shared {}
+unsafe impl<T: Send> Sync for Shared<T> {}
 
-impl Shared {
-    fn new(floats: &mut [f32], per_sample: usize) -> Self {
+impl<T> Shared<T> {
+    fn new(floats: &mut [T], per_sample: usize) -> Self {
         Self { floats: floats.as_mut_ptr(), len: floats.len(), per_sample }
     }
 
@@ -126,7 +157,7 @@ impl Shared {
     /// # Safety
     /// The slice is still borrowed by the caller, and nobody else has one of these samples.
     #[allow(clippy::mut_from_ref, reason = "the caller has these samples for itself")]
-    unsafe fn of(&self, samples: &Range<usize>) -> &mut [f32] {
+    unsafe fn of(&self, samples: &Range<usize>) -> &mut [T] {
         let (start, end) = (samples.start * self.per_sample, samples.end * self.per_sample);
         assert!(start <= end && end <= self.len, "samples {samples:?} of {} floats", self.len);
         // SAFETY: the range lies inside the slice; the rest is the caller's.

@@ -9,7 +9,9 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes, PyDict};
 use rowmill_store::{AskedRows, FeedOptions, IdBag, IoChoice, Pooling, StoreOptions};
 
-use crate::buffers::{Buffer, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer, numbers};
+use crate::buffers::{
+    Buffer, FloatArray, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer, is_bf16, numbers,
+};
 use crate::changes::Changes;
 use crate::errors::{invalid, raised};
 use crate::ragged::Ragged;
@@ -161,7 +163,6 @@ impl Store {
         let ids = id_buffer(ids)?;
         let offsets = Buffer::<i64>::read(offsets, "offsets", "int64")?;
         let weights = weights.map(|weights| floats(weights, "weights")).transpose()?;
-        let mut out = floats_mut(out, "out")?;
         let ticket = Ticket::of(py, ticket)?;
         let ragged = Ragged::new(ids.ids(), offsets.positions(), weights.as_ref().map(Buffer::values), bags)
             .map_err(|reason| invalid(py, reason))?;
@@ -182,16 +183,8 @@ impl Store {
                 (&tables[number].get().0, bag)
             })
             .collect();
-        let out = out.values_mut();
-        py.detach(|| {
-            let ticket = ticket.as_deref();
-            if training {
-                self.0.lookup(&bags, out, row_stride, ticket).map(Lookup).map(Some)
-            } else {
-                self.0.evaluate(&bags, out, row_stride, ticket).map(|()| None)
-            }
-        })
-        .map_err(|error| raised(py, &error))
+        let pool = if is_bf16(out) { Self::pool::<i16> } else { Self::pool::<f32> };
+        pool(self, py, &bags, out, row_stride, ticket.as_deref(), training)
     }
 
     /// Rows of many tables, whose ids stand one table after the other, `counts` of each.
@@ -360,6 +353,31 @@ impl Store {
 
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.0.close());
+    }
+}
+
+impl Store {
+    /// Pool bags into an array of either type.
+    #[allow(clippy::too_many_arguments, reason = "those of the store's call")]
+    fn pool<T: FloatArray>(
+        &self,
+        py: Python<'_>,
+        bags: &[(&rowmill_store::Table, IdBag<'_>)],
+        out: &Bound<'_, PyAny>,
+        row_stride: usize,
+        ticket: Option<&rowmill_store::Ticket>,
+        training: bool,
+    ) -> PyResult<Option<Lookup>> {
+        let mut out = Buffer::<T>::write(out, "out", T::DTYPE)?;
+        let out = T::floats_mut(&mut out);
+        py.detach(|| {
+            if training {
+                self.0.lookup(bags, out, row_stride, ticket).map(Lookup).map(Some)
+            } else {
+                self.0.evaluate(bags, out, row_stride, ticket).map(|()| None)
+            }
+        })
+        .map_err(|error| raised(py, &error))
     }
 }
 

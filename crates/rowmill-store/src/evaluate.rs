@@ -9,15 +9,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use rowmill_kernels::{Lookups, RowPtr, SKIP, pool};
-use rowmill_rows::{IdBag, RowLayout};
+use rowmill_kernels::{Lookups, RowPtr, SKIP};
+use rowmill_rows::IdBag;
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
+use crate::out::{Out, Pooled};
 use crate::placement::Placement;
 use crate::residents::{Absent, Residents};
-use crate::scatter::Scatter;
 use crate::table_state::TableState;
 use crate::walk::{AllShards, Locked, walk};
 
@@ -27,9 +27,10 @@ const HOLD_IDS: i64 = 4096;
 const PIECE_BYTES: usize = 128 << 10;
 
 /// Features pooled into one matrix.
-struct Pooled<'a> {
+struct Matrix<'a> {
     bags: &'a [(Arc<TableState>, IdBag<'a>)],
-    out: Scatter<'a, f32>,
+    /// Room for all of it; no two tasks write the same floats.
+    out: Out,
     /// The first float of every feature.
     firsts: Vec<usize>,
     row_stride: usize,
@@ -54,11 +55,11 @@ impl Group {
     ///
     /// # Errors
     /// Wrong shapes, ids outside a dense table, a row that cannot be read.
-    pub(crate) fn evaluate(
+    pub(crate) fn evaluate<T: Pooled>(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
         times: Option<&[&[u32]]>,
-        out: &mut [f32],
+        out: &mut [T],
         placement: Placement,
         step: Option<u64>,
     ) -> Result<(), StoreError> {
@@ -76,17 +77,17 @@ impl Group {
         let longest = holds.iter().map(|hold| ids_of(&bags[hold.column].1, &hold.bags).len()).max();
         let positions = (0..longest.unwrap_or(0) as u32).collect();
         let dim = self.core.layout.dim;
-        let pooled = Pooled {
+        let matrix = Matrix {
             bags,
-            out: Scatter::new(out),
+            out: T::out(out),
             firsts: placement.firsts(bags.iter().map(|(_, bag)| bag.len()), dim),
             row_stride: placement.stride(dim),
             in_step: step.is_some(),
             positions,
         };
         let work = |hold: Piece| {
-            let rest = self.pool_resident(&pooled, &hold);
-            if rest.bags.is_empty() { Ok(()) } else { self.pool_apart(&pooled, &rest) }
+            let rest = self.pool_resident(&matrix, &hold);
+            if rest.bags.is_empty() { Ok(()) } else { self.pool_apart(&matrix, &rest) }
         };
         if self.workers.share(lookups) {
             self.workers.run(|| holds.into_par_iter().try_for_each(work))
@@ -96,9 +97,9 @@ impl Group {
     }
 
     /// Pool bags as long as all rows are in memory and no shard is being changed; what is left.
-    fn pool_resident(&self, pooled: &Pooled<'_>, hold: &Piece) -> Piece {
+    fn pool_resident(&self, matrix: &Matrix<'_>, hold: &Piece) -> Piece {
         let Some(all) = self.try_read_all() else { return hold.clone() };
-        let (table, bag) = &pooled.bags[hold.column];
+        let (table, bag) = &matrix.bags[hold.column];
         let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
         // Padding is no row at all, and must not be looked for.
         let bytes = self.core.layout.lookup_bytes();
@@ -111,13 +112,13 @@ impl Group {
             rows.resize(ids.len(), std::ptr::null());
             let found = match &residents {
                 Some(residents) => residents.find(ids, &mut rows),
-                None => self.find_resident(&all, pooled, hold.column, ids, &mut rows),
+                None => self.find_resident(&all, matrix, hold.column, ids, &mut rows),
             };
             if found.is_err() {
                 return Piece { column: hold.column, bags: bags.start..hold.bags.end };
             }
             // SAFETY: these are the rows of the piece's ids, which the read locks keep in place and unwritten.
-            unsafe { self.pool_found(pooled, hold.column, bags, &rows) };
+            unsafe { self.pool_found(matrix, hold.column, bags, &rows) };
         }
         Piece { column: hold.column, bags: hold.bags.end..hold.bags.end }
     }
@@ -126,19 +127,19 @@ impl Group {
     fn find_resident(
         &self,
         mut all: &AllShards<'_>,
-        pooled: &Pooled<'_>,
+        matrix: &Matrix<'_>,
         column: usize,
         ids: &[u64],
         rows: &mut [RowPtr],
     ) -> Result<(), Absent> {
-        let (table, IdBag { padding, .. }) = &pooled.bags[column];
+        let (table, IdBag { padding, .. }) = &matrix.bags[column];
         let key = |(position, &id)| Key::new(table.local, table.spec.ids, id, position, self.shards.len());
         let keys: Vec<Key> = (0..).zip(ids).filter(|&(_, &id)| *padding != Some(id)).map(key).collect();
         walk(&self.core, &mut all, &keys, |all, key, found| {
             let (place, slot) =
                 found.and_then(|found| Some((found.place, found.location.slot()?))).ok_or(Absent)?;
             let shard = all.shard(key);
-            shard.touch(key.table, place, slot, pooled.in_step);
+            shard.touch(key.table, place, slot, matrix.in_step);
             rows[key.position as usize] = shard.row(&self.core, slot).cast_const();
             Ok(())
         })
@@ -148,8 +149,8 @@ impl Group {
     ///
     /// # Safety
     /// `rows` holds the addresses of the rows of their ids, in this order, padding aside.
-    unsafe fn pool_found(&self, pooled: &Pooled<'_>, column: usize, bags: Range<usize>, rows: &[RowPtr]) {
-        let bag = &pooled.bags[column].1;
+    unsafe fn pool_found(&self, matrix: &Matrix<'_>, column: usize, bags: Range<usize>, rows: &[RowPtr]) {
+        let bag = &matrix.bags[column].1;
         let ids = ids_of(bag, &bags);
         let offsets: Vec<i64> =
             bag.offsets[bags.start..=bags.end].iter().map(|&at| at - ids.start as i64).collect();
@@ -159,23 +160,21 @@ impl Group {
             skipping = (0..).zip(&bag.ids[ids.clone()]).map(position).collect();
             &skipping
         } else {
-            &pooled.positions[..ids.len()]
+            &matrix.positions[..ids.len()]
         };
         let weights = bag.weights.map(|weights| &weights[ids]);
         let lookups = Lookups { inverse, offsets: &offsets, weights, pooling: bag.pooling };
-        let RowLayout { dim, dtype, .. } = self.core.layout;
         // SAFETY: the caller's, of rows that are not skipped; offsets were validated; `out` has room for the
         // feature's last bag (checked), and no two pieces write the same floats.
         unsafe {
-            let out = pooled.out.pointer(pooled.firsts[column] + bags.start * pooled.row_stride);
-            pool(rows, &lookups, dtype, dim, out, pooled.row_stride);
+            let out = matrix.out.add(matrix.firsts[column] + bags.start * matrix.row_stride);
+            out.pool(rows, &lookups, &self.core.layout, matrix.row_stride);
         }
     }
 
     /// Pool bags as every other lookup is pooled.
-    fn pool_apart(self: &Arc<Self>, pooled: &Pooled<'_>, piece: &Piece) -> Result<(), StoreError> {
-        let dim = self.core.layout.dim;
-        let (table, bag) = &pooled.bags[piece.column];
+    fn pool_apart(self: &Arc<Self>, matrix: &Matrix<'_>, piece: &Piece) -> Result<(), StoreError> {
+        let (table, bag) = &matrix.bags[piece.column];
         let ids = ids_of(bag, &piece.bags);
         let offsets = &bag.offsets[piece.bags.start..=piece.bags.end];
         let offsets: Vec<i64> = offsets.iter().map(|&at| at - ids.start as i64).collect();
@@ -183,14 +182,12 @@ impl Group {
         let bag = IdBag { ids: &bag.ids[ids], offsets: &offsets, weights, ..*bag };
         // What was found in memory are rows of the table.
         Self::check_ids_padded(table, &bag)?;
-        let mut apart = vec![0.0; bag.len() * dim];
-        self.pool_distinct(&[(Arc::clone(table), bag)], &mut apart, Placement::InTurn, None)?;
-        for (bag, vector) in piece.bags.clone().zip(apart.chunks_exact(dim)) {
-            // SAFETY: no two pieces write the same floats.
-            let out = unsafe { pooled.out.slice(pooled.firsts[piece.column] + bag * pooled.row_stride, dim) };
-            out.copy_from_slice(vector);
+        let placement = Placement::Columns { row_stride: matrix.row_stride };
+        // SAFETY: the whole has room for these bags (checked), and no two pieces write the same floats.
+        unsafe {
+            let out = matrix.out.add(matrix.firsts[piece.column] + piece.bags.start * matrix.row_stride);
+            self.pool_distinct(&[(Arc::clone(table), bag)], out, placement, None).map(drop)
         }
-        Ok(())
     }
 }
 

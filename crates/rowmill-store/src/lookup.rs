@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
-use rowmill_kernels::{Lookups, RowPtr, SKIP, UniqueScratch, pool, segment_unique};
-use rowmill_rows::{IdBag, Pooling, RowLayout};
+use rowmill_kernels::{Lookups, RowPtr, SKIP, UniqueScratch, segment_unique};
+use rowmill_rows::{IdBag, Pooling};
 
 use crate::StoreError;
 use crate::acquire::{Blocked, Entered, Wish};
@@ -16,6 +16,7 @@ use crate::admission::Asked;
 use crate::group::Group;
 use crate::keys::{Key, Keys};
 use crate::log::Reading;
+use crate::out::{Out, Pooled};
 use crate::placement::Placement;
 use crate::table_state::TableState;
 use crate::ticket::{NO_LOOKUP, Ticket, TicketState};
@@ -77,11 +78,6 @@ pub(crate) struct TableRows {
 /// The ids that a lookup asks of one table: its padding id, the ids feature by feature, and their number.
 type TableIds<'a> = (Arc<TableState>, Option<u64>, Vec<&'a [u64]>, usize);
 
-/// Where pooled vectors go.
-struct Out(*mut f32);
-// SAFETY: the tasks that share it write disjoint floats.
-unsafe impl Sync for Out {}
-
 impl Lookup {
     /// Number of distinct rows.
     pub fn rows(&self) -> usize {
@@ -102,18 +98,19 @@ impl Lookup {
 impl Group {
     /// Pool the rows of `bags` into `out`. With a ticket this is a training read: missing rows are born and clocks
     /// taken. `times` says for the bags of every feature how often their ids were asked for, if not once.
-    pub(crate) fn lookup(
+    pub(crate) fn lookup<T: Pooled>(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
         times: Option<&[&[u32]]>,
-        out: &mut [f32],
+        out: &mut [T],
         placement: Placement,
         ticket: Option<&Ticket>,
     ) -> Result<Lookup, StoreError> {
         self.check_out(bags, out.len(), placement)?;
         bags.iter().try_for_each(|(table, bag)| Self::check_ids_padded(table, bag))?;
         let lookups = Self::count_accesses(bags, times);
-        let lookup = self.pool_distinct(bags, out, placement, ticket)?;
+        // SAFETY: `out` has room for every bag (checked) and is borrowed for this call.
+        let lookup = unsafe { self.pool_distinct(bags, T::out(out), placement, ticket)? };
         self.counters.count_call(lookups, lookup.rows());
         Ok(lookup)
     }
@@ -128,10 +125,13 @@ impl Group {
     }
 
     /// The work of [`Group::lookup`], whose shapes are checked: ids made distinct, their rows pooled.
-    pub(crate) fn pool_distinct(
+    ///
+    /// # Safety
+    /// `out` has room for the vectors of every bag where `placement` says, and nobody else uses it meanwhile.
+    pub(crate) unsafe fn pool_distinct(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
-        out: &mut [f32],
+        out: Out,
         placement: Placement,
         ticket: Option<&Ticket>,
     ) -> Result<Lookup, StoreError> {
@@ -146,13 +146,12 @@ impl Group {
         let mut entered = self.enter(lookup.keys(), &wish)?;
         entered.unseen.extend(&lookup.refused);
         let known = std::mem::take(&mut entered.known);
-        let out = Out(out.as_mut_ptr());
         let pooled = if entered.misses.len() <= self.cold_rows_max() {
             self.with_rows(&reading, lookup.keys(), entered, |rows| {
-                self.pool(&lookup, rows, &out, row_stride);
+                self.pool(&lookup, rows, out, row_stride);
             })
         } else {
-            self.pool_in_pieces(&reading, &lookup, &out, row_stride)
+            self.pool_in_pieces(&reading, &lookup, out, row_stride)
         };
         if let Err(error) = pooled {
             self.leave(lookup.keys(), &wish);
@@ -366,7 +365,7 @@ impl Group {
     }
 
     /// Pool all bags, given the addresses of all rows.
-    fn pool(&self, lookup: &Lookup, rows: &[RowPtr], out: &Out, row_stride: usize) {
+    fn pool(&self, lookup: &Lookup, rows: &[RowPtr], out: Out, row_stride: usize) {
         struct Rows<'a>(&'a [RowPtr]);
         // SAFETY: the addresses are only read, and stay valid for the whole call (`with_rows`).
         unsafe impl Sync for Rows<'_> {}
@@ -401,10 +400,9 @@ impl Group {
         number: usize,
         bags: Range<usize>,
         rows: &[RowPtr],
-        out: &Out,
+        out: Out,
         row_stride: usize,
     ) {
-        let RowLayout { dim, dtype, .. } = self.core.layout;
         let feature = &lookup.features[number];
         let lookups = Lookups {
             inverse: &lookup.tables[feature.table].inverse[feature.lookups()],
@@ -416,8 +414,8 @@ impl Group {
         // have readable weights where these bags need them; offsets were validated; `out` has room
         // for the last bag of the last feature (checked), and no two tasks write the same floats.
         unsafe {
-            let first = out.0.add(feature.first + bags.start * row_stride);
-            pool(rows, &lookups, dtype, dim, first, row_stride);
+            let first = out.add(feature.first + bags.start * row_stride);
+            first.pool(rows, &lookups, &self.core.layout, row_stride);
         }
     }
 
@@ -426,7 +424,7 @@ impl Group {
         &self,
         reading: &Reading<'_>,
         lookup: &Lookup,
-        out: &Out,
+        out: Out,
         row_stride: usize,
     ) -> Result<(), StoreError> {
         let rows_max = self.cold_rows_max();
@@ -464,7 +462,7 @@ impl Group {
         number: usize,
         bags: Range<usize>,
         needed: &[u32],
-        out: &Out,
+        out: Out,
         row_stride: usize,
     ) -> Result<(), StoreError> {
         let table = &lookup.tables[lookup.features[number].table];

@@ -8,6 +8,7 @@ use crate::StoreError;
 use crate::backward::RowGradients;
 use crate::group::Group;
 use crate::lookup::Lookup;
+use crate::out::Pooled;
 use crate::placement::Placement;
 use crate::store::Store;
 use crate::table::Table;
@@ -67,10 +68,10 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::lookup`].
-    pub fn evaluate(
+    pub fn evaluate<T: Pooled>(
         &self,
         bags: &[(&Table, IdBag<'_>)],
-        out: &mut [f32],
+        out: &mut [T],
         row_stride: usize,
         step: Option<&Ticket>,
     ) -> Result<(), StoreError> {
@@ -82,15 +83,15 @@ impl Store {
     }
 
     /// Pool many features in one call. All tables must be of one group. Bag `b` of feature `f` is written
-    /// to `out[b * row_stride + f * dim..]`. With a ticket this is a training read: missing rows are born
+    /// to `out[b * row_stride + f * dim..]`, rounded to the nearest where it is bfloat16. With a ticket this is a training read: missing rows are born
     /// and clocks are taken; without, missing rows read as they would be born.
     ///
     /// # Errors
     /// Wrong shapes, ids outside a dense table, a row beyond its bound until the deadline, or a failed read.
-    pub fn lookup(
+    pub fn lookup<T: Pooled>(
         &self,
         bags: &[(&Table, IdBag<'_>)],
-        out: &mut [f32],
+        out: &mut [T],
         row_stride: usize,
         ticket: Option<&Ticket>,
     ) -> Result<Lookup, StoreError> {

@@ -33,13 +33,6 @@ impl<'a, T> Scatter<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
     }
 
-    /// Where an element lies, for who writes this and later ones under the rule of [`Scatter::slice`].
-    #[inline]
-    pub(crate) fn pointer(&self, index: usize) -> *mut T {
-        debug_assert!(index < self.len);
-        self.base.wrapping_add(index)
-    }
-
     /// Write one element.
     ///
     /// # Safety

@@ -98,6 +98,40 @@ fn a_lookup_sees_the_upper_halves_and_a_get_all_bits() {
     assert_eq!(read, born);
 }
 
+/// Of training reads and evaluations alike, with more cold rows than one call may hold in memory at once.
+#[test]
+fn bags_pooled_as_bfloat16_are_those_of_32_bits_rounded() {
+    let rounded = |values: &[f32]| {
+        let mut halves = vec![0; values.len()];
+        rowmill_kernels::narrow(values, &mut halves);
+        halves
+    };
+    let dim = 64;
+    let store = open(&MemoryVolume::new(), &options(Some(256 << 10)));
+    let mut rng = Rng64::new(7);
+    let table = store.table("t", &spec(dim as u32, SGD)).unwrap();
+    let ids: Vec<u64> = (0..ROWS).collect();
+    let values: Vec<f32> = (0..ids.len() * dim).map(|_| rng.below(1 << 16) as f32 / 65_536.0 - 0.5).collect();
+    for (ids, values) in ids.chunks(100).zip(values.chunks(100 * dim)) {
+        table.put(ids, values, None).unwrap();
+    }
+    assert!(store.stats().evictions > 0, "rows leave memory");
+    let asked: Vec<u64> = (0..1000).map(|_| rng.below(ROWS)).collect();
+    let mut offsets = vec![0];
+    while offsets[offsets.len() - 1] < 1000 {
+        offsets.push((offsets[offsets.len() - 1] + rng.below(5) as i64).min(1000));
+    }
+    let bag = IdBag { ids: &asked, offsets: &offsets, weights: None, padding: Some(3), pooling: Pooling::Mean };
+    let floats = (offsets.len() - 1) * dim;
+    let (mut wide, mut narrow) = (vec![0.0; floats], vec![0_u16; floats]);
+    store.evaluate(&[(&table, bag)], &mut wide, dim, None).unwrap();
+    store.evaluate(&[(&table, bag)], &mut narrow, dim, None).unwrap();
+    assert_eq!(narrow, rounded(&wide));
+    let ticket = store.ticket().unwrap();
+    store.lookup(&[(&table, bag)], &mut narrow, dim, Some(&ticket)).unwrap();
+    assert_eq!(narrow, rounded(&wide));
+}
+
 #[test]
 fn an_existing_table_keeps_its_dtype() {
     let store = open(&MemoryVolume::new(), &options(None));

@@ -15,6 +15,7 @@ from rowmill.distributed.exchange import Exchange, RowsOnWire
 from rowmill.distributed.plan import Asked, LookedUp, Placed, Plan
 from rowmill.distributed.row_cache import HeldRows, on
 from rowmill.errors import InvalidInput
+from rowmill.nn.collection import check_output_dtype
 from rowmill.nn.stored import StoredModule
 from rowmill.ops.exchange import Bags, recover, weights_backward
 from rowmill.ops.lookup import lookup_rows
@@ -79,6 +80,7 @@ class ShardedCollection(StoredModule):
         rows_on_wire: "fp32", or "bf16" for half the bytes of rows and gradients, rounded to the nearest.
         chunk_bytes_max: Rows and gradients of more bytes than these go in several messages, of whole tables each; while one
             travels, the next is packed. Two are in memory at a time. Results are equal.
+        output_dtype: As of `EmbeddingCollection`.
     """
 
     def __init__(
@@ -89,11 +91,13 @@ class ShardedCollection(StoredModule):
         strategy: Strategy = "packed",
         rows_on_wire: RowsOnWire = "fp32",
         chunk_bytes_max: int | str = "64MiB",
+        output_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.ranks = ranks
 
         def make() -> tuple[tuple[Plan, Exchange], dict[str, Any]]:
+            check_output_dtype(output_dtype)
             plan = Plan(tuple(features))
             chunk = parse_size(chunk_bytes_max, name="chunk_bytes_max")
             if chunk == 0:
@@ -105,6 +109,7 @@ class ShardedCollection(StoredModule):
                 "the strategy": strategy,
                 "the rows on the wire": rows_on_wire,
                 "chunk_bytes_max": chunk,
+                "output_dtype": str(output_dtype),
             }
             return (plan, exchange), said | plan.described()
 
@@ -115,6 +120,7 @@ class ShardedCollection(StoredModule):
             for lane in self._exchange.lanes
         ]
         self._width = sum(self.dims)
+        self._dtype = output_dtype
 
     def stored_tables(self) -> dict[str, Table]:
         """The tables of this rank's store, as `<table name>.weight`."""
@@ -164,7 +170,7 @@ class ShardedCollection(StoredModule):
             batch: Exactly the features of this collection, in any order; or what a `Pipeline` made of them.
 
         Returns:
-            float32 [B, sum of dims], the features in the order of the constructor.
+            `output_dtype` [B, sum of dims], the features in the order of the constructor.
 
         Raises:
             InvalidInput: On every rank, if the batch of one is wrong.
@@ -306,7 +312,7 @@ class ShardedCollection(StoredModule):
             next(exchange.send_rows(owned, prepared.sent, prepared.owned))
             raise AssertionError("a rank that could not read raises")
         # Gradients come in the order of the loop, and so over the exchange of its thread.
-        return Coming(prepared, owned, exchange, self._exchange)
+        return Coming(prepared, owned, exchange, self._exchange, self._dtype)
 
     def announce(self, prepared: Prepared, *, steps: int) -> None:
         """Let the store of this rank bring the rows into memory that it is asked for; see `Store.lookahead`."""
@@ -387,7 +393,12 @@ class Coming:
     """Rows of a batch on their way to those who asked."""
 
     def __init__(
-        self, prepared: Prepared, rows: _OwnedRows, there: Exchange, back: Exchange
+        self,
+        prepared: Prepared,
+        rows: _OwnedRows,
+        there: Exchange,
+        back: Exchange,
+        dtype: torch.dtype,
     ) -> None:
         # Not the batch itself, in which a pipeline keeps what `pool` returns.
         self.sent, self.owned, self.bags = prepared.sent, prepared.owned, prepared.bags
@@ -397,6 +408,8 @@ class Coming:
         """What carries rows."""
         self.back = back
         """What carries gradients."""
+        self.dtype = dtype
+        """Of pooled vectors."""
         self.training = prepared.training
         self.wires: Iterator[Tensor] = iter(())
         """Waits for rows, chunk by chunk."""
@@ -408,7 +421,7 @@ class Coming:
         self._travelling = travelling
 
     def pool(self) -> Tensor:
-        """Wait for the rows, and pool bags from them: float32 [B, sum of dims].
+        """Wait for the rows, and pool bags from them: [B, sum of dims].
 
         Raises:
             ExchangeFailed: On every rank, if one could not read its rows.
@@ -450,7 +463,7 @@ class _Pooled(torch.autograd.Function):
         ctx.coming = coming
         bags, reads = coming.bags, coming.reads
         device = torch.device("cpu") if reads is None else reads.held.device
-        out = torch.empty(bags[0].count, bags[0].width, device=device)
+        out = torch.empty(bags[0].count, bags[0].width, dtype=coming.dtype, device=device)
         ctx.wires = list[Tensor | None]()
         for wire, sent, of_chunk, needed in zip(
             coming.wires, coming.sent, bags, ctx.needs_input_grad[2:], strict=True

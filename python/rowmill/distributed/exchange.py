@@ -198,7 +198,7 @@ class Exchange:
         """Gradients of the rows that came back to their owners, the first of them on their way when this returns.
 
         Args:
-            gradient: float32 [B, width], of the pooled vectors.
+            gradient: float32 or bfloat16 [B, width], of the pooled vectors.
             bags: How rows became pooled vectors, chunk by chunk.
             sent: What this rank asked for.
             owned: What it was asked for.

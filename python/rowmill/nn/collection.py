@@ -41,9 +41,16 @@ class Pooling:
     Args:
         features: What is looked up.
         keys: Under which name of a batch each feature has its ids; None: under its own.
+        output_dtype: float32 or bfloat16, of pooled vectors.
     """
 
-    def __init__(self, features: Iterable[Feature], *, keys: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        features: Iterable[Feature],
+        *,
+        keys: Sequence[str] | None = None,
+        output_dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.features = tuple(features)
         names = [feature.name for feature in self.features]
         if not names or len(set(names)) != len(names):
@@ -55,12 +62,14 @@ class Pooling:
                 raise InvalidInput(
                     f'pooling of {feature.name!r} must be "sum" or "mean", got {feature.pooling!r}'
                 )
+        check_output_dtype(output_dtype)
+        self._dtype = output_dtype
         self._keys = names if keys is None else list(keys)
         self._calls = [_Call(self.features, positions) for positions in _shared(self.features)]
         self._placed: tuple[tuple[str, ...], list[list[int]]] | None = None
 
     def pool(self, batch: RaggedBatch, *, training: bool) -> Tensor:
-        """Pooled vectors of every feature, float32 [B, sum of dims]."""
+        """Pooled vectors of every feature, [B, sum of dims]."""
         weights = batch.weights
         device = batch.values.device
         pooled: dict[int, Tensor] = {}
@@ -75,6 +84,7 @@ class Pooling:
                 paddings=call.paddings,
                 bags=batch.batch_size,
                 training=training,
+                dtype=self._dtype,
             )
             if len(self._calls) == 1:
                 return out.to(device)
@@ -110,6 +120,11 @@ class EmbeddingCollection(StoredModule):
     Tables whose dim, optimizer and initializer agree form a group and cost one call of the store,
     forward and backward, however many there are.
 
+    Args:
+        features: What is pooled.
+        output_dtype: bfloat16 for models that multiply in it: sums of rows are taken in float32 and rounded to the
+            nearest, and half the bytes are written. Gradients come back as bfloat16, too, and are added up as float32.
+
     Examples:
         >>> import tempfile, rowmill
         >>> store = rowmill.open(tempfile.mkdtemp(), memory="16MiB")
@@ -122,9 +137,11 @@ class EmbeddingCollection(StoredModule):
         (torch.Size([2, 8]), torch.Size([2, 4]))
     """
 
-    def __init__(self, features: Iterable[Feature]) -> None:
+    def __init__(
+        self, features: Iterable[Feature], *, output_dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
-        self._pooling = Pooling(features)
+        self._pooling = Pooling(features, output_dtype=output_dtype)
         self.features = self._pooling.features
 
     def stored_tables(self) -> dict[str, Table]:
@@ -143,7 +160,7 @@ class EmbeddingCollection(StoredModule):
             batch: Holds every feature of this collection, in any order; others are left alone.
 
         Returns:
-            float32 [B, sum of dims], the features in the order of the constructor.
+            `output_dtype` [B, sum of dims], the features in the order of the constructor.
         """
         return self._pooling.pool(batch, training=self.trains_rows)
 
@@ -185,6 +202,12 @@ def _shared(features: Sequence[Feature]) -> list[list[int]]:
     return calls
 
 
+def check_output_dtype(dtype: torch.dtype) -> None:
+    """Raise for a type that pooled vectors cannot have."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise InvalidInput(f"output_dtype must be torch.float32 or torch.bfloat16, got {dtype!r}")
+
+
 def columns(pooled: Tensor, widths: int | list[int]) -> tuple[Tensor, ...]:
     """Views of the columns of each feature."""
     return torch.split(pooled, widths, dim=1)
@@ -195,11 +218,14 @@ class StackedBags(nn.Module):
 
     Args:
         features: Features whose tables all have the same dim.
+        output_dtype: As of `EmbeddingCollection`.
     """
 
-    def __init__(self, features: Iterable[Feature]) -> None:
+    def __init__(
+        self, features: Iterable[Feature], *, output_dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
-        self.collection = EmbeddingCollection(features)
+        self.collection = EmbeddingCollection(features, output_dtype=output_dtype)
         if len(set(self.collection.dims)) != 1:
             raise InvalidInput(f"stacked features need one dim, got {self.collection.dims}")
         self.names = tuple(feature.name for feature in self.collection.features)
@@ -214,7 +240,7 @@ class StackedBags(nn.Module):
             offsets: With flat ids, where each of the B bags of a feature begins.
 
         Returns:
-            float32 [B, F, D].
+            `output_dtype` [B, F, D].
         """
         batch = self._batch(ids, offsets)
         return self.collection(batch).view(batch.batch_size, len(self.names), -1)

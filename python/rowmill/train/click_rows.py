@@ -67,6 +67,15 @@ def stored_features(tables: Sequence[Table], columns: Columns) -> list[Feature]:
     ]
 
 
+def pooled_dtype(config: Config) -> torch.dtype:
+    """Of pooled vectors: rows of 16 bits that are bags of their own stay what they are for a DLRM that multiplies in bfloat16.
+
+    Other models add up what they take, which is done in float32.
+    """
+    narrow = "fp32" not in (config.rows.dtype, config.train.precision)
+    return torch.bfloat16 if narrow and config.model.kind == "dlrm" else torch.float32
+
+
 class ClickRows(RowSide, Protocol):
     """Rows that pool the ids of a batch."""
 
@@ -92,11 +101,17 @@ class StoredClickRows(StoredRows):
     """Rows in a store, updated by backward itself."""
 
     def __init__(
-        self, store: Store, tables: list[Table], columns: Columns, console: Console
+        self,
+        store: Store,
+        tables: list[Table],
+        columns: Columns,
+        console: Console,
+        output_dtype: torch.dtype,
     ) -> None:
         super().__init__(store, tables, console)
         self._columns = columns
-        self.embeddings: nn.Module = StackedBags(stored_features(tables, columns))
+        features = stored_features(tables, columns)
+        self.embeddings: nn.Module = StackedBags(features, output_dtype=output_dtype)
 
     def inputs(self, ids_BS: Tensor) -> Tensor:
         """The ids themselves."""
@@ -133,7 +148,8 @@ def stored_rows(
     """The store of a run, with one table per id feature."""
     with open_rows(config, threads=threads, identity=identity) as store:
         tables = new_tables(store, config, source, way)
-        yield StoredClickRows(store, tables, Columns.of(source.schema, way), console)
+        columns = Columns.of(source.schema, way)
+        yield StoredClickRows(store, tables, columns, console, pooled_dtype(config))
 
 
 def new_tables(store: Store, config: Config, source: Source, way: IdWay) -> list[Table]:

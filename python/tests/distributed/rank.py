@@ -133,17 +133,20 @@ def dense(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
-def alone(folder: Path, steps: int, rules: bool = False) -> dict[str, Any]:
+def alone(
+    folder: Path, steps: int, rules: bool = False, output: str = "float32"
+) -> dict[str, Any]:
     """The same training on one rank without an exchange."""
     store, features = open_tables(folder, 0, rules=rules)
-    embeddings = EmbeddingCollection(features)
+    embeddings = EmbeddingCollection(features, output_dtype=getattr(torch, output))
     model = dense(sum(embeddings.dims))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses: list[float] = []
     for step in range(steps):
         batch, labels = batch_of(step, features)
         optimizer.zero_grad()
-        loss = binary_cross_entropy_with_logits(model(embeddings(batch)).view(-1), labels)
+        logits = model(embeddings(batch).float()).view(-1)
+        loss = binary_cross_entropy_with_logits(logits, labels)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -178,11 +181,13 @@ def train(
     rules: bool = False,
     pipeline: dict[str, int] | None = None,
     stops: Sequence[int] = (),
+    output: str = "float32",
     **settings: Any,
 ) -> dict[str, Any]:
-    """Training over an exchange."""
+    """Training over an exchange; pooled vectors are of the type `output`."""
     store, features = open_tables(folder, ranks.rank, bound, rules)
-    collection = ShardedCollection(features, ranks=ranks, **settings)
+    dtype = getattr(torch, output)
+    collection = ShardedCollection(features, ranks=ranks, output_dtype=dtype, **settings)
     batches = parts(ranks, features, range(steps))
     if pipeline is not None:
         coming = Pipeline(collection, **pipeline)
@@ -192,7 +197,7 @@ def train(
     losses: list[float] = []
     for batch, labels in batches:
         optimizer.zero_grad()
-        logits = model(collection(batch)).view(-1)
+        logits = model(collection(batch).float()).view(-1)
         loss = ranks.mean(binary_cross_entropy_with_logits(logits, labels, reduction="none"))
         loss.backward()
         optimizer.step()

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from rowmill.distributed import STRATEGIES
 
@@ -55,6 +56,21 @@ def test_training_is_that_of_one_rank(
         assert row == pytest.approx(wanted[key], abs=1e-4), key
     if count > 1:
         assert all(any(ids for ids, _ in result["rows"].values()) for result in results)
+
+
+def test_bfloat16_out_is_that_of_one_rank(processes: Processes, tmp_path: Path) -> None:
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    of = {"steps": 20, "output": "bfloat16"}
+    wanted = processes.run("alone", folder, count=1, **of)[0]
+    results = processes.run("train", tmp_path, count=2, **of)
+    for result in results:
+        assert result["losses"] == pytest.approx(wanted["losses"], rel=1e-4)
+        evaluated = torch.tensor(result["evaluated"])
+        assert torch.equal(evaluated.bfloat16().float(), evaluated)
+    rows, of_one = rows_of(results), rows_of([wanted])
+    for key, row in rows.items():
+        assert row == pytest.approx(of_one[key], abs=1e-3), key
 
 
 @pytest.mark.parametrize("rows_on_wire", ["fp32", "bf16"])
@@ -284,7 +300,7 @@ def test_rows_of_another_model_are_read_and_stay(
         ("falling", "rank 2: offsets must rise from 0 to the number of ids .* with falls"),
         ("range", "rank 2: ids of 'shop' must be within 0..50 of table 'shop', got 50"),
         ("none", "rank 2: a batch must be a RaggedBatch, got NoneType"),
-        ("mode", "all ranks must train or none: .*'training', 'training', 'evaluation'"),
+        ("mode", "all ranks must train or none: in forward 1 rank 0 trains and rank 2 evaluates"),
     ],
 )
 def test_bad_input_of_one_rank_is_raised_by_all(
@@ -315,4 +331,7 @@ def test_a_rank_that_never_comes_is_waited_for_so_long(
     processes: Processes, tmp_path: Path
 ) -> None:
     results = processes.run("silent", tmp_path, count=2, timeout_s=2.0)
-    assert [result["error"] for result in results] == ["RuntimeError", None]
+    assert [result["error"] for result in results] == ["RankLost", None]
+    assert results[0]["message"] == (
+        "rank 0 in forward 1 waited in vain for rank 1: ended, stands still, or makes no more calls; start all ranks again"
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +16,11 @@ from rowmill.init import Zeros
 from rowmill.models.embeddings import FeatureBags
 from rowmill.nn import EmbeddingCollection, Feature, StackedBags
 from rowmill.optim import SGD, Adagrad
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rowmill.tables import Dtype
 
 ROWS = 20
 
@@ -108,6 +116,58 @@ def test_weights_of_a_batch_scale_ids_and_get_gradients(store: rowmill.Store) ->
     torch.testing.assert_close(weights.grad, sums)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "split-bf16"])
+def test_bfloat16_out_is_float32_rounded_and_so_are_the_gradients_that_rows_get(
+    tmp_path: Path, dtype: Dtype
+) -> None:
+    seen: list[list[torch.Tensor]] = []
+    for output_dtype in (torch.float32, torch.bfloat16):
+        with rowmill.open(tmp_path / str(output_dtype), memory="16MiB", seed=3) as store:
+            tables = [
+                store.table(f"t{i}", dim=dim, dtype=dtype, optimizer=SGD(lr=0.5))
+                for i, dim in enumerate([5, 5, 17])
+            ]
+            features = [Feature(t.name, t, "mean" if t is tables[1] else "sum") for t in tables]
+            embeddings = EmbeddingCollection(features, output_dtype=output_dtype)
+            torch.manual_seed(1)
+            made: list[torch.Tensor] = []
+            for weighted in (False, True):
+                batch = random_batch([t.name for t in tables[:: 2 if weighted else 1]], 16)
+                if weighted:
+                    batch = replace(batch, weights=torch.rand(len(batch.values)).requires_grad_())
+                    embeddings = EmbeddingCollection(features[::2], output_dtype=output_dtype)
+                pooled = embeddings(batch)
+                assert pooled.dtype == output_dtype
+                gradient = torch.randn(pooled.shape).bfloat16()
+                pooled.backward(gradient.to(output_dtype))
+                embeddings.eval()
+                made += [pooled.detach().bfloat16(), embeddings(batch).detach().bfloat16()]
+                embeddings.train()
+                if batch.weights is not None:
+                    assert batch.weights.grad is not None
+                    made.append(batch.weights.grad)
+            seen.append(made + [t.get(torch.arange(ROWS)) for t in tables])
+    for wide, narrow in zip(*seen, strict=True):
+        assert torch.equal(wide, narrow)
+
+
+def test_split_rows_lose_nothing_in_bags_of_one_id(store: rowmill.Store) -> None:
+    table = store.table("t", dim=8, dtype="split-bf16", optimizer=SGD(lr=0.1))
+    ids = torch.arange(30).view(30, 1)
+    wide = StackedBags([Feature("t", table)])(ids)
+    narrow = StackedBags([Feature("t", table)], output_dtype=torch.bfloat16)(ids)
+    assert torch.equal(narrow.float(), wide)
+
+
+def test_an_exported_lookup_keeps_its_type(store: rowmill.Store) -> None:
+    table = store.table("t", dim=3, optimizer=SGD(lr=0.1), num_rows=ROWS)
+    bags = StackedBags([Feature("t", table)], output_dtype=torch.bfloat16).eval()
+    ids = torch.randint(0, ROWS, (6, 1))
+    exported = torch.export.export(bags, (ids,)).module()
+    assert torch.equal(exported(ids), bags(ids))
+    assert exported(ids).dtype == torch.bfloat16
+
+
 def test_stacked_bags_take_what_models_give(store: rowmill.Store) -> None:
     tables = [store.table(f"t{i}", dim=3, optimizer=SGD(lr=0.1), num_rows=ROWS) for i in range(4)]
     stacked = StackedBags(Feature(t.name, t) for t in tables)
@@ -129,6 +189,8 @@ def test_what_does_not_fit_is_named(store: rowmill.Store) -> None:
         EmbeddingCollection([Feature("x", a), Feature("x", b)])
     with pytest.raises(InvalidInput, match="pooling of 'x'"):
         EmbeddingCollection([Feature("x", a, "max")])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidInput, match=r"output_dtype must be .*, got torch.float16"):
+        EmbeddingCollection([Feature("x", a)], output_dtype=torch.float16)
     with pytest.raises(InvalidInput, match=r"one dim, got \[2, 3\]"):
         StackedBags([Feature("x", a), Feature("y", b)])
     with pytest.raises(InvalidInput, match=r"lacks features \['y'\]; it has \['x'\]"):

@@ -113,6 +113,14 @@ def test_rows_and_gradients_are_those_of_the_definition(case: str) -> None:
             wanted = reference.weights_backward(wire, gradient, bags)
             torch.testing.assert_close(factors, wanted, atol=1e-6, rtol=1e-4)
             assert not factors[combined < 0].any()
+        # To bfloat16 the same, rounded; and from gradients of it.
+        narrow = torch.zeros_like(out, dtype=torch.bfloat16)
+        assert torch.equal(exchange.recover(wire, bags, narrow), out.bfloat16())
+        halves = gradient.bfloat16()
+        assert torch.equal(
+            exchange.recover_backward(halves, bags),
+            exchange.recover_backward(halves.float(), bags),
+        )
         # Into memory that is there already.
         dirty = torch.full_like(back, torch.nan)
         assert torch.equal(exchange.recover_backward(gradient, bags, dirty), back)

@@ -162,6 +162,15 @@ def test_rows_and_gradients_are_those_of_the_definition(
         back = reference.recover_backward(gradient, bags)
         got = kernels.recover_backward(gradient.to(device), bags_there)
         torch.testing.assert_close(got.cpu(), back, atol=1e-6, rtol=1e-4 + len(ids) * 2.0**-24)
+        # To bfloat16 the same, which a GPU rounds and the interpreter cuts off; and from gradients of it.
+        narrow = torch.zeros_like(out, dtype=torch.bfloat16).to(device)
+        narrow = kernels.recover(wire.to(device), bags_there, narrow).float().cpu()
+        torch.testing.assert_close(narrow, out, atol=1e-6, rtol=2.0**-7)
+        halves = gradient.bfloat16().to(device)
+        assert torch.equal(
+            kernels.recover_backward(halves, bags_there),
+            kernels.recover_backward(halves.float(), bags_there),
+        )
         # The same work in the same order, so the same bits.
         assert torch.equal(got, kernels.recover_backward(gradient.to(device), bags_there))
         if not mean:

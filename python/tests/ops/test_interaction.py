@@ -53,6 +53,21 @@ def test_values_and_gradients_are_those_of_the_definition(
         torch.testing.assert_close(one, other.float(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", SHAPES + EMPTY)
+def test_of_bfloat16_only_what_comes_out_is_rounded(
+    shape: tuple[int, int, int], threads: int
+) -> None:
+    halves = tuple(t.detach().bfloat16().requires_grad_() for t in inputs(shape))
+    wide = tuple(t.detach().float().requires_grad_() for t in halves)
+    out, expected = interaction(*halves), interaction(*wide)
+    assert torch.equal(out, expected.bfloat16())
+    gradient = (torch.rand(out.shape) - 0.5).bfloat16()
+    got = torch.autograd.grad(out, halves, gradient)
+    wanted = torch.autograd.grad(expected, wide, gradient.float())
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.equal(one, other.bfloat16())
+
+
 def test_threads_change_no_bit() -> None:
     both, before = inputs((700, 26, 128)), torch.get_num_threads()
     results: list[list[Tensor]] = []
@@ -123,8 +138,8 @@ def test_shapes_that_do_not_fit_are_named(dense: tuple[int, ...], pooled: tuple[
 
 def test_other_types_and_devices_take_the_definition() -> None:
     both = inputs((3, 2, 4))
-    half = interaction(*(tensor.bfloat16() for tensor in both))
-    assert half.dtype == torch.bfloat16
+    half = interaction(*(tensor.half() for tensor in both))
+    assert half.dtype == torch.float16
     assert interaction(*(tensor.to("meta") for tensor in both)).shape == (3, 7)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = interaction(both[0].bfloat16(), both[1])
@@ -142,6 +157,8 @@ def test_a_device_gives_what_the_cpu_gives() -> None:
 def test_the_operators_pass_torchs_own_checks() -> None:
     both = inputs((3, 2, 5))
     torch.library.opcheck(torch.ops.rowmill.interaction.default, both)
+    halves = tuple(t.detach().bfloat16() for t in both)
+    torch.library.opcheck(torch.ops.rowmill.interaction.default, halves)
     gradient = torch.rand(3, 8)
     arguments = (gradient, *(tensor.detach() for tensor in both))
     torch.library.opcheck(torch.ops.rowmill.interaction_backward.default, arguments)

@@ -105,6 +105,7 @@ def test_the_store_agrees_with_the_definition(
         [p or 0 for p in paddings],
         bags,
         3,
+        torch.float32,
     )
     assert (operator == out).all()
 
@@ -165,10 +166,13 @@ def test_a_compiled_model_trains_as_an_eager_one(store: rowmill.Store) -> None:
     assert not (after[0] == start).all()
 
 
-def test_the_operator_passes_torchs_own_checks(tables: list[rowmill.Table]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_operator_passes_torchs_own_checks(
+    tables: list[rowmill.Table], dtype: torch.dtype
+) -> None:
     args = (torch.tensor([1, 2]), torch.tensor([0, 2]), None, [tables[0].handle])
     torch.library.opcheck(
-        torch.ops.rowmill.lookup.default, (*args, [0], [False], [False], [0], 1, 3)
+        torch.ops.rowmill.lookup.default, (*args, [0], [False], [False], [0], 1, 3, dtype)
     )
 
 

@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use rowmill_kernels::{
-    InstructionSet, Interaction, interact, interact_backward, interact_backward_with, interact_with,
+    InstructionSet, Interaction, interact, interact_backward, interact_backward_with, interact_with, narrow,
+    widen,
 };
 
 use crate::data::{Random, bits};
@@ -122,6 +123,37 @@ proptest! {
             prop_assert!(close(&got.1, &pooled, shape.vectors()), "{} {:?}", set, shape);
             let of_best = case.gradients(best);
             prop_assert_eq!((bits(&got.0), bits(&got.1)), (bits(&of_best.0), bits(&of_best.1)), "{}", set);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn of_bfloat16_is_that_of_the_widened_numbers_rounded(shape in shapes(), seed: u64) {
+        let narrowed = |values: &[f32]| {
+            let mut halves = vec![0; values.len()];
+            narrow(values, &mut halves);
+            halves
+        };
+        let widened = |halves: &[u16]| {
+            let mut values = vec![0.0; halves.len()];
+            widen(halves, &mut values);
+            values
+        };
+        let case = Case::new(shape, seed);
+        let [dense, pooled, gradient] = [&case.dense, &case.pooled, &case.gradient].map(|of| narrowed(of));
+        let case = Case {
+            shape, dense: widened(&dense), pooled: widened(&pooled), gradient: widened(&gradient),
+        };
+        for set in InstructionSet::available() {
+            let mut out = vec![0; shape.out_len()];
+            interact_with(set, shape, &dense, &pooled, &mut out);
+            prop_assert_eq!(out, narrowed(&case.out(set)), "{} {:?}", set, shape);
+            let (mut of_dense, mut of_pooled) = (vec![0; shape.dense_len()], vec![0; shape.pooled_len()]);
+            interact_backward_with(set, shape, &dense, &pooled, &gradient, &mut of_dense, &mut of_pooled);
+            let expected = case.gradients(set);
+            prop_assert_eq!(of_dense, narrowed(&expected.0), "{} {:?}", set, shape);
+            prop_assert_eq!(of_pooled, narrowed(&expected.1), "{} {:?}", set, shape);
         }
     }
 }

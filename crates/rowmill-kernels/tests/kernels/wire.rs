@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rowmill_kernels::{
-    Message, RecoveredFeature, Recovery, SKIP, pack, recover, recover_backward, unpack_add,
+    Message, RecoveredFeature, Recovery, SKIP, narrow, pack, recover, recover_backward, unpack_add, widen,
 };
 use rowmill_rows::Pooling;
 
@@ -160,6 +160,20 @@ proptest! {
         let mut back = vec![3.0; wire.len()];
         recover_backward(&recovery, &gradients, &mut back);
         prop_assert_eq!(bits(&back), bits(&wanted_back));
+        // To bfloat16 the same, rounded, and from gradients of it those of the widened.
+        let mut halves = vec![0; gradients.len()];
+        narrow(&gradients, &mut halves);
+        let mut widened = vec![0.0; gradients.len()];
+        widen(&halves, &mut widened);
+        recover_backward(&recovery, &widened, &mut back);
+        let mut of_halves = vec![3.0; wire.len()];
+        recover_backward(&recovery, &halves, &mut of_halves);
+        prop_assert_eq!(bits(&of_halves), bits(&back));
+        narrow(&vec![5.0; out.len()], &mut halves);
+        recover(&recovery, &wire, &mut halves);
+        let mut rounded = vec![0; out.len()];
+        narrow(&out, &mut rounded);
+        prop_assert_eq!(halves, rounded);
     }
 }
 
@@ -205,7 +219,7 @@ fn lines_past_the_largest_number_are_refused() {
         bags: 1 << 62,
         stride: 8,
     };
-    recover(&recovery, &[0.0; 4], &mut []);
+    recover(&recovery, &[0.0; 4], &mut [0.0_f32; 0]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ import torch
 
 from rowmill import _core
 from rowmill.ops.exchange.layout import Bags, Message, Sorted, Unique
+from rowmill.ops.floats import floats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,10 +93,10 @@ def unpack_add(
 
 
 def recover(wire: Tensor, bags: Bags, out: Tensor | None = None) -> Tensor:
-    """As `reference.recover`; columns of no feature are left as they are in `out`."""
+    """As `reference.recover`, rounded to the type of `out`, where columns of no feature are left as they are."""
     if out is None:
         out = torch.zeros(bags.count, bags.width)
-    _core.recover(wire.numpy(), _bags(bags), out.numpy())
+    _core.recover(wire.numpy(), _bags(bags), floats(out))
     return out
 
 
@@ -103,14 +104,14 @@ def recover_backward(gradient: Tensor, bags: Bags, wire: Tensor | None = None) -
     """As `reference.recover_backward`, into `wire` if it is given."""
     if wire is None:
         wire = torch.empty(sum(bags.message.floats_by_rank))
-    _core.recover_backward(gradient.contiguous().numpy(), _bags(bags), wire.numpy())
+    _core.recover_backward(floats(gradient), _bags(bags), wire.numpy())
     return wire
 
 
 def weights_backward(wire: Tensor, gradient: Tensor, bags: Bags) -> Tensor:
     """As `reference.weights_backward`."""
     factors = torch.empty(len(bags.combined))
-    gradient = gradient.contiguous()
+    gradient = gradient.float().contiguous()
     _core.weights_backward(wire.numpy(), gradient.numpy(), _bags(bags), factors.numpy())
     return factors
 

@@ -80,7 +80,7 @@ def unpack_add(wire: Tensor, unique: Unique, message: Message) -> Tensor:
 
 
 def recover(wire: Tensor, bags: Bags) -> Tensor:
-    """Pool bags straight from the rows of a message: float32 [B, width]."""
+    """Pool bags straight from the rows of a message: float32 [B, width], which others round where they are asked to."""
     starts_W = _starts(bags.message)
     out = torch.zeros(bags.count, bags.width)
     for number, feature in enumerate(bags.features):

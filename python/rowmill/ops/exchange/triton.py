@@ -116,7 +116,7 @@ def unpack_add(
 
 
 def recover(wire: Tensor, bags: Bags, out: Tensor | None = None) -> Tensor:
-    """As `reference.recover`; columns of no feature are left as they are in `out`."""
+    """As `reference.recover`, rounded to the type of `out`, where columns of no feature are left as they are."""
     if out is None:
         out = torch.zeros(bags.count, bags.width, device=wire.device)
     number = len(bags.features) * bags.count

@@ -1,6 +1,6 @@
 """The dot interaction of DLRM: dense and pooled vectors in, products of all pairs out.
 
-float32 on the CPU runs a kernel of our own, as the operator `rowmill::interaction`, which graphs of
+float32 and bfloat16 on the CPU run a kernel of our own, as the operator `rowmill::interaction`, which graphs of
 torch.export and torch.compile carry; everything else runs the definition in plain torch. The second
 derivative is plain torch everywhere.
 
@@ -74,7 +74,7 @@ def interaction(dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
             "dense and pooled vectors must be [B, D] and [B, F, D], got "
             f"{list(dense_BD.shape)} and {list(pooled_BFD.shape)}"
         )
-    for tensor in (dense_BD, pooled_BFD):
-        if tensor.device.type != "cpu" or tensor.dtype != torch.float32:
-            return reference.interaction(dense_BD, pooled_BFD)
+    kinds = {(tensor.device.type, tensor.dtype) for tensor in (dense_BD, pooled_BFD)}
+    if kinds not in ({("cpu", torch.float32)}, {("cpu", torch.bfloat16)}):
+        return reference.interaction(dense_BD, pooled_BFD)
     return torch.ops.rowmill.interaction(dense_BD, pooled_BFD)

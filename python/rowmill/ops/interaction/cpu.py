@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from rowmill import _core
+from rowmill.ops.floats import floats
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
 
 def interaction(dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
-    """As `reference.interaction`, of float32."""
+    """As `reference.interaction`, of float32 or bfloat16; products are added up as float32."""
     batch, features, dim = pooled_BFD.shape
     out = dense_BD.new_empty(batch, dim + features * (features + 1) // 2)
     _core.interact(
-        _floats(dense_BD),
-        _floats(pooled_BFD),
-        out.numpy(),
+        floats(dense_BD),
+        floats(pooled_BFD),
+        floats(out),
         (batch, features, dim),
         torch.get_num_threads(),
     )
@@ -31,21 +30,17 @@ def interaction(dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
 def interaction_backward(
     gradient: Tensor, dense_BD: Tensor, pooled_BFD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.interaction_backward`, of float32."""
+    """As `reference.interaction_backward`, of float32 or bfloat16; sums are taken as float32."""
     batch, features, dim = pooled_BFD.shape
     dense_gradient = dense_BD.new_empty(batch, dim)
     pooled_gradient = pooled_BFD.new_empty(batch, features, dim)
     _core.interact_backward(
-        _floats(dense_BD),
-        _floats(pooled_BFD),
-        _floats(gradient),
-        dense_gradient.numpy(),
-        pooled_gradient.numpy(),
+        floats(dense_BD),
+        floats(pooled_BFD),
+        floats(gradient),
+        floats(dense_gradient),
+        floats(pooled_gradient),
         (batch, features, dim),
         torch.get_num_threads(),
     )
     return dense_gradient, pooled_gradient
-
-
-def _floats(tensor: Tensor) -> NDArray[np.float32]:
-    return tensor.detach().contiguous().numpy()

@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from rowmill.steps import LookupGuard
     from rowmill.tables import Table
 
-    _Plan = tuple[Sequence[Table], Sequence[int], Sequence[bool], Sequence[int | None], int]
+    _Plan = tuple[
+        Sequence[Table], Sequence[int], Sequence[bool], Sequence[int | None], int, torch.dtype
+    ]
 
 __all__ = ["lookup", "lookup_rows"]
 
 torch.library.define(
     "rowmill::lookup",
     "(Tensor ids, Tensor offsets, Tensor? weights, int[] tables, int[] features, bool[] means, "
-    "bool[] padded, int[] paddings, SymInt bags, int dim) -> Tensor",
+    "bool[] padded, int[] paddings, SymInt bags, int dim, ScalarType dtype) -> Tensor",
 )
 
 
@@ -47,11 +49,12 @@ def _lookup_operator(
     paddings: Sequence[int],
     bags: int,
     dim: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     # A schema has no list of optional integers, and every integer may be an id.
     pads = [padding if has else None for has, padding in zip(padded, paddings, strict=True)]
     opened = [table_of(handle) for handle in tables]
-    return _evaluate((opened, features, means, pads, bags), ids, offsets, weights)
+    return _evaluate((opened, features, means, pads, bags, dtype), ids, offsets, weights)
 
 
 @torch.library.register_fake("rowmill::lookup")  # pyright: ignore[reportUntypedFunctionDecorator]
@@ -66,8 +69,9 @@ def _lookup_shape(
     paddings: Sequence[int],
     bags: int,
     dim: int,
+    dtype: torch.dtype,
 ) -> Tensor:
-    return ids.new_empty((bags, len(features) * dim), dtype=torch.float32)
+    return ids.new_empty((bags, len(features) * dim), dtype=dtype)
 
 
 def lookup(
@@ -81,6 +85,7 @@ def lookup(
     paddings: Sequence[int | None],
     bags: int,
     training: bool,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Pool rows of tables of one group, as `ops.lookup.reference` defines it.
 
@@ -95,11 +100,12 @@ def lookup(
         bags: Number of bags per feature.
         training: Whether this is a training get: rows are born, clocks are taken, and the gradient
             updates the rows.
+        dtype: float32 or bfloat16, to which sums are rounded.
 
     Returns:
-        float32 [bags, features * dim].
+        `dtype` [bags, features * dim].
     """
-    plan = (tables, features, means, paddings, bags)
+    plan = (tables, features, means, paddings, bags, dtype)
     if training and torch.compiler.is_exporting():
         raise InvalidInput(
             "an exported lookup does not train rows: call model.eval() before torch.export.export"
@@ -118,17 +124,18 @@ def lookup(
             [padding or 0 for padding in paddings],
             bags,
             tables[0].dim,
+            dtype,
         )
     return _evaluate(plan, ids, offsets, weights)
 
 
 def _evaluate(plan: _Plan, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
     """Pool rows without changing any; within a step of this thread they are read for that step."""
-    tables, features, means, paddings, bags = plan
+    tables, features, means, paddings, bags, dtype = plan
     steps = tables[0].store.steps
     steps.flush()
     arguments = (tables, ids, offsets, weights, features, means, paddings, bags)
-    return cpu.lookup(*arguments, steps.ticket, training=False)[0]
+    return cpu.lookup(*arguments, steps.ticket, training=False, dtype=dtype)[0]
 
 
 def lookup_rows(
@@ -189,7 +196,7 @@ _anchor = torch.empty(0, requires_grad=True)
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor | None, weights: Tensor | None, *rest: Any) -> Tensor:
-        ids, offsets, (tables, features, means, paddings, bags) = rest
+        ids, offsets, (tables, features, means, paddings, bags, dtype) = rest
         steps = tables[0].store.steps
         arguments = (tables, ids, offsets, weights, features, means, paddings, bags)
         ctx.guard = None
@@ -198,7 +205,7 @@ class _Lookup(torch.autograd.Function):
         else:
             step = steps.join()
             try:
-                out, core = cpu.lookup(*arguments, step.ticket, training=True)
+                out, core = cpu.lookup(*arguments, step.ticket, training=True, dtype=dtype)
             except BaseException:
                 step.let_go()
                 raise
@@ -213,6 +220,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        gradient = gradient.float()
         if ctx.guard is not None:
             ctx.guard.arrive(gradient)
         weights_gradient = None

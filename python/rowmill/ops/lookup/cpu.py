@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rowmill.ops.floats import floats
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,15 +29,16 @@ def lookup(
     ticket: _core.Ticket | None,
     *,
     training: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, _core.Lookup | None]:
     """Pool rows as `reference.lookup` defines, for the step of a ticket; a training get may insert.
 
     Returns:
-        The pooled vectors, float32 [bags, features * dim], and of a training get what their gradient
+        The pooled vectors, `dtype` [bags, features * dim], and of a training get what their gradient
         will need.
     """
     dim = tables[0].dim
-    out = torch.empty(bags, len(features) * dim)
+    out = torch.empty(bags, len(features) * dim, dtype=dtype)
     core = tables[0].store.core.lookup(
         [table.core for table in tables],
         ids.contiguous().numpy(),
@@ -45,7 +48,7 @@ def lookup(
         bags,
         paddings,
         means,
-        out.numpy(),
+        floats(out),
         len(features) * dim,
         ticket,
         training,

@@ -1,0 +1,62 @@
+//! Numbers of slices that kernels read and write as vectors of 32-bit floats.
+
+#![allow(private_bounds, reason = "only kernels call the methods, so no type elsewhere can be one")]
+
+use crate::arch::Vector;
+use crate::bf16;
+
+/// `f32`, or `u16` for the bits of a bfloat16, to which what is written is rounded.
+pub trait Float: Copy {
+    /// The number as a 32-bit float.
+    fn widen(self) -> f32;
+
+    /// Reads `count <= LANES` of them; free of branches where `count` is known to be `LANES`.
+    ///
+    /// # Safety
+    /// They are readable; only called below [`InstructionSet::run`](crate::InstructionSet).
+    unsafe fn load_up_to<V: Vector>(source: *const Self, count: usize) -> V;
+
+    /// Writes the first `count <= LANES` of them, likewise.
+    ///
+    /// # Safety
+    /// They are writable; only called below [`InstructionSet::run`](crate::InstructionSet).
+    unsafe fn store_up_to<V: Vector>(values: V, target: *mut Self, count: usize);
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn load_up_to<V: Vector>(source: *const Self, count: usize) -> V {
+        // SAFETY: the caller's.
+        unsafe { V::load_up_to(source, count) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_up_to<V: Vector>(values: V, target: *mut Self, count: usize) {
+        // SAFETY: the caller's.
+        unsafe { values.store_up_to(target, count) }
+    }
+}
+
+impl Float for u16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
+
+    #[inline(always)]
+    unsafe fn load_up_to<V: Vector>(source: *const Self, count: usize) -> V {
+        // SAFETY: the caller's.
+        unsafe { bf16::load_up_to(source, count) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_up_to<V: Vector>(values: V, target: *mut Self, count: usize) {
+        // SAFETY: the caller's.
+        unsafe { bf16::store_up_to(values, bf16::half(values), target, count) }
+    }
+}
