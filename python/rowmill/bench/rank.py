@@ -255,6 +255,7 @@ def open_rows(settings: Settings, shape: Shape, store: Store, ranks: Ranks) -> S
         [Feature(table.name, table) for table in tables],
         ranks=ranks,
         rows_on_wire="fp32" if settings.precision == "fp32" else "bf16",
+        output_dtype=torch.float32 if settings.precision == "fp32" else torch.bfloat16,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
 from rowmill.ragged import RaggedBatch
 from rowmill.train.backend import device_name
-from rowmill.train.click_rows import new_tables, stored_features
+from rowmill.train.click_rows import new_tables, pooled_dtype, stored_features
 from rowmill.train.folder import ranks_folder
 from rowmill.train.rows import RowCounters, StoredRows
 from rowmill.train.state import check_same_run
@@ -60,6 +60,7 @@ class RankedClickRows(StoredRows):
             stored_features(self.tables, columns),
             ranks=ranks,
             rows_on_wire=config.train.rows_on_wire,
+            output_dtype=pooled_dtype(config),
         )
         self._names = [feature.name for feature in self._collection.features]
         self._device = device
