@@ -1,4 +1,4 @@
-"""benchmarks/out_of_core, staleness_quality and click_models in their smallest forms, trainer and store included.
+"""benchmarks/out_of_core, staleness_quality, click_models and precision_quality in their smallest forms, trainer and store included.
 
 Benchmarks are run rarely; without this they would break unseen, or measure something else than they say: rows that
 are all in memory, steps that are not in flight, a ratio the wrong way round. How fast anything is, is not looked at.
@@ -13,9 +13,11 @@ import pytest
 from benchmarks import common
 from benchmarks.click_models import run as click_models
 from benchmarks.out_of_core import generated
+from benchmarks.precision_quality import run as precision_quality
 from benchmarks.staleness_quality import quality, rate, run
 from benchmarks.training import Shape
 from rowmill.config import SequencesConfig
+from rowmill.train import dense
 
 SHAPE = Shape(rows_per_table=4_000, steps=70, tables=3, batch=64)
 
@@ -133,3 +135,18 @@ def test_click_models_generate_a_log_where_there_is_none(
     (tmp_path / "data/ml-100k/ml-100k.inter").touch()
     monkeypatch.setenv("ROWMILL_DATA", str(tmp_path / "data"))
     assert click_models.log(quick=True)[0] == "ml-100k"
+
+
+def test_precisions_are_compared_within_a_seed(
+    benchmark: common.Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "multiplies_bf16", lambda: True)  # It is slow where it is not true.
+    monkeypatch.setenv("ROWMILL_DATA", "")
+    monkeypatch.setattr(common, "REPOSITORY", tmp_path)
+    precision_quality.measure(benchmark, precision_quality.log(), tmp_path, seeds=2, rows=4000)
+    assert [cell["variant"] for cell in benchmark.cells] == ["fp32", "split-bf16"] * 2
+    auc = [float(str(cell["auc"])) for cell in benchmark.cells]
+    less = [auc[0] - auc[1], auc[2] - auc[3]]
+    assert benchmark.summary["split-bf16_loses_auc"] == pytest.approx(sum(less) / 2)
+    assert benchmark.summary["split-bf16_loses_auc_at_most"] == max(less)
+    assert 0 < max(map(abs, less)) < 0.02, "two precisions, and near"
