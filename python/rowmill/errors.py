@@ -147,8 +147,8 @@ class TooManySteps(RowmillError):
 
 
 class ExchangeFailed(RowmillError):
-    """A rank could not do its part of an exchange; every rank raises what it said."""
+    """A rank could not do its part of an exchange, or ranks are in different calls; every rank raises the same."""
 
 
 class RankLost(RowmillError):
-    """Another rank of a distributed run ended; the message names it, its step, and what it said last, if anything."""
+    """Another rank of a distributed run ended, or does not come; the message names it, its step, and what it said last, if anything."""

@@ -27,13 +27,13 @@ from uuid import uuid4
 from zlib import crc32
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rowmill import _core, store
 from rowmill.distributed.category import category_of
 from rowmill.distributed.manifest import Manifest, write_durable
-from rowmill.distributed.ranks import Ranks
 from rowmill.errors import (
     CheckpointMissing,
     InvalidInput,
@@ -46,6 +46,7 @@ from rowmill.nn import dense_state_dict, load_dense_state_dict
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from rowmill.distributed.ranks import Ranks
     from rowmill.store import Store
 
 _PART = "rowmill.distributed"
@@ -81,9 +82,9 @@ class Checkpoint:
     ) -> None:
         self.folder = Path(folder)
         # Parts are of different sizes: who has written its own waits longer than for an exchange.
-        self._ranks = Ranks(backend="gloo", timeout_s=timeout_s)
-        if (self._ranks.rank, self._ranks.count) != (ranks.rank, ranks.count):
+        if (dist.get_rank(), dist.get_world_size()) != (ranks.rank, ranks.count):
             raise InvalidInput("ranks must be those of torch.distributed now")
+        self._ranks = ranks.apart(backend="gloo", timeout_s=timeout_s)
         self._manifest: Manifest | None = None
         self._generation = 1
         self._run = ""

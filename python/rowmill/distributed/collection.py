@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rowmill.distributed.exchange import Exchange, RowsOnWire
+from rowmill.distributed.exchange import Exchange, RowsOnWire, check_rows_on_wire
 from rowmill.distributed.plan import Asked, LookedUp, Placed, Plan
 from rowmill.distributed.row_cache import HeldRows, on
 from rowmill.errors import InvalidInput
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rowmill.distributed.meter import Meter
     from rowmill.distributed.ranks import Ranks
     from rowmill.distributed.row_cache import CacheUse, Reads, RowCache
-    from rowmill.distributed.strategy import Strategy
+    from rowmill.distributed.strategy import Lane, Strategy
     from rowmill.distributed.traffic import Traffic
     from rowmill.nn import Feature
     from rowmill.steps import LookupGuard
@@ -48,6 +48,7 @@ class Prepared:
         bags: How rows become pooled vectors.
         answered: How gradients of the rows that came go back.
         device: Where pooled vectors go.
+        forward: Which forward it is, in errors.
         reads: What a row cache has of it, if there is one.
         pooled: The pooled vectors, if rows were read ahead.
     """
@@ -58,6 +59,7 @@ class Prepared:
     bags: list[Bags]
     answered: list[Bags]
     device: torch.device
+    forward: str
     reads: Reads | None = None
     pooled: Tensor | None = None
 
@@ -96,7 +98,8 @@ class ShardedCollection(StoredModule):
         super().__init__()
         self.ranks = ranks
 
-        def make() -> tuple[tuple[Plan, Exchange], dict[str, Any]]:
+        def make() -> tuple[tuple[Plan, list[Lane], int], dict[str, Any]]:
+            check_rows_on_wire(rows_on_wire)
             check_output_dtype(output_dtype)
             plan = Plan(tuple(features))
             chunk = parse_size(chunk_bytes_max, name="chunk_bytes_max")
@@ -104,16 +107,18 @@ class ShardedCollection(StoredModule):
                 raise InvalidInput(
                     'chunk_bytes_max must be above 0, got 0: give a size such as "16MiB"'
                 )
-            exchange = Exchange(ranks, plan.lanes(strategy), rows_on_wire, chunk)
             said = {
                 "the strategy": strategy,
                 "the rows on the wire": rows_on_wire,
                 "chunk_bytes_max": chunk,
                 "output_dtype": str(output_dtype),
             }
-            return (plan, exchange), said | plan.described()
+            return (plan, plan.lanes(strategy), chunk), said | plan.described()
 
-        self._plan, self._exchange = ranks.agree(make, "the collection")
+        self._plan, lanes, chunk = ranks.agree(make, "the collection")
+        number = ranks.whereabouts.begin("collection").number
+        of = "" if number == 1 else f" of collection {number}"
+        self._exchange = Exchange(ranks.apart(), ranks.apart(), of, lanes, rows_on_wire, chunk)
         self.features = self._plan.features
         self._features_by_lane = [
             [f for f in self._plan.by_table if f.place in lane.places]
@@ -239,10 +244,10 @@ class ShardedCollection(StoredModule):
             exchange.ask(asked, training=training)
             raise AssertionError("a rank without a batch raises") from asked
         lookups = [one.lookups for one in asked] if reads is None else reads.missing
-        sent, owned = exchange.ask(lookups, training=training)
+        sent, owned, forward = exchange.ask(lookups, training=training)
         pairs = [self._bags(one, asked[one.lane], looked.count, reads) for one in sent]
         bags, answered = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return Prepared(training, sent, owned, bags, answered, looked.device, reads)
+        return Prepared(training, sent, owned, bags, answered, looked.device, forward, reads)
 
     def _bags(self, sent: Sent, asked: Asked, count: int, reads: Reads | None) -> tuple[Bags, Bags]:
         """The bags of a lane or a chunk over all its rows, and over those that come back."""
@@ -309,7 +314,7 @@ class ShardedCollection(StoredModule):
             failure = prepared.reads.held.begin(prepared.reads)
         owned = failure or self._read(prepared, exchange)
         if isinstance(owned, Exception):
-            next(exchange.send_rows(owned, prepared.sent, prepared.owned))
+            next(exchange.send_rows(owned, prepared.sent, prepared.owned, prepared.forward))
             raise AssertionError("a rank that could not read raises")
         # Gradients come in the order of the loop, and so over the exchange of its thread.
         return Coming(prepared, owned, exchange, self._exchange, self._dtype)
@@ -410,7 +415,7 @@ class Coming:
         """What carries gradients."""
         self.dtype = dtype
         """Of pooled vectors."""
-        self.training = prepared.training
+        self.training, self.forward = prepared.training, prepared.forward
         self.wires: Iterator[Tensor] = iter(())
         """Waits for rows, chunk by chunk."""
         self.add_gradients: Callable[[Sequence[Tensor]], None] | None = None
@@ -441,7 +446,9 @@ class _Travel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor | None, coming: Coming) -> Tensor:
         ctx.coming = coming
-        coming.wires = coming.there.send_rows(coming.rows.rows, coming.sent, coming.owned)
+        coming.wires = coming.there.send_rows(
+            coming.rows.rows, coming.sent, coming.owned, coming.forward
+        )
         return torch.empty(0)
 
     @staticmethod
@@ -479,7 +486,7 @@ class _Pooled(torch.autograd.Function):
         coming, gradient = ctx.coming, gradient.contiguous().cpu()
         if coming.training:
             coming.add_gradients = coming.back.send_gradients(
-                gradient, coming.answered, coming.sent, coming.owned
+                gradient, coming.answered, coming.sent, coming.owned, coming.forward
             )
         factors = [
             None if wire is None else weights_backward(wire, gradient, of_chunk)

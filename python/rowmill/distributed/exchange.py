@@ -4,6 +4,8 @@ Before anything else every rank tells every other one how many ids of which cate
 message of counts is the only one whose size nobody needs to be told. A rank that found its input wrong says so there, so
 that all raise and none waits. Which rank owns what of a category, its owners learn from the counts; ids stay what they are.
 
+Gradients have a group of their own: counts of a rank that left a backward out must not meet them.
+
 Shapes as in `rowmill.ops.exchange.layout`.
 """
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from rowmill.distributed.ranks import Ranks
     from rowmill.distributed.strategy import Lane
+    from rowmill.distributed.whereabouts import Call
 
 RowsOnWire = Literal["fp32", "bf16"]
 """How weights and gradients travel."""
@@ -52,6 +55,12 @@ _STATUS = 2
 
 _FAILED, _WELL, _ENDED, _LARGE = range(4)
 """How a rank is: its input is wrong, it asks for rows, it has no more batches, it asks for more rows than go in one chunk."""
+
+
+def check_rows_on_wire(rows: RowsOnWire) -> None:
+    """Raise InvalidInput if rows cannot travel so."""
+    if rows not in ("fp32", "bf16"):
+        raise InvalidInput(f'rows_on_wire must be "fp32" or "bf16", got {rows!r}')
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,19 +73,31 @@ class Lookups:
 
 
 class Exchange:
-    """The messages of a collection's lanes."""
+    """The messages of a collection's lanes.
+
+    Args:
+        ranks: What carries ids and rows, and nothing else.
+        back: What carries gradients; None: this exchange has none.
+        of: Which forwards these are, in errors: nothing, or words behind their number.
+        lanes: As they are.
+        rows: How rows travel.
+        chunk_bytes_max: Of a message.
+        traffic: What counts them.
+    """
 
     def __init__(
         self,
         ranks: Ranks,
+        back: Ranks | None,
+        of: str,
         lanes: Sequence[Lane],
         rows: RowsOnWire,
         chunk_bytes_max: int,
         traffic: Traffic | None = None,
     ) -> None:
-        if rows not in ("fp32", "bf16"):
-            raise InvalidInput(f'rows_on_wire must be "fp32" or "bf16", got {rows!r}')
         self.ranks = ranks
+        self._back = back
+        self._of = of
         self.lanes = lanes
         self.rows: RowsOnWire = rows
         self.chunk_bytes_max = chunk_bytes_max
@@ -86,15 +107,14 @@ class Exchange:
 
     def beside(self) -> Exchange:
         """The same messages in a group of their own, for another thread; traffic is counted together. A collective."""
-        return Exchange(
-            self.ranks.beside(), self.lanes, self.rows, self.chunk_bytes_max, self.traffic
-        )
+        ranks, of = self.ranks.beside(), f" ahead{self._of}"
+        return Exchange(ranks, None, of, self.lanes, self.rows, self.chunk_bytes_max, self.traffic)
 
     # Forward.
 
     def ask(
         self, lookups: Sequence[Lookups] | Exception, *, training: bool
-    ) -> tuple[list[Sent], list[Owned]]:
+    ) -> tuple[list[Sent], list[Owned], str]:
         """Send ids to their owners, and learn what this rank is asked for.
 
         Args:
@@ -102,13 +122,15 @@ class Exchange:
             training: Whether rows are born and will be updated; ranks must agree.
 
         Returns:
-            What this rank asked for and is asked for: lane by lane, or chunk by chunk where a lane is large.
+            What this rank asked for and is asked for: lane by lane, or chunk by chunk where a lane is large; and which
+            forward it is, in errors.
 
         Raises:
             InvalidInput: On every rank, if the input of one is wrong.
         """
+        call = self._begin()
         if isinstance(lookups, Exception):
-            self._tell_counts([], _FAILED, lookups, training)
+            self._tell_counts(call, [], _FAILED, lookups, training)
             raise AssertionError("a rank that is not well raises")
         sorts: list[Sorted] = []
         sent: list[Sent] = []
@@ -120,20 +142,21 @@ class Exchange:
         # No rank gets more than a chunk from all others if none of them sends it more than a share of one.
         share = self._chunk_floats() // self.ranks.count
         large = any(max(asked.message.floats_by_rank) > share for asked in sent)
-        told, statuses = self._tell_counts(sorts, _LARGE if large else _WELL, None, training)
-        keys, counts = self._send_keys(sorts, told)
+        told, statuses = self._tell_counts(call, sorts, _LARGE if large else _WELL, None, training)
+        keys, counts = self._send_keys(call, sorts, told)
         owned: list[Owned] = []
         for lane, ids, numbers in zip(self.lanes, keys, counts, strict=True):
             unique = owner_unique(ids, numbers, len(lane.categories))
             times = torch.bincount(unique.inverse, minlength=len(unique.ids)).int()
             owned.append(Owned(lane.places, unique, Message(numbers, lane.dims), times))
         if _LARGE not in statuses:
-            return sent, owned
-        chunks = self._agree_on_chunks(sent, owned)
+            return sent, owned, call.name
+        chunks = self._agree_on_chunks(call, sent, owned)
         offsets = [asked.offsets for asked in lookups]
         return (
             [part for of in zip(sent, offsets, chunks, strict=True) for part in cut_sent(*of)],
             [part for of in zip(owned, chunks, strict=True) for part in cut_owned(*of)],
+            call.name,
         )
 
     def end(self, *, training: bool) -> None:
@@ -142,10 +165,15 @@ class Exchange:
         Raises:
             InvalidInput: On every rank, if another one has, or its input is wrong.
         """
-        self._tell_counts([], _ENDED, None, training)
+        call = self._begin()
+        self._tell_counts(call, [], _ENDED, None, training)
 
     def send_rows(
-        self, rows: Sequence[Tensor] | Exception, sent: Sequence[Sent], owned: Sequence[Owned]
+        self,
+        rows: Sequence[Tensor] | Exception,
+        sent: Sequence[Sent],
+        owned: Sequence[Owned],
+        forward: str,
     ) -> Iterator[Tensor]:
         """Rows to the ranks that asked, the first of them on their way when this returns.
 
@@ -154,12 +182,14 @@ class Exchange:
                 all has come.
             sent: What this rank asked for.
             owned: What it is asked for.
+            forward: Which one this is of, in errors.
 
         Returns:
             Of every chunk what comes back, flat float32, until the next is asked for; raises on every rank if one could
             not read.
         """
         failure = rows if isinstance(rows, Exception) else None
+        call = self.ranks.whereabouts.begin("rows", self._of, f"the rows of {forward}")
         well = torch.tensor([failure is None], dtype=torch.int64)
         heard = torch.empty(self.ranks.count, dtype=torch.int64)
         status = dist.all_gather_into_tensor(heard, well, group=self.ranks.group, async_op=True)
@@ -171,14 +201,13 @@ class Exchange:
             if not isinstance(rows, Exception):
                 pack(rows[number], owned[number].unique, owned[number].message, wire)
 
-        messages = self._messages("rows", sent, owned, pack_rows, back=False)
+        messages = self._messages(self.ranks, call, "rows", sent, owned, pack_rows, back=False)
 
         def arrivals() -> Iterator[Tensor]:
             for number, came in enumerate(messages.arrivals()):
                 if number == 0:
-                    assert status is not None
                     with self.meter.waiting("counts"):
-                        status.wait()
+                        self.ranks.wait(status, call)
                     if not bool(heard.all()):
                         messages.drop()
                         self._raise_together(failure)
@@ -194,6 +223,7 @@ class Exchange:
         bags: Sequence[Bags],
         sent: Sequence[Sent],
         owned: Sequence[Owned],
+        forward: str,
     ) -> Callable[[Sequence[Tensor]], None]:
         """Gradients of the rows that came back to their owners, the first of them on their way when this returns.
 
@@ -202,6 +232,7 @@ class Exchange:
             bags: How rows became pooled vectors, chunk by chunk.
             sent: What this rank asked for.
             owned: What it was asked for.
+            forward: Which one this is the backward of, in errors.
 
         Returns:
             Waits for them, and adds them up: for every chunk to its distinct rows, flat float32. Ranks are added in their
@@ -211,7 +242,11 @@ class Exchange:
         def pack_gradients(number: int, wire: Tensor) -> None:
             recover_backward(gradient, bags[number], wire)
 
-        messages = self._messages("gradients", sent, owned, pack_gradients, back=True)
+        assert self._back is not None, "gradients go back in the order of the loop"
+        call = self._back.whereabouts.begin("backward", self._of, f"the backward of {forward}")
+        messages = self._messages(
+            self._back, call, "gradients", sent, owned, pack_gradients, back=True
+        )
 
         def add_to(sums: Sequence[Tensor]) -> None:
             for wire, mine, rows in zip(messages.arrivals(), owned, sums, strict=True):
@@ -221,8 +256,16 @@ class Exchange:
 
     # Messages.
 
+    def _begin(self) -> Call:
+        return self.ranks.whereabouts.begin("forward", self._of)
+
     def _tell_counts(
-        self, sorts: Sequence[Sorted], status: int, failure: Exception | None, training: bool
+        self,
+        call: Call,
+        sorts: Sequence[Sorted],
+        status: int,
+        failure: Exception | None,
+        training: bool,
     ) -> tuple[Tensor, list[int]]:
         """Exchange counts: [R, counts of a rank], lane after lane; and how every rank is."""
         ranks = self.ranks.count
@@ -238,11 +281,10 @@ class Exchange:
             out[:, _STATUS:] = torch.cat(told, dim=1)
         heard = torch.empty_like(out)
         work = dist.all_to_all_single(heard, out, group=self.ranks.group, async_op=True)
-        assert work is not None
         self.meter.begun("counts", work)
         self.traffic.add("counts", out[0].nbytes * (ranks - 1))
         with self.meter.waiting("counts"):
-            work.wait()
+            self.ranks.wait(work, call)
         statuses, trains = [int(status) for status in heard[:, 0]], heard[:, 1]
         if _FAILED in statuses:
             self._raise_together(failure)
@@ -254,14 +296,15 @@ class Exchange:
                 "without samples if need be"
             )
         if trains.min() != trains.max():
-            modes = ["training" if int(mode) else "evaluation" for mode in trains]
+            modes = [int(mode) for mode in trains]
             raise InvalidInput(
-                f"all ranks must train or none: {modes}; call train() or eval() on every rank"
+                f"all ranks must train or none: in {call} rank {modes.index(1)} trains and rank {modes.index(0)} evaluates; "
+                "call train() or eval() on every rank, and forward as often after each"
             )
         return heard[:, _STATUS:], statuses
 
     def _send_keys(
-        self, sorts: Sequence[Sorted], told: Tensor
+        self, call: Call, sorts: Sequence[Sorted], told: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Ids of every lane to their owners; with them the counts by rank and category."""
         ranks = self.ranks.count
@@ -270,7 +313,7 @@ class Exchange:
         to = [_sums(sort.counts.view(ranks, -1)) for sort in sorts]
         come = [_sums(counts) for counts in heard]
         if not any(lane.hashed for lane in self.lanes):
-            keys = self._send_ids([sort.ids for sort in sorts], to, come)
+            keys = self._send_ids(call, [sort.ids for sort in sorts], to, come)
             return keys, [counts.view(-1).int() for counts in heard]
         categories = [
             _categories(sort.counts, len(lane.categories)) for lane, sort in self._zip(sorts)
@@ -279,8 +322,8 @@ class Exchange:
             hashed(sort.ids, states(lane.categories)[category.long()])
             for (lane, sort), category in zip(self._zip(sorts), categories, strict=True)
         ]
-        received = self._send_ids(hashes, to, come)
-        category_of = self._send_ids(categories, to, come)
+        received = self._send_ids(call, hashes, to, come)
+        category_of = self._send_ids(call, categories, to, come)
         keys: list[Tensor] = []
         counts: list[Tensor] = []
         for lane, hashes_W, category_W, sizes in zip(
@@ -300,7 +343,9 @@ class Exchange:
         """How many floats go in a chunk."""
         return self.chunk_bytes_max // (2 if self.rows == "bf16" else 4)
 
-    def _agree_on_chunks(self, sent: Sequence[Sent], owned: Sequence[Owned]) -> list[list[range]]:
+    def _agree_on_chunks(
+        self, call: Call, sent: Sequence[Sent], owned: Sequence[Owned]
+    ) -> list[list[range]]:
         """Where lanes are cut: runs of their categories, the same on all ranks.
 
         No rank knows how large a category is elsewhere, so all tell; only in steps in which a message is large.
@@ -312,17 +357,18 @@ class Exchange:
         mine = torch.cat(most)
         heard = torch.empty(self.ranks.count * len(mine), dtype=torch.int64)
         work = dist.all_gather_into_tensor(heard, mine, group=self.ranks.group, async_op=True)
-        assert work is not None
         self.meter.begun("counts", work)
         self.traffic.add("counts", mine.nbytes * (self.ranks.count - 1))
         with self.meter.waiting("counts"):
-            work.wait()
+            self.ranks.wait(work, call)
         greatest = heard.view(self.ranks.count, -1).amax(dim=0)
         by_lane = torch.split(greatest, [len(lane.categories) for lane in self.lanes])
         return [runs(sizes.numpy().tolist(), self._chunk_floats()) for sizes in by_lane]
 
     def _messages(
         self,
+        ranks: Ranks,
+        call: Call,
         leg: Leg,
         sent: Sequence[Sent],
         owned: Sequence[Owned],
@@ -334,10 +380,15 @@ class Exchange:
         asked = [one.message.floats_by_rank for one in sent]
         mine = [one.message.floats_by_rank for one in owned]
         to, come = (asked, mine) if back else (mine, asked)
-        return Messages(self, leg, [one.lane for one in sent], to, come, pack)
+        lanes = [one.lane for one in sent]
+        return Messages(self, ranks, call, leg, lanes, to, come, pack)
 
     def _send_ids(
-        self, outs: Sequence[Tensor], to: Sequence[list[int]], come: Sequence[list[int]]
+        self,
+        call: Call,
+        outs: Sequence[Tensor],
+        to: Sequence[list[int]],
+        come: Sequence[list[int]],
     ) -> list[Tensor]:
         """One message per lane, all of them on their way at once."""
         waits: list[tuple[Any, Tensor]] = []
@@ -351,7 +402,7 @@ class Exchange:
             self.traffic.add("keys", out.element_size() * (len(out) - sizes[self.ranks.rank]))
         with self.meter.waiting("keys"):
             for work, _ in waits:
-                work.wait()
+                self.ranks.wait(work, call)
         return [back for _, back in waits]
 
     def _raise_together(self, failure: Exception | None) -> None:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rowmill.distributed.exchange import Exchange
+    from rowmill.distributed.ranks import Ranks
     from rowmill.distributed.traffic import Leg
+    from rowmill.distributed.whereabouts import Call
 
 _AT_ONCE = 2
 """Messages of a lane on their way at a time."""
@@ -27,7 +29,9 @@ class Messages:
     """Messages to all ranks; those that may be are on their way when this is made.
 
     Args:
-        exchange: What they belong to: its group, buffers, traffic and meter.
+        exchange: What they belong to: its buffers, traffic and meter.
+        ranks: Their group.
+        call: What they are part of.
         leg: What they carry.
         lanes: The lane of each message; those of one lane side by side.
         to: Of each message, how many floats go to each rank.
@@ -38,6 +42,8 @@ class Messages:
     def __init__(
         self,
         exchange: Exchange,
+        ranks: Ranks,
+        call: Call,
         leg: Leg,
         lanes: Sequence[int],
         to: Sequence[list[int]],
@@ -45,6 +51,7 @@ class Messages:
         pack: Callable[[int, Tensor], None],
     ) -> None:
         self._exchange = exchange
+        self._ranks, self._call = ranks, call
         self._leg: Leg = leg
         self._lanes = lanes
         self._to, self._come, self._pack = to, come, pack
@@ -75,7 +82,7 @@ class Messages:
 
     def _wait(self, work: Any) -> None:
         with self._exchange.meter.waiting(self._leg, work):
-            work.wait()
+            self._ranks.wait(work, self._call)
 
     def _place(self, number: int) -> int:
         """Among the messages of its lane."""
@@ -95,7 +102,7 @@ class Messages:
             back = take(f"{leg} in, narrow", buffer, sum(come), torch.float16)
         else:
             back = take(f"{leg} in", buffer, sum(come))
-        ranks = exchange.ranks
+        ranks = self._ranks
         work = dist.all_to_all_single(back, out, come, to, group=ranks.group, async_op=True)
         exchange.meter.begun(leg, work)
         exchange.traffic.add(leg, out.element_size() * (len(out) - to[ranks.rank]))

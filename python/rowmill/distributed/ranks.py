@@ -3,6 +3,7 @@
 Everything here is a collective: every rank makes the same calls in the same order.
 """
 
+import pickle
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib.metadata import entry_points
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rowmill.distributed.whereabouts import Call, Whereabouts
 from rowmill.errors import ExchangeFailed, InvalidInput, RowmillError
 
 _T = TypeVar("_T")
@@ -21,11 +23,12 @@ _T = TypeVar("_T")
 class Ranks:
     """All processes of `torch.distributed`, with a group of their own for the rows.
 
-    Collectives of the dense half never meet those of the rows, so either may be on its way while the other begins.
+    Collectives of the dense half never meet those of the rows, so either may be on its way while the other begins. Ranks
+    that are in different calls, and a rank that ended, are told to all that wait.
 
     Args:
         backend: The backend that carries rows, by its name; None: that of `init_process_group`.
-        timeout_s: Longest wait for another rank, in seconds; then the call raises.
+        timeout_s: Longest wait for another rank, in seconds; then the call raises `RankLost`.
     """
 
     def __init__(self, *, backend: str | None = None, timeout_s: float = 60.0) -> None:
@@ -44,10 +47,40 @@ class Ranks:
         self.count = dist.get_world_size()
         self._backend = backend
         self._timeout_s = timeout_s
+        self.whereabouts = Whereabouts(self.group)
+
+    def apart(self, *, backend: str | None = None, timeout_s: float | None = None) -> "Ranks":
+        """The same ranks with another group, whose collectives do not meet those of this one; for the same thread.
+
+        Args:
+            backend: As in the constructor; None: as here.
+            timeout_s: The same.
+        """
+        other = self._again(backend, timeout_s)
+        other.whereabouts = self.whereabouts
+        other.whereabouts.include(other.group)
+        return other
 
     def beside(self) -> "Ranks":
         """The same ranks with another group, for a thread whose collectives must not meet those of others."""
-        return Ranks(backend=self._backend, timeout_s=self._timeout_s)
+        other = self._again(None, None)
+        other.whereabouts = Whereabouts(other.group, self.whereabouts)
+        return other
+
+    def _again(self, backend: str | None, timeout_s: float | None) -> "Ranks":
+        # Torch waits for the others without an ear for where they are.
+        self.gather(None)
+        return Ranks(backend=backend or self._backend, timeout_s=timeout_s or self._timeout_s)
+
+    def wait(self, work: dist.Work | None, call: Call) -> None:
+        """Wait for a collective of a call.
+
+        Raises:
+            ExchangeFailed: On every rank: they are in different calls.
+            RankLost: Another rank ended, or did not come in time.
+        """
+        assert work is not None
+        self.whereabouts.wait(work, call, self._timeout_s)
 
     def agree(self, describe: Callable[[], tuple[_T, Mapping[str, Any]]], what: str) -> _T:
         """Run `describe` on every rank, and raise on all if it raises on one or they describe different things.
@@ -79,9 +112,23 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any]:
         """A value of every rank."""
-        values: list[Any] = [None] * self.count
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+        call = self.whereabouts.begin("gather")
+        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = [int(size) for size in self._gather(torch.tensor([len(mine)]), call)]
+        padded = mine.new_zeros(max(sizes))
+        padded[: len(mine)] = mine
+        found = self._gather(padded, call).view(self.count, -1)
+        return [
+            pickle.loads(values[:size].numpy().tobytes())
+            for values, size in zip(found, sizes, strict=True)
+        ]
+
+    def _gather(self, mine: Tensor, call: Call) -> Tensor:
+        """Tensors of one size, one rank after the other."""
+        all_of_them = mine.new_empty(self.count * len(mine))
+        work = dist.all_gather_into_tensor(all_of_them, mine, group=self.group, async_op=True)
+        self.wait(work, call)
+        return all_of_them
 
     def mean(self, losses: Tensor) -> Tensor:
         """This rank's share of the mean over the samples of all ranks.
@@ -89,16 +136,19 @@ class Ranks:
         Shares of all ranks add up to the mean, and so do their gradients, however unevenly samples are spread. A rank
         without samples has the share 0, which it must take the backward of as well.
         """
-        count = torch.tensor(losses.numel(), dtype=torch.int64)
-        dist.all_reduce(count, group=self.group)
+        # Not reduced: that is what `total` does, which a rank that leaves this out may be in.
+        call = self.whereabouts.begin("mean")
+        counts = self._gather(torch.tensor([losses.numel()]), call)
+        count = int(counts.sum())
         if count == 0:
             raise InvalidInput("no rank has a sample: there is no mean of nothing")
-        return losses.sum() / int(count)
+        return losses.sum() / count
 
     def total(self, share: Tensor) -> float:
         """The sum of a number of every rank: of shares of a loss, the loss."""
         total = share.detach().double().clone()
-        dist.all_reduce(total, group=self.group)
+        call = self.whereabouts.begin("total")
+        self.wait(dist.all_reduce(total, group=self.group, async_op=True), call)
         return total.item()
 
     def data_parallel(

@@ -56,9 +56,10 @@ class _Peer:
 class Watch:
     """Ends the wait for a rank that is gone, with its number and its step.
 
-    Inside the `with` block, a collective that fails because another rank is gone raises `RankLost`. A rank that is
-    still inside a collective so many seconds after another was lost ends its process, with the same message on
-    standard error: nothing else gets it out. Making a watch is a collective.
+    Inside the `with` block, a collective that fails because another rank is gone raises `RankLost`, and waits of
+    `Ranks` and of what is made with them end by it. A rank that is still inside another collective so many seconds
+    after one was lost ends its process, with the same message on standard error: nothing else gets it out. Making a
+    watch is a collective.
 
     Args:
         ranks: Who is watched.
@@ -88,6 +89,7 @@ class Watch:
                 f"silence_s must be at least {2 * _TICK_S} and grace_s at least 0, got {silence_s} and {grace_s}"
             )
         self._rank = ranks.rank
+        self._whereabouts = ranks.whereabouts
         self._silence = int(silence_s / _TICK_S)
         self._grace_s = grace_s
         self._advice = advice
@@ -126,6 +128,7 @@ class Watch:
     def step(self, number: int) -> None:
         """This rank begins a step."""
         self._step = str(number)
+        self._whereabouts.step(number)
         self._say(f"at {number}")
 
     def _fail(self, error: BaseException) -> None:
@@ -220,6 +223,8 @@ class Watch:
         where = "before its first step" if step == "-" else f"in step {step}"
         self._lost_rank = rank
         self._lost = f"rank {rank} was lost {where}: it {what}; {self._advice}"
+        if rank != self._rank:
+            self._whereabouts.fail(RankLost(self._lost))
         if self._rank == 0:
             self._say(f"lost {rank} {step} {what}")
 

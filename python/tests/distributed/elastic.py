@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -25,10 +26,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import rowmill
 from python.tests.distributed.rank import batch_of, part_of, tables_of
-from rowmill.distributed import Checkpoint, Ranks, ShardedCollection, Watch
+from rowmill import RaggedBatch
+from rowmill.distributed import Checkpoint, Pipeline, Ranks, ShardedCollection, Watch
 from rowmill.distributed.manifest import Manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.context import ForkServerProcess
     from pathlib import Path
 
@@ -286,6 +289,74 @@ def lose(ranks: Ranks, folder: Path, said: Path, *, how: str, victim: int) -> di
     return {}
 
 
+def apart(
+    ranks: Ranks, folder: Path, said: Path, *, how: str, depth: int = 0, watched: bool = False
+) -> dict[str, Any]:
+    """Rank 1 makes other calls than the others from step 3 on."""
+    # A test that waits for this does not pass.
+    ranks = Ranks(timeout_s=600)
+    other = ranks.rank == 1
+    store = rowmill.open(folder / f"store-{ranks.rank}", memory="16MiB", threads=1, seed=7)
+    checkpoint = Checkpoint(folder / "run", ranks=ranks) if how == "save" else None
+    features = tables_of(store)
+    collection = ShardedCollection(features, ranks=ranks)
+    second = ShardedCollection(features[:2], ranks=ranks)
+    model = ranks.data_parallel(torch.nn.Linear(sum(collection.dims), 1))
+    steps = 8
+
+    def batches() -> Iterator[tuple[RaggedBatch, torch.Tensor]]:
+        for step in range(steps + (other and how in ("more", "save"))):
+            batch, labels = part_of(*batch_of(step, features), ranks.rank, ranks.count)
+            if other and how == "input" and step == 3:
+                batch = RaggedBatch(batch.features, batch.values, batch.offsets[:-1])
+            yield batch, labels
+
+    def train() -> None:
+        # A pipeline's end is a message, which names who has more.
+        coming = Pipeline(collection, depth=depth).run(batches()) if depth else batches()
+        with Watch(ranks) if watched else nullcontext() as watch:
+            for step, (batch, labels) in enumerate(coming):
+                if watch is not None:
+                    watch.step(step)
+                wrong = other and step == 3
+                if wrong and how in ("fewer", "leaves"):
+                    break
+                if wrong and how == "second":
+                    second(part_of(*batch_of(0, features[:2]), ranks.rank, ranks.count)[0])
+                logits = model(collection(batch)).view(-1)
+                if wrong and how == "twice":
+                    collection(batch)
+                if wrong and how == "evaluation":
+                    collection.eval()(batch)
+                if wrong and how == "slow":
+                    time.sleep(4)
+                if wrong and how == "nothing":
+                    continue
+                losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
+                loss = losses.sum() if wrong and how == "mean" else ranks.mean(losses)
+                if not (wrong and how == "backward"):
+                    loss.backward()
+                ranks.total(loss)
+            if other and how == "leaves":
+                return
+            if checkpoint is None:
+                ranks.total(torch.zeros(()))
+            else:
+                checkpoint.open(memory="16MiB")
+
+    try:
+        train()
+    except ValueError:
+        # Within a watch it need not end for the others to be told.
+        while watched and not (said / "over").exists():
+            time.sleep(0.05)
+        raise
+    finally:
+        if not other:
+            (said / "over").touch()
+    return {}
+
+
 def bad(ranks: Ranks, folder: Path, said: Path, *, what: str) -> dict[str, Any]:
     """Something is wrong with a checkpoint; what every rank is told."""
     last = ranks.rank == ranks.count - 1
@@ -330,4 +401,12 @@ def _raise_full(**_: Any) -> Any:
     raise rowmill.errors.StoreFull("no space left")
 
 
-JOBS = {"train": train, "look": look, "fill": fill, "peak": peak, "lose": lose, "bad": bad}
+JOBS = {
+    "train": train,
+    "look": look,
+    "fill": fill,
+    "peak": peak,
+    "lose": lose,
+    "apart": apart,
+    "bad": bad,
+}
