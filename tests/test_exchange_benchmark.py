@@ -67,6 +67,20 @@ def test_batches_prepared_ahead_take_the_same_messages(
         assert 0 < more <= 1
 
 
+def test_in_bf16_rows_and_gradients_take_half_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWMILL_BENCH_DIR", str(tmp_path))
+    wide, narrow = benchmark(), benchmark()
+    exchange.measure(wide, [CELL], [], rounds=1)
+    exchange.measure(narrow, [CELL], [], rounds=1, precision="split-bf16")
+    for strategy in exchange.STRATEGIES:
+        name = f"{CELL.name}_{strategy}"
+        of_rows = f"{name}_bytes_per_message_of_rows"
+        assert narrow.summary[of_rows] == wide.summary[of_rows] / 2
+        assert narrow.summary[f"{name}_rounds"] == wide.summary[f"{name}_rounds"]
+
+
 def test_operators_go_through_the_same_ids() -> None:
     made = benchmark()
     operators.measure(made, batch=16, rounds=1, repeats=2)

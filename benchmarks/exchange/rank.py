@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -78,17 +78,26 @@ class Trained:
         variants: dict[str, dict[str, Any]],
         *,
         depth: int = 0,
+        precision: Literal["fp32", "split-bf16"] = "fp32",
     ) -> None:
         self.ranks, self.cell = ranks, cell
         self.store = rowmill.open(folder, memory="1GiB", threads=1, seed=seed)
         sgd = rowmill.optim.SGD(lr=0.01)
         tables = [
-            self.store.table(f"c{n}", dim=cell.dims[n % len(cell.dims)], optimizer=sgd)
+            self.store.table(
+                f"c{n}", dim=cell.dims[n % len(cell.dims)], optimizer=sgd, dtype=precision
+            )
             for n in range(cell.categories)
         ]
         features = [Feature(table.name, table) for table in tables]
+        narrow = precision != "fp32"
+        # In messages, out of them, and in the dense model.
+        as_bf16: dict[str, Any] = (
+            {"rows_on_wire": "bf16", "output_dtype": torch.bfloat16} if narrow else {}
+        )
+        self.precision = torch.autocast("cpu", torch.bfloat16, enabled=narrow)
         self.collections = {
-            name: ShardedCollection(features, ranks=ranks, **settings)
+            name: ShardedCollection(features, ranks=ranks, **settings, **as_bf16)
             for name, settings in variants.items()
         }
         self.pipelines = {
@@ -115,8 +124,10 @@ class Trained:
     def step(self, variant: str, batch: RaggedBatch | Prepared) -> None:
         """One training step."""
         self.optimizer.zero_grad()
-        logits = self.model(self.collections[variant](batch)).view(-1)
-        losses = binary_cross_entropy_with_logits(logits, self.labels, reduction="none")
+        pooled = self.collections[variant](batch)
+        with self.precision:
+            logits = self.model(pooled).view(-1)
+        losses = binary_cross_entropy_with_logits(logits.float(), self.labels, reduction="none")
         self.ranks.mean(losses).backward()
         self.optimizer.step()
 
@@ -154,7 +165,8 @@ def cell_rounds(
     ranks: Ranks, cell: Cell, folder: Path, job: dict[str, Any], watch: Stopwatch
 ) -> None:
     """Variants in interleaved rounds; the starting one rotates."""
-    trained = Trained(ranks, cell, folder, job["seed"], job["variants"], depth=job["depth"])
+    settings = {"depth": job["depth"], "precision": job["precision"]}
+    trained = Trained(ranks, cell, folder, job["seed"], job["variants"], **settings)
     names = list(job["variants"])
     for number in range(-1, job["rounds"]):
         first = number % len(names)

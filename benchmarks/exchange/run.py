@@ -129,6 +129,7 @@ def _job(
     sizes: Sequence[int] = (),
     depth: int = 0,
     ahead: Sequence[int] = (),
+    precision: str = "fp32",
 ) -> dict[str, Any]:
     """What ranks are told."""
     return {
@@ -139,6 +140,7 @@ def _job(
         "variants": variants,
         "depth": depth,
         "ahead": ahead,
+        "precision": precision,
     }
 
 
@@ -148,6 +150,7 @@ def measure(
     sizes: Sequence[int],
     rounds: int,
     depth: int = 0,
+    precision: str = "fp32",
 ) -> None:
     """Cells that have as many ranks; so many batches are prepared ahead.
 
@@ -156,7 +159,7 @@ def measure(
     collected = Collected(benchmark)
     ranks = cells[0].ranks
     for cell in cells:
-        job = _job(benchmark, [cell], rounds, BY_STRATEGY, depth=depth)
+        job = _job(benchmark, [cell], rounds, BY_STRATEGY, depth=depth, precision=precision)
         for said in ranks_say(RANK, job, ranks):
             collected.take(said)
         collected.summarize(cell.name)
@@ -232,6 +235,12 @@ def main() -> None:
         help="batches prepared ahead, in the parts that compare strategies (default: 0)",
     )
     parser.add_argument(
+        "--precision",
+        choices=["fp32", "split-bf16"],
+        default="fp32",
+        help="of rows, messages and products, in the parts that compare strategies (default: fp32)",
+    )
+    parser.add_argument(
         "--batch",
         type=int,
         choices=BATCHES,
@@ -253,6 +262,7 @@ def main() -> None:
 
         operators_gpu.measure(benchmark, torch.device("cuda"), rounds=rounds)
         return benchmark.write()
+    apart = arguments.depth, arguments.precision
     for part in (arguments.parts or PARTS_ALL).split(","):
         if part == "operators":
             operators.measure(benchmark, batch=2048, rounds=rounds, repeats=4)
@@ -261,10 +271,10 @@ def main() -> None:
         elif part == "cache":
             measure_cache(benchmark)
         elif part == "dims":
-            measure(benchmark, dims_alone(), SIZES, rounds, arguments.depth)
+            measure(benchmark, dims_alone(), SIZES, rounds, *apart)
         elif part.isdecimal() and int(part) > 1:
             cells = quick(int(part)) if short else list(full(int(part), arguments.batch or BATCHES))
-            measure(benchmark, cells, SIZES, rounds, arguments.depth)
+            measure(benchmark, cells, SIZES, rounds, *apart)
         else:
             parser.error(
                 f"--parts: operators, dims, chunks, cache, or a number of ranks from 2 on, got {part!r}"
