@@ -338,7 +338,8 @@ class Checkpoint:
             ) from None
         if (len(content), crc32(content)) != (manifest.state_bytes, manifest.state_crc):
             raise StoreCorrupt(f"{path} is damaged: it does not match its checksum in CHECKPOINT")
-        return torch.load(io.BytesIO(content), weights_only=True)
+        # What ranks with GPUs saved opens on others: weights and state go to where those of this rank are.
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
     def _clear(self) -> None:
         """Remove what the manifest does not name and an earlier one did, or one that was never written."""

@@ -47,9 +47,10 @@ class StandIn(TorchFunctionMode):
         # A reference keeps the place of a storage from being another one's.
         self._storages: dict[int, StorageWeakRef] = {}
 
-    def holds(self, tensor: Tensor) -> bool:
+    def holds(self, of: Tensor | torch.UntypedStorage) -> bool:
         """Whether a tensor is on it."""
-        return tensor.untyped_storage()._cdata in self._storages
+        storage = of.untyped_storage() if isinstance(of, Tensor) else of
+        return storage._cdata in self._storages
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -101,6 +102,7 @@ class StandIn(TorchFunctionMode):
 def stand_in() -> Generator[StandIn]:
     """Inside of it this machine has one GPU, NCCL, and a processor that does not multiply in bfloat16."""
     begin, autocast = dist.init_process_group, torch.autocast
+    location_tag = torch.serialization.location_tag
 
     def begin_over_gloo(backend: str, **settings: Any) -> None:
         begin(backend.replace("nccl", "gloo"), **settings)
@@ -109,7 +111,11 @@ def stand_in() -> Generator[StandIn]:
         assert device == "cuda"
         return autocast("cpu", dtype, enabled=enabled)
 
+    def location_in_a_file(storage: torch.UntypedStorage) -> str:
+        return str(GPU) if gpu.holds(storage) else location_tag(storage)
+
     with pytest.MonkeyPatch.context() as patch, StandIn() as gpu:
+        patch.setattr(torch.serialization, "location_tag", location_in_a_file)
         patch.setattr(dist, "init_process_group", begin_over_gloo)
         patch.setattr(dist, "is_nccl_available", lambda: True)
         patch.setattr(torch, "autocast", autocast_on_the_cpu)
