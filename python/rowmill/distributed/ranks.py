@@ -3,6 +3,7 @@
 Everything here is a collective: every rank makes the same calls in the same order.
 """
 
+import os
 import pickle
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -47,6 +48,7 @@ class Ranks:
         self.count = dist.get_world_size()
         self._backend = backend
         self._timeout_s = timeout_s
+        self._cores = os.sched_getaffinity(0)
         self.whereabouts = Whereabouts(self.group)
 
     def apart(self, *, backend: str | None = None, timeout_s: float | None = None) -> "Ranks":
@@ -70,7 +72,13 @@ class Ranks:
     def _again(self, backend: str | None, timeout_s: float | None) -> "Ranks":
         # Torch waits for the others without an ear for where they are.
         self.gather(None)
-        return Ranks(backend=backend or self._backend, timeout_s=timeout_s or self._timeout_s)
+        # Threads of a group begin with the cores of the thread that makes it: those of all groups have the same.
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self._cores)
+        try:
+            return Ranks(backend=backend or self._backend, timeout_s=timeout_s or self._timeout_s)
+        finally:
+            os.sched_setaffinity(0, cores)
 
     def wait(self, work: dist.Work | None, call: Call) -> None:
         """Wait for a collective of a call.
