@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rowmill.distributed.exchange import Exchange, RowsOnWire, check_rows_on_wire
@@ -118,7 +119,11 @@ class ShardedCollection(StoredModule):
         self._plan, lanes, chunk = ranks.agree(make, "the collection")
         number = ranks.whereabouts.begin("collection").number
         of = "" if number == 1 else f" of collection {number}"
-        self._exchange = Exchange(ranks.apart(), ranks.apart(), of, lanes, rows_on_wire, chunk)
+        # In a small step the threads of two groups by turns cost more than those of one; and in gloo no collective meets
+        # one of another kind, so forwards of one collection need no group of their own.
+        shared = number == 1 and dist.get_backend(ranks.group) == "gloo"
+        there = ranks if shared else ranks.apart()
+        self._exchange = Exchange(there, ranks.apart(), of, lanes, rows_on_wire, chunk)
         self.features = self._plan.features
         self._features_by_lane = [
             [f for f in self._plan.by_table if f.place in lane.places]

@@ -76,7 +76,7 @@ class Exchange:
     """The messages of a collection's lanes.
 
     Args:
-        ranks: What carries ids and rows, and nothing else.
+        ranks: What carries ids and rows, and those of no other collection.
         back: What carries gradients; None: this exchange has none.
         of: Which forwards these are, in errors: nothing, or words behind their number.
         lanes: As they are.

@@ -144,20 +144,27 @@ class Ranks:
         Shares of all ranks add up to the mean, and so do their gradients, however unevenly samples are spread. A rank
         without samples has the share 0, which it must take the backward of as well.
         """
-        # Not reduced: that is what `total` does, which a rank that leaves this out may be in.
-        call = self.whereabouts.begin("mean")
-        counts = self._gather(torch.tensor([losses.numel()]), call)
-        count = int(counts.sum())
+        count = int(self._sum("mean", torch.tensor(losses.numel())))
         if count == 0:
             raise InvalidInput("no rank has a sample: there is no mean of nothing")
         return losses.sum() / count
 
     def total(self, share: Tensor) -> float:
         """The sum of a number of every rank: of shares of a loss, the loss."""
-        total = share.detach().double().clone()
-        call = self.whereabouts.begin("total")
-        self.wait(dist.all_reduce(total, group=self.group, async_op=True), call)
-        return total.item()
+        return self._sum("total", share.detach())
+
+    def _sum(self, what: str, mine: Tensor) -> float:
+        # Means and totals meet on the wire, so each says what it is.
+        call = self.whereabouts.begin("sum", name=self.whereabouts.begin(what).name)
+        both = torch.stack([mine.cpu().double(), torch.tensor(float(what == "mean")).double()])
+        self.wait(dist.all_reduce(both, group=self.group, async_op=True), call)
+        value, means = float(both[0]), int(both[1])
+        if means not in (0, self.count):
+            raise ExchangeFailed(
+                f"ranks are in different calls: of {self.count} ranks {means} take a mean and the others a total; make "
+                "the same calls in the same order on every rank"
+            )
+        return value
 
     def data_parallel(
         self, model: nn.Module, *, repeatable: bool = False

@@ -2,7 +2,7 @@
 
 All ranks make the same calls in the same order. One that leaves a backward out, or brings a batch more, waits for the others
 in one call while they wait for it in another. Calls of different kinds never meet on the wire, for they have groups of their
-own or are other collectives; so nothing is mixed up, and nobody gets on.
+own or, in gloo, are other collectives; so nothing is mixed up, and nobody gets on.
 
 Who has waited for a second tells the others, through the store by which torch.distributed met, which call it waits in and how
 many of each kind it has begun. *Two ranks, each in a call that the other has not begun, wait for ever*: they began the two in

@@ -330,7 +330,9 @@ def apart(
                     collection.eval()(batch)
                 if wrong and how == "slow":
                     time.sleep(4)
-                if wrong and how == "nothing":
+                if wrong and how == "total":
+                    ranks.total(torch.zeros(()))
+                if wrong and how in ("nothing", "total"):
                     continue
                 losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
                 loss = losses.sum() if wrong and how == "mean" else ranks.mean(losses)

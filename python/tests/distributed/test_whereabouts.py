@@ -91,6 +91,18 @@ def test_ranks_in_different_calls_are_all_told_where_each_is(
     assert re.fullmatch(at(others, second), said[0]), said[0]
 
 
+def test_a_total_is_no_mean(tmp_path: Path) -> None:
+    said = last_lines(Run("apart", tmp_path, count=3, how="total"))
+    assert (
+        said
+        == [
+            "rowmill.errors.ExchangeFailed: ranks are in different calls: of 3 ranks 2 take a mean and the others a total; make the "
+            "same calls in the same order on every rank"
+        ]
+        * 3
+    )
+
+
 def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     assert Run("apart", tmp_path, count=3, how="slow").results() == [{}] * 3
 
