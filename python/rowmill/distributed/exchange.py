@@ -4,7 +4,8 @@ Before anything else every rank tells every other one how many ids of which cate
 message of counts is the only one whose size nobody needs to be told. A rank that found its input wrong says so there, so
 that all raise and none waits. Which rank owns what of a category, its owners learn from the counts; ids stay what they are.
 
-Gradients have a group of their own: counts of a rank that left a backward out must not meet them.
+Gradients have a group of their own, for counts of a rank that left a backward out must not meet them: in gloo a message of
+another size than is expected ends the process. Where two ranks share two cores, the threads of that group cost 0.4 ms of a step.
 
 Shapes as in `rowmill.ops.exchange.layout`.
 """
