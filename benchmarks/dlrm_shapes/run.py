@@ -16,6 +16,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -260,7 +261,10 @@ class Stored:
             )
             for number in range(shape.tables)
         ]
-        self.bags = rowmill.nn.StackedBags(rowmill.nn.Feature(t.name, t) for t in self.tables)
+        self.dtype = torch.bfloat16 if split else torch.float32
+        self.bags = rowmill.nn.StackedBags(
+            (rowmill.nn.Feature(t.name, t) for t in self.tables), output_dtype=self.dtype
+        )
         self.model = DLRM(
             self.bags,
             features=shape.tables,
@@ -510,9 +514,11 @@ def part_runs(
     vectors = torch.rand(shape.batch, shape.tables + 1, shape.dim) - 0.5
     interacted = torch.rand(shape.batch, shape.dim + shape.pairs) - 0.5
 
-    def fused(_: Batch) -> None:
+    def fused(dtype: torch.dtype) -> Callable[[Batch], object]:
         # Dense and pooled vectors as a bottom MLP and a lookup leave them.
-        torch.autograd.grad(interaction(dense_BD, pooled_BFD), (dense_BD, pooled_BFD), interacted)
+        both = [t.detach().to(dtype).requires_grad_() for t in (dense_BD, pooled_BFD)]
+        gradient = interacted.to(dtype)
+        return lambda _: torch.autograd.grad(interaction(*both), both, gradient)
 
     def plain_interaction(pick: str) -> Callable[[Batch], None]:
         def work(_: Batch) -> None:
@@ -546,11 +552,11 @@ def part_runs(
     top_input = (interacted * 1e-3).requires_grad_()
     works: dict[str, Callable[[Batch], object]] = {
         **{
-            f"embeddings_{name}": lambda batch, at=side: at.embed(batch, gradient_BFD)
+            f"embeddings_{name}": partial(side.embed, gradient_BFD=gradient_BFD.to(side.dtype))
             for name, side in ours.items()
         },
         "embeddings_torch": lambda batch: plain.embed(batch, gradient_BFD),
-        "interaction_fused": fused,
+        **{f"interaction_{name}": fused(side.dtype) for name, side in ours.items()},
         "interaction_torch": plain_interaction("index"),
         "interaction_torch_select": plain_interaction("select"),
         **{f"mlps_{name}": mlps(side) for name, side in ours.items()},
