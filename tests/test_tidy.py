@@ -86,6 +86,7 @@ PYTHON_ROAD = [
     "pykeen",
     "pyg",
     "cli",
+    "__main__",
 ]
 
 # Addresses a text may name: the licence, papers, and the pages of software we compare with.

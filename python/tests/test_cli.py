@@ -18,6 +18,13 @@ def run(*arguments: str | Path) -> int:
     return main([str(argument) for argument in arguments])
 
 
+def test_the_package_is_the_command() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "rowmill", "--version"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == f"rowmill {rowmill.__version__}\n"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run("--version")

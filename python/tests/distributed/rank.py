@@ -133,9 +133,7 @@ def dense(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
-def alone(
-    folder: Path, steps: int, rules: bool = False, output: str = "float32"
-) -> dict[str, Any]:
+def alone(folder: Path, steps: int, rules: bool = False, output: str = "float32") -> dict[str, Any]:
     """The same training on one rank without an exchange."""
     store, features = open_tables(folder, 0, rules=rules)
     embeddings = EmbeddingCollection(features, output_dtype=getattr(torch, output))
