@@ -121,7 +121,8 @@ fn bags_pooled_as_bfloat16_are_those_of_32_bits_rounded() {
     while offsets[offsets.len() - 1] < 1000 {
         offsets.push((offsets[offsets.len() - 1] + rng.below(5) as i64).min(1000));
     }
-    let bag = IdBag { ids: &asked, offsets: &offsets, weights: None, padding: Some(3), pooling: Pooling::Mean };
+    let bag =
+        IdBag { ids: &asked, offsets: &offsets, weights: None, padding: Some(3), pooling: Pooling::Mean };
     let floats = (offsets.len() - 1) * dim;
     let (mut wide, mut narrow) = (vec![0.0; floats], vec![0_u16; floats]);
     store.evaluate(&[(&table, bag)], &mut wide, dim, None).unwrap();
