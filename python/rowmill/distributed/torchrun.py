@@ -19,7 +19,7 @@ from rowmill.distributed.within import within
 from rowmill.errors import ExchangeFailed, InvalidInput, RowmillError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 _LEAVE_S = 5.0
 _LATE_S = 10.0
@@ -60,14 +60,22 @@ class Launched:
         return cls(rank, count, _number("LOCAL_RANK", 0, count - 1, default=rank), local_count)
 
 
-def meet(here: Launched, backend: str, *, meeting_s: float, wait_s: float) -> None:
+def meet(
+    here: Launched,
+    backend: str,
+    *,
+    meeting_s: float,
+    wait_s: float,
+    able: Callable[[], object] | None = None,
+) -> None:
     """Begin torch.distributed, if all ranks come and all can.
 
     Args:
         here: This rank.
-        backend: Of torch.distributed, `gloo` or `oneccl`.
+        backend: Of torch.distributed.
         meeting_s: Longest wait for the others to come.
         wait_s: Longest wait for them afterwards.
+        able: Raises where this rank lacks what it needs; all hear of it.
 
     Raises:
         ExchangeFailed: Not all came; or, on every rank, one cannot begin.
@@ -80,7 +88,7 @@ def meet(here: Launched, backend: str, *, meeting_s: float, wait_s: float) -> No
         # Torch waits without an end for an answer of whoever took the connection.
         store = within(meeting_s + _LATE_S, lambda: _store(here, host, port, meeting_s))
         # Before any waits for another: what is wrong with one is heard by all.
-        _all_can(store, here, backend, meeting_s)
+        _all_can(store, here, backend, meeting_s, able)
         dist.init_process_group(
             backend,
             store=c10d.PrefixStore("ranks", store),
@@ -119,7 +127,13 @@ def _store(here: Launched, host: str, port: int, meeting_s: float) -> c10d.Store
     return c10d.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _all_can(store: c10d.Store, here: Launched, backend: str, meeting_s: float) -> None:
+def _all_can(
+    store: c10d.Store,
+    here: Launched,
+    backend: str,
+    meeting_s: float,
+    able: Callable[[], object] | None,
+) -> None:
     """Wait until all ranks have come, and raise on all if one cannot begin."""
     failure = None
     try:
@@ -127,6 +141,8 @@ def _all_can(store: c10d.Store, here: Launched, backend: str, meeting_s: float) 
             from rowmill.distributed.oneccl import library
 
             library.load()
+        if able is not None:
+            able()
     except Exception as error:
         failure = error
     invalid, message = (False, "") if failure is None else spell(failure)

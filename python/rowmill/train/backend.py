@@ -20,7 +20,7 @@ def torch_backend(backend: str) -> str:
 
 
 def check_gpus(backend: str, local_ranks: int) -> None:
-    """Raise for what so many ranks on this machine lack, before any of them meets another."""
+    """Raise for what so many ranks on this machine lack."""
     if backend != "nccl":
         return
     gpus = torch.cuda.device_count()

@@ -171,9 +171,14 @@ def open_ranked_clicks(
     if here is None:
         raise ConfigError("this process is no rank: start it with torchrun")
     backend = config.train.backend
-    check_gpus(backend, here.local_count)
+    meet(
+        here,
+        torch_backend(backend),
+        meeting_s=_MEETING_S,
+        wait_s=_WAIT_S,
+        able=lambda: check_gpus(backend, here.local_count),
+    )
     device = dense_device(backend, here.local_rank)
-    meet(here, torch_backend(backend), meeting_s=_MEETING_S, wait_s=_WAIT_S)
     ended = (
         "rowmill: ended by SIGTERM; the same command with --resume goes on from the last checkpoint"
     )

@@ -29,7 +29,13 @@ from rowmill.distributed.torchrun import Launched, meet
 from rowmill.errors import RowmillError
 
 try:
-    meet(Launched.here(), sys.argv[1], meeting_s=float(sys.argv[2]), wait_s=60)
+    here = Launched.here()
+
+    def able():
+        if sys.argv[3:] == [str(here.rank)]:
+            raise ValueError("no such device")
+
+    meet(here, sys.argv[1], meeting_s=float(sys.argv[2]), wait_s=60, able=able)
     ones = torch.ones(1)
     dist.all_reduce(ones)
     print(f"met {ones.item()}")
@@ -51,11 +57,11 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def met(count: int, port: int, backends: list[str], meeting_s: float) -> list[str]:
+def met(count: int, port: int, backends: list[str], meeting_s: float, *unable: str) -> list[str]:
     """The last words of so many of `count` ranks as there are backends."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, backend, str(meeting_s)],
+            [sys.executable, "-c", PROGRAM, backend, str(meeting_s), *unable],
             env=environment(rank, count, port),
             stdout=subprocess.PIPE,
             text=True,
@@ -71,6 +77,11 @@ def met(count: int, port: int, backends: list[str], meeting_s: float) -> list[st
 
 def test_ranks_meet_where_the_environment_says() -> None:
     assert met(2, free_port(), ["gloo", "gloo"], 60) == ["met 2.0"] * 2
+
+
+def test_what_one_rank_lacks_is_told_by_all() -> None:
+    said = met(2, free_port(), ["gloo", "gloo"], 60, "1")
+    assert said == ["ExchangeFailed: rank 1: ValueError: no such device"] * 2
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

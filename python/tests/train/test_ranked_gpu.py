@@ -161,12 +161,12 @@ def test_the_stand_in_refuses_what_a_gpu_would() -> None:
 
 
 @pytest.mark.skipif(GPUS >= 2, reason=f"{GPUS} GPUs are here, enough for both ranks")
-def test_ranks_without_a_gpu_each_say_so(
+def test_a_rank_without_a_gpu_is_told_by_all(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     told = [arguments(log, tmp_path / "out", "--backend", "nccl")] * 2
     assert [ended(rank) for rank in start(server, 2, told, tmp_path)] == [2, 2]
-    said = f"rowmill: --backend nccl takes a GPU for each rank: 2 ranks, {GPUS} GPUs that torch can use here\n"
+    said = f"rowmill: rank 0: --backend nccl takes a GPU for each rank: 2 ranks, {GPUS} GPUs that torch can use here\n"
     assert printed(tmp_path, 2) == [said, said]
     assert not (tmp_path / "out").exists()
 
