@@ -22,7 +22,7 @@ CARGO_TESTS := --workspace --exclude rowmill-python --locked
 # Under loom every other test would run on loom's types outside a model, so models are named. Three
 # preemptions per execution take a second (loom's documents advise two or three); all of them, hours.
 LOOM := RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
-	cargo test --package rowmill-store --lib --locked --target-dir $(TARGET)/loom
+	cargo test --package rowmill-sync --lib --locked --target-dir $(TARGET)/loom
 # The store with bugs on purpose, which the checker of histories must flag.
 SEEDED := cargo test --package rowmill-store --test history --features seeded-bugs --locked
 # Sanitizers are behind an unstable flag, which RUSTC_BOOTSTRAP allows; naming the target keeps build
@@ -58,7 +58,7 @@ test: test-rust test-python ## Run every test of every language
 .PHONY: test-rust
 test-rust: $(TOOLS) ## Run the Rust tests, the model checks under loom, and the store with seeded bugs
 	cargo test $(CARGO_TESTS) --features "$$(tools/peers.sh)"
-	$(call RUN_SOME,$(LOOM) -- gate::model)
+	$(call RUN_SOME,$(LOOM) -- model)
 	$(call RUN_SOME,$(SEEDED) -- seeded_bugs_are_flagged)
 
 # One unit test measures the memory of the process, which the thread sanitizer multiplies.

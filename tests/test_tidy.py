@@ -25,6 +25,7 @@ LONGER: dict[str, int] = {}
 UNSAFE_CRATES = {
     "rowmill-kernels",
     "rowmill-io",
+    "rowmill-sync",
     "rowmill-store",
     "rowmill-python",
     "rowmill-bench",
@@ -35,7 +36,8 @@ CRATE_IMPORTS = {
     "rowmill-rows": set[str](),
     "rowmill-kernels": {"rowmill-rows"},
     "rowmill-io": set[str](),
-    "rowmill-store": {"rowmill-rows", "rowmill-kernels", "rowmill-io"},
+    "rowmill-sync": set[str](),
+    "rowmill-store": {"rowmill-rows", "rowmill-kernels", "rowmill-io", "rowmill-sync"},
     "rowmill-remote": {"rowmill-io", "rowmill-store"},
     "rowmill-testkit": {"rowmill-rows", "rowmill-io"},
     "rowmill-python": {

@@ -1,7 +1,6 @@
 //! The backward of a fused lookup: gradients of pooled vectors are summed per distinct row, in lookup
 //! order, and every row takes one optimizer step (`FusedRec`, Section 3: local accumulation on unique rows).
 
-use rayon::prelude::*;
 use rowmill_kernels::{GradientAddresses, LookupOrder, Lookups, Update, accumulate_range};
 
 use crate::StoreError;
@@ -176,13 +175,8 @@ impl Group {
     }
 
     /// Run `work` for the number of every table of a lookup, on several threads if that pays.
-    fn for_each_table<T: Send>(&self, lookup: &Lookup, work: impl Fn(usize) -> T + Sync + Send) -> Vec<T> {
-        let lookups = lookup.lookups();
-        if self.workers.share(lookups) {
-            self.workers.run(|| (0..lookup.tables.len()).into_par_iter().map(work).collect())
-        } else {
-            (0..lookup.tables.len()).map(work).collect()
-        }
+    fn for_each_table<T: Send>(&self, lookup: &Lookup, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        self.workers.map(lookup.lookups(), lookup.tables.len(), work)
     }
 
     /// Gradients of the distinct rows of one table, `dim` floats each.
@@ -209,12 +203,11 @@ impl Group {
                 let mut more = vec![0.0; sums.len()];
                 sum(0, &mut more);
                 sums.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-            } else if self.workers.share(feature.lookups().len()) {
-                sums.par_chunks_mut(SUM_TASK_ROWS * dim)
-                    .enumerate()
-                    .for_each(|(n, out)| sum(n * SUM_TASK_ROWS, out));
             } else {
-                sum(0, &mut sums);
+                let mut parts: Vec<_> = sums.chunks_mut(SUM_TASK_ROWS * dim).enumerate().collect();
+                self.workers.for_each_mut(feature.lookups().len(), &mut parts, |(number, out)| {
+                    sum(*number * SUM_TASK_ROWS, out);
+                });
             }
         }
         sums
@@ -266,16 +259,13 @@ impl Group {
     }
 
     fn check_finite(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<(), StoreError> {
-        let position = if self.workers.share(lookup.lookups()) {
-            let first = |(number, some): (usize, &[f32])| {
-                Some(number * FINITE_TASK_FLOATS + rowmill_kernels::first_non_finite(some)?)
-            };
-            let tasks = || gradients.par_chunks(FINITE_TASK_FLOATS).enumerate().find_map_first(first);
-            self.workers.run(tasks)
-        } else {
-            rowmill_kernels::first_non_finite(gradients)
-        };
-        if let Some(position) = position {
+        let tasks = gradients.len().div_ceil(FINITE_TASK_FLOATS);
+        let positions = self.workers.map(lookup.lookups(), tasks, |number| {
+            let first = number * FINITE_TASK_FLOATS;
+            let some = &gradients[first..gradients.len().min(first + FINITE_TASK_FLOATS)];
+            Some(first + rowmill_kernels::first_non_finite(some)?)
+        });
+        if let Some(position) = positions.into_iter().flatten().next() {
             let within = lookup.placement(row_stride).within(position);
             let behind = lookup.features.partition_point(|feature| feature.first <= within);
             let table = &lookup.tables[lookup.features[behind - 1].table].table;

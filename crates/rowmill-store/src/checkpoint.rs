@@ -10,9 +10,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLockWriteGuard;
 use rowmill_io::{DeviceError, Volume};
 use rowmill_rows::Category;
+use rowmill_sync::RwLockWriteGuard;
 
 use crate::feed::{self, FeedCut};
 use crate::files::{
@@ -338,6 +338,7 @@ impl Store {
     /// Divide changes into those that belong to this checkpoint and those of the next, `next_epoch`.
     fn cut(&self, next_epoch: u64, feed: Option<&mut FeedCut<'_>>) -> Result<Cut, StoreError> {
         let _nobody_changes = self.changes.write();
+        let by_name = self.tables.read();
         let groups = self.groups.read();
         // Births and evictions happen outside of changes, so every shard is held as well.
         let mut shards: Vec<_> =
@@ -356,9 +357,7 @@ impl Store {
             let own = groups[group as usize].shards.len();
             shards[before..before + own].iter().map(|shard| shard.index(local).len() as u64).sum()
         };
-        let mut tables: Vec<TableEntry> = self
-            .tables
-            .read()
+        let mut tables: Vec<TableEntry> = by_name
             .iter()
             .map(|(name, (group, state))| TableEntry {
                 name: name.clone(),
@@ -375,9 +374,7 @@ impl Store {
             })
             .collect();
         tables.sort_by_key(|table| table.category);
-        let sketches = self
-            .tables
-            .read()
+        let sketches = by_name
             .values()
             .filter_map(|(_, state)| Some((state.category, state.sketch.as_ref()?.lock().bytes().to_vec())))
             .collect();

@@ -8,7 +8,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rayon::prelude::*;
 use rowmill_kernels::{Lookups, RowPtr, SKIP};
 use rowmill_rows::IdBag;
 
@@ -85,15 +84,10 @@ impl Group {
             in_step: step.is_some(),
             positions,
         };
-        let work = |hold: Piece| {
-            let rest = self.pool_resident(&matrix, &hold);
+        self.workers.try_for_each(lookups, holds.len(), |number| {
+            let rest = self.pool_resident(&matrix, &holds[number]);
             if rest.bags.is_empty() { Ok(()) } else { self.pool_apart(&matrix, &rest) }
-        };
-        if self.workers.share(lookups) {
-            self.workers.run(|| holds.into_par_iter().try_for_each(work))
-        } else {
-            holds.into_iter().try_for_each(work)
-        }
+        })
     }
 
     /// Pool bags as long as all rows are in memory and no shard is being changed; what is left.

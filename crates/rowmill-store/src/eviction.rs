@@ -5,14 +5,15 @@
 
 use std::collections::BinaryHeap;
 
-use parking_lot::RwLock;
 use rowmill_rows::{EvictionRule, RowLayout};
+use rowmill_sync::RwLock;
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
 use crate::log::Reading;
 use crate::lookup::Lookup;
+use crate::ranks;
 use crate::shard::Miss;
 use crate::stamp::{rank_of_score, stamp_of};
 use crate::table_state::TableState;
@@ -59,7 +60,7 @@ impl Group {
     ///
     /// # Errors
     /// As [`Group::evict`].
-    pub(crate) fn evict_due(&self, changes: &RwLock<()>, lookup: &Lookup) -> Result<(), StoreError> {
+    pub(crate) fn evict_due(&self, changes: &RwLock<(), ranks::Changes>, lookup: &Lookup) -> Result<(), StoreError> {
         for rows in &lookup.tables {
             if rows.table.take_due_eviction() {
                 self.evict(changes, &rows.table)?;
@@ -72,7 +73,7 @@ impl Group {
     ///
     /// # Errors
     /// A table without a rule, a row that cannot be read, or a failed write.
-    pub(crate) fn evict(&self, changes: &RwLock<()>, table: &TableState) -> Result<Vec<u64>, StoreError> {
+    pub(crate) fn evict(&self, changes: &RwLock<(), ranks::Changes>, table: &TableState) -> Result<Vec<u64>, StoreError> {
         let Some(eviction) = table.spec.eviction else {
             return Err(StoreError::Option {
                 option: "eviction",

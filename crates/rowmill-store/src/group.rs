@@ -7,15 +7,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use parking_lot::{Mutex, RwLock};
-use rayon::prelude::*;
 use rowmill_rows::{IdRange, RowKey};
+use rowmill_sync::{Gate, Mutex, RwLock};
 
 use crate::StoreError;
 use crate::core::Core;
-use crate::gate::Gate;
 use crate::index::{Location, TableIndex};
 use crate::keys::{Keys, TableIds};
+use crate::ranks;
 use crate::shard::{SLOTS_MIN, Shard};
 use crate::stats::Counters;
 use crate::table_state::TableState;
@@ -29,17 +28,17 @@ const SHARD_DEVIATIONS: f64 = 4.0;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct ShardCell {
-    pub(crate) state: RwLock<Shard>,
+    pub(crate) state: RwLock<Shard, ranks::Shard>,
     pub(crate) gate: Gate,
     /// Tickets that wait for a row of this shard, and the row.
-    pub(crate) waiting: Mutex<BTreeMap<u64, Held>>,
+    pub(crate) waiting: Mutex<BTreeMap<u64, Held>, ranks::ShardWaiting>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) core: Core,
     pub(crate) shards: Box<[ShardCell]>,
-    pub(crate) tables: RwLock<Vec<Arc<TableState>>>,
+    pub(crate) tables: RwLock<Vec<Arc<TableState>>, ranks::GroupTables>,
     pub(crate) tickets: Arc<Tickets>,
     pub(crate) workers: Arc<Workers>,
     pub(crate) counters: Arc<Counters>,
@@ -73,9 +72,11 @@ impl Group {
             ((row_bytes as usize / core.layout.stride) / core.shards * 5 / 4 + SLOTS_MIN).min(1 << 30);
         let expected_bytes = core.budget.row_target() as usize / core.shards;
         let shards = (0..core.shards)
-            .map(|_| {
+            .map(|number| {
+                // Across groups, too: the cut of a checkpoint holds every shard of the store.
+                let number = core.number * SHARDS_MAX as u32 + number as u32;
                 Ok(ShardCell {
-                    state: RwLock::new(Shard::new(&core, slots_max, expected_bytes)?),
+                    state: RwLock::numbered(number, Shard::new(&core, slots_max, expected_bytes)?),
                     gate: Gate::default(),
                     waiting: Mutex::default(),
                 })
@@ -93,14 +94,15 @@ impl Group {
         })
     }
 
-    /// Add a table; every shard gets an index for it.
+    /// Add a table; every shard gets an index for it. The caller holds the store's tables, so only one is added at a
+    /// time, and its number is known to others once it is in every shard.
     pub(crate) fn add_table(&self, table: &Arc<TableState>) {
-        let mut tables = self.tables.write();
-        debug_assert_eq!(table.local as usize, tables.len());
         for (number, cell) in self.shards.iter().enumerate() {
             let index = TableIndex::new(table.spec.ids, number, self.shards.len());
             cell.state.write().add_table(&self.core, Arc::clone(table), index);
         }
+        let mut tables = self.tables.write();
+        debug_assert_eq!(table.local as usize, tables.len());
         tables.push(Arc::clone(table));
     }
 
@@ -141,14 +143,11 @@ impl Group {
     pub(crate) fn for_each_shard<T: Send>(
         &self,
         keys: &Keys,
-        work: impl Fn(usize) -> T + Sync + Send,
+        work: impl Fn(usize) -> T + Sync,
     ) -> Vec<(usize, T)> {
-        let busy = (0..self.shards.len()).filter(|&shard| !keys.of_shard(shard).is_empty());
-        if !self.workers.share(keys.len()) {
-            return busy.map(|shard| (shard, work(shard))).collect();
-        }
-        let busy: Vec<usize> = busy.collect();
-        self.workers.run(|| busy.into_par_iter().map(|shard| (shard, work(shard))).collect())
+        let busy: Vec<usize> =
+            (0..self.shards.len()).filter(|&shard| !keys.of_shard(shard).is_empty()).collect();
+        self.workers.map(keys.len(), busy.len(), |number| (busy[number], work(busy[number])))
     }
 
     /// Give clocks back without changing rows.

@@ -3,11 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rowmill_io::Volume;
 use rowmill_rows::RowKey;
+use rowmill_sync::{Mutex, Rank};
 
 use crate::StoreError;
+use crate::ranks;
 use crate::files::{DeltaFile, DeltaWriter, FileError};
 
 /// Where index changes are written. Changes are infallible to record: a write that fails is kept and
@@ -15,10 +16,10 @@ use crate::files::{DeltaFile, DeltaWriter, FileError};
 #[derive(Debug)]
 pub(crate) struct IndexLog {
     volume: Arc<dyn Volume>,
-    current: Mutex<Option<DeltaWriter>>,
+    current: Mutex<Option<DeltaWriter>, ranks::IndexLogCurrent>,
     /// Takes the rows frozen by the cut that is being saved.
-    frozen: Mutex<Option<DeltaWriter>>,
-    error: Mutex<Option<StoreError>>,
+    frozen: Mutex<Option<DeltaWriter>, ranks::IndexLogFrozen>,
+    error: Mutex<Option<StoreError>, ranks::IndexLogError>,
 }
 
 impl IndexLog {
@@ -51,9 +52,9 @@ impl IndexLog {
         self.write(&self.frozen, |writer| writer.record(key, row));
     }
 
-    fn write(
+    fn write<R: Rank>(
         &self,
-        writer: &Mutex<Option<DeltaWriter>>,
+        writer: &Mutex<Option<DeltaWriter>, R>,
         record: impl FnOnce(&mut DeltaWriter) -> Result<(), FileError>,
     ) {
         let result = match writer.lock().as_mut() {

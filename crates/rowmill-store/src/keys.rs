@@ -2,7 +2,6 @@
 
 use std::mem::MaybeUninit;
 
-use rayon::prelude::*;
 use rowmill_rows::IdRange;
 
 use crate::index::{dense_shard_of, shard_and_hash_of, shard_of};
@@ -131,7 +130,7 @@ impl Keys {
             }
         }
         match workers {
-            Some(workers) => workers.run(|| blocks.par_iter_mut().for_each(|block| block.count(shards))),
+            Some(workers) => workers.for_each_mut(len, &mut blocks, |block| block.count(shards)),
             None => blocks.iter_mut().for_each(|block| block.count(shards)),
         }
         let mut bounds = vec![0];
@@ -148,7 +147,7 @@ impl Keys {
         // SAFETY: places are below the number of rows, and no two rows have the same.
         let write = |block: &mut Block<'_>| unsafe { block.write(&out) };
         match workers {
-            Some(workers) => workers.run(|| blocks.par_iter_mut().for_each(write)),
+            Some(workers) => workers.for_each_mut(len, &mut blocks, write),
             None => blocks.iter_mut().for_each(write),
         }
         // SAFETY: every place was written.

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use rayon::prelude::*;
 use rowmill_io::Volume;
 use rowmill_rows::Category;
 
@@ -105,13 +104,14 @@ impl Store {
                 (0..).zip(shards).map(move |(shard, entries)| (group, shard, entries))
             })
             .collect();
-        let restore = |(group, shard, entries): &mut (&Arc<Group>, usize, &mut Vec<Entry>)| {
-            let result = restore(group, *shard, entries);
-            entries.clear();
-            result
-        };
         // The first error by shard, whichever thread is faster.
-        let results: Vec<_> = self.workers.run(|| shards.par_iter_mut().map(restore).collect());
+        let results = self.workers.map_all(shards.len(), |number| {
+            let (group, shard, entries) = &shards[number];
+            restore(group, *shard, entries)
+        });
+        for (_, _, entries) in &mut shards {
+            entries.clear();
+        }
         results.into_iter().collect()
     }
 }

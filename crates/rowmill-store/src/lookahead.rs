@@ -16,13 +16,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
 use rowmill_kernels::{UniqueScratch, segment_unique};
+use rowmill_sync::{Condvar, Mutex};
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::index::Found;
 use crate::keys::Keys;
+use crate::ranks;
 use crate::shard::{Miss, Reason};
 use crate::walk::walk;
 
@@ -160,7 +161,7 @@ fn insert(waiting: &mut VecDeque<Announcement>, announcement: Announcement) {
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Waiting, ranks::Announcements>,
     arrived: Condvar,
 }
 

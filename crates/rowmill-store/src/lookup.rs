@@ -6,7 +6,6 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use rayon::prelude::*;
 use rowmill_kernels::{Lookups, RowPtr, SKIP, UniqueScratch, segment_unique};
 use rowmill_rows::{IdBag, Pooling};
 
@@ -212,7 +211,7 @@ impl Group {
             weights: None,
             pooling: Pooling::Sum,
         };
-        let lookup = self.distinct(vec![(Arc::clone(table), None, vec![ids], ids.len())], vec![feature]);
+        let lookup = self.distinct(&[(Arc::clone(table), None, vec![ids], ids.len())], vec![feature]);
         self.counters.count_call(ids.len(), lookup.rows());
         lookup
     }
@@ -298,38 +297,33 @@ impl Group {
             ids.push(bag.ids);
             *lookups += bag.ids.len();
         }
-        let mut lookup = self.distinct(ids_of, features);
+        let mut lookup = self.distinct(&ids_of, features);
         lookup.in_turn = matches!(placement, Placement::InTurn);
         Ok(lookup)
     }
 
     /// A lookup of these ids, made distinct.
-    fn distinct(self: &Arc<Self>, ids_of: Vec<TableIds<'_>>, features: Vec<Feature>) -> Lookup {
+    fn distinct(self: &Arc<Self>, ids_of: &[TableIds<'_>], features: Vec<Feature>) -> Lookup {
         let total: usize = ids_of.iter().map(|(.., lookups)| lookups).sum();
-        let unique_rows =
-            |(table, padding, ids, lookups): (Arc<TableState>, Option<u64>, Vec<&[u64]>, usize)| {
-                thread_local! {
-                    static SCRATCH: std::cell::RefCell<UniqueScratch> = std::cell::RefCell::default();
-                }
-                let joined: Vec<u64>;
-                let ids = if let [ids] = ids[..] {
-                    ids
-                } else {
-                    joined = ids.concat();
-                    &joined
-                };
-                let mut unique = Vec::new();
-                let mut inverse = vec![0; lookups];
-                SCRATCH.with_borrow_mut(|scratch| {
-                    segment_unique(ids, padding, scratch, &mut unique, &mut inverse)
-                });
-                TableRows { table, unique: unique.into(), inverse, base: 0 }
+        let mut tables = self.workers.map(total, ids_of.len(), |number| {
+            thread_local! {
+                static SCRATCH: std::cell::RefCell<UniqueScratch> = std::cell::RefCell::default();
+            }
+            let (table, padding, ids, lookups) = &ids_of[number];
+            let joined: Vec<u64>;
+            let ids = if let [ids] = ids[..] {
+                ids
+            } else {
+                joined = ids.concat();
+                &joined
             };
-        let mut tables: Vec<TableRows> = if self.workers.share(total) {
-            self.workers.run(|| ids_of.into_par_iter().map(unique_rows).collect())
-        } else {
-            ids_of.into_iter().map(unique_rows).collect()
-        };
+            let mut unique = Vec::new();
+            let mut inverse = vec![0; *lookups];
+            SCRATCH.with_borrow_mut(|scratch| {
+                segment_unique(ids, *padding, scratch, &mut unique, &mut inverse);
+            });
+            TableRows { table: Arc::clone(table), unique: unique.into(), inverse, base: 0 }
+        });
         let mut base = 0;
         for rows in &mut tables {
             rows.base = base;
@@ -390,7 +384,10 @@ impl Group {
             let step = (bags * POOL_TASK_FLOATS / floats).max(1);
             tasks.extend((0..bags).step_by(step).map(|from| (number, from, (from + step).min(bags))));
         }
-        self.workers.run(|| tasks.into_par_iter().for_each(|(number, from, to)| task(number, from, to)));
+        self.workers.for_each(lookups, tasks.len(), |number| {
+            let (number, from, to) = tasks[number];
+            task(number, from, to);
+        });
     }
 
     /// Pool some bags of one feature; `rows` are the addresses of its table's distinct rows.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rowmill_io::IoChoice;
 
+use crate::workers::SPREAD_ROWS_MIN;
 use crate::{Background, FeedOptions, StoreError};
 
 /// Smallest budget: I/O rings take about 1 MiB per thread, log buffers and index come on top.
@@ -18,6 +19,8 @@ pub struct StoreOptions {
     pub row_memory: Option<u64>,
     /// Threads that share the work of a large batch.
     pub threads: usize,
+    /// Expert: rows from which on a batch is spread over the threads; tests spread every one.
+    pub spread_rows_min: usize,
     /// Seed of the initializers.
     pub seed: u64,
     /// Longest wait for a row beyond its staleness bound.
@@ -44,6 +47,7 @@ impl Default for StoreOptions {
             memory: 1 << 30,
             row_memory: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            spread_rows_min: SPREAD_ROWS_MIN,
             seed: 0,
             wait_deadline: Duration::from_secs(30),
             create: true,

@@ -8,12 +8,13 @@ use std::fmt::{self, Debug, Formatter};
 use std::io::Read;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rowmill_io::{DeviceError, Volume, VolumeLock};
+use rowmill_sync::Mutex;
 
 use crate::checkpoint::load_manifest_with_bytes;
 use crate::files::{self, Manifest};
 use crate::log::{Geometry, SegmentCopier, SegmentRecord};
+use crate::ranks;
 use crate::store::Store;
 use crate::{StoreError, files::GroupEntry};
 
@@ -22,7 +23,7 @@ const PART_BYTES_MAX: u64 = 4 << 20;
 
 /// The pinned checkpoints of an open store.
 #[derive(Debug, Default)]
-pub(crate) struct Pins(Mutex<Vec<Arc<Manifest>>>);
+pub(crate) struct Pins(Mutex<Vec<Arc<Manifest>>, ranks::Pins>);
 
 impl Pins {
     /// Whether a pinned checkpoint needs the file.

@@ -13,11 +13,12 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use rowmill_sync::{Condvar, Mutex};
 
 use crate::StoreError;
 use crate::acquire::{Blocked, WAIT_SLICE};
 use crate::lookup::Lookup;
+use crate::ranks;
 use crate::table::Table;
 use crate::ticket::{Held, Ticket, TicketState, Tickets};
 
@@ -67,10 +68,10 @@ struct Request {
     ticket: Weak<Ticket>,
     begun: Instant,
     cancelled: AtomicBool,
-    outcome: Mutex<Option<Result<Vec<f32>, StoreError>>>,
+    outcome: Mutex<Option<Result<Vec<f32>, StoreError>>, ranks::QueuedResult>,
     done: Condvar,
     /// The shard whose younger steps stand back for this get.
-    waits_in: Mutex<Option<usize>>,
+    waits_in: Mutex<Option<usize>, ranks::QueuedGet>,
 }
 
 impl Request {
@@ -80,6 +81,7 @@ impl Request {
             self.stand_down();
             return true;
         }
+        let _caller = self.table.store().workers.enter();
         let Some(result) = self.take().transpose() else { return false };
         self.stand_down();
         self.finish(result);
@@ -153,7 +155,7 @@ pub(crate) struct Queue {
 
 #[derive(Debug)]
 struct Shared {
-    requests: Mutex<Vec<Arc<Request>>>,
+    requests: Mutex<Vec<Arc<Request>>, ranks::QueueRequests>,
     arrived: Condvar,
     tickets: Arc<Tickets>,
     stop: AtomicBool,

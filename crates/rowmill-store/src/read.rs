@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 
-use rayon::prelude::*;
 use rowmill_rows::Dtype;
 
 use crate::StoreError;
@@ -80,14 +79,11 @@ impl Group {
         let read = Read { table, part, place, width, step, out: Scatter::new(out) };
         self.advance(step);
         let reading = self.core.log.reading();
-        let pieces = ids.chunks(PIECE_ROWS).enumerate();
-        let piece = |(number, ids)| self.read_piece(&read, number * PIECE_ROWS, ids);
-        let mut misses: Vec<Miss> = if self.workers.share(ids.len()) {
-            let pieces: Vec<_> = pieces.collect();
-            self.workers.run(|| pieces.into_par_iter().flat_map_iter(piece).collect())
-        } else {
-            pieces.flat_map(piece).collect()
-        };
+        let pieces = self.workers.map(ids.len(), ids.len().div_ceil(PIECE_ROWS), |number| {
+            let first = number * PIECE_ROWS;
+            self.read_piece(&read, first, &ids[first..ids.len().min(first + PIECE_ROWS)])
+        });
+        let mut misses: Vec<Miss> = pieces.into_iter().flatten().collect();
         let mut rounds = 0;
         while !misses.is_empty() {
             rounds += 1;
@@ -190,7 +186,7 @@ impl Group {
             // SAFETY: every position is visited by one thread.
             let out = unsafe { read.out.slice(key.position as usize * width, width) };
             let Some(found) = found else {
-                self.initial(key, read.part, out);
+                self.initial(read, key.id, out);
                 return Ok::<(), Infallible>(());
             };
             if let Some(slot) = found.location.slot() {
@@ -251,9 +247,9 @@ impl Group {
     }
 
     /// The value a row would be born with.
-    fn initial(&self, key: &Key, part: Part, out: &mut [f32]) {
-        match part {
-            Part::Weights => self.tables.read()[key.table as usize].initializer.fill(key.id, out),
+    fn initial(&self, read: &Read<'_>, id: u64, out: &mut [f32]) {
+        match read.part {
+            Part::Weights => read.table.initializer.fill(id, out),
             Part::State => self.core.spec.optimizer.initialize_state(out),
         }
     }

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use crate::StoreError;
 use crate::files::{self, Manifest};
 use crate::group::{Group, ShardCell};
@@ -84,16 +82,16 @@ impl Store {
 
 /// Tell the log which of its rows the index names.
 fn retain_rows(group: &Group) -> Result<(), StoreError> {
-    let retain = |cell: &ShardCell| retain_rows_of(group, cell);
-    let results: Vec<_> = group.workers.run(|| group.shards.par_iter().map(retain).collect());
+    let results = group.workers.map_all(group.shards.len(), |shard| retain_rows_of(group, &group.shards[shard]));
     group.core.log.loaded();
     results.into_iter().collect()
 }
 
 fn retain_rows_of(group: &Group, cell: &ShardCell) -> Result<(), StoreError> {
     let mut retaining = group.core.log.retaining();
+    let tables = group.tables.read().clone();
     let shard = cell.state.read();
-    for table in group.tables.read().iter() {
+    for table in &tables {
         let mut unknown = None;
         shard.on_device(table.local, |id, row| {
             if !retaining.row(row) {

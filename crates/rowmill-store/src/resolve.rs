@@ -1,7 +1,7 @@
 //! From keys to addresses that stay valid while they are used.
 
-use parking_lot::RwLockReadGuard;
 use rowmill_kernels::RowPtr;
+use rowmill_sync::RwLockReadGuard;
 
 use crate::StoreError;
 use crate::acquire::Entered;

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use rowmill_sync::{Condvar, Mutex};
 
 use crate::StoreError;
+use crate::ranks;
 
 /// The thread; dropping it stops and joins it.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub(crate) struct Rounds {
 #[derive(Debug, Default)]
 pub(crate) struct Stopping {
     stop: AtomicBool,
-    mutex: Mutex<()>,
+    mutex: Mutex<(), ranks::Stopping>,
     wake: Condvar,
 }
 
@@ -32,7 +33,7 @@ impl Stopping {
 
     fn wait_until(&self, next: Instant) {
         let mut guard = self.mutex.lock();
-        while !self.is_due() && !self.wake.wait_until(&mut guard, next).timed_out() {}
+        while !self.is_due() && !!self.wake.wait_until(&mut guard, next) {}
     }
 }
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use parking_lot::{Mutex, RwLock};
 use rowmill_io::{DirectoryVolume, MemoryVolume, Volume, VolumeLock};
 use rowmill_kernels::RowUpdater;
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
+use rowmill_sync::{Mutex, Pool, RwLock};
 
 use crate::budget::Budget;
 use crate::checkpoint::Saved;
@@ -26,6 +26,7 @@ use crate::lookup::Lookup;
 use crate::options::StoreOptions;
 use crate::pin::Pins;
 use crate::queue::{Queue, QueuedGet};
+use crate::ranks;
 use crate::rounds::Rounds;
 use crate::shard::{Reason, SLOTS_MIN};
 use crate::stats::Counters;
@@ -43,7 +44,7 @@ const TAIL_SHARE: u64 = 16;
 /// Bytes of a table's name.
 const NAME_BYTES_MAX: usize = 255;
 
-pub(crate) type Groups = Arc<RwLock<Vec<Arc<Group>>>>;
+pub(crate) type Groups = Arc<RwLock<Vec<Arc<Group>>, ranks::Groups>>;
 pub(crate) type TableEntry = (Arc<Group>, Arc<TableState>);
 
 /// An open store. All methods may be called from any thread; dropping it loses what was changed since
@@ -54,29 +55,29 @@ pub struct Store {
     pub(crate) options: StoreOptions,
     pub(crate) budget: Arc<Budget>,
     pub(crate) groups: Groups,
-    pub(crate) tables: RwLock<BTreeMap<String, TableEntry>>,
+    pub(crate) tables: RwLock<BTreeMap<String, TableEntry>, ranks::Tables>,
     pub(crate) tickets: Arc<Tickets>,
     pub(crate) workers: Arc<Workers>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: Arc<EventClock>,
     pub(crate) index_log: Arc<IndexLog>,
     /// Held shared by every change of rows, exclusively by the cut of a checkpoint.
-    pub(crate) changes: Arc<RwLock<()>>,
+    pub(crate) changes: Arc<RwLock<(), ranks::Changes>>,
     /// What the last checkpoint consists of; its lock admits one checkpoint at a time.
-    pub(crate) saved: Mutex<Saved>,
+    pub(crate) saved: Mutex<Saved, ranks::Saved>,
     next_category: AtomicU32,
-    poison: Mutex<Option<String>>,
+    poison: Mutex<Option<String>, ranks::Poison>,
     closed: AtomicBool,
-    lookahead: Mutex<Option<Lookahead>>,
+    lookahead: Mutex<Option<Lookahead>, ranks::Lookahead>,
     /// Started by the first get that is queued.
-    queue: Mutex<Option<Queue>>,
-    compaction: Mutex<Option<Rounds>>,
+    queue: Mutex<Option<Queue>, ranks::Queue>,
+    compaction: Mutex<Option<Rounds>, ranks::Compaction>,
     pub(crate) feed: Option<Arc<Feed>>,
     /// What waits for the feed, where one is kept.
     pub(crate) waiting: Option<Arc<Waiting>>,
-    publisher: Mutex<Option<Rounds>>,
+    publisher: Mutex<Option<Rounds>, ranks::Publisher>,
     /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
-    pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>>,
+    pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>, ranks::VolumeLock>,
     /// Differs at every opening.
     pub(crate) incarnation: u64,
     pub(crate) pins: Pins,
@@ -156,15 +157,11 @@ impl Store {
             options.seed = manifest.seed;
         }
         let epoch = manifest.as_ref().map_or(0, |manifest| manifest.epoch) + 1;
-        let threads = rayon::ThreadPoolBuilder::new()
-            .num_threads(options.threads)
-            .thread_name(|number| format!("rowmill-worker-{number}"))
-            .build()
-            .map_err(|error| StoreError::Option {
-                option: "threads",
-                expected: format!("a number of threads that can be started ({error})"),
-                got: options.threads.to_string(),
-            })?;
+        let pool = Pool::new(options.threads).map_err(|error| StoreError::Option {
+            option: "threads",
+            expected: format!("a number of threads that can be started ({error})"),
+            got: options.threads.to_string(),
+        })?;
         let index_log = IndexLog::new(Arc::clone(&volume), (!options.read_only).then_some(epoch))?;
         let budget = Arc::new(Budget::new(options.memory, options.row_memory));
         // One ring per worker, per thread of lookahead, and for the thread that calls.
@@ -181,7 +178,7 @@ impl Store {
             groups: Groups::default(),
             tables: RwLock::default(),
             tickets: Arc::default(),
-            workers: Arc::new(Workers::new(threads)),
+            workers: Arc::new(Workers::new(pool, options.spread_rows_min)),
             counters: Arc::default(),
             events: Arc::default(),
             index_log: Arc::new(index_log),
@@ -516,10 +513,12 @@ impl Store {
     /// those under way.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
-        *self.lookahead.lock() = None;
-        *self.queue.lock() = None;
-        *self.compaction.lock() = None;
-        *self.publisher.lock() = None;
+        // Taken first: to drop a handle joins its threads, which must not happen under a lock.
+        let lookahead = self.lookahead.lock().take();
+        let queue = self.queue.lock().take();
+        let compaction = self.compaction.lock().take();
+        let publisher = self.publisher.lock().take();
+        drop((lookahead, queue, compaction, publisher));
         // A checkpoint under way still needs the rows, and writes to a folder that is another's once the lock is gone.
         let _no_checkpoint = self.saved.lock();
         for group in self.groups.read().iter() {
@@ -582,6 +581,11 @@ impl Store {
             StoreError::Full { cause } | StoreError::Poisoned { cause } => cause.clone(),
             cause => cause.to_string(),
         });
+    }
+
+    /// Jobs of calls that were spread over the threads so far.
+    pub fn jobs_spread(&self) -> u64 {
+        self.workers.spread()
     }
 
     /// The figures of the store.

@@ -106,6 +106,7 @@ impl Table {
     /// [`StoreError::Closed`].
     pub fn contains(&self, ids: &[u64]) -> Result<Vec<bool>, StoreError> {
         self.store.check_open()?;
+        let _caller = self.store.workers.enter();
         let keys = self.group.keys(&self.state, ids);
         let mut found = vec![false; ids.len()];
         for (shard, cell) in self.group.shards.iter().enumerate() {
@@ -180,8 +181,10 @@ impl Table {
         self.store.check_writable("a training read")?;
         self.state.check_event_time()?;
         Group::check_ids(&self.state, ids)?;
+        let caller = self.store.workers.enter();
         let mut lookup = self.group.prepare_fetch(&self.state, ids);
         self.group.refuse(&mut lookup, Asked::Read);
+        drop(caller);
         self.store.enqueue(self.clone(), lookup, ticket)
     }
 
@@ -313,6 +316,7 @@ impl Table {
     pub fn delete(&self, ids: &[u64]) -> Result<usize, StoreError> {
         self.store.check_writable("delete")?;
         Group::check_ids(&self.state, ids)?;
+        let _caller = self.store.workers.enter();
         let keys = self.group.keys(&self.state, ids);
         let _change = self.store.changes.read();
         let deleted = self.store.settle(self.group.delete(&keys))?;
@@ -357,7 +361,10 @@ impl Table {
             cell.state.read().index(self.state.local).for_each(|id, _| ids.push(id));
             for ids in ids.chunks(batch.max(1)) {
                 let mut weights = vec![0.0; ids.len() * dim];
+                // `visit` may take its time: it is no call of the store.
+                let caller = self.store.workers.enter();
                 let read = self.group.read(&self.state, ids, Part::Weights, &mut weights, None);
+                drop(caller);
                 self.store.settle(read)?;
                 if !visit(ids, &weights) {
                     return Ok(());

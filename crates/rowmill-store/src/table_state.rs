@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use parking_lot::Mutex;
 use rowmill_kernels::{Rounding, RoundingKey, RowInitializer, Update};
 use rowmill_rows::{Category, Dtype, EvictionRule, StalenessBound, TableSpec};
+use rowmill_sync::Mutex;
 
 use crate::StoreError;
 use crate::event_clock::EventClock;
 use crate::files;
 use crate::hot_rows::HotRows;
 use crate::keys::Key;
+use crate::ranks;
 use crate::sketch::Sketch;
 use crate::stamp::Mark;
 use crate::ticket::Ticket;
@@ -39,10 +40,10 @@ pub(crate) struct TableState {
     /// How many automatic evictions have been due.
     evictions_due: AtomicU64,
     /// Counts ids that have no row yet, where the table admits by count.
-    pub(crate) sketch: Option<Mutex<Sketch>>,
+    pub(crate) sketch: Option<Mutex<Sketch, ranks::Sketch>>,
     /// The store's event time.
     pub(crate) events: Arc<EventClock>,
-    hot: Mutex<HotRows>,
+    hot: Mutex<HotRows, ranks::HotRows>,
 }
 
 impl TableState {

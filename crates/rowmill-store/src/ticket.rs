@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use rowmill_sync::{Gate, Mutex};
 
 use crate::StoreError;
-use crate::gate::Gate;
-use crate::group::Group;
+use crate::ranks;
+use crate::store::Groups;
 
 /// Steps that may be open at once.
 const TICKETS_MAX: usize = 1024;
@@ -60,11 +60,11 @@ pub(crate) struct TicketState {
     born: Instant,
     /// When what the step learns from happened, in seconds.
     event_time: Option<u64>,
-    holds: Mutex<HashMap<(u32, u32), Hold>>,
+    holds: Mutex<HashMap<(u32, u32), Hold>, ranks::TicketHolds>,
     /// Rows of a call that is still taking clocks, written before it waits.
-    partial: Mutex<Vec<Held>>,
+    partial: Mutex<Vec<Held>, ranks::TicketPartial>,
     /// Row this ticket waits for.
-    waits_for: Mutex<Option<Held>>,
+    waits_for: Mutex<Option<Held>, ranks::TicketWait>,
 }
 
 impl TicketState {
@@ -174,7 +174,7 @@ impl Released {
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
     next: AtomicU64,
-    open: Mutex<BTreeMap<u64, Weak<TicketState>>>,
+    open: Mutex<BTreeMap<u64, Weak<TicketState>>, ranks::Tickets>,
     /// Opened whenever clocks are released anywhere, for the gets that wait in the queue.
     pub(crate) gate: Gate,
 }
@@ -250,13 +250,13 @@ impl Tickets {
 pub struct Ticket {
     pub(crate) state: Arc<TicketState>,
     tickets: Arc<Tickets>,
-    groups: Arc<parking_lot::RwLock<Vec<Arc<Group>>>>,
+    groups: Groups,
 }
 
 impl Ticket {
     pub(crate) fn new(
         tickets: &Arc<Tickets>,
-        groups: &Arc<parking_lot::RwLock<Vec<Arc<Group>>>>,
+        groups: &Groups,
         event_time: Option<u64>,
     ) -> Result<Self, StoreError> {
         Ok(Self {

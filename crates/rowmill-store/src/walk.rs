@@ -6,7 +6,7 @@
 //! page is found: in a loop of nothing but prefetches many such walks overlap (measured at 32 M rows of 64
 //! bytes: chunks of 16 reach 14 M rows/s, of 64 or 128 reach 26 M).
 
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use rowmill_sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::core::Core;
 use crate::group::SHARDS_MAX;

@@ -1,21 +1,27 @@
-//! The threads that share the work of a call.
+//! The pool of threads that share the work of a call, and when a call is spread over it.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use rayon::ThreadPool;
+use rowmill_sync::Pool;
 
 /// Batches with fewer rows than this are not worth spreading over threads (a hand-over costs about 5 us).
-const PARALLEL_ROWS_MIN: usize = 4096;
+pub(crate) const SPREAD_ROWS_MIN: usize = 4096;
 
-/// A pool of threads, and how many callers it has at the moment.
+/// The pool of a store, and how many callers it has at the moment.
 ///
-/// Spreading one call pays while threads would idle otherwise. When as many calls run at once as there are
-/// threads, every core has work, and handing parts of it over only costs: each call then stays in the
-/// thread that makes it.
+/// Spreading one call pays while threads would idle otherwise. When half as many calls run at once as there are
+/// threads, every core has work, and handing parts of it over only costs: each call then stays in the thread that
+/// makes it.
+///
+/// Tasks may run under locks that their caller holds, so a task takes no lock that its caller may hold. Builds with
+/// `debug_assertions` check this ([`rowmill_sync`]).
 #[derive(Debug)]
 pub(crate) struct Workers {
-    pool: ThreadPool,
+    pool: Pool,
+    spread_rows_min: usize,
     callers: AtomicUsize,
+    /// Jobs handed to the pool so far.
+    spread: AtomicU64,
 }
 
 /// A call under way.
@@ -29,8 +35,8 @@ impl Drop for Caller<'_> {
 }
 
 impl Workers {
-    pub(crate) fn new(pool: ThreadPool) -> Self {
-        Self { pool, callers: AtomicUsize::new(0) }
+    pub(crate) fn new(pool: Pool, spread_rows_min: usize) -> Self {
+        Self { pool, spread_rows_min, callers: AtomicUsize::new(0), spread: AtomicU64::new(0) }
     }
 
     /// Count a call until its value is dropped.
@@ -55,12 +61,68 @@ impl Workers {
     /// Whether a call over this many rows is spread: at least two threads are there for every caller.
     pub(crate) fn share(&self, rows: usize) -> bool {
         let callers = self.callers.load(Relaxed).max(1);
-        rows >= PARALLEL_ROWS_MIN && self.pool.current_num_threads() >= 2 * callers
+        rows >= self.spread_rows_min && self.pool.threads() >= 2 * callers
     }
 
-    /// Run `work`, whose parallel iterators use the pool.
-    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.pool.install(work)
+    /// Jobs handed to the pool so far.
+    pub(crate) fn spread(&self) -> u64 {
+        self.spread.load(Relaxed)
+    }
+
+    /// Run `work` for every number in `[0, tasks)`, on several threads if that pays for a call over `rows` rows.
+    pub(crate) fn for_each(&self, rows: usize, tasks: usize, work: impl Fn(usize) + Sync) {
+        if tasks > 1 && self.share(rows) {
+            self.spread.fetch_add(1, Relaxed);
+            self.pool.for_each(tasks, work);
+        } else {
+            (0..tasks).for_each(work);
+        }
+    }
+
+    /// As [`Workers::for_each`]; the results in the order of the numbers.
+    pub(crate) fn map<T: Send>(
+        &self,
+        rows: usize,
+        tasks: usize,
+        work: impl Fn(usize) -> T + Sync,
+    ) -> Vec<T> {
+        if tasks > 1 && self.share(rows) { self.map_all(tasks, work) } else { (0..tasks).map(work).collect() }
+    }
+
+    /// As [`Workers::map`], on several threads whatever the number of rows and callers.
+    pub(crate) fn map_all<T: Send>(&self, tasks: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        self.spread.fetch_add(1, Relaxed);
+        self.pool.map(tasks, work)
+    }
+
+    /// As [`Workers::for_each`], for every item.
+    pub(crate) fn for_each_mut<T: Send>(&self, rows: usize, items: &mut [T], work: impl Fn(&mut T) + Sync) {
+        if items.len() > 1 && self.share(rows) {
+            self.spread.fetch_add(1, Relaxed);
+            self.pool.for_each_mut(items, work);
+        } else {
+            items.iter_mut().for_each(work);
+        }
+    }
+
+    /// As [`Workers::for_each`], for work that can fail. After a failure no further task is begun.
+    ///
+    /// # Errors
+    /// The first by number, of those tasks that ran.
+    pub(crate) fn try_for_each<E: Send>(
+        &self,
+        rows: usize,
+        tasks: usize,
+        work: impl Fn(usize) -> Result<(), E> + Sync,
+    ) -> Result<(), E> {
+        let failed = AtomicBool::new(false);
+        let attempt = |task| {
+            if failed.load(Relaxed) {
+                return Ok(());
+            }
+            work(task).inspect_err(|_| failed.store(true, Relaxed))
+        };
+        self.map(rows, tasks, attempt).into_iter().collect()
     }
 }
 
@@ -70,15 +132,25 @@ mod tests {
 
     #[test]
     fn a_call_is_spread_while_there_are_two_threads_for_every_caller() {
-        let workers = Workers::new(rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap());
-        assert!(!workers.share(PARALLEL_ROWS_MIN - 1), "too few rows");
-        assert!(workers.share(PARALLEL_ROWS_MIN));
+        let workers = Workers::new(Pool::new(4).unwrap(), SPREAD_ROWS_MIN);
+        assert!(!workers.share(SPREAD_ROWS_MIN - 1), "too few rows");
+        assert!(workers.share(SPREAD_ROWS_MIN));
         let callers = [workers.enter(), workers.enter()];
-        assert!(workers.share(PARALLEL_ROWS_MIN));
+        assert!(workers.share(SPREAD_ROWS_MIN));
         let third = workers.enter();
-        assert!(!workers.share(PARALLEL_ROWS_MIN));
-        workers.idle(|| assert!(workers.share(PARALLEL_ROWS_MIN)));
+        assert!(!workers.share(SPREAD_ROWS_MIN));
+        workers.idle(|| assert!(workers.share(SPREAD_ROWS_MIN)));
         drop((callers, third));
-        assert!(workers.share(PARALLEL_ROWS_MIN));
+        assert!(workers.share(SPREAD_ROWS_MIN));
+    }
+
+    #[test]
+    fn the_first_error_by_number_ends_the_work() {
+        let workers = Workers::new(Pool::new(2).unwrap(), 1);
+        let work = |task: usize| if task % 50 == 49 { Err(task) } else { Ok(()) };
+        assert_eq!(workers.try_for_each(100, 49, work), Ok(()));
+        let error = workers.try_for_each(100, 200, work).unwrap_err();
+        assert_eq!(error % 50, 49);
+        assert_eq!(workers.spread(), 2);
     }
 }

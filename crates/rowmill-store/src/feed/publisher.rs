@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use rowmill_sync::{Mutex, MutexGuard};
 
 use super::frame::FeedChange;
 use super::runs::Runs;
@@ -12,6 +12,7 @@ use super::waiting::Waiting;
 use super::writer::FeedWriter;
 use crate::StoreError;
 use crate::group::Group;
+use crate::ranks;
 use crate::rounds::Rounds;
 use crate::shard::Shard;
 use crate::store::Groups;
@@ -24,9 +25,9 @@ const COLLECTED_BYTES: usize = 1 << 20;
 /// The feed of an open store.
 #[derive(Debug)]
 pub(crate) struct Feed {
-    state: Mutex<State>,
+    state: Mutex<State, ranks::Feed>,
     /// Why nothing is published before the next checkpoint.
-    failure: Mutex<Option<String>>,
+    failure: Mutex<Option<String>, ranks::FeedFailure>,
     waiting: Arc<Waiting>,
     rows: AtomicU64,
     sequence: AtomicU64,

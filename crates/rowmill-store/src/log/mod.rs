@@ -29,9 +29,9 @@ use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use parking_lot::{Mutex, RwLock};
 use rowmill_io::{Device, DeviceError, Span};
 use rowmill_rows::RowKey;
+use rowmill_sync::{Mutex, RwLock};
 
 use counters::Counters;
 use live_counts::LiveCounts;
@@ -39,6 +39,8 @@ use reader::Scratch;
 use reading::Readings;
 use segment_table::SegmentTable;
 use tail::{Stream, Tail};
+
+use crate::ranks;
 
 pub(crate) use counters::LogCounts;
 pub(crate) use error::{LogError, RowResult};
@@ -79,10 +81,10 @@ struct Shared {
     geometry: Geometry,
     device: Arc<dyn Device>,
     tail: Tail,
-    table: RwLock<SegmentTable>,
+    table: RwLock<SegmentTable, ranks::LogSegments>,
     live: LiveCounts,
     readings: Readings,
-    scratch: Mutex<Vec<Scratch>>,
+    scratch: Mutex<Vec<Scratch>, ranks::LogScratch>,
     counters: Counters,
 }
 

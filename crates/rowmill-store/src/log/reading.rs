@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use parking_lot::Mutex;
+use rowmill_sync::Mutex;
+
+use crate::ranks;
 
 #[derive(Debug, Default)]
 pub(super) struct Readings {
-    stamps: Mutex<Stamps>,
+    stamps: Mutex<Stamps, ranks::LogReadings>,
 }
 
 #[derive(Debug, Default)]

@@ -11,25 +11,26 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use rowmill_io::DeviceError;
 use rowmill_rows::RowKey;
+use rowmill_sync::{Condvar, Mutex, MutexGuard, RwLock};
 
 use super::counters::add;
 use super::geometry::Geometry;
 use super::tail_buffer::TailBuffer;
 use super::{LogError, Shared};
+use crate::ranks;
 
 #[derive(Debug)]
 pub(super) struct Tail {
-    state: Mutex<State>,
+    state: Mutex<State, ranks::LogTail>,
     /// A buffer became idle, a segment was written, or the log was poisoned.
     progress: Condvar,
     /// A segment was sealed, or the writer has to end.
     work: Condvar,
     /// Whether a thread writes; else those who wait do.
     threaded: bool,
-    buffers: Box<[RwLock<TailBuffer>]>,
+    buffers: Box<[RwLock<TailBuffer, ranks::LogBuffer>]>,
 }
 
 /// Rows that age alike share segments, so that segments die as a whole: rows that cleaning has moved were
@@ -79,7 +80,7 @@ impl Tail {
     }
 
     /// The buffer with this number.
-    pub(super) fn buffer(&self, buffer: u32) -> &RwLock<TailBuffer> {
+    pub(super) fn buffer(&self, buffer: u32) -> &RwLock<TailBuffer, ranks::LogBuffer> {
         &self.buffers[buffer as usize]
     }
 

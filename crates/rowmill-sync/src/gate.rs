@@ -1,9 +1,9 @@
-//! Waiting for a clock to be released.
+//! Waiting for something that another thread changes under a lock of its own, such as the clocks of a shard.
 //!
-//! A reader that finds a row beyond its bound notes the gate's generation *while it still holds the
-//! shard's lock*, lets the lock go and waits for another generation. A writer releases clocks under that
-//! lock and then opens the gate. So a release between the look and the wait is never missed: it has
-//! changed the generation. The protocol is model-checked below under loom.
+//! A waiter that finds it cannot go on notes the gate's generation *while it still holds that lock*, releases the
+//! lock and waits for another generation. The other side changes the state under the lock and then opens the gate.
+//! So an opening between the look and the wait is never missed: it has changed the generation. The protocol is
+//! model-checked below under loom.
 
 #[cfg(loom)]
 use loom::sync::{
@@ -17,9 +17,9 @@ use std::sync::{
 };
 use std::time::Duration;
 
-/// One per shard, and one for the queue of gets.
+/// A place to wait at until it is opened.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub struct Gate {
     generation: AtomicU64,
     waiters: AtomicUsize,
     mutex: Mutex<()>,
@@ -38,13 +38,17 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// The generation to wait on; call it under the lock that guards the clocks.
-    pub(crate) fn generation(&self) -> u64 {
+    /// The generation to wait on; call it under the lock that guards what is waited for.
+    pub fn generation(&self) -> u64 {
         self.generation.load(SeqCst)
     }
 
     /// Wait until the gate was opened after `seen`, at most for `slice`.
-    pub(crate) fn wait(&self, seen: u64, slice: Duration) {
+    ///
+    /// # Panics
+    /// In builds with `debug_assertions`, when this thread or the caller of its task holds a lock.
+    pub fn wait(&self, seen: u64, slice: Duration) {
+        crate::rank::Inherited::refuse_to_wait("a gate");
         self.waiters.fetch_add(1, SeqCst);
         #[cfg(loom)]
         fence(SeqCst);
@@ -56,8 +60,8 @@ impl Gate {
         self.waiters.fetch_sub(1, SeqCst);
     }
 
-    /// Some clocks were released: wake those who wait.
-    pub(crate) fn open(&self) {
+    /// Wake the threads that wait.
+    pub fn open(&self) {
         self.generation.fetch_add(1, SeqCst);
         // The model takes sequentially consistent accesses for less than they are.
         #[cfg(loom)]

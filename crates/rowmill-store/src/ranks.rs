@@ -1,0 +1,75 @@
+//! The order of the store's locks, outermost first; see docs/decisions/0017-locks-and-threads.md.
+
+use rowmill_sync::Rank;
+
+/// Declare a rank: its type, its level, and its name in messages.
+macro_rules! ranks {
+    ($($(#[$doc:meta])* $rank:ident = $level:literal, $name:literal;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub(crate) enum $rank {}
+
+        impl Rank for $rank {
+            const LEVEL: u8 = $level;
+            const NAME: &'static str = $name;
+        }
+    )*};
+}
+
+ranks! {
+    /// What the last checkpoint consists of; held while the next one is made.
+    Saved = 10, "the saved checkpoint";
+    /// The handles of the store's threads, each held to start, use or end them.
+    Lookahead = 20, "the lookahead handle";
+    Queue = 21, "the queue handle";
+    Compaction = 22, "the compaction handle";
+    Publisher = 23, "the publisher handle";
+    /// What the feed has collected.
+    Feed = 30, "the feed";
+    /// Held shared by changes of rows, exclusively by the cut of a checkpoint and by evictions.
+    Changes = 40, "changes";
+    /// Tables by name.
+    Tables = 50, "the tables of the store";
+    /// Groups by number.
+    Groups = 60, "the groups of the store";
+    /// The rows of one shard; numbered by group, then shard.
+    Shard = 70, "shard";
+    /// Tables of a group by number.
+    GroupTables = 80, "the tables of a group";
+    /// Which shard a queued get waits in.
+    QueuedGet = 90, "a queued get";
+    /// Gets in the queue.
+    QueueRequests = 91, "the queue's requests";
+    /// The result of a queued get.
+    QueuedResult = 92, "the result of a queued get";
+    /// Tickets that wait for a row of a shard.
+    ShardWaiting = 100, "the waiting tickets of a shard";
+    /// All open tickets.
+    Tickets = 110, "the open tickets";
+    /// What one ticket holds, what it is taking, and what it waits for.
+    TicketHolds = 111, "the holds of a ticket";
+    TicketPartial = 112, "the partial holds of a ticket";
+    TicketWait = 113, "the wait of a ticket";
+    /// Announcements that lookahead works off.
+    Announcements = 120, "the announcements";
+    /// Counts of looked-up and admitted ids of a table.
+    Sketch = 130, "the sketch of a table";
+    HotRows = 131, "the hot rows of a table";
+    /// The log of index changes.
+    IndexLogCurrent = 140, "the current index log";
+    IndexLogFrozen = 141, "the frozen index log";
+    IndexLogError = 142, "the error of the index log";
+    /// The log of a group.
+    LogTail = 150, "the tail of a log";
+    LogBuffer = 151, "a buffer of a log's tail";
+    LogSegments = 152, "the segments of a log";
+    LogReadings = 153, "the readers of a log";
+    LogScratch = 154, "the read buffers of a log";
+    /// Why the feed, or the store, accepts nothing more.
+    FeedFailure = 160, "the failure of the feed";
+    Pins = 161, "the pinned checkpoints";
+    VolumeLock = 162, "the lock of the folder";
+    Poison = 163, "the poison of the store";
+    /// Whether a thread of the store is to end.
+    Stopping = 170, "the end of a thread";
+}

@@ -1,0 +1,351 @@
+//! `Mutex`, `RwLock` and `Condvar` of parking_lot with a rank as a part of the type.
+//!
+//! They are used as parking_lot's are. `Mutex<T, R>` and `RwLock<T, R>` name their rank `R`, so a lock cannot be
+//! declared without deciding where it stands in the order.
+
+use std::fmt::{self, Debug, Formatter};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::time::Instant;
+
+use crate::rank::{Place, Rank, Token};
+
+/// A mutual exclusion lock of rank `R`.
+pub struct Mutex<T, R> {
+    number: Number,
+    rank: PhantomData<fn() -> R>,
+    inner: parking_lot::Mutex<T>,
+}
+
+/// A reader-writer lock of rank `R`.
+pub struct RwLock<T, R> {
+    number: Number,
+    rank: PhantomData<fn() -> R>,
+    inner: parking_lot::RwLock<T>,
+}
+
+/// The number of a lock among those of its rank.
+#[derive(Clone, Copy, Debug, Default)]
+struct Number {
+    #[cfg(debug_assertions)]
+    number: u32,
+}
+
+impl Number {
+    fn new(number: u32) -> Self {
+        #[cfg(debug_assertions)]
+        return Self { number };
+        #[cfg(not(debug_assertions))]
+        {
+            let _ = number;
+            Self {}
+        }
+    }
+
+    #[inline(always)]
+    fn place<R: Rank>(self) -> Place {
+        #[cfg(debug_assertions)]
+        return Place::of::<R>(self.number);
+        #[cfg(not(debug_assertions))]
+        Place::of::<R>(0)
+    }
+}
+
+/// Exclusive access to what a [`Mutex`] guards.
+#[derive(Debug)]
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct MutexGuard<'a, T> {
+    inner: parking_lot::MutexGuard<'a, T>,
+    token: Token,
+}
+
+/// Shared access to what a [`RwLock`] guards.
+#[derive(Debug)]
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct RwLockReadGuard<'a, T> {
+    inner: parking_lot::RwLockReadGuard<'a, T>,
+    _token: Token,
+}
+
+/// Exclusive access to what a [`RwLock`] guards.
+#[derive(Debug)]
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct RwLockWriteGuard<'a, T> {
+    inner: parking_lot::RwLockWriteGuard<'a, T>,
+    _token: Token,
+}
+
+impl<T, R: Rank> Mutex<T, R> {
+    /// A lock, the only one of its rank or one that is never held together with others of it.
+    pub fn new(value: T) -> Self {
+        Self::numbered(0, value)
+    }
+
+    /// A lock with its number among those of its rank.
+    pub fn numbered(number: u32, value: T) -> Self {
+        Self { number: Number::new(number), rank: PhantomData, inner: parking_lot::Mutex::new(value) }
+    }
+
+    /// Wait for the lock.
+    #[inline]
+    #[track_caller]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let token = Token::want(self.number.place::<R>());
+        let inner = self.inner.lock();
+        MutexGuard { inner, token: token.taken() }
+    }
+}
+
+impl<T, R: Rank> RwLock<T, R> {
+    /// A lock, the only one of its rank or one that is never held together with others of it.
+    pub fn new(value: T) -> Self {
+        Self::numbered(0, value)
+    }
+
+    /// A lock with its number among those of its rank.
+    pub fn numbered(number: u32, value: T) -> Self {
+        Self { number: Number::new(number), rank: PhantomData, inner: parking_lot::RwLock::new(value) }
+    }
+
+    /// Wait for shared access.
+    #[inline]
+    #[track_caller]
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        let token = Token::want(self.number.place::<R>());
+        let inner = self.inner.read();
+        RwLockReadGuard { inner, _token: token.taken() }
+    }
+
+    /// Wait for exclusive access.
+    #[inline]
+    #[track_caller]
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        let token = Token::want(self.number.place::<R>());
+        let inner = self.inner.write();
+        RwLockWriteGuard { inner, _token: token.taken() }
+    }
+
+    /// Shared access, if nobody has to be waited for.
+    #[inline]
+    #[track_caller]
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        let token = Token::want(self.number.place::<R>());
+        match self.inner.try_read() {
+            Some(inner) => Some(RwLockReadGuard { inner, _token: token.taken() }),
+            None => {
+                token.give_up();
+                None
+            }
+        }
+    }
+
+    /// Exclusive access, if nobody has to be waited for.
+    #[inline]
+    #[track_caller]
+    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        let token = Token::want(self.number.place::<R>());
+        match self.inner.try_write() {
+            Some(inner) => Some(RwLockWriteGuard { inner, _token: token.taken() }),
+            None => {
+                token.give_up();
+                None
+            }
+        }
+    }
+}
+
+impl<T> MutexGuard<'_, T> {
+    /// Give the lock back while `work` runs.
+    pub fn unlocked<U>(guard: &mut Self, work: impl FnOnce() -> U) -> U {
+        let Self { inner, token } = guard;
+        token.released(|| parking_lot::MutexGuard::unlocked(inner, work))
+    }
+}
+
+impl<T> RwLockWriteGuard<'_, T> {
+    /// Give the lock to the thread that has waited longest.
+    pub fn unlock_fair(guard: Self) {
+        parking_lot::RwLockWriteGuard::unlock_fair(guard.inner);
+    }
+}
+
+/// Waiting for a change of what a [`Mutex`] guards.
+#[derive(Debug, Default)]
+pub struct Condvar(parking_lot::Condvar);
+
+impl Condvar {
+    /// A condition nobody waits for.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Give the lock back until notified.
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        self.0.wait(&mut guard.inner);
+    }
+
+    /// Give the lock back until notified, at most until `deadline`; false when that has passed.
+    pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> bool {
+        !self.0.wait_until(&mut guard.inner, deadline).timed_out()
+    }
+
+    /// Wake one thread that waits.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    /// Wake all threads that wait.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+impl<T: Default, R: Rank> Default for Mutex<T, R> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T: Default, R: Rank> Default for RwLock<T, R> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T: Debug, R> Debug for Mutex<T, R> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl<T: Debug, R> Debug for RwLock<T, R> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+impl<T> Deref for RwLockReadGuard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> Deref for RwLockWriteGuard<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> DerefMut for RwLockWriteGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+#[cfg(all(test, debug_assertions, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Pool;
+
+    struct Outer;
+    impl Rank for Outer {
+        const LEVEL: u8 = 1;
+        const NAME: &'static str = "outer";
+    }
+
+    struct Inner;
+    impl Rank for Inner {
+        const LEVEL: u8 = 2;
+        const NAME: &'static str = "inner";
+    }
+
+    type Locks = (Mutex<(), Outer>, Vec<RwLock<(), Inner>>);
+
+    fn locks() -> Locks {
+        (Mutex::default(), (0..3).map(|number| RwLock::numbered(number, ())).collect())
+    }
+
+    fn panic_of(work: impl FnOnce()) -> String {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).expect_err("it must panic");
+        panic.downcast_ref::<String>().expect("a message").clone()
+    }
+
+    #[test]
+    fn locks_in_order_are_taken_and_given_back() {
+        let (outer, inner) = locks();
+        for _ in 0..2 {
+            let _outer = outer.lock();
+            let guards: Vec<_> = inner.iter().map(RwLock::read).collect();
+            assert_eq!(guards.len(), 3);
+        }
+    }
+
+    #[test]
+    fn a_lock_out_of_order_panics_with_both_names() {
+        let (outer, inner) = locks();
+        let held = inner[1].read();
+        let message = panic_of(|| drop(outer.lock()));
+        assert_eq!(message, "lock order: outer 0 (rank 1) is wanted while inner 1 (rank 2) is held");
+        panic_of(|| drop(inner[0].write()));
+        panic_of(|| drop(inner[1].try_read()));
+        drop(inner[2].read());
+        drop(held);
+        drop(outer.lock());
+    }
+
+    #[test]
+    fn a_task_may_not_take_what_its_caller_holds() {
+        let (_, inner) = locks();
+        let pool = Pool::new(4).unwrap();
+        let _held = inner[1].read();
+        pool.for_each(64, |_| drop(inner[2].read()));
+        let message = panic_of(|| pool.for_each(64, |_| drop(inner[1].read())));
+        assert_eq!(message, "lock order: inner 1 (rank 2) is wanted while inner 1 (rank 2) is held");
+    }
+
+    #[test]
+    fn the_report_names_the_holder_and_the_one_who_waits() {
+        let (outer, _) = locks();
+        let held = outer.lock();
+        std::thread::scope(|scope| {
+            let waiter = std::thread::Builder::new().name("waiter".into());
+            waiter.spawn_scoped(scope, || drop(outer.lock())).unwrap();
+            while !crate::report().contains("waiter: holds [], waits for outer 0") {
+                std::thread::yield_now();
+            }
+            assert!(crate::report().contains("holds [outer 0 (rank 1)]"));
+            drop(held);
+        });
+    }
+
+    #[test]
+    fn a_lock_given_back_for_a_while_may_be_taken_by_the_work() {
+        let (outer, _) = locks();
+        let mut held = outer.lock();
+        MutexGuard::unlocked(&mut held, || drop(outer.lock()));
+        panic_of(|| drop(outer.lock()));
+    }
+}

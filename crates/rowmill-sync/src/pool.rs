@@ -1,0 +1,423 @@
+//! A fork-join pool without work stealing.
+//!
+//! A caller posts a job of numbered tasks, works through them itself, and idle threads of the pool join it. When
+//! no task is left the caller waits for the threads that are still in one. It runs nothing else meanwhile: a pool
+//! that steals work runs other callers' tasks there, which may want a lock that the waiting caller holds.
+//!
+//! A task may post a job of its own. It then waits for tasks of that job alone, so jobs that wait form a tree, and
+//! the innermost always goes on. The protocol is model-checked below under loom.
+
+#[cfg(loom)]
+use loom::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+};
+#[cfg(not(loom))]
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+};
+use std::any::Any;
+use std::io;
+
+use crate::rank::Inherited;
+
+/// Threads that join the callers of [`Pool::for_each`].
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Idle threads wait here for a job.
+    posted: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: Vec<Posted>,
+    /// Threads that wait for a job.
+    idle: usize,
+    ending: bool,
+}
+
+/// A job whose caller has not left yet.
+#[derive(Debug)]
+struct Posted {
+    job: *const Job<'static>,
+    /// Threads of the pool that are in it.
+    helpers: usize,
+}
+
+// SAFETY: the pointer is followed by threads that are counted in `helpers`, and the caller keeps the job until
+// that is zero and the entry is gone.
+unsafe impl Send for Posted {}
+
+/// Numbered tasks; lives on the stack of its caller.
+struct Job<'a> {
+    work: &'a (dyn Fn(usize) + Sync),
+    tasks: usize,
+    /// Number of the next task.
+    next: AtomicUsize,
+    /// The caller waits here for its helpers.
+    left: Condvar,
+    /// What the first task that panicked panicked with.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    locks: Inherited,
+}
+
+impl Job<'_> {
+    fn has_tasks(&self) -> bool {
+        self.next.load(Relaxed) < self.tasks
+    }
+
+    /// Run tasks until none is left. A panic of one ends the job; the caller passes it on.
+    fn run(&self) {
+        let tasks = || {
+            loop {
+                let task = self.next.fetch_add(1, Relaxed);
+                if task >= self.tasks {
+                    break;
+                }
+                (self.work)(task);
+            }
+        };
+        if let Err(panic) = caught(tasks) {
+            self.next.store(self.tasks, Relaxed);
+            lock(&self.panic).get_or_insert(panic);
+        }
+    }
+}
+
+impl Pool {
+    /// A pool in which `threads` threads share the work of one caller: the caller, and one thread less than that
+    /// which the pool starts.
+    ///
+    /// # Errors
+    /// The operating system gives no thread.
+    ///
+    /// # Panics
+    /// When `threads` is 0.
+    pub fn new(threads: usize) -> io::Result<Self> {
+        assert!(threads > 0, "a caller is a thread");
+        let mut pool = Self { shared: Arc::default(), threads: Vec::new() };
+        for number in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            pool.threads.push(spawn(number, move || shared.help())?);
+        }
+        Ok(pool)
+    }
+
+    /// Threads that may share the work of one caller, the caller included.
+    pub fn threads(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Run `work` for every number in `[0, tasks)`, each once, on this thread and idle threads of the pool.
+    ///
+    /// # Panics
+    /// With the panic of a task, once no thread is in one any more.
+    pub fn for_each(&self, tasks: usize, work: impl Fn(usize) + Sync) {
+        if tasks <= 1 || self.threads.is_empty() {
+            (0..tasks).for_each(work);
+            return;
+        }
+        let job = Job {
+            work: &work,
+            tasks,
+            next: AtomicUsize::new(0),
+            left: Condvar::new(),
+            panic: Mutex::new(None),
+            locks: Inherited::of_this_thread(),
+        };
+        self.shared.post(&job);
+        job.run();
+        self.shared.withdraw(&job);
+        if let Some(panic) = lock(&job.panic).take() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    /// The results of `work` for every number in `[0, tasks)`, in order.
+    ///
+    /// # Panics
+    /// As [`Pool::for_each`].
+    pub fn map<T: Send>(&self, tasks: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        let mut results: Vec<Option<T>> = (0..tasks).map(|_| None).collect();
+        let slots = Slots(results.as_mut_ptr());
+        self.for_each(tasks, |task| {
+            let result = work(task);
+            // SAFETY: below the number of results, and no two tasks have one number.
+            unsafe { *slots.at(task) = Some(result) };
+        });
+        results.into_iter().map(|result| result.expect("every task has run")).collect()
+    }
+
+    /// Run `work` for every item.
+    ///
+    /// # Panics
+    /// As [`Pool::for_each`].
+    pub fn for_each_mut<T: Send>(&self, items: &mut [T], work: impl Fn(&mut T) + Sync) {
+        let slots = Slots(items.as_mut_ptr());
+        // SAFETY: below the number of items, and no two tasks have one number.
+        self.for_each(items.len(), |task| work(unsafe { &mut *slots.at(task) }));
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        lock(&self.shared.state).ending = true;
+        self.shared.posted.notify_all();
+        for thread in self.threads.drain(..) {
+            // Panics of tasks were passed on to their callers.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Offer a job to the idle threads.
+    fn post(&self, job: &Job<'_>) {
+        let wanted = job.tasks - 1;
+        let mut state = lock(&self.state);
+        state.jobs.push(Posted { job: std::ptr::from_ref(job).cast(), helpers: 0 });
+        let woken = state.idle.min(wanted);
+        drop(state);
+        for _ in 0..woken {
+            self.posted.notify_one();
+        }
+    }
+
+    /// Take the job off the list once no thread is in it. No task is left, so none joins it any more.
+    fn withdraw(&self, job: &Job<'_>) {
+        let mut state = lock(&self.state);
+        loop {
+            let index = state.index_of(std::ptr::from_ref(job).cast());
+            if state.jobs[index].helpers == 0 {
+                state.jobs.swap_remove(index);
+                return;
+            }
+            state = wait(&job.left, state);
+        }
+    }
+
+    /// The life of a thread of the pool.
+    fn help(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(job) = state.join() {
+                drop(state);
+                // SAFETY: the caller keeps the job while this thread is counted in it.
+                let job_ref = unsafe { &*job };
+                job_ref.locks.run(|| job_ref.run());
+                state = lock(&self.state);
+                if state.leave(job) {
+                    // Under the lock, so that the caller cannot go before it was notified.
+                    job_ref.left.notify_one();
+                }
+            } else if state.ending {
+                return;
+            } else {
+                state.idle += 1;
+                state = wait(&self.posted, state);
+                state.idle -= 1;
+            }
+        }
+    }
+}
+
+impl State {
+    fn index_of(&self, job: *const Job<'static>) -> usize {
+        self.jobs.iter().position(|posted| posted.job == job).expect("it stays until its caller withdraws it")
+    }
+
+    /// Join the job with the fewest helpers among those that have tasks left.
+    fn join(&mut self) -> Option<*const Job<'static>> {
+        // SAFETY: a posted job lives at least until it is withdrawn, which takes the lock that guards `self`.
+        let waiting = self.jobs.iter_mut().filter(|posted| unsafe { &*posted.job }.has_tasks());
+        let posted = waiting.min_by_key(|posted| posted.helpers)?;
+        posted.helpers += 1;
+        Some(posted.job)
+    }
+
+    /// Leave a job; whether this was its last helper.
+    fn leave(&mut self, job: *const Job<'static>) -> bool {
+        let index = self.index_of(job);
+        self.jobs[index].helpers -= 1;
+        self.jobs[index].helpers == 0
+    }
+}
+
+/// Items of which every task uses another one.
+struct Slots<T>(*mut T);
+
+// SAFETY: a task uses the item of its own number only, and items may be sent between threads.
+unsafe impl<T: Send> Sync for Slots<T> {}
+
+impl<T> Slots<T> {
+    /// # Safety
+    /// There are more than `index` items.
+    unsafe fn at(&self, index: usize) -> *mut T {
+        // SAFETY: the caller's.
+        unsafe { self.0.add(index) }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no task runs under the pool's own locks")
+}
+
+fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condition.wait(guard).expect("no task runs under the pool's own locks")
+}
+
+#[cfg(not(loom))]
+fn caught(work: impl FnOnce()) -> Result<(), Box<dyn Any + Send>> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
+}
+
+/// The model ends an execution by a panic of its own, which must not be caught.
+#[cfg(loom)]
+fn caught(work: impl FnOnce()) -> Result<(), Box<dyn Any + Send>> {
+    work();
+    Ok(())
+}
+
+#[cfg(not(loom))]
+fn spawn(number: usize, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(format!("rowmill-worker-{number}")).spawn(work)
+}
+
+#[cfg(loom)]
+fn spawn(_: usize, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    Ok(thread::spawn(work))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_and_results_keep_their_order() {
+        for threads in [1, 2, 3, 8, 16] {
+            let pool = Pool::new(threads).unwrap();
+            assert_eq!(pool.threads(), threads);
+            for tasks in [0, 1, 2, 7, 1000] {
+                let squares = pool.map(tasks, |task| task * task);
+                assert!(squares.into_iter().eq((0..tasks).map(|task| task * task)));
+                let mut items = vec![1_u32; tasks];
+                pool.for_each_mut(&mut items, |item| *item += 1);
+                assert!(items.iter().all(|&item| item == 2));
+            }
+        }
+    }
+
+    #[test]
+    fn tasks_of_many_callers_that_fork_themselves_all_run() {
+        let (pool, sum) = (Pool::new(4).unwrap(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        pool.for_each(5, |_| pool.for_each(7, |task| _ = sum.fetch_add(task as u64, Relaxed)));
+                    }
+                });
+            }
+        });
+        assert_eq!(sum.into_inner(), 6 * 200 * 5 * 21);
+    }
+
+    /// A caller that holds a lock and waits is not given another caller's task, which would want that lock.
+    #[test]
+    fn a_caller_that_waits_runs_nothing_else() {
+        let (pool, shared) = (Pool::new(4).unwrap(), std::sync::RwLock::new(0_u64));
+        std::thread::scope(|scope| {
+            for caller in 0..4 {
+                let (pool, shared) = (&pool, &shared);
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        if caller % 2 == 0 {
+                            let _held = shared.read().unwrap();
+                            pool.for_each(8, |_| std::hint::spin_loop());
+                        } else {
+                            pool.for_each(8, |_| *shared.write().unwrap() += 1);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(shared.into_inner().unwrap(), 2 * 500 * 8);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::new(3).unwrap();
+        for wrong in [0, 17, 99] {
+            let failed = caught(|| pool.for_each(100, |task| assert_ne!(task, wrong, "a wrong task")));
+            let message = failed.expect_err("the panic is passed on");
+            assert!(message.downcast_ref::<String>().expect("a message").contains("a wrong task"));
+            assert_eq!(pool.map(3, |task| task), [0, 1, 2]);
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+
+    /// A lost wake-up, a job that ends too early or a task that runs twice fails or deadlocks in some execution.
+    fn check(callers: usize, tasks: usize) {
+        loom::model(move || {
+            let pool = Arc::new(Pool::new(2).unwrap());
+            let ran = Arc::new(AtomicUsize::new(0));
+            let call = move |pool: &Pool, ran: &AtomicUsize| {
+                let runs: Vec<_> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.for_each(tasks, |task| {
+                    runs[task].fetch_add(1, Relaxed);
+                    ran.fetch_add(1, Relaxed);
+                });
+                assert!(runs.iter().all(|runs| runs.load(Relaxed) == 1), "a task ran twice or not at all");
+            };
+            let others: Vec<_> = (1..callers)
+                .map(|_| {
+                    let (pool, ran) = (Arc::clone(&pool), Arc::clone(&ran));
+                    thread::spawn(move || call(&pool, &ran))
+                })
+                .collect();
+            call(&pool, &ran);
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert_eq!(ran.load(Relaxed), callers * tasks);
+        });
+    }
+
+    #[test]
+    fn one_caller_and_one_helper() {
+        check(1, 3);
+    }
+
+    #[test]
+    fn two_callers_share_one_helper() {
+        check(2, 2);
+    }
+
+    #[test]
+    fn a_task_that_forks() {
+        loom::model(|| {
+            let pool = Pool::new(2).unwrap();
+            let ran = AtomicUsize::new(0);
+            pool.for_each(2, |_| pool.for_each(2, |_| _ = ran.fetch_add(1, Relaxed)));
+            assert_eq!(ran.load(Relaxed), 4);
+        });
+    }
+}

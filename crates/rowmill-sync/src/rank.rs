@@ -1,0 +1,275 @@
+//! The order in which locks are taken, and who holds what.
+//!
+//! Every kind of lock has a rank, a type that implements [`Rank`]. In builds with `debug_assertions` each thread
+//! keeps a list of the locks it holds. Taking a lock whose rank and number are not above all of them panics before
+//! the thread blocks. Two threads that both follow one order cannot wait for each other in a circle.
+
+/// A kind of lock.
+pub trait Rank {
+    /// Locks are taken in ascending order of levels.
+    const LEVEL: u8;
+    /// The lock's name in panics and in [`report`].
+    const NAME: &'static str;
+}
+
+#[cfg(debug_assertions)]
+pub(crate) use checked::{Inherited, Place, Token};
+#[cfg(not(debug_assertions))]
+pub(crate) use unchecked::{Inherited, Place, Token};
+
+/// One line per thread that holds or waits for a lock; for test failures and watchdogs.
+///
+/// Builds without `debug_assertions` do not know and say so.
+pub fn report() -> String {
+    #[cfg(debug_assertions)]
+    return checked::report();
+    #[cfg(not(debug_assertions))]
+    return "built without debug assertions: locks are not recorded\n".into();
+}
+
+#[cfg(debug_assertions)]
+mod checked {
+    use std::cell::OnceCell;
+    use std::fmt::{self, Display, Formatter, Write};
+    use std::sync::{Arc, Weak};
+
+    use super::Rank;
+
+    /// A lock in the order of all locks.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Place {
+        level: u8,
+        number: u32,
+        name: &'static str,
+    }
+
+    impl Place {
+        pub(crate) fn of<R: Rank>(number: u32) -> Self {
+            Self { level: R::LEVEL, number, name: R::NAME }
+        }
+
+        fn is_before(self, other: Self) -> bool {
+            (self.level, self.number) < (other.level, other.number)
+        }
+    }
+
+    impl Display for Place {
+        fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+            write!(f, "{} {} (rank {})", self.name, self.number, self.level)
+        }
+    }
+
+    /// The locks of one thread.
+    #[derive(Debug, Default)]
+    struct Thread {
+        name: String,
+        /// Locks that the caller of the running task holds.
+        inherited: Vec<Place>,
+        held: Vec<Place>,
+        wanted: Option<Place>,
+    }
+
+    type Shared = Arc<parking_lot::Mutex<Thread>>;
+
+    static THREADS: parking_lot::Mutex<Vec<Weak<parking_lot::Mutex<Thread>>>> =
+        parking_lot::Mutex::new(Vec::new());
+
+    thread_local! {
+        static THREAD: OnceCell<Shared> = const { OnceCell::new() };
+    }
+
+    /// Work on the record of this thread; nothing happens while the thread's own storage is being destroyed.
+    fn with_thread<T>(work: impl FnOnce(&mut Thread) -> T) -> Option<T> {
+        THREAD
+            .try_with(|thread| {
+                let thread = thread.get_or_init(|| {
+                    let current = std::thread::current();
+                    let name = current.name().map_or_else(|| format!("{:?}", current.id()), str::to_owned);
+                    let thread = Arc::new(parking_lot::Mutex::new(Thread { name, ..Thread::default() }));
+                    let mut threads = THREADS.lock();
+                    threads.retain(|thread| thread.strong_count() > 0);
+                    threads.push(Arc::downgrade(&thread));
+                    thread
+                });
+                work(&mut thread.lock())
+            })
+            .ok()
+    }
+
+    /// A lock that this thread holds, or is about to.
+    #[derive(Debug)]
+    pub(crate) struct Token(Place);
+
+    impl Token {
+        /// Check that the lock may be taken now.
+        ///
+        /// # Panics
+        /// When this thread, or the caller of the task it runs, holds a lock of the same or a later place.
+        pub(crate) fn want(place: Place) -> Self {
+            let conflict = with_thread(|thread| {
+                thread.wanted = Some(place);
+                thread.inherited.iter().chain(&thread.held).copied().find(|held| !held.is_before(place))
+            });
+            if let Some(held) = conflict.flatten() {
+                with_thread(|thread| thread.wanted = None);
+                panic!("lock order: {place} is wanted while {held} is held");
+            }
+            Self(place)
+        }
+
+        /// The lock was taken.
+        pub(crate) fn taken(self) -> Self {
+            with_thread(|thread| {
+                thread.wanted = None;
+                thread.held.push(self.0);
+            });
+            self
+        }
+
+        /// The lock was not taken: a `try_` call failed.
+        pub(crate) fn give_up(self) {
+            with_thread(|thread| thread.wanted = None);
+            std::mem::forget(self);
+        }
+
+        /// The lock is free while `work` runs.
+        pub(crate) fn released<T>(&self, work: impl FnOnce() -> T) -> T {
+            release(self.0);
+            let result = work();
+            Self::want(self.0).taken().keep();
+            result
+        }
+
+        fn keep(self) {
+            std::mem::forget(self);
+        }
+    }
+
+    impl Drop for Token {
+        fn drop(&mut self) {
+            release(self.0);
+        }
+    }
+
+    fn release(place: Place) {
+        with_thread(|thread| {
+            if let Some(index) = thread.held.iter().rposition(|held| *held == place) {
+                thread.held.remove(index);
+            }
+        });
+    }
+
+    /// What a caller of the pool holds; its tasks count as holding it, too.
+    #[derive(Debug)]
+    pub(crate) struct Inherited(Vec<Place>);
+
+    impl Inherited {
+        /// What this thread holds now.
+        pub(crate) fn of_this_thread() -> Self {
+            let all = |thread: &mut Thread| thread.inherited.iter().chain(&thread.held).copied().collect();
+            Self(with_thread(all).unwrap_or_default())
+        }
+
+        /// Run a task of that caller.
+        pub(crate) fn run<T>(&self, task: impl FnOnce() -> T) -> T {
+            struct Restore(Vec<Place>);
+            impl Drop for Restore {
+                fn drop(&mut self) {
+                    with_thread(|thread| thread.inherited = std::mem::take(&mut self.0));
+                }
+            }
+            let before = with_thread(|thread| std::mem::replace(&mut thread.inherited, self.0.clone()));
+            let _restore = Restore(before.unwrap_or_default());
+            task()
+        }
+
+        /// Check that this thread may wait for other threads.
+        ///
+        /// # Panics
+        /// When it holds a lock.
+        pub(crate) fn refuse_to_wait(at: &str) {
+            let held = Self::of_this_thread().0.first().copied();
+            if let Some(held) = held {
+                panic!("lock order: a thread waits at {at} while {held} is held");
+            }
+        }
+    }
+
+    pub(super) fn report() -> String {
+        let mut text = String::new();
+        for thread in THREADS.lock().iter().filter_map(Weak::upgrade) {
+            let thread = thread.lock();
+            if thread.held.is_empty() && thread.wanted.is_none() && thread.inherited.is_empty() {
+                continue;
+            }
+            let list = |places: &[Place]| {
+                places.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            };
+            let _ = write!(text, "{}: holds [{}]", thread.name, list(&thread.held));
+            if !thread.inherited.is_empty() {
+                let _ = write!(text, ", its caller holds [{}]", list(&thread.inherited));
+            }
+            if let Some(wanted) = thread.wanted {
+                let _ = write!(text, ", waits for {wanted}");
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod unchecked {
+    use super::Rank;
+
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Place;
+
+    impl Place {
+        #[inline(always)]
+        pub(crate) fn of<R: Rank>(_: u32) -> Self {
+            Self
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Token;
+
+    impl Token {
+        #[inline(always)]
+        pub(crate) fn want(_: Place) -> Self {
+            Self
+        }
+
+        #[inline(always)]
+        pub(crate) fn taken(self) -> Self {
+            self
+        }
+
+        #[inline(always)]
+        pub(crate) fn give_up(self) {}
+
+        #[inline(always)]
+        pub(crate) fn released<T>(&self, work: impl FnOnce() -> T) -> T {
+            work()
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Inherited;
+
+    impl Inherited {
+        #[inline(always)]
+        pub(crate) fn of_this_thread() -> Self {
+            Self
+        }
+
+        #[inline(always)]
+        pub(crate) fn run<T>(&self, task: impl FnOnce() -> T) -> T {
+            task()
+        }
+
+        #[inline(always)]
+        pub(crate) fn refuse_to_wait(_: &str) {}
+    }
+}
