@@ -217,7 +217,8 @@ impl Store {
             .collect::<Result<Vec<_>, _>>()?;
         let snapshot = if self.snapshot_is_due(saved) { Some(self.write_snapshot(epoch)?) } else { None };
 
-        let mut published = self.feed.as_ref().map(|feed| feed.begin_cut(self.groups.read().clone()));
+        let groups = self.groups.read().clone();
+        let mut published = self.feed.as_ref().map(|feed| feed.begin_cut(groups));
 
         let cut_at = Instant::now();
         let cut = self.cut(epoch + 1, published.as_mut())?;

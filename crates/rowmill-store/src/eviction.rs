@@ -60,7 +60,11 @@ impl Group {
     ///
     /// # Errors
     /// As [`Group::evict`].
-    pub(crate) fn evict_due(&self, changes: &RwLock<(), ranks::Changes>, lookup: &Lookup) -> Result<(), StoreError> {
+    pub(crate) fn evict_due(
+        &self,
+        changes: &RwLock<(), ranks::Changes>,
+        lookup: &Lookup,
+    ) -> Result<(), StoreError> {
         for rows in &lookup.tables {
             if rows.table.take_due_eviction() {
                 self.evict(changes, &rows.table)?;
@@ -73,7 +77,11 @@ impl Group {
     ///
     /// # Errors
     /// A table without a rule, a row that cannot be read, or a failed write.
-    pub(crate) fn evict(&self, changes: &RwLock<(), ranks::Changes>, table: &TableState) -> Result<Vec<u64>, StoreError> {
+    pub(crate) fn evict(
+        &self,
+        changes: &RwLock<(), ranks::Changes>,
+        table: &TableState,
+    ) -> Result<Vec<u64>, StoreError> {
         let Some(eviction) = table.spec.eviction else {
             return Err(StoreError::Option {
                 option: "eviction",

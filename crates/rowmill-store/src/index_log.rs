@@ -8,8 +8,8 @@ use rowmill_rows::RowKey;
 use rowmill_sync::{Mutex, Rank};
 
 use crate::StoreError;
-use crate::ranks;
 use crate::files::{DeltaFile, DeltaWriter, FileError};
+use crate::ranks;
 
 /// Where index changes are written. Changes are infallible to record: a write that fails is kept and
 /// surfaces at the checkpoint that needs it.

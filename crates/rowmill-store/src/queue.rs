@@ -234,7 +234,8 @@ impl Shared {
                 self.tickets.gate.wait(seen, WAIT_SLICE);
             }
         }
-        for request in self.requests.lock().drain(..) {
+        let requests = std::mem::take(&mut *self.requests.lock());
+        for request in requests {
             request.stand_down();
             request.finish(Err(StoreError::Closed));
         }

@@ -82,7 +82,8 @@ impl Store {
 
 /// Tell the log which of its rows the index names.
 fn retain_rows(group: &Group) -> Result<(), StoreError> {
-    let results = group.workers.map_all(group.shards.len(), |shard| retain_rows_of(group, &group.shards[shard]));
+    let results =
+        group.workers.map_all(group.shards.len(), |shard| retain_rows_of(group, &group.shards[shard]));
     group.core.log.loaded();
     results.into_iter().collect()
 }

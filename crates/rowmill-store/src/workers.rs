@@ -80,12 +80,7 @@ impl Workers {
     }
 
     /// As [`Workers::for_each`]; the results in the order of the numbers.
-    pub(crate) fn map<T: Send>(
-        &self,
-        rows: usize,
-        tasks: usize,
-        work: impl Fn(usize) -> T + Sync,
-    ) -> Vec<T> {
+    pub(crate) fn map<T: Send>(&self, rows: usize, tasks: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
         if tasks > 1 && self.share(rows) { self.map_all(tasks, work) } else { (0..tasks).map(work).collect() }
     }
 

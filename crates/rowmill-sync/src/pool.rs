@@ -15,6 +15,8 @@ use loom::{
     },
     thread::{self, JoinHandle},
 };
+use std::any::Any;
+use std::io;
 #[cfg(not(loom))]
 use std::{
     sync::{
@@ -23,8 +25,6 @@ use std::{
     },
     thread::{self, JoinHandle},
 };
-use std::any::Any;
-use std::io;
 
 use crate::rank::Inherited;
 
@@ -330,7 +330,9 @@ mod tests {
             for _ in 0..6 {
                 scope.spawn(|| {
                     for _ in 0..200 {
-                        pool.for_each(5, |_| pool.for_each(7, |task| _ = sum.fetch_add(task as u64, Relaxed)));
+                        pool.for_each(5, |_| {
+                            pool.for_each(7, |task| _ = sum.fetch_add(task as u64, Relaxed))
+                        });
                     }
                 });
             }

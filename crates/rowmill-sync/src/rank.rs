@@ -202,9 +202,8 @@ mod checked {
             if thread.held.is_empty() && thread.wanted.is_none() && thread.inherited.is_empty() {
                 continue;
             }
-            let list = |places: &[Place]| {
-                places.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-            };
+            let list =
+                |places: &[Place]| places.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let _ = write!(text, "{}: holds [{}]", thread.name, list(&thread.held));
             if !thread.inherited.is_empty() {
                 let _ = write!(text, ", its caller holds [{}]", list(&thread.inherited));
