@@ -16,6 +16,7 @@ use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
 const CHILD: &str = "ROWMILL_TEST_CRASH_FOLDER";
+const THREADS: &str = "ROWMILL_TEST_CRASH_THREADS";
 const STEPS_PER_CHECKPOINT: u64 = 5;
 const KILLS: u64 = 30;
 /// What the child says before it begins something; it is killed soon after one of them.
@@ -42,7 +43,8 @@ fn child_step(step: u64) -> (Vec<u64>, Vec<f32>) {
 #[test]
 fn child_works_until_it_is_killed() {
     let Some(folder) = std::env::var_os(CHILD) else { return };
-    let store = Store::open(folder.as_ref(), options(Some(288 << 10))).unwrap();
+    let threads = std::env::var(THREADS).unwrap().parse().unwrap();
+    let store = Store::open(folder.as_ref(), spread(options(Some(288 << 10)), threads)).unwrap();
     let specs = child_specs();
     let tables = [0, 1, 2].map(|which| store.table(NAMES[which], &specs[which]).unwrap());
     let table = &tables[0];
@@ -84,6 +86,7 @@ fn a_killed_process_leaves_its_last_acknowledged_checkpoint() {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_works_until_it_is_killed", "--nocapture"])
             .env(CHILD, folder.path())
+            .env(THREADS, thread_counts()[(kill / 3) as usize % thread_counts().len()].to_string())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

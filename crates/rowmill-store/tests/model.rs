@@ -72,6 +72,9 @@ const SHAPES: [Shape; 17] = [
     Shape { dim: 3000, dtype: Bf16, optimizer: SGD, row_memory: 384 << 10, universe: 100, batch: 24 },
 ];
 
+/// Cases of each shape with each number of threads.
+const CASES: u32 = 6;
+
 /// One call. Ids and values are drawn from the seed.
 #[derive(Clone, Debug)]
 enum Call {
@@ -145,6 +148,7 @@ impl Seen {
 /// A store and what it should be.
 struct Case<'a> {
     shape: Shape,
+    options: StoreOptions,
     volume: MemoryVolume,
     store: Arc<Store>,
     tables: Vec<Table>,
@@ -169,11 +173,12 @@ fn tables(store: &Arc<Store>, shape: &Shape) -> Vec<Table> {
 }
 
 impl<'a> Case<'a> {
-    fn new(shape: Shape, seen: &'a Seen) -> Self {
+    fn new(shape: Shape, threads: usize, seen: &'a Seen) -> Self {
         let volume = MemoryVolume::new();
-        let store = open(&volume, &options(Some(shape.row_memory)));
+        let options = spread(options(Some(shape.row_memory)), threads);
+        let store = open(&volume, &options);
         let tables = tables(&store, &shape);
-        Self { shape, volume, store, tables, models: models(&shape), saved: None, seen }
+        Self { shape, options, volume, store, tables, models: models(&shape), saved: None, seen }
     }
 
     fn ids(&self, table: usize, rng: &mut Rng64) -> Vec<u64> {
@@ -385,7 +390,7 @@ impl<'a> Case<'a> {
         self.seen.add(&self.store.stats());
         self.tables.clear();
         self.store.close();
-        self.store = open(&self.volume, &options(Some(self.shape.row_memory)));
+        self.store = open(&self.volume, &self.options);
         self.models = self.saved.as_ref().map_or_else(|| models(&self.shape), |(models, _)| models.clone());
         if let Some((_, bytes)) = &self.saved {
             assert_eq!(self.store.attachment("seed").unwrap().as_ref(), Some(bytes));
@@ -397,7 +402,7 @@ impl<'a> Case<'a> {
     /// A reader beside the writer sees the last checkpoint and may change nothing.
     fn read_only(&self) {
         let Some((saved, _)) = &self.saved else { return };
-        let options = StoreOptions { read_only: true, ..options(Some(self.shape.row_memory)) };
+        let options = StoreOptions { read_only: true, ..self.options.clone() };
         let store = open(&self.volume, &options);
         for (name, model) in ["a", "b"].iter().zip(saved) {
             let table = store.open_table(name).unwrap();
@@ -422,10 +427,12 @@ impl<'a> Case<'a> {
 #[test]
 fn random_calls_answer_as_a_map_would() {
     let seen = Seen::default();
-    let config = ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() };
-    for shape in SHAPES {
+    let config = ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() };
+    let shapes =
+        SHAPES.iter().flat_map(|&shape| thread_counts().iter().map(move |&threads| (shape, threads)));
+    for (shape, threads) in shapes {
         let result = TestRunner::new(config.clone()).run(&steps(), |steps| {
-            let mut case = Case::new(shape, &seen);
+            let mut case = Case::new(shape, threads, &seen);
             for step in &steps {
                 case.run(step);
             }
@@ -436,7 +443,7 @@ fn random_calls_answer_as_a_map_would() {
             seen.add(&stats);
             Ok(())
         });
-        result.unwrap_or_else(|error| panic!("{shape:?}: {error}"));
+        result.unwrap_or_else(|error| panic!("{shape:?}, {threads} threads: {error}"));
     }
     let counts =
         [&seen.evictions, &seen.cold_reads, &seen.compactions, &seen.checkpoints, &seen.lookahead_loaded];

@@ -17,4 +17,4 @@ mod rank;
 pub use gate::Gate;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use pool::Pool;
-pub use rank::{Rank, report};
+pub use rank::{Rank, as_another_thread, report};

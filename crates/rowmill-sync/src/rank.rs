@@ -27,6 +27,12 @@ pub fn report() -> String {
     return "built without debug assertions: locks are not recorded\n".into();
 }
 
+/// Run what another thread would do meanwhile, for simulations without threads: it does not count as holding what
+/// this thread holds. Nothing that it wants exclusively may be held.
+pub fn as_another_thread<T>(work: impl FnOnce() -> T) -> T {
+    Inherited::none().run_alone(work)
+}
+
 #[cfg(debug_assertions)]
 mod checked {
     use std::cell::OnceCell;
@@ -159,6 +165,15 @@ mod checked {
         });
     }
 
+    /// Puts a list of this thread back, also after a panic.
+    struct Restore(fn(&mut Thread, Vec<Place>), Vec<Place>);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            with_thread(|thread| self.0(thread, std::mem::take(&mut self.1)));
+        }
+    }
+
     /// What a caller of the pool holds; its tasks count as holding it, too.
     #[derive(Debug)]
     pub(crate) struct Inherited(Vec<Place>);
@@ -172,15 +187,21 @@ mod checked {
 
         /// Run a task of that caller.
         pub(crate) fn run<T>(&self, task: impl FnOnce() -> T) -> T {
-            struct Restore(Vec<Place>);
-            impl Drop for Restore {
-                fn drop(&mut self) {
-                    with_thread(|thread| thread.inherited = std::mem::take(&mut self.0));
-                }
-            }
             let before = with_thread(|thread| std::mem::replace(&mut thread.inherited, self.0.clone()));
-            let _restore = Restore(before.unwrap_or_default());
+            let _restore = Restore(|thread, before| thread.inherited = before, before.unwrap_or_default());
             task()
+        }
+
+        /// A caller that holds nothing.
+        pub(crate) fn none() -> Self {
+            Self(Vec::new())
+        }
+
+        /// As [`Inherited::run`], without what this thread holds.
+        pub(crate) fn run_alone<T>(&self, task: impl FnOnce() -> T) -> T {
+            let held = with_thread(|thread| std::mem::take(&mut thread.held));
+            let _restore = Restore(|thread, before| thread.held = before, held.unwrap_or_default());
+            self.run(task)
         }
 
         /// Check that this thread may wait for other threads.
@@ -265,6 +286,16 @@ mod unchecked {
 
         #[inline(always)]
         pub(crate) fn run<T>(&self, task: impl FnOnce() -> T) -> T {
+            task()
+        }
+
+        #[inline(always)]
+        pub(crate) fn none() -> Self {
+            Self
+        }
+
+        #[inline(always)]
+        pub(crate) fn run_alone<T>(&self, task: impl FnOnce() -> T) -> T {
             task()
         }
 

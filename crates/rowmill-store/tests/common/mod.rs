@@ -29,6 +29,16 @@ pub(crate) fn options(row_memory: Option<u64>) -> StoreOptions {
     StoreOptions { memory: 32 << 20, row_memory, threads: 2, seed: SEED, ..StoreOptions::default() }
 }
 
+/// Numbers of threads that a test runs with; more of them where `ROWMILL_TEST_LONG` is set.
+pub(crate) fn thread_counts() -> &'static [usize] {
+    if std::env::var_os("ROWMILL_TEST_LONG").is_some() { &[1, 2, 3, 8, 16] } else { &[1, 2, 8] }
+}
+
+/// The same options with so many threads, over which every call is spread however few its rows.
+pub(crate) fn spread(options: StoreOptions, threads: usize) -> StoreOptions {
+    StoreOptions { threads, spread_rows_min: 1, ..options }
+}
+
 pub(crate) fn spec(dim: u32, optimizer: OptimizerSpec) -> TableSpec {
     TableSpec {
         dim,

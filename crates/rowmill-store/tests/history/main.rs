@@ -9,6 +9,9 @@
 //! The same with bugs on purpose, each of which must be flagged, is a build of its own, because no other one
 //! has them (`src/seeded.rs`): `cargo test -p rowmill-store --test history --features seeded-bugs`.
 
+#[path = "../common/mod.rs"]
+mod common;
+
 mod checker;
 mod operation;
 mod recorder;
@@ -16,16 +19,23 @@ mod small;
 mod workload;
 
 use checker::{Violation, check};
+use common::thread_counts;
 use operation::{Effect, Operation};
 use rowmill_store::Stats;
 use workload::{BOUNDS, Done, Workload};
 
 /// Memory for a sixth of the rows: hot ones leave too, and one lock for all.
-const CROWDED: Workload =
-    Workload { seed: 1, operations: 1_450_000, checkpoints: 200, rows: 200, row_memory: 80 << 10 };
+const CROWDED: Workload = Workload {
+    seed: 1,
+    operations: 1_450_000,
+    checkpoints: 200,
+    rows: 200,
+    row_memory: 80 << 10,
+    threads: 2,
+};
 /// Rows of several shards, whose clocks are taken one shard after the other.
 const SPREAD: Workload =
-    Workload { seed: 2, operations: 400_000, checkpoints: 40, rows: 3000, row_memory: 256 << 10 };
+    Workload { seed: 2, operations: 400_000, checkpoints: 40, rows: 3000, row_memory: 256 << 10, threads: 2 };
 
 impl Workload {
     /// Whether every row has a history; and what was done.
@@ -66,14 +76,23 @@ impl Workload {
     }
 }
 
+/// The workload with every number of threads, each of which has its part of the operations.
+fn pass_with_threads(workload: Workload) {
+    let counts = thread_counts();
+    for &threads in counts {
+        let operations = workload.operations / counts.len();
+        Workload { operations, threads, checkpoints: workload.checkpoints / counts.len(), ..workload }.pass();
+    }
+}
+
 #[test]
 fn every_row_has_a_history_in_a_memory_for_few() {
-    CROWDED.pass();
+    pass_with_threads(CROWDED);
 }
 
 #[test]
 fn every_row_has_a_history_in_several_shards() {
-    SPREAD.pass();
+    pass_with_threads(SPREAD);
 }
 
 #[cfg(feature = "seeded-bugs")]

@@ -30,6 +30,8 @@ pub(crate) struct Workload {
     pub(crate) rows: u64,
     /// Bytes for rows in memory and the log's buffers.
     pub(crate) row_memory: u64,
+    /// Threads that share the work of a call.
+    pub(crate) threads: usize,
 }
 
 /// What threads did, and what the store says of it.
@@ -53,7 +55,8 @@ impl Workload {
         let options = StoreOptions {
             memory: 32 << 20,
             row_memory: Some(self.row_memory),
-            threads: 2,
+            threads: self.threads,
+            spread_rows_min: 1,
             // Never reached unless a step waits for ever.
             wait_deadline: Duration::from_mins(5),
             ..StoreOptions::default()

@@ -9,7 +9,7 @@ use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
 use crate::aside::{Aside, Overtaking, What};
-use crate::common::{SEED, gradients};
+use crate::common::{SEED, gradients, thread_counts};
 use crate::model::{Model, Row, same_bits};
 use crate::schedule::{Call, Schedule, Step, id_of};
 use crate::seen::Seen;
@@ -105,7 +105,9 @@ impl<'a> World<'a> {
         let aside = Aside::default();
         if !threads {
             let others = aside.clone();
-            volume.meanwhile(move |operation, name| others.overtake(operation, name));
+            volume.meanwhile(move |operation, name| {
+                rowmill_sync::as_another_thread(|| others.overtake(operation, name));
+            });
         }
         let specs = schedule.specs().into_iter().enumerate();
         let models: Vec<Model> = specs.map(|(category, spec)| Model::new(spec, category as u32)).collect();
@@ -154,9 +156,14 @@ impl<'a> World<'a> {
 
     fn options(&self) -> StoreOptions {
         StoreOptions {
-            memory: 16 << 20,
+            memory: if self.threads { 48 << 20 } else { 16 << 20 },
             row_memory: Some(self.schedule.shape.row_memory),
-            threads: 1,
+            threads: if self.threads {
+                thread_counts()[self.schedule.seed as usize % thread_counts().len()]
+            } else {
+                1
+            },
+            spread_rows_min: 1,
             seed: SEED,
             wait_deadline: Duration::from_millis(500),
             background: if self.threads {
