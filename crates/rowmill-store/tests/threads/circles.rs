@@ -97,7 +97,7 @@ fn meet(calls: u64, first: impl Fn(&mut Rng64) + Sync, others: &[&(dyn Fn(&mut R
 fn two_callers_that_evaluate_on_eight_threads_end() {
     let (store, table) = store(8);
     let evaluate = |rng: &mut Rng64| Batch::new().evaluate(&store, &table, rng);
-    meet(40, evaluate, &[&evaluate]);
+    meet(300, evaluate, &[&evaluate]);
     assert!(store.jobs_spread() > 40, "calls are spread");
 }
 
@@ -118,13 +118,16 @@ fn one_caller_that_trains_and_one_that_evaluates_end() {
 
 #[test]
 fn tables_that_are_made_beside_checkpoints_end() {
-    let store = open(&MemoryVolume::new(), &StoreOptions { threads: 2, ..StoreOptions::default() });
-    let number = AtomicU64::new(0);
-    let make = |_: &mut Rng64| {
-        let name = format!("table {}", number.fetch_add(1, Relaxed));
-        store.table(&name, &spec(4, SGD)).unwrap();
-    };
-    meet(400, make, &[&|_| _ = store.checkpoint(&[]).unwrap()]);
+    // The two meet only now and then.
+    for _ in 0..5 {
+        let store = open(&MemoryVolume::new(), &StoreOptions { threads: 2, ..StoreOptions::default() });
+        let number = AtomicU64::new(0);
+        let make = |_: &mut Rng64| {
+            let name = format!("table {}", number.fetch_add(1, Relaxed));
+            store.table(&name, &spec(4, SGD)).unwrap();
+        };
+        meet(4000, make, &[&|_| _ = store.checkpoint(&[]).unwrap()]);
+    }
 }
 
 #[test]
@@ -140,5 +143,5 @@ fn tables_that_are_made_beside_reads_of_rows_that_are_not_there_end() {
         let ids: Vec<u64> = (0..2000).map(|_| rng.next_u64()).collect();
         table.get(&ids, &mut vec![0.0; ids.len() * 4]).unwrap();
     };
-    meet(400, make, &[&get, &get, &get]);
+    meet(1500, make, &[&get, &get, &get]);
 }
