@@ -77,6 +77,7 @@ fn class_of(error: &StoreError) -> &'static str {
         | StoreError::Bag { .. }
         | StoreError::MixedGroups { .. }
         | StoreError::MixedPadding { .. }
+        | StoreError::MixedRates { .. }
         | StoreError::NotFinite { .. }
         | StoreError::NoEventTime { .. }
         | StoreError::Option { .. } => "InvalidInput",

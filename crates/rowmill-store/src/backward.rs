@@ -214,7 +214,7 @@ impl Group {
     }
 
     /// Take one optimizer step on every distinct row of `lookup`, and give its clocks back. `rates` has
-    /// one learning rate per feature; features of one table must agree.
+    /// one learning rate per feature; the same for all features of a table.
     pub(crate) fn apply(
         &self,
         lookup: &Lookup,
@@ -231,19 +231,23 @@ impl Group {
                 why: "one rate per feature".into(),
             });
         }
+        let mut rate_of: Vec<Option<f32>> = vec![None; lookup.tables.len()];
         for (feature, &rate) in lookup.features.iter().zip(rates) {
             let table = &lookup.tables[feature.table].table;
             check_rate(table, rate)?;
             table.check_event_time()?;
+            let first = *rate_of[feature.table].get_or_insert(rate);
+            if first != rate {
+                return Err(StoreError::MixedRates { table: table.name.clone(), first, second: rate });
+            }
         }
         self.check_gradients(lookup, gradients, row_stride)?;
         self.check_finite(lookup, gradients, row_stride)?;
         let sources = self.sources(lookup, gradients, row_stride);
         let mut tables: Vec<Option<TableStep<'_>>> = vec![None; self.tables.read().len()];
         for (number, (table, source)) in lookup.tables.iter().zip(&sources).enumerate() {
-            let feature =
-                lookup.features.iter().position(|feature| feature.table == number).expect("made for one");
-            let update = Update { lr: rates[feature], step: table.table.next_step(), rounding: None };
+            let lr = rate_of[number].expect("a table is there for a feature");
+            let update = Update { lr, step: table.table.next_step(), rounding: None };
             let mark = table.table.mark(update.step, ticket);
             tables[table.table.local as usize] =
                 Some(TableStep { table: &table.table, update, base: table.base as u32, source, mark });

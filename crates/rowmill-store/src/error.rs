@@ -186,6 +186,19 @@ pub enum StoreError {
         /// A table of another group.
         second: String,
     },
+    /// Features of one table in one backward with different learning rates. No row was changed.
+    #[error(
+        "features of table {table:?} have different learning rates, {first} and {second}: give all features of a table \
+         one rate, or look them up in separate calls"
+    )]
+    MixedRates {
+        /// The table.
+        table: String,
+        /// Rate of its first feature.
+        first: f32,
+        /// Another one.
+        second: f32,
+    },
     /// Features of one table in one call with different padding ids.
     #[error("features of table {table:?} in one lookup must share one padding id: use two lookups")]
     MixedPadding {

@@ -150,7 +150,8 @@ impl Store {
     /// learning rate per feature. Of [`Store::lookup_rows`] a feature is a table, and the stride is not looked at.
     ///
     /// # Errors
-    /// Wrong shapes or gradients that are not finite (nothing changes then), or rows that cannot be read.
+    /// Wrong shapes, features of one table with different rates, or gradients that are not finite (nothing changes
+    /// then), or rows that cannot be read.
     pub fn apply(
         &self,
         lookup: &Lookup,

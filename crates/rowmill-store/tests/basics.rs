@@ -307,3 +307,27 @@ fn checkpoints_that_meet_a_close_write_nothing_once_the_folder_is_given_up() {
         });
     }
 }
+
+fn bag<'a>(ids: &'a [u64], offsets: &'a [i64]) -> IdBag<'a> {
+    IdBag { ids, offsets, weights: None, padding: None, pooling: Pooling::Sum }
+}
+
+#[test]
+fn features_of_one_table_with_different_rates_are_refused() {
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
+    let zeros = TableSpec { initializer: Initializer::Zeros, ..spec(4, SGD) };
+    let [one, two] = ["one", "two"].map(|name| store.table(name, &zeros).unwrap());
+    let ticket = store.ticket().unwrap();
+    let bags = [(&one, bag(&[1], &[0, 1])), (&two, bag(&[1], &[0, 1])), (&one, bag(&[2], &[0, 1]))];
+    let lookup = store.lookup(&bags, &mut [0.0; 12], 12, Some(&ticket)).unwrap();
+    let error = store.apply(&lookup, &[1.0; 12], 12, &[0.5, 0.25, 0.125], Some(&ticket)).unwrap_err();
+    assert!(matches!(error, StoreError::MixedRates { first: 0.5, second: 0.125, .. }), "{error}");
+    for part in ["\"one\"", "0.5", "0.125"] {
+        assert!(error.to_string().contains(part), "{part} is missing: {error}");
+    }
+    assert_eq!((ticket.rows_held(), one.steps(), two.steps()), (3, 0, 0), "nothing was changed or given back");
+    store.apply(&lookup, &[1.0; 12], 12, &[0.5, 0.25, 0.5], Some(&ticket)).unwrap();
+    let mut rows = [0.0; 8];
+    one.get(&[1, 2], &mut rows).unwrap();
+    assert_eq!(rows, [-0.5; 8]);
+}
