@@ -5,7 +5,7 @@ The optimizers are checked against torch's own in test_optimizers.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,9 @@ import rowmill
 from rowmill.errors import InvalidInput, StalenessTimeout
 from rowmill.init import Constant, Uniform
 from rowmill.optim import SGD
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -213,3 +216,14 @@ def test_a_queued_get_ends_with_its_step(store: rowmill.Store) -> None:
             queued = table.get_later([1], ticket=coming)
         with pytest.raises(rowmill.errors.StepConflict, match="is over"):
             queued.wait()
+
+
+def test_a_ticket_of_another_store_is_refused(table: rowmill.Table, tmp_path: Path) -> None:
+    with (
+        rowmill.open(tmp_path / "other", memory="64MiB") as other,
+        other.ticket() as foreign,
+        pytest.raises(InvalidInput, match="belongs to another store") as caught,
+    ):
+        table.get_or_init([1], ticket=foreign)
+    for store in (other, table.store):
+        assert store.location in str(caught.value)

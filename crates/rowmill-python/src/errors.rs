@@ -78,6 +78,7 @@ fn class_of(error: &StoreError) -> &'static str {
         | StoreError::MixedGroups { .. }
         | StoreError::MixedPadding { .. }
         | StoreError::MixedRates { .. }
+        | StoreError::OtherStore { .. }
         | StoreError::NotFinite { .. }
         | StoreError::NoEventTime { .. }
         | StoreError::Option { .. } => "InvalidInput",

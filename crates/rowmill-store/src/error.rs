@@ -199,6 +199,19 @@ pub enum StoreError {
         /// Another one.
         second: f32,
     },
+    /// A ticket, table or lookup of another store.
+    #[error(
+        "{what} belongs to another store, in {other}, and not to this one, in {location}: use the one that this store \
+         gave out (a store that was closed and opened again is another one)"
+    )]
+    OtherStore {
+        /// The ticket, table or lookup.
+        what: String,
+        /// Where its store is.
+        other: String,
+        /// Where the store is that was asked.
+        location: String,
+    },
     /// Features of one table in one call with different padding ids.
     #[error("features of table {table:?} in one lookup must share one padding id: use two lookups")]
     MixedPadding {

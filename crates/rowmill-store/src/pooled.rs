@@ -35,6 +35,7 @@ impl<'a> AskedRows<'a> {
 
     /// Do something with rows as bags of one id each.
     fn with_bags<R>(
+        store: &Store,
         asked: &[AskedRows<'_>],
         work: impl FnOnce(
             &Arc<Group>,
@@ -56,7 +57,7 @@ impl<'a> AskedRows<'a> {
         let ends: Vec<i64> = (0..=most as i64).collect();
         let bags: Vec<_> = asked.iter().map(|rows| (rows.table, rows.bags(&ends))).collect();
         let times: Vec<&[u32]> = asked.iter().map(|rows| rows.times).collect();
-        let (group, bags) = group_of(&bags)?;
+        let (group, bags) = group_of(store, &bags)?;
         work(group, &bags, Some(&times))
     }
 }
@@ -76,7 +77,8 @@ impl Store {
         step: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.check_open()?;
-        let (group, bags) = group_of(bags)?;
+        self.tickets.check_ticket(step)?;
+        let (group, bags) = group_of(self, bags)?;
         let _caller = self.workers.enter();
         let placement = Placement::Columns { row_stride };
         self.settle(group.evaluate(&bags, None, out, placement, step.map(Ticket::id)))
@@ -98,9 +100,10 @@ impl Store {
         self.check_open()?;
         if ticket.is_some() {
             self.check_writable("a training read")?;
+            self.tickets.check_ticket(ticket)?;
             bags.iter().try_for_each(|(table, _)| table.state().check_event_time())?;
         }
-        let (group, bags) = group_of(bags)?;
+        let (group, bags) = group_of(self, bags)?;
         let _caller = self.workers.enter();
         self.settle(group.lookup(&bags, None, out, Placement::Columns { row_stride }, ticket))
     }
@@ -120,9 +123,10 @@ impl Store {
         self.check_open()?;
         if ticket.is_some() {
             self.check_writable("a training read")?;
+            self.tickets.check_ticket(ticket)?;
         }
         asked.iter().try_for_each(|rows| rows.table.state().check_event_time())?;
-        AskedRows::with_bags(asked, |group, bags, times| {
+        AskedRows::with_bags(self, asked, |group, bags, times| {
             let _caller = self.workers.enter();
             self.settle(group.lookup(bags, times, out, Placement::InTurn, ticket))
         })
@@ -139,7 +143,8 @@ impl Store {
         step: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.check_open()?;
-        AskedRows::with_bags(asked, |group, bags, times| {
+        self.tickets.check_ticket(step)?;
+        AskedRows::with_bags(self, asked, |group, bags, times| {
             let _caller = self.workers.enter();
             self.settle(group.evaluate(bags, times, out, Placement::InTurn, step.map(Ticket::id)))
         })
@@ -161,6 +166,8 @@ impl Store {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.check_writable("an update")?;
+        self.check_lookup(lookup)?;
+        self.tickets.check_ticket(ticket)?;
         let _caller = self.workers.enter();
         let change = self.changes.read();
         self.settle(lookup.group().apply(lookup, gradients, row_stride, rates, ticket))?;
@@ -179,15 +186,27 @@ impl Store {
         row_stride: usize,
     ) -> Result<Vec<RowGradients>, StoreError> {
         self.check_open()?;
+        self.check_lookup(lookup)?;
         lookup.group().row_gradients(lookup, gradients, row_stride)
+    }
+}
+
+impl Store {
+    /// Check that a lookup was made by this store.
+    fn check_lookup(&self, lookup: &Lookup) -> Result<(), StoreError> {
+        let what = || format!("a lookup of {}", lookup.table_names().join(", "));
+        self.tickets.check_own(&lookup.group().tickets, what)
     }
 }
 
 /// Bags by the state of their tables.
 type Bags<'a> = Vec<(Arc<TableState>, IdBag<'a>)>;
 
-/// The group of all these tables, and their bags.
-fn group_of<'a, 'b>(bags: &[(&'a Table, IdBag<'b>)]) -> Result<(&'a Arc<Group>, Bags<'b>), StoreError> {
+/// The group of all these tables of a store, and their bags.
+fn group_of<'a, 'b>(
+    store: &Store,
+    bags: &[(&'a Table, IdBag<'b>)],
+) -> Result<(&'a Arc<Group>, Bags<'b>), StoreError> {
     let Some((first, _)) = bags.first() else {
         return Err(StoreError::Length {
             argument: "bags",
@@ -196,6 +215,7 @@ fn group_of<'a, 'b>(bags: &[(&'a Table, IdBag<'b>)]) -> Result<(&'a Arc<Group>, 
             why: "one feature at least".into(),
         });
     };
+    bags.iter().try_for_each(|(table, _)| store.check_table(table))?;
     if let Some((other, _)) =
         bags.iter().find(|(table, _)| table.group().core.number != first.group().core.number)
     {

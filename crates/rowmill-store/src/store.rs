@@ -170,6 +170,7 @@ impl Store {
         let saved = Saved::new(epoch, manifest.as_ref());
         let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();
         let next_category = last.map_or(0, |category| category + 1);
+        let tickets = Arc::new(Tickets::new(volume.location()));
         // Nothing may be written by a reader.
         let publishes = options.feed.filter(|_| !options.read_only);
         let mut store = Self {
@@ -177,7 +178,7 @@ impl Store {
             budget,
             groups: Groups::default(),
             tables: RwLock::default(),
-            tickets: Arc::default(),
+            tickets,
             workers: Arc::new(Workers::new(pool, options.spread_rows_min)),
             counters: Arc::default(),
             events: Arc::default(),
@@ -432,6 +433,7 @@ impl Store {
         };
         let mut by_group: Vec<Announcement> = Vec::new();
         for (table, ids) in ids {
+            self.check_table(table)?;
             Group::check_ids(table.state(), ids)?;
             self.counters.lookahead_rows.fetch_add(ids.len() as u64, Relaxed);
             let group = table.group();
@@ -538,6 +540,11 @@ impl Store {
 
     pub(crate) fn check_open(&self) -> Result<(), StoreError> {
         if self.closed.load(Relaxed) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    /// Check that a table is of this store.
+    pub(crate) fn check_table(&self, table: &Table) -> Result<(), StoreError> {
+        self.tickets.check_own(&table.group().tickets, || format!("table {:?}", table.name()))
     }
 
     pub(crate) fn check_writable(&self, operation: &'static str) -> Result<(), StoreError> {

@@ -133,6 +133,7 @@ impl Table {
     /// # Errors
     /// As [`Table::get`].
     pub fn get_in_step(&self, ids: &[u64], out: &mut [f32], ticket: &Ticket) -> Result<(), StoreError> {
+        self.group.tickets.check_ticket(Some(ticket))?;
         self.get_weights(ids, out, Some(ticket.id()))
     }
 
@@ -166,6 +167,7 @@ impl Table {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("a training read")?;
+        self.group.tickets.check_ticket(ticket)?;
         self.state.check_event_time()?;
         self.check("out", ids, out.len(), self.spec.dim as usize)?;
         let _caller = self.store.workers.enter();
@@ -179,6 +181,7 @@ impl Table {
     /// Ids outside a dense table, or a store that is closed or only read; all else comes with the rows.
     pub fn get_later(&self, ids: &[u64], ticket: &Arc<Ticket>) -> Result<QueuedGet, StoreError> {
         self.store.check_writable("a training read")?;
+        self.group.tickets.check_ticket(Some(ticket))?;
         self.state.check_event_time()?;
         Group::check_ids(&self.state, ids)?;
         let caller = self.store.workers.enter();
@@ -219,6 +222,7 @@ impl Table {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("put")?;
+        self.group.tickets.check_ticket(ticket)?;
         self.state.check_event_time()?;
         if let Some(position) = first_non_finite(values) {
             return Err(StoreError::NotFinite {
@@ -294,6 +298,7 @@ impl Table {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("rmw")?;
+        self.group.tickets.check_ticket(ticket)?;
         let dim = self.spec.dim as usize;
         self.check("gradients", ids, gradients.len(), dim)?;
         if ids.is_empty() {

@@ -173,6 +173,8 @@ impl Released {
 /// All open tickets of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
+    /// Where the store is.
+    location: String,
     next: AtomicU64,
     open: Mutex<BTreeMap<u64, Weak<TicketState>>, ranks::Tickets>,
     /// Opened whenever clocks are released anywhere, for the gets that wait in the queue.
@@ -180,6 +182,28 @@ pub(crate) struct Tickets {
 }
 
 impl Tickets {
+    /// Those of the store in `location`.
+    pub(crate) fn new(location: String) -> Self {
+        Self { location, ..Self::default() }
+    }
+
+    /// Check that a ticket, table or lookup is of this store, given the tickets of its own store.
+    pub(crate) fn check_own(&self, other: &Self, what: impl FnOnce() -> String) -> Result<(), StoreError> {
+        if std::ptr::eq(self, other) {
+            return Ok(());
+        }
+        Err(StoreError::OtherStore {
+            what: what(),
+            other: other.location.clone(),
+            location: self.location.clone(),
+        })
+    }
+
+    /// Check that a ticket is of this store.
+    pub(crate) fn check_ticket(&self, ticket: Option<&Ticket>) -> Result<(), StoreError> {
+        ticket.map_or(Ok(()), |ticket| self.check_own(&ticket.tickets, || format!("ticket {}", ticket.id())))
+    }
+
     fn issue(&self, event_time: Option<u64>) -> Result<Arc<TicketState>, StoreError> {
         let mut open = self.open.lock();
         if open.len() >= TICKETS_MAX {

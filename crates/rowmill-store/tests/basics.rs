@@ -312,6 +312,69 @@ fn bag<'a>(ids: &'a [u64], offsets: &'a [i64]) -> IdBag<'a> {
     IdBag { ids, offsets, weights: None, padding: None, pooling: Pooling::Sum }
 }
 
+/// The number of a ticket, a group or a row means something else in another store: a ticket gave back clocks that
+/// steps of its own store held.
+#[test]
+fn what_belongs_to_another_store_is_refused() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [store, other] = folders.each_ref().map(|path| Store::open(path.path(), options(16 << 20)).unwrap());
+    let [table, foreign] = [&store, &other].map(|store| store.table("t", &spec(4, SGD)).unwrap());
+    let [own, theirs] = [&store, &other].map(|store| Arc::new(store.ticket().unwrap()));
+    let mut out = [0.0; 8];
+    let bags = [(&table, bag(&[1, 2], &[0, 2]))];
+    let lookup = store.lookup(&bags, &mut out[..4], 4, Some(&own)).unwrap();
+    let mixed = [bags[0], (&foreign, bag(&[1], &[0, 1]))];
+    let asked = |table| AskedRows { table, ids: &[1], times: &[1] };
+    let (rows, all) = ([asked(&table)], [asked(&table), asked(&foreign)]);
+
+    let results = [
+        // A ticket.
+        table.get_in_step(&[1], &mut out[..4], &theirs),
+        table.get_or_init(&[1], &mut out[..4], Some(&theirs)),
+        table.get_later(&[1], &theirs).map(drop),
+        table.put(&[1], &[0.0; 4], Some(&theirs)),
+        table.rmw(&[1], &[0.0; 4], None, Some(&theirs)),
+        store.lookup(&bags, &mut out[..4], 4, Some(&theirs)).map(drop),
+        store.evaluate(&bags, &mut out[..4], 4, Some(&theirs)),
+        store.lookup_rows(&rows, &mut out[..4], Some(&theirs)).map(drop),
+        store.evaluate_rows(&rows, &mut out[..4], Some(&theirs)),
+        store.apply(&lookup, &[0.0; 4], 4, &[0.5], Some(&theirs)),
+        // A table.
+        store.lookup(&mixed, &mut out, 8, Some(&own)).map(drop),
+        store.lookup(&mixed[1..], &mut out[..4], 4, None).map(drop),
+        store.evaluate(&mixed, &mut out, 8, None),
+        store.lookup_rows(&all, &mut out, None).map(drop),
+        store.evaluate_rows(&all, &mut out, Some(&own)),
+        store.lookahead(&[(&table, &[1]), (&foreign, &[1])], Destination::Cache).map(drop),
+        // A lookup.
+        other.apply(&lookup, &[0.0; 4], 4, &[0.5], Some(&theirs)),
+        other.row_gradients(&lookup, &[0.0; 4], 4).map(drop),
+    ];
+    for (number, result) in results.into_iter().enumerate() {
+        let error = result.expect_err(&format!("call {number} takes what belongs to another store"));
+        assert!(matches!(error, StoreError::OtherStore { .. }), "call {number}: {error}");
+        for folder in &folders {
+            let message = error.to_string();
+            let location = folder.path().display().to_string();
+            assert!(message.contains(&location), "call {number}: {location:?} is missing: {message}");
+        }
+    }
+    assert_eq!(
+        (own.rows_held(), theirs.rows_held(), table.steps()),
+        (2, 0, 0),
+        "nothing was taken or changed"
+    );
+    store.apply(&lookup, &[0.0; 4], 4, &[0.5], Some(&own)).unwrap();
+    assert_eq!((own.rows_held(), foreign.len()), (0, 0));
+
+    // A store that was closed and opened again is another one.
+    store.close();
+    let again = Store::open(folders[0].path(), options(16 << 20)).unwrap();
+    let table = again.table("t", &spec(4, SGD)).unwrap();
+    let error = table.get_or_init(&[1], &mut out[..4], Some(&own)).unwrap_err();
+    assert!(matches!(error, StoreError::OtherStore { .. }), "{error}");
+}
+
 #[test]
 fn features_of_one_table_with_different_rates_are_refused() {
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
@@ -325,7 +388,11 @@ fn features_of_one_table_with_different_rates_are_refused() {
     for part in ["\"one\"", "0.5", "0.125"] {
         assert!(error.to_string().contains(part), "{part} is missing: {error}");
     }
-    assert_eq!((ticket.rows_held(), one.steps(), two.steps()), (3, 0, 0), "nothing was changed or given back");
+    assert_eq!(
+        (ticket.rows_held(), one.steps(), two.steps()),
+        (3, 0, 0),
+        "nothing was changed or given back"
+    );
     store.apply(&lookup, &[1.0; 12], 12, &[0.5, 0.25, 0.5], Some(&ticket)).unwrap();
     let mut rows = [0.0; 8];
     one.get(&[1, 2], &mut rows).unwrap();
