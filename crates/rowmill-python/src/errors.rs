@@ -79,6 +79,7 @@ fn class_of(error: &StoreError) -> &'static str {
         | StoreError::MixedPadding { .. }
         | StoreError::MixedRates { .. }
         | StoreError::OtherStore { .. }
+        | StoreError::TooManyRows { .. }
         | StoreError::NotFinite { .. }
         | StoreError::NoEventTime { .. }
         | StoreError::Option { .. } => "InvalidInput",

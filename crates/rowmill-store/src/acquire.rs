@@ -17,20 +17,29 @@ use crate::keys::{Key, Keys};
 use crate::scatter::Scatter;
 use crate::shard::{Miss, Shard};
 use crate::stats::StalenessCounts;
-use crate::ticket::{Held, TicketState};
+use crate::ticket::{Call, Held, TicketState};
 use crate::walk::Known;
 
 /// Waits are cut into slices, so that a circle of waiting tickets and the deadline are noticed.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(20);
+
+/// The clocks that a call takes.
+#[derive(Debug)]
+pub(crate) struct Clocks<'a> {
+    /// For which ticket.
+    pub(crate) ticket: &'a TicketState,
+    /// The call, among those of the ticket.
+    pub(crate) call: Call,
+    /// By position, whether the ticket had not recorded the row as held; `None`: it had recorded none of them.
+    pub(crate) fresh: Option<Vec<bool>>,
+}
 
 /// What a call wants beside addresses.
 #[derive(Debug)]
 pub(crate) struct Wish<'a> {
     /// Make rows that are missing.
     pub(crate) births: bool,
-    /// Take clocks for this ticket; by position, whether the ticket does not hold the row yet (`None`:
-    /// it holds none of them).
-    pub(crate) clocks: Option<(&'a TicketState, Option<Vec<bool>>)>,
+    pub(crate) clocks: Option<Clocks<'a>>,
     /// Note what the index says, for the change that follows.
     pub(crate) notes: bool,
     /// Bound of every table of the group.
@@ -83,7 +92,7 @@ impl Group {
     /// # Errors
     /// Staleness timeout or conflict, too little memory, a poisoned store. No clock of this call is held
     /// then.
-    pub(crate) fn enter(&self, keys: &Keys, wish: &Wish<'_>) -> Result<Entered, StoreError> {
+    pub(crate) fn enter(&self, keys: &Keys, wish: &mut Wish<'_>) -> Result<Entered, StoreError> {
         let mut rows = vec![std::ptr::null(); keys.positions()];
         let out = Scatter::new(&mut rows);
         let mut results = self.for_each_shard(keys, |shard| self.enter_shard(keys, shard, wish, &out));
@@ -177,7 +186,7 @@ impl Group {
         if let Some(row) = wish.older_waiter(cell) {
             return Ok(Err(Blocked { shard, row, outstanding: 0, seen: cell.gate.generation() }));
         }
-        if let Some((ticket, _)) = &wish.clocks {
+        if let Some(Clocks { ticket, .. }) = &wish.clocks {
             state.advance(ticket.id());
         }
         // As of now: a birth may push out a row whose address was taken just before.
@@ -208,7 +217,7 @@ impl Group {
         &self,
         keys: &Keys,
         shard: usize,
-        wish: &Wish<'_>,
+        wish: &mut Wish<'_>,
         out: &Scatter<'_, RowPtr>,
     ) -> Result<ShardEntered, StoreError> {
         let begun = Instant::now();
@@ -219,14 +228,14 @@ impl Group {
                 Ok(Ok(entered)) => break Ok(entered),
                 Ok(Err(blocked)) => {
                     let row = blocked.row;
-                    let (ticket, _) = wish.clocks.as_ref().expect("only clocks block");
-                    if !waited {
-                        waited = true;
-                        ticket.set_partial(self.taken_before(keys, shard, wish));
+                    if wish.look_again(keys, shard, row) {
+                        continue;
                     }
-                    ticket.set_waits_for(Some(row));
+                    let &Clocks { ticket, call, .. } = wish.clocks.as_ref().expect("only clocks block");
+                    waited = true;
+                    ticket.wait_for(call, row, || self.taken_before(keys, shard, wish));
                     self.shards[shard].waiting.lock().insert(ticket.id(), row);
-                    if begun.elapsed() > WAIT_SLICE && self.tickets.must_give_way(ticket) {
+                    if begun.elapsed() > WAIT_SLICE && self.tickets.must_give_way(ticket, row) {
                         break Err(StoreError::StepConflict {
                             ticket: ticket.id(),
                             key: self.key(row.1, row.2),
@@ -242,9 +251,8 @@ impl Group {
             }
         };
         if waited {
-            let (ticket, _) = wish.clocks.as_ref().expect("only clocks block");
-            ticket.set_waits_for(None);
-            ticket.set_partial(Vec::new());
+            let &Clocks { ticket, call, .. } = wish.clocks.as_ref().expect("only clocks block");
+            ticket.end_wait(call);
             self.shards[shard].waiting.lock().remove(&ticket.id());
             // Younger steps that stood back may go on.
             self.shards[shard].gate.open();
@@ -321,7 +329,7 @@ impl Wish<'_> {
     /// The row that an older step waits for in this shard, if this step has to stand back. A step that
     /// holds rows of an earlier call does not: the older one may wait for those.
     fn older_waiter(&self, cell: &ShardCell) -> Option<Held> {
-        let (ticket, _) = self.clocks.as_ref()?;
+        let Clocks { ticket, .. } = self.clocks.as_ref()?;
         let (oldest, row) = cell.waiting.lock().first_key_value().map(|(&ticket, &row)| (ticket, row))?;
         (oldest < ticket.id() && ticket.is_empty()).then_some(row)
     }
@@ -338,10 +346,33 @@ impl Wish<'_> {
     /// Whether the clock of the row at `position` is to be taken.
     #[inline]
     pub(crate) fn takes(&self, position: u32) -> bool {
-        match &self.clocks {
-            None => false,
-            Some((_, None)) => true,
-            Some((_, Some(fresh))) => fresh[position as usize],
+        self.clocks.as_ref().is_some_and(|clocks| clocks.takes(position))
+    }
+
+    /// Look again which rows of a shard the ticket holds, if it has recorded the one that blocks: another call of
+    /// the step has taken it meanwhile. Whether fewer clocks are to be taken now.
+    fn look_again(&mut self, keys: &Keys, shard: usize, row: Held) -> bool {
+        let Some(Clocks { ticket, call: (group, _), fresh }) = &mut self.clocks else { return false };
+        if !ticket.has_recorded(row) {
+            return false;
         }
+        let fresh = fresh.get_or_insert_with(|| vec![true; keys.positions()]);
+        let mut fewer = false;
+        for keys in keys.of_shard(shard).chunk_by(|one, next| one.table == next.table) {
+            let ids: Vec<u64> = keys.iter().map(|key| key.id).collect();
+            let Some(marks) = ticket.fresh(*group, keys[0].table, &ids) else { continue };
+            for (key, _) in keys.iter().zip(marks).filter(|(_, fresh)| !fresh) {
+                fewer |= std::mem::replace(&mut fresh[key.position as usize], false);
+            }
+        }
+        fewer
+    }
+}
+
+impl Clocks<'_> {
+    /// Whether the clock of the row at `position` is to be taken.
+    #[inline]
+    pub(crate) fn takes(&self, position: u32) -> bool {
+        self.fresh.as_ref().is_none_or(|fresh| fresh[position as usize])
     }
 }

@@ -82,11 +82,11 @@ impl Entering {
         let table = keys[0].table;
         let places = || found.iter().map(|found| found.expect("the row is in memory").place);
         // Who takes no clocks need not say what bounds they have.
-        if let Some((_, fresh)) = &wish.clocks
+        if let Some(clocks) = &wish.clocks
             && let Some(bound) = wish.bounds[table as usize]
         {
             for (number, (key, place)) in keys.iter().zip(places()).enumerate() {
-                if fresh.as_ref().is_none_or(|fresh| fresh[key.position as usize]) {
+                if clocks.takes(key.position) {
                     let clock = shard.take_clock(table, key.id, place, bound);
                     self.count(key, clock).inspect_err(|_| self.visited += number)?;
                 }

@@ -276,6 +276,21 @@ pub enum StoreError {
         /// The bound on open tickets.
         limit: usize,
     },
+    /// A step would hold the clocks of more rows than it can.
+    #[error(
+        "step {ticket} holds the clocks of {held} rows and asks for {wanted} more, the limit is {limit} rows for each \
+         step: update or release rows before asking for more, or use smaller batches"
+    )]
+    TooManyRows {
+        /// Number of the ticket.
+        ticket: u64,
+        /// Rows it holds.
+        held: usize,
+        /// Rows of the call that it does not hold.
+        wanted: usize,
+        /// The bound on rows that a step holds.
+        limit: usize,
+    },
     /// Rows that live by event time, and no event time.
     #[error(
         "rows of table {table:?} live by event time, and no step has said one: begin steps with \

@@ -10,7 +10,7 @@ use rowmill_kernels::{Lookups, RowPtr, SKIP, UniqueScratch, segment_unique};
 use rowmill_rows::{IdBag, Pooling};
 
 use crate::StoreError;
-use crate::acquire::{Blocked, Entered, Wish};
+use crate::acquire::{Blocked, Clocks, Entered, Wish};
 use crate::admission::Asked;
 use crate::group::Group;
 use crate::keys::{Key, Keys};
@@ -18,7 +18,7 @@ use crate::log::Reading;
 use crate::out::{Out, Pooled};
 use crate::placement::Placement;
 use crate::table_state::TableState;
-use crate::ticket::{NO_LOOKUP, Ticket, TicketState};
+use crate::ticket::{NO_LOOKUP, Ticket};
 use crate::walk::Known;
 
 /// Floats pooled per task when a call is spread over threads.
@@ -140,9 +140,9 @@ impl Group {
             self.refuse(&mut lookup, Asked::Read);
         }
         let reading = self.core.log.reading();
-        let mut wish = self.wish(&lookup, ticket);
+        let mut wish = self.wish(&lookup, ticket)?;
         wish.notes = ticket.is_some();
-        let mut entered = self.enter(lookup.keys(), &wish)?;
+        let mut entered = self.enter(lookup.keys(), &mut wish)?;
         entered.unseen.extend(&lookup.refused);
         let known = std::mem::take(&mut entered.known);
         let pooled = if entered.misses.len() <= self.cold_rows_max() {
@@ -156,12 +156,8 @@ impl Group {
             self.leave(lookup.keys(), &wish);
             return Err(error);
         }
+        self.record(&lookup, &wish);
         lookup.known = known;
-        if let Some(ticket) = ticket {
-            for rows in lookup.tables.iter().filter(|rows| rows.table.bound().is_some()) {
-                lookup.hold(rows, &ticket.state);
-            }
-        }
         Ok(lookup)
     }
 
@@ -176,9 +172,9 @@ impl Group {
         let mut lookup = self.prepare_fetch(table, ids);
         self.refuse(&mut lookup, Asked::Read);
         let reading = self.core.log.reading();
-        let mut wish = self.wish(&lookup, ticket);
+        let mut wish = self.wish(&lookup, ticket)?;
         wish.births = true;
-        let entered = self.enter(lookup.keys(), &wish)?;
+        let entered = self.enter(lookup.keys(), &mut wish)?;
         self.copy_entered(&reading, &lookup, &wish, entered, out)
     }
 
@@ -189,7 +185,7 @@ impl Group {
         ticket: &Ticket,
     ) -> Result<Result<Vec<f32>, Blocked>, StoreError> {
         let reading = self.core.log.reading();
-        let mut wish = self.wish(lookup, Some(ticket));
+        let mut wish = self.wish(lookup, Some(ticket))?;
         wish.queued = true;
         match self.try_enter(lookup.keys(), &wish)? {
             Ok(entered) => {
@@ -237,10 +233,7 @@ impl Group {
             self.leave(lookup.keys(), wish);
             return Err(error);
         }
-        let rows = &lookup.tables[0];
-        if let Some((ticket, _)) = wish.clocks.as_ref().filter(|_| rows.table.bound().is_some()) {
-            lookup.hold(rows, ticket);
-        }
+        self.record(lookup, wish);
         Ok(())
     }
 
@@ -342,20 +335,55 @@ impl Group {
         }
     }
 
-    fn wish<'a>(&self, lookup: &Lookup, ticket: Option<&'a Ticket>) -> Wish<'a> {
-        let clocks = ticket.map(|ticket| {
-            let state = &*ticket.state;
-            let mut fresh: Option<Vec<bool>> = None;
-            for rows in &lookup.tables {
-                if let Some(marks) = state.fresh(self.core.number, rows.table.local, &rows.unique) {
-                    let fresh = fresh.get_or_insert_with(|| vec![true; lookup.keys().positions()]);
-                    fresh[rows.base..rows.base + marks.len()].copy_from_slice(&marks);
-                }
-            }
-            (state, fresh)
-        });
+    fn wish<'a>(&self, lookup: &Lookup, ticket: Option<&'a Ticket>) -> Result<Wish<'a>, StoreError> {
+        let clocks = ticket.map(|ticket| self.clocks(lookup, ticket)).transpose()?;
         let bounds = self.tables.read().iter().map(|table| table.bound()).collect();
-        Wish { births: ticket.is_some(), clocks, notes: false, bounds, queued: false }
+        Ok(Wish { births: ticket.is_some(), clocks, notes: false, bounds, queued: false })
+    }
+
+    /// The clocks that a lookup takes for a ticket.
+    fn clocks<'a>(&self, lookup: &Lookup, ticket: &'a Ticket) -> Result<Clocks<'a>, StoreError> {
+        let (state, group) = (&*ticket.state, self.core.number);
+        let mut clocks = Clocks { ticket: state, call: (group, lookup.serial), fresh: None };
+        let mut wanted = 0;
+        for rows in &lookup.tables {
+            let marks = state.fresh(group, rows.table.local, &rows.unique);
+            if let Some(marks) = &marks {
+                let fresh = clocks.fresh.get_or_insert_with(|| vec![true; lookup.keys().positions()]);
+                fresh[rows.base..rows.base + marks.len()].copy_from_slice(marks);
+            }
+            if rows.table.bound().is_some() {
+                wanted +=
+                    marks.map_or(rows.unique.len(), |marks| marks.iter().filter(|&&fresh| fresh).count());
+            }
+        }
+        state.check_room(wanted)?;
+        Ok(clocks)
+    }
+
+    /// Let the ticket record the rows whose clocks a call took.
+    fn record(&self, lookup: &Lookup, wish: &Wish<'_>) {
+        let Some(clocks) = &wish.clocks else { return };
+        let group = self.core.number;
+        for rows in lookup.tables.iter().filter(|rows| rows.table.bound().is_some()) {
+            let table = rows.table.local;
+            let mut positions = rows.base as u32..(rows.base + rows.unique.len()) as u32;
+            let all = positions.all(|position| clocks.takes(position))
+                && lookup.refused.iter().all(|key| key.table != table);
+            let twice = if all {
+                clocks.ticket.add(group, table, lookup.serial, &rows.unique)
+            } else {
+                let taken = |key: &&Key| key.table == table && clocks.takes(key.position);
+                let taken: Arc<[u64]> = lookup.keys().iter().filter(taken).map(|key| key.id).collect();
+                if taken.is_empty() {
+                    continue;
+                }
+                clocks.ticket.add(group, table, NO_LOOKUP, &taken)
+            };
+            if !twice.is_empty() {
+                self.release(table, &twice);
+            }
+        }
     }
 
     /// Pool all bags, given the addresses of all rows.
@@ -467,7 +495,7 @@ impl Group {
         let keys = self.keys(&table.table, &ids);
         let entered = self.enter(
             &keys,
-            &Wish { births: false, clocks: None, notes: false, bounds: Vec::new(), queued: false },
+            &mut Wish { births: false, clocks: None, notes: false, bounds: Vec::new(), queued: false },
         )?;
         self.with_rows(reading, &keys, entered, |found| {
             let mut rows = vec![std::ptr::null(); table.unique.len()];
@@ -508,19 +536,5 @@ impl Lookup {
     /// The group this lookup belongs to.
     pub(crate) fn group(&self) -> &Arc<Group> {
         &self.group
-    }
-
-    /// Let a ticket remember the rows of a table whose clocks were taken.
-    fn hold(&self, rows: &TableRows, ticket: &TicketState) {
-        let (group, table) = (self.group.core.number, rows.table.local);
-        if self.refused.iter().all(|key| key.table != table) {
-            ticket.add(group, table, self.serial, &rows.unique);
-            return;
-        }
-        let held = self.keys().iter().filter(|key| key.table == table).map(|key| key.id);
-        let held: Arc<[u64]> = held.collect();
-        if !held.is_empty() {
-            ticket.add(group, table, NO_LOOKUP, &held);
-        }
     }
 }

@@ -20,7 +20,7 @@ use crate::acquire::{Blocked, WAIT_SLICE};
 use crate::lookup::Lookup;
 use crate::ranks;
 use crate::table::Table;
-use crate::ticket::{Held, Ticket, TicketState, Tickets};
+use crate::ticket::{Call, Held, Ticket, TicketState, Tickets};
 
 /// A get that waits in the queue, or is done. Dropping it takes it out of the queue; clocks it has taken
 /// belong to its ticket. It does not keep its step alive: once the ticket is dropped, it fails.
@@ -98,7 +98,7 @@ impl Request {
             Err(blocked) => blocked,
         };
         self.stand_by(&blocked, &ticket.state);
-        if group.tickets.must_give_way(&ticket.state) {
+        if group.tickets.must_give_way(&ticket.state, blocked.row) {
             let (_, table, id) = blocked.row;
             return Err(StoreError::StepConflict { ticket: self.step, key: group.key(table, id) });
         }
@@ -118,7 +118,7 @@ impl Request {
             shards[shard].waiting.lock().remove(&self.step);
             shards[shard].gate.open();
         }
-        ticket.set_waits_for(Some(blocked.row));
+        ticket.wait_for(self.call(), blocked.row, Vec::new);
         shards[blocked.shard].waiting.lock().insert(self.step, blocked.row);
     }
 
@@ -126,12 +126,16 @@ impl Request {
         if let Some(shard) = self.waits_in.lock().take() {
             let cell = &self.table.group().shards[shard];
             if let Some(ticket) = self.ticket.upgrade() {
-                ticket.state.set_waits_for(None);
+                ticket.state.end_wait(self.call());
             }
             cell.waiting.lock().remove(&self.step);
             // Younger steps that stood back may go on.
             cell.gate.open();
         }
+    }
+
+    fn call(&self) -> Call {
+        (self.table.group_number(), self.lookup.serial)
     }
 
     /// The rows it asks for.

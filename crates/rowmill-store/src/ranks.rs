@@ -46,10 +46,9 @@ ranks! {
     ShardWaiting = 100, "the waiting tickets of a shard";
     /// All open tickets.
     Tickets = 110, "the open tickets";
-    /// What one ticket holds, what it is taking, and what it waits for.
+    /// What one ticket holds, and what its calls wait for.
     TicketHolds = 111, "the holds of a ticket";
-    TicketPartial = 112, "the partial holds of a ticket";
-    TicketWait = 113, "the wait of a ticket";
+    TicketWaits = 112, "the waits of a ticket";
     /// Announcements that lookahead works off.
     Announcements = 120, "the announcements";
     /// Counts of looked-up and admitted ids of a table.

@@ -3,6 +3,15 @@
 //! A ticket remembers which rows it holds, takes each row's clock once however often the step asks, and
 //! gives every clock back when it is dropped: a step that failed leaks nothing. Who holds a row, and for
 //! how long, is found by asking the tickets (errors only, so it may be slow).
+//!
+//! Several threads may use one ticket. A call records its rows only after it has taken their clocks, and takes
+//! the clocks of all rows that were not recorded when it looked. Two calls that ask for one row at the same time
+//! therefore take its clock twice; the second to record the row learns that and gives its own clock back. At its
+//! bound, the second waits until the first has recorded the row. So a row is recorded only while its clock is
+//! held for it, and a read never relies on a clock that another call is still waiting for.
+//!
+//! Lock order: the locks of a ticket are leaves. They are taken under a shard's lock, and nothing is locked under
+//! them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,11 +27,26 @@ use crate::store::Groups;
 /// Steps that may be open at once.
 const TICKETS_MAX: usize = 1024;
 
+/// Rows whose clocks one step may hold: half a GiB of ids.
+const ROWS_MAX: usize = 1 << 26;
+
 /// Serial number of no lookup: of rows that are a part of one's only.
 pub(crate) const NO_LOOKUP: u64 = 0;
 
 /// A row within a store: group, table within the group, id.
 pub(crate) type Held = (u32, u32, u64);
+
+/// A call of a step: group and number of its lookup.
+pub(crate) type Call = (u32, u64);
+
+/// What a call waits for.
+#[derive(Debug)]
+struct Wait {
+    /// A row beyond its bound.
+    row: Held,
+    /// Rows whose clocks the call has taken in the shards before.
+    taken: Vec<Held>,
+}
 
 /// The rows of one table that a ticket holds.
 #[derive(Debug)]
@@ -46,6 +70,13 @@ impl Hold {
         }
     }
 
+    fn len(&self) -> usize {
+        match self {
+            Self::Lookup { ids, .. } => ids.len(),
+            Self::Rows(ids) => ids.len(),
+        }
+    }
+
     fn into_rows(self) -> HashSet<u64> {
         match self {
             Self::Lookup { ids, .. } => ids.iter().copied().collect(),
@@ -61,10 +92,8 @@ pub(crate) struct TicketState {
     /// When what the step learns from happened, in seconds.
     event_time: Option<u64>,
     holds: Mutex<HashMap<(u32, u32), Hold>, ranks::TicketHolds>,
-    /// Rows of a call that is still taking clocks, written before it waits.
-    partial: Mutex<Vec<Held>, ranks::TicketPartial>,
-    /// Row this ticket waits for.
-    waits_for: Mutex<Option<Held>, ranks::TicketWait>,
+    /// Calls that wait for a clock: at most one for each thread and each queued get.
+    waits: Mutex<HashMap<Call, Wait>, ranks::TicketWaits>,
 }
 
 impl TicketState {
@@ -76,9 +105,28 @@ impl TicketState {
         self.event_time
     }
 
-    fn holds(&self, row: Held) -> bool {
+    /// Whether the row is recorded as held.
+    pub(crate) fn has_recorded(&self, row: Held) -> bool {
         self.holds.lock().get(&(row.0, row.1)).is_some_and(|hold| hold.contains(row.2))
-            || self.partial.lock().contains(&row)
+    }
+
+    /// Whether the ticket, or a call of it that waits, holds the row.
+    fn holds(&self, row: Held) -> bool {
+        self.has_recorded(row) || self.waits.lock().values().any(|wait| wait.taken.contains(&row))
+    }
+
+    /// Number of rows recorded as held.
+    fn rows_held(&self) -> usize {
+        self.holds.lock().values().map(Hold::len).sum()
+    }
+
+    /// Check that the ticket may hold so many rows more.
+    pub(crate) fn check_room(&self, rows: usize) -> Result<(), StoreError> {
+        let held = self.rows_held();
+        if rows <= ROWS_MAX.saturating_sub(held) {
+            return Ok(());
+        }
+        Err(StoreError::TooManyRows { ticket: self.id, held, wanted: rows, limit: ROWS_MAX })
     }
 
     /// Which of `ids` the ticket does not hold yet; `None` when it holds none of them.
@@ -92,17 +140,18 @@ impl TicketState {
         Some(ids.iter().map(|id| !held.contains(id)).collect())
     }
 
-    /// Remember rows whose clocks were taken.
-    pub(crate) fn add(&self, group: u32, table: u32, serial: u64, ids: &Arc<[u64]>) {
+    /// Record rows whose clocks a call has taken. Rows that another call recorded meanwhile are returned: the
+    /// caller gives their clocks back.
+    pub(crate) fn add(&self, group: u32, table: u32, serial: u64, ids: &Arc<[u64]>) -> Vec<u64> {
         let mut holds = self.holds.lock();
-        match holds.remove(&(group, table)) {
-            None => holds.insert((group, table), Hold::Lookup { serial, ids: Arc::clone(ids) }),
-            Some(hold) => {
-                let mut rows = hold.into_rows();
-                rows.extend(ids.iter().copied());
-                holds.insert((group, table), Hold::Rows(rows))
-            }
+        let Some(hold) = holds.remove(&(group, table)) else {
+            holds.insert((group, table), Hold::Lookup { serial, ids: Arc::clone(ids) });
+            return Vec::new();
         };
+        let mut rows = hold.into_rows();
+        let twice = ids.iter().copied().filter(|&id| !rows.insert(id)).collect();
+        holds.insert((group, table), Hold::Rows(rows));
+        twice
     }
 
     /// Forget the rows among `ids` and say which of them were held. `serial` is that of the lookup whose
@@ -131,12 +180,14 @@ impl TicketState {
         self.holds.lock().is_empty()
     }
 
-    pub(crate) fn set_partial(&self, rows: Vec<Held>) {
-        *self.partial.lock() = rows;
+    /// A call waits for a row; `taken` are the rows whose clocks it has.
+    pub(crate) fn wait_for(&self, call: Call, row: Held, taken: impl FnOnce() -> Vec<Held>) {
+        self.waits.lock().entry(call).or_insert_with(|| Wait { row, taken: taken() }).row = row;
     }
 
-    pub(crate) fn set_waits_for(&self, row: Option<Held>) {
-        *self.waits_for.lock() = row;
+    /// A call does not wait any more.
+    pub(crate) fn end_wait(&self, call: Call) {
+        self.waits.lock().remove(&call);
     }
 
     fn drain(&self) -> Vec<(u32, u32, Vec<u64>)> {
@@ -214,8 +265,7 @@ impl Tickets {
             born: Instant::now(),
             event_time,
             holds: Mutex::default(),
-            partial: Mutex::default(),
-            waits_for: Mutex::default(),
+            waits: Mutex::default(),
         });
         open.insert(state.id, Arc::downgrade(&state));
         Ok(state)
@@ -239,17 +289,23 @@ impl Tickets {
             .collect()
     }
 
-    /// Whether `waiter` is the youngest of a circle of tickets that wait for rows of each other.
-    pub(crate) fn must_give_way(&self, waiter: &TicketState) -> bool {
+    /// Whether `waiter`, which waits for `row`, is the youngest of a circle of tickets that wait for rows of each
+    /// other.
+    pub(crate) fn must_give_way(&self, waiter: &TicketState, row: Held) -> bool {
         let tickets = self.all();
-        let next = |ticket: &TicketState| -> Vec<Arc<TicketState>> {
-            let Some(row) = *ticket.waits_for.lock() else { return Vec::new() };
-            tickets.iter().filter(|other| other.id != ticket.id && other.holds(row)).cloned().collect()
+        let holders = |ticket: &TicketState, rows: &[Held]| -> Vec<Arc<TicketState>> {
+            let holds =
+                |other: &&Arc<TicketState>| other.id != ticket.id && rows.iter().any(|&row| other.holds(row));
+            tickets.iter().filter(holds).cloned().collect()
+        };
+        let next = |ticket: &TicketState| {
+            let rows: Vec<Held> = ticket.waits.lock().values().map(|wait| wait.row).collect();
+            holders(ticket, &rows)
         };
         // Depth-first along "waits for a row held by"; a path back to the waiter is a circle. Only
         // circles whose members are all older count: the youngest of each circle gives way.
         let mut seen = HashSet::new();
-        let mut path = next(waiter);
+        let mut path = holders(waiter, &[row]);
         while let Some(ticket) = path.pop() {
             if ticket.id > waiter.id || !seen.insert(ticket.id) {
                 continue;
@@ -297,14 +353,7 @@ impl Ticket {
 
     /// Rows whose clock this ticket holds.
     pub fn rows_held(&self) -> usize {
-        let holds = self.state.holds.lock();
-        holds
-            .values()
-            .map(|hold| match hold {
-                Hold::Lookup { ids, .. } => ids.len(),
-                Hold::Rows(ids) => ids.len(),
-            })
-            .sum()
+        self.state.rows_held()
     }
 }
 
@@ -329,6 +378,36 @@ mod tests {
         ticket.add(0, 1, 5, &got);
         assert!(matches!(ticket.take(0, 1, None, &[7, 3, 9]), Released::All));
         assert!(ticket.is_empty());
+    }
+
+    #[test]
+    fn rows_that_are_recorded_twice_are_returned() {
+        let ticket = Tickets::default().issue(None).unwrap();
+        assert!(ticket.add(0, 1, 5, &[7, 3, 9].into()).is_empty());
+        assert_eq!(ticket.add(0, 1, 6, &[4, 9, 7].into()), [9, 7]);
+        assert!(ticket.add(0, 2, 6, &[9].into()).is_empty());
+        assert_eq!(ticket.rows_held(), 5);
+    }
+
+    #[test]
+    fn a_step_holds_so_many_rows_and_no_more() {
+        let ticket = Tickets::default().issue(None).unwrap();
+        ticket.add(0, 1, 5, &[7, 3, 9].into());
+        ticket.check_room(ROWS_MAX - 3).unwrap();
+        for rows in [ROWS_MAX - 2, usize::MAX] {
+            let error = ticket.check_room(rows).unwrap_err();
+            assert!(
+                matches!(error, StoreError::TooManyRows { held: 3, wanted, .. } if wanted == rows),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn so_many_steps_are_open_and_no_more() {
+        let tickets = Tickets::default();
+        let _open: Vec<_> = (0..TICKETS_MAX).map(|_| tickets.issue(None).unwrap()).collect();
+        assert!(matches!(tickets.issue(None), Err(StoreError::TooManySteps { open: TICKETS_MAX, .. })));
     }
 
     #[test]

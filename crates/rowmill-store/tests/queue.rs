@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use common::*;
@@ -136,6 +136,92 @@ fn gets_of_one_step_are_served_in_their_order_and_take_a_clock_once() {
         get.wait().unwrap();
     }
     assert_eq!(reads.rows_held(), 2);
+}
+
+/// Each thread found that the step held no row, so every clock was taken twice and given back once.
+#[test]
+fn threads_of_one_step_that_ask_for_the_same_rows_take_each_clock_once() {
+    const ROUNDS: u64 = 40;
+    let ids: Vec<u64> = (0..40).collect();
+    for steps in [0, 2] {
+        // Several shards.
+        let store =
+            open(&MemoryVolume::new(), &StoreOptions { wait_deadline: LATE, ..options(Some(1 << 20)) });
+        let table = store.table("t", &zeros(steps)).unwrap();
+        for round in 0..ROUNDS {
+            let holders: Vec<Arc<Ticket>> = (0..=steps).map(|_| ticket(&store)).collect();
+            for holder in &holders {
+                table.get_or_init(&[20], &mut [0.0; 4], Some(holder)).unwrap();
+            }
+            let step = ticket(&store);
+            let barrier = Barrier::new(4);
+            std::thread::scope(|scope| {
+                let (store, table, step, barrier, ids) = (&store, &table, &step, &barrier, &ids);
+                scope.spawn(move || {
+                    barrier.wait();
+                    table.get_later(&ids[..30], step).unwrap().wait().unwrap();
+                });
+                scope.spawn(move || {
+                    barrier.wait();
+                    table.get_or_init(&ids[10..], &mut [0.0; 120], Some(step)).unwrap();
+                });
+                scope.spawn(move || {
+                    barrier.wait();
+                    let bag =
+                        IdBag { ids, offsets: &[0, 40], weights: None, padding: None, pooling: Pooling::Sum };
+                    store.lookup(&[(table, bag)], &mut [0.0; 4], 4, Some(step)).unwrap();
+                });
+                // Most of them wait by then, having seen that the step holds no row.
+                barrier.wait();
+                std::thread::sleep(Duration::from_millis(2));
+                drop(holders);
+            });
+            assert_eq!(step.rows_held(), ids.len());
+            if round % 2 == 0 {
+                add_one(&table, &ids, &step);
+                assert_eq!(step.rows_held(), 0);
+            }
+            drop(step);
+            let before = store.stats().staleness[0];
+            table.get_or_init(&ids, &mut [0.0; 160], Some(&ticket(&store))).unwrap();
+            assert_eq!(store.stats().staleness[0], before + ids.len() as u64, "no get is outstanding");
+        }
+    }
+}
+
+/// One call of a step overwrote what another one had taken before it waited, so a circle through that was not
+/// seen, and all waited until the deadline.
+#[test]
+fn a_circle_through_one_of_two_waiting_calls_is_seen() {
+    const PAUSE: Duration = Duration::from_millis(4);
+    // Several shards: what a call takes in those before the one where it waits is what others wait for.
+    let store = open(&MemoryVolume::new(), &StoreOptions { wait_deadline: LATE, ..options(Some(1 << 20)) });
+    let table = store.table("t", &zeros(0)).unwrap();
+    let mut circles = 0;
+    for trial in 0..10 {
+        let (wanted, owed): (Vec<u64>, u64) = ((100 * trial..100 * trial + 16).collect(), 100 * trial + 50);
+        let [holder, old, young] = [(); 3].map(|()| ticket(&store));
+        table.get_or_init(&[owed], &mut [0.0; 4], Some(&holder)).unwrap();
+        table.get_or_init(&wanted[8..9], &mut [0.0; 4], Some(&young)).unwrap();
+        std::thread::scope(|scope| {
+            let (table, wanted, old) = (&table, &wanted, &old);
+            scope.spawn(move || table.get_or_init(wanted, &mut [0.0; 64], Some(old)).unwrap());
+            std::thread::sleep(PAUSE);
+            scope.spawn(move || table.get_or_init(&[owed], &mut [0.0; 4], Some(old)).unwrap());
+            std::thread::sleep(PAUSE);
+            match table.get_or_init(&wanted[..8], &mut [0.0; 32], Some(&young)) {
+                Ok(()) => {}
+                Err(StoreError::StepConflict { ticket, .. }) => {
+                    assert_eq!(ticket, young.id());
+                    circles += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+            drop((young, holder));
+        });
+        assert_eq!(old.rows_held(), 17);
+    }
+    assert!(circles > 0, "no call waited behind rows that it had taken");
 }
 
 #[test]
