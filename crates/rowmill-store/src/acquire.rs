@@ -336,9 +336,10 @@ impl Wish<'_> {
 
     /// Give back the clocks taken of these rows.
     fn give_back(&self, state: &mut Shard, keys: &[Key]) {
+        let Some(Clocks { ticket, .. }) = &self.clocks else { return };
         for key in keys {
             if self.takes(key.position) && self.bounds[key.table as usize].is_some() {
-                state.release_clock_of(key);
+                state.release_clock_of(ticket.id(), key);
             }
         }
     }
@@ -374,5 +375,12 @@ impl Clocks<'_> {
     #[inline]
     pub(crate) fn takes(&self, position: u32) -> bool {
         self.fresh.as_ref().is_none_or(|fresh| fresh[position as usize])
+    }
+
+    /// Whether what the ticket holds is the clock of a row of this id that was deleted.
+    #[inline]
+    pub(crate) fn hold_is_void(&self, shard: &Shard, key: &Key) -> bool {
+        // A change of rows under way may have ended the hold: it takes the row off the record first.
+        shard.may_be_void(self.ticket.id(), key) && self.ticket.has_recorded((self.call.0, key.table, key.id))
     }
 }

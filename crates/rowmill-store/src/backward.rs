@@ -10,7 +10,7 @@ use crate::lookup::{Feature, Lookup};
 use crate::prefetch::prefetch_bytes;
 use crate::stamp::Mark;
 use crate::table_state::TableState;
-use crate::ticket::{Released, Ticket};
+use crate::ticket::{Release, Released, Ticket};
 use crate::update::{Change, Target};
 use crate::walk::CHUNK;
 
@@ -214,7 +214,7 @@ impl Group {
     }
 
     /// Take one optimizer step on every distinct row of `lookup`, and give its clocks back. `rates` has
-    /// one learning rate per feature; the same for all features of a table.
+    /// one learning rate per feature, the same for all features of a table.
     pub(crate) fn apply(
         &self,
         lookup: &Lookup,
@@ -252,14 +252,14 @@ impl Group {
             tables[table.table.local as usize] =
                 Some(TableStep { table: &table.table, update, base: table.base as u32, source, mark });
         }
-        let released = ticket.map_or(Released::None, |ticket| self.released(lookup, ticket));
+        let release = ticket.map_or(Release::NOTHING, |ticket| self.release_of(lookup, ticket));
         let target = match &lookup.tables[..] {
             [rows] if lookup.known.is_empty() && lookup.refused.is_empty() => {
                 Target::Ids { table: &rows.table, ids: &rows.unique }
             }
             _ => Target::Keys { keys: lookup.keys(), known: &lookup.known },
         };
-        self.update(&target, &released, &Step { group: self, tables })
+        self.update(&target, &release, &Step { group: self, tables })
     }
 
     fn check_finite(&self, lookup: &Lookup, gradients: &[f32], row_stride: usize) -> Result<(), StoreError> {
@@ -283,7 +283,8 @@ impl Group {
         Ok(())
     }
 
-    fn released(&self, lookup: &Lookup, ticket: &Ticket) -> Released {
+    /// The clocks of a lookup's rows that a ticket holds.
+    fn release_of(&self, lookup: &Lookup, ticket: &Ticket) -> Release {
         let per_table: Vec<Released> = lookup
             .tables
             .iter()
@@ -292,7 +293,7 @@ impl Group {
             })
             .collect();
         if per_table.iter().all(|released| matches!(released, Released::All)) {
-            return Released::All;
+            return Release { ticket: ticket.id(), rows: Released::All };
         }
         let mut marks = vec![false; lookup.keys().positions()];
         for (rows, released) in lookup.tables.iter().zip(&per_table) {
@@ -300,7 +301,7 @@ impl Group {
                 marks[rows.base + within] = released.contains(within as u32);
             }
         }
-        Released::Some(marks)
+        Release { ticket: ticket.id(), rows: Released::Some(marks) }
     }
 
     /// The gradients of the distinct rows, per table, without changing anything. They need not be finite: a

@@ -27,7 +27,7 @@ use crate::prepared::settle;
 use crate::stamp::set_stamp;
 use crate::store::Store;
 use crate::table::Table;
-use crate::ticket::Released;
+use crate::ticket::Release;
 use crate::update::Target;
 use crate::weights::{decode_row, write_row};
 use crate::{Background, StoreError};
@@ -439,7 +439,7 @@ impl Table {
         let target = Target::Ids { table: self.state(), ids };
         let _change = store.changes.read();
         let layout = &self.group().core.layout;
-        store.settle(self.group().update(&target, &Released::None, &|keys: &[Key], rows: &[*mut f32]| {
+        store.settle(self.group().update(&target, &Release::NOTHING, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let position = key.position as usize;
                 let values = &values[position * row_floats..][..row_floats];

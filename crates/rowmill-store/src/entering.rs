@@ -6,9 +6,9 @@
 use rowmill_kernels::RowPtr;
 
 use crate::StoreError;
-use crate::acquire::Wish;
+use crate::acquire::{Clocks, Wish};
 use crate::core::Core;
-use crate::index::{Found, Location};
+use crate::index::{Found, Location, Place};
 use crate::keys::Key;
 use crate::scatter::Scatter;
 use crate::shard::{Clock, Miss, Shard};
@@ -86,10 +86,7 @@ impl Entering {
             && let Some(bound) = wish.bounds[table as usize]
         {
             for (number, (key, place)) in keys.iter().zip(places()).enumerate() {
-                if clocks.takes(key.position) {
-                    let clock = shard.take_clock(table, key.id, place, bound);
-                    self.count(key, clock).inspect_err(|_| self.visited += number)?;
-                }
+                self.take(shard, clocks, bound, key, place).inspect_err(|_| self.visited += number)?;
             }
         }
         self.visited += keys.len();
@@ -133,11 +130,10 @@ impl Entering {
                 return Ok(());
             }
         };
-        if wish.takes(key.position)
+        if let Some(clocks) = &wish.clocks
             && let Some(bound) = wish.bounds[key.table as usize]
         {
-            let clock = shard.take_clock(key.table, key.id, found.place, bound);
-            self.count(key, clock)?;
+            self.take(shard, clocks, bound, key, found.place)?;
         }
         self.visited += 1;
         if wish.notes {
@@ -156,12 +152,27 @@ impl Entering {
         Ok(())
     }
 
-    /// A clock was asked for.
+    /// Take the clock of a row, unless the step holds it.
     #[inline(always)]
-    fn count(&mut self, key: &Key, clock: Clock) -> Result<(), Stop> {
-        match clock {
+    fn take(
+        &mut self,
+        shard: &mut Shard,
+        clocks: &Clocks<'_>,
+        bound: u8,
+        key: &Key,
+        place: Place,
+    ) -> Result<(), Stop> {
+        let is_fresh = clocks.takes(key.position);
+        if !is_fresh && !clocks.hold_is_void(shard, key) {
+            return Ok(());
+        }
+        match shard.take_clock(clocks.ticket.id(), key, place, bound) {
             Clock::Taken(outstanding) => self.staleness.count(outstanding),
             Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
+        }
+        if !is_fresh {
+            // The new hold takes the place of the void one in the ticket's record.
+            shard.end_void_hold(key);
         }
         Ok(())
     }

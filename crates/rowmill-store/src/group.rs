@@ -150,8 +150,8 @@ impl Group {
         self.workers.map(keys.len(), busy.len(), |number| (busy[number], work(busy[number])))
     }
 
-    /// Give clocks back without changing rows.
-    pub(crate) fn release(&self, table: u32, ids: &[u64]) {
+    /// Give clocks of a ticket back without changing rows.
+    pub(crate) fn release(&self, ticket: u64, table: u32, ids: &[u64]) {
         let keys = self.keys_of(&[(table, ids)]);
         for (shard, cell) in self.shards.iter().enumerate() {
             if keys.of_shard(shard).is_empty() {
@@ -159,7 +159,7 @@ impl Group {
             }
             let mut state = cell.state.write();
             for key in keys.of_shard(shard) {
-                state.release_clock_of(key);
+                state.release_clock_of(ticket, key);
             }
             drop(state);
             cell.gate.open();

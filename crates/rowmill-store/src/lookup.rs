@@ -381,7 +381,7 @@ impl Group {
                 clocks.ticket.add(group, table, NO_LOOKUP, &taken)
             };
             if !twice.is_empty() {
-                self.release(table, &twice);
+                self.release(clocks.ticket.id(), table, &twice);
             }
         }
     }

@@ -17,6 +17,8 @@ pub enum SeededBug {
     StaleAddress,
     /// A clock is taken whatever the staleness bound says.
     NoBound,
+    /// A step whose row was deleted gives back a clock of the row that was born with its id since.
+    ForeignClock,
 }
 
 /// Whether the bug is switched on.

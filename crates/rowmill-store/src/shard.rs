@@ -34,6 +34,7 @@ use crate::seeded::{self, SeededBug};
 use crate::table_state::TableState;
 
 pub(crate) use clocks::Clock;
+use clocks::VoidHolds;
 use unpublished::Unpublished;
 
 /// Slots are taken from the budget this many at a time.
@@ -133,6 +134,8 @@ pub(crate) struct Shard {
     tables: Vec<Arc<TableState>>,
     /// Exact clocks of the entries whose four bits overflowed.
     clocks_beyond: HashMap<(u32, u64), u32>,
+    /// Holds of deleted rows, by table and id.
+    void_holds: HashMap<(u32, u64), VoidHolds>,
     moves: u64,
     edits: u64,
     /// A row had to leave: from then on uses are counted, to tell which one goes next.
@@ -181,6 +184,7 @@ impl Shard {
             save_from: 0,
             refused: 0,
             clocks_beyond: HashMap::new(),
+            void_holds: HashMap::new(),
             moves: 0,
             edits: 0,
             crowded: false,

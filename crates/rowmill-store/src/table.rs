@@ -13,7 +13,7 @@ use crate::queue::QueuedGet;
 use crate::read::{Part, copy_floats};
 use crate::store::Store;
 use crate::table_state::TableState;
-use crate::ticket::{Released, Ticket};
+use crate::ticket::{Release, Ticket};
 use crate::update::Target;
 use crate::weights::write_weights;
 use crate::{Stats, StoreError};
@@ -242,11 +242,14 @@ impl Table {
         for (position, &which) in inverse.iter().enumerate() {
             last[which as usize] = position;
         }
-        let released = self.released(ticket, &unique);
+        let release = ticket.map_or(Release::NOTHING, |ticket| Release {
+            ticket: ticket.id(),
+            rows: ticket.state.take(self.group.core.number, self.state.local, None, &unique),
+        });
         let target = Target::Ids { table: &self.state, ids: &unique };
         let mark = self.state.mark(self.steps(), ticket);
         let _change = self.store.changes.read();
-        self.store.settle(self.group.update(&target, &released, &|keys: &[Key], rows: &[*mut f32]| {
+        self.store.settle(self.group.update(&target, &release, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[last[key.position as usize] * width..][..width];
                 // SAFETY: `row` is a resident row of this group under its shard's write lock; it has as many
@@ -314,7 +317,8 @@ impl Table {
         self.store.settle(self.group.evict_due(&self.store.changes, &lookup))
     }
 
-    /// Remove rows; how many there were.
+    /// Remove rows; how many there were. Steps that hold their clocks hold nothing of them any more: rows that are
+    /// born with these ids later start anew.
     ///
     /// # Errors
     /// A failed write.
@@ -330,7 +334,7 @@ impl Table {
     }
 
     /// Remove the rows that the table's eviction rule names, for good; their ids, ascending. Rows whose clock
-    /// somebody holds stay. Changes of rows wait meanwhile, and every cold row is read: what a rule looks at lies
+    /// a step holds stay. Changes of rows wait meanwhile, and every cold row is read: what a rule looks at lies
     /// in the row.
     ///
     /// # Errors
@@ -401,12 +405,6 @@ impl Table {
             option: "values",
             expected: format!("below {BEYOND:e} in table {:?}, whose dtype is bf16", self.name()),
             got: format!("{largest:e}"),
-        })
-    }
-
-    fn released(&self, ticket: Option<&Ticket>, ids: &[u64]) -> Released {
-        ticket.map_or(Released::None, |ticket| {
-            ticket.state.take(self.group.core.number, self.state.local, None, ids)
         })
     }
 

@@ -199,6 +199,19 @@ impl TicketState {
     }
 }
 
+/// The clocks that a change of rows gives back.
+#[derive(Debug)]
+pub(crate) struct Release {
+    /// Number of the ticket that took them.
+    pub(crate) ticket: u64,
+    pub(crate) rows: Released,
+}
+
+impl Release {
+    /// No clock.
+    pub(crate) const NOTHING: Self = Self { ticket: 0, rows: Released::None };
+}
+
 /// Which of a call's rows give a clock back.
 #[derive(Debug)]
 pub(crate) enum Released {
@@ -351,7 +364,7 @@ impl Ticket {
         self.state.id
     }
 
-    /// Rows whose clock this ticket holds.
+    /// Rows whose clock this ticket has taken and not given back. A row that was deleted since still counts.
     pub fn rows_held(&self) -> usize {
         self.state.rows_held()
     }
@@ -361,7 +374,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         for (group, table, ids) in self.state.drain() {
             let group = Arc::clone(&self.groups.read()[group as usize]);
-            group.release(table, &ids);
+            group.release(self.state.id, table, &ids);
         }
         self.tickets.open.lock().remove(&self.state.id);
     }

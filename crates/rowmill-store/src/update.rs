@@ -11,7 +11,7 @@ use crate::log::Reading;
 use crate::read::PIECE_ROWS;
 use crate::shard::{Miss, Reason, Shard};
 use crate::table_state::TableState;
-use crate::ticket::Released;
+use crate::ticket::{Release, Released};
 use crate::walk::{CHUNK, Changeable, Known, look_ahead, rows_together};
 
 /// What becomes of rows.
@@ -41,7 +41,7 @@ pub(crate) enum Target<'a> {
 struct Changing<'a, C> {
     /// Begun before any row is looked up, so that the places of cold ones stay theirs until they are read.
     reading: Reading<'a>,
-    released: &'a Released,
+    release: &'a Release,
     /// Positions whose clock was given back; empty when none is to be.
     done: Vec<AtomicBool>,
     change: &'a C,
@@ -49,7 +49,7 @@ struct Changing<'a, C> {
 
 impl Group {
     /// Change every row once, in place. Rows that are missing are born first, cold ones brought in. Clocks named
-    /// by `released` are given back with the change, under the same lock.
+    /// by `release` are given back with the change, under the same lock.
     ///
     /// # Errors
     /// When rows cannot be read or room cannot be made; changes made so far stay, all clocks are given
@@ -57,7 +57,7 @@ impl Group {
     pub(crate) fn update(
         &self,
         target: &Target<'_>,
-        released: &Released,
+        release: &Release,
         change: &impl Change,
     ) -> Result<(), StoreError> {
         let reading = self.core.log.reading();
@@ -66,9 +66,9 @@ impl Group {
             Target::Keys { keys, .. } => (keys.len(), keys.positions()),
         };
         self.counters.count_update(rows);
-        let marks = if matches!(released, Released::None) { 0 } else { positions };
+        let marks = if matches!(release.rows, Released::None) { 0 } else { positions };
         let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
-        let changing = Changing { reading, released, done, change };
+        let changing = Changing { reading, release, done, change };
         let misses = match *target {
             Target::Ids { table, ids } => self.update_ids(&changing, table, ids),
             Target::Keys { keys, known } => self.update_keys(&changing, keys, known),
@@ -279,13 +279,13 @@ impl Group {
             }
             changing.change.change(keys, &rows[..keys.len()]);
             let places = found.iter().map(|found| found.expect("as above").place);
-            match changing.released {
+            match changing.release.rows {
                 Released::None => {}
                 // Nearly always: training gives back what it took.
                 Released::All => {
                     for (key, place) in keys.iter().zip(places) {
                         changing.done[key.position as usize].store(true, Relaxed);
-                        held.shard_mut(key).release_clock(key.table, key.id, place);
+                        held.shard_mut(key).release_clock(changing.release.ticket, key, place);
                     }
                 }
                 Released::Some(_) => {
@@ -356,9 +356,9 @@ impl Group {
     /// Give the clock of a row back that is being changed.
     #[inline(always)]
     fn release_clock<C>(changing: &Changing<'_, C>, state: &mut Shard, key: &Key, place: Place) {
-        if changing.released.contains(key.position) {
+        if changing.release.rows.contains(key.position) {
             changing.done[key.position as usize].store(true, Relaxed);
-            state.release_clock(key.table, key.id, place);
+            state.release_clock(changing.release.ticket, key, place);
         }
     }
 
@@ -368,8 +368,8 @@ impl Group {
             let mut state = cell.state.write();
             for key in keys.of_shard(shard) {
                 let reached = || changing.done[key.position as usize].load(Relaxed);
-                if changing.released.contains(key.position) && !reached() {
-                    state.release_clock_of(key);
+                if changing.release.rows.contains(key.position) && !reached() {
+                    state.release_clock_of(changing.release.ticket, key);
                 }
             }
             drop(state);

@@ -37,6 +37,13 @@ fn add_one(table: &Table, ids: &[u64], ticket: Option<&Ticket>) -> Result<(), St
     table.rmw(ids, &vec![-2.0; ids.len() * table.spec().dim as usize], None, ticket)
 }
 
+/// Fails when a get of one of the rows is still outstanding.
+fn assert_clocks_are_zero(store: &Arc<Store>, table: &Table, ids: &[u64]) {
+    let before = store.stats().staleness[0];
+    get(table, ids, &store.ticket().unwrap()).unwrap();
+    assert_eq!(store.stats().staleness[0], before + ids.len() as u64);
+}
+
 fn zeros(spec: TableSpec) -> TableSpec {
     TableSpec { initializer: Initializer::Zeros, ..spec }
 }
@@ -124,6 +131,86 @@ fn more_gets_than_four_bits_count_are_counted() {
     }
     table.delete(&[5]).unwrap();
     get(&table, &[5], &store.ticket().unwrap()).unwrap();
+}
+
+/// A step gave back the clock of a row that was born after the row it had read was deleted: another step's.
+#[test]
+fn a_step_gives_back_only_the_clock_of_the_row_it_read() {
+    let ends: [fn(&Table, Ticket); 3] = [
+        |table, ticket| table.put(&[7], &[1.0; 4], Some(&ticket)).unwrap(),
+        |table, ticket| add_one(table, &[7], Some(&ticket)).unwrap(),
+        |_, ticket| drop(ticket),
+    ];
+    // Twenty gets are more than the four bits of an entry count.
+    for (steps, end) in [0_u8, 1, 20].into_iter().flat_map(|steps| ends.map(|end| (steps, end))) {
+        let store = store(SOON);
+        let table = store.table("t", &bound(steps)).unwrap();
+        let begin = || {
+            let ticket = store.ticket().unwrap();
+            get(&table, &[7], &ticket).map(|_| ticket)
+        };
+        // As many steps as the bound allows, thrice, each time on a new row.
+        let mut tickets = Vec::new();
+        for _ in 0..3 {
+            table.delete(&[7]).unwrap();
+            tickets.extend((0..=steps).map(|_| begin().unwrap()));
+        }
+        let last = tickets.split_off(2 * (usize::from(steps) + 1));
+        for ticket in tickets {
+            end(&table, ticket);
+        }
+        match begin().unwrap_err() {
+            StoreError::StalenessTimeout { outstanding, .. } => assert_eq!(outstanding, u32::from(steps) + 1),
+            error => panic!("{error}"),
+        }
+        for ticket in last {
+            end(&table, ticket);
+        }
+        assert_clocks_are_zero(&store, &table, &[7]);
+    }
+}
+
+#[test]
+fn a_step_whose_rows_were_deleted_holds_nothing_of_them() {
+    let store = store(SOON);
+    let table = store.table("t", &bound(0)).unwrap();
+    let bag = IdBag { ids: &[7, 8], offsets: &[0, 2], weights: None, padding: None, pooling: Pooling::Sum };
+    for reborn in [false, true] {
+        let first = store.ticket().unwrap();
+        let lookup = store.lookup(&[(&table, bag)], &mut [0.0; 4], 4, Some(&first)).unwrap();
+        table.delete(&[7]).unwrap();
+        if reborn {
+            table.put(&[7], &[1.0; 4], None).unwrap();
+        }
+        store.apply(&lookup, &[1.0; 4], 4, &[0.5], Some(&first)).unwrap();
+        assert_eq!(first.rows_held(), 0);
+        assert_clocks_are_zero(&store, &table, &[7, 8]);
+    }
+}
+
+/// What the step holds is the clock of the row that was deleted: of the new row it takes the clock as any step.
+#[test]
+fn a_step_that_reads_a_deleted_row_again_takes_the_clock_of_the_new_one() {
+    let store = store(SOON);
+    let table = store.table("t", &bound(0)).unwrap();
+    let [first, second, third] = [(); 3].map(|()| store.ticket().unwrap());
+    get(&table, &[6, 7], &first).unwrap();
+    table.delete(&[7]).unwrap();
+    get(&table, &[7], &second).unwrap();
+    for ticket in [&first, &third] {
+        let error = get(&table, &[7], ticket).unwrap_err();
+        assert!(matches!(error, StoreError::StalenessTimeout { outstanding: 1, .. }), "{error}");
+    }
+    drop(second);
+    for _ in 0..2 {
+        get(&table, &[7], &first).unwrap();
+        assert_eq!(first.rows_held(), 2);
+    }
+    let error = get(&table, &[7], &third).unwrap_err();
+    assert!(matches!(error, StoreError::StalenessTimeout { outstanding: 1, .. }), "{error}");
+    add_one(&table, &[7], Some(&first)).unwrap();
+    assert_eq!(first.rows_held(), 1);
+    assert_clocks_are_zero(&store, &table, &[7]);
 }
 
 #[test]

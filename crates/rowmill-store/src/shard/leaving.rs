@@ -146,9 +146,9 @@ impl Shard {
         } else if let Some(row) = location.row() {
             core.log.release(row);
         }
+        self.void_holds_of(table, id, place);
         self.indexes[table as usize].remove(id);
         self.edits += 1;
-        self.clocks_beyond.remove(&(table, id));
         core.index_log.record(self.key(table, id), None);
         self.wait_unpublished(table, id, None);
         Ok(true)

@@ -10,7 +10,8 @@
 //! possibilities but one or two: the time is that of reading the history.
 //!
 //! Clocks are part of the row, so a training read that saw more gets outstanding than its bound allows, in
-//! every order, is a violation too.
+//! every order, is a violation too. A training read that waits for a clock may have made the row before: so any
+//! number of births may take place while it is under way and has not taken the clock yet.
 
 use std::collections::HashSet;
 use std::fmt::{self, Display, Formatter};
@@ -97,6 +98,12 @@ impl Possibility {
         Some(Self { row, progress: self.progress + (1 << (2 * place)) })
     }
 
+    /// With the row made by an operation that waits for its clock, if it does.
+    fn born(self, place: usize, operation: &Operation, bound: Option<u8>) -> Option<Self> {
+        let waits = bound.is_some() && operation.effect.waits() && self.stage(place) == 0;
+        waits.then(|| Self { row: self.row.born(), ..self })
+    }
+
     fn has_done(self, place: usize, operation: &Operation) -> bool {
         self.stage(place) == operation.effect.stages()
     }
@@ -134,10 +141,12 @@ impl<'a> Search<'a> {
                 });
                 continue;
             }
-            let next = self.under_way.iter().enumerate().filter_map(|(place, operation)| {
-                possibility.advanced(place, operation.as_ref()?, self.bound)
-            });
-            open.extend(next.filter(|&next| seen.insert(next)));
+            for (place, operation) in self.under_way.iter().enumerate() {
+                let Some(operation) = operation else { continue };
+                let advanced = possibility.advanced(place, operation, self.bound);
+                let born = possibility.born(place, operation, self.bound);
+                open.extend(advanced.into_iter().chain(born).filter(|&next| seen.insert(next)));
+            }
         }
         assert!(after.len() < POSSIBILITIES_MAX, "the reads of this history tell too little apart");
         if after.is_empty() {

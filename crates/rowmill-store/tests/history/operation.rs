@@ -55,22 +55,41 @@ impl Content {
     }
 }
 
+/// A step among those that are open: each writer has two at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step(u8);
+
+impl Step {
+    /// The first or the second step of a writer.
+    pub(crate) fn of(writer: usize, second: bool) -> Self {
+        const { assert!(2 * WRITERS <= u8::BITS as usize, "a row has a bit for each step") };
+        Self((2 * writer) as u8 + u8::from(second))
+    }
+
+    fn bit(self) -> u8 {
+        1 << self.0
+    }
+}
+
 /// One operation on one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// A read that saw this, and takes no clock.
     Get(Content),
-    /// A training read that saw this: the row is born and its clock taken first, then it is read.
-    Fetch(Content),
+    /// A training read that saw this: the row is born and its clock taken first, then it is read. If its table has
+    /// clocks, it may also make the row, and then wait for the clock of this or of another row.
+    Fetch { seen: Content, step: Step },
+    /// A training read that gave way to another step while it waited.
+    GaveWay,
     /// Whether there is a row.
     Contains(bool),
-    /// The whole row is replaced; with `releases` a clock is given back.
-    Put { put: u32, releases: bool },
-    /// Addition `number` of a writer.
-    Add { writer: u8, number: u32, releases: bool },
+    /// The whole row is replaced; its clock is given back, if this ends a step.
+    Put { put: u32, step: Option<Step> },
+    /// Addition `number` of a writer; the same holds for its clock.
+    Add { writer: u8, number: u32, step: Option<Step> },
     /// A step ended without changing the row.
-    Release,
-    /// The row is removed, if there was one.
+    Release(Step),
+    /// The row is removed, if there was one; steps that held its clock do not hold the one of a row born later.
     Delete(bool),
     /// What a checkpoint holds of the row.
     Saved { content: Content, exists: bool },
@@ -79,7 +98,12 @@ pub(crate) enum Effect {
 impl Effect {
     /// Instants at which it takes place: a training read has two.
     pub(crate) fn stages(self) -> u8 {
-        if matches!(self, Self::Fetch(_)) { 2 } else { 1 }
+        if matches!(self, Self::Fetch { .. }) { 2 } else { 1 }
+    }
+
+    /// Whether it waits for a clock until it takes place, and may have made the row by then, even several times.
+    pub(crate) fn waits(self) -> bool {
+        matches!(self, Self::Fetch { .. } | Self::GaveWay)
     }
 }
 
@@ -117,8 +141,8 @@ impl Debug for Operation {
 pub(crate) struct Row {
     content: Content,
     exists: bool,
-    /// Training reads whose step has neither changed the row yet nor ended.
-    outstanding: u8,
+    /// A bit for each step that has read the row and has neither changed it yet nor ended.
+    holders: u8,
 }
 
 impl Row {
@@ -126,23 +150,29 @@ impl Row {
     /// the bound enforced if there is one.
     pub(crate) fn after(mut self, effect: Effect, stage: u8, bound: Option<u8>) -> Option<Self> {
         let possible = match effect {
-            Effect::Fetch(_) if stage == 0 => {
+            Effect::Fetch { step, .. } if stage == 0 => {
                 self.exists = true;
-                bound.is_none_or(|bound| self.take_clock(bound))
+                bound.is_none_or(|bound| self.take_clock(step, bound))
             }
-            Effect::Get(seen) | Effect::Fetch(seen) => seen == self.content,
+            Effect::Get(seen) | Effect::Fetch { seen, .. } => seen == self.content,
+            Effect::GaveWay => true,
             Effect::Contains(seen) => seen == self.exists,
-            Effect::Put { put, releases } => {
+            Effect::Put { put, step } => {
                 self.content = Content::of_put(put);
                 self.exists = true;
-                self.release_clock(releases && bound.is_some())
+                self.release_clock(step);
+                true
             }
-            Effect::Add { writer, number, releases } => {
+            Effect::Add { writer, number, step } => {
                 self.content = self.content.plus(writer as usize, number);
                 self.exists = true;
-                self.release_clock(releases && bound.is_some())
+                self.release_clock(step);
+                true
             }
-            Effect::Release => self.release_clock(bound.is_some()),
+            Effect::Release(step) => {
+                self.release_clock(Some(step));
+                true
+            }
             Effect::Delete(existed) => {
                 let possible = self.exists == existed;
                 self = Self::default();
@@ -153,16 +183,20 @@ impl Row {
         possible.then_some(self)
     }
 
-    fn take_clock(&mut self, bound: u8) -> bool {
-        self.outstanding += 1;
-        self.outstanding <= bound.saturating_add(1)
+    /// The row with its initial value, unless it exists.
+    pub(crate) fn born(self) -> Self {
+        Self { exists: true, ..self }
     }
 
-    fn release_clock(&mut self, releases: bool) -> bool {
-        if releases {
-            let Some(left) = self.outstanding.checked_sub(1) else { return false };
-            self.outstanding = left;
-        }
-        true
+    /// A step takes the clock, unless it holds it; whether that is within the bound.
+    fn take_clock(&mut self, step: Step, bound: u8) -> bool {
+        let is_held = self.holders & step.bit() != 0;
+        self.holders |= step.bit();
+        is_held || self.holders.count_ones() <= u32::from(bound) + 1
+    }
+
+    /// A step gives the clock back, unless the row that it read was deleted.
+    fn release_clock(&mut self, step: Option<Step>) {
+        self.holders &= !step.map_or(0, Step::bit);
     }
 }

@@ -1,8 +1,8 @@
 //! The checker itself, on histories small enough to judge by hand: `(beginning, end, effect)`, one row.
 
 use crate::checker::{Kind, Violation, check};
-use crate::operation::{Content, DIM, Effect, Operation, Thread};
-use Effect::{Add, Contains, Delete, Fetch, Get, Put, Release, Saved};
+use crate::operation::{Content, DIM, Effect, Operation, Step, Thread};
+use Effect::{Add, Contains, Delete, Fetch, GaveWay, Get, Put, Release, Saved};
 
 const NOTHING: Content = Content { put: 0, sums: [0; 8] };
 
@@ -32,11 +32,25 @@ fn assert_bad(history: &[(u64, u64, Effect)]) {
 }
 
 fn put(put: u32) -> Effect {
-    Put { put, releases: false }
+    Put { put, step: None }
 }
 
 fn add(writer: u8, number: u32) -> Effect {
-    Add { writer, number, releases: false }
+    Add { writer, number, step: None }
+}
+
+/// Steps of different writers.
+fn step(writer: usize) -> Step {
+    Step::of(writer, false)
+}
+
+/// A training read of one of these steps, which saw this.
+fn fetch(writer: usize, seen: Content) -> Effect {
+    Fetch { seen, step: step(writer) }
+}
+
+fn release(writer: usize) -> Effect {
+    Release(step(writer))
 }
 
 /// The row after a put and additions `(writer, number)`.
@@ -98,10 +112,35 @@ fn a_row_that_is_deleted_is_gone_and_told_so_once() {
     assert_bad(&[(0, 1, put(1)), (2, 5, Delete(true)), (3, 6, Delete(true))]);
     assert_bad(&[(0, 1, put(1)), (2, 3, Delete(true)), (4, 5, Get(row(1, &[])))]);
     assert_bad(&[(0, 1, put(1)), (2, 3, Delete(true)), (4, 5, Contains(true))]);
-    assert_good(None, &[(0, 1, Fetch(NOTHING)), (2, 3, Contains(true))]);
+    assert_good(None, &[(0, 1, fetch(0, NOTHING)), (2, 3, Contains(true))]);
     // A training read makes the row; it may be deleted before it is read.
-    assert_good(None, &[(0, 1, put(1)), (2, 5, Fetch(NOTHING)), (3, 4, Delete(true))]);
-    assert_bad(&[(0, 1, put(1)), (2, 3, Fetch(NOTHING)), (4, 5, Delete(true))]);
+    assert_good(None, &[(0, 1, put(1)), (2, 5, fetch(0, NOTHING)), (3, 4, Delete(true))]);
+    assert_bad(&[(0, 1, put(1)), (2, 3, fetch(0, NOTHING)), (4, 5, Delete(true))]);
+    // One that waits for a clock may make it several times.
+    for waits in [fetch(0, NOTHING), GaveWay] {
+        let history = [(0, 9, waits), (1, 2, Delete(true)), (3, 4, Contains(true)), (5, 6, Delete(true))];
+        assert_good(Some(0), &history);
+        assert_bad(&history);
+    }
+}
+
+#[test]
+fn a_deleted_row_leaves_its_clock_to_no_other() {
+    let (first, second) = ((0, 1, fetch(0, NOTHING)), (4, 5, fetch(1, NOTHING)));
+    let deleted = (2, 3, Delete(true));
+    for end in [release(0), Put { put: 1, step: Some(step(0)) }] {
+        let seen = if end == release(0) { NOTHING } else { row(1, &[]) };
+        let early = [first, deleted, second, (6, 7, end), (8, 9, fetch(2, seen)), (10, 11, release(1))];
+        assert_eq!(judge(Some(0), &early), Some(Kind::BeyondBound));
+        assert_good(Some(1), &early);
+        let late = [first, deleted, second, (6, 7, end), (8, 9, release(1)), (10, 11, fetch(2, seen))];
+        assert_good(Some(0), &late);
+    }
+    // A step that reads the new row takes its clock as others do, and then holds it.
+    let again = [first, deleted, second, (6, 7, fetch(0, NOTHING))];
+    assert_eq!(judge(Some(0), &again), Some(Kind::BeyondBound));
+    let held = [first, (2, 3, fetch(0, NOTHING)), (4, 5, release(0)), (6, 7, fetch(1, NOTHING))];
+    assert_good(Some(0), &held);
 }
 
 #[test]
@@ -118,22 +157,23 @@ fn a_checkpoint_holds_the_row_as_it_was_at_some_instant() {
 
 #[test]
 fn more_outstanding_gets_than_the_bound_allows_are_flagged() {
-    let change = |number| Add { writer: 0, number, releases: true };
-    let first = (0, 1, Fetch(NOTHING));
-    let history = [first, (2, 3, Fetch(NOTHING)), (4, 5, change(1)), (6, 7, change(2))];
+    let change = |number| Add { writer: 0, number, step: Some(step(number as usize - 1)) };
+    let first = (0, 1, fetch(0, NOTHING));
+    let history = [first, (2, 3, fetch(1, NOTHING)), (4, 5, change(1)), (6, 7, change(2))];
     assert_eq!(judge(Some(0), &history), Some(Kind::BeyondBound));
     assert_good(Some(1), &history);
-    let three = [first, (2, 3, Fetch(NOTHING)), (4, 5, Fetch(NOTHING)), (6, 7, change(1)), (8, 9, Release)];
+    let three =
+        [first, (2, 3, fetch(1, NOTHING)), (4, 5, fetch(2, NOTHING)), (6, 7, change(1)), (8, 9, release(2))];
     assert_eq!(judge(Some(1), &three), Some(Kind::BeyondBound));
     assert_good(Some(2), &three);
     // The second get may have waited for the change, if it saw it.
-    let waited = |seen| [first, (2, 9, Fetch(seen)), (3, 8, change(1)), (10, 11, Release)];
+    let waited = |seen| [first, (2, 9, fetch(1, seen)), (3, 8, change(1)), (10, 11, release(1))];
     assert_good(Some(0), &waited(row(0, &[(0, 1)])));
     assert_eq!(judge(Some(0), &waited(NOTHING)), Some(Kind::BeyondBound));
     assert_good(Some(1), &waited(NOTHING));
     // A step that changes nothing gives its clock back too; changes without a step give none.
-    assert_good(Some(0), &[first, (2, 3, Release), (4, 5, Fetch(NOTHING))]);
-    let unreleased = [first, (2, 3, add(0, 1)), (4, 5, Fetch(row(0, &[(0, 1)])))];
+    assert_good(Some(0), &[first, (2, 3, release(0)), (4, 5, fetch(1, NOTHING))]);
+    let unreleased = [first, (2, 3, add(0, 1)), (4, 5, fetch(1, row(0, &[(0, 1)])))];
     assert_eq!(judge(Some(0), &unreleased), Some(Kind::BeyondBound));
 }
 

@@ -1,16 +1,16 @@
 //! Threads that do everything a store can do to few rows, in a memory too small for them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
-use crate::operation::{Content, DIM, Effect, Operation, Thread, WRITERS};
+use crate::operation::{self, Content, DIM, Effect, Operation, Thread, WRITERS};
 use crate::recorder::{Order, Recorder};
 
-/// Bounds of the tables: the first keeps no clocks, and its rows are deleted too.
+/// Bounds of the tables: the first keeps no clocks.
 pub(crate) const BOUNDS: [Option<u8>; 3] = [None, Some(0), Some(2)];
 /// Rows of each table that get three quarters of the operations: its first.
 const HOT: u64 = 34;
@@ -38,6 +38,8 @@ pub(crate) struct Workload {
 pub(crate) struct Done {
     pub(crate) operations: Vec<Operation>,
     pub(crate) stats: Stats,
+    /// Rows that steps read which had read them before.
+    pub(crate) read_again: u64,
 }
 
 impl Workload {
@@ -65,6 +67,7 @@ impl Workload {
         let tables: Vec<Table> =
             (0..).zip(BOUNDS).map(|(number, bound)| table(&store, number, bound)).collect();
         let (order, left) = (Order::default(), AtomicUsize::new(self.operations));
+        let read_again = AtomicU64::new(0);
         let operations = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..WRITERS)
                 .map(|number| {
@@ -73,6 +76,7 @@ impl Workload {
                         store: &store,
                         tables: &tables,
                         left: &left,
+                        read_again: &read_again,
                         recorder: Recorder::new(Thread::Writer(number as u8), &order),
                         rng: Rng64::new(self.seed * WRITERS as u64 + number as u64),
                         writer: number,
@@ -87,7 +91,7 @@ impl Workload {
             let saved = saver.save(&store);
             workers.into_iter().flat_map(|worker| worker.join().unwrap()).chain(saved).collect()
         });
-        Done { operations, stats: store.stats() }
+        Done { operations, stats: store.stats(), read_again: read_again.into_inner() }
     }
 }
 
@@ -135,6 +139,7 @@ impl Rows {
 
 /// A training step between its get and its change.
 struct Step {
+    number: operation::Step,
     ticket: Arc<Ticket>,
     rows: Rows,
     lookup: Option<Lookup>,
@@ -146,6 +151,7 @@ struct Worker<'a> {
     tables: &'a [Table],
     /// Operations left to do, of all workers.
     left: &'a AtomicUsize,
+    read_again: &'a AtomicU64,
     recorder: Recorder<'a>,
     rng: Rng64,
     writer: usize,
@@ -215,31 +221,37 @@ impl Worker<'_> {
         let rows = self.rows(None);
         let mut weights = rows.weights();
         let begun = self.recorder.begin();
-        self.look_up(&rows, &mut weights, None);
+        self.look_up(&rows, &mut weights, None).unwrap();
         self.recorder.end(begun, rows.seen(&weights, Effect::Get));
     }
 
-    fn look_up(&self, rows: &Rows, weights: &mut [f32], ticket: Option<&Ticket>) -> Lookup {
+    fn look_up(
+        &self,
+        rows: &Rows,
+        weights: &mut [f32],
+        ticket: Option<&Ticket>,
+    ) -> Result<Lookup, StoreError> {
         let offsets: Vec<i64> = (0..=rows.ids.len() as i64).collect();
         let bag =
             IdBag { ids: &rows.ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
-        self.store.lookup(&[(&self.tables[rows.table], bag)], weights, DIM, ticket).unwrap()
+        self.store.lookup(&[(&self.tables[rows.table], bag)], weights, DIM, ticket)
     }
 
-    fn put(&mut self, rows: &Rows, ticket: Option<&Ticket>) {
+    fn put(&mut self, rows: &Rows, step: Option<(operation::Step, &Ticket)>) {
         let first = self.puts;
         self.puts += rows.ids.len() as u32;
         let number = |position: usize| (first + position as u32) * WRITERS as u32 + self.writer as u32 + 1;
         let weights: Vec<f32> =
             (0..rows.ids.len()).flat_map(|position| Content::of_put(number(position)).to_weights()).collect();
         let begun = self.recorder.begin();
+        let (step, ticket) = step.unzip();
         self.tables[rows.table].put(&rows.ids, &weights, ticket).unwrap();
-        let effects = rows.each(|position| Effect::Put { put: number(position), releases: ticket.is_some() });
+        let effects = rows.each(|position| Effect::Put { put: number(position), step });
         self.recorder.end(begun, effects);
     }
 
     /// Gradients that add to each row, and their effects.
-    fn additions(&mut self, rows: &Rows, releases: bool) -> (Vec<f32>, Vec<(u32, Effect)>) {
+    fn additions(&mut self, rows: &Rows, step: Option<operation::Step>) -> (Vec<f32>, Vec<(u32, Effect)>) {
         let mut gradients = Vec::new();
         let writer = self.writer;
         let effects = rows.each(|position| {
@@ -247,13 +259,14 @@ impl Worker<'_> {
             *number += 1;
             // The rate is 1.
             gradients.extend(Content::default().plus(writer, *number).to_weights().map(|weight| -weight));
-            Effect::Add { writer: writer as u8, number: *number, releases }
+            Effect::Add { writer: writer as u8, number: *number, step }
         });
         (gradients, effects)
     }
 
-    fn add(&mut self, rows: &Rows, ticket: Option<&Ticket>) {
-        let (gradients, effects) = self.additions(rows, ticket.is_some());
+    fn add(&mut self, rows: &Rows, step: Option<(operation::Step, &Ticket)>) {
+        let (step, ticket) = step.unzip();
+        let (gradients, effects) = self.additions(rows, step);
         let begun = self.recorder.begin();
         self.tables[rows.table].rmw(&rows.ids, &gradients, None, ticket).unwrap();
         self.recorder.end(begun, effects);
@@ -264,7 +277,8 @@ impl Worker<'_> {
         let mut weights = rows.weights();
         let begun = self.recorder.begin();
         self.tables[rows.table].get_or_init(&rows.ids, &mut weights, None).unwrap();
-        self.recorder.end(begun, rows.seen(&weights, Effect::Fetch));
+        let step = operation::Step::of(self.writer, false);
+        self.recorder.end(begun, rows.seen(&weights, |seen| Effect::Fetch { seen, step }));
     }
 
     fn contains(&mut self) {
@@ -275,7 +289,7 @@ impl Worker<'_> {
     }
 
     fn delete(&mut self) {
-        let mut rows = self.rows(Some(false));
+        let mut rows = self.rows(None);
         rows.ids.truncate(1);
         let begun = self.recorder.begin();
         let deleted = self.tables[rows.table].delete(&rows.ids).unwrap();
@@ -289,20 +303,49 @@ impl Worker<'_> {
         self.tables[rows.table].lookahead(&rows.ids, destination).unwrap();
     }
 
-    /// The get of a training step, by one of the ways to make it.
-    fn begin_step(&mut self) -> Step {
-        let rows = self.rows(Some(true));
-        let ticket = Arc::new(self.store.ticket().unwrap());
+    /// The get of a training step, by one of the ways to make it; none if it gave way to another step.
+    fn begin_step(&mut self) -> Option<Step> {
+        let number = operation::Step::of(self.writer, false);
+        let (ticket, rows) = (Arc::new(self.store.ticket().unwrap()), self.rows(Some(true)));
+        let mut step = Step { number, ticket, rows, lookup: None };
+        let mut result = self.read(&mut step);
+        if result.is_ok() && self.rng.one_in(4) {
+            std::thread::yield_now();
+            self.read_again.fetch_add(step.rows.ids.len() as u64, SeqCst);
+            result = self.read(&mut step);
+        }
+        if result.is_err() {
+            self.drop_step(step);
+            return None;
+        }
+        Some(step)
+    }
+
+    /// Read the rows of a step.
+    fn read(&mut self, step: &mut Step) -> Result<(), StoreError> {
+        let Step { number, ticket, rows, lookup } = step;
         let mut weights = rows.weights();
         let begun = self.recorder.begin();
-        let lookup = if self.rng.one_in(2) {
-            Some(self.look_up(&rows, &mut weights, Some(&ticket)))
+        let result = if self.rng.one_in(2) {
+            self.look_up(rows, &mut weights, Some(ticket)).map(|made| *lookup = Some(made))
         } else {
-            self.tables[rows.table].get_or_init(&rows.ids, &mut weights, Some(&ticket)).unwrap();
-            None
+            self.tables[rows.table].get_or_init(&rows.ids, &mut weights, Some(ticket))
         };
-        self.recorder.end(begun, rows.seen(&weights, Effect::Fetch));
-        Step { ticket, rows, lookup }
+        let effects = match &result {
+            Ok(()) => rows.seen(&weights, |seen| Effect::Fetch { seen, step: *number }),
+            Err(StoreError::StepConflict { .. }) => rows.each(|_| Effect::GaveWay),
+            Err(error) => panic!("{error}"),
+        };
+        self.recorder.end(begun, effects);
+        result
+    }
+
+    /// End a step without a change.
+    fn drop_step(&mut self, step: Step) {
+        let Step { number, ticket, rows, .. } = step;
+        let begun = self.recorder.begin();
+        drop(ticket);
+        self.recorder.end(begun, rows.each(|_| Effect::Release(number)));
     }
 
     /// The change of a training step, by one of the ways to make it.
@@ -310,40 +353,41 @@ impl Worker<'_> {
         if self.rng.one_in(4) {
             std::thread::yield_now();
         }
-        let Step { ticket, rows, lookup } = step;
-        match (lookup, self.rng.below(8)) {
-            (_, 0) => {
-                let begun = self.recorder.begin();
-                drop(ticket);
-                self.recorder.end(begun, rows.each(|_| Effect::Release));
-            }
-            (_, 1..3) => self.put(&rows, Some(&ticket)),
-            (None, _) => self.add(&rows, Some(&ticket)),
-            (Some(lookup), _) => {
-                let (gradients, effects) = self.additions(&rows, true);
+        let way = self.rng.below(8);
+        if way == 0 {
+            return self.drop_step(step);
+        }
+        let Step { number, ticket, rows, lookup } = step;
+        match lookup {
+            Some(lookup) if way > 2 => {
+                let (gradients, effects) = self.additions(&rows, Some(number));
                 let begun = self.recorder.begin();
                 self.store.apply(&lookup, &gradients, DIM, &[1.0], Some(&ticket)).unwrap();
                 self.recorder.end(begun, effects);
             }
+            None if way > 2 => self.add(&rows, Some((number, &ticket))),
+            _ => self.put(&rows, Some((number, &ticket))),
         }
     }
 
     fn step(&mut self) {
-        let step = self.begin_step();
-        self.end_step(step);
+        if let Some(step) = self.begin_step() {
+            self.end_step(step);
+        }
     }
 
     /// A step whose get waits in the queue while this worker still owes the change of another.
     fn two_steps(&mut self) {
-        let first = self.begin_step();
+        let Some(first) = self.begin_step() else { return };
+        let number = operation::Step::of(self.writer, true);
         let rows = self.rows(Some(true));
         let ticket = Arc::new(self.store.ticket().unwrap());
         let begun = self.recorder.begin();
         let later = self.tables[rows.table].get_later(&rows.ids, &ticket).unwrap();
         self.end_step(first);
         let weights = later.wait().unwrap();
-        self.recorder.end(begun, rows.seen(&weights, Effect::Fetch));
-        self.end_step(Step { ticket, rows, lookup: None });
+        self.recorder.end(begun, rows.seen(&weights, |seen| Effect::Fetch { seen, step: number }));
+        self.end_step(Step { number, ticket, rows, lookup: None });
     }
 }
 
