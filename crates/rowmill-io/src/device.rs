@@ -128,8 +128,20 @@ impl Span {
         assert!(
             self.bytes > 0
                 && (self.offset | self.bytes as u64).is_multiple_of(BLOCK_BYTES as u64)
-                && self.offset < DEVICE_BYTES_MAX,
+                && self.offset < DEVICE_BYTES_MAX
+                && self.bytes as u64 <= DEVICE_BYTES_MAX,
             "{self:?} is not made of whole blocks below {DEVICE_BYTES_MAX}"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "not made of whole blocks below")]
+    fn a_span_whose_end_wraps_around_is_refused() {
+        Span { offset: 2 * BLOCK_BYTES as u64, bytes: usize::MAX - BLOCK_BYTES + 1 }.assert_whole_blocks();
     }
 }

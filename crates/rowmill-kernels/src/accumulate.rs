@@ -145,7 +145,7 @@ pub unsafe fn accumulate_range_with(
     dim: usize,
     out: &mut [f32],
 ) {
-    assert_eq!(out.len(), range.len() * dim, "one gradient per row");
+    assert_eq!(Some(out.len()), range.len().checked_mul(dim), "one gradient per row");
     // SAFETY: the caller's, and `out` has room.
     unsafe { set.run(Accumulate::new(order, range, gradients, stride, dim, out.as_mut_ptr())) }
 }

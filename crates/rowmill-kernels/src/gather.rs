@@ -38,7 +38,14 @@ pub unsafe fn gather_with(
     out: &mut [f32],
     out_stride: usize,
 ) {
-    assert!(rows.is_empty() || out.len() >= (rows.len() - 1) * out_stride + dim, "no room for every row");
+    let needed = match rows.len() {
+        0 => Some(0),
+        rows => (rows - 1).checked_mul(out_stride).and_then(|last| last.checked_add(dim)),
+    };
+    assert!(
+        needed.is_some_and(|needed| out.len() >= needed),
+        "no room for every row, {out_stride} floats apart"
+    );
     let out = out.as_mut_ptr();
     // SAFETY: the caller's, and `out` has room.
     unsafe {

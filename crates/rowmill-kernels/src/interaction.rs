@@ -61,6 +61,18 @@ impl Interaction {
         self.samples * self.width()
     }
 
+    /// Whether every length of this shape fits `usize`. The largest of them are the buffer of one sample's padded vectors
+    /// and products, and as many floats for every sample.
+    pub fn fits(&self) -> bool {
+        let Self { samples, features, dim } = *self;
+        let floats = || {
+            let vectors = features.checked_add(1)?.checked_next_multiple_of(BLOCK)?;
+            let stride = dim.checked_add(vectors)?.checked_next_multiple_of(PARTIALS)?;
+            vectors.checked_mul(stride)?.checked_mul(samples.max(1))
+        };
+        floats().is_some()
+    }
+
     /// The same with the samples of a range alone.
     #[must_use]
     pub fn part(&self, samples: &Range<usize>) -> Self {
@@ -72,7 +84,7 @@ impl Interaction {
 /// without the diagonal, row by row.
 ///
 /// # Panics
-/// If a slice has another length than `shape` says.
+/// If a slice has another length than `shape` says, or the shape overflows ([`Interaction::fits`]).
 pub fn interact<T: Float>(shape: Interaction, dense: &[T], pooled: &[T], out: &mut [T]) {
     interact_with(InstructionSet::best(), shape, dense, pooled, out);
 }
@@ -88,6 +100,7 @@ pub fn interact_with<T: Float>(
     pooled: &[T],
     out: &mut [T],
 ) {
+    assert!(shape.fits(), "the lengths of {shape:?} overflow usize");
     check("dense", dense.len(), shape.dense_len());
     check("pooled", pooled.len(), shape.pooled_len());
     check("out", out.len(), shape.out_len());
@@ -98,7 +111,7 @@ pub fn interact_with<T: Float>(
 /// The gradients of dense and pooled vectors, given that of the output of [`interact`].
 ///
 /// # Panics
-/// If a slice has another length than `shape` says.
+/// If a slice has another length than `shape` says, or the shape overflows ([`Interaction::fits`]).
 pub fn interact_backward<T: Float>(
     shape: Interaction,
     dense: &[T],
@@ -124,6 +137,7 @@ pub fn interact_backward_with<T: Float>(
     dense_gradient: &mut [T],
     pooled_gradient: &mut [T],
 ) {
+    assert!(shape.fits(), "the lengths of {shape:?} overflow usize");
     check("dense", dense.len(), shape.dense_len());
     check("pooled", pooled.len(), shape.pooled_len());
     check("gradient", gradient.len(), shape.out_len());

@@ -61,7 +61,11 @@ pub fn rank_sort(
 ) {
     assert_eq!((sorted.len(), positions.len()), (unique.len(), unique.len()), "one place per id");
     assert_eq!(unique_counts.len(), categories.len(), "a number of ids per category");
-    assert_eq!(counts.len(), ranks as usize * categories.len(), "a count per rank and category");
+    assert_eq!(
+        Some(counts.len()),
+        (ranks as usize).checked_mul(categories.len()),
+        "a count per rank and category"
+    );
     let total: usize = unique_counts.iter().map(|&count| count as usize).sum();
     assert_eq!(total, unique.len(), "the numbers of the categories sum up to that of the ids");
     let owners = &mut scratch.owners;

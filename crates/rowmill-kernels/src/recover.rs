@@ -43,7 +43,7 @@ pub struct Recovery<'a> {
 impl<'a> Recovery<'a> {
     /// Where each row begins; panics if anything reaches beyond `wire` or `out`, by their numbers of floats.
     fn starts(&self, wire: usize, out: usize) -> Vec<usize> {
-        assert_eq!(wire, self.message.floats(), "a value for every row of the message");
+        assert_eq!(Some(wire), self.message.floats(), "a value for every row of the message");
         // Sizes come from callers: a product that wraps around would let `recover` write anywhere.
         assert_eq!(Some(out), self.bags.checked_mul(self.stride), "a line for every bag");
         let ends = self.features.len().checked_mul(self.bags).and_then(|bags| bags.checked_add(1));

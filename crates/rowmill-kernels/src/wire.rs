@@ -18,12 +18,12 @@ impl Message<'_> {
         self.counts.iter().map(|&count| count as usize).sum()
     }
 
-    /// Number of floats.
-    pub fn floats(&self) -> usize {
-        self.blocks().map(|(_, count, dim)| count * dim).sum()
+    /// Number of floats; `None` if it overflows.
+    pub fn floats(&self) -> Option<usize> {
+        self.blocks().try_fold(0_usize, |sum, (_, count, dim)| sum.checked_add(count.checked_mul(dim)?))
     }
 
-    /// Where each row begins.
+    /// Where each row begins. [`Message::floats`] must not be `None`.
     pub fn starts(&self) -> Vec<usize> {
         let mut starts = Vec::with_capacity(self.rows());
         let mut start = 0;
@@ -54,19 +54,26 @@ impl Message<'_> {
     ) {
         assert_eq!(unique_counts.len(), self.dims.len(), "a number of distinct rows per category");
         assert_eq!(inverse.len(), self.rows(), "a distinct row for each one of the message");
-        // The first distinct row of every category, and its first float.
+        let unique = Message { counts: unique_counts, dims: self.dims };
+        assert!(unique.floats().is_some(), "the number of floats of the distinct rows overflows: {unique:?}");
+        // The first distinct row of every category, how many there are, and the first float.
         let mut firsts = Vec::with_capacity(self.dims.len());
         let (mut row, mut float) = (0, 0);
         for (&count, &dim) in unique_counts.iter().zip(self.dims) {
-            firsts.push((row, float));
+            firsts.push((row, count as usize, float));
             row += count as usize;
             float += count as usize * dim as usize;
         }
         let (mut inverse, mut place) = (inverse.iter(), 0);
         for (category, count, dim) in self.blocks() {
             for &unique in inverse.by_ref().take(count) {
-                let (first, float) = firsts[category];
-                let start = float + (unique as usize - first) * dim;
+                let (first, rows, float) = firsts[category];
+                let row = (unique as usize).wrapping_sub(first);
+                assert!(
+                    row < rows,
+                    "row {unique} is not in category {category}, whose {rows} rows begin with {first}"
+                );
+                let start = float + row * dim;
                 each(place..place + dim, start..start + dim);
                 place += dim;
             }
@@ -82,7 +89,7 @@ impl Message<'_> {
 /// # Panics
 /// If lengths do not agree, or a row stands for one of another category.
 pub fn pack(message: Message<'_>, rows: &[f32], unique_counts: &[u32], inverse: &[u32], wire: &mut [f32]) {
-    assert_eq!(wire.len(), message.floats(), "room for every row of the message");
+    assert_eq!(Some(wire.len()), message.floats(), "room for every row of the message");
     message.walk(unique_counts, inverse, |place, row| wire[place].copy_from_slice(&rows[row]));
 }
 
@@ -97,7 +104,7 @@ pub fn unpack_add(
     inverse: &[u32],
     rows: &mut [f32],
 ) {
-    assert_eq!(wire.len(), message.floats(), "a value for every row of the message");
+    assert_eq!(Some(wire.len()), message.floats(), "a value for every row of the message");
     message.walk(unique_counts, inverse, |place, row| {
         for (sum, &value) in rows[row].iter_mut().zip(&wire[place]) {
             *sum += value;

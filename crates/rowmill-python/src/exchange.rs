@@ -92,7 +92,7 @@ pub(crate) fn rank_sort(
     check(py, "unique_counts", unique_counts.len(), categories.len())?;
     check(py, "sorted", sorted.len(), unique.len())?;
     check(py, "positions", positions.len(), unique.len())?;
-    check(py, "counts", counts.len(), ranks as usize * categories.len())?;
+    check(py, "counts", counts.len(), (ranks as usize).saturating_mul(categories.len()))?;
     py.detach(|| {
         RANKS.with_borrow_mut(|scratch| {
             rowmill_kernels::rank_sort(
@@ -242,8 +242,9 @@ impl Owned {
         let (message, unique_counts, inverse) = self.parts();
         check(py, "unique_counts", unique_counts.len(), message.dims.len())?;
         check(py, "inverse", inverse.len(), message.rows())?;
-        check(py, "wire", wire, message.floats())?;
-        check(py, "rows", rows, Message { counts: unique_counts, dims: message.dims }.floats())
+        let unique = Message { counts: unique_counts, dims: message.dims };
+        check(py, "wire", wire, floats_of(py, "counts", message)?)?;
+        check(py, "rows", rows, floats_of(py, "unique_counts", unique)?)
     }
 }
 
@@ -373,6 +374,17 @@ impl Bags {
             stride: self.stride,
         }
     }
+}
+
+/// The number of floats of a message, whose counts are the argument `name`.
+fn floats_of(py: Python<'_>, name: &str, message: Message<'_>) -> PyResult<usize> {
+    message.floats().ok_or_else(|| {
+        let Message { dims, .. } = message;
+        invalid(
+            py,
+            format!("{name} must fit the messages, got counts whose floats of dims {dims:?} overflow"),
+        )
+    })
 }
 
 fn total(counts: &[u32]) -> usize {

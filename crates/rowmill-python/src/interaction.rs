@@ -37,6 +37,7 @@ fn forward<T: FloatArray>(
 ) -> PyResult<()> {
     let (samples, features, dim) = shape;
     let shape = Interaction { samples, features, dim };
+    check_shape(py, shape)?;
     let read = |array, name| Buffer::<T>::read(array, name, T::DTYPE);
     let (dense, pooled) = (read(dense, "dense")?, read(pooled, "pooled")?);
     let mut out = Buffer::<T>::write(out, "out", T::DTYPE)?;
@@ -87,6 +88,7 @@ fn backward<T: FloatArray>(
 ) -> PyResult<()> {
     let (samples, features, dim) = shape;
     let shape = Interaction { samples, features, dim };
+    check_shape(py, shape)?;
     let read = |array, name| Buffer::<T>::read(array, name, T::DTYPE);
     let write = |array, name| Buffer::<T>::write(array, name, T::DTYPE);
     let (dense, pooled, gradient) =
@@ -123,6 +125,15 @@ fn backward<T: FloatArray>(
         });
     });
     Ok(())
+}
+
+fn check_shape(py: Python<'_>, shape: Interaction) -> PyResult<()> {
+    if shape.fits() {
+        return Ok(());
+    }
+    let Interaction { samples, features, dim } = shape;
+    let got = format!("{samples} samples of {features} features of {dim} floats");
+    Err(invalid(py, format!("shape must fit into memory, got {got}")))
 }
 
 fn check(py: Python<'_>, name: &str, got: usize, expected: usize) -> PyResult<()> {

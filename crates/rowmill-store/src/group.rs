@@ -23,6 +23,8 @@ use crate::workers::Workers;
 
 /// Hashes give a shard its part of the rows, and hardly ever more than this many standard deviations beyond.
 const SHARD_DEVIATIONS: f64 = 4.0;
+/// Ids of one call: kernels number them with 31 bits.
+const IDS_MAX: usize = (1 << 31) - 1;
 
 /// A shard with its lock and gate, on cache lines of its own.
 #[derive(Debug)]
@@ -172,11 +174,27 @@ impl Group {
         self.shards.iter().map(|cell| cell.state.read().index(table).len()).sum()
     }
 
+    /// Check that one call does not have too many ids.
+    ///
+    /// # Errors
+    /// [`StoreError::Option`] with their number and the limit.
+    pub(crate) fn check_count(ids: usize) -> Result<(), StoreError> {
+        if ids <= IDS_MAX {
+            return Ok(());
+        }
+        Err(StoreError::Option {
+            option: "ids",
+            expected: format!("at most {IDS_MAX} in one call"),
+            got: ids.to_string(),
+        })
+    }
+
     /// Check that every id is one the table may hold.
     ///
     /// # Errors
-    /// [`StoreError::IdRange`] with the first that is not.
+    /// [`StoreError::IdRange`] with the first that is not, or as [`Group::check_count`].
     pub(crate) fn check_ids(table: &TableState, ids: &[u64]) -> Result<(), StoreError> {
+        Self::check_count(ids.len())?;
         let IdRange::Dense { rows } = table.spec.ids else { return Ok(()) };
         // The loop has no exit, so that it vectorises; the search runs for the error only.
         let largest = ids.iter().fold(0, |largest, &id| largest.max(id));

@@ -129,6 +129,7 @@ impl Keys {
                 len += ids.ids.len();
             }
         }
+        assert!(u32::try_from(first + len).is_ok(), "{len} ids behind {first} have no 32-bit positions");
         match workers {
             Some(workers) => workers.for_each_mut(len, &mut blocks, |block| block.count(shards)),
             None => blocks.iter_mut().for_each(|block| block.count(shards)),

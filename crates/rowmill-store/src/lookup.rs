@@ -247,6 +247,7 @@ impl Group {
         for (table, bag) in bags {
             bag.validate().map_err(|source| StoreError::Bag { table: table.name.clone(), source })?;
         }
+        Self::check_count(bags.iter().map(|(_, bag)| bag.ids.len()).sum())?;
         placement.check("out", len, bags.iter().map(|(_, bag)| bag.len()), self.core.layout.dim)
     }
 

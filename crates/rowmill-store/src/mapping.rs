@@ -35,9 +35,9 @@ impl<T: Zeroable> Mapping<T> {
     /// Reserve room for `capacity` values; `expected_bytes` decides about huge pages.
     ///
     /// # Errors
-    /// The operating system's error when address space is refused.
+    /// The operating system's error when address space is refused, or "out of memory" when the size overflows.
     pub(crate) fn new(capacity: usize, expected_bytes: usize) -> std::io::Result<Self> {
-        let bytes = (capacity * size_of::<T>()).max(1);
+        let bytes = capacity.checked_mul(size_of::<T>()).ok_or(std::io::ErrorKind::OutOfMemory)?.max(1);
         // SAFETY: an anonymous private mapping at an address the kernel picks touches no existing memory.
         let base = unsafe {
             libc::mmap(
@@ -60,26 +60,32 @@ impl<T: Zeroable> Mapping<T> {
         Ok(Self { base, capacity, marker: PhantomData })
     }
 
-    /// Address of value `index`.
+    /// Address of value `index`. It may be dereferenced only if `index` is below [`Mapping::capacity`].
     #[inline]
     pub(crate) fn pointer(&self, index: usize) -> *mut T {
         debug_assert!(index < self.capacity, "{index} beyond {}", self.capacity);
-        // SAFETY: `index` is below `capacity` (asserted in debug builds, guaranteed by the callers' slot
-        // numbers), so the result stays inside the mapping.
-        unsafe { self.base.as_ptr().add(index) }
+        self.base.as_ptr().wrapping_add(index)
     }
 
     /// Value `index`.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Mapping::capacity`].
     #[inline]
     pub(crate) fn get(&self, index: usize) -> T {
-        // SAFETY: in bounds as above; the memory is initialised (zero pages) and T is Copy.
+        assert!(index < self.capacity, "{index} beyond {}", self.capacity);
+        // SAFETY: in bounds (asserted); the memory is initialised (zero pages) and T is Copy.
         unsafe { self.pointer(index).read() }
     }
 
     /// Replace value `index`.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Mapping::capacity`].
     #[inline]
     pub(crate) fn set(&mut self, index: usize, value: T) {
-        // SAFETY: in bounds as above; the exclusive borrow excludes other access.
+        assert!(index < self.capacity, "{index} beyond {}", self.capacity);
+        // SAFETY: in bounds (asserted); the exclusive borrow excludes other access.
         unsafe { self.pointer(index).write(value) }
     }
 
@@ -91,7 +97,7 @@ impl<T: Zeroable> Mapping<T> {
     /// Give the physical memory of `from..capacity` back; the values read as zero afterwards.
     pub(crate) fn release_from(&mut self, from: usize) {
         const PAGE_BYTES: usize = 4096;
-        let begin = (from * size_of::<T>()).next_multiple_of(PAGE_BYTES);
+        let begin = (from.min(self.capacity) * size_of::<T>()).next_multiple_of(PAGE_BYTES);
         let end = self.capacity * size_of::<T>();
         if begin < end {
             // SAFETY: the range lies inside the mapping and no reference into it is alive (exclusive borrow).
@@ -126,5 +132,15 @@ mod tests {
         assert_eq!((mapping.get(12_345), mapping.get(1_000_000)), (7, 9));
         mapping.release_from(20_000);
         assert_eq!((mapping.get(12_345), mapping.get(1_000_000)), (7, 0), "released memory reads as zero");
+    }
+
+    #[test]
+    fn what_lies_beyond_is_refused() {
+        let mut mapping = Mapping::<u32>::new(1000, 0).unwrap();
+        mapping.release_from(usize::MAX / 4 + 1);
+        assert!(std::panic::catch_unwind(|| mapping.get(1000)).is_err());
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mapping.set(1000, 1))).is_err());
+        // The size in bytes is 2^64 + 4.
+        assert!(Mapping::<u32>::new(usize::MAX / 4 + 2, 0).is_err());
     }
 }

@@ -23,20 +23,19 @@ impl<'a, T> Scatter<'a, T> {
     /// The elements `start..start + len`.
     ///
     /// # Safety
-    /// No other thread may touch these elements while the result lives.
+    /// They lie inside the slice, and no other thread may touch them while the result lives.
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         debug_assert!(start + len <= self.len);
-        // SAFETY: in bounds (callers derive positions from the slice's length, asserted in debug
-        // builds) and exclusive by the caller's duty.
+        // SAFETY: in bounds and exclusive by the caller's duty.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
     }
 
     /// Write one element.
     ///
     /// # Safety
-    /// No other thread may touch this element at the same time.
+    /// It lies inside the slice, and no other thread may touch it at the same time.
     #[inline]
     pub(crate) unsafe fn set(&self, index: usize, value: T) {
         debug_assert!(index < self.len);

@@ -161,14 +161,15 @@ impl std::fmt::Debug for Shard {
 impl Shard {
     /// A shard with room for up to `slots_max` rows.
     pub(crate) fn new(core: &Core, slots_max: usize, expected_bytes: usize) -> Result<Self, StoreError> {
+        let row_bytes = slots_max.saturating_mul(core.layout.stride);
         let reserve = |error: std::io::Error| StoreError::MemoryTooSmall {
             option: "memory",
             given: core.budget.memory(),
-            needed: (slots_max * core.layout.stride) as u64,
+            needed: row_bytes as u64,
             what: format!("address space for {slots_max} row slots ({error})"),
         };
         Ok(Self {
-            rows: Mapping::new(slots_max * core.layout.stride, expected_bytes).map_err(reserve)?,
+            rows: Mapping::new(row_bytes, expected_bytes).map_err(reserve)?,
             meta: Mapping::new(slots_max, expected_bytes / core.layout.stride * size_of::<SlotMeta>())
                 .map_err(reserve)?,
             slots: 0,
@@ -421,7 +422,10 @@ impl Shard {
         // A shard that had to give slots up would not get them back, had the others no end.
         let most = self.meta.capacity().min(core.shard_slots().max(SLOTS_MIN));
         let room = most.saturating_sub(self.slots).min(GROW_SLOTS);
-        if room > 0 && (core.take_rows(room) || (self.slots < SLOTS_MIN && core.force_rows(room))) {
+        let few = self.slots < SLOTS_MIN;
+        // Where the log runs out of places, no more rows come into memory than it could save.
+        let may_grow = room > 0 && (few || core.has_places_for(room));
+        if may_grow && (core.take_rows(room) || (few && core.force_rows(room))) {
             let first = self.slots as u32;
             self.slots += room;
             self.free.extend((first + 1..first + room as u32).rev());

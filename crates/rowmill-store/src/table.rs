@@ -103,9 +103,10 @@ impl Table {
     /// Whether each id has a row.
     ///
     /// # Errors
-    /// [`StoreError::Closed`].
+    /// [`StoreError::Closed`], or 2^31 ids or more.
     pub fn contains(&self, ids: &[u64]) -> Result<Vec<bool>, StoreError> {
         self.store.check_open()?;
+        Group::check_count(ids.len())?;
         let _caller = self.store.workers.enter();
         let keys = self.group.keys(&self.state, ids);
         let mut found = vec![false; ids.len()];

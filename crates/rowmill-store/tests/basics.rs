@@ -398,3 +398,49 @@ fn features_of_one_table_with_different_rates_are_refused() {
     one.get(&[1, 2], &mut rows).unwrap();
     assert_eq!(rows, [-0.5; 8]);
 }
+
+/// A stride, times the bags before the last, wraps around to a few floats: were it not refused, the last bag would be
+/// written far outside of the vector.
+#[test]
+fn a_stride_that_wraps_around_is_refused() {
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
+    let table = store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(4, SGD) }).unwrap();
+    let bag = IdBag {
+        ids: &[1, 2, 3],
+        offsets: &[0, 1, 2, 3],
+        weights: None,
+        padding: None,
+        pooling: Pooling::Sum,
+    };
+    let stride = 1 << 63;
+    let mut out = [0.0_f32; 64];
+    let lookup = store.lookup(&[(&table, bag)], &mut out, 4, None).unwrap();
+    let errors = [
+        store.lookup(&[(&table, bag)], &mut out, stride, None).map(drop).unwrap_err(),
+        store.evaluate(&[(&table, bag)], &mut out, stride, None).unwrap_err(),
+        store.apply(&lookup, &out, stride, &[0.5], None).unwrap_err(),
+        store.row_gradients(&lookup, &out, stride).map(drop).unwrap_err(),
+    ];
+    for error in errors {
+        let text = error.to_string();
+        assert!(text.contains("row_stride must be") && text.contains(&stride.to_string()), "{text}");
+    }
+}
+
+#[test]
+fn more_ids_than_can_be_numbered_are_refused() {
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
+    let table = store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(4, SGD) }).unwrap();
+    // One array for all features: 2^31 ids without the memory for them.
+    let (ids, offsets) = (vec![7; 1 << 20], [0, 1 << 20]);
+    let bag = IdBag { ids: &ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
+    let bags = vec![(&table, bag); 1 << 11];
+    let mut out = vec![0.0_f32; bags.len() * 4];
+    let stride = out.len();
+    for error in [
+        store.lookup(&bags, &mut out, stride, None).map(drop).unwrap_err(),
+        store.evaluate(&bags, &mut out, stride, None).unwrap_err(),
+    ] {
+        assert!(matches!(error, StoreError::Option { option: "ids", .. }), "{error}");
+    }
+}

@@ -103,7 +103,7 @@ impl RowUpdater {
     /// Every row points to `dim` weights and the optimizer's state behind them, which nobody else uses
     /// meanwhile; none overlaps the gradients.
     pub unsafe fn apply_many(&self, rows: &[*mut f32], gradients: &[f32], update: &Update<'_>) {
-        assert_eq!(gradients.len(), rows.len() * self.dim, "one gradient per row");
+        assert_eq!(Some(gradients.len()), rows.len().checked_mul(self.dim), "one gradient per row");
         // SAFETY: the caller's.
         unsafe { self.dispatch(rows, Gradients::Rows(gradients), update) }
     }

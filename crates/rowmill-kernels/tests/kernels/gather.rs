@@ -36,3 +36,11 @@ fn too_little_room_is_refused() {
     // SAFETY: the row has two floats.
     unsafe { rowmill_kernels::gather(&[row.as_ptr(), row.as_ptr()], Dtype::F32, 2, &mut [0.0; 3], 2) };
 }
+
+#[test]
+#[should_panic(expected = "no room for every row, 9223372036854775808 floats apart")]
+fn a_stride_that_wraps_around_is_refused() {
+    let row = [1.0, 2.0];
+    // SAFETY: the row has two floats.
+    unsafe { rowmill_kernels::gather(&[row.as_ptr(); 3], Dtype::F32, 2, &mut [0.0; 2], 1 << 63) };
+}

@@ -194,3 +194,11 @@ fn a_slice_of_the_wrong_length_is_refused() {
     let shape = Interaction { samples: 1, features: 2, dim: 2 };
     interact(shape, &[0.0; 2], &[0.0; 3], &mut [0.0; 5]);
 }
+
+#[test]
+#[should_panic(expected = "overflow usize")]
+fn a_shape_whose_lengths_wrap_around_is_refused() {
+    // Modulo 2^64 these are the numbers of floats of the slices.
+    let shape = Interaction { samples: 32, features: 1 << 60, dim: 16 };
+    interact(shape, &[0.0; 512], &[], &mut [0.0; 512]);
+}

@@ -71,7 +71,7 @@ proptest! {
             let start = shape.row_start(unique as usize);
             expected.extend(&rows[start..start + shape.dims[category] as usize]);
         }
-        prop_assert_eq!(shape.message().floats(), expected.len());
+        prop_assert_eq!(shape.message().floats(), Some(expected.len()));
         let mut wire = vec![7.0; expected.len()];
         pack(shape.message(), &rows, &shape.unique, &inverse, &mut wire);
         prop_assert_eq!(bits(&wire), bits(&expected));
@@ -125,7 +125,7 @@ proptest! {
             bags,
             stride,
         };
-        let wire = random.floats(shape.message().floats());
+        let wire = random.floats(shape.message().floats().unwrap());
         let gradients = random.floats(bags * stride);
         let mut wanted = vec![5.0; bags * stride];
         let mut wanted_back = vec![0.0_f32; wire.len()];
@@ -235,4 +235,20 @@ fn fewer_factors_than_lookups_are_refused() {
         stride: 4,
     };
     recover(&recovery, &[0.0; 8], &mut [0.0; 4]);
+}
+
+#[test]
+fn floats_that_cannot_be_counted_are_refused() {
+    // 2^64 of them: modulo that, a message of no floats.
+    let message = Message { counts: &[1 << 31; 4], dims: &[1 << 31] };
+    assert_eq!(message.floats(), None);
+    let packed = std::panic::catch_unwind(|| pack(message, &[], &[0], &[], &mut []));
+    assert!(packed.is_err());
+}
+
+#[test]
+#[should_panic(expected = "row 0 is not in category 1, whose 1 rows begin with 1")]
+fn a_row_of_another_category_is_refused() {
+    let message = Message { counts: &[0, 1], dims: &[2, 2] };
+    pack(message, &[0.0; 4], &[1, 1], &[0], &mut [0.0; 2]);
 }
