@@ -72,7 +72,7 @@ impl DirectoryVolume {
             return Ok(self.path.join(name));
         }
         let reason = io::Error::new(io::ErrorKind::InvalidInput, "not a plain file name, or reserved");
-        Err(path_error("naming", &self.path.join(name), reason))
+        Err(path_error("open", &self.path.join(name), reason))
     }
 }
 
@@ -196,10 +196,8 @@ impl Write for DirectoryFileWriter {
 
 impl FileWriter for DirectoryFileWriter {
     fn sync(&mut self) -> Result<(), DeviceError> {
-        self.writer
-            .flush()
-            .and_then(|()| self.writer.get_ref().sync_data())
-            .map_err(|error| path_error("sync", &self.path, error))
+        self.writer.flush().map_err(|error| path_error("write", &self.path, error))?;
+        self.writer.get_ref().sync_data().map_err(|error| path_error("sync", &self.path, error))
     }
 }
 

@@ -72,6 +72,11 @@ pub trait Volume: Send + Sync + Debug {
     /// Where the volume is, for people.
     fn location(&self) -> String;
 
+    /// Where a file or device of the volume is, for people.
+    fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.location())
+    }
+
     /// How the devices are read ("`io_uring`, `O_DIRECT`", or "pread" with the reason), for people.
     fn describe(&self) -> String;
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rowmill_io::{DeviceError, DirectoryVolume, IoChoice, Volume};
@@ -147,10 +147,14 @@ impl Target {
             let path = folder.join(name);
             let opened = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
             let file = opened.and_then(|file| file.set_len(*len).map(|()| file));
-            Ok((name.clone(), file.map_err(|error| failed("creating", name, 0, error))?))
+            Ok((name.clone(), file.map_err(|error| failed("create", &path, 0, error))?))
         };
         let files = files.iter().map(open).collect::<Result<_, RemoteError>>()?;
         Ok(Self { volume, _lock: lock, files })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        PathBuf::from(self.volume.path(name))
     }
 
     /// Whether the bytes of a part are there already.
@@ -172,7 +176,7 @@ impl Target {
         for &(offset, len) in &part.spans {
             let (span, after) = rest.split_at(len as usize);
             let written = self.files[&part.file].write_all_at(span, offset);
-            written.map_err(|error| failed("writing", &part.file, offset, error))?;
+            written.map_err(|error| failed("write", &self.path(&part.file), offset, error))?;
             rest = after;
         }
         Ok(())
@@ -181,7 +185,7 @@ impl Target {
     /// Make everything durable, then a store.
     fn finish(self) -> Result<(), RemoteError> {
         for (name, file) in &self.files {
-            file.sync_all().map_err(|error| failed("syncing", name, 0, error))?;
+            file.sync_all().map_err(|error| failed("sync", &self.path(name), 0, error))?;
         }
         self.volume.sync()?;
         self.volume.remove(RESTORING)?;
@@ -194,11 +198,11 @@ fn found_in(folder: &Path) -> Result<BTreeSet<String>, RemoteError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(error) => return Err(failed("listing", &folder.display().to_string(), 0, error)),
+        Err(error) => return Err(failed("list", folder, 0, error)),
     };
     let mut names = BTreeSet::new();
     for entry in entries {
-        let entry = entry.map_err(|error| failed("listing", &folder.display().to_string(), 0, error))?;
+        let entry = entry.map_err(|error| failed("list", folder, 0, error))?;
         names.insert(entry.file_name().to_string_lossy().into_owned());
     }
     names.remove(LOCK);
@@ -206,7 +210,7 @@ fn found_in(folder: &Path) -> Result<BTreeSet<String>, RemoteError> {
     if names.contains(RESTORING) {
         let mut text = Vec::new();
         let read = File::open(folder.join(RESTORING)).and_then(|mut file| file.read_to_end(&mut text));
-        read.map_err(|error| failed("reading", RESTORING, 0, error))?;
+        read.map_err(|error| failed("read", &folder.join(RESTORING), 0, error))?;
         // Cut short while it was written: then nothing else was.
         ours = serde_json::from_slice::<Progress>(&text).unwrap_or_default().files;
         ours.insert(RESTORING.to_owned());
@@ -226,7 +230,7 @@ fn write_progress(volume: &DirectoryVolume, progress: &Progress) -> Result<(), R
     // The old one stays in force until the new one is whole.
     let name = if volume.list()?.iter().any(|name| name == RESTORING) { RESTORING_NEW } else { RESTORING };
     let mut file = volume.create(name)?;
-    file.write_all(&json).map_err(|error| failed("writing", name, 0, error))?;
+    file.write_all(&json).map_err(|error| failed("write", Path::new(&volume.path(name)), 0, error))?;
     file.sync()?;
     if name != RESTORING {
         volume.rename(name, RESTORING)?;
@@ -262,6 +266,6 @@ async fn download(remote: &Remote, contents: &Contents, target: &Target) -> Resu
     fetched.try_fold(0, |sum, bytes| async move { Ok(sum + bytes) }).await
 }
 
-fn failed(operation: &'static str, name: &str, offset: u64, error: std::io::Error) -> RemoteError {
-    DeviceError::from_io(operation, name, offset, 0, error).into()
+fn failed(operation: &'static str, path: &Path, offset: u64, error: std::io::Error) -> RemoteError {
+    DeviceError::from_io(operation, path.display().to_string(), offset, 0, error).into()
 }

@@ -23,7 +23,7 @@ pub(crate) fn block_on<T>(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| DeviceError::from_io("starting", "the network runtime", 0, 0, error))?;
+        .map_err(|error| DeviceError::from_io("start", "the network runtime", 0, 0, error))?;
     let watch = async {
         while !interrupted() {
             tokio::time::sleep(PERIOD).await;

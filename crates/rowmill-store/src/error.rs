@@ -368,7 +368,7 @@ impl From<LogError> for StoreError {
                     operation,
                     name: name.clone(),
                     offset: *offset,
-                    source: std::io::Error::new(source.kind(), error.to_string()),
+                    source: std::io::Error::new(source.kind(), source.to_string()),
                 }),
                 _ => Self::Corrupt { what: error.to_string() },
             },

@@ -246,7 +246,7 @@ impl PartReader<'_> {
         let volume = &*self.checkpoint.volume;
         let (offset, part_len) = part.spans[0];
         let failed =
-            |error| DeviceError::from_io("read", part.file.as_str(), offset, part_len as usize, error);
+            |error| DeviceError::from_io("read", volume.path(&part.file), offset, part_len as usize, error);
         let corrupt = |what: &str| StoreError::Corrupt {
             what: format!("{} of {} is damaged: {what}", part.file, volume.location()),
         };

@@ -21,6 +21,8 @@ pub struct FeedReader {
 struct OpenSegment {
     first: u64,
     next: u64,
+    /// Where the file is, for errors.
+    path: String,
     file: Box<dyn Read + Send>,
     /// What is read of the next frame.
     bytes: Vec<u8>,
@@ -46,7 +48,7 @@ impl FeedReader {
         }
         for &first in firsts.iter().rev() {
             let Some((segment, file)) = segment::open(&**volume, first)? else { continue };
-            let open = OpenSegment { first, next: first, file, bytes: Vec::new() };
+            let open = OpenSegment::new(&**volume, first, file);
             let mut reader = Self { volume: Arc::clone(volume), position: segment.follows, open };
             if segment.follows == since {
                 return Ok(reader);
@@ -76,7 +78,7 @@ impl FeedReader {
         }
         for &first in firsts.iter().rev() {
             let Some((_, file)) = segment::open(&**volume, first)? else { continue };
-            let mut open = OpenSegment { first, next: first, file, bytes: Vec::new() };
+            let mut open = OpenSegment::new(&**volume, first, file);
             let mut found = None;
             while let Step::Event(event) = open.step()? {
                 if (FeedChange::Checkpoint { epoch }) == event.change {
@@ -117,7 +119,7 @@ impl FeedReader {
                 let Some((segment, file)) = segment::open(&*self.volume, first)? else { continue };
                 later = true;
                 if segment.follows == self.position {
-                    found = Some(OpenSegment { first, next: first, file, bytes: Vec::new() });
+                    found = Some(OpenSegment::new(&*self.volume, first, file));
                     break;
                 }
             }
@@ -134,6 +136,11 @@ impl FeedReader {
 }
 
 impl OpenSegment {
+    fn new(volume: &dyn Volume, first: u64, file: Box<dyn Read + Send>) -> Self {
+        let path = volume.path(&segment::name(first));
+        Self { first, next: first, path, file, bytes: Vec::new() }
+    }
+
     fn step(&mut self) -> Result<Step, StoreError> {
         if !self.fill(frame::HEADER_BYTES)? {
             return Ok(Step::End);
@@ -176,8 +183,7 @@ impl OpenSegment {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
-                    let name = segment::name(self.first);
-                    return Err(DeviceError::from_io("read", name, 0, wanted, error).into());
+                    return Err(DeviceError::from_io("read", self.path.as_str(), 0, wanted, error).into());
                 }
             }
         }

@@ -8,7 +8,7 @@
 //! | 8 | sequence number of the first frame |
 //! | 8 | sequence number that it follows; all ones: none, a chain begins |
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 
 use rowmill_io::{DeviceError, Volume};
 
@@ -77,8 +77,14 @@ pub(super) fn open(volume: &dyn Volume, first: u64) -> Result<Option<OpenedSegme
         Err(error) => return Err(error.into()),
     };
     let mut bytes = [0; HEADER_BYTES];
-    if file.read_exact(&mut bytes).is_err() {
-        return Ok(None);
+    match file.read_exact(&mut bytes) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => {
+            return Err(
+                DeviceError::from_io("read", volume.path(&name(first)), 0, HEADER_BYTES, error).into()
+            );
+        }
     }
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
     let segment = Segment { first: word(16), follows: word(24) };

@@ -120,8 +120,7 @@ fn begin_file(volume: &dyn Volume, first: u64, follows: u64) -> Result<Box<dyn F
 }
 
 fn failed(volume: &dyn Volume, first: u64, offset: u64, bytes: usize, error: std::io::Error) -> StoreError {
-    let name = format!("{}/{}", volume.location(), segment::name(first));
-    DeviceError::from_io("write", name, offset, bytes, error).into()
+    DeviceError::from_io("write", volume.path(&segment::name(first)), offset, bytes, error).into()
 }
 
 impl std::fmt::Debug for FeedWriter {

@@ -61,7 +61,7 @@ fn save(volume: &dyn Volume, name: &str, file: String, bytes: &[u8]) -> Result<A
     let mut writer = volume.create(&file)?;
     writer
         .write_all(bytes)
-        .map_err(|error| DeviceError::from_io("write", file.as_str(), 0, bytes.len(), error))?;
+        .map_err(|error| DeviceError::from_io("write", volume.path(&file), 0, bytes.len(), error))?;
     writer.sync()?;
     let (len, crc) = (bytes.len() as u64, rowmill_io::crc32c(bytes));
     Ok(AttachmentEntry { name: name.to_owned(), file, len, crc })
@@ -78,7 +78,7 @@ pub(crate) fn load_attachment(volume: &dyn Volume, entry: &AttachmentEntry) -> R
     reader
         .take(len.saturating_add(1))
         .read_to_end(&mut bytes)
-        .map_err(|error| DeviceError::from_io("read", file.as_str(), 0, bytes.len(), error))?;
+        .map_err(|error| DeviceError::from_io("read", volume.path(file), 0, bytes.len(), error))?;
     if bytes.len() as u64 != *len {
         return Err(FileError::corrupt(file, format!("it is not {len} bytes long")));
     }

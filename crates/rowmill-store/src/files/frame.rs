@@ -43,6 +43,8 @@ pub(crate) struct FileEntry {
 /// Writes frames. After a failed write every later call fails too: the file would have a gap.
 pub(super) struct FrameWriter {
     file: Box<dyn FileWriter>,
+    /// Where the file is, for errors.
+    path: String,
     /// What is written so far.
     entry: FileEntry,
     /// The frame being filled, behind room for its header.
@@ -60,8 +62,9 @@ impl FrameWriter {
         let file = volume.create(&name)?;
         let mut frame = Vec::with_capacity(Self::BUFFER_BYTES);
         frame.resize(FRAME_HEADER_BYTES, 0);
+        let path = volume.path(&name);
         let entry = FileEntry { name, len: 0, crc: 0 };
-        let mut writer = Self { file, entry, frame, frames: 0, failed: false };
+        let mut writer = Self { file, path, entry, frame, frames: 0, failed: false };
         writer.write(&file_header(magic))?;
         Ok(writer)
     }
@@ -109,10 +112,10 @@ impl FrameWriter {
         if self.failed {
             return Err(self.failed_before());
         }
-        let FileEntry { name, len, crc } = &mut self.entry;
+        let FileEntry { len, crc, .. } = &mut self.entry;
         if let Err(error) = self.file.write_all(bytes) {
             self.failed = true;
-            return Err(DeviceError::from_io("write", name.as_str(), *len, bytes.len(), error).into());
+            return Err(DeviceError::from_io("write", self.path.as_str(), *len, bytes.len(), error).into());
         }
         *len += bytes.len() as u64;
         *crc = rowmill_io::crc32c_append(*crc, bytes);
@@ -120,9 +123,8 @@ impl FrameWriter {
     }
 
     fn failed_before(&self) -> FileError {
-        let FileEntry { name, len, .. } = &self.entry;
         let source = io::Error::other("an earlier write of this file failed");
-        DeviceError::from_io("write", name.as_str(), *len, 0, source).into()
+        DeviceError::from_io("write", self.path.as_str(), self.entry.len, 0, source).into()
     }
 }
 
@@ -135,6 +137,8 @@ impl Debug for FrameWriter {
 /// Reads and checks frames.
 pub(super) struct FrameReader {
     file: BufReader<Box<dyn Read + Send>>,
+    /// Where the file is, for errors.
+    path: String,
     expected: FileEntry,
     payload: Vec<u8>,
     frames: u64,
@@ -148,8 +152,8 @@ impl FrameReader {
     pub(super) fn open(volume: &dyn Volume, expected: &FileEntry, magic: [u8; 8]) -> Result<Self, FileError> {
         let file = volume.open(&expected.name).map_err(FileError::opening)?;
         let file = BufReader::with_capacity(READ_BUFFER_BYTES, file);
-        let mut reader =
-            Self { file, expected: expected.clone(), payload: Vec::new(), frames: 0, len: 0, crc: 0 };
+        let (path, expected) = (volume.path(&expected.name), expected.clone());
+        let mut reader = Self { file, path, expected, payload: Vec::new(), frames: 0, len: 0, crc: 0 };
         let mut header = [0; 16];
         reader.read(&mut header)?;
         if header != file_header(magic) {
@@ -215,7 +219,7 @@ impl FrameReader {
     }
 
     fn failed(&self, bytes: usize, error: io::Error) -> FileError {
-        DeviceError::from_io("read", self.expected.name.as_str(), self.len, bytes, error).into()
+        DeviceError::from_io("read", self.path.as_str(), self.len, bytes, error).into()
     }
 }
 

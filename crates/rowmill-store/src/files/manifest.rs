@@ -180,8 +180,9 @@ impl Manifest {
         let mut bytes = header_line(self.format_version, rowmill_io::crc32c(&json), json.len()).into_bytes();
         bytes.extend_from_slice(&json);
         let mut file = volume.create(MANIFEST_NEW)?;
-        file.write_all(&bytes)
-            .map_err(|error| DeviceError::from_io("write", MANIFEST_NEW, 0, bytes.len(), error))?;
+        file.write_all(&bytes).map_err(|error| {
+            DeviceError::from_io("write", volume.path(MANIFEST_NEW), 0, bytes.len(), error)
+        })?;
         file.sync()?;
         // The names of the files this manifest names must not come later than its own.
         volume.sync()?;
@@ -224,7 +225,7 @@ impl Manifest {
         let mut bytes = Vec::new();
         file.take(BYTES_MAX)
             .read_to_end(&mut bytes)
-            .map_err(|error| DeviceError::from_io("read", name, 0, bytes.len(), error))?;
+            .map_err(|error| DeviceError::from_io("read", volume.path(name), 0, bytes.len(), error))?;
         Ok(bytes)
     }
 

@@ -18,7 +18,7 @@ pub(crate) const MARK: &str =
 /// # Errors
 /// When the volume fails.
 pub(crate) fn mark(volume: &dyn Volume) -> Result<(), DeviceError> {
-    let failed = |error| DeviceError::from_io("writing", MARKER, 0, 0, error);
+    let failed = |error| DeviceError::from_io("write", volume.path(MARKER), 0, MARK.len(), error);
     let mut file = volume.create(MARKER)?;
     file.write_all(MARK.as_bytes()).map_err(failed)?;
     file.sync()?;

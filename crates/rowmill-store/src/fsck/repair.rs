@@ -71,11 +71,11 @@ pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<Fsc
 
 /// Copy the manifest to `name`, so that what it named can be looked up later.
 pub(super) fn keep_aside(volume: &dyn Volume, name: &str) -> Result<(), StoreError> {
-    let failed = |operation| move |error| DeviceError::from_io(operation, name, 0, 0, error);
+    let failed = |operation, name, error| DeviceError::from_io(operation, volume.path(name), 0, 0, error);
     let mut bytes = Vec::new();
-    volume.open(MANIFEST)?.read_to_end(&mut bytes).map_err(failed("read"))?;
+    volume.open(MANIFEST)?.read_to_end(&mut bytes).map_err(|error| failed("read", MANIFEST, error))?;
     let mut copy = volume.create(name)?;
-    copy.write_all(&bytes).map_err(failed("write"))?;
+    copy.write_all(&bytes).map_err(|error| failed("write", name, error))?;
     copy.sync()?;
     Ok(volume.sync()?)
 }
