@@ -95,6 +95,57 @@ fn both_checkpoints_are_whole_until_one_is_chosen() {
 }
 
 #[test]
+fn a_prepared_checkpoint_pins_nothing_that_is_written_after_it() {
+    // Opened at either after a crash, or committed.
+    for chosen in [Some(1), Some(2), None] {
+        let volume = MemoryVolume::crashable();
+        let turns = Background::Turns { incarnation: 1 };
+        let options = |at| StoreOptions { at, background: turns, ..options(Some(256 << 10)) };
+        let store = open(&volume, &options(None));
+        let mut rng = Rng64::new(6);
+        let mut rounds = |store: &Arc<Store>, count| {
+            for _ in 0..count {
+                train(store, &mut rng);
+                while store.turn(Work::Clean).unwrap() {}
+            }
+            let stats = store.stats();
+            stats.device_used_bytes + stats.device_pinned_bytes + stats.device_free_bytes
+        };
+        rounds(&store, 1);
+        store.checkpoint(&[]).unwrap();
+        let first = content(&store);
+        rounds(&store, 1);
+        store.prepare(&[]).unwrap();
+        let second = content(&store);
+        let early = rounds(&store, 5);
+        let late = rounds(&store, 30);
+        assert!(late < early * 5 / 4, "{early} bytes after 5 rounds, {late} after 35");
+        if chosen.is_some() {
+            let crashed = volume.crash(7).volume;
+            let reopened = Store::open_volume(Arc::new(crashed), options(chosen)).unwrap();
+            assert!(content(&reopened) == if chosen == Some(1) { first } else { second });
+            continue;
+        }
+        store.commit().unwrap();
+        let read_only = StoreOptions { read_only: true, ..options(None) };
+        let reader = Store::open_volume(Arc::new(volume.clone()), read_only).unwrap();
+        assert!(content(&reader) == second);
+        let mut most = 0;
+        for _ in 0..10 {
+            rounds(&store, 1);
+            store.prepare(&[]).unwrap();
+            most = most.max(rounds(&store, 2));
+            store.commit().unwrap();
+        }
+        assert!(most < early * 5 / 4, "{early} bytes at first, {most} later");
+        let last = content(&store);
+        store.checkpoint(&[]).unwrap();
+        store.close();
+        assert!(content(&reopen(&volume, None).unwrap()) == last);
+    }
+}
+
+#[test]
 fn followers_come_to_the_checkpoint_that_holds() {
     for chosen in [1, 2] {
         let volume = MemoryVolume::new();

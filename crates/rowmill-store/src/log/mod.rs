@@ -230,16 +230,17 @@ impl Log {
 
     /// Seal the open segments, without waiting, and start a new epoch; the number of the one that ended.
     ///
-    /// Until [`Log::checkpoint_durable`] of that number, appended rows are taken to belong to the
-    /// checkpoint, so the old version of a frozen row may be appended and released at once.
+    /// Until [`Log::state`] of that number, appended rows are taken to belong to the checkpoint, so the old version of a
+    /// frozen row may be appended and released at once.
     pub(crate) fn cut(&self) -> u64 {
         self.shared.cut()
     }
 
     /// What the manifest of the checkpoint cut at `cut` has to hold: call it after [`Log::flush`] and
-    /// [`Log::sync`] that followed the last row of the checkpoint, before anything is cut again.
+    /// [`Log::sync`] that followed the last row of the checkpoint, before anything is cut again. Rows appended later do
+    /// not belong to this checkpoint, even if it becomes durable much later.
     pub(crate) fn state(&self, cut: u64) -> LogState {
-        self.shared.table.read().state(cut)
+        self.shared.table.write().state(cut)
     }
 
     /// The manifest of `cut` is durable: places freed before that cut may be written again. A checkpoint

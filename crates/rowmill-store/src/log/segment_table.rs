@@ -352,19 +352,25 @@ impl SegmentTable {
     }
 
     /// What checkpoint `cut` names: durable segments that held its rows when it was cut, or may have
-    /// been given some since.
-    pub(super) fn state(&self, cut: u64) -> LogState {
-        let named = |segment: &Segment| {
-            segment.status == Status::Written
-                && segment.written_as <= self.segments_durable
-                && segment.named_until <= cut
-                && segment.freed_in.is_none_or(|freed_in| freed_in > cut)
-        };
-        let segments = (0..)
-            .zip(&self.segments)
-            .filter(|(_, segment)| named(segment))
-            .map(|(place, segment)| SegmentRecord { place, sequence: segment.sequence, rows: segment.rows })
-            .collect();
+    /// been given some since. Segments written later are not named by it: a prepared checkpoint may wait for a long time
+    /// before it becomes durable, and must not pin them.
+    pub(super) fn state(&mut self, cut: u64) -> LogState {
+        let mut segments = Vec::new();
+        for (place, segment) in (0..).zip(&mut self.segments) {
+            if segment.named_until > cut {
+                continue;
+            }
+            let durable = segment.status == Status::Written && segment.written_as <= self.segments_durable;
+            if !durable {
+                segment.named_until = cut + 1;
+            } else if segment.freed_in.is_none_or(|freed_in| freed_in > cut) {
+                let &mut Segment { sequence, rows, .. } = segment;
+                segments.push(SegmentRecord { place, sequence, rows });
+            }
+        }
+        if self.checkpointing.is_some_and(|current| current <= cut) {
+            self.checkpointing = None;
+        }
         LogState { cut, next_sequence: self.next_sequence, segments }
     }
 

@@ -381,6 +381,33 @@ fn memory_for_checksums_stays_within_its_bound() {
 }
 
 #[test]
+fn what_is_appended_after_its_state_is_none_of_a_checkpoint_that_waits() {
+    let log = Log::open(memory_device(), config(STRIDE), &LogState::default()).unwrap();
+    let per_segment = u64::from(log.geometry().rows_per_segment());
+    append(&log, 0..2 * per_segment);
+    let cut = log.cut();
+    log.flush().unwrap();
+    log.sync().unwrap();
+    // On its way to the device when the state is asked for: it could hold rows of the checkpoint, but does not.
+    let mut numbers = append(&log, 0..per_segment / 2);
+    let state = log.state(cut);
+    assert_eq!(state.segments.len(), 2);
+    for _ in 0..50 {
+        numbers.extend(append(&log, 0..per_segment));
+        log.flush().unwrap();
+        numbers.drain(..).for_each(|number| log.release(number));
+    }
+    let place_bytes = log.geometry().place_bytes() as u64;
+    let space = log.space();
+    assert_eq!((space.used, space.pinned), (2 * place_bytes, 0), "{space:?}");
+    assert!(space.free <= 4 * place_bytes, "{space:?}");
+    // It names what it named, now and once it is durable.
+    assert_eq!(log.state(cut).segments, state.segments);
+    log.checkpoint_durable(cut);
+    assert_eq!(log.space().used, 2 * place_bytes);
+}
+
+#[test]
 fn row_numbers_run_out_without_harm() {
     let geometry = Geometry::new(1, 1 << 20);
     let (live, readings) = (LiveCounts::default(), Readings::default());
