@@ -19,6 +19,7 @@ __all__ = [
     "RankLost",
     "RemoteConflict",
     "RemoteError",
+    "RowPlacesExhausted",
     "RowmillError",
     "SpecMismatch",
     "StalenessTimeout",
@@ -72,6 +73,10 @@ class StoreLocked(RowmillError):
 
 class StoreFull(RowmillError, OSError):
     """The device has no space left. The last checkpoint is whole."""
+
+
+class RowPlacesExhausted(RowmillError):
+    """A group of tables has no row places left for new rows; everything else goes on."""
 
 
 class StoreIoError(RowmillError, OSError):

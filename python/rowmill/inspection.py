@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from rowmill.feed import FeedEvent
     from rowmill.store import Store
 
+_ROW_PLACES_WARNING = 0.8
+"""Share of a group's row places from which on a warning is printed."""
+
 _STARTS_MAX = 20
 """Copies of a checkpoint that are begun before a writer that is always faster is given up."""
 
@@ -44,9 +47,11 @@ def print_store(path: Path, console: Console, *, hottest: int) -> None:
         console.print(_tables(store, stats))
         console.print(_counts(store, stats))
         console.print(_sizes(stats))
+        console.print(_row_places(stats))
         if hottest > 0:
             console.print(_hottest(store, hottest))
-        console.print(_health(stats), highlight=False, markup=False, soft_wrap=True)
+        for line in [*_warnings(stats), _health(stats)]:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_fsck(path: Path, *, repair: bool, dropped: Path | None = None) -> bool:
@@ -216,6 +221,34 @@ def _sizes(stats: dict[str, Any]) -> TextTable:
     ]:
         shown.add_row(label, format_size(stats[name]))
     return shown
+
+
+def _tables_of(stats: dict[str, Any], group: int) -> str:
+    return ", ".join(name for name, table in stats["tables"].items() if table["group"] == group)
+
+
+def _row_places(stats: dict[str, Any]) -> TextTable:
+    shown = _text_table("Row places", ["tables", "group", "used", "limit", "share"])
+    for group, figures in stats["groups"].items():
+        shown.add_row(
+            escape(_tables_of(stats, group)),
+            str(group),
+            f"{figures['row_places_used']:,}",
+            f"{figures['row_places']:,}",
+            f"{figures['row_places_share']:.1%}",
+        )
+    return shown
+
+
+def _warnings(stats: dict[str, Any]) -> list[str]:
+    return [
+        f"warning: group {group} (tables {_tables_of(stats, group)}) has used "
+        f"{figures['row_places_share']:.0%} of its row places ({figures['row_places_used']:,} of "
+        f"{figures['row_places']:,}): new rows will be refused; delete or evict rows, or give some tables another dim "
+        f"or optimizer, which puts them into another group"
+        for group, figures in stats["groups"].items()
+        if figures["row_places_share"] >= _ROW_PLACES_WARNING
+    ]
 
 
 def _hottest(store: Store, count: int) -> TextTable:

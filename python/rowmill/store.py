@@ -334,7 +334,10 @@ class Store:
         `lookahead_loaded`, `lookahead_late`, `lookahead_dropped`, `lookahead_errors`. Also `compactions`,
         `rows_compacted`, `checkpoints`, `io`. `tables` has per name: `group`, `rows`, `row_bytes`,
         and since the table was made, restarts included: `accesses`, `births`, `deletes`, `evicted` (for
-        good, by its rule; the store's `evictions` only left memory), `steps`.
+        good, by its rule; the store's `evictions` only left memory), `steps`. `groups` has per
+        number: `row_places_used` (numbers of rows on the device, and of old versions not cleaned yet),
+        `row_places` (the limit) and `row_places_share` (used / limit). New rows raise
+        `RowPlacesExhausted` before the share reaches 1: some places are kept for checkpoints.
         """
         return self.core.stats()
 

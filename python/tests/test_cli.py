@@ -187,3 +187,28 @@ def test_inspect_shows_what_eviction_and_admission_did(
     assert figures["births"] - figures["deletes"] - figures["evicted"] == figures["rows"]
     assert counts[4:] == ["LeastFrequent", "-"]
     assert ["seen", "0", "0", "0", "-", "MinCount"] in lines
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.79, False), (0.8, True)])
+def test_inspect_shows_row_places_and_warns_before_they_run_out(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    warned: bool,
+) -> None:
+    with rowmill.open(tmp_path / "s", memory="16MiB") as store:
+        table = store.table("clicks", dim=2, optimizer=rowmill.optim.SGD(lr=1.0))
+        table.put([1, 2], np.ones((2, 2), np.float32))
+        store.checkpoint()
+        stats = store.stats()
+    places = stats["groups"][0]
+    assert 0 < places["row_places_used"] < places["row_places"] <= 2**31
+    assert places["row_places_share"] == places["row_places_used"] / places["row_places"]
+    places.update(row_places_used=round(share * 2**31), row_places=2**31, row_places_share=share)
+    monkeypatch.setattr(rowmill.Store, "stats", lambda _: stats)
+    assert run("inspect", tmp_path / "s") == 0
+    shown = capsys.readouterr().out
+    line = next(line.split() for line in shown.splitlines() if f"{share:.1%}" in line)
+    assert line == ["clicks", "0", f"{round(share * 2**31):,}", "2,147,483,648", f"{share:.1%}"]
+    assert ("warning: group 0 (tables clicks) has used 80% of its row places" in shown) == warned

@@ -58,6 +58,7 @@ fn class_of(error: &StoreError) -> &'static str {
         StoreError::Device(DeviceError::Io { .. }) => "StoreIoError",
         StoreError::Device(DeviceError::Locked { .. }) => "StoreLocked",
         StoreError::Poisoned { .. } => "StorePoisoned",
+        StoreError::NoPlaces { .. } => "RowPlacesExhausted",
         StoreError::ReadOnly { .. } => "StoreReadOnly",
         StoreError::Closed => "StoreClosed",
         StoreError::ChangesGone { .. } => "ChangesGone",

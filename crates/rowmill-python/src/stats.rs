@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rowmill_remote::{PushInfo, RemoteCheckpoint, RestoreInfo};
-use rowmill_store::{CheckpointInfo, Stats, TableStats};
+use rowmill_store::{CheckpointInfo, GroupStats, Stats, TableStats};
 
 /// Set the named fields of a struct as entries of the same names.
 macro_rules! set_fields {
@@ -12,7 +12,7 @@ macro_rules! set_fields {
     };
 }
 
-/// Every figure of a store; `tables` by name.
+/// Every figure of a store; `tables` by name, `groups` by number.
 pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     set_fields!(
@@ -66,6 +66,18 @@ pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<
         tables.set_item(&table.name, table_dict(py, table)?)?;
     }
     out.set_item("tables", tables)?;
+    let groups = PyDict::new(py);
+    for group in &stats.groups {
+        groups.set_item(group.group, group_dict(py, group)?)?;
+    }
+    out.set_item("groups", groups)?;
+    Ok(out)
+}
+
+fn group_dict<'py>(py: Python<'py>, group: &GroupStats) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    set_fields!(out, group, row_places_used, row_places);
+    out.set_item("row_places_share", group.row_places_share())?;
     Ok(out)
 }
 

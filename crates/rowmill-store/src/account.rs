@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::index_log::IndexLog;
-use crate::stats::{Stats, TableStats};
+use crate::stats::{GroupStats, Stats, TableStats};
 use crate::store::Store;
 
 pub(crate) fn stats(store: &Store) -> Stats {
@@ -61,6 +61,8 @@ pub(crate) fn stats(store: &Store) -> Stats {
         stats.device_bytes_written += counts.bytes_written;
         stats.device_blocks_read += counts.blocks_read;
         stats.corrupt_blocks += counts.corrupt;
+        let (row_places_used, row_places) = group.core.log.row_numbers();
+        stats.groups.push(GroupStats { group: group.core.number, row_places_used, row_places });
         stats.buffer_bytes += (group.core.log.bytes() + group.core.log.scratch_bytes()) as u64;
     }
     stats

@@ -17,13 +17,20 @@ const FULL: f64 = 0.97;
 const GIVE_SHARE: u64 = 8;
 
 impl Group {
-    /// Make rows fit the budget again after the index has grown.
+    /// Make rows fit the budget again after the index has grown. When the log is short of row places, changed rows stay
+    /// in memory until a checkpoint has saved them.
     ///
     /// # Errors
     /// When a row cannot be written out.
     pub(crate) fn shrink_if_over(&self) -> Result<(), StoreError> {
         let over = self.core.budget.rows_over(0);
-        if over == 0 { Ok(()) } else { self.shrink_by(over.min(self.core.used_bytes())) }
+        if over == 0 {
+            return Ok(());
+        }
+        match self.shrink_by(over.min(self.core.used_bytes())) {
+            Err(StoreError::NoPlaces { .. }) => Ok(()),
+            shrunk => shrunk,
+        }
     }
 
     /// Give up `bytes` of row memory, evenly over the shards.

@@ -283,14 +283,9 @@ impl Changes {
         let groups = (0..).zip(&self.manifest.groups);
         groups
             .map(|(group, entry)| {
-                let config = LogConfig {
-                    group,
-                    geometry: Geometry::new(entry.stride as usize, entry.segment_bytes as usize),
-                    tail_buffers: 0,
-                    writer_thread: false,
-                    checksum_bytes_max: CHECKSUM_BYTES,
-                    incarnation,
-                };
+                let geometry = Geometry::new(entry.stride as usize, entry.segment_bytes as usize);
+                let reading = LogConfig::for_reading(group, geometry, CHECKSUM_BYTES);
+                let config = LogConfig { incarnation, ..reading };
                 Ok(Log::open(self.volume.device(&entry.log_device, false)?, config, &entry.log)?)
             })
             .collect()

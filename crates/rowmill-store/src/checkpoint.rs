@@ -174,7 +174,8 @@ impl Store {
     /// steps: open clocks are not saved.
     ///
     /// # Errors
-    /// Whatever fails refuses all later writes; the previous checkpoint stays what the store opens at.
+    /// Any failure refuses all later writes, except [`StoreError::NoPlaces`] and wrong arguments, which change nothing. The
+    /// store then still opens at the previous checkpoint.
     pub fn checkpoint(&self, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
         self.with_saved("a checkpoint", |saved| {
             let written = self.write_checkpoint(saved, attachments)?;
@@ -193,7 +194,11 @@ impl Store {
         // Asked under the lock: who waited for it meets a store that was closed meanwhile, and a folder given away.
         self.check_writable(what)?;
         work(&mut saved).inspect_err(|error| {
-            if !matches!(error, StoreError::Option { .. } | StoreError::InDoubt { .. }) {
+            let changed_nothing = matches!(
+                error,
+                StoreError::Option { .. } | StoreError::InDoubt { .. } | StoreError::NoPlaces { .. }
+            );
+            if !changed_nothing {
                 self.poison(error);
             }
         })
@@ -228,7 +233,11 @@ impl Store {
         let groups = self.groups.read().clone();
         let mut rows_saved = 0;
         for group in &groups {
-            rows_saved += save_frozen(group)?;
+            // The cut checked that there are places: this is a failure in the middle of a checkpoint.
+            rows_saved += save_frozen(group).map_err(|error| match error {
+                StoreError::NoPlaces { .. } => StoreError::Poisoned { cause: error.to_string() },
+                error => error,
+            })?;
         }
         for group in &groups {
             group.core.log.flush()?;
@@ -344,6 +353,10 @@ impl Store {
         // Births and evictions happen outside of changes, so every shard is held as well.
         let mut shards: Vec<_> =
             groups.iter().flat_map(|group| group.shards.iter()).map(|cell| cell.state.write()).collect();
+        let mut dirty = shards.iter().map(|shard| shard.dirty_rows());
+        for group in groups.iter() {
+            group.core.check_places_for(dirty.by_ref().take(group.shards.len()).sum())?;
+        }
         self.index_log.cut(next_epoch)?;
         let logs = groups.iter().map(|group| group.core.log.cut()).collect();
         for shard in &mut shards {

@@ -9,6 +9,7 @@ use crate::balance::balance;
 use crate::budget::Budget;
 use crate::group::Group;
 use crate::log::LogError;
+use crate::poison::Poison;
 use crate::rounds::Rounds;
 use crate::store::Groups;
 
@@ -23,12 +24,14 @@ const SEGMENTS_SPARE: u64 = 4;
 /// bytes with them and pinned ones, beside what rows in memory alone would take, and are given back to the file system
 /// beyond: pinned places become free by a tenth of the rows and more at a time.
 const SPACE_KEPT: f64 = 1.35;
+/// When only row places are short, a segment is cleaned if at least one row in this many is dead.
+const FULL_SHARE: u64 = 16;
 /// How often the thread looks.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// Start the thread that cleans.
-pub(crate) fn start(groups: Groups, budget: Arc<Budget>) -> Result<Rounds, StoreError> {
-    Rounds::start("rowmill-compaction", PERIOD, move |stopping| {
+pub(crate) fn start(groups: Groups, budget: Arc<Budget>, poison: Arc<Poison>) -> Result<Rounds, StoreError> {
+    Rounds::start("compaction", PERIOD, poison, move |stopping| {
         let groups: Vec<_> = groups.read().clone();
         // What cannot be written out is reported by the next change of a row.
         let _ = balance(&groups, &budget);
@@ -54,11 +57,18 @@ impl Group {
         let log = &self.core.log;
         let space = log.space();
         let spare = SEGMENTS_SPARE * log.geometry().place_bytes() as u64 + self.bytes_in_memory_alone();
-        if space.used as f64 <= space.packed as f64 * SPACE_MAX + spare as f64 {
+        let enough_space = space.used as f64 <= space.packed as f64 * SPACE_MAX + spare as f64;
+        if enough_space && self.core.has_places_for(0) {
             self.give_space_back();
             return Ok(false);
         }
         let Some(victim) = log.victim() else { return Ok(false) };
+        // Cleaning takes places at once and frees them at the next checkpoint, so it must leave enough for that one.
+        let full = u64::from(victim.live_rows) * FULL_SHARE
+            > u64::from(log.geometry().rows_per_segment()) * (FULL_SHARE - 1);
+        if (enough_space && full) || !self.core.has_places_to_clean() {
+            return Ok(false);
+        }
         let (moved, read) = self.move_rows(victim.place)?;
         self.counters.rows_compacted.fetch_add(moved, Relaxed);
         read?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rowmill_kernels::RowUpdater;
-use rowmill_rows::{Dtype, GroupSpec, RowKey, RowLayout};
+use rowmill_rows::{Dtype, GroupSpec, RowLayout};
 
 use crate::StoreError;
 use crate::budget::Budget;
@@ -15,6 +15,11 @@ use crate::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
 use crate::stamp::set_stamp;
 use crate::table_state::TableState;
 use crate::weights::write_weights;
+
+/// One row place in this many is kept for cleaning.
+const KEPT_FOR_CLEANING: u64 = 8;
+/// Segments that may be open, or sealed before they are full: two streams, before and after a cut.
+const PLACES_OPEN: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -54,6 +59,52 @@ impl Core {
     pub(crate) fn shard_slots(&self) -> usize {
         let bytes = self.budget.row_limit().min(self.cap_bytes.load(Relaxed));
         (bytes / self.slot_bytes()) as usize / self.shards
+    }
+
+    /// Slots for rows in memory.
+    fn slots(&self) -> u64 {
+        self.used_bytes() / self.slot_bytes()
+    }
+
+    /// Places of the log that births and evictions must leave free, when memory has so many slots.
+    ///
+    /// All rows in memory may change before the next checkpoint, which must not overwrite the last one. The old versions
+    /// that it leaves behind are scattered over segments. Until they are cleaned, the checkpoint after it needs as many
+    /// places again, and cleaning takes places before it frees any.
+    fn places_kept(&self, slots: u64) -> u32 {
+        self.places_of(2 * slots + self.log.row_limit() / KEPT_FOR_CLEANING) + 2 * PLACES_OPEN
+    }
+
+    /// Places that an eviction must leave free now.
+    pub(crate) fn places_kept_now(&self) -> u32 {
+        self.places_kept(self.slots())
+    }
+
+    /// Whether memory may take `slots` more rows without using places that must stay free.
+    pub(crate) fn has_places_for(&self, slots: usize) -> bool {
+        self.log.free_places() >= self.places_kept(self.slots() + slots as u64)
+    }
+
+    /// Whether a checkpoint of all rows in memory has its places even after a segment was cleaned.
+    pub(crate) fn has_places_to_clean(&self) -> bool {
+        self.log.free_places() > self.places_of(self.slots()) + PLACES_OPEN
+    }
+
+    /// Check that a checkpoint of `rows` changed rows has the places it needs.
+    ///
+    /// # Errors
+    /// [`StoreError::NoPlaces`].
+    pub(crate) fn check_places_for(&self, rows: usize) -> Result<(), StoreError> {
+        if self.log.free_places() >= self.places_of(rows as u64) + PLACES_OPEN {
+            return Ok(());
+        }
+        let (used, limit) = self.log.row_numbers();
+        Err(StoreError::NoPlaces { group: self.number, used, limit })
+    }
+
+    /// Places that `rows` rows take.
+    fn places_of(&self, rows: u64) -> u32 {
+        rows.div_ceil(u64::from(self.log.geometry().rows_per_segment())) as u32
     }
 
     /// Take memory for `slots` slots, if the budget has it.
@@ -153,14 +204,6 @@ impl Core {
         row.fill(0.0);
         // SAFETY: these are the weights of a row, exclusively borrowed.
         unsafe { write_weights(&self.layout, &weights, row.as_mut_ptr()) };
-    }
-
-    /// Append a row to the log.
-    ///
-    /// # Errors
-    /// When the log is poisoned or full.
-    pub(crate) fn append(&self, key: RowKey, bytes: &[u8]) -> Result<u32, StoreError> {
-        Ok(self.log.append(key, bytes)?)
     }
 
     /// The hash the cache policy knows a row by.

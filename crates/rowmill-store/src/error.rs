@@ -5,12 +5,12 @@ use std::time::Duration;
 use rowmill_io::DeviceError;
 use rowmill_rows::{BagError, RowKey, SpecError};
 
-use crate::log::LogError;
+use crate::log::{LogError, PoisonCause};
 
 /// Every failure of a store operation. Unless a variant says otherwise the operation changed nothing
-/// and the store stays usable. After [`StoreError::Full`], [`StoreError::Poisoned`], [`StoreError::Device`]
-/// and [`StoreError::Corrupt`] an update may have changed some of its rows in memory; the last checkpoint
-/// is as it was.
+/// and the store stays usable. After [`StoreError::Full`], [`StoreError::Poisoned`], [`StoreError::Device`],
+/// [`StoreError::Corrupt`] and [`StoreError::NoPlaces`] an update may have changed some of its rows in memory; the
+/// last checkpoint is as it was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -139,6 +139,31 @@ pub enum StoreError {
         table: String,
         /// What is wrong.
         source: SpecError,
+    },
+    /// The system refused to start a thread.
+    #[error(
+        "the system refused to start thread {name}: {source}; raise its limit of threads or open fewer stores"
+    )]
+    Thread {
+        /// Name of the thread.
+        name: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A group has used up its row places, the 31-bit numbers of rows on the device. Rows can still be read, and rows in
+    /// memory changed and saved.
+    #[error(
+        "group {group} has used {used} of {limit} row places and keeps the rest for checkpoints: delete or evict rows \
+         and make a checkpoint, or give some tables another dim or optimizer, which puts them into another group \
+         (rowmill inspect lists the tables of a group)"
+    )]
+    NoPlaces {
+        /// The group.
+        group: u32,
+        /// Places of current rows, and of old versions that are not cleaned yet or belong to the last checkpoint.
+        used: u64,
+        /// All places of the group.
+        limit: u64,
     },
     /// A table that does not exist.
     #[error("no table {name:?} in this store; it has: {known}")]
@@ -356,10 +381,15 @@ impl StoreError {
 impl From<LogError> for StoreError {
     fn from(error: LogError) -> Self {
         match error {
-            LogError::Poisoned { cause, .. } if matches!(*cause, DeviceError::Full { .. }) => {
-                Self::Full { cause: cause.to_string() }
+            LogError::Poisoned { cause, .. } => match &*cause {
+                PoisonCause::Device(DeviceError::Full { .. }) => Self::Full { cause: cause.to_string() },
+                PoisonCause::Closed => Self::Closed,
+                PoisonCause::Device(_) | PoisonCause::Panic(_) => Self::Poisoned { cause: cause.to_string() },
+            },
+            LogError::Thread { name, source } => {
+                Self::Thread { name, source: std::io::Error::new(source.kind(), source.to_string()) }
             }
-            LogError::Poisoned { .. } | LogError::Full { .. } => Self::Poisoned { cause: error.to_string() },
+            LogError::Full { group, used, limit } => Self::NoPlaces { group, used, limit },
             LogError::Corrupt { .. } | LogError::Moved { .. } | LogError::BadState { .. } => {
                 Self::Corrupt { what: error.to_string() }
             }

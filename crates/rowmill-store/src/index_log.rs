@@ -1,6 +1,5 @@
 //! The log of index changes between two checkpoints, and the switch from one to the next at a cut.
 
-use std::io;
 use std::sync::Arc;
 
 use rowmill_io::Volume;
@@ -96,16 +95,5 @@ impl IndexLog {
     /// Bytes of buffers.
     pub(crate) fn bytes() -> usize {
         2 * DeltaWriter::BUFFER_BYTES
-    }
-}
-
-impl From<io::Error> for StoreError {
-    fn from(error: io::Error) -> Self {
-        Self::Device(rowmill_io::DeviceError::Io {
-            operation: "write",
-            name: "index log".into(),
-            offset: 0,
-            source: error,
-        })
     }
 }

@@ -72,6 +72,7 @@ mod options;
 mod out;
 mod pin;
 mod placement;
+mod poison;
 mod policy;
 mod pooled;
 mod prefetch;
@@ -122,7 +123,7 @@ pub use rowmill_rows::{
 #[cfg(feature = "seeded-bugs")]
 pub use seeded::{SeededBug, seed_bug};
 pub use share::Share;
-pub use stats::{Stats, TableStats};
+pub use stats::{GroupStats, Stats, TableStats};
 pub use store::Store;
 pub use table::Table;
 pub use ticket::Ticket;

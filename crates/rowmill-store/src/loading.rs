@@ -77,15 +77,17 @@ impl Store {
         std::thread::scope(|scope| {
             // A reader that waits for a batch ends when this one does.
             let empty = empty;
-            let reader =
-                std::thread::Builder::new().name("rowmill-open".into()).spawn_scoped(scope, move || {
-                    let mut sorting =
-                        Sorting { by_category, batch: Batch::new(), count: 0, limit, full, returned };
-                    match sorting.read(&*self.volume, manifest) {
-                        Ok(()) | Err(Ended::Unwanted) => Ok(()),
-                        Err(Ended::Failed(error)) => Err(error),
-                    }
-                })?;
+            let read = move || {
+                let mut sorting =
+                    Sorting { by_category, batch: Batch::new(), count: 0, limit, full, returned };
+                match sorting.read(&*self.volume, manifest) {
+                    Ok(()) | Err(Ended::Unwanted) => Ok(()),
+                    Err(Ended::Failed(error)) => Err(error),
+                }
+            };
+            let name = "rowmill-open".to_owned();
+            let spawned = std::thread::Builder::new().name(name.clone()).spawn_scoped(scope, read);
+            let reader = spawned.map_err(|source| StoreError::Thread { name, source })?;
             for mut batch in arriving {
                 self.take(&groups, &mut batch)?;
                 // The reader may have read everything.

@@ -23,7 +23,9 @@ use crate::StoreError;
 use crate::group::Group;
 use crate::index::Found;
 use crate::keys::Keys;
+use crate::poison::Poison;
 use crate::ranks;
+use crate::rounds::spawn;
 use crate::shard::{Miss, Reason};
 use crate::walk::walk;
 
@@ -102,11 +104,16 @@ struct Waiting {
     read_no_more: Vec<u32>,
     /// No more will come.
     closed: bool,
+    /// A thread has panicked: no announcement is worked off any more.
+    dead: bool,
 }
 
 impl Waiting {
     /// How many can be worked off now.
     fn len(&self) -> usize {
+        if self.dead {
+            return 0;
+        }
         let fresh = self.fresh.iter().filter(|fresh| !fresh.is_among(&self.keep_no_more));
         let marked = self.marked.iter().filter(|marked| !marked.is_among(&self.read_no_more));
         fresh.count() + marked.count() + self.taken
@@ -114,6 +121,9 @@ impl Waiting {
 
     /// What to do next. An announcement that is read at once is marked by that.
     fn take(&mut self) -> Option<Task> {
+        if self.dead {
+            return None;
+        }
         let task = match take_first(&mut self.fresh, &self.keep_no_more) {
             Some(first) if self.marked.is_empty() && self.fresh.is_empty() => Task::MarkAndRead(first),
             Some(first) => Task::Mark(first),
@@ -173,7 +183,7 @@ impl Queue {
             if let Some(task) = waiting.take() {
                 return Some(task);
             }
-            if waiting.closed {
+            if waiting.closed || waiting.dead {
                 return None;
             }
             self.arrived.wait(&mut waiting);
@@ -202,17 +212,22 @@ pub(crate) struct Lookahead {
 
 impl Lookahead {
     /// A queue, with threads behind it or with [`Lookahead::turn`].
-    pub(crate) fn start(threaded: bool) -> Result<Self, StoreError> {
+    pub(crate) fn start(threaded: bool, poison: &Arc<Poison>) -> Result<Self, StoreError> {
         let mut lookahead = Self { queue: Arc::default(), threads: Vec::new() };
         for number in 0..if threaded { THREADS } else { 0 } {
-            let queue = Arc::clone(&lookahead.queue);
-            let thread =
-                std::thread::Builder::new().name(format!("rowmill-lookahead-{number}")).spawn(move || {
+            let (queue, poison) = (Arc::clone(&lookahead.queue), Arc::clone(poison));
+            let thread = spawn(&format!("lookahead-{number}"), move || {
+                let worked = poison.catch("a lookahead thread", || {
                     let mut scratch = UniqueScratch::default();
                     while let Some(task) = queue.wait() {
                         queue.work_off(task, &mut scratch);
                     }
-                })?;
+                });
+                if worked.is_err() {
+                    queue.waiting.lock().dead = true;
+                    queue.arrived.notify_all();
+                }
+            })?;
             lookahead.threads.push(thread);
         }
         Ok(lookahead)
@@ -221,7 +236,7 @@ impl Lookahead {
     /// Queue an announcement; `false` when the queue is full and it was dropped.
     pub(crate) fn announce(&self, announcement: Announcement) -> bool {
         let mut waiting = self.queue.waiting.lock();
-        if waiting.fresh.len() + waiting.marked.len() >= QUEUE {
+        if waiting.dead || waiting.fresh.len() + waiting.marked.len() >= QUEUE {
             return false;
         }
         waiting.fresh.push_back(announcement);
@@ -243,6 +258,11 @@ impl Lookahead {
         Some(move || queue.work_off(task, &mut UniqueScratch::default()))
     }
 
+    /// Whether a lookahead thread has panicked.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.queue.waiting.lock().dead
+    }
+
     /// Announcements not worked off yet, but those that wait for room.
     pub(crate) fn pending(&self) -> u64 {
         self.queue.waiting.lock().len() as u64
@@ -253,7 +273,7 @@ impl Lookahead {
         self.queue.waiting.lock().closed = true;
         self.queue.arrived.notify_all();
         for thread in self.threads.drain(..) {
-            // A panic of the thread has been printed; there is nothing to save from it.
+            // A panic of the thread was caught and has poisoned the store.
             let _ = thread.join();
         }
     }

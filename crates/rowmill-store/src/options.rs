@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rowmill_io::IoChoice;
 
+use crate::log::ROW_NUMBERS;
 use crate::workers::SPREAD_ROWS_MIN;
 use crate::{Background, FeedOptions, StoreError};
 
@@ -39,6 +40,10 @@ pub struct StoreOptions {
     pub io: IoChoice,
     /// Expert: who writes, cleans and looks ahead.
     pub background: Background,
+    /// Limit of a group's row places, for tests that exhaust them. A store must not be opened with a smaller limit than
+    /// before.
+    #[doc(hidden)]
+    pub row_places: u64,
 }
 
 impl Default for StoreOptions {
@@ -57,6 +62,7 @@ impl Default for StoreOptions {
             feed: None,
             io: IoChoice::Auto,
             background: Background::Threads,
+            row_places: ROW_NUMBERS,
         }
     }
 }

@@ -3,6 +3,9 @@
 //! A pinned checkpoint is the one that was durable when it was pinned. As long as it is held, nothing it
 //! names is written over or removed, whatever later checkpoints do: its segments keep their places, its
 //! files stay. What that costs is space on the device.
+//!
+//! A pinned checkpoint outlives its store: after [`Store::close`] it can still be read, and keeps the lock of the folder,
+//! so that no other process can open the folder for writing until the checkpoint is dropped.
 
 use std::fmt::{self, Debug, Formatter};
 use std::io::Read;
@@ -75,15 +78,16 @@ impl Store {
     /// later checkpoints.
     ///
     /// # Errors
-    /// [`StoreError::NoCheckpoint`]; of a store opened read-only also [`DeviceError::Locked`], when another
-    /// process has it open for writing.
+    /// [`StoreError::NoCheckpoint`] and [`StoreError::Closed`]; of a store opened read-only also
+    /// [`DeviceError::Locked`], when another process has it open for writing.
     pub fn pin_checkpoint(self: &Arc<Self>) -> Result<PinnedCheckpoint, StoreError> {
         self.check_open()?;
         if self.is_read_only() {
             return PinnedCheckpoint::of_volume(Arc::clone(&self.volume));
         }
-        // No checkpoint becomes durable while this is held.
+        // While this is held no checkpoint becomes durable, and `close` waits before it releases the folder's lock.
         let _saved = self.saved.lock();
+        self.check_open()?;
         let (manifest, manifest_bytes) = load(&*self.volume)?;
         let manifest = Arc::new(manifest);
         self.pins.0.lock().push(Arc::clone(&manifest));

@@ -18,7 +18,9 @@ use rowmill_sync::{Condvar, Mutex};
 use crate::StoreError;
 use crate::acquire::{Blocked, WAIT_SLICE};
 use crate::lookup::Lookup;
+use crate::poison::Poison;
 use crate::ranks;
+use crate::rounds::spawn;
 use crate::table::Table;
 use crate::ticket::{Call, Held, Ticket, TicketState, Tickets};
 
@@ -40,7 +42,7 @@ impl QueuedGet {
     ///
     /// # Errors
     /// As [`Table::get_or_init`]; [`StoreError::StepOver`] when the ticket was dropped before the get went
-    /// on, [`StoreError::Closed`] when the store was closed.
+    /// on, [`StoreError::Closed`] when the store was closed, [`StoreError::Poisoned`] when the queue's thread panicked.
     pub fn wait(self) -> Result<Vec<f32>, StoreError> {
         let mut outcome = self.request.outcome.lock();
         loop {
@@ -162,19 +164,27 @@ struct Shared {
     requests: Mutex<Vec<Arc<Request>>, ranks::QueueRequests>,
     arrived: Condvar,
     tickets: Arc<Tickets>,
+    poison: Arc<Poison>,
     stop: AtomicBool,
 }
 
 impl Queue {
-    pub(crate) fn start(tickets: Arc<Tickets>) -> Result<Self, StoreError> {
+    pub(crate) fn start(tickets: Arc<Tickets>, poison: Arc<Poison>) -> Result<Self, StoreError> {
         let shared = Arc::new(Shared {
             requests: Mutex::default(),
             arrived: Condvar::new(),
             tickets,
+            poison,
             stop: AtomicBool::new(false),
         });
         let seen = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("rowmill-queue".into()).spawn(move || seen.work())?;
+        let thread = spawn("queue", move || {
+            let worked = seen.poison.catch("the queue thread", || seen.work());
+            seen.end(|| match &worked {
+                Ok(()) => StoreError::Closed,
+                Err(cause) => StoreError::Poisoned { cause: cause.clone() },
+            });
+        })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -190,7 +200,14 @@ impl Queue {
             done: Condvar::new(),
             waits_in: Mutex::default(),
         });
-        self.shared.requests.lock().push(Arc::clone(&request));
+        let mut requests = self.shared.requests.lock();
+        if self.shared.stop.load(SeqCst) {
+            drop(requests);
+            request.finish(Err(self.shared.poison.check().err().unwrap_or(StoreError::Closed)));
+            return QueuedGet { request };
+        }
+        requests.push(Arc::clone(&request));
+        drop(requests);
         self.shared.arrived.notify_all();
         // The thread may wait for clocks that others of its gets need.
         self.shared.tickets.gate.open();
@@ -207,7 +224,7 @@ impl Drop for Queue {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // A panic of the thread has been printed; there is nothing to save from it.
+            // A panic of the thread was caught and has poisoned the store.
             let _ = thread.join();
         }
     }
@@ -238,10 +255,17 @@ impl Shared {
                 self.tickets.gate.wait(seen, WAIT_SLICE);
             }
         }
-        let requests = std::mem::take(&mut *self.requests.lock());
+    }
+
+    /// Fail every get that still waits, and those to come.
+    fn end(&self, error: impl Fn() -> StoreError) {
+        let mut waiting = self.requests.lock();
+        self.stop.store(true, SeqCst);
+        let requests = std::mem::take(&mut *waiting);
+        drop(waiting);
         for request in requests {
             request.stand_down();
-            request.finish(Err(StoreError::Closed));
+            request.finish(Err(error()));
         }
     }
 

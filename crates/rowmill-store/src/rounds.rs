@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rowmill_sync::{Condvar, Mutex};
 
 use crate::StoreError;
+use crate::poison::Poison;
 use crate::ranks;
 
 /// The thread; dropping it stops and joins it.
@@ -38,19 +39,20 @@ impl Stopping {
 }
 
 impl Rounds {
-    /// Call `round` now and every `period`, until it returns false or the thread is stopped. A round that takes longer
-    /// is followed by the next at once.
+    /// Call `round` in the thread `rowmill-{name}` now and every `period`, until it returns false, panics, which poisons
+    /// the store, or the thread is stopped. A round that takes longer is followed by the next at once.
     ///
     /// # Errors
-    /// The system has no thread to give.
+    /// [`StoreError::Thread`].
     pub(crate) fn start(
-        name: &str,
+        name: &'static str,
         period: Duration,
+        poison: Arc<Poison>,
         mut round: impl FnMut(&Stopping) -> bool + Send + 'static,
     ) -> Result<Self, StoreError> {
         let stopping = Arc::new(Stopping::default());
         let seen = Arc::clone(&stopping);
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+        let rounds = move || {
             while !seen.is_due() {
                 let next = Instant::now() + period;
                 if !round(&seen) {
@@ -58,9 +60,23 @@ impl Rounds {
                 }
                 seen.wait_until(next);
             }
+        };
+        let thread = spawn(name, move || {
+            // The cause is kept where every later write looks.
+            let _ = poison.catch(&format!("the {name} thread"), rounds);
         })?;
         Ok(Self { stopping, thread: Some(thread) })
     }
+}
+
+/// Start the thread `rowmill-{name}`.
+///
+/// # Errors
+/// [`StoreError::Thread`].
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StoreError> {
+    let name = format!("rowmill-{name}");
+    let thread = std::thread::Builder::new().name(name.clone());
+    thread.spawn(work).map_err(|source| StoreError::Thread { name, source })
 }
 
 impl Drop for Rounds {
@@ -69,7 +85,7 @@ impl Drop for Rounds {
         drop(self.stopping.mutex.lock());
         self.stopping.wake.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed; there is nothing to save from it.
+            // A panic of the thread was caught and has poisoned the store.
             let _ = thread.join();
         }
     }

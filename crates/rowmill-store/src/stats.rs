@@ -86,11 +86,32 @@ pub struct TableStats {
     pub steps: u64,
 }
 
+/// State of one group of tables.
+#[derive(Clone, Debug)]
+pub struct GroupStats {
+    /// Its number.
+    pub group: u32,
+    /// Row places that cannot be written now: those of rows on the device, and of old versions that are not cleaned yet
+    /// or belong to the last checkpoint.
+    pub row_places_used: u64,
+    /// All row places. New rows are refused before all are used, because some are kept for checkpoints.
+    pub row_places: u64,
+}
+
+impl GroupStats {
+    /// Share of the row places that are used, from 0 to 1.
+    pub fn row_places_share(&self) -> f64 {
+        self.row_places_used as f64 / self.row_places as f64
+    }
+}
+
 /// State of a store. Bytes and counts; times in nanoseconds.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     /// Tables by name.
     pub tables: Vec<TableStats>,
+    /// Groups by number.
+    pub groups: Vec<GroupStats>,
     /// The memory budget.
     pub memory_budget: u64,
     /// Index memory.
@@ -175,8 +196,8 @@ pub struct Stats {
     pub io: String,
 }
 
-/// Name, kind, help and value of a figure that every table has.
-type Family = (&'static str, &'static str, &'static str, fn(&TableStats) -> u64);
+/// Name, kind, help and value of a figure that every table, or every group, has.
+type Family<T> = (&'static str, &'static str, &'static str, fn(&T) -> u64);
 
 impl Stats {
     /// Share of distinct row lookups that found their row in memory (1 when nothing was looked up).
@@ -289,7 +310,7 @@ impl Stats {
         for (outstanding, count) in self.staleness.iter().enumerate() {
             let _ = writeln!(text, "rowmill_staleness_total{{outstanding=\"{outstanding}\"}} {count}");
         }
-        let families: [Family; 6] = [
+        let families: [Family<TableStats>; 6] = [
             ("table_rows", "gauge", "Rows of the table.", |table| table.rows),
             ("table_accesses_total", "counter", "Lookups of the table.", |table| table.accesses),
             ("table_births_total", "counter", "Rows born: unique ids seen in training.", |table| {
@@ -299,6 +320,18 @@ impl Stats {
             ("table_evicted_total", "counter", "Rows of the table evicted for good.", |table| table.evicted),
             ("table_steps_total", "counter", "Optimizer steps of the table.", |table| table.steps),
         ];
+        let places: [Family<GroupStats>; 2] = [
+            ("group_row_places_used", "gauge", "Row places of the group that are used.", |group| {
+                group.row_places_used
+            }),
+            ("group_row_places", "gauge", "Row places of the group.", |group| group.row_places),
+        ];
+        for (name, kind, help, value) in places {
+            let _ = writeln!(text, "# HELP rowmill_{name} {help}\n# TYPE rowmill_{name} {kind}");
+            for group in &self.groups {
+                let _ = writeln!(text, "rowmill_{name}{{group=\"{}\"}} {}", group.group, value(group));
+            }
+        }
         for (name, kind, help, value) in families {
             let _ = writeln!(text, "# HELP rowmill_{name} {help}\n# TYPE rowmill_{name} {kind}");
             for table in &self.tables {

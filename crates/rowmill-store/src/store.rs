@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use rowmill_io::{DirectoryVolume, MemoryVolume, Volume, VolumeLock};
+use rowmill_io::{DeviceError, DirectoryVolume, MemoryVolume, Volume, VolumeLock};
 use rowmill_kernels::RowUpdater;
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 use rowmill_sync::{Mutex, Pool, RwLock};
@@ -25,6 +25,7 @@ use crate::lookahead::{self, Announcement, Destination, Lookahead};
 use crate::lookup::Lookup;
 use crate::options::StoreOptions;
 use crate::pin::Pins;
+use crate::poison::Poison;
 use crate::queue::{Queue, QueuedGet};
 use crate::ranks;
 use crate::rounds::Rounds;
@@ -66,7 +67,7 @@ pub struct Store {
     /// What the last checkpoint consists of; its lock admits one checkpoint at a time.
     pub(crate) saved: Mutex<Saved, ranks::Saved>,
     next_category: AtomicU32,
-    poison: Mutex<Option<String>, ranks::Poison>,
+    poison: Arc<Poison>,
     closed: AtomicBool,
     lookahead: Mutex<Option<Lookahead>, ranks::Lookahead>,
     /// Started by the first get that is queued.
@@ -107,12 +108,8 @@ impl Store {
             if !options.create || options.read_only {
                 return Err(missing());
             }
-            std::fs::create_dir_all(path).map_err(|source| rowmill_io::DeviceError::Io {
-                operation: "creating",
-                name: path.display().to_string(),
-                offset: 0,
-                source,
-            })?;
+            let failed = |source| DeviceError::from_io("create", path.display().to_string(), 0, 0, source);
+            std::fs::create_dir_all(path).map_err(failed)?;
         }
         let volume: Arc<dyn Volume> = Arc::new(DirectoryVolume::open(path, options.io)?);
         Self::open_volume(volume, options)
@@ -173,6 +170,8 @@ impl Store {
         let tickets = Arc::new(Tickets::new(volume.location()));
         // Nothing may be written by a reader.
         let publishes = options.feed.filter(|_| !options.read_only);
+        let poison: Arc<Poison> = Arc::default();
+        let lookahead = Lookahead::start(options.background.has_threads(), &poison)?;
         let mut store = Self {
             volume,
             budget,
@@ -186,9 +185,9 @@ impl Store {
             changes: Arc::default(),
             saved: Mutex::new(saved),
             next_category: AtomicU32::new(next_category),
-            poison: Mutex::default(),
+            poison,
             closed: AtomicBool::new(false),
-            lookahead: Mutex::new(Some(Lookahead::start(options.background.has_threads())?)),
+            lookahead: Mutex::new(Some(lookahead)),
             queue: Mutex::default(),
             compaction: Mutex::default(),
             feed: None,
@@ -206,14 +205,16 @@ impl Store {
         if let Some(options) = publishes {
             let feed = Arc::new(store.open_feed(&options, epoch - 1, mark)?);
             if store.options.background.has_threads() {
-                let publisher = feed::start(Arc::clone(&feed), Arc::clone(&store.groups), options.interval)?;
+                let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
+                let publisher = feed::start(Arc::clone(&feed), groups, options.interval, poison)?;
                 *store.publisher.lock() = Some(publisher);
             }
             store.feed = Some(feed);
         }
         if !store.options.read_only && store.options.background.has_threads() {
-            *store.compaction.lock() =
-                Some(compaction::start(Arc::clone(&store.groups), Arc::clone(&store.budget))?);
+            let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
+            let compaction = compaction::start(groups, Arc::clone(&store.budget), poison)?;
+            *store.compaction.lock() = Some(compaction);
         }
         Ok(Arc::new(store))
     }
@@ -326,6 +327,8 @@ impl Store {
             writer_thread: self.options.background.has_threads(),
             checksum_bytes_max: (self.budget.memory() / 64) as usize,
             incarnation: self.incarnation,
+            row_numbers: self.options.row_places,
+            poison: Arc::clone(&self.poison),
         };
         // A restored checkpoint lacks the log of a group that had no row.
         let device = if writable || !state.segments.is_empty() {
@@ -422,7 +425,8 @@ impl Store {
     /// too many announcements wait.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], or ids outside a dense table.
+    /// [`StoreError::Closed`], ids outside a dense table, or [`StoreError::Poisoned`] once a thread that looks ahead has
+    /// panicked.
     pub fn lookahead(&self, ids: &[(&Table, &[u64])], destination: Destination) -> Result<bool, StoreError> {
         self.check_open()?;
         let reason = match destination {
@@ -446,6 +450,9 @@ impl Store {
         by_group.retain(|announcement| !announcement.group.all_in_memory());
         let lookahead = self.lookahead.lock();
         let Some(lookahead) = lookahead.as_ref() else { return Err(StoreError::Closed) };
+        if lookahead.is_dead() {
+            self.poison.check()?;
+        }
         let mut all = true;
         for announcement in by_group {
             if !lookahead.announce(announcement) {
@@ -465,7 +472,7 @@ impl Store {
     ) -> Result<QueuedGet, StoreError> {
         let mut queue = self.queue.lock();
         if queue.is_none() {
-            *queue = Some(Queue::start(Arc::clone(&self.tickets))?);
+            *queue = Some(Queue::start(Arc::clone(&self.tickets), Arc::clone(&self.poison))?);
         }
         let queue = queue.as_ref().expect("just started");
         Ok(queue.push(table, lookup, ticket))
@@ -492,7 +499,9 @@ impl Store {
         self.check_open()?;
         let Some(feed) = &self.feed else { return Err(StoreError::NoFeed { location: self.location() }) };
         let groups = self.groups.read().clone();
-        feed.publish(&groups)
+        let published = feed.publish(&groups);
+        self.check_open()?;
+        published
     }
 
     /// Where the store is.
@@ -523,8 +532,12 @@ impl Store {
         drop((lookahead, queue, compaction, publisher));
         // A checkpoint under way still needs the rows, and writes to a folder that is another's once the lock is gone.
         let _no_checkpoint = self.saved.lock();
+        // A call under way may append rows: none is written once the folder is another's.
         for group in self.groups.read().iter() {
-            group.core.log.await_written();
+            group.core.log.close();
+        }
+        if let Some(feed) = &self.feed {
+            feed.close();
         }
         self.index_log.close();
         *self.lock.lock() = None;
@@ -552,10 +565,7 @@ impl Store {
         if self.options.read_only {
             return Err(StoreError::ReadOnly { operation });
         }
-        match &*self.poison.lock() {
-            Some(cause) => Err(StoreError::Poisoned { cause: cause.clone() }),
-            None => Ok(()),
-        }
+        self.poison.check()
     }
 
     /// Pass a result on. A failed write refuses all later ones; what a reader cannot read because the
@@ -584,7 +594,7 @@ impl Store {
 
     /// Refuse every later write.
     pub(crate) fn poison(&self, cause: &StoreError) {
-        self.poison.lock().get_or_insert_with(|| match cause {
+        self.poison.set(|| match cause {
             StoreError::Full { cause } | StoreError::Poisoned { cause } => cause.clone(),
             cause => cause.to_string(),
         });

@@ -132,6 +132,57 @@ fn only_a_checkpoint_that_nobody_else_replaces_is_pinned() {
 }
 
 #[test]
+fn a_pinned_checkpoint_outlives_its_store_and_keeps_the_folder() {
+    let (folder, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut rng = Rng64::new(3);
+    let store = open_folder(folder.path(), false);
+    let table = store.table("t", &spec(16, ADAGRAD)).unwrap();
+    train(&table, &mut rng);
+    store.checkpoint(&[("model", b"dense weights")]).unwrap();
+    let expected = content(&table);
+    let pinned = store.pin_checkpoint().unwrap();
+    // What is changed since is lost with the store, and touches nothing of the checkpoint.
+    train(&table, &mut rng);
+    store.close();
+    assert!(matches!(store.pin_checkpoint(), Err(StoreError::Closed)));
+    let writer = || Store::open(folder.path(), options(Some(256 << 10)));
+    assert!(writer().unwrap_err().to_string().contains("in use by another process"));
+    copy(&pinned, target.path()).unwrap();
+    drop((table, store));
+    assert!(writer().is_err(), "the checkpoint alone keeps the folder");
+    copy(&pinned, target.path()).unwrap();
+    drop(pinned);
+    writer().unwrap().close();
+    let copied = open_folder(target.path(), true);
+    assert_eq!(copied.attachment("model").unwrap().unwrap(), b"dense weights");
+    assert!(content(&copied.open_table("t").unwrap()) == expected);
+}
+
+#[test]
+fn pinning_while_the_store_closes_keeps_the_folder_or_fails() {
+    let volume = MemoryVolume::new();
+    let mut pinned_in_time = 0;
+    for _ in 0..100 {
+        let store = common::open(&volume, &options(Some(256 << 10)));
+        store.checkpoint(&[]).unwrap();
+        std::thread::scope(|scope| {
+            let pinning = scope.spawn(|| store.pin_checkpoint());
+            store.close();
+            match pinning.join().unwrap() {
+                Ok(pinned) => {
+                    pinned_in_time += 1;
+                    assert!(volume.lock().is_err(), "another process could write to what is copied");
+                    drop(pinned);
+                }
+                Err(error) => assert!(matches!(error, StoreError::Closed), "{error}"),
+            }
+        });
+        drop(volume.lock().unwrap());
+    }
+    println!("{pinned_in_time} of 100 pinned before the store was closed");
+}
+
+#[test]
 fn openings_that_make_checkpoints_are_the_lineage() {
     let folder = tempfile::tempdir().unwrap();
     let mut lineages = Vec::new();

@@ -78,3 +78,135 @@ fn rows_that_change_in_memory_are_no_reason_to_clean() {
     assert!(after.rows_dirty > ROWS * 2 / 5, "{} rows changed in memory", after.rows_dirty);
     assert_eq!(after.rows_compacted, before.rows_compacted);
 }
+
+/// A store with as few row places as a test can fill: 400 segments of 192 rows; memory has room for about
+/// a thousand.
+fn short_of_places(volume: &MemoryVolume) -> (Arc<Store>, Table) {
+    let options = StoreOptions {
+        memory: 32 << 20,
+        row_memory: Some(192 << 10),
+        threads: 1,
+        seed: SEED,
+        background: Background::Turns { incarnation: 3 },
+        row_places: 76_800,
+        ..StoreOptions::default()
+    };
+    let store = open(volume, &options);
+    let spec = TableSpec { staleness: StalenessBound::Infinite, ..spec(16, SGD) };
+    let table = store.table("t", &spec).unwrap();
+    (store, table)
+}
+
+/// Store rows that say their ids, as the store has room; how many.
+fn fill(store: &Store, table: &Table, from: u64) -> (u64, StoreError) {
+    let mut next = from;
+    loop {
+        let ids: Vec<u64> = (next..next + 100).collect();
+        let values: Vec<f32> = ids.iter().flat_map(|&id| [id as f32; 16]).collect();
+        if let Err(error) = table.put(&ids, &values, None) {
+            return (next - from, error);
+        }
+        next += 100;
+        while store.turn(Work::Clean).unwrap() {}
+        if next.is_multiple_of(2000) {
+            store.checkpoint(&[]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_group_without_row_places_refuses_new_rows_and_works_on() {
+    let volume = MemoryVolume::new();
+    let (store, table) = short_of_places(&volume);
+    let (rows, error) = fill(&store, &table, 0);
+    let StoreError::NoPlaces { group: 0, used, limit } = error else { panic!("{error}") };
+    assert!(limit == 76_800 && used < limit && error.to_string().contains(&format!("{used} of {limit}")));
+    assert!(rows > limit / 2, "{rows} rows in {limit} places");
+    let stats = store.stats();
+    let places = &stats.groups[0];
+    assert_eq!(places.row_places, limit);
+    assert!(places.row_places_share() > 0.8, "{places:?}");
+    assert!(stats.prometheus().contains("rowmill_group_row_places{group=\"0\"} 76800"));
+
+    // Reads go on, of rows that are there and of others, and so do changes of rows in memory and checkpoints.
+    let check = |table: &Table, changed: &[u64]| {
+        for first in (0..rows).step_by(100) {
+            let mut row = vec![0.0; 100 * 16];
+            let ids: Vec<u64> = (first..first + 100).collect();
+            table.get(&ids, &mut row).unwrap();
+            for (id, row) in ids.iter().zip(row.chunks(16)) {
+                let value = if changed.contains(id) { -1.0 } else { *id as f32 };
+                assert_eq!(row, [value; 16], "row {id}");
+            }
+        }
+        table.get(&[u64::MAX - 7], &mut [0.0; 16]).unwrap();
+    };
+    check(&table, &[]);
+    store.checkpoint(&[]).unwrap();
+    let mut changed = Vec::new();
+    for round in 0..20 {
+        // A row that was just read is in memory.
+        let ids = [round * 37, round * 37 + 1];
+        table.get(&ids, &mut [0.0; 32]).unwrap();
+        table.put(&ids, &[-1.0; 32], None).unwrap();
+        changed.extend(ids);
+        store.checkpoint(&[]).unwrap();
+        while store.turn(Work::Clean).unwrap() {}
+    }
+    check(&table, &changed);
+    store.close();
+    drop((store, table));
+    let (store, table) = short_of_places(&volume);
+    check(&table, &changed);
+
+    // Rows that are deleted make room.
+    table.delete(&(0..rows / 2).collect::<Vec<u64>>()).unwrap();
+    for _ in 0..3 {
+        store.checkpoint(&[]).unwrap();
+        while store.turn(Work::Clean).unwrap() {}
+    }
+    assert!(store.stats().groups[0].row_places_share() < places.row_places_share() - 0.2);
+    let (more, error) = fill(&store, &table, 1 << 40);
+    assert!(matches!(error, StoreError::NoPlaces { .. }), "{error}");
+    assert!(more > rows / 4, "{more} rows in the place of {}", rows / 2);
+    store.checkpoint(&[]).unwrap();
+}
+
+/// Change rows of all segments and make a checkpoint.
+fn change_scattered(store: &Store, table: &Table, rows: u64, round: u64) -> Result<(), StoreError> {
+    let ids: Vec<u64> = (0..400).map(|number| (number * 149 + round) % rows).collect();
+    let mut values = vec![0.0; ids.len() * 16];
+    table.get(&ids, &mut values).unwrap();
+    let changed = table.put(&ids, &values, None);
+    assert!(matches!(&changed, Ok(()) | Err(StoreError::NoPlaces { .. })), "{changed:?}");
+    store.checkpoint(&[]).map(drop)
+}
+
+#[test]
+fn cleaning_makes_room_for_checkpoints_where_row_places_are_short() {
+    let (store, table) = short_of_places(&MemoryVolume::new());
+    let (rows, _) = fill(&store, &table, 0);
+    let before = store.stats().rows_compacted;
+    for round in 0..150 {
+        change_scattered(&store, &table, rows, round).unwrap();
+        while store.turn(Work::Clean).unwrap() {}
+    }
+    assert!(store.stats().rows_compacted > before);
+}
+
+#[test]
+fn a_checkpoint_without_places_is_refused_before_it_begins() {
+    let volume = MemoryVolume::new();
+    let (store, table) = short_of_places(&volume);
+    let (rows, _) = fill(&store, &table, 0);
+    // While nothing is cleaned, old versions fill the places.
+    let refused = (0..1000).find_map(|round| change_scattered(&store, &table, rows, round).err());
+    let error = refused.expect("a checkpoint was refused");
+    assert!(matches!(error, StoreError::NoPlaces { .. }), "{error}");
+    // Nothing is lost: rows can be read. With the rows deleted that it would have saved, the store goes on.
+    table.get(&[1, 2], &mut [0.0; 32]).unwrap();
+    table.delete(&(0..rows).collect::<Vec<u64>>()).unwrap();
+    store.checkpoint(&[]).unwrap();
+    table.put(&[5], &[1.0; 16], None).unwrap();
+    store.checkpoint(&[]).unwrap();
+}

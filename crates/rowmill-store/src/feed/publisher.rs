@@ -12,6 +12,7 @@ use super::waiting::Waiting;
 use super::writer::FeedWriter;
 use crate::StoreError;
 use crate::group::Group;
+use crate::poison::Poison;
 use crate::ranks;
 use crate::rounds::Rounds;
 use crate::shard::Shard;
@@ -62,6 +63,12 @@ impl Feed {
         self.check()?;
         let result = self.round(&mut state, groups);
         self.settle(groups, &mut state.runs, result)
+    }
+
+    /// Publish nothing more. No write is in progress when this returns.
+    pub(crate) fn close(&self) {
+        let _no_round = self.state.lock();
+        self.failure.lock().get_or_insert_with(|| "the store is closed".into());
     }
 
     /// Rows published, and the last sequence number.
@@ -191,8 +198,13 @@ impl FeedCut<'_> {
 }
 
 /// Start the thread that publishes.
-pub(crate) fn start(feed: Arc<Feed>, groups: Groups, interval: Duration) -> Result<Rounds, StoreError> {
-    Rounds::start("rowmill-feed", interval, move |_| {
+pub(crate) fn start(
+    feed: Arc<Feed>,
+    groups: Groups,
+    interval: Duration,
+    poison: Arc<Poison>,
+) -> Result<Rounds, StoreError> {
+    Rounds::start("feed", interval, poison, move |_| {
         let groups: Vec<_> = groups.read().clone();
         // Of a failure whoever asks the store is told, and the next checkpoint begins anew.
         let _ = feed.publish(&groups);

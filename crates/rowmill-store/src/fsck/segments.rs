@@ -156,15 +156,7 @@ fn read_group(
         read.whole = false;
         report.problems.push(format!("{name} has {end} bytes: {cut} of its {before} segments lie beyond"));
     }
-    let config = LogConfig {
-        group: number,
-        geometry,
-        tail_buffers: 0,
-        writer_thread: false,
-        checksum_bytes_max: 0,
-        incarnation: 0,
-    };
-    let log = Log::open(device, config, &group.log)?;
+    let log = Log::open(device, LogConfig::for_reading(number, geometry, 0), &group.log)?;
     for record in &group.log.segments {
         let mut rows = Vec::new();
         let whole = log.segment_rows(record.place, &mut |row, key, _| rows.push((row, key)));

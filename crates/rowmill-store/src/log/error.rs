@@ -42,22 +42,31 @@ pub(crate) enum LogError {
         /// The device's own error.
         cause: Arc<DeviceError>,
     },
-    /// A write or sync failed earlier, so nothing can be written until the store is opened again at its
-    /// last checkpoint. Reads of healthy rows go on.
+    /// Nothing can be written until the store is opened again at its last checkpoint. Reads of healthy rows go on.
     #[error("the log of group {group} takes no more rows, reopen the store at its last checkpoint: {cause}")]
     Poisoned {
         /// Group of the log.
         group: u32,
         /// The first failure.
-        cause: Arc<DeviceError>,
+        cause: Arc<PoisonCause>,
     },
-    /// Every row number is taken.
-    #[error("the log of group {group} is full: all {places} segment places are in use")]
+    /// The system refused to start the writer thread.
+    #[error("starting thread {name}: {source}")]
+    Thread {
+        /// Name of the thread.
+        name: String,
+        /// The system's reason.
+        source: Arc<std::io::Error>,
+    },
+    /// Too few row numbers are left.
+    #[error("the log of group {group} has used {used} of {limit} row numbers")]
     Full {
         /// Group of the log.
         group: u32,
-        /// Places of the log.
-        places: u32,
+        /// Row numbers in places that cannot be written now.
+        used: u64,
+        /// All row numbers of the log.
+        limit: u64,
     },
     /// The log was opened for reading.
     #[error("the log of group {group} is open for reading only")]
@@ -73,6 +82,20 @@ pub(crate) enum LogError {
         /// What cannot be.
         reason: String,
     },
+}
+
+/// Why a log takes no more rows.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PoisonCause {
+    /// A write or sync failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The writer panicked.
+    #[error("{0}")]
+    Panic(String),
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
 }
 
 /// A part of a segment.

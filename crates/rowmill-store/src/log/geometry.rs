@@ -5,7 +5,7 @@ use rowmill_io::{BLOCK_BYTES, Span};
 use super::trailer;
 
 /// Row numbers leave the top bit to the index, which marks resident rows with it.
-const ROW_NUMBERS: u64 = 1 << 31;
+pub(crate) const ROW_NUMBERS: u64 = 1 << 31;
 
 /// The shape of every segment of one log.
 ///
@@ -100,9 +100,9 @@ impl Geometry {
         self.data_blocks as usize * BLOCK_BYTES
     }
 
-    /// Places that row numbers can name.
-    pub(crate) fn places_max(&self) -> u32 {
-        (ROW_NUMBERS / u64::from(self.rows_per_segment)) as u32
+    /// Places that `row_numbers` row numbers, at most [`ROW_NUMBERS`], can name.
+    pub(crate) fn places_max(&self, row_numbers: u64) -> u32 {
+        (row_numbers.min(ROW_NUMBERS) / u64::from(self.rows_per_segment)) as u32
     }
 
     /// The number of row `index` of the segment in `place`.

@@ -29,7 +29,7 @@ use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use rowmill_io::{Device, DeviceError, Span};
+use rowmill_io::{Device, Span};
 use rowmill_rows::RowKey;
 use rowmill_sync::{Mutex, RwLock};
 
@@ -40,18 +40,19 @@ use reading::Readings;
 use segment_table::SegmentTable;
 use tail::{Stream, Tail};
 
+use crate::poison::Poison;
 use crate::ranks;
 
 pub(crate) use counters::LogCounts;
-pub(crate) use error::{LogError, RowResult};
-pub(crate) use geometry::Geometry;
+pub(crate) use error::{LogError, PoisonCause, RowResult};
+pub(crate) use geometry::{Geometry, ROW_NUMBERS};
 pub(crate) use retaining::Retaining;
 pub(crate) use segment_copy::SegmentCopier;
 pub(crate) use segment_table::{LogSpace, Victim};
 pub(crate) use state::{LogState, SegmentRecord};
 
 /// How a log is opened.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LogConfig {
     /// Group of the log, for trailers and errors.
     pub(crate) group: u32,
@@ -67,6 +68,26 @@ pub(crate) struct LogConfig {
     pub(crate) checksum_bytes_max: usize,
     /// A number that differs at every opening of the store, drawn at random.
     pub(crate) incarnation: u64,
+    /// Row numbers of the log: [`ROW_NUMBERS`], or fewer in a test.
+    pub(crate) row_numbers: u64,
+    /// Set when the writer thread panics.
+    pub(crate) poison: Arc<Poison>,
+}
+
+impl LogConfig {
+    /// For a log that is only read.
+    pub(crate) fn for_reading(group: u32, geometry: Geometry, checksum_bytes_max: usize) -> Self {
+        Self {
+            group,
+            geometry,
+            tail_buffers: 0,
+            writer_thread: false,
+            checksum_bytes_max,
+            incarnation: 0,
+            row_numbers: ROW_NUMBERS,
+            poison: Arc::default(),
+        }
+    }
 }
 
 /// The device log of one group. All methods may be called from any thread.
@@ -79,6 +100,8 @@ pub(crate) struct Log {
 struct Shared {
     group: u32,
     geometry: Geometry,
+    /// All row numbers of the log.
+    row_limit: u64,
     device: Arc<dyn Device>,
     tail: Tail,
     table: RwLock<SegmentTable, ranks::LogSegments>,
@@ -101,15 +124,13 @@ impl Log {
     /// index ([`Log::retaining`]), then call [`Log::loaded`].
     ///
     /// # Errors
-    /// [`LogError::BadState`] when the state cannot be true or the file is too short for it;
-    /// [`LogError::Poisoned`] when the operating system gives no thread.
+    /// [`LogError::BadState`] when the state cannot be true or the file is too short for it; [`LogError::Thread`].
     pub(crate) fn open(
         device: Arc<dyn Device>,
         config: LogConfig,
         state: &LogState,
     ) -> Result<Self, LogError> {
-        let LogConfig { group, geometry, tail_buffers, writer_thread, checksum_bytes_max, incarnation } =
-            config;
+        let LogConfig { group, geometry, tail_buffers, writer_thread, .. } = config;
         let bad_state = |reason| LogError::BadState { group, reason };
         // First of all, because the tables are as long as the file is said to be.
         let end = state.segments.iter().map(|segment| u64::from(segment.place) + 1).max().unwrap_or(0);
@@ -118,11 +139,11 @@ impl Log {
             return Err(bad_state(format!("it needs {needed} bytes, the file has {}", device.bytes())));
         }
         let live = LiveCounts::default();
-        let table =
-            SegmentTable::new(geometry, state, incarnation, checksum_bytes_max, &live).map_err(bad_state)?;
+        let table = SegmentTable::new(&config, state, &live).map_err(bad_state)?;
         let shared = Arc::new(Shared {
             group,
             geometry,
+            row_limit: table.row_numbers().1,
             device,
             tail: Tail::new(&geometry, tail_buffers, writer_thread),
             table: RwLock::new(table),
@@ -133,17 +154,9 @@ impl Log {
         });
         let writer = if tail_buffers > 0 && writer_thread {
             let (name, shared) = (format!("rowmill-log-{group}"), Arc::clone(&shared));
-            let spawned =
-                thread::Builder::new().name(name.clone()).spawn(move || shared.write_sealed_segments());
-            Some(spawned.map_err(|source| LogError::Poisoned {
-                group,
-                cause: Arc::new(DeviceError::Io {
-                    operation: "starting the writer thread",
-                    name,
-                    offset: 0,
-                    source,
-                }),
-            })?)
+            let thread = thread::Builder::new().name(name.clone());
+            let spawned = thread.spawn(move || shared.write_sealed_segments(&config.poison));
+            Some(spawned.map_err(|source| LogError::Thread { name, source: Arc::new(source) })?)
         } else {
             None
         };
@@ -159,7 +172,18 @@ impl Log {
     /// # Panics
     /// When `row` is not as long as the stride.
     pub(crate) fn append(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
-        self.shared.append(Stream::Changed, key, row)
+        self.append_keeping(0, key, row)
+    }
+
+    /// As [`Log::append`], but refused when fewer than `places` places are free, which the next checkpoint needs.
+    ///
+    /// # Errors
+    /// As [`Log::append`].
+    ///
+    /// # Panics
+    /// As [`Log::append`].
+    pub(crate) fn append_keeping(&self, places: u32, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
+        self.shared.append(Stream::Changed, places, key, row)
     }
 
     /// Append a row that cleaning moves, as [`Log::append`] does; such rows get segments of their own.
@@ -170,7 +194,12 @@ impl Log {
     /// # Panics
     /// As [`Log::append`].
     pub(crate) fn append_moved(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
-        self.shared.append(Stream::Moved, key, row)
+        self.shared.append(Stream::Moved, 0, key, row)
+    }
+
+    /// Take and write no more rows: when this returns, nothing is being written. Readers may go on.
+    pub(crate) fn close(&self) {
+        self.shared.close();
     }
 
     /// Begin to read: call this before looking up the row numbers.
@@ -310,6 +339,21 @@ impl Log {
         }
     }
 
+    /// Places that can be written now.
+    pub(crate) fn free_places(&self) -> u32 {
+        self.shared.table.read().free_places()
+    }
+
+    /// All row numbers of the log.
+    pub(crate) fn row_limit(&self) -> u64 {
+        self.shared.row_limit
+    }
+
+    /// Row numbers in places that cannot be written now, and all row numbers.
+    pub(crate) fn row_numbers(&self) -> (u64, u64) {
+        self.shared.table.read().row_numbers()
+    }
+
     /// Bytes of the file by what may become of them.
     pub(crate) fn space(&self) -> LogSpace {
         self.shared.table.read().space(&self.shared.live)
@@ -358,7 +402,7 @@ impl Drop for Log {
     fn drop(&mut self) {
         self.shared.tail.end();
         if let Some(writer) = self.writer.take() {
-            // A panic of the writer has poisoned the log; there is nobody left to tell.
+            // A panic of the writer was caught and has poisoned the log and the store.
             let _ = writer.join();
         }
     }

@@ -15,6 +15,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::LogConfig;
 use super::geometry::Geometry;
 use super::live_counts::LiveCounts;
 use super::reading::Readings;
@@ -97,6 +98,8 @@ struct Segment {
 pub(super) struct SegmentTable {
     geometry: Geometry,
     segments: Vec<Segment>,
+    /// Places that row numbers can name.
+    places_max: u32,
     free: BTreeSet<u32>,
     /// Of the free places, those whose bytes the file system has back.
     hollow: BTreeSet<u32>,
@@ -123,20 +126,16 @@ pub(super) struct SegmentTable {
 }
 
 impl SegmentTable {
-    /// The table of a checkpoint. `incarnation` differs from open to open, so that what a crash left in
+    /// The table of a checkpoint. The incarnation differs from open to open, so that what a crash left in
     /// free places never carries a sequence number given out again.
-    pub(super) fn new(
-        geometry: Geometry,
-        state: &LogState,
-        incarnation: u64,
-        checksum_bytes_max: usize,
-        live: &LiveCounts,
-    ) -> Result<Self, String> {
+    pub(super) fn new(config: &LogConfig, state: &LogState, live: &LiveCounts) -> Result<Self, String> {
+        let &LogConfig { geometry, incarnation, checksum_bytes_max, row_numbers, .. } = config;
         let skip = 1 + (incarnation & ((1 << INCARNATION_BITS) - 1));
         let next_sequence = state.next_sequence.checked_add(skip).ok_or("sequence numbers ran out")?;
         let mut table = Self {
             geometry,
             segments: Vec::new(),
+            places_max: geometry.places_max(row_numbers),
             free: BTreeSet::new(),
             hollow: BTreeSet::new(),
             resting: VecDeque::new(),
@@ -165,8 +164,8 @@ impl SegmentTable {
 
     fn adopt(&mut self, record: SegmentRecord, state: &LogState, live: &LiveCounts) -> Result<(), String> {
         let SegmentRecord { place, sequence, rows } = record;
-        if place >= self.geometry.places_max() {
-            return Err(format!("place {place} of {}", self.geometry.places_max()));
+        if place >= self.places_max {
+            return Err(format!("place {place} of {}", self.places_max));
         }
         if rows == 0 || rows > self.geometry.rows_per_segment() {
             return Err(format!(
@@ -210,7 +209,7 @@ impl SegmentTable {
                 self.hollow.remove(&place);
                 place
             }
-            None if (self.segments.len() as u32) < self.geometry.places_max() => {
+            None if (self.segments.len() as u32) < self.places_max => {
                 let place = self.segments.len() as u32;
                 self.cover(place, live);
                 place
@@ -285,7 +284,7 @@ impl SegmentTable {
     }
 
     /// Free the places that no reader can be looking into any more.
-    fn settle(&mut self, readings: &Readings) {
+    pub(super) fn settle(&mut self, readings: &Readings) {
         if self.resting.is_empty() {
             return;
         }
@@ -379,6 +378,17 @@ impl SegmentTable {
         for place in 0..self.segments.len() as u32 {
             self.emptied(place, live, readings);
         }
+    }
+
+    /// Places that can be written now.
+    pub(super) fn free_places(&self) -> u32 {
+        (self.free.len() + self.places_max as usize - self.segments.len()) as u32
+    }
+
+    /// Row numbers in places that cannot be written now, and all row numbers.
+    pub(super) fn row_numbers(&self) -> (u64, u64) {
+        let rows = |places: u32| u64::from(places) * u64::from(self.geometry.rows_per_segment());
+        (rows(self.places_max - self.free_places()), rows(self.places_max))
     }
 
     /// Places there are, of segments and free ones.

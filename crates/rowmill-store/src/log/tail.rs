@@ -8,6 +8,7 @@
 //! the tail state and never held while taking another one.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,8 +18,10 @@ use rowmill_sync::{Condvar, Mutex, MutexGuard, RwLock};
 
 use super::counters::add;
 use super::geometry::Geometry;
+use super::segment_table::SegmentTable;
 use super::tail_buffer::TailBuffer;
-use super::{LogError, Shared};
+use super::{LogError, PoisonCause, Shared};
+use crate::poison::{Poison, panicked};
 use crate::ranks;
 
 #[derive(Debug)]
@@ -55,10 +58,12 @@ struct State {
     /// Segments sealed and written so far; they are written in the order they were sealed.
     segments_sealed: u64,
     segments_written: u64,
-    poison: Option<Arc<DeviceError>>,
+    poison: Option<Arc<PoisonCause>>,
     ending: bool,
-    /// A caller is writing the oldest sealed segment.
+    /// The oldest sealed segment is being written, by the writer thread or a caller.
     writing: bool,
+    /// Free places when they were last counted. There may be more by now, but not fewer.
+    free_places: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,9 +102,10 @@ impl Tail {
 }
 
 impl Shared {
-    pub(super) fn append(&self, stream: Stream, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
+    pub(super) fn append(&self, stream: Stream, keep: u32, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
         assert_eq!(row.len(), self.geometry.stride(), "rows of a log have one length");
         let mut state = self.tail.state.lock();
+        self.refuse_if_short(&mut state, keep)?;
         let open = self.open_segment(&mut state, stream)?;
         let index = self.tail.buffer(open.buffer).write().push(&self.geometry, key, row);
         self.live.retain(open.place, 1);
@@ -131,15 +137,35 @@ impl Shared {
                 self.await_writer(state);
                 continue;
             };
-            let Some((place, sequence)) = self.table.write().open(buffer, &self.live, &self.readings) else {
+            let mut table = self.table.write();
+            let Some((place, sequence)) = table.open(buffer, &self.live, &self.readings) else {
                 state.idle.push(buffer);
-                return Err(LogError::Full { group: self.group, places: self.geometry.places_max() });
+                return Err(self.full(&table));
             };
+            state.free_places = table.free_places();
+            drop(table);
             self.tail.buffer(buffer).write().start(sequence);
             state.open[stream as usize] = Some(Open { buffer, place, rows: 0 });
         }
         self.refuse_if_poisoned(state)?;
         Ok(state.open[stream as usize].as_mut().expect("the loop ends with an open segment"))
+    }
+
+    /// Refuse a row that would leave fewer than `keep` places.
+    fn refuse_if_short(&self, state: &mut State, keep: u32) -> Result<(), LogError> {
+        if state.free_places >= keep {
+            return Ok(());
+        }
+        self.refuse_if_poisoned(state)?;
+        let mut table = self.table.write();
+        table.settle(&self.readings);
+        state.free_places = table.free_places();
+        if state.free_places >= keep { Ok(()) } else { Err(self.full(&table)) }
+    }
+
+    fn full(&self, table: &SegmentTable) -> LogError {
+        let (used, limit) = table.row_numbers();
+        LogError::Full { group: self.group, used, limit }
     }
 
     fn refuse_if_poisoned(&self, state: &State) -> Result<(), LogError> {
@@ -207,20 +233,36 @@ impl Shared {
     }
 
     /// Refuse everything from now on; the first cause stays.
-    fn poison(&self, cause: DeviceError) -> LogError {
+    fn poison(&self, cause: impl Into<PoisonCause>) -> LogError {
         let mut state = self.tail.state.lock();
-        let cause = Arc::clone(state.poison.get_or_insert_with(|| Arc::new(cause)));
+        let cause = Arc::clone(state.poison.get_or_insert_with(|| Arc::new(cause.into())));
         self.tail.progress.notify_all();
+        self.tail.work.notify_all();
         LogError::Poisoned { group: self.group, cause }
     }
 
+    /// Refuse rows and write nothing more. No write is in progress when this returns.
+    pub(super) fn close(&self) {
+        self.poison(PoisonCause::Closed);
+        let mut state = self.tail.state.lock();
+        while state.writing {
+            self.tail.progress.wait(&mut state);
+        }
+    }
+
     /// The writer thread: write sealed segments in order until the end or a failure.
-    pub(super) fn write_sealed_segments(&self) {
-        let _alarm = Alarm(self);
-        while let Some(next) = self.next_sealed() {
-            if !self.write_sealed(next) {
-                return;
+    pub(super) fn write_sealed_segments(&self, poison: &Poison) {
+        let name = format!("the log writer thread of group {}", self.group);
+        let written = poison.catch(&name, || {
+            while let Some(next) = self.next_sealed() {
+                if !self.write_sealed(next) {
+                    return;
+                }
             }
+        });
+        if let Err(cause) = written {
+            self.poison(PoisonCause::Panic(cause));
+            self.done_writing();
         }
     }
 
@@ -238,11 +280,18 @@ impl Shared {
             state.writing = true;
             next
         };
-        let _alarm = Alarm(self);
-        self.write_sealed(next);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.write_sealed(next))) {
+            let name = format!("writing the log of group {}", self.group);
+            self.poison(PoisonCause::Panic(panicked(&name, &*panic)));
+            self.done_writing();
+            resume_unwind(panic);
+        }
+        true
+    }
+
+    fn done_writing(&self) {
         self.tail.state.lock().writing = false;
         self.tail.progress.notify_all();
-        true
     }
 
     /// Let the writer get on, or write.
@@ -256,21 +305,22 @@ impl Shared {
 
     /// Write the oldest sealed segment; false when the log is poisoned by it.
     fn write_sealed(&self, segment: Open) -> bool {
-        match self.write_segment(segment) {
+        let written = self.write_segment(segment);
+        let succeeded = written.is_ok();
+        match written {
             Ok(checksums) => {
                 self.table.write().written(segment.place, checksums, &self.readings);
                 let mut state = self.tail.state.lock();
                 state.sealed.pop_front();
                 state.segments_written += 1;
                 state.idle.push(segment.buffer);
-                self.tail.progress.notify_all();
-                true
             }
             Err(cause) => {
                 self.poison(cause);
-                false
             }
         }
+        self.done_writing();
+        succeeded
     }
 
     fn next_sealed(&self) -> Option<Open> {
@@ -279,8 +329,9 @@ impl Shared {
             if state.ending || state.poison.is_some() {
                 return None;
             }
-            if let Some(next) = state.sealed.front() {
-                return Some(*next);
+            if let Some(next) = state.sealed.front().copied() {
+                state.writing = true;
+                return Some(next);
             }
             self.tail.work.wait(&mut state);
         }
@@ -302,21 +353,5 @@ impl Shared {
         }
         self.counters.segments_written.fetch_add(1, Ordering::Relaxed);
         Ok(checksums)
-    }
-}
-
-/// Poisons the log when its writer panics, so that nobody waits for it for ever.
-struct Alarm<'a>(&'a Shared);
-
-impl Drop for Alarm<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.poison(DeviceError::Io {
-                operation: "write",
-                name: format!("the log of group {}", self.0.group),
-                offset: 0,
-                source: std::io::Error::other("the writer panicked"),
-            });
-        }
     }
 }

@@ -31,7 +31,7 @@ impl Shard {
     /// Append a frozen row for the checkpoint that froze it. The slot is clean afterwards.
     pub(super) fn save_frozen(&mut self, core: &Core, slot: u32) -> Result<u32, StoreError> {
         let meta = self.meta.get(slot as usize);
-        let row = self.append(core, slot, meta)?;
+        let row = core.log.append(self.key(meta.table, meta.id), self.bytes_of(core, slot))?;
         core.index_log.record_frozen(self.key(meta.table, meta.id), Some(row));
         self.meta.set(slot as usize, SlotMeta { row, ..meta });
         self.frozen.clear(slot);

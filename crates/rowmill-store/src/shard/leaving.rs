@@ -90,7 +90,11 @@ impl Shard {
         let row = if self.frozen.get(slot) {
             self.save_frozen(core, slot)?
         } else if self.dirty.get(slot) {
-            let row = self.append(core, slot, meta)?;
+            let row = core.log.append_keeping(
+                core.places_kept_now(),
+                self.key(meta.table, meta.id),
+                self.bytes_of(core, slot),
+            )?;
             core.index_log.record(self.key(meta.table, meta.id), Some(row));
             row
         } else {
@@ -118,12 +122,11 @@ impl Shard {
         self.moves += 1;
     }
 
-    pub(super) fn append(&self, core: &Core, slot: u32, meta: SlotMeta) -> Result<u32, StoreError> {
-        // SAFETY: the slot holds a row of `stride` initialised bytes, and `&self` under the shard's lock
-        // excludes writers.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(self.row(core, slot).cast::<u8>(), core.layout.stride) };
-        core.append(self.key(meta.table, meta.id), bytes)
+    pub(super) fn bytes_of(&self, core: &Core, slot: u32) -> &[u8] {
+        assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
+        // SAFETY: the slot is one of the shard and holds a row of `stride` initialised bytes, and `&self` under the
+        // shard's lock excludes writers.
+        unsafe { std::slice::from_raw_parts(self.row(core, slot).cast::<u8>(), core.layout.stride) }
     }
 
     /// Remove a row; whether there was one.

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses its own part")]
 
 pub(crate) mod follower;
+pub(crate) mod hooked;
 
 use std::collections::HashMap;
 use std::sync::Arc;

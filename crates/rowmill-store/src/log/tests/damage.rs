@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::LogSpace;
-use super::super::error::{Fault, Part};
+use super::super::error::{Fault, Part, PoisonCause};
 use super::*;
 
 /// A log of rows of 64 bytes whose first two segments are on the device, opened afresh so that nothing of
@@ -230,7 +230,7 @@ fn a_failed_write_poisons_and_what_is_in_memory_stays_readable() {
         let lost = append(&log, per_segment..per_segment + 10);
         let first = log.flush().unwrap_err();
         let LogError::Poisoned { cause, .. } = &first else { panic!("{first}") };
-        assert_eq!(matches!(**cause, DeviceError::Full { .. }), full);
+        assert_eq!(matches!(**cause, PoisonCause::Device(DeviceError::Full { .. })), full);
         device.set(|faults| faults.writes_left = None);
         let again = [log.flush(), log.sync(), log.append(key(0), &row(64, 0, 0)).map(drop)];
         for later in again {

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use rowmill_io::{BLOCK_BYTES, Device, DeviceError, MemoryVolume, ReadResult, Span, Volume};
 use rowmill_rows::{Category, RowKey};
 
-use super::{Geometry, Log, LogConfig, LogError, LogState};
+use super::{Geometry, Log, LogConfig, LogError, LogState, ROW_NUMBERS};
 
 const SEGMENT: usize = 16 << 10;
 
@@ -25,6 +25,8 @@ fn config(stride: usize) -> LogConfig {
         writer_thread: true,
         checksum_bytes_max: 1 << 20,
         incarnation: 1,
+        row_numbers: ROW_NUMBERS,
+        poison: Arc::default(),
     }
 }
 

@@ -411,12 +411,15 @@ fn what_is_appended_after_its_state_is_none_of_a_checkpoint_that_waits() {
 fn row_numbers_run_out_without_harm() {
     let geometry = Geometry::new(1, 1 << 20);
     let (live, readings) = (LiveCounts::default(), Readings::default());
-    let mut table = SegmentTable::new(geometry, &LogState::default(), 0, 0, &live).unwrap();
-    for place in 0..geometry.places_max() {
+    let config = LogConfig::for_reading(0, geometry, 0);
+    let mut table = SegmentTable::new(&config, &LogState::default(), &live).unwrap();
+    let places = geometry.places_max(ROW_NUMBERS);
+    for place in 0..places {
+        assert_eq!(table.free_places(), places - place);
         let (opened, _) = table.open(0, &live, &readings).unwrap();
         assert_eq!(opened, place);
     }
-    assert!(u64::from(geometry.number(geometry.places_max() - 1, geometry.rows_per_segment() - 1)) < 1 << 31);
+    assert!(u64::from(geometry.number(places - 1, geometry.rows_per_segment() - 1)) < 1 << 31);
     assert_eq!(table.open(0, &live, &readings), None);
     table.sealed(5, 1, &live, &readings);
     table.written(5, Box::from([0]), &readings);
