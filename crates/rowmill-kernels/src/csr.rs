@@ -91,8 +91,20 @@ pub enum GraphError {
         node: u64,
     },
     /// More neighbours than 31 bits number.
-    #[error("a layer of this sample has 2^31 neighbours or more: give fewer seeds, or smaller fan-outs")]
-    TooMany,
+    #[error(
+        "a sample of {seeds} seeds with fan-out {fanout} in layer {layer} would have {neighbours} neighbours, and a \
+         sample holds fewer than 2^31: give fewer seeds or smaller fan-outs"
+    )]
+    TooMany {
+        /// Seeds given.
+        seeds: usize,
+        /// The fan-out of the layer, -1 for all neighbours.
+        fanout: i64,
+        /// The first layer that is too much, from 0.
+        layer: usize,
+        /// Neighbours of this layer and those before it.
+        neighbours: usize,
+    },
 }
 
 impl<'a, N: NodeNumber> Csr<'a, N> {

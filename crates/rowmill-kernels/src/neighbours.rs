@@ -7,6 +7,8 @@
 use crate::hash::{STEP, absorb, mix};
 use crate::{Csr, GraphError, NodeNumber, UniqueScratch, segment_unique};
 
+/// A sample has fewer nodes and neighbours than this: their places are numbered in 31 bits.
+const NEIGHBOURS_MAX: usize = 1 << 31;
 /// Up to so many places drawn of a list are looked through one by one; of more, a bit each says which are taken.
 const LOOKED_THROUGH: usize = 32;
 
@@ -19,6 +21,31 @@ pub enum Draw {
     Distinct(usize),
     /// So many, each drawn from all: none if there are none.
     Repeated(usize),
+}
+
+impl Draw {
+    /// How many neighbours are taken of a list of `degree`.
+    fn of(self, degree: usize) -> usize {
+        match self {
+            Self::All => degree,
+            Self::Distinct(count) => count.min(degree),
+            Self::Repeated(count) => {
+                if degree == 0 {
+                    0
+                } else {
+                    count
+                }
+            }
+        }
+    }
+
+    /// As users give it: -1 for all.
+    fn fanout(self) -> i64 {
+        match self {
+            Self::All => -1,
+            Self::Distinct(count) | Self::Repeated(count) => count as i64,
+        }
+    }
 }
 
 /// What a stream of draws belongs to.
@@ -74,12 +101,20 @@ pub fn sample_neighbours<N: NodeNumber>(
     let mut drawer = Drawer::default();
     let mut layers = Vec::with_capacity(draws.len());
     let mut named = Vec::new();
+    let mut neighbours = 0_usize;
     for (layer, &draw) in draws.iter().enumerate() {
         // The nodes so far lead, so they keep their places when all are made distinct.
         named.clone_from(&nodes);
         let mut indptr = Vec::with_capacity(nodes.len() + 1);
         indptr.push(0);
         let lists: Vec<_> = nodes.iter().map(|&node| graph.list(node)).collect::<Result<_, _>>()?;
+        // Before any of them takes memory: a fan-out with repetition may be any number.
+        let drawn = lists.iter().fold(0_usize, |sum, &(_, degree)| sum.saturating_add(draw.of(degree)));
+        neighbours = neighbours.saturating_add(drawn);
+        if seeds.len().saturating_add(neighbours) >= NEIGHBOURS_MAX {
+            return Err(GraphError::TooMany { seeds: seeds.len(), fanout: draw.fanout(), layer, neighbours });
+        }
+        named.reserve_exact(drawn);
         for (&node, (start, degree)) in nodes.iter().zip(lists) {
             let random = Random { state: absorb(absorb(stream, layer as u64), node), draws: 0 };
             drawer.draw(draw, degree, random, |place| {
@@ -87,9 +122,6 @@ pub fn sample_neighbours<N: NodeNumber>(
                 Ok(())
             })?;
             indptr.push((named.len() - nodes.len()) as i64);
-            if named.len() >= 1 << 31 {
-                return Err(GraphError::TooMany);
-            }
         }
         places.resize(named.len(), 0);
         let lists = nodes.len();

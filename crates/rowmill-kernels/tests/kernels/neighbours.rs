@@ -220,3 +220,20 @@ fn what_is_wrong_with_a_graph_is_named() {
     let (_, again) = sample(&whole, &[0, 1, 2], &[0, 2, 0]);
     assert_eq!(again, Err(GraphError::SeedAgain { position: 2, node: 0 }));
 }
+
+/// A fan-out with repetition is as large as its user likes, whatever the graph.
+#[test]
+fn a_sample_of_too_many_neighbours_is_refused_before_it_takes_memory() {
+    let graph = Csr::new(&[0, 1, 2, 2], &[1_i64, 0]).unwrap();
+    let sample = |seeds: &[u64], draws: &[Draw]| sample_neighbours(&graph, seeds, draws, KEY).map(drop);
+    for count in [1 << 30, 1 << 40, i64::MAX as usize] {
+        let error = sample(&[0, 1], &[Draw::Repeated(1), Draw::Repeated(count)]).unwrap_err();
+        let neighbours = count.saturating_mul(2).saturating_add(2);
+        let fanout = count as i64;
+        assert_eq!(error, GraphError::TooMany { seeds: 2, fanout, layer: 1, neighbours });
+        let text = error.to_string();
+        assert!(text.contains("2 seeds") && text.contains(&format!("fan-out {fanout}")), "{text}");
+    }
+    assert_eq!(sample(&[2], &[Draw::Repeated(usize::MAX)]), Ok(()), "it has no neighbours");
+    assert_eq!(sample(&[0], &[Draw::Distinct(usize::MAX)]), Ok(()), "there is one neighbour");
+}
