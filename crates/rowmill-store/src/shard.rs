@@ -119,6 +119,8 @@ pub(crate) struct Shard {
     meta: Mapping<SlotMeta>,
     /// Slots in use or free; those beyond were never touched.
     slots: usize,
+    /// Slots that hold a row. Those of deleted rows hold none and are not free either: the policy still has them.
+    occupied: usize,
     free: Vec<u32>,
     dirty: Bits,
     frozen: Bits,
@@ -173,6 +175,7 @@ impl Shard {
             meta: Mapping::new(slots_max, expected_bytes / core.layout.stride * size_of::<SlotMeta>())
                 .map_err(reserve)?,
             slots: 0,
+            occupied: 0,
             free: Vec::new(),
             dirty: Bits::default(),
             frozen: Bits::default(),
@@ -264,10 +267,10 @@ impl Shard {
 
     /// Rows in memory.
     pub(crate) fn resident(&self) -> usize {
-        self.slots - self.free.len()
+        self.occupied
     }
 
-    /// Whether every row is in memory. Rows on their way in or out have a slot as well, so a few may not be.
+    /// Whether every row is in memory.
     pub(crate) fn all_in_memory(&self) -> bool {
         self.resident() >= self.indexes.iter().map(TableIndex::len).sum()
     }
@@ -348,6 +351,7 @@ impl Shard {
 
     fn occupy(&mut self, slot: u32, table: u32, id: u64, row: u32, reason: Reason) {
         self.meta.set(slot as usize, SlotMeta { id, table, row });
+        self.occupied += 1;
         let hash = Core::policy_hash(table, id);
         if reason != Reason::Use {
             self.due.mark_unused(slot);

@@ -254,3 +254,20 @@ fn however_far_ahead_steps_are_announced_few_more_rows_are_read_than_must_be() {
     let read = stats.cold_reads + stats.lookahead_loaded - before;
     assert!(read * 10 < fewest * 13, "{read} rows read, where {fewest} must be");
 }
+
+/// Slots of deleted rows stay taken until another row needs them. They are not rows in memory.
+#[test]
+fn rows_are_brought_in_although_many_others_were_deleted() {
+    let (store, table) = in_turns();
+    put_numbered(&table, 0, 20_000);
+    // Fewer rows are left than the memory has slots, and most of them are not in memory.
+    let gone: Vec<u64> = (1000..20_000).collect();
+    assert_eq!(table.delete(&gone).unwrap(), gone.len());
+    let resident = store.stats().rows_resident;
+    assert!(resident <= 1000, "{resident} of 1000 rows are said to be in memory");
+    let wanted: Vec<u64> = (0..100).collect();
+    assert!(table.lookahead(&wanted, Destination::Buffer { steps: 1 }).unwrap());
+    while store.turn(Work::LookAhead).unwrap() {}
+    let loaded = store.stats().lookahead_loaded;
+    assert!(loaded > 90, "{loaded} of 100 rows were brought in");
+}

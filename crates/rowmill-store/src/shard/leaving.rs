@@ -113,6 +113,7 @@ impl Shard {
 
     fn clear_slot(&mut self, slot: u32) {
         self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
+        self.occupied -= 1;
         self.dirty.clear(slot);
         self.frozen.clear(slot);
         self.due.clear(slot);
