@@ -65,7 +65,7 @@ fn class_of(error: &StoreError) -> &'static str {
         StoreError::NoFeed { .. } => "FeedMissing",
         StoreError::FeedGap { .. } => "FeedGap",
         StoreError::FeedFailed { .. } => "FeedFailed",
-        StoreError::Superseded => "StoreSuperseded",
+        StoreError::Superseded | StoreError::Outrun { .. } => "StoreSuperseded",
         StoreError::MemoryTooSmall { .. } => "MemoryTooSmall",
         StoreError::SpecMismatch { .. } => "SpecMismatch",
         StoreError::UnknownTable { .. } => "TableMissing",

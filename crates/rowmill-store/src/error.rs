@@ -293,6 +293,17 @@ pub enum StoreError {
         /// The ticket that was dropped.
         ticket: u64,
     },
+    /// A reader found a newer checkpoint whenever it had begun to open one.
+    #[error(
+        "{location} was opened read-only {tries} times, and each time the writer replaced the checkpoint meanwhile: \
+         open it again, or have the writer make checkpoints less often"
+    )]
+    Outrun {
+        /// The store.
+        location: String,
+        /// How often it was tried.
+        tries: u32,
+    },
     /// More steps are open than can be.
     #[error("{open} steps are open, the limit is {limit}: finish or drop steps before starting more")]
     TooManySteps {

@@ -42,6 +42,8 @@ use crate::{Stats, StoreError};
 const TAIL_BUFFERS: usize = 4;
 /// A log's buffers take one part in this many of the rows' memory.
 const TAIL_SHARE: u64 = 16;
+/// How often a reader begins to open a checkpoint that the writer replaces meanwhile.
+const OPEN_TRIES: u32 = 32;
 /// Bytes of a table's name.
 const NAME_BYTES_MAX: usize = 255;
 
@@ -122,21 +124,24 @@ impl Store {
     pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
         options.validate()?;
         let lock = if options.read_only { None } else { Some(Arc::from(volume.lock()?)) };
-        let manifest = crate::prepared::settle(&*volume, options.at, options.read_only)?;
-        let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
-        let opened = Self::open_at(&volume, manifest, options.clone());
-        // The files of a checkpoint go away with it: a reader that comes while the writer makes the next
-        // one starts again there.
-        let moved_on = || {
-            let now = crate::prepared::settle(&*volume, options.at, true).ok().flatten();
-            now.map(|manifest| manifest.epoch) != epoch
-        };
-        if options.read_only && opened.is_err() && moved_on() {
-            return Self::open_volume(volume, options);
+        for _ in 0..OPEN_TRIES {
+            let manifest = crate::prepared::settle(&*volume, options.at, options.read_only)?;
+            let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
+            let opened = Self::open_at(&volume, manifest, options.clone());
+            // The files of a checkpoint go away with it: a reader that comes while the writer makes the next
+            // one starts again there.
+            let moved_on = || {
+                let now = crate::prepared::settle(&*volume, options.at, true).ok().flatten();
+                now.map(|manifest| manifest.epoch) != epoch
+            };
+            if options.read_only && opened.is_err() && moved_on() {
+                continue;
+            }
+            let store = opened?;
+            *store.lock.lock() = lock;
+            return Ok(store);
         }
-        let store = opened?;
-        *store.lock.lock() = lock;
-        Ok(store)
+        Err(StoreError::Outrun { location: volume.location(), tries: OPEN_TRIES })
     }
 
     /// Open the store at a checkpoint, without taking the volume.
