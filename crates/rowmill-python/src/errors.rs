@@ -69,7 +69,7 @@ fn class_of(error: &StoreError) -> &'static str {
         StoreError::MemoryTooSmall { .. } => "MemoryTooSmall",
         StoreError::SpecMismatch { .. } => "SpecMismatch",
         StoreError::UnknownTable { .. } => "TableMissing",
-        StoreError::StalenessTimeout { .. } => "StalenessTimeout",
+        StoreError::StalenessTimeout { .. } | StoreError::QueueTimeout { .. } => "StalenessTimeout",
         StoreError::StepConflict { .. } | StoreError::StepOver { .. } => "StepConflict",
         StoreError::TooManySteps { .. } => "TooManySteps",
         StoreError::Spec { .. }

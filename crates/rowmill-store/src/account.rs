@@ -13,7 +13,7 @@ pub(crate) fn stats(store: &Store) -> Stats {
         memory_budget: store.budget.memory(),
         index_bytes: store.budget.index_bytes(),
         row_limit: store.budget.row_limit(),
-        buffer_bytes: IndexLog::bytes() as u64,
+        buffer_bytes: IndexLog::bytes() as u64 + store.budget.working_bytes(),
         calls: counters.calls.load(Relaxed),
         lookups: counters.lookups.load(Relaxed),
         rows_looked_up: counters.rows_looked_up.load(Relaxed),

@@ -34,8 +34,8 @@ pub(crate) struct Clocks<'a> {
     pub(crate) fresh: Option<Vec<bool>>,
 }
 
-/// What a call wants beside addresses.
-#[derive(Debug)]
+/// What a call wants beside addresses; by default nothing.
+#[derive(Debug, Default)]
 pub(crate) struct Wish<'a> {
     /// Make rows that are missing.
     pub(crate) births: bool,

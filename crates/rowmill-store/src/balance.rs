@@ -51,6 +51,24 @@ impl Group {
     }
 }
 
+/// Have rows of every group leave until they fit the budget, which something else than rows of one group has taken
+/// from.
+///
+/// # Errors
+/// When a row cannot be written out.
+pub(crate) fn shrink_all_if_over(groups: &[Arc<Group>], budget: &Budget) -> Result<(), StoreError> {
+    let over = budget.rows_over(0);
+    let used: u64 = groups.iter().map(|group| group.core.used_bytes()).sum();
+    if over == 0 || used == 0 {
+        return Ok(());
+    }
+    for group in groups {
+        let share = u128::from(over.min(used)) * u128::from(group.core.used_bytes()) / u128::from(used);
+        group.shrink_by(share as u64 + 1)?;
+    }
+    Ok(())
+}
+
 /// Move memory from groups that have more than an equal share to those that lack some. Called now and
 /// then by the thread that cleans.
 ///
@@ -63,6 +81,8 @@ pub(crate) fn balance(groups: &[Arc<Group>], budget: &Budget) -> Result<(), Stor
     if groups.len() < 2 {
         return Ok(());
     }
+    // Calls of one group may have taken memory that rows of another have.
+    shrink_all_if_over(groups, budget)?;
     let limit = budget.row_limit();
     if (budget.row_bytes() as f64) < limit as f64 * FULL {
         for group in groups {

@@ -1,6 +1,18 @@
 //! One memory budget for index, rows, buffers and I/O.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::working_memory::WorkingMemory;
+
+/// Cold rows in buffers of all calls together take at most one part in this many of the memory.
+const COLD_SHARE: u64 = 32;
+/// Ids of announcements that wait for lookahead.
+const ANNOUNCED_SHARE: u64 = 16;
+/// Queued gets, with the rows that were not collected yet.
+const QUEUED_SHARE: u64 = 16;
+/// Lists that calls make of their ids. Calls that need more than that go on, since their callers hold as much.
+const LISTS_SHARE: u64 = 16;
 
 /// What is left of a budget for rows, and how much of it is taken. All figures are bytes.
 #[derive(Debug)]
@@ -15,12 +27,31 @@ pub(crate) struct Budget {
     index: AtomicU64,
     /// Memory of resident rows and their bookkeeping.
     rows: AtomicU64,
+    /// Cold rows, from the device or not born, in buffers of calls.
+    pub(crate) cold: Arc<WorkingMemory>,
+    /// Ids announced to lookahead.
+    pub(crate) announced: Arc<WorkingMemory>,
+    /// Queued gets.
+    pub(crate) queued: Arc<WorkingMemory>,
+    /// Lists of ids, keys and addresses of calls.
+    pub(crate) lists: Arc<WorkingMemory>,
 }
 
 impl Budget {
     pub(crate) fn new(memory: u64, row_memory: Option<u64>) -> Self {
         let zero = || AtomicU64::new(0);
-        Self { memory, row_memory, fixed: zero(), log_buffers: zero(), index: zero(), rows: zero() }
+        Self {
+            memory,
+            row_memory,
+            fixed: zero(),
+            log_buffers: zero(),
+            index: zero(),
+            rows: zero(),
+            cold: WorkingMemory::new(memory / COLD_SHARE),
+            announced: WorkingMemory::new(memory / ANNOUNCED_SHARE),
+            queued: WorkingMemory::new(memory / QUEUED_SHARE),
+            lists: WorkingMemory::new(memory / LISTS_SHARE),
+        }
     }
 
     /// The whole budget.
@@ -76,11 +107,30 @@ impl Budget {
         self.rows.load(Relaxed)
     }
 
+    /// Bytes that calls have claimed for a time.
+    pub(crate) fn working_bytes(&self) -> u64 {
+        self.working().map(WorkingMemory::used).sum()
+    }
+
+    fn working(&self) -> impl Iterator<Item = &WorkingMemory> {
+        [&self.cold, &self.announced, &self.queued, &self.lists].into_iter().map(|memory| &**memory)
+    }
+
+    /// Bytes of all but rows.
+    fn other_bytes(&self) -> u64 {
+        self.fixed_bytes() + self.index_bytes() + self.working().map(WorkingMemory::charged).sum::<u64>()
+    }
+
     /// Bytes that resident rows may take now.
     pub(crate) fn row_limit(&self) -> u64 {
-        let left = self.memory.saturating_sub(self.fixed_bytes() + self.index_bytes());
+        self.row_limit_after(0)
+    }
+
+    /// Bytes that resident rows may take once the index has grown by `bytes`.
+    fn row_limit_after(&self, bytes: u64) -> u64 {
+        let left = self.memory.saturating_sub(self.other_bytes() + bytes);
         match self.row_memory {
-            Some(rows) => rows.saturating_sub(self.log_buffers.load(Relaxed)),
+            Some(rows) => rows.saturating_sub(self.log_buffers.load(Relaxed)).min(left),
             None => left,
         }
     }
@@ -104,20 +154,20 @@ impl Budget {
 
     /// How much more than their limit rows will take once the index has grown by `bytes`.
     pub(crate) fn rows_over(&self, bytes: u64) -> u64 {
-        let growth = if self.row_memory.is_some() { 0 } else { bytes };
-        (self.row_bytes() + growth).saturating_sub(self.row_limit())
+        self.row_bytes().saturating_sub(self.row_limit_after(bytes))
     }
 
-    /// What `row_memory`, or `memory` where that is not given, must be to hold `row_bytes` of rows.
-    pub(crate) fn needed_for_rows(&self, row_bytes: u64) -> u64 {
+    /// Which option is too small to hold `row_bytes` of rows, its value, and what it must be at least.
+    pub(crate) fn needed_for_rows(&self, row_bytes: u64) -> (&'static str, u64, u64) {
+        let of_rows = self.log_buffers.load(Relaxed) + row_bytes;
         match self.row_memory {
-            Some(_) => self.log_buffers.load(Relaxed) + row_bytes,
-            None => self.needed(row_bytes),
+            Some(given) if given < of_rows => ("row_memory", given, of_rows),
+            _ => ("memory", self.memory, self.needed(row_bytes)),
         }
     }
 
     /// The least memory this store could work with, given what is not rows.
     pub(crate) fn needed(&self, row_bytes_min: u64) -> u64 {
-        self.fixed_bytes() + self.index_bytes() + row_bytes_min
+        self.other_bytes() + row_bytes_min
     }
 }

@@ -154,6 +154,11 @@ impl Core {
         self.budget.resize_fixed(self.scratch_charged.swap(0, Relaxed), 0);
     }
 
+    /// The least memory of resident rows: every shard works with a few slots.
+    pub(crate) fn rows_min(&self) -> u64 {
+        (self.shards * SLOTS_MIN) as u64 * self.slot_bytes()
+    }
+
     /// Whether the index may grow by `bytes` and leave the rows a minimum.
     ///
     /// # Errors
@@ -170,8 +175,7 @@ impl Core {
     /// # Errors
     /// [`StoreError::MemoryTooSmall`] with the least memory that would do for `what`.
     pub(crate) fn check_room(&self, bytes: u64, what: impl FnOnce() -> String) -> Result<(), StoreError> {
-        let rows_min = (self.shards * SLOTS_MIN) as u64 * self.slot_bytes();
-        let needed = self.budget.needed(rows_min) + bytes;
+        let needed = self.budget.needed(self.rows_min()) + bytes;
         if needed <= self.budget.memory() {
             return Ok(());
         }

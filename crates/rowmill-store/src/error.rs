@@ -293,6 +293,39 @@ pub enum StoreError {
         /// The ticket that was dropped.
         ticket: u64,
     },
+    /// The queue of gets holds as many gets, or as many bytes of them, as it may.
+    #[error(
+        "the get of {rows} rows of table {table:?} was not queued: {gets} gets of {bytes} bytes wait or were not \
+         collected, the limits are {gets_max} gets and {bytes_max} bytes; collect or drop queued gets first, or get \
+         fewer rows at once"
+    )]
+    QueueFull {
+        /// The table.
+        table: String,
+        /// Rows of the get that was refused.
+        rows: usize,
+        /// Gets that wait or whose rows were not collected.
+        gets: u64,
+        /// The bound on them.
+        gets_max: u64,
+        /// Bytes that they take.
+        bytes: u64,
+        /// The bound on these: a share of the memory budget.
+        bytes_max: u64,
+    },
+    /// A queued get was not served within the deadline of the store.
+    #[error(
+        "a queued get of {rows} rows of table {table:?} was not served within {waited:?}: the gets before it or the \
+         device took too long; finish or drop earlier steps, or raise the store's wait deadline"
+    )]
+    QueueTimeout {
+        /// The table.
+        table: String,
+        /// Rows asked for.
+        rows: usize,
+        /// Time waited.
+        waited: Duration,
+    },
     /// A reader found a newer checkpoint whenever it had begun to open one.
     #[error(
         "{location} was opened read-only {tries} times, and each time the writer replaced the checkpoint meanwhile: \

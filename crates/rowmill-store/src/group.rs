@@ -11,6 +11,7 @@ use rowmill_rows::{IdRange, RowKey};
 use rowmill_sync::{Gate, Mutex, RwLock};
 
 use crate::StoreError;
+use crate::budget::Budget;
 use crate::core::Core;
 use crate::index::{Location, TableIndex};
 use crate::keys::{Keys, TableIds};
@@ -20,6 +21,7 @@ use crate::stats::Counters;
 use crate::table_state::TableState;
 use crate::ticket::{Held, Tickets};
 use crate::workers::Workers;
+use crate::working_memory::Claim;
 
 /// Hashes give a shard its part of the rows, and hardly ever more than this many standard deviations beyond.
 const SHARD_DEVIATIONS: f64 = 4.0;
@@ -167,6 +169,24 @@ impl Group {
             cell.gate.open();
         }
         self.tickets.gate.open();
+    }
+
+    /// Claim memory for lists of a call, as much as there is: a call that needs more goes on, since its caller holds
+    /// lists as long.
+    pub(crate) fn claim_lists(&self, bytes: usize) -> Claim {
+        self.making_room(|budget| budget.lists.claim(bytes as u64, 0))
+    }
+
+    /// Claim working memory; where that leaves less for rows, some of them leave.
+    pub(crate) fn making_room<T>(&self, claim: impl FnOnce(&Budget) -> T) -> T {
+        let budget = &*self.core.budget;
+        let before = budget.row_limit();
+        let claim = claim(budget);
+        if budget.row_limit() < before {
+            // What cannot be written out to make room is reported by the next change of a row.
+            let _ = self.shrink_if_over();
+        }
+        claim
     }
 
     /// Rows of a table.

@@ -99,6 +99,7 @@ mod update;
 mod walk;
 mod weights;
 mod workers;
+mod working_memory;
 
 pub use background::{Background, Work};
 pub use backward::RowGradients;

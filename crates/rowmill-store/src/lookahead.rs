@@ -28,9 +28,13 @@ use crate::ranks;
 use crate::rounds::spawn;
 use crate::shard::{Miss, Reason};
 use crate::walk::walk;
+use crate::working_memory::Claim;
 
 /// Announcements that may wait; more are dropped and counted. Those of 16 groups for as many steps as may be announced.
+/// Their ids take at most a share of the memory budget.
 const QUEUE: usize = 1024;
+/// Bytes per row of the lists that working an announcement off makes: keys and misses.
+const LIST_BYTES: usize = 64;
 /// Threads that look ahead: while one brings in what it read, the other keeps the device busy.
 pub(crate) const THREADS: usize = 2;
 /// Rows read in one go: many beside what the device takes at once, and few beside what a step reads. When
@@ -65,6 +69,8 @@ pub(crate) struct Announcement {
     reason: Reason,
     /// No id comes twice, and they are counted.
     distinct: bool,
+    /// Memory of the ids.
+    claim: Claim,
 }
 
 /// What is to be done next for an announcement.
@@ -286,9 +292,16 @@ impl Drop for Lookahead {
 }
 
 impl Announcement {
-    /// One of the ids of one table; others may join.
-    pub(crate) fn new(group: &Arc<Group>, ids: (u32, Vec<u64>), reason: Reason) -> Self {
-        Self { group: Arc::clone(group), ids: vec![ids], reason, distinct: false }
+    /// An announcement of ids by table; `None` where those that wait leave no memory for their copy.
+    pub(crate) fn new(group: &Arc<Group>, ids: &[(u32, &[u64])], reason: Reason) -> Option<Self> {
+        let bytes = ids.iter().map(|(_, ids)| size_of_val(*ids) as u64).sum();
+        let claim = group.core.budget.announced.try_claim(bytes)?;
+        let ids = ids.iter().map(|&(table, ids)| (table, ids.to_vec())).collect();
+        Some(Self { group: Arc::clone(group), ids, reason, distinct: false, claim })
+    }
+
+    fn rows(&self) -> usize {
+        self.ids.iter().map(|(_, ids)| ids.len()).sum()
     }
 
     fn is_among(&self, groups: &[u32]) -> bool {
@@ -298,7 +311,7 @@ impl Announcement {
     /// Whether its rows may stay in memory, or come in. Those of the next step always may.
     fn may_be_kept(&self) -> bool {
         let Reason::Wanted(step) = self.reason else { return true };
-        let rows: usize = self.ids.iter().map(|(_, ids)| ids.len()).sum();
+        let rows = self.rows();
         if step <= self.group.tickets.issued() + 1 || self.group.may_keep_more(rows) {
             return true;
         }
@@ -311,6 +324,7 @@ impl Announcement {
     /// Have the announced rows that are in memory stay there.
     fn mark(mut self, scratch: &mut UniqueScratch) -> Self {
         self.make_distinct(scratch);
+        let _lists = self.group.claim_lists(self.rows() * LIST_BYTES);
         if let Reason::Wanted(step) = self.reason
             && self.group.keep(&self.keys(), step).is_err()
         {
@@ -322,7 +336,10 @@ impl Announcement {
     /// Bring the announced rows into memory, as far as there is room for them.
     fn read(mut self, scratch: &mut UniqueScratch) -> Outcome {
         self.make_distinct(scratch);
-        match self.group.look_ahead(&self.keys(), self.reason) {
+        let lists = self.group.claim_lists(self.rows() * LIST_BYTES);
+        let looked = self.group.look_ahead(&self.keys(), self.reason);
+        drop(lists);
+        match looked {
             Ok(Ahead::Done) => Outcome::Done,
             Ok(Ahead::Full) => Outcome::Unread(self),
             Err(_) => {
@@ -339,9 +356,11 @@ impl Announcement {
         for (_, ids) in &mut self.ids {
             let mut distinct = Vec::new();
             segment_unique(ids, None, scratch, &mut distinct, &mut vec![0; ids.len()]);
+            distinct.shrink_to_fit();
             *ids = distinct;
         }
         self.distinct = true;
+        self.claim.shrink((self.rows() * size_of::<u64>()) as u64);
     }
 
     fn keys(&self) -> Keys {

@@ -20,7 +20,10 @@ use crate::placement::Placement;
 use crate::table_state::TableState;
 use crate::ticket::{NO_LOOKUP, Ticket};
 use crate::walk::Known;
+use crate::working_memory::Claim;
 
+/// Bytes per id of the lists that a lookup makes: distinct ids, their keys, addresses and misses.
+const LIST_BYTES: usize = 96;
 /// Floats pooled per task when a call is spread over threads.
 const POOL_TASK_FLOATS: usize = 1 << 16;
 
@@ -39,6 +42,8 @@ pub struct Lookup {
     pub(crate) refused: Vec<Key>,
     /// What a training read found, by shard.
     pub(crate) known: Vec<Option<Known>>,
+    /// Memory of these lists.
+    _lists: Claim,
 }
 
 /// One feature of a lookup.
@@ -145,12 +150,12 @@ impl Group {
         let mut entered = self.enter(lookup.keys(), &mut wish)?;
         entered.unseen.extend(&lookup.refused);
         let known = std::mem::take(&mut entered.known);
-        let pooled = if entered.misses.len() <= self.cold_rows_max() {
-            self.with_rows(&reading, lookup.keys(), entered, |rows| {
-                self.pool(&lookup, rows, out, row_stride);
-            })
-        } else {
-            self.pool_in_pieces(&reading, &lookup, out, row_stride)
+        let whole = self.try_with_rows(&reading, lookup.keys(), entered, |rows| {
+            self.pool(&lookup, rows, out, row_stride);
+        });
+        let pooled = match whole {
+            Ok(None) => self.pool_in_pieces(&reading, &lookup, out, row_stride),
+            whole => whole.map(drop),
         };
         if let Err(error) = pooled {
             self.leave(lookup.keys(), &wish);
@@ -220,21 +225,58 @@ impl Group {
         mut entered: Entered,
         out: &mut [f32],
     ) -> Result<(), StoreError> {
-        let dim = self.core.layout.dim;
         entered.unseen.extend(&lookup.refused);
-        let copied = self.with_rows(reading, lookup.keys(), entered, |rows| {
-            let rows: Vec<RowPtr> =
-                lookup.tables[0].inverse.iter().map(|&unique| rows[unique as usize]).collect();
-            // SAFETY: `with_rows` guarantees the weights of a row behind every address, and `out` holds
-            // `dim` floats per id (checked by the caller).
-            unsafe { rowmill_kernels::gather(&rows, self.core.layout.dtype, dim, out, dim) };
+        let whole = self.try_with_rows(reading, lookup.keys(), entered, |rows| {
+            let inverse = &lookup.tables[0].inverse;
+            let rows: Vec<RowPtr> = inverse.iter().map(|&unique| rows[unique as usize]).collect();
+            // SAFETY: `try_with_rows` guarantees the weights of a row behind every address.
+            unsafe { self.gather(&rows, out) };
         });
+        let copied = match whole {
+            Ok(None) => self.copy_in_pieces(reading, lookup, out),
+            whole => whole.map(drop),
+        };
         if let Err(error) = copied {
             self.leave(lookup.keys(), wish);
             return Err(error);
         }
         self.record(lookup, wish);
         Ok(())
+    }
+
+    /// Copy the weights of rows of one table, a piece after the other, so that the cold rows of one piece fit the
+    /// memory set aside for them.
+    fn copy_in_pieces(
+        &self,
+        reading: &Reading<'_>,
+        lookup: &Lookup,
+        out: &mut [f32],
+    ) -> Result<(), StoreError> {
+        let TableRows { table, unique, inverse, .. } = &lookup.tables[0];
+        let dim = self.core.layout.dim;
+        let (mut inverse, mut out) = (&inverse[..], out);
+        while !inverse.is_empty() {
+            let rows = self.cold_piece().min(inverse.len());
+            let (piece, rest) = inverse.split_at(rows);
+            let (out_piece, out_rest) = out.split_at_mut(rows * dim);
+            let ids: Vec<u64> = piece.iter().map(|&row| unique[row as usize]).collect();
+            let keys = self.keys(table, &ids);
+            let entered = self.enter(&keys, &mut Wish::default())?;
+            // SAFETY: `with_rows` guarantees the weights of a row behind every address.
+            self.with_rows(reading, &keys, entered, |rows| unsafe { self.gather(rows, out_piece) })?;
+            (inverse, out) = (rest, out_rest);
+        }
+        Ok(())
+    }
+
+    /// Copy the weights of rows to `out`, which holds `dim` floats per row (checked by the caller).
+    ///
+    /// # Safety
+    /// Every address is that of a row of this group with readable weights.
+    unsafe fn gather(&self, rows: &[RowPtr], out: &mut [f32]) {
+        let dim = self.core.layout.dim;
+        // SAFETY: the caller's.
+        unsafe { rowmill_kernels::gather(rows, self.core.layout.dtype, dim, out, dim) };
     }
 
     /// Check the shapes of a lookup.
@@ -299,6 +341,7 @@ impl Group {
     /// A lookup of these ids, made distinct.
     fn distinct(self: &Arc<Self>, ids_of: &[TableIds<'_>], features: Vec<Feature>) -> Lookup {
         let total: usize = ids_of.iter().map(|(.., lookups)| lookups).sum();
+        let lists = self.claim_lists(total * LIST_BYTES);
         let mut tables = self.workers.map(total, ids_of.len(), |number| {
             thread_local! {
                 static SCRATCH: std::cell::RefCell<UniqueScratch> = std::cell::RefCell::default();
@@ -333,6 +376,7 @@ impl Group {
             keys: OnceLock::new(),
             refused: Vec::new(),
             known: Vec::new(),
+            _lists: lists,
         }
     }
 
@@ -453,20 +497,19 @@ impl Group {
         out: Out,
         row_stride: usize,
     ) -> Result<(), StoreError> {
-        let rows_max = self.cold_rows_max();
         for (number, feature) in lookup.features.iter().enumerate() {
             let table = &lookup.tables[feature.table];
             let bags = feature.offsets.len() - 1;
             let mut piece_of = vec![u32::MAX; table.unique.len()];
             let mut needed: Vec<u32> = Vec::new();
-            let (mut begin, mut piece) = (0, 0);
+            let (mut begin, mut piece, mut rows_max) = (0, 0, self.cold_piece());
             for bag in 0..bags {
                 let lookups = feature.begin + feature.offsets[bag] as usize
                     ..feature.begin + feature.offsets[bag + 1] as usize;
                 if needed.len() + lookups.len() > rows_max && bag > begin {
                     self.pool_piece(reading, lookup, number, begin..bag, &needed, out, row_stride)?;
                     needed.clear();
-                    (begin, piece) = (bag, piece + 1);
+                    (begin, piece, rows_max) = (bag, piece + 1, self.cold_piece());
                 }
                 for &unique in &table.inverse[lookups] {
                     if unique != SKIP && std::mem::replace(&mut piece_of[unique as usize], piece) != piece {
@@ -494,10 +537,7 @@ impl Group {
         let table = &lookup.tables[lookup.features[number].table];
         let ids: Vec<u64> = needed.iter().map(|&unique| table.unique[unique as usize]).collect();
         let keys = self.keys(&table.table, &ids);
-        let entered = self.enter(
-            &keys,
-            &mut Wish { births: false, clocks: None, notes: false, bounds: Vec::new(), queued: false },
-        )?;
+        let entered = self.enter(&keys, &mut Wish::default())?;
         self.with_rows(reading, &keys, entered, |found| {
             let mut rows = vec![std::ptr::null(); table.unique.len()];
             for (&unique, &row) in needed.iter().zip(found) {
@@ -505,12 +545,6 @@ impl Group {
             }
             self.pool_bags(lookup, number, bags, &rows, out, row_stride);
         })
-    }
-
-    /// Cold rows that one call may hold in buffers at once: an eighth of the memory.
-    fn cold_rows_max(&self) -> usize {
-        const COLD_SHARE: u64 = 8;
-        (self.core.budget.memory() / COLD_SHARE) as usize / self.core.layout.stride
     }
 }
 

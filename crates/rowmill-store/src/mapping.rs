@@ -6,6 +6,9 @@ use std::ptr::NonNull;
 /// Regions at least this large ask for huge pages: a 2 MiB page saves a TLB miss per random row
 /// (1.3-1.9x, measured), but must not round up a small budget.
 const HUGE_BYTES_MIN: usize = 32 << 20;
+/// Size and alignment of a huge page.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+const PAGE_BYTES: usize = 4096;
 
 /// A zeroed array of `capacity` plain values that takes physical memory only where it was touched.
 #[derive(Debug)]
@@ -38,11 +41,14 @@ impl<T: Zeroable> Mapping<T> {
     /// The operating system's error when address space is refused, or "out of memory" when the size overflows.
     pub(crate) fn new(capacity: usize, expected_bytes: usize) -> std::io::Result<Self> {
         let bytes = capacity.checked_mul(size_of::<T>()).ok_or(std::io::ErrorKind::OutOfMemory)?.max(1);
+        let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let huge = expected_bytes >= HUGE_BYTES_MIN;
+        let mapped_bytes = if huge { bytes.saturating_add(HUGE_PAGE_BYTES) } else { bytes };
         // SAFETY: an anonymous private mapping at an address the kernel picks touches no existing memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                bytes,
+                mapped_bytes,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -52,9 +58,21 @@ impl<T: Zeroable> Mapping<T> {
         if base == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
-        if expected_bytes >= HUGE_BYTES_MIN {
-            // SAFETY: the range was mapped just above. Advice may be refused; that costs speed only.
-            unsafe { libc::madvise(base, bytes, libc::MADV_HUGEPAGE) };
+        let mut base = base.cast::<u8>();
+        if huge {
+            // Mappings lie side by side. Were this one not aligned, its first value would take a huge page that is
+            // nearly all its neighbour's, and that nobody has budgeted.
+            let skipped = base.addr().next_multiple_of(HUGE_PAGE_BYTES) - base.addr();
+            // SAFETY: what is cut off at both ends was mapped just above, is whole pages, and nothing refers to it.
+            // Advice may be refused; that costs speed only.
+            unsafe {
+                if skipped > 0 {
+                    libc::munmap(base.cast(), skipped);
+                }
+                base = base.add(skipped);
+                libc::munmap(base.add(bytes).cast(), HUGE_PAGE_BYTES - skipped);
+                libc::madvise(base.cast(), bytes, libc::MADV_HUGEPAGE);
+            }
         }
         let base = NonNull::new(base.cast::<T>()).expect("mmap returned a non-null address");
         Ok(Self { base, capacity, marker: PhantomData })
@@ -96,7 +114,6 @@ impl<T: Zeroable> Mapping<T> {
 
     /// Give the physical memory of `from..capacity` back; the values read as zero afterwards.
     pub(crate) fn release_from(&mut self, from: usize) {
-        const PAGE_BYTES: usize = 4096;
         let begin = (from.min(self.capacity) * size_of::<T>()).next_multiple_of(PAGE_BYTES);
         let end = self.capacity * size_of::<T>();
         if begin < end {
@@ -142,5 +159,18 @@ mod tests {
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mapping.set(1000, 1))).is_err());
         // The size in bytes is 2^64 + 4.
         assert!(Mapping::<u32>::new(usize::MAX / 4 + 2, 0).is_err());
+    }
+
+    #[test]
+    fn huge_pages_are_shared_by_no_two_mappings() {
+        // Odd sizes, as those of shards are.
+        for capacity in [(80 << 20) + 8192, (40 << 20) + 1, 33 << 20] {
+            let mappings = [(); 3].map(|()| Mapping::<u8>::new(capacity, HUGE_BYTES_MIN).unwrap());
+            for mut mapping in mappings {
+                assert_eq!(mapping.pointer(0).addr() % HUGE_PAGE_BYTES, 0);
+                mapping.set(capacity - 1, 5);
+                assert_eq!((mapping.get(0), mapping.get(capacity - 1)), (0, 5));
+            }
+        }
     }
 }

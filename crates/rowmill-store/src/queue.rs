@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rowmill_sync::{Condvar, Mutex};
 
@@ -23,12 +23,27 @@ use crate::ranks;
 use crate::rounds::spawn;
 use crate::table::Table;
 use crate::ticket::{Call, Held, Ticket, TicketState, Tickets};
+use crate::working_memory::Claim;
+
+/// Gets that may wait or have rows that were not collected; more are refused.
+const GETS_MAX: u64 = 4096;
+/// Bytes of a get beside its rows.
+const GET_BYTES: usize = 1024;
+/// The queue ends a get at the deadline of the store and says which row it waited for. A wait that goes on for so much
+/// longer ends itself: the queue's thread is held up.
+const HELD_UP: Duration = Duration::from_secs(1);
+/// As good as no deadline, and no instant that far ahead is beyond what the clock can say.
+const YEAR: Duration = Duration::from_hours(365 * 24);
 
 /// A get that waits in the queue, or is done. Dropping it takes it out of the queue; clocks it has taken
 /// belong to its ticket. It does not keep its step alive: once the ticket is dropped, it fails.
 #[derive(Debug)]
 pub struct QueuedGet {
     request: Arc<Request>,
+    /// Memory of its rows.
+    _claim: Claim,
+    /// One of those that the queue counts.
+    _counted: Arc<()>,
 }
 
 impl QueuedGet {
@@ -42,14 +57,20 @@ impl QueuedGet {
     ///
     /// # Errors
     /// As [`Table::get_or_init`]; [`StoreError::StepOver`] when the ticket was dropped before the get went
-    /// on, [`StoreError::Closed`] when the store was closed, [`StoreError::Poisoned`] when the queue's thread panicked.
+    /// on, [`StoreError::QueueTimeout`] when it was not served in time, [`StoreError::Closed`] when the store was
+    /// closed, [`StoreError::Poisoned`] when the queue's thread panicked.
     pub fn wait(self) -> Result<Vec<f32>, StoreError> {
+        let longest = self.request.table.group().wait_deadline.saturating_add(HELD_UP);
+        let until = Instant::now() + longest.min(YEAR);
         let mut outcome = self.request.outcome.lock();
         loop {
             if let Some(result) = outcome.take() {
                 return result;
             }
-            self.request.done.wait(&mut outcome);
+            if Instant::now() >= until {
+                return Err(self.request.timeout());
+            }
+            self.request.done.wait_until(&mut outcome, until);
         }
     }
 }
@@ -88,6 +109,26 @@ impl Request {
         self.stand_down();
         self.finish(result);
         true
+    }
+
+    /// End a get that stays behind others if its time is over; whether it is over.
+    fn expire(&self) -> bool {
+        let cancelled = self.cancelled.load(SeqCst);
+        // It holds up no younger step meanwhile: the get before it may wait for a step that stands back for this one.
+        self.stand_down();
+        let over = self.begun.elapsed() >= self.table.group().wait_deadline;
+        if over && !cancelled {
+            self.finish(Err(self.timeout()));
+        }
+        over || cancelled
+    }
+
+    fn timeout(&self) -> StoreError {
+        StoreError::QueueTimeout {
+            table: self.table.name().to_owned(),
+            rows: self.lookup.lookups(),
+            waited: self.begun.elapsed(),
+        }
     }
 
     /// The rows, unless that is not possible yet.
@@ -166,6 +207,8 @@ struct Shared {
     tickets: Arc<Tickets>,
     poison: Arc<Poison>,
     stop: AtomicBool,
+    /// As many others refer to this as there are gets that wait or were not collected.
+    counted: Arc<()>,
 }
 
 impl Queue {
@@ -176,6 +219,7 @@ impl Queue {
             tickets,
             poison,
             stop: AtomicBool::new(false),
+            counted: Arc::default(),
         });
         let seen = Arc::clone(&shared);
         let thread = spawn("queue", move || {
@@ -188,7 +232,28 @@ impl Queue {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    pub(crate) fn push(&self, table: Table, lookup: Lookup, ticket: &Arc<Ticket>) -> QueuedGet {
+    /// Queue a get. Its caller lets one push at a time.
+    ///
+    /// # Errors
+    /// [`StoreError::QueueFull`].
+    pub(crate) fn push(
+        &self,
+        table: Table,
+        lookup: Lookup,
+        ticket: &Arc<Ticket>,
+    ) -> Result<QueuedGet, StoreError> {
+        let (budget, rows) = (&table.group().core.budget, lookup.lookups());
+        let bytes = GET_BYTES + rows * table.spec().dim as usize * size_of::<f32>();
+        let gets = Arc::strong_count(&self.shared.counted) as u64 - 1;
+        let claim = (gets < GETS_MAX).then(|| budget.queued.try_claim(bytes as u64)).flatten();
+        let claim = claim.ok_or_else(|| StoreError::QueueFull {
+            table: table.name().to_owned(),
+            rows,
+            gets,
+            gets_max: GETS_MAX,
+            bytes: budget.queued.used(),
+            bytes_max: budget.queued.limit(),
+        })?;
         let request = Arc::new(Request {
             table,
             lookup,
@@ -200,18 +265,20 @@ impl Queue {
             done: Condvar::new(),
             waits_in: Mutex::default(),
         });
+        let counted = Arc::clone(&self.shared.counted);
+        let get = QueuedGet { request: Arc::clone(&request), _claim: claim, _counted: counted };
         let mut requests = self.shared.requests.lock();
         if self.shared.stop.load(SeqCst) {
             drop(requests);
             request.finish(Err(self.shared.poison.check().err().unwrap_or(StoreError::Closed)));
-            return QueuedGet { request };
+            return Ok(get);
         }
-        requests.push(Arc::clone(&request));
+        requests.push(request);
         drop(requests);
         self.shared.arrived.notify_all();
         // The thread may wait for clocks that others of its gets need.
         self.shared.tickets.gate.open();
-        QueuedGet { request }
+        Ok(get)
     }
 }
 
@@ -240,13 +307,10 @@ impl Shared {
             for request in requests {
                 let behind = waiting.contains(&request.step)
                     || (!wanted.is_empty() && request.rows().any(|row| wanted.contains(&row)));
-                if !behind && request.attempt() {
+                let over = if behind { request.expire() } else { request.attempt() };
+                if over {
                     self.requests.lock().retain(|other| !Arc::ptr_eq(other, &request));
                 } else {
-                    if behind {
-                        // The get before it may wait for a step that stands back for this one.
-                        request.stand_down();
-                    }
                     waiting.insert(request.step);
                     wanted.extend(request.rows());
                 }

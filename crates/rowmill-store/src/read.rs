@@ -84,6 +84,7 @@ impl Group {
             self.read_piece(&read, first, &ids[first..ids.len().min(first + PIECE_ROWS)])
         });
         let mut misses: Vec<Miss> = pieces.into_iter().flatten().collect();
+        let _lists = (!misses.is_empty()).then(|| self.claim_lists(size_of_val(&misses[..])));
         let mut rounds = 0;
         while !misses.is_empty() {
             rounds += 1;

@@ -12,6 +12,7 @@ use crate::keys::{Key, Keys};
 use crate::log::Reading;
 use crate::seeded::{self, SeededBug};
 use crate::shard::{Miss, Reason, Shard};
+use crate::working_memory::Claim;
 
 impl Group {
     /// Run `work` on the addresses of all rows of `keys` while nothing can move or change them.
@@ -20,14 +21,39 @@ impl Group {
     /// into, and brought into memory afterwards.
     ///
     /// # Errors
-    /// When a row cannot be read.
+    /// When a row cannot be read, or there are too many cold ones.
     pub(crate) fn with_rows<T>(
         &self,
         reading: &Reading<'_>,
         keys: &Keys,
-        mut entered: Entered,
+        entered: Entered,
         work: impl FnOnce(&[RowPtr]) -> T,
     ) -> Result<T, StoreError> {
+        let claim = |rows| self.claim_piece(rows).map(Some);
+        self.with_claimed(reading, keys, entered, claim, work).map(|done| done.expect("all is claimed"))
+    }
+
+    /// As [`Group::with_rows`], or `None` where the memory for cold rows has no room for all of them: then `work`
+    /// has not run, and the caller takes its rows in pieces.
+    pub(crate) fn try_with_rows<T>(
+        &self,
+        reading: &Reading<'_>,
+        keys: &Keys,
+        entered: Entered,
+        work: impl FnOnce(&[RowPtr]) -> T,
+    ) -> Result<Option<T>, StoreError> {
+        self.with_claimed(reading, keys, entered, |rows| Ok(self.try_claim_cold(rows)), work)
+    }
+
+    fn with_claimed<T>(
+        &self,
+        reading: &Reading<'_>,
+        keys: &Keys,
+        mut entered: Entered,
+        claim: impl Fn(usize) -> Result<Option<Claim>, StoreError>,
+        work: impl FnOnce(&[RowPtr]) -> T,
+    ) -> Result<Option<T>, StoreError> {
+        let mut claims = Vec::new();
         let mut cold: Vec<(Vec<Miss>, ColdRows)> = Vec::new();
         let mut initial = Vec::new();
         let mut fixed = vec![false; keys.positions()];
@@ -36,6 +62,11 @@ impl Group {
             rounds += 1;
             if let Some(&miss) = entered.misses.first() {
                 self.check_rounds(rounds, miss)?;
+            }
+            let missing = entered.misses.len() + entered.unseen.len();
+            if missing > 0 {
+                let Some(claim) = claim(missing)? else { return Ok(None) };
+                claims.push(claim);
             }
             let unseen = std::mem::take(&mut entered.unseen);
             let width = self.core.layout.state_offset() / 4;
@@ -48,8 +79,8 @@ impl Group {
             let misses = std::mem::take(&mut entered.misses);
             // Rows that moved before they could be read.
             let mut lost = false;
-            for chunk in misses.chunks(self.cold_chunk()) {
-                let rows = self.read_cold(reading, chunk)?;
+            for chunk in misses.chunks(self.read_chunk()) {
+                let rows = self.read_claimed(reading, chunk)?;
                 for (number, miss) in chunk.iter().enumerate() {
                     if let Some(row) = rows.row(number) {
                         // Moving `rows` below does not move the floats.
@@ -75,7 +106,7 @@ impl Group {
                     // next change reports it.
                     let _ = self.admit_cold(misses, rows, Reason::Use);
                 }
-                return Ok(result);
+                return Ok(Some(result));
             }
         }
     }

@@ -29,7 +29,7 @@ use crate::poison::Poison;
 use crate::queue::{Queue, QueuedGet};
 use crate::ranks;
 use crate::rounds::Rounds;
-use crate::shard::{Reason, SLOTS_MIN};
+use crate::shard::Reason;
 use crate::stats::Counters;
 use crate::table::Table;
 use crate::table_state::TableState;
@@ -49,6 +49,8 @@ const NAME_BYTES_MAX: usize = 255;
 
 pub(crate) type Groups = Arc<RwLock<Vec<Arc<Group>>, ranks::Groups>>;
 pub(crate) type TableEntry = (Arc<Group>, Arc<TableState>);
+/// Ids by table of one group.
+type GroupIds<'a> = (&'a Arc<Group>, Vec<(u32, &'a [u64])>);
 
 /// An open store. All methods may be called from any thread; dropping it loses what was changed since
 /// the last checkpoint.
@@ -121,6 +123,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::open`].
+    #[allow(clippy::needless_pass_by_value, reason = "the store keeps both")]
     pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
         options.validate()?;
         let lock = if options.read_only { None } else { Some(Arc::from(volume.lock()?)) };
@@ -361,12 +364,11 @@ impl Store {
             evictions_seen: AtomicU64::new(0),
         };
         core.charge_log();
-        let rows_min = (shards * SLOTS_MIN) as u64 * core.slot_bytes();
-        if self.budget.row_limit() < self.budget.row_bytes() + rows_min {
-            let given = self.options.row_memory.unwrap_or(self.options.memory);
-            let needed = self.budget.needed_for_rows(self.budget.row_bytes() + rows_min);
+        // Other rows leave to make room for those of this group, down to the minimum of their groups.
+        let rows_min = groups.iter().map(|group| group.core.rows_min()).sum::<u64>() + core.rows_min();
+        if self.budget.row_limit() < rows_min {
+            let (option, given, needed) = self.budget.needed_for_rows(rows_min);
             core.uncharge_log();
-            let option = if self.options.row_memory.is_some() { "row_memory" } else { "memory" };
             return Err(StoreError::MemoryTooSmall {
                 option,
                 given,
@@ -427,7 +429,7 @@ impl Store {
     }
 
     /// Announce ids that will be asked for soon; returns at once. `false` when some were dropped because
-    /// too many announcements wait.
+    /// too many announcements, or too many ids of them, wait.
     ///
     /// # Errors
     /// [`StoreError::Closed`], ids outside a dense table, or [`StoreError::Poisoned`] once a thread that looks ahead has
@@ -440,27 +442,29 @@ impl Store {
             }
             Destination::Cache => Reason::Announced,
         };
-        let mut by_group: Vec<Announcement> = Vec::new();
-        for (table, ids) in ids {
+        let mut by_group: Vec<GroupIds<'_>> = Vec::new();
+        for &(table, ids) in ids {
             self.check_table(table)?;
             Group::check_ids(table.state(), ids)?;
             self.counters.lookahead_rows.fetch_add(ids.len() as u64, Relaxed);
             let group = table.group();
-            let entry = (table.state().local, ids.to_vec());
-            match by_group.iter_mut().find(|other| other.group.core.number == group.core.number) {
-                Some(announcement) => announcement.ids.push(entry),
-                None => by_group.push(Announcement::new(group, entry, reason)),
+            let entry = (table.state().local, ids);
+            match by_group.iter_mut().find(|(other, _)| other.core.number == group.core.number) {
+                Some((_, entries)) => entries.push(entry),
+                None => by_group.push((group, vec![entry])),
             }
         }
-        by_group.retain(|announcement| !announcement.group.all_in_memory());
+        by_group.retain(|(group, _)| !group.all_in_memory());
+        let announcements: Vec<_> =
+            by_group.iter().map(|(group, ids)| Announcement::new(group, ids, reason)).collect();
         let lookahead = self.lookahead.lock();
         let Some(lookahead) = lookahead.as_ref() else { return Err(StoreError::Closed) };
         if lookahead.is_dead() {
             self.poison.check()?;
         }
         let mut all = true;
-        for announcement in by_group {
-            if !lookahead.announce(announcement) {
+        for announcement in announcements {
+            if !announcement.is_some_and(|announcement| lookahead.announce(announcement)) {
                 self.counters.lookahead_dropped.fetch_add(1, Relaxed);
                 all = false;
             }
@@ -480,7 +484,7 @@ impl Store {
             *queue = Some(Queue::start(Arc::clone(&self.tickets), Arc::clone(&self.poison))?);
         }
         let queue = queue.as_ref().expect("just started");
-        Ok(queue.push(table, lookup, ticket))
+        queue.push(table, lookup, ticket)
     }
 
     /// Do what is next for the announcements, where no thread does; whether there was anything.

@@ -179,7 +179,8 @@ impl Table {
     /// its bound. For a worker that still owes the put of an earlier step, which must not wait.
     ///
     /// # Errors
-    /// Ids outside a dense table, or a store that is closed or only read; all else comes with the rows.
+    /// Ids outside a dense table, a store that is closed or only read, or [`StoreError::QueueFull`]; all else comes
+    /// with the rows.
     pub fn get_later(&self, ids: &[u64], ticket: &Arc<Ticket>) -> Result<QueuedGet, StoreError> {
         self.store.check_writable("a training read")?;
         self.group.tickets.check_ticket(Some(ticket))?;

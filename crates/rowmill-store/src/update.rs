@@ -14,6 +14,9 @@ use crate::table_state::TableState;
 use crate::ticket::{Release, Released};
 use crate::walk::{CHUNK, Changeable, Known, look_ahead, rows_together};
 
+/// Bytes per row of the lists that a change makes: keys and misses.
+const LIST_BYTES: usize = 64;
+
 /// What becomes of rows.
 pub(crate) trait Change: Sync {
     /// Start loading what changing these rows of one table looks at.
@@ -66,6 +69,7 @@ impl Group {
             Target::Keys { keys, .. } => (keys.len(), keys.positions()),
         };
         self.counters.count_update(rows);
+        let _lists = self.claim_lists(rows * LIST_BYTES);
         let marks = if matches!(release.rows, Released::None) { 0 } else { positions };
         let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
         let changing = Changing { reading, release, done, change };

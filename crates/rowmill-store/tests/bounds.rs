@@ -6,11 +6,15 @@ mod common;
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use common::*;
-use rowmill_io::{Device, DeviceError, FileWriter, VolumeLock};
+use rowmill_io::{Device, DeviceError, FileWriter, ReadResult, Span, VolumeLock};
 use rowmill_store::*;
+
+/// Longer than any deadline of these tests.
+const LATE: Duration = Duration::from_secs(20);
 
 /// What happens when a log is opened: its device, or why there is none.
 type OpenLog = Box<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn Device>, DeviceError> + Send + Sync>;
@@ -93,4 +97,112 @@ fn a_reader_that_checkpoints_outrun_stops_trying() {
 
 fn put_four(table: &Table, ids: &[u64]) {
     table.put(ids, &vec![0.5; ids.len() * 4], None).unwrap();
+}
+
+fn ticket(store: &Arc<Store>) -> Arc<Ticket> {
+    Arc::new(store.ticket().unwrap())
+}
+
+#[test]
+fn gets_beyond_the_number_that_may_wait_are_refused() {
+    const FAR_TOO_MANY: usize = 100_000;
+    // So much memory that the number of gets is the bound, not their bytes.
+    let options = StoreOptions { wait_deadline: LATE, memory: 128 << 20, ..options(None) };
+    let store = open(&MemoryVolume::new(), &options);
+    let table = store.table("t", &bound(0)).unwrap();
+    put_four(&table, &[1]);
+    let (holder, waiter) = (ticket(&store), ticket(&store));
+    table.get_or_init(&[1], &mut [0.0; 4], Some(&holder)).unwrap();
+    let mut gets = Vec::new();
+    let error = loop {
+        match table.get_later(&[1], &waiter) {
+            Ok(get) => gets.push(get),
+            Err(error) => break error,
+        }
+        assert!(gets.len() < FAR_TOO_MANY, "the queue has no end");
+    };
+    assert!(matches!(error, StoreError::QueueFull { .. }), "{error}");
+    assert!(error.to_string().contains(&format!("limits are {} gets", gets.len())), "{error}");
+    // Gets that are given up make room.
+    gets.truncate(gets.len() / 2);
+    gets.push(table.get_later(&[1], &waiter).unwrap());
+}
+
+#[test]
+fn gets_of_more_rows_than_may_wait_are_refused() {
+    let store = open(&MemoryVolume::new(), &StoreOptions { wait_deadline: LATE, ..options(None) });
+    let table = store.table("t", &spec(128, SGD)).unwrap();
+    let ticket = ticket(&store);
+    let memory = store.stats().memory_budget;
+    let (mut gets, mut bytes) = (Vec::new(), 0);
+    let error = loop {
+        let first = gets.len() as u64 * 500;
+        let ids: Vec<u64> = (first..first + 500).collect();
+        match table.get_later(&ids, &ticket) {
+            Ok(get) => gets.push(get),
+            Err(error) => break error,
+        }
+        // Rows that nobody collects stay in memory.
+        bytes += 500 * 512;
+        assert!(bytes < memory, "{bytes} bytes of rows wait to be collected");
+    };
+    assert!(matches!(error, StoreError::QueueFull { .. }) && bytes <= memory / 8, "{bytes}: {error}");
+    assert!(error.to_string().contains("\"t\"") && error.to_string().contains("500"), "{error}");
+    let first = gets.remove(0);
+    assert_eq!(first.wait().unwrap().len(), 500 * 128);
+    gets.push(table.get_later(&[1], &ticket).unwrap());
+}
+
+/// A device whose reads wait for the test.
+#[derive(Debug)]
+struct Stuck {
+    device: Arc<dyn Device>,
+    gate: Arc<Mutex<()>>,
+}
+
+impl Device for Stuck {
+    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>)) {
+        let gate = self.gate.lock();
+        self.device.read(spans, deliver);
+        drop(gate);
+    }
+    fn write(&self, offset: u64, blocks: &[u8]) -> Result<(), DeviceError> {
+        self.device.write(offset, blocks)
+    }
+    fn sync(&self) -> Result<(), DeviceError> {
+        self.device.sync()
+    }
+    fn discard(&self, span: Span) -> Result<(), DeviceError> {
+        self.device.discard(span)
+    }
+    fn bytes(&self) -> u64 {
+        self.device.bytes()
+    }
+}
+
+#[test]
+fn a_queued_get_is_waited_for_until_the_deadline_of_the_store() {
+    const DEADLINE: Duration = Duration::from_millis(100);
+    let gate = Arc::new(Mutex::new(()));
+    let of_logs = Arc::clone(&gate);
+    let open_log: OpenLog =
+        Box::new(move |device| Ok(Arc::new(Stuck { device, gate: Arc::clone(&of_logs) })));
+    let options = StoreOptions { wait_deadline: DEADLINE, ..options(Some(1 << 20)) };
+    let volume = Meddling { volume: MemoryVolume::new(), open_log };
+    let store = Store::open_volume(Arc::new(volume), options).unwrap();
+    let table = store.table("t", &spec(128, SGD)).unwrap();
+    put_numbered(&table, 0, 20_000);
+    let closed = gate.lock().unwrap();
+    let ticket = ticket(&store);
+    // The queue's thread reads a cold row, and the device does not answer.
+    let first = table.get_later(&[1], &ticket).unwrap();
+    let behind = table.get_later(&[2], &ticket).unwrap();
+    for get in [first, behind] {
+        let (answer, answered) = mpsc::channel();
+        std::thread::spawn(move || answer.send(get.wait().map(|_| ())));
+        let error = answered.recv_timeout(LATE).expect("the wait has no end").unwrap_err();
+        assert!(matches!(error, StoreError::QueueTimeout { .. }), "{error}");
+        assert!(error.to_string().contains("\"t\""), "{error}");
+    }
+    drop(closed);
 }

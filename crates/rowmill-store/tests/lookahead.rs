@@ -271,3 +271,24 @@ fn rows_are_brought_in_although_many_others_were_deleted() {
     let loaded = store.stats().lookahead_loaded;
     assert!(loaded > 90, "{loaded} of 100 rows were brought in");
 }
+
+/// Announcements keep their ids until they are worked off: their bytes are bounded as their number is.
+#[test]
+fn announcements_of_too_many_ids_are_dropped_and_counted() {
+    let (store, table) = in_turns();
+    put_numbered(&table, 0, 20_000);
+    let memory = store.stats().memory_budget;
+    let ids: Vec<u64> = (0..20_000).collect();
+    let announced =
+        (0..200).take_while(|_| table.lookahead(&ids, Destination::Cache).unwrap()).count() as u64;
+    let bytes = announced * size_of_val(&ids[..]) as u64;
+    assert!(announced > 0 && bytes <= memory / 16, "{announced} announcements of {bytes} bytes wait");
+    assert_eq!(store.stats().lookahead_dropped, 1);
+    // What is worked off makes room again.
+    while store.turn(Work::LookAhead).unwrap() {}
+    assert!(table.lookahead(&ids, Destination::Cache).unwrap());
+    // One that never fits is dropped before its ids are copied.
+    let many = vec![7; (memory / 8) as usize];
+    assert!(!table.lookahead(&many, Destination::Cache).unwrap());
+    assert_eq!(store.stats().lookahead_dropped, 2);
+}
