@@ -113,11 +113,22 @@ impl Group {
     /// Make room in the index for the `rows` of a table that is being opened, as far as the budget has it:
     /// an index that grows on its way there moves its entries again and again.
     pub(crate) fn reserve(&self, table: u32, rows: u64) {
-        let mean = rows.min(u64::from(Location::ROW_MAX)) as f64 / self.shards.len() as f64;
-        let rows = mean + SHARD_DEVIATIONS * mean.sqrt();
+        let rows = self.rows_in_shard(rows);
         for cell in &self.shards {
-            cell.state.write().reserve(&self.core, table, rows as usize);
+            cell.state.write().reserve(&self.core, table, rows);
         }
+    }
+
+    /// Bytes of the index of a table that has `rows` rows.
+    pub(crate) fn index_bytes_for(&self, ids: IdRange, rows: u64) -> u64 {
+        let (shards, rows) = (self.shards.len(), self.rows_in_shard(rows));
+        (0..shards).map(|shard| TableIndex::bytes_for(ids, rows, shard, shards) as u64).sum()
+    }
+
+    /// Rows of the fullest shard, of `rows` in all.
+    fn rows_in_shard(&self, rows: u64) -> usize {
+        let mean = rows.min(u64::from(Location::ROW_MAX)) as f64 / self.shards.len() as f64;
+        (mean + SHARD_DEVIATIONS * mean.sqrt()) as usize
     }
 
     /// Key of an id of a table.

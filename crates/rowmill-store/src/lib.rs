@@ -62,6 +62,7 @@ mod group;
 mod hot_rows;
 mod index;
 mod index_log;
+mod index_room;
 mod keys;
 mod loading;
 mod log;

@@ -22,6 +22,8 @@ use crate::store::{Store, TableEntry};
 const BATCHES: usize = 2;
 /// Entries of a batch: files list one shard after the other, and this many are of several.
 const ENTRIES_MAX: usize = 1 << 21;
+/// However little memory the indexes leave.
+const ENTRIES_MIN: usize = 1 << 12;
 /// And the batches take at most one part in this many of the memory, which holds no rows yet.
 const MEMORY_SHARE: usize = 16;
 /// Entries of one shard whose buckets are asked for at once.
@@ -72,8 +74,9 @@ impl Store {
             let batch = groups.iter().map(|group| group.shards.iter().map(|_| Vec::new()).collect());
             empty.send(batch.collect()).expect("both ends are here");
         }
-        let memory = self.budget.memory() as usize / MEMORY_SHARE / BATCHES;
-        let limit = (memory / size_of::<Entry>()).min(ENTRIES_MAX);
+        let left = self.budget.memory().saturating_sub(self.budget.needed(0)) as usize;
+        let memory = left.min(self.budget.memory() as usize / MEMORY_SHARE) / BATCHES;
+        let limit = (memory / size_of::<Entry>()).clamp(ENTRIES_MIN, ENTRIES_MAX);
         std::thread::scope(|scope| {
             // A reader that waits for a batch ends when this one does.
             let empty = empty;

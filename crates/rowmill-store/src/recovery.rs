@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rowmill_rows::IdRange;
+
 use crate::StoreError;
 use crate::files::{self, Manifest};
 use crate::group::{Group, ShardCell};
@@ -19,6 +21,15 @@ impl Store {
         }
         for entry in &manifest.groups {
             self.open_group(&entry.spec, entry.segment_bytes as usize, &entry.log)?;
+        }
+        {
+            let groups = self.groups.read().clone();
+            let group = |entry: &files::TableEntry| &*groups[entry.group as usize];
+            let sparse = manifest.tables.iter().filter(|entry| entry.spec.ids == IdRange::Sparse);
+            let hashed = sparse.map(|entry| group(entry).index_bytes_for(entry.spec.ids, entry.rows)).sum();
+            let tables: Vec<_> =
+                manifest.tables.iter().map(|entry| (&*entry.name, entry.spec.ids, group(entry))).collect();
+            self.check_direct_indexes(&tables, hashed)?;
         }
         let mut by_category: Vec<Option<TableEntry>> = Vec::new();
         {

@@ -10,6 +10,7 @@ use rowmill_kernels::RowUpdater;
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 use rowmill_sync::{Mutex, Pool, RwLock};
 
+use crate::balance::shrink_all_if_over;
 use crate::budget::Budget;
 use crate::checkpoint::Saved;
 use crate::compaction;
@@ -39,7 +40,7 @@ use crate::{Stats, StoreError};
 
 /// Write buffers of a log: two streams (new rows, rows that cleaning moves), each with one buffer that
 /// takes rows while another is on its way to the device.
-const TAIL_BUFFERS: usize = 4;
+pub(crate) const TAIL_BUFFERS: usize = 4;
 /// A log's buffers take one part in this many of the rows' memory.
 const TAIL_SHARE: u64 = 16;
 /// How often a reader begins to open a checkpoint that the writer replaces meanwhile.
@@ -264,8 +265,13 @@ impl Store {
         if let Some(admission) = spec.admission {
             group.core.check_room(admission.bytes, || format!("the sketch of table {name:?}"))?;
         }
+        self.check_direct_indexes(&[(name, spec.ids, &group)], 0)?;
         let category = Category(self.next_category.fetch_add(1, Relaxed));
         let entry = self.enter_table(&mut tables, name, category, &group, spec, 0);
+        drop(tables);
+        // A direct index takes its memory at once, and rows of any group may have it.
+        let groups = self.groups.read().clone();
+        self.settle(shrink_all_if_over(&groups, &self.budget))?;
         Ok(Table::new(Arc::clone(self), entry.0, entry.1, *spec))
     }
 
@@ -631,7 +637,7 @@ pub(crate) fn log_name(group: u32) -> String {
 }
 
 /// Bytes of a log segment: large enough for fast writes, small beside the rows' memory.
-fn segment_bytes(row_bytes: u64) -> usize {
+pub(crate) fn segment_bytes(row_bytes: u64) -> usize {
     const SEGMENT_MIN: u64 = 16 << 10;
     const SEGMENT_MAX: u64 = 1 << 20;
     let wanted = (row_bytes / TAIL_SHARE / TAIL_BUFFERS as u64).clamp(SEGMENT_MIN, SEGMENT_MAX);

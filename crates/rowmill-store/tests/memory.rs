@@ -132,6 +132,10 @@ fn the_process_stays_within_1_gib_while_the_store_outgrows_it() {
     outgrow(1 << 30, 128, false);
 }
 
+fn dense(rows: u64) -> TableSpec {
+    TableSpec { staleness: StalenessBound::Infinite, ids: IdRange::Dense { rows }, ..spec(16, SGD) }
+}
+
 /// The least memory that an error asks for, and its text.
 #[track_caller]
 fn too_small<T: std::fmt::Debug>(result: Result<T, StoreError>) -> (u64, String) {
@@ -139,6 +143,78 @@ fn too_small<T: std::fmt::Debug>(result: Result<T, StoreError>) -> (u64, String)
     let text = error.to_string();
     let StoreError::MemoryTooSmall { needed, .. } = error else { panic!("{error}") };
     (needed, text)
+}
+
+#[test]
+fn a_direct_index_beyond_the_budget_is_refused_and_one_within_it_charged() {
+    const ROWS: u64 = 100_000_000;
+    let _turn = TURN.lock();
+    let store = open(&MemoryVolume::new(), &options(64 << 20));
+    let before = store.stats().index_bytes;
+    let (needed, text) = too_small(store.table("items", &dense(ROWS)));
+    for part in ["\"items\"", "500", "num_rows=100000000", "memory=67108864", &needed.to_string()] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+    assert_eq!(store.stats().index_bytes, before, "nothing is charged for a table that was not made");
+    assert_eq!(store.table_names(), [""; 0]);
+    assert!(needed > 5 * ROWS && needed < 5 * ROWS + (32 << 20), "{needed}");
+
+    too_small(open(&MemoryVolume::new(), &options(5 * ROWS)).table("items", &dense(ROWS)));
+    let store = open(&MemoryVolume::new(), &options(needed));
+    let table = store.table("items", &dense(ROWS)).unwrap();
+    let ids: Vec<u64> = (0..20_000).map(|number| number * 4_999).collect();
+    table.put(&ids, &vec![0.25; ids.len() * 16], None).unwrap();
+    let mut rows = vec![0.0; ids.len() * 16];
+    table.get(&ids, &mut rows).unwrap();
+    assert!(rows.iter().all(|&weight| weight == 0.25));
+    assert!(store.stats().index_bytes >= 5 * ROWS);
+}
+
+#[test]
+fn direct_indexes_share_the_budget_and_rows_make_room_for_them() {
+    const ROWS: u64 = 5_000_000;
+    let _turn = TURN.lock();
+    let store = open(&MemoryVolume::new(), &options(64 << 20));
+    // Another group than that of the dense tables has the memory.
+    let wide = table(&store);
+    put_numbered(&wide, 0, 120_000);
+    assert!(store.stats().row_bytes > 40 << 20);
+    for name in ["a", "b"] {
+        store.table(name, &dense(ROWS)).unwrap();
+        let stats = store.stats();
+        let counted = stats.index_bytes + stats.row_bytes + stats.overhead_bytes + stats.buffer_bytes;
+        assert!(counted <= 64 << 20, "{name}: {stats:?}");
+    }
+    let (_, text) = too_small(store.table("c", &dense(ROWS)));
+    assert!(text.contains("\"c\"") && text.contains(&(5 * ROWS / 1000).to_string()[..2]), "{text}");
+    assert_eq!(store.table_names(), ["a", "b", "t"]);
+}
+
+#[test]
+fn a_store_whose_direct_indexes_exceed_the_budget_is_not_opened() {
+    const ROWS: u64 = 8_000_000;
+    let _turn = TURN.lock();
+    let volume = MemoryVolume::new();
+    {
+        let store = open(&volume, &options(256 << 20));
+        for name in ["a", "b", "c"] {
+            let rows = if name == "b" { 2 * ROWS } else { ROWS };
+            store.table(name, &dense(rows)).unwrap().put(&[7], &[1.0; 16], None).unwrap();
+        }
+        store.checkpoint(&[]).unwrap();
+        store.close();
+    }
+    let open = |memory| Store::open_volume(std::sync::Arc::new(volume.clone()), options(memory));
+    let (needed, text) = too_small(open(64 << 20));
+    for part in ["\"b\"", "80", "num_rows=16000000", "memory=67108864"] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+    assert!(needed > 4 * 5 * ROWS && needed < 4 * 5 * ROWS + (32 << 20), "{needed}");
+    too_small(open(4 * 5 * ROWS));
+    let store = open(needed).unwrap();
+    let mut row = [0.0; 16];
+    store.open_table("c").unwrap().get(&[7], &mut row).unwrap();
+    assert_eq!(row, [1.0; 16]);
 }
 
 #[test]

@@ -150,6 +150,12 @@ impl DirectIndex {
         Some(location)
     }
 
+    /// [`DirectIndex::bytes`] of an index for `rows` ids, before it is made.
+    pub(crate) fn bytes_for(rows: u64, shard: usize, shards: usize) -> usize {
+        let local = local_rows(rows, shard, shards);
+        ZeroedArray::<u32>::bytes_for(local) + ZeroedArray::<AtomicU8>::bytes_for(local)
+    }
+
     /// Bytes of memory once every page was touched.
     pub(crate) fn bytes(&self) -> usize {
         self.locations.bytes() + self.flags.bytes()

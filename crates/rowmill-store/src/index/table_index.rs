@@ -39,6 +39,15 @@ impl TableIndex {
         }
     }
 
+    /// [`TableIndex::bytes`] of an index for `rows` ids of `shard`: of any ids, or of the dense range, which takes its
+    /// memory at once.
+    pub(crate) fn bytes_for(ids: IdRange, rows: usize, shard: usize, shards: usize) -> usize {
+        match ids {
+            IdRange::Sparse => HashIndex::new().grow_bytes_if_inserting(rows),
+            IdRange::Dense { rows } => DirectIndex::bytes_for(rows, shard, shards),
+        }
+    }
+
     /// Start loading what `find` will read.
     #[inline]
     pub(crate) fn prefetch(&self, id: u64, hash: u32) {
