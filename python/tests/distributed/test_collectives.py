@@ -11,13 +11,17 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from python.tests.distributed.collectives import CASES, ONLY, SIZE
 from tools.locked import locked_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 CASES_OF = [
@@ -45,6 +49,15 @@ RUNS = {
 pytestmark = pytest.mark.timeout(900)
 
 
+class CasesRun(NamedTuple):
+    """All cases of one backend."""
+
+    results: list[dict[str, Any]]
+    """By rank and case: the error, and how often each function of libccl was called."""
+    printed: str
+    """Output of all ranks."""
+
+
 @pytest.fixture(scope="session")
 def oneccl() -> Path:
     """Where oneCCL is. Nothing else shows that the backend works, so a machine without it fails."""
@@ -56,38 +69,41 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def ranks(
-    request: pytest.FixtureRequest, oneccl: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, list[dict[str, Any]], str]:
-    """The backend, what the cases of each rank said, and what the processes wrote."""
-    folder = tmp_path_factory.mktemp(request.param)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "collectives.py"), request.param, str(folder), str(rank)],
-            env=environment(oneccl),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(SIZE)
-    ]
-    said = ""
-    try:
-        for process in processes:
-            said += process.communicate(timeout=240)[0]
-    finally:
-        for process in processes:
-            process.kill()
-    files = [folder / f"{rank}.json" for rank in range(SIZE)]
-    assert all(file.exists() for file in files), said
-    return request.param, [json.loads(file.read_text()) for file in files], said
+def run_of(oneccl: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], CasesRun]:
+    """Runs all cases of a backend, once for all the tests that ask."""
+
+    @cache
+    def run(backend: str) -> CasesRun:
+        folder = tmp_path_factory.mktemp(backend)
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "collectives.py"), backend, str(folder), str(rank)],
+                env=environment(oneccl),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(SIZE)
+        ]
+        said = ""
+        try:
+            for process in processes:
+                said += process.communicate(timeout=240)[0]
+        finally:
+            for process in processes:
+                process.kill()
+        files = [folder / f"{rank}.json" for rank in range(SIZE)]
+        assert all(file.exists() for file in files), said
+        return CasesRun([json.loads(file.read_text()) for file in files], said)
+
+    return run
 
 
-@pytest.mark.parametrize(("ranks", "case"), CASES_OF, indirect=["ranks"])
+@pytest.mark.parametrize(("backend", "case"), CASES_OF)
 def test_every_rank_finds_what_it_should(
-    ranks: tuple[str, list[dict[str, Any]], str], case: str
+    run_of: Callable[[str], CasesRun], backend: str, case: str
 ) -> None:
-    backend, results, said = ranks
+    results, said = run_of(backend)
     for rank, result in enumerate(results):
         assert case in result, said
         assert not result[case]["error"], f"rank {rank}: {result[case]['error']}"
