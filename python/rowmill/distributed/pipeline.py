@@ -238,8 +238,11 @@ class _Run(Generic[_T]):
         held = self._held
         looked_up = ((collection.look_up(batch), beside) for batch, beside in batches)
         number, stream = 0, with_next(looked_up, 0 if held is None else held.ahead)
+        failed: Exception | None = None
         while self._ahead.take():
             try:
+                if failed is not None:
+                    raise failed
                 (looked, beside), coming = next(stream)
             except StopIteration:
                 self._ids.end(training=training)
@@ -253,7 +256,10 @@ class _Run(Generic[_T]):
             prepared = collection.send_ids(looked, self._ids, training=training, reads=reads)
             # The first batch of all is read at once; announcing it would only fetch its rows twice.
             if number > 0:
-                collection.announce(prepared, steps=max(number - self._begun, 0) + 1)
+                try:
+                    collection.announce(prepared, steps=max(number - self._begun, 0) + 1)
+                except Exception as error:  # Sent with the next ids, which the other ranks wait for.
+                    failed = error
             self._asked.put(_Coming(prepared, beside))
             number += 1
 

@@ -130,7 +130,10 @@ def test_a_rank_that_cannot_read_its_rows_is_named_by_all(
     processes: Processes, tmp_path: Path
 ) -> None:
     pipeline = {"depth": 2, "in_flight": 1}
-    results = processes.run("wrong_ahead", tmp_path, count=3, what="closed", pipeline=pipeline)
+    # The other ranks must not wait for its ids: the test would end by its own limit before this one.
+    results = processes.run(
+        "wrong_ahead", tmp_path, count=3, timeout_s=600, what="closed", pipeline=pipeline
+    )
     for result in results:
         assert (result["error"], result["seen"]) == ("ExchangeFailed", 3)
         assert result["message"].startswith("rank 2: ")
