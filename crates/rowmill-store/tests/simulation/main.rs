@@ -37,6 +37,7 @@ use std::sync::atomic::{
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rowmill_io::Fault;
 
 use schedule::Schedule;
 use seen::Seen;
@@ -109,6 +110,11 @@ fn schedules_keep_the_promise_with_threads() {
     }
     let seen = run_all(true, 0, |seed| seed < SCHEDULES_WITH_THREADS);
     println!("{seen}");
+    // What a slow operation is overtaken by is part of a schedule only without threads.
+    let errors: Vec<Fault> = Fault::ALL.into_iter().filter(|&fault| fault != Fault::Slow).collect();
+    seen.assert_faults(&errors);
+    assert!(seen.crashes_that_lost > 0, "no crash lost anything");
+    assert!(seen.refused > 0, "no store was refused for its damage");
 }
 
 #[test]

@@ -71,10 +71,7 @@ impl Seen {
 
     /// Everything that must happen somewhere, or the runs show nothing.
     pub(crate) fn assert_complete(&self) {
-        for fault in Fault::ALL {
-            let changed = self.changed.get(&fault).copied().unwrap_or(0);
-            assert!(changed > 0, "{fault:?} changed the outcome of no schedule");
-        }
+        self.assert_faults(&Fault::ALL);
         for (what, count) in [
             ("crash lost anything", self.crashes_that_lost),
             ("power failure came in a change", self.power_failures),
@@ -88,6 +85,15 @@ impl Seen {
             ("snapshot of an index was written", self.snapshots),
         ] {
             assert!(count > 0, "no {what}");
+        }
+    }
+
+    /// Each of these kinds of fault hit an operation, and changed the outcome of some schedule.
+    pub(crate) fn assert_faults(&self, kinds: &[Fault]) {
+        for fault in kinds {
+            let count = |of: &BTreeMap<Fault, u64>| of.get(fault).copied().unwrap_or(0);
+            assert!(count(&self.hit) > 0, "{fault:?} hit no operation");
+            assert!(count(&self.changed) > 0, "{fault:?} changed the outcome of no schedule");
         }
     }
 }
