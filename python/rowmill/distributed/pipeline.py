@@ -258,7 +258,8 @@ class _Run(Generic[_T]):
             if number > 0:
                 try:
                     collection.announce(prepared, steps=max(number - self._begun, 0) + 1)
-                except Exception as error:  # Sent with the next ids, which the other ranks wait for.
+                except Exception as error:
+                    # Sent with the next ids, which the other ranks wait for.
                     failed = error
             self._asked.put(_Coming(prepared, beside))
             number += 1

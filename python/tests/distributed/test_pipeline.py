@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from python.tests.distributed.conftest import Processes
 
+pytestmark = pytest.mark.slow
+
 STEPS = 30
 SAME = ("losses", "rows", "weights", "evaluated")
 
