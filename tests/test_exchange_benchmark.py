@@ -22,6 +22,7 @@ def benchmark() -> common.Benchmark:
     return common.Benchmark(common.Settings(True, 1, None, ""))
 
 
+@pytest.mark.usefixtures("forked")
 def test_messages_of_every_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROWMILL_BENCH_DIR", str(tmp_path))
     made = benchmark()
@@ -51,6 +52,7 @@ def test_messages_of_every_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("forked")
 def test_batches_prepared_ahead_take_the_same_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +69,7 @@ def test_batches_prepared_ahead_take_the_same_messages(
         assert 0 < more <= 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_in_bf16_rows_and_gradients_take_half_the_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import rowmill
+from python.tests.warm import warm_python
 from rowmill import errors
 from rowmill.optim import SGD, Adagrad
 
@@ -212,7 +212,7 @@ def test_a_second_process_that_wants_to_write_is_told_who_does(tmp_path: Path) -
         store.table("t", dim=1, optimizer=SGD(lr=1.0)).put([1], [[2.0]])
         store.checkpoint()
         done = subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path / "s")],
+            [warm_python(), "-c", program, str(tmp_path / "s")],
             capture_output=True,
             text=True,
             check=True,

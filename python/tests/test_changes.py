@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rowmill
+from python.tests.warm import warm_python
 from rowmill import errors
 from rowmill.optim import SGD, Adagrad, Adam
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 ADAM = Adam(lr=0.5)
 
 
-def changes(*arguments: object) -> tuple[int, str, str]:
+def changes(*arguments: object, python: str = "") -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "rowmill.cli", "changes", *map(str, arguments)],
+        [python or warm_python(), "-m", "rowmill.cli", "changes", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -109,7 +110,7 @@ def test_the_command_counts_and_exports(store: Path, tmp_path: Path) -> None:
     counts = "table a: 4 rows written, 1 deleted\ntable b: 1 rows written, 0 deleted\n"
     assert changes(store, "--since", 1) == (0, f"{counts}changes from checkpoint 1 to 2\n", "")
     out = tmp_path / "changed.parquet"
-    code, text, _ = changes(store, "--since", 1, "--out", out)
+    code, text, _ = changes(store, "--since", 1, "--out", out, python=sys.executable)
     assert (code, text) == (0, f"{counts}changes from checkpoint 1 to 2; they are in {out}\n")
 
     file = pq.read_table(out)

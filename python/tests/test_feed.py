@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import rowmill
+from python.tests.warm import warm_python
 from rowmill import errors
 from rowmill.optim import SGD
 
@@ -203,7 +204,7 @@ def test_the_command_prints_counts_and_lag(tmp_path: Path) -> None:
         last = store.publish()
         done = subprocess.run(
             [
-                sys.executable,
+                warm_python(),
                 "-m",
                 "rowmill.cli",
                 "follow",

@@ -13,6 +13,8 @@ import pytest
 
 from tools.frameworks import frameworks_folder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "python/tests/frameworks"
 

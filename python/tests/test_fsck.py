@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import rowmill
+from python.tests.warm import warm_python
 
 _ROWS = 3000
 
 
-def fsck(*arguments: str | Path) -> tuple[int, str, str]:
+def fsck(*arguments: str | Path, python: str = "") -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "rowmill.cli", "fsck", *map(str, arguments)],
+        [python or warm_python(), "-m", "rowmill.cli", "fsck", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -46,7 +47,7 @@ def flip(path: Path, at: int) -> None:
 def test_a_clean_store_is_clean_and_a_repair_changes_nothing(store: Path) -> None:
     before = {path.name: path.read_bytes() for path in store.iterdir() if path.name != "LOCK"}
     for flags in ([], ["--repair"]):
-        code, out, error = fsck(store, *flags)
+        code, out, error = fsck(store, *flags, python=sys.executable)
         assert (code, error) == (0, "")
         assert out.startswith("clean: checkpoint 1: ")
         assert f"{_ROWS:,} rows proven" in out

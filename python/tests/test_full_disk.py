@@ -10,12 +10,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from python.tests.warm import warm_python
 from rowmill import errors
 from rowmill.cli import main
 from rowmill.config import GenerateConfig
@@ -113,7 +113,7 @@ def small_disk(kind: str, folder: Path, megabytes: int) -> Generator[Path]:
 def fill(folder: Path, limit: int = 0) -> list[str]:
     """Run the program; checks what must hold after any failure, and returns the first error."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), str(limit)],
+        [warm_python(), "-c", PROGRAM, str(folder), str(limit)],
         capture_output=True,
         text=True,
         timeout=120,

@@ -38,6 +38,8 @@ from rowmill.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, DIM = 3000, 8
 IDS = np.arange(ROWS, dtype=np.int64)
@@ -49,8 +51,9 @@ def server_program() -> Path:
     """The server, built by cargo: a test program of the crate it tests."""
     built = subprocess.run(
         [
-            *("cargo", "build", "--package", "rowmill-remote", "--example", "s3_server"),
-            *("--locked", "--message-format", "json"),
+            # The packages of `make test-rust`, which has built it: others have other features.
+            *("cargo", "build", "--workspace", "--exclude", "rowmill-python"),
+            *("--example", "s3_server", "--locked", "--message-format", "json"),
         ],
         cwd=ROOT,
         check=True,

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from python.tests.warm import warm_python
 from rowmill.bench.launch import run_ranks
 from rowmill.bench.run import COLLECTIVES, scaling, summary
 from rowmill.bench.settings import Settings, cores_of
@@ -28,7 +29,7 @@ from rowmill.errors import ExchangeFailed, InvalidInput
 from rowmill.train.dense import multiplies_bf16
 from tools.locked import locked_folder
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 TINY = ("--config", "mlperf", "--scale", "0.002", "--threads", "1", "--steps", "4", "--warmup", "2")
 """Four steps: every distinct batch once, whatever part of it was sent for in the step before."""
@@ -36,18 +37,27 @@ MODES = ("blocking", "overlap")
 
 
 def bench(
-    out: Path, *arguments: str, code: int = 0, **environment: str
+    out: Path, *arguments: str, python: str = "", **environment: str
 ) -> tuple[str, dict[str, Any]]:
     """What the command prints, and the report it writes."""
     done = subprocess.run(
-        [sys.executable, "-m", "rowmill.cli", "bench", "dlrm", *arguments, "--out", str(out)],
+        [
+            python or warm_python(),
+            "-m",
+            "rowmill.cli",
+            "bench",
+            "dlrm",
+            *arguments,
+            "--out",
+            str(out),
+        ],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr, json.loads((out / "dlrm.json").read_text())
 
 
@@ -177,7 +187,8 @@ def test_weak_scaling_keeps_the_batch_of_a_rank(tmp_path: Path) -> None:
 
 def test_oneccl_carries_the_same(tmp_path: Path, both: tuple[str, dict[str, Any], Path]) -> None:
     arguments = (*TINY, "--ranks", "2", "--backend", "oneccl")
-    _, report = bench(tmp_path, *arguments, PYTHONPATH=oneccl_path())
+    # Python starts the command and its ranks anew, as it does for a person.
+    _, report = bench(tmp_path, *arguments, python=sys.executable, PYTHONPATH=oneccl_path())
     check_times(report["runs"][0])
     assert report["runs"][0]["losses"] == pytest.approx(both[1]["runs"][3]["losses"], rel=1e-6)
 
@@ -193,7 +204,7 @@ def test_ranks_of_torchrun_are_those_of_the_run(
 ) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
             *("-m", "rowmill.cli", "bench", "dlrm", *TINY, "--out", str(tmp_path)),
         ],
         capture_output=True,
@@ -209,6 +220,7 @@ def test_ranks_of_torchrun_are_those_of_the_run(
     assert run["losses"] == both[1]["runs"][3]["losses"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_rank_that_cannot_begin_says_why(tmp_path: Path) -> None:
     settings = Settings(config="mlperf", scale=0.002, ranks=2, memory=1 << 10, timeout_s=20)
     with pytest.raises(InvalidInput, match="memory must be at least"):

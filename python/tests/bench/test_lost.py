@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from python.tests.ports import free_port
+from python.tests.warm import warm_python
 from rowmill.bench.launch import run_ranks
 from rowmill.bench.settings import Settings
 from rowmill.errors import ExchangeFailed
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 LONG = ("--config", "mlperf", "--scale", "0.002", "--threads", "1", "--steps")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_rank_that_dies_ends_the_command_and_is_named() -> None:
     settings = Settings(config="mlperf", scale=0.002, ranks=3, threads=1, steps=500)
 
@@ -63,7 +64,7 @@ def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(tmp_path: Path, vict
     program.write_text(VICTIM)
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
             # It ends the other rank at once.
             "--monitor-interval=0.001",
             *(str(program), "bench", "dlrm", *LONG, "500", "--out", str(tmp_path)),
@@ -89,7 +90,7 @@ def test_a_rank_without_torchrun_that_dies_is_named_by_the_other(tmp_path: Path)
     port = free_port()
     ranks = [
         subprocess.Popen(
-            [sys.executable, program, "bench", "dlrm", *LONG, "500", "--out", tmp_path],
+            [warm_python(), program, "bench", "dlrm", *LONG, "500", "--out", tmp_path],
             env={**environment(rank, 3, port), "VICTIM": "1"},
             stderr=subprocess.PIPE,
             text=True,
@@ -110,7 +111,7 @@ def test_a_rank_that_is_asked_to_end_ends(tmp_path: Path) -> None:
     """SIGTERM is put off while another rank may be named, and no longer."""
     rank = subprocess.Popen(
         [
-            *(sys.executable, "-m", "rowmill.cli", "bench", "dlrm", *LONG, "100000"),
+            *(warm_python(), "-m", "rowmill.cli", "bench", "dlrm", *LONG, "100000"),
             *("--out", tmp_path, "--store", tmp_path / "store"),
         ],
         env=environment(0, 1, free_port()),
@@ -123,12 +124,6 @@ def test_a_rank_that_is_asked_to_end_ends(tmp_path: Path) -> None:
         assert rank.wait(60) == 128 + signal.SIGTERM
     finally:
         rank.kill()
-
-
-def free_port() -> int:
-    """Where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def environment(rank: int, ranks: int, port: int) -> dict[str, str]:

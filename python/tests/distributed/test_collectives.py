@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from python.tests.distributed.collectives import CASES, ONLY, SIZE
+from python.tests.warm import warm_python
 from tools.locked import locked_folder
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ RUNS = {
 }
 """What a case is about: of this every rank has run some by libccl."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
 class CasesRun(NamedTuple):
@@ -77,7 +78,7 @@ def run_of(oneccl: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
         folder = tmp_path_factory.mktemp(backend)
         processes = [
             subprocess.Popen(
-                [sys.executable, str(HERE / "collectives.py"), backend, str(folder), str(rank)],
+                [warm_python(), str(HERE / "collectives.py"), backend, str(folder), str(rank)],
                 env=environment(oneccl),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -125,7 +126,7 @@ def test_ranks_of_torchrun_come_and_go_in_order(oneccl: Path, tmp_path: Path) ->
         "    dist.destroy_process_group()\n"
         "    sys.stdout.write('left\\n')\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for arguments in ([], ["leave"]):
         run = subprocess.run(
             [*command, str(program), *arguments],
@@ -140,14 +141,14 @@ def test_ranks_of_torchrun_come_and_go_in_order(oneccl: Path, tmp_path: Path) ->
         assert run.stdout.count("left") == SIZE * len(arguments)
 
 
-def alone(folder: Path, **environ: str) -> str:
+def alone(folder: Path, python: str, **environ: str) -> str:
     """The last line of a rank that cannot begin, though another one never comes."""
     program = (
         "import torch.distributed as dist\n"
         f"dist.init_process_group('oneccl', init_method='file://{folder}/store', rank=0, world_size=2)"
     )
     run = subprocess.run(
-        [sys.executable, "-c", program],
+        [python, "-c", program],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
@@ -160,12 +161,12 @@ def alone(folder: Path, **environ: str) -> str:
 
 def test_what_is_missing_is_named_at_once(oneccl: Path, tmp_path: Path) -> None:
     assert (
-        alone(tmp_path, PYTHONPATH="")
+        alone(tmp_path, sys.executable, PYTHONPATH="")
         == "rowmill.errors.BackendMissing: oneCCL is not installed: pip install 'rowmill[oneccl]'"
     )
     # A cache of its own, so that the shim is not there yet.
     found = {"PYTHONPATH": str(oneccl), "XDG_CACHE_HOME": str(tmp_path)}
-    assert alone(tmp_path, **found, PATH=str(tmp_path)).endswith(
+    assert alone(tmp_path, warm_python(), **found, PATH=str(tmp_path)).endswith(
         "is compiled when first used, and there is no C++ compiler: apt install g++"
     )
-    assert "does not compile" in alone(tmp_path, **found, CXX="false")
+    assert "does not compile" in alone(tmp_path, warm_python(), **found, CXX="false")

@@ -10,17 +10,20 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from python.tests.ports import free_port
+from python.tests.warm import warm_python
 from rowmill.distributed.torchrun import Launched
 from rowmill.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import sys
@@ -51,17 +54,11 @@ def environment(rank: int, count: int, port: int) -> dict[str, str]:
     return {**os.environ, **of_rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
-def free_port() -> int:
-    """Where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 def met(count: int, port: int, backends: list[str], meeting_s: float, *unable: str) -> list[str]:
     """The last words of so many of `count` ranks as there are backends."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, backend, str(meeting_s), *unable],
+            [warm_python(), "-c", PROGRAM, backend, str(meeting_s), *unable],
             env=environment(rank, count, port),
             stdout=subprocess.PIPE,
             text=True,
@@ -103,7 +100,7 @@ def test_a_port_that_takes_connections_and_does_not_answer_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         environ = environment(1, 2, port)
-        command = [sys.executable, "-c", PROGRAM, "gloo", "2"]
+        command = [warm_python(), "-c", PROGRAM, "gloo", "2"]
         run = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=120, check=False
         )
@@ -153,7 +150,7 @@ def test_who_is_asked_to_end_says_a_last_word_and_ends(tmp_path: Path) -> None:
     )
     begun = tmp_path / "begun"
     asked = subprocess.Popen(
-        [sys.executable, "-c", program, str(begun)], stderr=subprocess.PIPE, text=True
+        [warm_python(), "-c", program, str(begun)], stderr=subprocess.PIPE, text=True
     )
     try:
         while not begun.exists():

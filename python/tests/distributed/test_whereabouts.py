@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from python.tests.distributed.elastic import Run
 from python.tests.distributed.test_collectives import environment, oneccl
-from python.tests.distributed.test_torchrun import free_port
+from python.tests.ports import free_port
+from python.tests.warm import warm_python
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["oneccl"]
 
@@ -138,7 +140,7 @@ def test_processes_end_though_their_collectives_never_do(
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, backend],
+            [warm_python(), "-c", PROGRAM, backend],
             env={**environ, **meeting, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from python.tests.ports import free_port
 from python.tests.train.runs import ended, fork, until
+from python.tests.warm import warm_python
 from rowmill.config import ConfigError, GenerateConfig, SequencesConfig, load_config
 from rowmill.data.sequences import make_sequences
 from rowmill.distributed.manifest import Manifest
@@ -26,6 +27,8 @@ from tools.locked import locked_folder
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
     from multiprocessing.process import BaseProcess
+
+pytestmark = pytest.mark.slow
 
 LOG = GenerateConfig(rows=4_001, seed=3, rows_per_table=500)
 TRAIN_ROWS = 3_201
@@ -52,8 +55,7 @@ def start(
 ) -> list[BaseProcess]:
     """Ranks, each with its arguments; what they print is in `printed-<rank>` of the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     return [
         fork(
             server,
@@ -271,7 +273,7 @@ def test_ranks_over_oneccl_take_the_same_steps(log: Path, two: Path, tmp_path: P
     packages = Path(__file__).parents[1] / "distributed/oneccl/packages.lock"
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
+            *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
             *("2", "-m", "rowmill.cli", *arguments(log, tmp_path, "--backend", "oneccl")),
         ],
         env={**os.environ, "PYTHONPATH": str(locked_folder("oneccl", packages))},
@@ -333,7 +335,7 @@ def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(
     program = tmp_path / "program.py"
     program.write_text(VICTIM)
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
         # It ends the other rank at once.
         *("--monitor-interval=0.001", str(program), *arguments(log, tmp_path / "run")),
     ]
