@@ -6,6 +6,7 @@ they run is the command itself, `rowmill.cli.main`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,11 +14,12 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rowmill.cli import main
+from rowmill.train.run import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,9 +34,13 @@ def fork(
     arguments: list[str],
     printed: Path,
     environment: Mapping[str, str] | None = None,
+    tell: tuple[int, Path] | None = None,
 ) -> BaseProcess:
-    """Start `rowmill` with these arguments; what it prints is added to a file."""
-    process = server.Process(target=_command, args=(arguments, printed, environment or {}))
+    """Start `rowmill` with these arguments; what it prints is added to a file.
+
+    With `tell` the process makes that file when it begins its training step of that number, counted from 1.
+    """
+    process = server.Process(target=_command, args=(arguments, printed, environment or {}, tell))
     process.start()
     return process
 
@@ -75,9 +81,28 @@ def scalars(events: Path, *tags: str) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in tags}
 
 
-def _command(arguments: list[str], printed: Path, environment: Mapping[str, str]) -> None:
+def _command(
+    arguments: list[str],
+    printed: Path,
+    environment: Mapping[str, str],
+    tell: tuple[int, Path] | None,
+) -> None:
     os.environ.update(environment)
     file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(file, stream.fileno())
+    if tell is not None:
+        _tell_step(*tell)
     sys.exit(main(arguments))
+
+
+def _tell_step(number: int, file: Path) -> None:
+    original = Trainer.train_step
+    begun = itertools.count(1)
+
+    def train_step(trainer: Trainer, *arguments: Any) -> Any:
+        if next(begun) == number:
+            file.touch()
+        return original(trainer, *arguments)
+
+    Trainer.train_step = train_step
