@@ -17,14 +17,22 @@ export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport PYTHONDONTWRITEBYTECODE
 
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
-# The binding holds no logic and links no Python: its tests are Python's.
+# The binding holds no logic and links no Python: its tests are Python's. Everything that is built without optimizing is
+# built for the same packages with the same features, so that nothing is compiled twice.
 CARGO_TESTS := --workspace --exclude rowmill-python --locked
-# Under loom every other test would run on loom's types outside a model, so models are named. Three
-# preemptions per execution take a second (loom's documents advise two or three); all of them, hours.
+# cfg(loom) compiles every crate below a model again, so models are in a crate with few. Three preemptions per execution
+# take seconds (loom's documents advise two or three); all of them, hours.
 LOOM := RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
 	cargo test --package rowmill-sync --lib --locked --target-dir $(TARGET)/loom
 # The store with bugs on purpose, which the checker of histories must flag.
-SEEDED := cargo test --package rowmill-store --test history --features seeded-bugs --locked
+SEEDED := cargo test $(CARGO_TESTS) --test history --features rowmill-store/seeded-bugs
+# Processes that share the Python tests.
+WORKERS ?= 2
+PYTEST := $(VENV)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# The server that checkpoints are pushed to: cargo test has built it already.
+S3_SERVER := cargo build $(CARGO_TESTS) --example s3_server
+# How long each test that draws its cases draws new ones, in its long form.
+LONG_SECONDS ?= 600
 # Sanitizers are behind an unstable flag, which RUSTC_BOOTSTRAP allows; naming the target keeps build
 # scripts out of it.
 define SANITIZED
@@ -53,33 +61,46 @@ $(CORE): $(TOOLS) $(RUST_SOURCES) pyproject.toml
 	touch $@
 
 .PHONY: test
-test: test-rust test-python ## Run every test of every language
+test: test-rust test-python ## Run every test of every language, long ones in their short form
+
+.PHONY: test-fast
+test-fast: setup ## Run unit tests and the Python tests that take little time: under four minutes
+	features=$$(tools/peers.sh) && cargo test $(CARGO_TESTS) --lib --features "$$features"
+	$(PYTEST) -m "not slow and not long"
 
 .PHONY: test-rust
 test-rust: $(TOOLS) ## Run the Rust tests, the model checks under loom, and the store with seeded bugs
-	cargo test $(CARGO_TESTS) --features "$$(tools/peers.sh)"
+	features=$$(tools/peers.sh) && cargo test $(CARGO_TESTS) --features "$$features"
 	$(call RUN_SOME,$(LOOM) -- model)
 	$(call RUN_SOME,$(SEEDED) -- seeded_bugs_are_flagged)
 
-# One unit test measures the memory of the process, which the thread sanitizer multiplies.
-.PHONY: sanitize
-sanitize: $(TOOLS) ## Run the store's unit tests and histories under the address and the thread sanitizer
-	$(call SANITIZED,address)
-	@test -d "$$(rustc --print sysroot)/lib/rustlib/src/rust" || \
-		{ echo "sanitize: threads need the source of std: rustup component add rust-src"; exit 1; }
-	$(call SANITIZED,thread,-Zbuild-std,-- --skip growing_does_not_hold)
-
 .PHONY: test-python
 test-python: setup ## Run the Python tests
-	@# The server that checkpoints are pushed to, here and not in a test, whose time is limited.
-	cargo build --package rowmill-remote --example s3_server --locked
-	$(VENV)/bin/pytest
+	features=$$(tools/peers.sh) && $(S3_SERVER) --features "$$features"
+	$(PYTEST)
+
+.PHONY: test-long
+test-long: setup sanitize ## Run the long forms of tests: 50 kills, new simulations and fuzzing, the address sanitizer
+	ROWMILL_SIM_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test simulation every -- --nocapture
+	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test fuzz -- --nocapture
+	$(PYTEST) -m long
+
+.PHONY: sanitize
+sanitize: $(TOOLS) ## Run the store's unit tests and histories under the address sanitizer
+	$(call SANITIZED,address)
+
+# One unit test measures the memory of the process, which the thread sanitizer multiplies.
+.PHONY: sanitize-threads
+sanitize-threads: $(TOOLS) ## Run the same under the thread sanitizer, which needs the source of std
+	@test -d "$$(rustc --print sysroot)/lib/rustlib/src/rust" || \
+		{ echo "sanitize-threads: needs the source of std: rustup component add rust-src"; exit 1; }
+	$(call SANITIZED,thread,-Zbuild-std,-- --skip growing_does_not_hold)
 
 .PHONY: lint
 lint: $(TOOLS) ## Check format, lints and types; warnings are errors
 	@cargo clippy --version >/dev/null 2>&1 || { echo "lint: no clippy: install Rust with rustup"; exit 1; }
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked --features "$$(tools/peers.sh)" -- -D warnings
+	features=$$(tools/peers.sh) && cargo clippy --workspace --all-targets --locked --features "$$features" -- -D warnings
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/pyright
@@ -109,4 +130,4 @@ clean: ## Remove everything that was built, keep what was measured
 
 .PHONY: help
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
