@@ -6,10 +6,11 @@ map, a claim left out of the table: each is found here and named.
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from python.tests.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOSE = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
@@ -39,7 +40,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     run = subprocess.run(
-        [sys.executable, "-W", "error", str(program)],
+        [warm_python(), "-W", "error", str(program)],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from python.tests.warm import warm_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ class Processes:
         while len(self._running) < count:
             self._running.append(
                 subprocess.Popen(
-                    [sys.executable, str(SCRIPT)],
+                    [warm_python(), str(SCRIPT)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
