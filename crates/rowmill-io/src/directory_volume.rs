@@ -9,7 +9,11 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 
 use crate::file_device::FileDevice;
-use crate::{AlignedBuffer, BLOCK_BYTES, Device, DeviceError, FileWriter, Volume, VolumeLock, thread_ring};
+use crate::fork::OwnFile;
+use crate::{
+    AlignedBuffer, BLOCK_BYTES, Device, DeviceError, FileWriter, ProcessLocal, Volume, VolumeLock,
+    thread_ring,
+};
 
 /// The file whose lock is the volume's. It holds the pid of the last holder and is no part of the content.
 const LOCK_NAME: &str = "LOCK";
@@ -74,6 +78,38 @@ impl DirectoryVolume {
         let reason = io::Error::new(io::ErrorKind::InvalidInput, "not a plain file name, or reserved");
         Err(path_error("open", &self.path.join(name), reason))
     }
+
+    /// The lock file, open and locked.
+    fn open_locked(&self) -> Result<File, DeviceError> {
+        let path = self.path.join(LOCK_NAME);
+        let failed = |error| path_error("lock", &path, error);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        // SAFETY: flock touches no memory of ours; the descriptor is open.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(failed(error));
+            }
+            let mut holder = String::new();
+            // Whoever holds the lock may not have written its pid yet: 0 then stands for "unknown".
+            let _ = file.read_to_string(&mut holder);
+            return Err(DeviceError::Locked {
+                name: self.location(),
+                holder: holder.trim().parse().unwrap_or(0),
+            });
+        }
+        // Written over the last note: emptied first, it would ask a full disk for the block that it has just given
+        // up, and a store could not be opened there. The lock holds without the note, too.
+        let note = format!("{}\n", std::process::id());
+        let _ = file.write_all(note.as_bytes()).and_then(|()| file.set_len(note.len() as u64));
+        Ok(file)
+    }
 }
 
 impl Volume for DirectoryVolume {
@@ -90,7 +126,8 @@ impl Volume for DirectoryVolume {
     fn create(&self, name: &str) -> Result<Box<dyn FileWriter>, DeviceError> {
         let path = self.file_path(name)?;
         let file = File::create(&path).map_err(|error| path_error("create", &path, error))?;
-        Ok(Box::new(DirectoryFileWriter { writer: BufWriter::with_capacity(WRITER_BYTES, file), path }))
+        let writer = ProcessLocal::new(BufWriter::with_capacity(WRITER_BYTES, file));
+        Ok(Box::new(DirectoryFileWriter { writer, path }))
     }
 
     fn open(&self, name: &str) -> Result<Box<dyn Read + Send>, DeviceError> {
@@ -130,34 +167,7 @@ impl Volume for DirectoryVolume {
     }
 
     fn lock(&self) -> Result<Box<dyn VolumeLock>, DeviceError> {
-        let path = self.path.join(LOCK_NAME);
-        let failed = |error| path_error("lock", &path, error);
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(failed)?;
-        // SAFETY: flock touches no memory of ours; the descriptor is open.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::WouldBlock {
-                return Err(failed(error));
-            }
-            let mut holder = String::new();
-            // Whoever holds the lock may not have written its pid yet: 0 then stands for "unknown".
-            let _ = file.read_to_string(&mut holder);
-            return Err(DeviceError::Locked {
-                name: self.location(),
-                holder: holder.trim().parse().unwrap_or(0),
-            });
-        }
-        // Written over the last note: emptied first, it would ask a full disk for the block that it has just given
-        // up, and a store could not be opened there. The lock holds without the note, too.
-        let note = format!("{}\n", std::process::id());
-        let _ = file.write_all(note.as_bytes()).and_then(|()| file.set_len(note.len() as u64));
-        Ok(Box::new(DirectoryLock { _file: file }))
+        Ok(Box::new(DirectoryLock { _file: OwnFile::open(|| self.open_locked())? }))
     }
 
     fn location(&self) -> String {
@@ -180,7 +190,7 @@ impl Volume for DirectoryVolume {
 const WRITER_BYTES: usize = 64 * 1024;
 
 struct DirectoryFileWriter {
-    writer: BufWriter<File>,
+    writer: ProcessLocal<BufWriter<File>>,
     path: PathBuf,
 }
 
@@ -201,10 +211,11 @@ impl FileWriter for DirectoryFileWriter {
     }
 }
 
-/// The lock goes with the open file, also when the process dies.
+/// The lock goes with the open file, also when the process dies. Forked children close their copy, because a child
+/// that outlives the process would keep the folder locked.
 #[derive(Debug)]
 struct DirectoryLock {
-    _file: File,
+    _file: OwnFile,
 }
 
 impl VolumeLock for DirectoryLock {}

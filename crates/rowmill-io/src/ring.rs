@@ -18,7 +18,7 @@ use io_uring::{Builder, IoUring, opcode, squeue, types};
 use crate::arena::{ARENA_BYTES, Arena, Place};
 use crate::read_plan::{MERGED_BYTES_MAX, ReadPlan, Run};
 use crate::registered_files::{Presence, RegisteredFiles};
-use crate::{AlignedBuffer, ReadResult, Span, pread};
+use crate::{AlignedBuffer, Process, ReadResult, Span, pread};
 
 /// Reads in flight: all that the arena holds when none is merged. On a virtio disk and two busy processors,
 /// 128 gave 49 k random 4 KiB reads/s and 256 gave 61 k; on quiet ones the device is saturated by either.
@@ -64,7 +64,7 @@ pub(crate) struct Ring {
     files: Option<RegisteredFiles>,
     plan: ReadPlan,
     in_flight: InFlight,
-    process: u32,
+    process: Process,
 }
 
 /// Reads that the kernel has, by the number they go under.
@@ -122,14 +122,14 @@ impl Ring {
             files,
             plan: ReadPlan::default(),
             in_flight: InFlight::new(),
-            process: std::process::id(),
+            process: Process::current(),
         })
     }
 
     /// Whether the ring can take a batch. The child of a fork must not touch its parent's queues, and a
     /// ring that failed still owes reads.
     pub(crate) fn is_usable(&self) -> bool {
-        self.process == std::process::id() && self.in_flight.count() == 0
+        self.process.is_current() && self.in_flight.count() == 0
     }
 
     /// How the ring is set up, for people.

@@ -1,5 +1,8 @@
-//! A process that has read through its ring is forked, as data loaders do: the child must not touch the
-//! rings of its parent, and both go on reading. Alone in its process, because it forks it.
+//! A process with open rings, locks and files is forked, as data loaders do. The child must not use the rings of its
+//! parent, hold the lock of the folder or write what the parent has buffered. In a test program of its own, because
+//! it forks the process.
+
+use std::io::{Read, Write};
 
 use rowmill_io::{BLOCK_BYTES, Device, DirectoryVolume, IoChoice, Span, Volume};
 
@@ -41,4 +44,54 @@ fn parent_and_child_both_read_after_a_fork() {
     // SAFETY: waits for the child made above and writes its status to the pointer.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child reads wrongly: {status}");
+}
+
+#[test]
+fn a_forked_child_does_not_hold_the_lock_of_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+    let lock = volume.lock().unwrap();
+    let (mut never, until_parent_is_done) = std::io::pipe().unwrap();
+    let (mut started, mut start) = std::io::pipe().unwrap();
+    // SAFETY: the child uses pipes and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(until_parent_is_done);
+        let _ = start.write_all(&[1]);
+        let _ = never.read(&mut [0]);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) }
+    }
+    assert!(child > 0);
+    started.read_exact(&mut [0]).unwrap();
+    // The child closes its copy; it does not unlock the file, which the parent has locked.
+    assert!(volume.lock().is_err(), "the child has unlocked the folder of its parent");
+    drop(lock);
+    let relocked = volume.lock();
+    drop(until_parent_is_done);
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    relocked.expect("the child still holds the lock");
+}
+
+#[test]
+fn a_forked_child_does_not_write_what_its_parent_has_buffered() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+    let mut writer = volume.create("file").unwrap();
+    writer.write_all(b"once").unwrap();
+    // SAFETY: the child drops the writer and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(writer);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) }
+    }
+    assert!(child > 0);
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    drop(writer);
+    let mut content = Vec::new();
+    volume.open("file").unwrap().read_to_end(&mut content).unwrap();
+    assert_eq!(content, b"once");
 }
