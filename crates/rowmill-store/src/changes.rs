@@ -50,7 +50,7 @@ pub struct Changes {
     since: u64,
     /// The logs of the groups.
     logs: Vec<Log>,
-    _pinned: Option<PinnedCheckpoint>,
+    pinned: Option<PinnedCheckpoint>,
 }
 
 /// A table as the last checkpoint has it.
@@ -116,7 +116,7 @@ impl Store {
         }
         let pinned = self.pin_checkpoint()?;
         let changes = Changes::of(&self.volume, pinned.manifest().clone(), since)?;
-        Ok(Changes { _pinned: Some(pinned), ..changes })
+        Ok(Changes { pinned: Some(pinned), ..changes })
     }
 }
 
@@ -151,7 +151,7 @@ impl Changes {
             });
         }
         let mut changes =
-            Self { volume: Arc::clone(volume), manifest, since, logs: Vec::new(), _pinned: None };
+            Self { volume: Arc::clone(volume), manifest, since, logs: Vec::new(), pinned: None };
         let oldest = changes.oldest()?;
         if since > 0 && since < oldest {
             return Err(StoreError::ChangesGone { since, oldest });
@@ -200,6 +200,9 @@ impl Changes {
         batch: usize,
         mut visit: impl FnMut(ChangedRows<'_>) -> bool,
     ) -> Result<(), StoreError> {
+        if let Some(pinned) = &self.pinned {
+            pinned.check_process()?;
+        }
         let lists = self.lists().map(|file| file.len).sum::<u64>();
         let snapshot = self.snapshot().map_or(0, |file| file.len);
         let parts = ((lists + snapshot) / RECORD_BYTES_MIN).div_ceil(PART_RECORDS).max(1);

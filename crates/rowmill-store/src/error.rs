@@ -106,6 +106,16 @@ pub enum StoreError {
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
+    /// The store was opened by a process that this one was forked from.
+    #[error(
+        "the store in {location} was opened before this process was forked (a DataLoader worker, or multiprocessing \
+         with fork), and a forked child cannot use it: open it again here, with \
+         rowmill.open({location:?}, read_only=True)"
+    )]
+    Forked {
+        /// The store.
+        location: String,
+    },
     /// The memory budget cannot hold what must be in memory.
     #[error("{option}={given} bytes is too small: {what} needs at least {needed} bytes")]
     MemoryTooSmall {

@@ -123,6 +123,11 @@ impl PinnedCheckpoint {
         Ok(Self { volume, manifest: Arc::new(manifest), manifest_bytes, store: None, _lock: Some(lock) })
     }
 
+    /// As [`Store::check_process`], of the store that keeps the checkpoint.
+    pub(crate) fn check_process(&self) -> Result<(), StoreError> {
+        self.store.as_ref().map_or(Ok(()), |store| store.check_process())
+    }
+
     pub(crate) fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -202,7 +207,7 @@ impl PinnedCheckpoint {
 
 impl Drop for PinnedCheckpoint {
     fn drop(&mut self) {
-        if let Some(store) = &self.store {
+        if let Some(store) = self.store.as_ref().filter(|store| store.check_process().is_ok()) {
             store.unpin(&self.manifest);
         }
     }

@@ -49,7 +49,7 @@ pub struct QueuedGet {
 impl QueuedGet {
     /// Whether [`QueuedGet::wait`] would return at once.
     pub fn is_ready(&self) -> bool {
-        self.request.outcome.lock().is_some()
+        self.request.table.store().check_process().is_err() || self.request.outcome.lock().is_some()
     }
 
     /// The weights of the ids, `dim` floats each, in their order. Waits until the get is through, at most
@@ -60,6 +60,7 @@ impl QueuedGet {
     /// on, [`StoreError::QueueTimeout`] when it was not served in time, [`StoreError::Closed`] when the store was
     /// closed, [`StoreError::Poisoned`] when the queue's thread panicked.
     pub fn wait(self) -> Result<Vec<f32>, StoreError> {
+        self.request.table.store().check_process()?;
         let longest = self.request.table.group().wait_deadline.saturating_add(HELD_UP);
         let until = Instant::now() + longest.min(YEAR);
         let mut outcome = self.request.outcome.lock();
@@ -77,6 +78,9 @@ impl QueuedGet {
 
 impl Drop for QueuedGet {
     fn drop(&mut self) {
+        if self.request.table.store().check_process().is_err() {
+            return;
+        }
         self.request.cancelled.store(true, SeqCst);
         // The queue forgets it, and its ticket, at its next look.
         self.request.table.group().tickets.gate.open();

@@ -34,7 +34,7 @@ impl Stopping {
 
     fn wait_until(&self, next: Instant) {
         let mut guard = self.mutex.lock();
-        while !self.is_due() && !!self.wake.wait_until(&mut guard, next) {}
+        while !self.is_due() && self.wake.wait_until(&mut guard, next) {}
     }
 }
 

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use rowmill_io::{DeviceError, DirectoryVolume, MemoryVolume, Volume, VolumeLock};
+use rowmill_io::{
+    DeviceError, DirectoryVolume, MemoryVolume, Process, ProcessLocal, Volume, VolumeLock,
+};
 use rowmill_kernels::RowUpdater;
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 use rowmill_sync::{Mutex, Pool, RwLock};
@@ -74,14 +76,16 @@ pub struct Store {
     next_category: AtomicU32,
     poison: Arc<Poison>,
     closed: AtomicBool,
-    lookahead: Mutex<Option<Lookahead>, ranks::Lookahead>,
+    process: Process,
+    // Dropping these joins threads, which a forked child does not have.
+    lookahead: Mutex<Option<ProcessLocal<Lookahead>>, ranks::Lookahead>,
     /// Started by the first get that is queued.
-    queue: Mutex<Option<Queue>, ranks::Queue>,
-    compaction: Mutex<Option<Rounds>, ranks::Compaction>,
+    queue: Mutex<Option<ProcessLocal<Queue>>, ranks::Queue>,
+    compaction: Mutex<Option<ProcessLocal<Rounds>>, ranks::Compaction>,
     pub(crate) feed: Option<Arc<Feed>>,
     /// What waits for the feed, where one is kept.
     pub(crate) waiting: Option<Arc<Waiting>>,
-    publisher: Mutex<Option<Rounds>, ranks::Publisher>,
+    publisher: Mutex<Option<ProcessLocal<Rounds>>, ranks::Publisher>,
     /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
     pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>, ranks::VolumeLock>,
     /// Differs at every opening.
@@ -196,7 +200,8 @@ impl Store {
             next_category: AtomicU32::new(next_category),
             poison,
             closed: AtomicBool::new(false),
-            lookahead: Mutex::new(Some(lookahead)),
+            process: Process::current(),
+            lookahead: Mutex::new(Some(ProcessLocal::new(lookahead))),
             queue: Mutex::default(),
             compaction: Mutex::default(),
             feed: None,
@@ -216,14 +221,14 @@ impl Store {
             if store.options.background.has_threads() {
                 let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
                 let publisher = feed::start(Arc::clone(&feed), groups, options.interval, poison)?;
-                *store.publisher.lock() = Some(publisher);
+                *store.publisher.lock() = Some(ProcessLocal::new(publisher));
             }
             store.feed = Some(feed);
         }
         if !store.options.read_only && store.options.background.has_threads() {
             let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
             let compaction = compaction::start(groups, Arc::clone(&store.budget), poison)?;
-            *store.compaction.lock() = Some(compaction);
+            *store.compaction.lock() = Some(ProcessLocal::new(compaction));
         }
         Ok(Arc::new(store))
     }
@@ -487,7 +492,8 @@ impl Store {
     ) -> Result<QueuedGet, StoreError> {
         let mut queue = self.queue.lock();
         if queue.is_none() {
-            *queue = Some(Queue::start(Arc::clone(&self.tickets), Arc::clone(&self.poison))?);
+            let started = Queue::start(Arc::clone(&self.tickets), Arc::clone(&self.poison))?;
+            *queue = Some(ProcessLocal::new(started));
         }
         let queue = queue.as_ref().expect("just started");
         queue.push(table, lookup, ticket)
@@ -496,13 +502,13 @@ impl Store {
     /// Do what is next for the announcements, where no thread does; whether there was anything.
     pub(crate) fn look_ahead_once(&self) -> bool {
         // Not under the lock: reading takes long, and others may announce meanwhile.
-        let turn = self.lookahead.lock().as_ref().and_then(Lookahead::turn);
+        let turn = self.lookahead.lock().as_ref().and_then(|lookahead| lookahead.turn());
         turn.map(|turn| turn()).is_some()
     }
 
     /// Announcements that lookahead has not worked off yet, but those that wait for room.
     pub fn lookahead_pending(&self) -> u64 {
-        self.lookahead.lock().as_ref().map_or(0, Lookahead::pending)
+        self.lookahead.lock().as_ref().map_or(0, |lookahead| lookahead.pending())
     }
 
     /// Publish what has changed up to now; the last sequence number of the feed. A thread does so too, every
@@ -536,8 +542,11 @@ impl Store {
 
     /// End the store's threads, give the volume to others and the memory of rows and indexes back. Nothing is saved:
     /// what changed since the last checkpoint is lost. Later calls fail with [`StoreError::Closed`], and so may
-    /// those under way.
+    /// those under way. In a forked child it does nothing: all of that is its parent's.
     pub fn close(&self) {
+        if !self.process.is_current() {
+            return;
+        }
         self.closed.store(true, Relaxed);
         // Taken first: to drop a handle joins its threads, which must not happen under a lock.
         let lookahead = self.lookahead.lock().take();
@@ -566,7 +575,17 @@ impl Store {
 
     // ------------------------------------------------------------------ states
 
+    /// Whether this process opened the store. What returns no error must be asked only after this one: in a forked
+    /// child it may wait for a lock that a thread of the parent held.
+    ///
+    /// # Errors
+    /// [`StoreError::Forked`] in a forked child.
+    pub fn check_process(&self) -> Result<(), StoreError> {
+        if self.process.is_current() { Ok(()) } else { Err(StoreError::Forked { location: self.location() }) }
+    }
+
     pub(crate) fn check_open(&self) -> Result<(), StoreError> {
+        self.check_process()?;
         if self.closed.load(Relaxed) { Err(StoreError::Closed) } else { Ok(()) }
     }
 

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use rowmill_io::Process;
 use rowmill_sync::{Gate, Mutex};
 
 use crate::StoreError;
@@ -344,6 +345,7 @@ pub struct Ticket {
     pub(crate) state: Arc<TicketState>,
     tickets: Arc<Tickets>,
     groups: Groups,
+    process: Process,
 }
 
 impl Ticket {
@@ -356,6 +358,7 @@ impl Ticket {
             state: tickets.issue(event_time)?,
             tickets: Arc::clone(tickets),
             groups: Arc::clone(groups),
+            process: Process::current(),
         })
     }
 
@@ -372,6 +375,10 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        // The clocks are those of the parent's rows.
+        if !self.process.is_current() {
+            return;
+        }
         for (group, table, ids) in self.state.drain() {
             let group = Arc::clone(&self.groups.read()[group as usize]);
             group.release(self.state.id, table, &ids);

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use rowmill_io::ProcessLocal;
 use rowmill_sync::Pool;
 
 /// Batches with fewer rows than this are not worth spreading over threads (a hand-over costs about 5 us).
@@ -17,7 +18,7 @@ pub(crate) const SPREAD_ROWS_MIN: usize = 4096;
 /// `debug_assertions` check this ([`rowmill_sync`]).
 #[derive(Debug)]
 pub(crate) struct Workers {
-    pool: Pool,
+    pool: ProcessLocal<Pool>,
     spread_rows_min: usize,
     callers: AtomicUsize,
     /// Jobs handed to the pool so far.
@@ -36,6 +37,7 @@ impl Drop for Caller<'_> {
 
 impl Workers {
     pub(crate) fn new(pool: Pool, spread_rows_min: usize) -> Self {
+        let pool = ProcessLocal::new(pool);
         Self { pool, spread_rows_min, callers: AtomicUsize::new(0), spread: AtomicU64::new(0) }
     }
 

@@ -29,7 +29,7 @@ use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use rowmill_io::{Device, Span};
+use rowmill_io::{Device, Process, Span};
 use rowmill_rows::RowKey;
 use rowmill_sync::{Mutex, RwLock};
 
@@ -94,6 +94,7 @@ impl LogConfig {
 pub(crate) struct Log {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
+    process: Process,
 }
 
 /// What the callers and the writer thread share.
@@ -160,7 +161,7 @@ impl Log {
         } else {
             None
         };
-        Ok(Self { shared, writer })
+        Ok(Self { shared, writer, process: Process::current() })
     }
 
     /// Append a row, retained once; its number. Waits while every tail buffer is on its way to the
@@ -400,6 +401,11 @@ impl Drop for Reading<'_> {
 
 impl Drop for Log {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // A forked child has no such thread, neither to join nor to detach.
+            std::mem::forget(self.writer.take());
+            return;
+        }
         self.shared.tail.end();
         if let Some(writer) = self.writer.take() {
             // A panic of the writer was caught and has poisoned the log and the store.
