@@ -26,6 +26,7 @@ __all__ = [
     "StepConflict",
     "StoreClosed",
     "StoreCorrupt",
+    "StoreForked",
     "StoreFull",
     "StoreIoError",
     "StoreLocked",
@@ -101,6 +102,10 @@ class StoreReadOnly(RowmillError):
 
 class StoreClosed(RowmillError):
     """The store was closed."""
+
+
+class StoreForked(RowmillError):
+    """A forked child (a DataLoader worker) used a store that its parent had opened: open it read-only in the child."""
 
 
 class ChangesGone(RowmillError, LookupError):

@@ -7,6 +7,7 @@ so a row's clock is taken once however many modules ask for the row. Invariants:
 - Nothing is applied before the backward pass that brought it has finished: a backward that raises
   changes no row.
 - Clocks never outlive their step: an update, a dropped graph or a raised exception releases them.
+- A forked child takes no lock of a step: another thread of its parent may have held it.
 
 A step made with `store.step()` ends with its `with` block. An implicit one ends when none of its
 lookups is outstanding; a forward or a read of a table that follows a finished backward applies what
@@ -25,7 +26,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from rowmill.errors import StepConflict
+from rowmill.errors import StepConflict, StoreForked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -163,6 +164,7 @@ class Step:
 
     def arrive(self, lookup: PooledLookup, gradient: Tensor) -> None:
         """Take the gradient of a lookup's pooled vectors, inside a backward pass."""
+        self._store.check_process()
         task = torch._C._current_graph_task_id()  # pyright: ignore[reportPrivateUsage]
         with self._lock:
             if lookup.phase is _Phase.DONE and not lookup.deferred:
@@ -215,6 +217,10 @@ class Step:
 
     def finish(self, *, apply: bool) -> None:
         """End the step: apply what finished backward passes brought, or drop it; release clocks."""
+        if apply:
+            self._store.check_process()
+        elif _forked(self._store):
+            return
         with self._lock:
             self._explicit = False  # What deferred gradients still hold ends as any step does.
             try:
@@ -238,6 +244,8 @@ class Step:
 
     def let_go(self) -> None:
         """Undo one `join` or `hold`; the last one of an idle step ends it."""
+        if _forked(self._store):
+            return
         with self._lock:
             self._holds -= 1
             self._end_if_idle()
@@ -360,15 +368,18 @@ class StepKeeper:
         """Apply what this thread's finished backward passes brought, before it reads rows."""
         step = self._thread.step
         if step is not None and not inside_backward():
+            self._store.check_process()
             step.flush()
 
     def flush_all(self) -> None:
         """The same for the steps of every thread, before a checkpoint."""
+        self._store.check_process()
         for step in list(self._steps):
             step.flush()
 
     def begin(self, event_time: int | None) -> Step:
         """Start an explicit step on this thread."""
+        self._store.check_process()
         if self._thread.explicit:
             raise StepConflict("this thread already runs a step: `store.step()` does not nest")
         if self._thread.step is not None and self._thread.step.open:
@@ -384,6 +395,7 @@ class StepKeeper:
 
     def begin_forward(self, event_time: int | None) -> tuple[Step, Step | None]:
         """Start a step that its own backward ends; also the thread's step until now, for `end_forward`."""
+        self._store.check_process()
         if self._thread.explicit:
             raise StepConflict(
                 "this thread runs `store.step()`, which its lookups belong to: use `store.forward()` outside it"
@@ -446,6 +458,15 @@ class ForwardStep:
     ) -> None:
         assert self._steps is not None
         self._keeper.end_forward(*self._steps)
+
+
+def _forked(store: _core.Store) -> bool:
+    """Whether this process is a forked child of the one that opened the store."""
+    try:
+        store.check_process()
+    except StoreForked:
+        return True
+    return False
 
 
 def inside_backward() -> bool:

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict};
+use rowmill_io::ProcessLocal;
 use rowmill_store::{DirectoryVolume, IdRange, IoChoice, Share, StoreError, Volume};
 
 use crate::buffers::{float_bytes, id_bytes};
-use crate::errors::{invalid, raised};
+use crate::errors::{forked_iterator, invalid, raised};
 use crate::spec::{initializer_dict, optimizer_dict};
 use crate::store::Store;
 
@@ -33,7 +34,7 @@ struct Batch {
 
 /// An iterator over the changes; a thread of its own reads them, and ends with the iterator.
 #[pyclass(frozen, module = "rowmill._core")]
-pub(crate) struct ChangedRows(Mutex<Receiver<Result<Batch, StoreError>>>);
+pub(crate) struct ChangedRows(ProcessLocal<Mutex<Receiver<Result<Batch, StoreError>>>>);
 
 type Bytes<'py> = Bound<'py, PyByteArray>;
 /// What [`ChangedRows`] yields.
@@ -91,7 +92,7 @@ impl Changes {
         std::thread::Builder::new()
             .name("rowmill-changes".into())
             .spawn(move || visit(&changes, batch, &sender))?;
-        Ok(ChangedRows(Mutex::new(receiver)))
+        Ok(ChangedRows(ProcessLocal::new(Mutex::new(receiver))))
     }
 
     /// Rows written and rows deleted.
@@ -163,6 +164,9 @@ impl ChangedRows {
     /// Table, ids (int64) of rows written, their weights and state (float32), how many floats that is per row
     /// and how many of them are weights, and ids deleted.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<PyBatch<'py>>> {
+        if !self.0.is_here() {
+            return Err(forked_iterator(py));
+        }
         let next = py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).recv());
         match next {
             Err(_) => Ok(None),

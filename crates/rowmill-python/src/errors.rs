@@ -26,6 +26,13 @@ pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "InvalidInput", message)
 }
 
+/// An iterator of another process: the thread that fills it does not run in a forked child.
+pub(crate) fn forked_iterator(py: Python<'_>) -> PyErr {
+    let message = "this iterator was made before this process was forked, and the thread that fills it is its \
+                   parent's: make a new one here, of a store opened with read_only=True";
+    exception(py, "StoreForked", message)
+}
+
 /// The exception of a store error.
 pub(crate) fn raised(py: Python<'_>, error: &StoreError) -> PyErr {
     exception(py, class_of(error), error.to_string())
@@ -61,6 +68,7 @@ fn class_of(error: &StoreError) -> &'static str {
         StoreError::NoPlaces { .. } => "RowPlacesExhausted",
         StoreError::ReadOnly { .. } => "StoreReadOnly",
         StoreError::Closed => "StoreClosed",
+        StoreError::Forked { .. } => "StoreForked",
         StoreError::ChangesGone { .. } => "ChangesGone",
         StoreError::NoFeed { .. } => "FeedMissing",
         StoreError::FeedGap { .. } => "FeedGap",

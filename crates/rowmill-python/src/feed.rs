@@ -36,8 +36,9 @@ impl FeedReader {
     }
 
     #[getter]
-    fn position(&self) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).position()
+    fn position(&self, py: Python<'_>) -> u64 {
+        // A poll of another thread holds the lock while it reads files.
+        py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).position())
     }
 
     /// The next change, none if nothing more was published yet; ids are bytes of int64, weights of float32.

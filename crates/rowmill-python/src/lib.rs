@@ -10,6 +10,7 @@ mod changes;
 mod errors;
 mod exchange;
 mod feed;
+mod folder_lock;
 mod fsck;
 mod interaction;
 mod neighbours;
@@ -41,6 +42,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::feed::FeedReader;
+    #[pymodule_export]
+    use crate::folder_lock::FolderLock;
     #[pymodule_export]
     use crate::fsck::fsck;
     #[pymodule_export]

@@ -5,10 +5,11 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
+use rowmill_io::ProcessLocal;
 use rowmill_store::StoreError;
 
 use crate::buffers::{float_bytes, id_bytes};
-use crate::errors::raised;
+use crate::errors::{forked_iterator, raised};
 
 /// Batches read ahead of the one in use.
 const AHEAD: usize = 2;
@@ -17,7 +18,7 @@ type Batch = Result<(Vec<u64>, Vec<f32>), StoreError>;
 
 /// An iterator over batches; a thread of its own visits the rows, and ends with the iterator.
 #[pyclass(frozen, module = "rowmill._core")]
-pub(crate) struct Scan(Mutex<Receiver<Batch>>);
+pub(crate) struct Scan(ProcessLocal<Mutex<Receiver<Batch>>>);
 
 impl Scan {
     pub(crate) fn start(table: rowmill_store::Table, batch: usize) -> std::io::Result<Self> {
@@ -25,7 +26,7 @@ impl Scan {
         std::thread::Builder::new()
             .name("rowmill-scan".into())
             .spawn(move || visit(&table, batch, &sender))?;
-        Ok(Self(Mutex::new(receiver)))
+        Ok(Self(ProcessLocal::new(Mutex::new(receiver))))
     }
 }
 
@@ -48,6 +49,9 @@ impl Scan {
         &self,
         py: Python<'py>,
     ) -> PyResult<Option<(Bound<'py, PyByteArray>, Bound<'py, PyByteArray>)>> {
+        if !self.0.is_here() {
+            return Err(forked_iterator(py));
+        }
         let next = py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).recv());
         match next {
             Err(_) => Ok(None),

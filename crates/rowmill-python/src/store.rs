@@ -125,15 +125,21 @@ impl Store {
     }
 
     fn open_table(&self, py: Python<'_>, name: &str) -> PyResult<Table> {
-        self.0.open_table(name).map(Table).map_err(|error| raised(py, &error))
+        py.detach(|| self.0.open_table(name)).map(Table).map_err(|error| raised(py, &error))
     }
 
-    fn table_names(&self) -> Vec<String> {
-        self.0.table_names()
+    /// Raise in a forked child of the process that opened the store.
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.check_process().map_err(|error| raised(py, &error))
+    }
+
+    fn table_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.check_process(py)?;
+        Ok(py.detach(|| self.0.table_names()))
     }
 
     fn ticket(&self, py: Python<'_>, event_time: Option<u64>) -> PyResult<Ticket> {
-        self.0.ticket_at(event_time).map(Ticket::new).map_err(|error| raised(py, &error))
+        py.detach(|| self.0.ticket_at(event_time)).map(Ticket::new).map_err(|error| raised(py, &error))
     }
 
     #[allow(clippy::too_many_arguments, reason = "the parts of a batch, and of what is asked of it")]
@@ -287,8 +293,9 @@ impl Store {
         py.detach(|| self.0.lookahead(&pairs, destination)).map_err(|error| raised(py, &error))
     }
 
-    fn lookahead_pending(&self) -> u64 {
-        self.0.lookahead_pending()
+    fn lookahead_pending(&self, py: Python<'_>) -> PyResult<u64> {
+        self.check_process(py)?;
+        Ok(py.detach(|| self.0.lookahead_pending()))
     }
 
     fn checkpoint<'py>(
@@ -338,17 +345,21 @@ impl Store {
         Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
     }
 
-    fn attachment_names(&self) -> Vec<String> {
-        self.0.attachment_names()
+    fn attachment_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.check_process(py)?;
+        // A checkpoint under way holds what this waits for.
+        Ok(py.detach(|| self.0.attachment_names()))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.check_process(py)?;
         let stats = py.detach(|| self.0.stats());
         stats_dict(py, &stats)
     }
 
-    fn metrics(&self, py: Python<'_>) -> String {
-        py.detach(|| self.0.metrics())
+    fn metrics(&self, py: Python<'_>) -> PyResult<String> {
+        self.check_process(py)?;
+        Ok(py.detach(|| self.0.metrics()))
     }
 
     fn close(&self, py: Python<'_>) {

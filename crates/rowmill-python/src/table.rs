@@ -105,19 +105,22 @@ impl Table {
         self.0.steps()
     }
 
-    fn len(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.0.len())
+    fn len(&self, py: Python<'_>) -> PyResult<usize> {
+        self.check_process(py)?;
+        Ok(py.detach(|| self.0.len()))
     }
 
     fn scan(&self, py: Python<'_>, batch: usize) -> PyResult<Scan> {
+        self.check_process(py)?;
         // The check that the store is open comes with the first batch.
         Scan::start(self.0.clone(), batch)
             .map_err(|error| invalid(py, format!("cannot start a scan: {error}")))
     }
 
-    fn hottest(&self, py: Python<'_>, count: usize) -> Vec<(i64, u64)> {
+    fn hottest(&self, py: Python<'_>, count: usize) -> PyResult<Vec<(i64, u64)>> {
+        self.check_process(py)?;
         let hottest = py.detach(|| self.0.hottest(count));
-        hottest.into_iter().map(|(id, lookups)| (id as i64, lookups)).collect()
+        Ok(hottest.into_iter().map(|(id, lookups)| (id as i64, lookups)).collect())
     }
 
     fn contains<'py>(&self, py: Python<'py>, ids: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyByteArray>> {
@@ -219,5 +222,11 @@ impl Table {
     fn put_state(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let (ids, state) = (id_buffer(ids)?, floats(state, "state")?);
         py.detach(|| self.0.put_state(ids.ids(), state.values())).map_err(|error| raised(py, &error))
+    }
+}
+
+impl Table {
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.store().check_process().map_err(|error| raised(py, &error))
     }
 }

@@ -14,13 +14,11 @@ In the folder:
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
 import re
 import shutil
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import uuid4
@@ -89,7 +87,7 @@ class Checkpoint:
         self._generation = 1
         self._run = ""
         self._store: Store | None = None
-        self._lock: int | None = None
+        self._lock: _core.FolderLock | None = None
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.folder)!r})"
@@ -308,10 +306,10 @@ class Checkpoint:
         """Keep other runs out as long as this object lives, and say in the lock which run this is."""
         if self._lock is None:
             self._lock = take_lock(self.folder)
-            weakref.finalize(self, os.close, self._lock)
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, run.encode(), 0)
-        os.fsync(self._lock)
+        with (self.folder / "LOCK").open("r+b", buffering=0) as file:
+            file.truncate(0)
+            file.write(run.encode())
+            os.fsync(file.fileno())
 
     def _check_folder(self) -> None:
         """Raise if rank 0 has another folder, whatever this rank calls it."""
@@ -372,21 +370,18 @@ class Checkpoint:
         return done
 
 
-def take_lock(folder: Path) -> int:
-    """The descriptor of a folder's lock, which keeps other runs out until it is closed.
+def take_lock(folder: Path) -> _core.FolderLock:
+    """The lock of a folder, which keeps other runs out until it is released or collected.
 
     Raises:
         StoreLocked: Another run has it.
     """
-    lock = os.open(folder / "LOCK", os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
+        return _core.FolderLock.take(str(folder))
+    except StoreLocked:
         raise StoreLocked(
             f"another run has {folder}: end it, or give this one a folder of its own"
         ) from None
-    return lock
 
 
 def _packed(
