@@ -47,6 +47,8 @@ endef
 
 .PHONY: train
 train: setup ## Set up, then train a DLRM on a generated click log with memory for a quarter of its rows
+	@# A new run refuses a folder that has a checkpoint. The generated log stays.
+	rm -rf out/quickstart/store
 	$(VENV)/bin/rowmill train --config examples/quickstart.toml
 
 .PHONY: setup

@@ -218,7 +218,7 @@ def test_a_damaged_store_is_neither_gone_on_with_nor_cleared(
     assert "damaged; restore the folder from a copy, or remove it" in says
     before = {path.name: path.read_bytes() for path in manifest.parent.iterdir()}
     says = refused(*train())
-    assert "cannot be opened to see whose it is" in says
+    assert "out/store has a checkpoint that cannot be read" in says
     assert "MANIFEST" in says
     after = {path.name: path.read_bytes() for path in manifest.parent.iterdir()}
     assert after == before

@@ -149,7 +149,7 @@ def test_train_keeps_its_conventions_and_inspect_reads_what_it_left(
     assert list((out / "events").glob("events.out.tfevents.*"))
 
     assert run("train", *arguments) == 2
-    assert "is not empty: pass --resume" in capsys.readouterr().err
+    assert "rows has the checkpoint of a run at step 16" in capsys.readouterr().err
 
     assert run("inspect", store) == 0
     shown = capsys.readouterr().out

@@ -1,23 +1,23 @@
-"""The folder of a run's rows: what may be used, gone on with, or thrown away.
+"""The folder of a run's rows: which may be used, resumed from, or cleared.
 
-A run throws away only what a run before it has made: store files, of a run's checkpoint or of none, that nobody has
-open. Everything else is somebody's, and an error names it.
+A new run never takes the place of a checkpoint. It clears only what an earlier run left behind without one: files of a
+store that no process has open. An error names anything else.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import rowmill
+from rowmill import _core
 from rowmill.config import ConfigError
 from rowmill.distributed.checkpoint import take_lock
 from rowmill.distributed.manifest import NAME as MANIFEST
 from rowmill.distributed.manifest import Manifest
 from rowmill.errors import MemoryTooSmall, StoreCorrupt
-from rowmill.train.state import ATTACHMENT
+from rowmill.train.state import ATTACHMENT, described_in, progress_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +29,15 @@ _RANKS_FILES = re.compile(r"LOCK|CHECKPOINT(\.new)?|state-\d+\.pt(\.new)?|parts-
 _STORE_FILES = re.compile(
     r"LOCK|STORE|RESTORING|MANIFEST(\.new)?|group-\d+\.log|index-\d+\.(snapshot|delta)|attachment-\d+-.*"
 )
+
+
+def check_is_new(config: Config) -> None:
+    """Raise if a run that is not resumed would go into a folder that has a checkpoint. Changes nothing."""
+    if config.train.resume:
+        return
+    _check_is_new(config.train.out / "store", "--out")
+    if config.store.path is not None:
+        _check_is_new(config.store.path, "--store")
 
 
 def make_out(config: Config) -> None:
@@ -93,7 +102,7 @@ def _prepare(folder: Path, config: Config, *, of_ranks: bool) -> None:
                 _remove(folder, config)
         except (StoreCorrupt, MemoryTooSmall) as error:
             raise ConfigError(
-                f"{folder} would be cleared for this run, but cannot be opened to see whose it is ({error}): "
+                f"{folder} would be cleared for this run, but cannot be opened to see what it holds ({error}): "
                 "remove it yourself, or give --out another folder"
             ) from None
 
@@ -101,9 +110,38 @@ def _prepare(folder: Path, config: Config, *, of_ranks: bool) -> None:
 def check_is_of_a_run(store: Store, folder: Path) -> None:
     """Raise if a checkpoint is there that no run has made."""
     if store.table_names() and store.attachment(ATTACHMENT) is None:
+        raise _of_no_run(folder, "--store")
+
+
+def _check_is_new(folder: Path, flag: str) -> None:
+    try:
+        if (folder / MANIFEST).exists():
+            manifest = Manifest.load(folder)
+            position = None if manifest is None else manifest.position
+            known = isinstance(position, dict) and "identity" in position
+            described = cast("dict[str, str]", position) if known else None
+        elif (folder / "MANIFEST").exists():
+            packed = _core.Changes.open(str(folder), 0).attachment(ATTACHMENT)
+            described = None if packed is None else described_in(packed)
+        else:
+            return
+    except StoreCorrupt as error:
         raise ConfigError(
-            f"store {folder} has tables, but not of a run of `rowmill train`: give --store another folder"
-        )
+            f"{folder} has a checkpoint that cannot be read ({error}): restore the folder from a copy, remove it, or "
+            f"give {flag} another folder"
+        ) from None
+    if described is None:
+        raise _of_no_run(folder, flag)
+    raise ConfigError(
+        f"{folder} has the checkpoint of a run at {progress_of(described)}, which a new run would overwrite: pass "
+        f"--resume to go on from it, or give {flag} another folder"
+    )
+
+
+def _of_no_run(folder: Path, flag: str) -> ConfigError:
+    return ConfigError(
+        f"store {folder} has tables, but not of a run of `rowmill train`: give {flag} another folder"
+    )
 
 
 def _check_names(folder: Path, names: list[str], files: re.Pattern[str]) -> None:
@@ -116,25 +154,16 @@ def _check_names(folder: Path, names: list[str], files: re.Pattern[str]) -> None
 
 
 def _remove(folder: Path, config: Config) -> None:
-    # Held open, so that no other run can begin in what is being removed.
-    with rowmill.open(folder, memory=config.store.memory) as store:
-        check_is_of_a_run(store, folder)
-        # In this order, a run that is killed meanwhile leaves its checkpoint, or a store without one.
-        for name in ("STORE", "MANIFEST"):
-            (folder / name).unlink(missing_ok=True)
+    # Held open, so that no other run can begin in the folder or has made a checkpoint since the last look.
+    with rowmill.open(folder, memory=config.store.memory):
+        _check_is_new(folder, "--out")
         shutil.rmtree(folder)
 
 
 def _remove_ranks(folder: Path) -> None:
     lock = take_lock(folder)
     try:
-        manifest = Manifest.load(folder)
-        if manifest is not None and "identity" not in (manifest.position or ()):
-            raise ConfigError(
-                f"store {folder} has a checkpoint, but not of a run of `rowmill train`: give --store another folder"
-            )
-        # First, so that a run that is killed meanwhile leaves its checkpoint, or none.
-        (folder / MANIFEST).unlink(missing_ok=True)
+        _check_is_new(folder, "--out")
         shutil.rmtree(folder)
     finally:
-        os.close(lock)
+        lock.release()

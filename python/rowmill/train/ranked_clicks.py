@@ -22,6 +22,7 @@ from rowmill.distributed.torchrun import Launched, ends_late, meet
 from rowmill.train.backend import check_gpus, dense_device, device_name, torch_backend
 from rowmill.train.click_rows import Columns
 from rowmill.train.clicks import ClickTask, Log
+from rowmill.train.folder import check_is_new
 from rowmill.train.ranked_rows import open_ranked_rows
 
 if TYPE_CHECKING:
@@ -171,12 +172,17 @@ def open_ranked_clicks(
     if here is None:
         raise ConfigError("this process is no rank: start it with torchrun")
     backend = config.train.backend
+
+    def able() -> None:
+        check_is_new(config)
+        check_gpus(backend, here.local_count)
+
     meet(
         here,
         torch_backend(backend),
         meeting_s=_MEETING_S,
         wait_s=_WAIT_S,
-        able=lambda: check_gpus(backend, here.local_count),
+        able=able,
     )
     device = dense_device(backend, here.local_rank)
     ended = (

@@ -16,7 +16,7 @@ from rowmill.eviction import TTL, LeastFrequent, LowestNorm, MinCount
 from rowmill.optim import optimizer_from_dict
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
 from rowmill.train.pipeline import Pipeline
-from rowmill.train.state import ATTACHMENT, check_same_run, identity_in
+from rowmill.train.state import ATTACHMENT, check_same_run, described_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -194,7 +194,7 @@ def open_rows(config: Config, *, threads: int, identity: dict[str, Any]) -> Gene
             check_is_of_a_run(store, path)
             packed = store.attachment(ATTACHMENT)
             if packed is not None:
-                check_same_run(identity_in(packed), identity)
+                check_same_run(described_in(packed)["identity"], identity)
         yield store
 
 

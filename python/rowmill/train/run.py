@@ -31,6 +31,7 @@ import torch
 from rowmill.errors import InvalidInput, RowmillError
 from rowmill.report import clear_report, figures_of, read_report, write_report
 from rowmill.train.clicks import open_clicks
+from rowmill.train.folder import check_is_new
 from rowmill.train.graphs import open_graph
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
 from rowmill.train.nodes import open_nodes
@@ -127,9 +128,12 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     check_flags(config)
     row_optimizer(config.rows)
     row_eviction(config.eviction)
+    alone = started_ranks() is None
+    if alone:
+        check_is_new(config)
     torch.set_num_threads(threads)
     opened = _TASKS[config.train.task]
-    if started_ranks() is None:
+    if alone:
         check_alone(config)
     else:
         opened = open_ranked_clicks

@@ -8,6 +8,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from rowmill.config import ConfigError
+from rowmill.train.folder import check_is_new
 from rowmill.train.nodes import check_splits
 from rowmill.train.run import train
 
@@ -32,9 +33,12 @@ def train_splits(config: Config, console: Console) -> dict[str, Any]:
             raise ConfigError(
                 f"{name} is for one run, and gnn.splits = {config.gnn.splits}: drop it"
             )
-    check_splits(config, console)
     out, first = config.train.out, config.gnn.split
     numbers = range(first, first + config.gnn.splits)
+    # All before the first of them begins.
+    for number in numbers:
+        check_is_new(config_of_split(config, number))
+    check_splits(config, console)
     reports: list[dict[str, Any]] = []
     for number in numbers:
         console.print(f"Split {number}", highlight=False)

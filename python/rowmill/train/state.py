@@ -121,9 +121,17 @@ class Run:
         return changed
 
 
-def identity_in(packed: bytes) -> str:
-    """The identity of a packed run, as JSON."""
-    return _content(packed)["identity"]
+def described_in(packed: bytes) -> dict[str, str]:
+    """What `Run.described` said of a packed run."""
+    content = _content(packed)
+    return {name: content[name] for name in ("identity", "conditions", "state")}
+
+
+def progress_of(described: Mapping[str, str]) -> str:
+    """How far a described run is, for people."""
+    state = RunState(**json.loads(described["state"]))
+    step = f"step {state.step:,}"
+    return f"{step} ({state.curve[-1]['rows']:,} rows)" if state.curve else step
 
 
 def _content(packed: bytes) -> dict[str, Any]:

@@ -153,9 +153,10 @@ def test_a_second_run_into_the_same_folder_does_not_disturb_the_first(
     assert first.pid is not None
     os.kill(first.pid, signal.SIGSTOP)
     try:
-        for more in ([], ["--resume"]):
-            assert main(arguments(log, out, *more)) == 1
-            assert f"in use by another process (pid {first.pid})" in capsys.readouterr().err
+        assert main(arguments(log, out)) == 2
+        assert "has the checkpoint of a run" in capsys.readouterr().err
+        assert main(arguments(log, out, "--resume")) == 1
+        assert f"in use by another process (pid {first.pid})" in capsys.readouterr().err
     finally:
         os.kill(first.pid, signal.SIGCONT)
     assert ended(first) == 0

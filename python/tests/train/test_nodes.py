@@ -545,7 +545,7 @@ def test_a_graph_is_made_first_where_the_settings_say_so(make: Make, tmp_path: P
     nodes = {"nodes__nodes": 700, "nodes__classes": 3, "data__path": tmp_path / "new/nodes.npz"}
     assert train(make(**nodes), quiet())["run"]["nodes"] == 700
     with pytest.raises(DataError, match="is no graph of these settings"):
-        train(make(**{**nodes, "nodes__nodes": 701}), quiet())
+        train(make("other", **{**nodes, "nodes__nodes": 701}), quiet())
     with pytest.raises(ConfigError, match=r"\[sequences\] and \[nodes\] both make data\.path"):
         make(**nodes, sequences__users=5)
 

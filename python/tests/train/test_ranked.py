@@ -86,6 +86,32 @@ def printed(out: Path, count: int) -> list[str]:
     return [(out / f"printed-{rank}").read_text() for rank in range(count)]
 
 
+def start_any(
+    server: ForkServerContext, count: int, log: Path, out: Path, *more: str
+) -> tuple[list[int], list[str]]:
+    """Exit codes, and what was printed, of a run of one process without torchrun or of several ranks."""
+    if count > 1:
+        ranks = start(server, count, [arguments(log, out, *more)] * count, out)
+        return [ended(rank) for rank in ranks], printed(out, count)
+    out.mkdir(parents=True, exist_ok=True)
+    code = ended(fork(server, arguments(log, out, *more), out / "printed"))
+    return [code], [(out / "printed").read_text()]
+
+
+def run_any(server: ForkServerContext, count: int, log: Path, out: Path, *more: str) -> None:
+    codes, said = start_any(server, count, log, out, *more)
+    assert codes == [0] * count, said
+
+
+def files(out: Path) -> dict[Path, bytes]:
+    found = (file for file in out.rglob("*") if file.is_file())
+    return {
+        file: file.read_bytes()
+        for file in found
+        if file.name != "LOCK" and not file.name.startswith("printed")
+    }
+
+
 def measured(out: Path) -> dict[str, Any]:
     report = json.loads((out / "report.json").read_text())
     curve = [(point["step"], point["rows"], point["logloss"]) for point in report["curve"]]
@@ -223,15 +249,31 @@ def test_a_folder_is_of_one_process_or_of_ranks(
     assert all(said in text for text in printed(alone, 2))
 
 
-def test_a_new_run_clears_what_another_number_of_processes_left(
+def test_a_new_run_is_refused_by_all_ranks_where_a_checkpoint_is(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     few = "--train-rows", "200"
+    for before, after in ((2, 1), (1, 2), (2, 2)):
+        out = tmp_path / f"{before}-{after}"
+        run_any(server, before, log, out, *few)
+        kept = files(out)
+        codes, said = start_any(server, after, log, out, *few)
+        assert codes == [2] * after
+        for text in said:
+            assert f"{out}/store has the checkpoint of a run at step 4 (200 rows)" in text
+            assert "pass --resume to go on from it, or give --out another folder" in text
+        assert files(out) == kept
+
+
+def test_a_new_run_clears_what_another_number_of_processes_left_without_a_checkpoint(
+    log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    few = "--train-rows", "200"
+    marks = {1: ["STORE", "MANIFEST"], 2: ["CHECKPOINT"]}
     for count in (2, 1, 2):
-        run(server, count, log, tmp_path, *few)
-    assert ended(fork(server, arguments(log, tmp_path, *few), tmp_path / "printed")) == 0
-    assert not (tmp_path / "store" / "CHECKPOINT").exists()
-    run(server, 2, log, tmp_path, *few)
+        run_any(server, count, log, tmp_path, *few)
+        for name in marks[count]:
+            (tmp_path / "store" / name).unlink()
     (tmp_path / "store" / "diary.txt").write_text("mine")
     ranks = start(server, 2, [arguments(log, tmp_path, *few)] * 2, tmp_path)
     assert [ended(rank) for rank in ranks] == [2, 2]

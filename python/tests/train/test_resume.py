@@ -101,6 +101,7 @@ def test_a_folder_never_holds_the_report_of_an_earlier_run(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command("--seed", "1")
+    shutil.rmtree("out/store")
     with cut_off(10, monkeypatch):
         command()
     assert list(Path("out").glob("report.*")) == []
@@ -114,6 +115,7 @@ def test_tensorboard_is_told_of_every_step_once(
     # A new run takes back what the one before it in this folder has shown; one that goes on, what was shown after
     # its checkpoint at step 4 or 8 by the part that was cut off.
     for step in (7, 11):
+        shutil.rmtree("out/store")
         with cut_off(step, monkeypatch):
             command()
         assert shown("train/logloss")[-1][0] == step - 1
@@ -145,11 +147,45 @@ def test_points_are_on_disk_before_a_checkpoint_counts_on_them(
     assert before == {"flush", "save"}, "the last one, after the test, has no new point"
 
 
-def test_a_run_that_is_killed_while_it_clears_an_old_one_can_go_on(
+def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """Files with their time of change; the lock says who had a store open last."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != "LOCK")
+    return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+
+
+@pytest.mark.parametrize("flags", [(), ("--plain",), ("--store", "rows")], ids=str)
+def test_a_new_run_is_refused_where_a_checkpoint_is(
+    command: Callable[..., str], flags: tuple[str, ...]
+) -> None:
+    command()
+    before = contents(Path())
+    says = command(*flags, code=2)
+    assert "out/store has the checkpoint of a run at step 12 (1,200 rows)" in says
+    assert "pass --resume to go on from it, or give --out another folder" in says
+    assert contents(Path()) == before
+    assert "Nothing to do" in command("--resume")
+    command("--out", "other")
+
+
+def test_a_new_run_is_refused_where_the_store_it_names_has_a_checkpoint(
+    command: Callable[..., str],
+) -> None:
+    command("--store", "rows")
+    before = contents(Path())
+    says = command("--store", "rows", "--out", "other", code=2)
+    assert "rows has the checkpoint of a run at step 12 (1,200 rows)" in says
+    assert "or give --store another folder" in says
+    assert contents(Path()) == before
+    assert "Nothing to do" in command("--store", "rows", "--resume")
+
+
+def test_a_new_run_clears_what_a_run_left_before_its_first_checkpoint(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command()
     first = report()["test"]
+    for name in ("STORE", "MANIFEST"):  # A store gets them with its first checkpoint.
+        (Path("out/store") / name).unlink()
 
     def killed(_: Path) -> None:
         raise KeyboardInterrupt
@@ -157,12 +193,9 @@ def test_a_run_that_is_killed_while_it_clears_an_old_one_can_go_on(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", killed)
         command(code=130)
-    assert "No checkpoint yet: starting from the first row" in command("--resume")
-    assert report()["test"] == first
-    # Or earlier still: the mark of the old store is gone, and nothing else.
-    Path("out/store/STORE").unlink()
-    assert "Nothing to do" in command("--resume")
+    # A run that is killed while it clears leaves a folder that the next one clears.
     assert "Nothing to do" not in command()
+    assert report()["test"] == first
 
 
 def test_a_complete_run_goes_on_when_more_epochs_are_asked_for(command: Callable[..., str]) -> None:
@@ -170,6 +203,7 @@ def test_a_complete_run_goes_on_when_more_epochs_are_asked_for(command: Callable
     constant = ("--config", "constant.toml")
     command(*constant, "--epochs", "2")
     both = report()
+    shutil.rmtree("out")
     command(*constant, "--epochs", "1")
     assert "Resuming at step 12" in command(*constant, "--epochs", "2", "--resume")
     assert report()["test"] == both["test"]
@@ -183,6 +217,7 @@ def test_memory_lookahead_and_checkpoints_may_change_on_the_way(
 ) -> None:
     command()
     whole = report()
+    shutil.rmtree("out")
     with cut_off(6, monkeypatch):
         command("--row-memory", "192KiB")
     other = ["--memory", "32MiB", "--row-memory", "256KiB", "--lookahead", "0"]
@@ -201,6 +236,7 @@ def test_conditions_that_bits_depend_on_are_noted_when_they_change(
     assert "Note: threads was 1 and is 2, so the bits may differ" in command(
         "--resume", "--threads", "2"
     )
+    shutil.rmtree("out")
     with cut_off(6, monkeypatch):
         command()
     assert "Note" not in command("--resume")

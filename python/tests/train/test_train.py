@@ -204,14 +204,11 @@ def test_a_finished_run_resumes_to_its_report(make: Make) -> None:
     assert again["curve"] == first["curve"]
 
 
-def test_a_new_run_replaces_its_own_store_but_no_other(make: Make, tmp_path: Path) -> None:
-    train(make(data__train_rows=256), quiet())
-    report = train(make(data__train_rows=256), quiet())
-    assert report["run"]["steps"] == 2
-    given = {"store__path": tmp_path / "rows", "data__train_rows": 256}
-    train(make(**given), quiet())
+def test_a_given_store_must_be_empty(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/LOCK").touch()
     with pytest.raises(ConfigError, match="is not empty: pass --resume"):
-        train(make(**given), quiet())
+        train(make(store__path=tmp_path / "rows", data__train_rows=256), quiet())
 
 
 def test_each_batch_is_announced_once_and_order_is_kept(
