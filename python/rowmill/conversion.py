@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rowmill import _core, init
@@ -122,6 +123,9 @@ def convert(
     meta device (`with torch.device("meta")`) has no weights to copy: its rows are born on first use,
     which is how a model larger than memory is built. Everything is checked before anything changes.
 
+    A model of one process is converted. In a process group of several ranks every rank would train rows of its own, so
+    this raises; `rowmill.distributed.ShardedCollection` spreads rows over ranks.
+
     Args:
         model: The model. If it is an embedding itself it cannot be swapped in place.
         store: An open store, or where to open one (see `Conversion.store`).
@@ -157,6 +161,7 @@ def convert(
     plans = _plans(sources, optimizer, dtype, prefix, budget)
     if dry_run:
         return Conversion(plans, budget, store if isinstance(store, Store) else None)
+    _refuse_ranks(sources)
     opened = store if isinstance(store, Store) else open_store(store, memory=budget)
     try:
         tables = {
@@ -262,6 +267,19 @@ def _refuse_trained_twice(sources: Mapping[str, _Source], optimizer: torch.optim
                 f"{path}: its weight is also in the dense optimizer; make that one from the other "
                 "parameters, or after convert()"
             )
+
+
+def _refuse_ranks(sources: Mapping[str, _Source]) -> None:
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    # Rows that nothing trains are the same on all ranks.
+    trained = [path for path, module in sources.items() if module.weight.requires_grad]
+    if trained:
+        raise InvalidInput(
+            f"{trained[0]}: convert() in a process group of {dist.get_world_size()} ranks would give each rank rows of "
+            "its own, which the gradients of the other ranks never reach: spread the rows over the ranks with "
+            "rowmill.distributed.ShardedCollection, or leave the embeddings to torch"
+        )
 
 
 def _plans(

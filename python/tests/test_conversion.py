@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
@@ -15,6 +16,7 @@ from rowmill.errors import InvalidInput
 from rowmill.optim import SGD, Adagrad
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -287,3 +289,102 @@ def test_what_is_in_a_skipped_module_stays(store: rowmill.Store) -> None:
     done = rowmill.convert(model, store=store, optimizer=SGD(lr=0.1), skip=["towers"])
     assert [plan.path for plan in done.tables] == ["words", "user"]
     assert type(model.towers[0]) is nn.EmbeddingBag
+
+
+def _train_once(model: nn.Module, ids: Tensor) -> None:
+    model(ids).square().mean().backward()
+
+
+@pytest.mark.parametrize("path", ["", "words"])
+def test_a_frozen_model_trains_no_rows_and_one_unfrozen_does(
+    store: rowmill.Store, path: str
+) -> None:
+    model = Model()
+    rowmill.convert(model, store=store, optimizer=SGD(lr=0.2))
+    ids = torch.arange(20).reshape(4, 5)
+    before = model.state_dict()
+    assert model.get_submodule(path).requires_grad_(False) is model.get_submodule(path)
+    _train_once(nn.Sequential(model, nn.Linear(1, 1)), ids)
+    assert (model.state_dict()["words.weight"] == before["words.weight"]).all()
+    user = model.state_dict()["user.weight"] == before["user.weight"]
+    assert bool(user.all()) is (path == ""), "the others are not frozen"
+    assert [p.requires_grad for p in model.top.parameters()] == [path != ""] * 2
+    # A module around it reaches it, too.
+    nn.Sequential(model).requires_grad_()
+    _train_once(model, ids)
+    assert not (model.state_dict()["words.weight"] == before["words.weight"]).all()
+
+
+def test_a_module_that_was_frozen_when_it_was_converted_cannot_be_unfrozen(
+    store: rowmill.Store,
+) -> None:
+    model = Model()
+    model.words.requires_grad_(False)
+    rowmill.convert(model, store=store, optimizer=SGD(lr=0.2))
+    model.user.requires_grad_(False)
+    with pytest.raises(
+        InvalidInput, match=r"^words: .* frozen when it was converted.*requires_grad_\(\) before"
+    ):
+        model.requires_grad_()
+    assert model.user.frozen, "nothing has changed"
+    model.user.requires_grad_()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda model, ids: model(ids).mean() + model.words.weight.norm(),
+        lambda model, ids: nn.functional.linear(model(ids), model.user.weight[:, :1]).mean(),
+        lambda model, ids: nn.functional.embedding(ids % 7, model.user.weight).mean(),
+    ],
+    ids=["regularisation", "weight tying", "functional"],
+)
+def test_a_gradient_of_the_weights_raises_and_changes_no_row(
+    store: rowmill.Store, loss: Any
+) -> None:
+    model = Model()
+    rowmill.convert(model, store=store, optimizer=SGD(lr=0.2))
+    before = model.state_dict()
+    ids = torch.randint(0, 20, (6, 5))
+    with pytest.raises(InvalidInput, match=r"table '(words|user)' cannot reach its rows.*skip="):
+        loss(model, ids).backward()
+    after = model.state_dict()
+    assert all((after[f"{name}.weight"] == before[f"{name}.weight"]).all() for name in NAMES)
+
+
+def test_the_weights_can_be_read_where_no_gradient_is_wanted(store: rowmill.Store) -> None:
+    model = Model()
+    rowmill.convert(model, store=store, optimizer=SGD(lr=0.2))
+    assert model.words.weight.requires_grad
+    with torch.no_grad():
+        assert model.words.weight.numpy().shape == (20, 4)
+    model.words.requires_grad_(False)
+    assert not model.words.weight.requires_grad
+    (model(torch.randint(0, 20, (6, 5))).mean() + model.words.weight.norm()).backward()
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """A process group of two ranks, of which this process is one and the other is imagined."""
+    # Imported here: torch registers the backend by it.
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_process_group_of_several_ranks_is_refused(store: rowmill.Store, tmp_path: Path) -> None:
+    model = Model()
+    for where in (store, tmp_path / "new"):
+        with pytest.raises(InvalidInput, match=r"^words: .* 2 ranks .*ShardedCollection"):
+            rowmill.convert(model, store=where, optimizer=SGD(lr=0.2))
+    assert isinstance(model.words, nn.EmbeddingBag), "nothing has changed"
+    assert store.table_names() == []
+    assert not (tmp_path / "new").exists()
+    assert len(rowmill.convert(model, store=store, optimizer=SGD(lr=0.2), dry_run=True).tables) == 3
+    # Rows that are only read are the same on all ranks.
+    model.requires_grad_(False)
+    rowmill.convert(model, store=store)
+    assert model(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 1)

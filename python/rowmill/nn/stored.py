@@ -1,7 +1,7 @@
 """What modules over stored tables share: their weights are in a store, not among the parameters.
 
 State dicts have the entries the torch modules have, up to a size; beyond it the store's own
-checkpoints are the way to save rows.
+checkpoints are the way to save rows. `requires_grad_` of a module freezes the rows within it, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StoredModule(nn.Module, ABC):
     """A module that reads and updates tables of a store.
 
     Attributes:
-        frozen: True: forward never trains the rows, as with `requires_grad=False`.
+        frozen: True: forward never trains the rows. `requires_grad_` of this module, or of one around it, sets it.
         state_dict_bytes_max: Largest table a state dict holds; set it on a module or the class.
     """
 
@@ -45,6 +45,15 @@ class StoredModule(nn.Module, ABC):
     @abstractmethod
     def stored_tables(self) -> dict[str, Table]:
         """The tables under the names their weights have in a state dict."""
+
+    def check_trainable(self, path: str) -> None:
+        """Raise if rows of the module at this path were frozen when it was converted: they got no optimizer."""
+        for table in self.stored_tables().values():
+            if table.lr == table.optimizer.lr == 0:
+                raise InvalidInput(
+                    f"{path}: the rows of table {table.name!r} have learning rate 0, because the module was frozen when "
+                    "it was converted: call requires_grad_() before rowmill.convert, or set the `lr` of the table"
+                )
 
     @property
     def trains_rows(self) -> bool:
@@ -122,8 +131,36 @@ class StoredBag(StoredModule):
 
     @property
     def weight(self) -> Tensor:
-        """A copy of all weights `[num_embeddings, embedding_dim]`; changing it changes no row."""
+        """A copy of all weights `[num_embeddings, embedding_dim]`; changing it changes no row.
+
+        Gradients cannot reach the rows through it: a backward pass that gets here raises.
+        """
+        if self.frozen or not torch.is_grad_enabled():
+            return self._read_weight()
+        weight = _WeightCopy.apply(torch.empty(0, requires_grad=True), self)
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def _read_weight(self) -> Tensor:
         return read_weights(self.table, self.num_embeddings, "weight", self.state_dict_bytes_max)
+
+
+class _WeightCopy(torch.autograd.Function):
+    """Weights that were read in one piece, whose gradient nothing would apply."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, module: StoredBag) -> Tensor:
+        ctx.table = module.table.name
+        return module._read_weight()  # pyright: ignore[reportPrivateUsage]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise InvalidInput(
+            f"the gradient of `weight` of table {ctx.table!r} cannot reach its rows, because `weight` is a copy: "
+            "regularise the vectors that the module returns for a batch; leave a module whose weight another layer "
+            "shares to torch (rowmill.convert(..., skip=[path])); read `weight` under torch.no_grad() where no "
+            "gradient is meant"
+        )
 
 
 def refuse_options(
@@ -181,6 +218,25 @@ def stored_modules(model: nn.Module) -> Iterator[tuple[str, StoredModule]]:
     for path, module in paths_of(model):
         if isinstance(module, StoredModule):
             yield path, module
+
+
+_torch_requires_grad_ = nn.Module.requires_grad_
+
+
+def _requires_grad_(self: nn.Module, requires_grad: bool = True) -> nn.Module:
+    """`torch.nn.Module.requires_grad_`, for the rows of stored modules, too."""
+    stored = list(stored_modules(self))
+    if requires_grad:
+        for path, module in stored:
+            module.check_trainable(path or type(module).__name__)
+    for _, module in stored:
+        module.frozen = not requires_grad
+    return _torch_requires_grad_(self, requires_grad)
+
+
+# Rows are not parameters, and torch has no hook for this call: without it a model that its user has frozen would go on
+# training its rows.
+nn.Module.requires_grad_ = _requires_grad_
 
 
 def paths_of(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
