@@ -347,6 +347,7 @@ class StepKeeper:
         self._store = store
         self._thread = _ThreadState()
         self._steps: WeakSet[Step] = WeakSet()
+        self._steps_lock = threading.Lock()
 
     def join(self) -> Step:
         """The step a training forward of this thread belongs to, kept open until `add` or `let_go`."""
@@ -374,7 +375,9 @@ class StepKeeper:
     def flush_all(self) -> None:
         """The same for the steps of every thread, before a checkpoint."""
         self._store.check_process()
-        for step in list(self._steps):
+        with self._steps_lock:
+            steps = list(self._steps)
+        for step in steps:
             step.flush()
 
     def begin(self, event_time: int | None) -> Step:
@@ -412,7 +415,8 @@ class StepKeeper:
 
     def _start(self, *, explicit: bool, event_time: int | None = None) -> Step:
         step = self._thread.step = Step(self._store, explicit=explicit, event_time=event_time)
-        self._steps.add(step)
+        with self._steps_lock:
+            self._steps.add(step)
         return step
 
 

@@ -7,6 +7,7 @@ failure and not a hang.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -442,3 +443,36 @@ def test_a_forward_that_ends_with_nothing_to_update_holds_nothing(store: rowmill
         store.forward(),
     ):
         pass
+
+
+def test_a_checkpoint_may_be_made_while_threads_begin_steps(store: rowmill.Store) -> None:
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    many: list[object] = []  # So that looking at all of them takes long.
+    for _ in range(500):
+        with store.forward() as step:
+            many.append(step)
+
+    def begin_steps() -> None:
+        try:
+            while not stop.is_set():
+                with store.forward():
+                    pass
+        except BaseException as error:
+            failures.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=begin_steps) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(500):
+            store.steps.flush_all()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(before)
+    assert failures == []
+    assert tickets(store) == 0
