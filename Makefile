@@ -82,9 +82,10 @@ test-python: setup ## Run the Python tests
 	$(PYTEST)
 
 .PHONY: test-long
-test-long: setup sanitize ## Run the long forms of tests: 50 kills, new simulations and fuzzing, the address sanitizer
+test-long: setup sanitize ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, the address sanitizer
 	ROWMILL_SIM_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test simulation every -- --nocapture
 	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test fuzz -- --nocapture
+	ROWMILL_TEST_LONG=1 cargo test $(CARGO_TESTS) --test model --test history --test crash --test threads
 	$(PYTEST) -m long
 
 .PHONY: sanitize
