@@ -25,29 +25,35 @@ def inheritable() -> list[int]:
     return found
 
 
-files = inheritable()
-ignored = [number for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN]
-server = socket.socket(socket.AF_UNIX)
-server.connect(SERVER)  # type: ignore[name-defined]  # noqa: F821
-for number in FORWARDED:
-    if number not in ignored:
-        signal.signal(number, lambda number, _: server.sendall(bytes([number])))
-request = json.dumps(
-    {
-        "arguments": sys.argv[1:],
-        "environment": dict(os.environ),
-        "folder": os.getcwd(),  # noqa: PTH109
-        "ignored": ignored,
-        "files": files,
-    }
-).encode()
-socket.send_fds(server, [len(request).to_bytes(4, "little")], files)
-server.sendall(request)
-for file in files:
-    os.close(file)
-ended = json.loads(server.recv(64) or b"70")
-if ended < 0:
-    if -ended != signal.SIGKILL:
-        signal.signal(-ended, signal.SIG_DFL)
-    os.kill(os.getpid(), -ended)
-os._exit(ended)
+def main() -> None:
+    """Ask for the process, and end as it ends."""
+    files = inheritable()
+    ignored = [number for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN]
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(SERVER)  # type: ignore[name-defined]  # noqa: F821
+    for number in FORWARDED:
+        if number not in ignored:
+            signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+    request = json.dumps(
+        {
+            "arguments": sys.argv[1:],
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),  # noqa: PTH109
+            "ignored": ignored,
+            "files": files,
+        }
+    ).encode()
+    socket.send_fds(server, [len(request).to_bytes(4, "little")], files)
+    server.sendall(request)
+    for file in files:
+        os.close(file)
+    ended = json.loads(server.recv(64) or b"70")
+    if ended < 0:
+        if -ended != signal.SIGKILL:
+            signal.signal(-ended, signal.SIG_DFL)
+        os.kill(os.getpid(), -ended)
+    os._exit(ended)
+
+
+if __name__ == "__main__":
+    main()

@@ -172,5 +172,6 @@ def end(status: int) -> None:
     os._exit(status)
 
 
-main()
-end(ended(sys.argv))
+if __name__ == "__main__":
+    main()
+    end(ended(sys.argv))
