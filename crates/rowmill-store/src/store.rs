@@ -5,9 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use rowmill_io::{
-    DeviceError, DirectoryVolume, MemoryVolume, Process, ProcessLocal, Volume, VolumeLock,
-};
+use rowmill_io::{DeviceError, DirectoryVolume, MemoryVolume, Process, ProcessLocal, Volume, VolumeLock};
 use rowmill_kernels::RowUpdater;
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 use rowmill_sync::{Mutex, Pool, RwLock};
