@@ -44,7 +44,7 @@ fn child_step(step: u64) -> (Vec<u64>, Vec<f32>) {
 fn child_works_until_it_is_killed() {
     let Some(folder) = std::env::var_os(CHILD) else { return };
     let threads = std::env::var(THREADS).unwrap().parse().unwrap();
-    let store = Store::open(folder.as_ref(), spread(options(Some(288 << 10)), threads)).unwrap();
+    let store = Store::open(folder.as_ref(), spread(&options(Some(288 << 10)), threads)).unwrap();
     let specs = child_specs();
     let tables = [0, 1, 2].map(|which| store.table(NAMES[which], &specs[which]).unwrap());
     let table = &tables[0];

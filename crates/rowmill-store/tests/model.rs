@@ -175,7 +175,7 @@ fn tables(store: &Arc<Store>, shape: &Shape) -> Vec<Table> {
 impl<'a> Case<'a> {
     fn new(shape: Shape, threads: usize, seen: &'a Seen) -> Self {
         let volume = MemoryVolume::new();
-        let options = spread(options(Some(shape.row_memory)), threads);
+        let options = spread(&options(Some(shape.row_memory)), threads);
         let store = open(&volume, &options);
         let tables = tables(&store, &shape);
         Self { shape, options, volume, store, tables, models: models(&shape), saved: None, seen }

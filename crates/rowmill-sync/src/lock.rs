@@ -1,6 +1,6 @@
-//! `Mutex`, `RwLock` and `Condvar` of parking_lot with a rank as a part of the type.
+//! `Mutex`, `RwLock` and `Condvar` of `parking_lot` with a rank as a part of the type.
 //!
-//! They are used as parking_lot's are. `Mutex<T, R>` and `RwLock<T, R>` name their rank `R`, so a lock cannot be
+//! They are used as those of `parking_lot`. `Mutex<T, R>` and `RwLock<T, R>` name their rank `R`, so a lock cannot be
 //! declared without deciding where it stands in the order.
 
 use std::fmt::{self, Debug, Formatter};
@@ -42,7 +42,7 @@ impl Number {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn place<R: Rank>(self) -> Place {
         #[cfg(debug_assertions)]
         return Place::of::<R>(self.number);
@@ -130,13 +130,11 @@ impl<T, R: Rank> RwLock<T, R> {
     #[track_caller]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
         let token = Token::want(self.number.place::<R>());
-        match self.inner.try_read() {
-            Some(inner) => Some(RwLockReadGuard { inner, _token: token.taken() }),
-            None => {
-                token.give_up();
-                None
-            }
+        if let Some(inner) = self.inner.try_read() {
+            return Some(RwLockReadGuard { inner, _token: token.taken() });
         }
+        token.give_up();
+        None
     }
 
     /// Exclusive access, if nobody has to be waited for.
@@ -144,13 +142,11 @@ impl<T, R: Rank> RwLock<T, R> {
     #[track_caller]
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         let token = Token::want(self.number.place::<R>());
-        match self.inner.try_write() {
-            Some(inner) => Some(RwLockWriteGuard { inner, _token: token.taken() }),
-            None => {
-                token.give_up();
-                None
-            }
+        if let Some(inner) = self.inner.try_write() {
+            return Some(RwLockWriteGuard { inner, _token: token.taken() });
         }
+        token.give_up();
+        None
     }
 }
 
@@ -227,14 +223,14 @@ impl<T: Debug, R> Debug for RwLock<T, R> {
 impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
 
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &T {
         &self.inner
     }
 }
 
 impl<T> DerefMut for MutexGuard<'_, T> {
-    #[inline(always)]
+    #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.inner
     }
@@ -243,7 +239,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 impl<T> Deref for RwLockReadGuard<'_, T> {
     type Target = T;
 
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &T {
         &self.inner
     }
@@ -252,14 +248,14 @@ impl<T> Deref for RwLockReadGuard<'_, T> {
 impl<T> Deref for RwLockWriteGuard<'_, T> {
     type Target = T;
 
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &T {
         &self.inner
     }
 }
 
 impl<T> DerefMut for RwLockWriteGuard<'_, T> {
-    #[inline(always)]
+    #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.inner
     }

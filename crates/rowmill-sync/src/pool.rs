@@ -331,7 +331,9 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..200 {
                         pool.for_each(5, |_| {
-                            pool.for_each(7, |task| _ = sum.fetch_add(task as u64, Relaxed))
+                            pool.for_each(7, |task| {
+                                sum.fetch_add(task as u64, Relaxed);
+                            });
                         });
                     }
                 });

@@ -246,7 +246,7 @@ mod unchecked {
     pub(crate) struct Place;
 
     impl Place {
-        #[inline(always)]
+        #[inline]
         pub(crate) fn of<R: Rank>(_: u32) -> Self {
             Self
         }
@@ -256,20 +256,20 @@ mod unchecked {
     pub(crate) struct Token;
 
     impl Token {
-        #[inline(always)]
+        #[inline]
         pub(crate) fn want(_: Place) -> Self {
             Self
         }
 
-        #[inline(always)]
+        #[inline]
         pub(crate) fn taken(self) -> Self {
             self
         }
 
-        #[inline(always)]
+        #[inline]
         pub(crate) fn give_up(self) {}
 
-        #[inline(always)]
+        #[inline]
         pub(crate) fn released<T>(&self, work: impl FnOnce() -> T) -> T {
             work()
         }
@@ -279,27 +279,27 @@ mod unchecked {
     pub(crate) struct Inherited;
 
     impl Inherited {
-        #[inline(always)]
+        #[inline]
         pub(crate) fn of_this_thread() -> Self {
             Self
         }
 
-        #[inline(always)]
+        #[inline]
         pub(crate) fn run<T>(&self, task: impl FnOnce() -> T) -> T {
             task()
         }
 
-        #[inline(always)]
+        #[inline]
         pub(crate) fn none() -> Self {
             Self
         }
 
-        #[inline(always)]
+        #[inline]
         pub(crate) fn run_alone<T>(&self, task: impl FnOnce() -> T) -> T {
             task()
         }
 
-        #[inline(always)]
+        #[inline]
         pub(crate) fn refuse_to_wait(_: &str) {}
     }
 }

@@ -36,8 +36,8 @@ pub(crate) fn thread_counts() -> &'static [usize] {
 }
 
 /// The same options with so many threads, over which every call is spread however few its rows.
-pub(crate) fn spread(options: StoreOptions, threads: usize) -> StoreOptions {
-    StoreOptions { threads, spread_rows_min: 1, ..options }
+pub(crate) fn spread(options: &StoreOptions, threads: usize) -> StoreOptions {
+    StoreOptions { threads, spread_rows_min: 1, ..options.clone() }
 }
 
 pub(crate) fn spec(dim: u32, optimizer: OptimizerSpec) -> TableSpec {

@@ -63,26 +63,17 @@ struct Mix<'a> {
 }
 
 impl Mix<'_> {
-    fn ids(&self, rng: &mut Rng64) -> Vec<u64> {
-        let count = match rng.below(4) {
-            0 => 1 + rng.below(4),
-            1 | 2 => 1 + rng.below(1000),
-            _ => 1 + rng.below(BATCH_MAX),
-        };
-        (0..count).map(|_| rng.below(ROWS)).collect()
-    }
-
     /// Draw calls until the store is closed.
     fn work(&self, rng: &mut Rng64) {
         loop {
             let result = self.call(rng);
             self.watchdog.call_ended();
             match result {
-                Ok(()) => {}
                 Err(StoreError::Closed) => return,
                 // Steps that wait for each other, a checkpoint prepared by another caller, one that none prepared, no
                 // memory for one more group.
-                Err(
+                Ok(())
+                | Err(
                     StoreError::StepConflict { .. }
                     | StoreError::StepOver { .. }
                     | StoreError::StalenessTimeout { .. }
@@ -101,7 +92,7 @@ impl Mix<'_> {
 
     fn call(&self, rng: &mut Rng64) -> Result<(), StoreError> {
         let (store, table) = (&self.store, &self.tables[rng.below(self.tables.len() as u64) as usize]);
-        let ids = self.ids(rng);
+        let ids = draw_ids(rng);
         let mut rows = vec![0.5; ids.len() * DIM];
         match rng.below(24) {
             0..4 => self.train(rng, &ids, &mut rows)?,
@@ -189,6 +180,15 @@ fn reopen(volume: &MemoryVolume, options: &StoreOptions) -> Arc<Store> {
         }
         opened => opened.unwrap(),
     }
+}
+
+fn draw_ids(rng: &mut Rng64) -> Vec<u64> {
+    let count = match rng.below(4) {
+        0 => 1 + rng.below(4),
+        1 | 2 => 1 + rng.below(1000),
+        _ => 1 + rng.below(BATCH_MAX),
+    };
+    (0..count).map(|_| rng.below(ROWS)).collect()
 }
 
 fn bag<'a>(ids: &'a [u64], offsets: &'a [i64]) -> IdBag<'a> {
