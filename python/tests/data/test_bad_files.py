@@ -116,7 +116,7 @@ def test_a_file_that_may_not_be_read_is_named(write_tsv: Lines, line: Line) -> N
     path.chmod(0)
     before = os.geteuid()
     if before == 0:
-        for folder in path.parents[:3]:
+        for folder in path.parents[:4]:
             folder.chmod(0o755)
         os.seteuid(65534)
     try:
