@@ -9,11 +9,11 @@ use std::hint::black_box;
 
 use rowmill_kernels::{
     CategoryWork, InstructionSet, Interaction, LookupOrder, Lookups, RankScratch, Rounding, RoundingKey,
-    RowInitializer, RowPtr, RowUpdater, UniqueScratch, Update, accumulate_range, first_non_finite, gather,
-    interact_backward_with, interact_with, owner_unique, pool_with, rank_sort, segment_unique,
-    segment_unique_by_category,
+    RowArray, RowInitializer, RowPtr, RowUpdater, UniqueScratch, Update, accumulate_range, first_non_finite,
+    gather, interact_backward_with, interact_with, owner_unique, pool_array, pool_with, rank_sort,
+    segment_unique, segment_unique_by_category,
 };
-use rowmill_rows::{Dtype, Initializer, OptimizerSpec, Pooling};
+use rowmill_rows::{Dtype, IdBag, Initializer, OptimizerSpec, Pooling};
 
 const MEMORY_BYTES: usize = 1 << 29;
 const BAGS: usize = 2048;
@@ -38,10 +38,11 @@ fn main() {
 
 type Question = fn(&Memory);
 
-const QUESTIONS: [(&str, Question); 9] = [
+const QUESTIONS: [(&str, Question); 10] = [
     ("unique", unique_speed),
     ("exchange", exchange_speed),
     ("pool", pool_speed),
+    ("array", array_speed),
     ("gather", gather_speed),
     ("accumulate", accumulate_speed),
     ("apply", apply_speed),
@@ -142,6 +143,33 @@ fn pool_speed(memory: &Memory) {
                         });
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Rows that lie in the order of their ids, in 16 shards, pooled side by side with those of seven other features.
+fn array_speed(memory: &Memory) {
+    const SHARDS: usize = 16;
+    const FEATURES: usize = 8;
+    for dim in [16, 64, 128] {
+        let rows = MEMORY_BYTES / 4 / dim;
+        let firsts: Vec<RowPtr> = (0..SHARDS).map(|shard| memory.row(dim, shard * (rows / SHARDS))).collect();
+        let array = RowArray { firsts: &firsts, stride: 4 * dim };
+        let mut out = vec![0.0; BAGS * dim * FEATURES];
+        for length in [1, 20] {
+            let offsets: Vec<i64> = (0..=BAGS).map(|bag| (bag * length) as i64).collect();
+            for (ids_name, zipf) in [("uniform", false), ("zipf", true)] {
+                let batches: Vec<Vec<u64>> =
+                    (0..BATCHES).map(|seed| ids(seed, BAGS * length, rows as u64, zipf)).collect();
+                let feature = |batch: usize| batch % FEATURES * dim;
+                report(&format!("array D={dim} L={length} {ids_name}"), BAGS * length, |batch| {
+                    let (ids, padding, pooling) = (&batches[batch][..], None, Pooling::Sum);
+                    let bag = IdBag { ids, offsets: &offsets, weights: None, padding, pooling };
+                    let out = out[feature(batch)..].as_mut_ptr();
+                    // SAFETY: every row lies in `memory`, `out` has a line of all features per bag.
+                    unsafe { pool_array(&array, &bag, 0..BAGS, Dtype::F32, dim, out, FEATURES * dim) };
+                });
             }
         }
     }

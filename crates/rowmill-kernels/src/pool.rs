@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use rowmill_rows::{Dtype, Pooling};
+use rowmill_rows::{Dtype, IdBag, Pooling};
 
 use crate::arch::{InstructionSet, Kernel, Vector};
 use crate::float::Float;
@@ -50,50 +50,210 @@ pub unsafe fn pool_with<T: Float>(
 ) {
     lookups.assert_shape();
     debug_assert!(lookups.inverse.iter().all(|&unique| unique == SKIP || (unique as usize) < rows.len()));
-    let lookups = *lookups;
+    let Lookups { inverse, offsets, weights, pooling } = *lookups;
+    let pool = Pool { rows: Listed { rows, inverse }, offsets, weights, pooling, dim, out, out_stride };
     // SAFETY: the caller's.
-    unsafe {
-        match dtype {
-            Dtype::F32 => {
-                set.run(Pool::<F32, T> { rows, lookups, dim, out, out_stride, element: PhantomData });
-            }
-            // Of split weights the upper halves, which lie first.
-            Dtype::Bf16 | Dtype::SplitBf16 => {
-                set.run(Pool::<Bf16, T> { rows, lookups, dim, out, out_stride, element: PhantomData });
+    unsafe { pool.run_with(set, dtype) }
+}
+
+/// The rows of a table that lie in the order of their ids, as in an array, dealt out to shards: row `id` is number
+/// `id / shards` of shard `id % shards`.
+#[derive(Clone, Copy, Debug)]
+pub struct RowArray<'a> {
+    /// Row number 0 of every shard. The number of shards is a power of two.
+    pub firsts: &'a [RowPtr],
+    /// Bytes from one row of a shard to the next.
+    pub stride: usize,
+}
+
+impl RowArray<'_> {
+    /// The address of a row.
+    ///
+    /// # Safety
+    /// There is at least one shard.
+    #[inline(always)]
+    unsafe fn row(&self, id: u64) -> RowPtr {
+        let shards = self.firsts.len();
+        // SAFETY: the index is below the number of shards.
+        let first = unsafe { *self.firsts.get_unchecked(id as usize & (shards - 1)) };
+        first.wrapping_byte_add((id >> shards.trailing_zeros()) as usize * self.stride)
+    }
+}
+
+/// [`pool`] of the rows of an array: bag `b` of `bags`, which are some of the bags of `bag`, goes to
+/// `out + (b - bags.start) * out_stride`.
+///
+/// No list of rows is made: the address of a row is computed from its id.
+///
+/// # Panics
+/// If the number of shards is no power of two, or an offset lies beyond the ids.
+///
+/// # Safety
+/// As for [`pool`]. The array has a row for every id of these bags that is not the padding.
+pub unsafe fn pool_array<T: Float>(
+    array: &RowArray<'_>,
+    bag: &IdBag<'_>,
+    bags: Range<usize>,
+    dtype: Dtype,
+    dim: usize,
+    out: *mut T,
+    out_stride: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe { pool_array_with(InstructionSet::best(), array, bag, bags, dtype, dim, out, out_stride) }
+}
+
+/// [`pool_array`] with a chosen instruction set.
+///
+/// # Panics
+/// As [`pool_array`].
+///
+/// # Safety
+/// As for [`pool_array`].
+#[allow(clippy::too_many_arguments, reason = "those of `pool_array`")]
+pub unsafe fn pool_array_with<T: Float>(
+    set: InstructionSet,
+    array: &RowArray<'_>,
+    bag: &IdBag<'_>,
+    bags: Range<usize>,
+    dtype: Dtype,
+    dim: usize,
+    out: *mut T,
+    out_stride: usize,
+) {
+    let &IdBag { ids, offsets, weights, padding, pooling } = bag;
+    let offsets = &offsets[bags.start..=bags.end];
+    assert!(array.firsts.len().is_power_of_two(), "{} shards", array.firsts.len());
+    assert!(offsets[0] >= 0 && offsets[offsets.len() - 1] as usize <= ids.len(), "offsets beyond the ids");
+    assert!(weights.is_none_or(|weights| weights.len() == ids.len()), "one weight per lookup");
+    // No id of an array is that large.
+    let rows = InOrder { array: *array, ids, padding: padding.unwrap_or(u64::MAX) };
+    let pool = Pool { rows, offsets, weights, pooling, dim, out, out_stride };
+    // SAFETY: the caller's.
+    unsafe { pool.run_with(set, dtype) }
+}
+
+/// Where the rows of lookups lie.
+trait Rows: Copy {
+    /// The row of a lookup; null for padding.
+    ///
+    /// # Safety
+    /// There is this lookup.
+    unsafe fn row(&self, lookup: usize) -> RowPtr;
+
+    /// How many of some lookups are not padding.
+    fn count(&self, lookups: Range<usize>) -> usize;
+}
+
+/// Rows by their place in a list.
+#[derive(Clone, Copy)]
+struct Listed<'a> {
+    rows: &'a [RowPtr],
+    inverse: &'a [u32],
+}
+
+impl Rows for Listed<'_> {
+    #[inline(always)]
+    unsafe fn row(&self, lookup: usize) -> RowPtr {
+        // SAFETY: the caller's; indices lie inside the rows.
+        unsafe {
+            let unique = *self.inverse.get_unchecked(lookup);
+            if unique == SKIP { std::ptr::null() } else { *self.rows.get_unchecked(unique as usize) }
+        }
+    }
+
+    #[inline(always)]
+    fn count(&self, lookups: Range<usize>) -> usize {
+        self.inverse[lookups].iter().filter(|&&unique| unique != SKIP).count()
+    }
+}
+
+/// Rows by their id.
+#[derive(Clone, Copy)]
+struct InOrder<'a> {
+    array: RowArray<'a>,
+    ids: &'a [u64],
+    padding: u64,
+}
+
+impl Rows for InOrder<'_> {
+    #[inline(always)]
+    unsafe fn row(&self, lookup: usize) -> RowPtr {
+        // SAFETY: the caller's; there is a shard.
+        unsafe {
+            let id = *self.ids.get_unchecked(lookup);
+            if id == self.padding { std::ptr::null() } else { self.array.row(id) }
+        }
+    }
+
+    #[inline(always)]
+    fn count(&self, lookups: Range<usize>) -> usize {
+        self.ids[lookups].iter().filter(|&&id| id != self.padding).count()
+    }
+}
+
+/// The arguments of a call, whichever way it names its rows.
+struct Pool<'a, R, T> {
+    rows: R,
+    offsets: &'a [i64],
+    weights: Option<&'a [f32]>,
+    pooling: Pooling,
+    dim: usize,
+    out: *mut T,
+    out_stride: usize,
+}
+
+impl<R: Rows, T: Float> Pool<'_, R, T> {
+    /// # Safety
+    /// As for [`pool`].
+    unsafe fn run_with(self, set: InstructionSet, dtype: Dtype) {
+        // SAFETY: the caller's.
+        unsafe {
+            match dtype {
+                Dtype::F32 => set.run(Typed(self, PhantomData::<F32>)),
+                // Of split weights the upper halves, which lie first.
+                Dtype::Bf16 | Dtype::SplitBf16 => set.run(Typed(self, PhantomData::<Bf16>)),
             }
         }
     }
 }
 
-struct Pool<'a, E, T> {
-    rows: &'a [RowPtr],
-    lookups: Lookups<'a>,
-    dim: usize,
-    out: *mut T,
-    out_stride: usize,
-    element: PhantomData<E>,
-}
+/// With the type of the weights.
+struct Typed<'a, R, E, T>(Pool<'a, R, T>, PhantomData<E>);
 
-impl<E: Element, T: Float> Kernel for Pool<'_, E, T> {
+impl<R: Rows, E: Element, T: Float> Kernel for Typed<'_, R, E, T> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
+        let Self(pool, _) = self;
         // SAFETY: the caller's.
         unsafe {
-            match (self.lookups.weights, self.lookups.pooling) {
-                (None, Pooling::Sum) => sum_all::<V, _>(&Bags::<E, T, false, false>(&self, &[]), self.dim),
-                (None, Pooling::Mean) => sum_all::<V, _>(&Bags::<E, T, false, true>(&self, &[]), self.dim),
-                (Some(weights), _) => sum_all::<V, _>(&Bags::<E, T, true, false>(&self, weights), self.dim),
+            match (pool.weights, pool.pooling) {
+                (None, Pooling::Sum) => {
+                    sum_all::<V, _>(&Bags::<R, E, T, false, false>(&pool, &[], PhantomData), pool.dim);
+                }
+                (None, Pooling::Mean) => {
+                    sum_all::<V, _>(&Bags::<R, E, T, false, true>(&pool, &[], PhantomData), pool.dim);
+                }
+                (Some(weights), _) => {
+                    sum_all::<V, _>(&Bags::<R, E, T, true, false>(&pool, weights, PhantomData), pool.dim);
+                }
             }
         }
     }
 }
 
 /// One sum per bag, one term per lookup; the slice holds the weights, if any.
-struct Bags<'a, E, T, const WEIGHTED: bool, const MEAN: bool>(&'a Pool<'a, E, T>, &'a [f32]);
+struct Bags<'a, R, E, T, const WEIGHTED: bool, const MEAN: bool>(
+    &'a Pool<'a, R, T>,
+    &'a [f32],
+    PhantomData<E>,
+);
 
-impl<E: Element, T: Float, const WEIGHTED: bool, const MEAN: bool> Sums for Bags<'_, E, T, WEIGHTED, MEAN> {
+impl<R: Rows, E: Element, T: Float, const WEIGHTED: bool, const MEAN: bool> Sums
+    for Bags<'_, R, E, T, WEIGHTED, MEAN>
+{
     const DIVIDE: bool = MEAN;
     const WHOLE: bool = false;
     type Element = E;
@@ -101,23 +261,20 @@ impl<E: Element, T: Float, const WEIGHTED: bool, const MEAN: bool> Sums for Bags
 
     #[inline(always)]
     fn len(&self) -> usize {
-        self.0.lookups.bags()
+        self.0.offsets.len().saturating_sub(1)
     }
 
     #[inline(always)]
     unsafe fn terms(&self, sum: usize) -> Range<usize> {
-        let offsets = self.0.lookups.offsets;
+        let offsets = self.0.offsets;
         // SAFETY: `sum` is below `len`, and there is one offset more.
         unsafe { *offsets.get_unchecked(sum) as usize..*offsets.get_unchecked(sum + 1) as usize }
     }
 
     #[inline(always)]
     unsafe fn term(&self, term: usize) -> *const f32 {
-        // SAFETY: offsets lie inside the lookups, indices inside the rows.
-        unsafe {
-            let unique = *self.0.lookups.inverse.get_unchecked(term);
-            if unique == SKIP { std::ptr::null() } else { *self.0.rows.get_unchecked(unique as usize) }
-        }
+        // SAFETY: offsets lie inside the lookups.
+        unsafe { self.0.rows.row(term) }
     }
 
     #[inline(always)]
@@ -134,7 +291,9 @@ impl<E: Element, T: Float, const WEIGHTED: bool, const MEAN: bool> Sums for Bags
 
     #[inline(always)]
     unsafe fn divisor(&self, sum: usize) -> f32 {
-        self.0.lookups.count(sum).max(1) as f32
+        // SAFETY: the caller's.
+        let terms = unsafe { self.terms(sum) };
+        self.0.rows.count(terms).max(1) as f32
     }
 
     #[inline(always)]

@@ -1,8 +1,10 @@
 //! Pooling against a loop over bags, lookups and columns.
 
 use proptest::prelude::*;
-use rowmill_kernels::{InstructionSet, Lookups, RowPtr, narrow, pool, pool_with};
-use rowmill_rows::{Dtype, Pooling};
+use rowmill_kernels::{
+    InstructionSet, Lookups, RowArray, RowPtr, SKIP, narrow, pool, pool_array_with, pool_with,
+};
+use rowmill_rows::{Dtype, IdBag, Pooling};
 
 use crate::data::{Bags, Random, bags, bits, dims};
 
@@ -51,6 +53,39 @@ proptest! {
             // SAFETY: as above.
             unsafe { pool_with(set, &pointers, &bags.lookups(), Dtype::F32, dim, halves.as_mut_ptr(), stride) };
             prop_assert_eq!(&halves, &rounded, "{} dim {}", set, dim);
+        }
+    }
+}
+
+proptest! {
+    /// Rows named by their ids give what the same rows give when they are named by addresses.
+    #[test]
+    fn an_array_agrees_with_a_list_of_its_rows(bags in bags(), dim in dims(), shard_bits in 0..4_u32, seed: u64) {
+        const PADDING: u64 = u64::MAX - 1;
+        let (mut random, shards) = (Random::new(seed), 1_usize << shard_bits);
+        let stride = dim + random.below(3);
+        let of_shard = bags.unique.div_ceil(shards);
+        let memory: Vec<Vec<f32>> = (0..shards).map(|_| random.floats(of_shard * stride)).collect();
+        let firsts: Vec<RowPtr> = memory.iter().map(|rows| rows.as_ptr()).collect();
+        let rows: Vec<RowPtr> =
+            (0..bags.unique).map(|id| memory[id % shards][id / shards * stride..].as_ptr()).collect();
+        let array = RowArray { firsts: &firsts, stride: 4 * stride };
+        let Lookups { inverse, offsets, weights, pooling } = bags.lookups();
+        let id = |&unique: &u32| if unique == SKIP { PADDING } else { u64::from(unique) };
+        let ids: Vec<u64> = inverse.iter().map(id).collect();
+        let padding = inverse.contains(&SKIP).then_some(PADDING);
+        let bag = IdBag { ids: &ids, offsets, weights, padding, pooling };
+        let count = offsets.len() - 1;
+        let skipped = random.below(count + 1);
+        for set in InstructionSet::available() {
+            let mut expected = vec![0.0_f32; count * dim];
+            let mut out = vec![0.0_f32; (count - skipped) * dim];
+            // SAFETY: rows have `dim` floats, and there is room for every bag.
+            unsafe {
+                pool_with(set, &rows, &bags.lookups(), Dtype::F32, dim, expected.as_mut_ptr(), dim);
+                pool_array_with(set, &array, &bag, skipped..count, Dtype::F32, dim, out.as_mut_ptr(), dim);
+            }
+            prop_assert_eq!(bits(&out), bits(&expected[skipped * dim..]), "{} dim {}", set, dim);
         }
     }
 }
