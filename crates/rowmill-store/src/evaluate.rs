@@ -8,15 +8,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rowmill_kernels::{Lookups, RowPtr, SKIP};
-use rowmill_rows::IdBag;
+use rowmill_kernels::{Lookups, RowArray, RowPtr, SKIP};
+use rowmill_rows::{IdBag, IdRange};
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
 use crate::out::{Out, Pooled};
 use crate::placement::Placement;
-use crate::residents::{Absent, Residents};
+use crate::residents::{Absent, Residents, rows_in_order};
 use crate::table_state::TableState;
 use crate::walk::{AllShards, Locked, walk};
 
@@ -37,6 +37,17 @@ struct Matrix<'a> {
     in_step: bool,
     /// `0, 1, 2, ...`: rows are named by the lookup that asks for them.
     positions: Vec<u32>,
+}
+
+impl Matrix<'_> {
+    /// The place of a piece's first vector.
+    ///
+    /// # Safety
+    /// The matrix has the piece.
+    unsafe fn first_of(&self, piece: &Piece) -> Out {
+        // SAFETY: there is room for every bag of every feature.
+        unsafe { self.out.add(self.firsts[piece.column] + piece.bags.start * self.row_stride) }
+    }
 }
 
 /// Some bags of one feature.
@@ -94,6 +105,18 @@ impl Group {
     fn pool_resident(&self, matrix: &Matrix<'_>, hold: &Piece) -> Piece {
         let Some(all) = self.try_read_all() else { return hold.clone() };
         let (table, bag) = &matrix.bags[hold.column];
+        if let Some(firsts) = rows_in_order(&self.core, &all, table)
+            && are_in_range(table, bag, &hold.bags)
+        {
+            let array = RowArray { firsts: &firsts, stride: self.core.layout.stride };
+            // SAFETY: every id of the table's range has its row there, which the read locks keep in place and
+            // unwritten. `out` has room for the feature's last bag (checked), and no two pieces write the same floats.
+            unsafe {
+                let out = matrix.first_of(hold);
+                out.pool_array(&array, bag, hold.bags.clone(), &self.core.layout, matrix.row_stride);
+            }
+            return Piece { column: hold.column, bags: hold.bags.end..hold.bags.end };
+        }
         let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
         // Padding is no row at all, and must not be looked for.
         let bytes = self.core.layout.lookup_bytes();
@@ -112,7 +135,7 @@ impl Group {
                 return Piece { column: hold.column, bags: bags.start..hold.bags.end };
             }
             // SAFETY: these are the rows of the piece's ids, which the read locks keep in place and unwritten.
-            unsafe { self.pool_found(matrix, hold.column, bags, &rows) };
+            unsafe { self.pool_found(matrix, &Piece { column: hold.column, bags }, &rows) };
         }
         Piece { column: hold.column, bags: hold.bags.end..hold.bags.end }
     }
@@ -143,11 +166,11 @@ impl Group {
     ///
     /// # Safety
     /// `rows` holds the addresses of the rows of their ids, in this order, padding aside.
-    unsafe fn pool_found(&self, matrix: &Matrix<'_>, column: usize, bags: Range<usize>, rows: &[RowPtr]) {
-        let bag = &matrix.bags[column].1;
-        let ids = ids_of(bag, &bags);
-        let offsets: Vec<i64> =
-            bag.offsets[bags.start..=bags.end].iter().map(|&at| at - ids.start as i64).collect();
+    unsafe fn pool_found(&self, matrix: &Matrix<'_>, piece: &Piece, rows: &[RowPtr]) {
+        let bag = &matrix.bags[piece.column].1;
+        let ids = ids_of(bag, &piece.bags);
+        let offsets = &bag.offsets[piece.bags.start..=piece.bags.end];
+        let offsets: Vec<i64> = offsets.iter().map(|&at| at - ids.start as i64).collect();
         let skipping: Vec<u32>;
         let inverse = if let Some(padding) = bag.padding {
             let position = |(position, &id)| if id == padding { SKIP } else { position };
@@ -161,7 +184,7 @@ impl Group {
         // SAFETY: the caller's, of rows that are not skipped; offsets were validated; `out` has room for the
         // feature's last bag (checked), and no two pieces write the same floats.
         unsafe {
-            let out = matrix.out.add(matrix.firsts[column] + bags.start * matrix.row_stride);
+            let out = matrix.first_of(piece);
             out.pool(rows, &lookups, &self.core.layout, matrix.row_stride);
         }
     }
@@ -179,7 +202,7 @@ impl Group {
         let placement = Placement::Columns { row_stride: matrix.row_stride };
         // SAFETY: the whole has room for these bags (checked), and no two pieces write the same floats.
         unsafe {
-            let out = matrix.out.add(matrix.firsts[piece.column] + piece.bags.start * matrix.row_stride);
+            let out = matrix.first_of(piece);
             self.pool_distinct(&[(Arc::clone(table), bag)], out, placement, None).map(drop)
         }
     }
@@ -201,4 +224,15 @@ fn pieces(bag: &IdBag<'_>, bags: Range<usize>, ids_max: i64) -> Vec<Range<usize>
 /// Where the ids of some bags lie.
 fn ids_of(bag: &IdBag<'_>, bags: &Range<usize>) -> Range<usize> {
     bag.offsets[bags.start] as usize..bag.offsets[bags.end] as usize
+}
+
+/// Whether the ids of some bags, padding aside, are of the table's range.
+fn are_in_range(table: &TableState, bag: &IdBag<'_>, bags: &Range<usize>) -> bool {
+    let IdRange::Dense { rows } = table.spec.ids else { return true };
+    let ids = &bag.ids[ids_of(bag, bags)];
+    // Without an exit, so that it vectorises.
+    match bag.padding {
+        None => ids.iter().fold(true, |all, &id| all & (id < rows)),
+        Some(padding) => ids.iter().fold(true, |all, &id| all & (id < rows || id == padding)),
+    }
 }

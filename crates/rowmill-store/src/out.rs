@@ -1,8 +1,10 @@
 //! Memory that pooled vectors are written to, of either type of float.
 #![allow(private_interfaces, reason = "what `Pooled` gives is for the lookups of this crate")]
 
-use rowmill_kernels::{Lookups, RowPtr, pool};
-use rowmill_rows::RowLayout;
+use std::ops::Range;
+
+use rowmill_kernels::{Lookups, RowArray, RowPtr, pool, pool_array};
+use rowmill_rows::{IdBag, RowLayout};
 
 /// A float that pooled vectors may be made of: `f32`, or `u16` for the bits of a bfloat16, to which they are rounded.
 pub trait Pooled: Copy {
@@ -66,6 +68,28 @@ impl Out {
             match self {
                 Self::F32(out) => pool(rows, lookups, dtype, dim, out, row_stride),
                 Self::Bf16(out) => pool(rows, lookups, dtype, dim, out, row_stride),
+            }
+        }
+    }
+
+    /// Pool some bags of rows that lie as in an array to this place and those behind it.
+    ///
+    /// # Safety
+    /// As for [`pool_array`].
+    pub(crate) unsafe fn pool_array(
+        self,
+        array: &RowArray<'_>,
+        bag: &IdBag<'_>,
+        bags: Range<usize>,
+        layout: &RowLayout,
+        row_stride: usize,
+    ) {
+        let &RowLayout { dim, dtype, .. } = layout;
+        // SAFETY: the caller's.
+        unsafe {
+            match self {
+                Self::F32(out) => pool_array(array, bag, bags, dtype, dim, out, row_stride),
+                Self::Bf16(out) => pool_array(array, bag, bags, dtype, dim, out, row_stride),
             }
         }
     }

@@ -9,12 +9,23 @@ use crate::core::Core;
 use crate::index::Avx512;
 use crate::index::{Compare, HashIndex, Location, Plain, TableIndex, dense_shard_of, shard_and_hash_of};
 use crate::prefetch::{prefetch, prefetch_bytes};
+use crate::shard::Shard;
 use crate::table_state::TableState;
 use crate::walk::{AllShards, CHUNK};
 
 /// A row is not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Absent;
+
+/// By shard, the first row of a dense table whose rows are all in memory, in the order of their ids; none if they are
+/// not, or if somebody wants to know which are used.
+pub(crate) fn rows_in_order(core: &Core, all: &AllShards<'_>, table: &TableState) -> Option<Vec<RowPtr>> {
+    let first = |shard: &Shard| {
+        let slot = shard.index(table.local).array().filter(|_| !shard.counts_uses())?;
+        Some(shard.row(core, slot).cast_const())
+    };
+    all.iter().map(|shard| first(shard)).collect()
+}
 
 /// The rows of a table of a group whose shards are held.
 pub(crate) struct Residents<'a> {
@@ -152,5 +163,116 @@ impl<'a> Residents<'a> {
         let row = self.first[shard].wrapping_byte_add(slot as usize * self.stride);
         prefetch_bytes(row, self.row_bytes);
         row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rowmill_io::MemoryVolume;
+    use rowmill_rows::{Dtype, IdBag, Initializer, OptimizerSpec, Pooling, StalenessBound};
+
+    use super::*;
+    use crate::{Store, StoreError, StoreOptions, Table, TableSpec};
+
+    const DIM: usize = 5;
+    const ROWS: u64 = 3000;
+
+    fn open() -> (Arc<Store>, [Table; 2]) {
+        let options = StoreOptions { memory: 64 << 20, threads: 2, ..StoreOptions::default() };
+        let store = Store::open_volume(Arc::new(MemoryVolume::new()), options).unwrap();
+        let spec = TableSpec {
+            dim: DIM as u32,
+            dtype: Dtype::F32,
+            optimizer: OptimizerSpec::Sgd { lr: 0.5 },
+            initializer: Initializer::Uniform { low: -0.5, high: 0.5 },
+            staleness: StalenessBound::Infinite,
+            ids: IdRange::Dense { rows: ROWS },
+            eviction: None,
+            admission: None,
+        };
+        let tables = ["a", "b"].map(|name| store.table(name, &spec).unwrap());
+        (store, tables)
+    }
+
+    fn put(table: &Table, ids: impl Iterator<Item = u64>) {
+        let ids: Vec<u64> = ids.collect();
+        let weights: Vec<f32> = (0..ids.len() * DIM).map(|i| (i % 997) as f32 / 7.0).collect();
+        table.put(&ids, &weights, None).unwrap();
+    }
+
+    fn in_order(table: &Table) -> bool {
+        let group = table.group();
+        rows_in_order(&group.core, &group.try_read_all().unwrap(), table.state()).is_some()
+    }
+
+    /// Evaluation gives what the lookup gives that makes ids distinct.
+    fn compare(store: &Store, tables: &[Table; 2]) {
+        let ids: Vec<u64> = (0..5000).map(|i| i * 7919 % ROWS).collect();
+        let offsets: Vec<i64> = (0..=500).map(|bag| bag * 10).collect();
+        for padding in [None, Some(7), Some(u64::MAX)] {
+            for pooling in [Pooling::Sum, Pooling::Mean] {
+                let bag = IdBag { ids: &ids, offsets: &offsets, weights: None, padding, pooling };
+                let bags = [(&tables[0], bag), (&tables[1], bag)];
+                let stride = 2 * DIM + 1;
+                let (mut evaluated, mut looked_up) =
+                    (vec![0.0_f32; 500 * stride], vec![0.0_f32; 500 * stride]);
+                store.evaluate(&bags, &mut evaluated, stride, None).unwrap();
+                store.lookup(&bags, &mut looked_up, stride, None).unwrap();
+                assert_eq!(evaluated, looked_up, "{padding:?} {pooling:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_whose_rows_lie_in_order_is_read_as_an_array_until_one_leaves() {
+        let (store, tables) = open();
+        for table in &tables {
+            compare(&store, &tables);
+            put(table, 0..ROWS - 1);
+            assert!(!in_order(table), "the last row is not born");
+            compare(&store, &tables);
+            put(table, ROWS - 1..ROWS);
+            assert!(in_order(table));
+            compare(&store, &tables);
+        }
+        // A change of a row moves none.
+        put(&tables[0], 100..200);
+        assert!(in_order(&tables[0]));
+        compare(&store, &tables);
+        // A row that was deleted is as it will be born.
+        tables[0].delete(&[1234]).unwrap();
+        assert!(!in_order(&tables[0]) && in_order(&tables[1]));
+        compare(&store, &tables);
+        put(&tables[0], 1234..1235);
+        compare(&store, &tables);
+        // Rows that leave memory are read from the device.
+        let group = tables[1].group();
+        group.shards[0].state.write().shrink(&group.core, 8).unwrap();
+        assert!(!in_order(&tables[1]));
+        compare(&store, &tables);
+    }
+
+    #[test]
+    fn rows_born_in_another_order_are_no_array() {
+        let (store, tables) = open();
+        put(&tables[0], (0..ROWS).rev());
+        assert!(!in_order(&tables[0]));
+        compare(&store, &tables);
+    }
+
+    #[test]
+    fn ids_beyond_an_array_are_refused() {
+        let (store, tables) = open();
+        put(&tables[0], 0..ROWS);
+        assert!(in_order(&tables[0]));
+        for id in [ROWS, u64::MAX] {
+            let ids = [3, id];
+            let bag =
+                IdBag { ids: &ids, offsets: &[0, 2], weights: None, padding: None, pooling: Pooling::Sum };
+            let evaluated = store.evaluate(&[(&tables[0], bag)], &mut [0.0_f32; DIM], DIM, None);
+            assert!(matches!(evaluated, Err(StoreError::IdRange { .. })), "{evaluated:?}");
+        }
     }
 }

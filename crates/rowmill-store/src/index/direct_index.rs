@@ -1,6 +1,9 @@
 //! An index for ids `0..rows`: two arrays addressed by the id itself.
 //!
 //! The ids of one shard are those with the shard's low bits; the rest of the id is the position.
+//!
+//! While every id has a row in memory, and the rows lie in slots one after the other in the order of their ids, the
+//! table is an array: readers need no entry of the index ([`DirectIndex::array`]).
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -18,6 +21,13 @@ pub(crate) struct DirectIndex {
     shard: u64,
     shard_bits: u32,
     len: usize,
+    /// Entries whose row is in memory.
+    resident: usize,
+    /// The slot that position 0 has if the rows in memory lie in the order of their ids, judged by the first of them.
+    /// Modulo 2^32.
+    first_slot: u32,
+    /// Entries whose row is in slot `first_slot + position`.
+    in_order: usize,
 }
 
 impl DirectIndex {
@@ -30,7 +40,16 @@ impl DirectIndex {
             shard: shard as u64,
             shard_bits: shards.ilog2(),
             len: 0,
+            resident: 0,
+            first_slot: 0,
+            in_order: 0,
         }
+    }
+
+    /// The slot of position 0, if every id of the shard has a row in memory and position `n` has the slot `n` behind.
+    #[inline]
+    pub(crate) fn array(&self) -> Option<u32> {
+        (self.in_order == self.locations.len()).then_some(self.first_slot)
     }
 
     /// The words of all entries, by position in the shard; zero for an id without a row.
@@ -66,7 +85,7 @@ impl DirectIndex {
     #[inline]
     pub(crate) fn set_location(&mut self, place: Place, location: Location) {
         debug_assert_ne!(self.locations[local_of(place)], 0, "the place has no entry");
-        self.locations[local_of(place)] = location.stored();
+        self.set_word(local_of(place), location.stored());
     }
 
     /// How often the row was touched, up to [`FREQUENCY_MAX`].
@@ -135,7 +154,7 @@ impl DirectIndex {
     pub(crate) fn insert(&mut self, id: u64, location: Location) -> Place {
         let local = self.local(id);
         debug_assert_eq!(self.locations[local], 0, "id {id} is already in the index");
-        self.locations[local] = location.stored();
+        self.set_word(local, location.stored());
         self.len += 1;
         place(local)
     }
@@ -144,7 +163,7 @@ impl DirectIndex {
     pub(crate) fn remove(&mut self, id: u64) -> Option<Location> {
         let place = self.find(id)?;
         let location = self.location(place);
-        self.locations[local_of(place)] = 0;
+        self.set_word(local_of(place), 0);
         *self.flags[local_of(place)].get_mut() = 0;
         self.len -= 1;
         Some(location)
@@ -173,6 +192,28 @@ impl DirectIndex {
                 visit((local as u64) << self.shard_bits | self.shard, Location::from_stored(location));
             }
         }
+    }
+
+    /// Replace the word of an entry, and count which rows are in memory and in order.
+    #[inline]
+    fn set_word(&mut self, local: usize, word: u32) {
+        let old = std::mem::replace(&mut self.locations[local], word);
+        if let Some(slot) = Location::slot_of_stored(old) {
+            self.resident -= 1;
+            self.in_order -= usize::from(self.is_in_order(local, slot));
+        }
+        if let Some(slot) = Location::slot_of_stored(word) {
+            if self.resident == 0 {
+                self.first_slot = slot.wrapping_sub(local as u32);
+            }
+            self.resident += 1;
+            self.in_order += usize::from(self.is_in_order(local, slot));
+        }
+    }
+
+    #[inline]
+    fn is_in_order(&self, local: usize, slot: u32) -> bool {
+        slot == self.first_slot.wrapping_add(local as u32)
     }
 
     #[inline]

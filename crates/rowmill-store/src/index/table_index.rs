@@ -111,6 +111,14 @@ impl TableIndex {
         }
     }
 
+    /// The slot of position 0, if the rows of a dense range lie as in an array ([`DirectIndex::array`]).
+    pub(crate) fn array(&self) -> Option<u32> {
+        match self {
+            Self::Hash(_) => None,
+            Self::Direct(index) => index.array(),
+        }
+    }
+
     /// Where the row of an entry is.
     #[inline]
     pub(crate) fn location(&self, place: Place) -> Location {

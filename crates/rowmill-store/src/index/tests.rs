@@ -150,6 +150,12 @@ impl Pair {
     /// The two agree on every id, present or not, found by its id or by visiting all.
     fn compare(&self, absent: &[u64]) {
         assert_eq!(self.index.len(), self.model.len());
+        if let Some(first) = self.index.array() {
+            let mut in_order: Vec<_> = self.model.iter().map(|(&id, entry)| (id, entry.location)).collect();
+            in_order.sort_unstable_by_key(|&(id, _)| id);
+            let slots = in_order.into_iter().map(|(_, location)| location?.slot());
+            assert!(slots.eq((first..).take(self.model.len()).map(Some)));
+        }
         let mut visited = HashMap::new();
         self.index.for_each(|id, location| assert_eq!(visited.insert(id, location), None));
         assert_eq!(visited.len(), self.model.len());
@@ -229,6 +235,34 @@ fn a_dense_table_has_a_place_for_each_of_its_ids_and_no_other() {
         let bytes: usize = indexes.iter().map(TableIndex::bytes).sum();
         assert!(bytes < 5 * rows as usize + shards * 2 * 4096);
     }
+}
+
+#[test]
+fn a_dense_range_is_an_array_while_all_its_rows_are_in_memory_in_order() {
+    const SHARDS: usize = 4;
+    let mut index = TableIndex::new(IdRange::Dense { rows: 20 }, 1, SHARDS);
+    let id = |position: u64| position * SHARDS as u64 + 1;
+    let fill = |index: &mut TableIndex, first: u32| {
+        for position in 0..5 {
+            assert_eq!(index.array(), None, "{position} of 5 rows");
+            index.insert(id(position), Location::resident(first + position as u32));
+        }
+        assert_eq!(index.array(), Some(first));
+    };
+    fill(&mut index, 7);
+    let place = index.find(id(2)).unwrap();
+    for (location, array) in [
+        (Location::device(9), None),
+        (Location::resident(12), None),
+        (Location::device(9), None),
+        (Location::resident(9), Some(7)),
+    ] {
+        index.set_location(place, location);
+        assert_eq!(index.array(), array, "{location:?}");
+    }
+    (0..5).for_each(|position| _ = index.remove(id(position)));
+    fill(&mut index, 100);
+    assert_eq!(TableIndex::new(IdRange::Sparse, 0, 1).array(), None);
 }
 
 #[test]
