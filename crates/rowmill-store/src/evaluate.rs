@@ -231,8 +231,9 @@ fn are_in_range(table: &TableState, bag: &IdBag<'_>, bags: &Range<usize>) -> boo
     let IdRange::Dense { rows } = table.spec.ids else { return true };
     let ids = &bag.ids[ids_of(bag, bags)];
     // Without an exit, so that it vectorises.
-    match bag.padding {
-        None => ids.iter().fold(true, |all, &id| all & (id < rows)),
-        Some(padding) => ids.iter().fold(true, |all, &id| all & (id < rows || id == padding)),
-    }
+    let largest = match bag.padding {
+        None => ids.iter().fold(0, |largest, &id| largest.max(id)),
+        Some(padding) => ids.iter().fold(0, |largest, &id| largest.max(if id == padding { 0 } else { id })),
+    };
+    largest < rows
 }

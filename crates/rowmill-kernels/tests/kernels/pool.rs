@@ -66,7 +66,7 @@ proptest! {
         let stride = dim + random.below(3);
         let of_shard = bags.unique.div_ceil(shards);
         let memory: Vec<Vec<f32>> = (0..shards).map(|_| random.floats(of_shard * stride)).collect();
-        let firsts: Vec<RowPtr> = memory.iter().map(|rows| rows.as_ptr()).collect();
+        let firsts: Vec<RowPtr> = memory.iter().map(Vec::as_ptr).collect();
         let rows: Vec<RowPtr> =
             (0..bags.unique).map(|id| memory[id % shards][id / shards * stride..].as_ptr()).collect();
         let array = RowArray { firsts: &firsts, stride: 4 * stride };
