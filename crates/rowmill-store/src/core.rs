@@ -66,7 +66,7 @@ impl Core {
         self.used_bytes() / self.slot_bytes()
     }
 
-    /// Places of the log that births and evictions must leave free, when memory has so many slots.
+    /// Row places of the log that births and evictions must leave free, given the number of slots in memory.
     ///
     /// All rows in memory may change before the next checkpoint, which must not overwrite the last one. The old versions
     /// that it leaves behind are scattered over segments. Until they are cleaned, the checkpoint after it needs as many

@@ -61,7 +61,7 @@ impl<T: Zeroable> Mapping<T> {
         let mut base = base.cast::<u8>();
         if huge {
             // Mappings lie side by side. Were this one not aligned, its first value would take a huge page that is
-            // nearly all its neighbour's, and that nobody has budgeted.
+            // mostly its neighbour's, and the budget does not cover it.
             let skipped = base.addr().next_multiple_of(HUGE_PAGE_BYTES) - base.addr();
             // SAFETY: what is cut off at both ends was mapped just above, is whole pages, and nothing refers to it.
             // Advice may be refused; that costs speed only.

@@ -18,7 +18,7 @@ use crate::walk::{AllShards, CHUNK};
 pub(crate) struct Absent;
 
 /// By shard, the first row of a dense table whose rows are all in memory, in the order of their ids; none if they are
-/// not, or if somebody wants to know which are used.
+/// not, or if the shard counts uses.
 pub(crate) fn rows_in_order(core: &Core, all: &AllShards<'_>, table: &TableState) -> Option<Vec<RowPtr>> {
     let first = |shard: &Shard| {
         let slot = shard.index(table.local).array().filter(|_| !shard.counts_uses())?;
@@ -45,7 +45,7 @@ enum Index<'a> {
 }
 
 impl<'a> Residents<'a> {
-    /// The rows of a table, to read `row_bytes` of each; none if somebody wants to know which are used.
+    /// The rows of a table, to read `row_bytes` of each; none if the shard counts uses.
     pub(crate) fn new(
         core: &Core,
         all: &'a AllShards<'_>,

@@ -121,7 +121,7 @@ impl TicketState {
         self.holds.lock().values().map(Hold::len).sum()
     }
 
-    /// Check that the ticket may hold so many rows more.
+    /// Check that the ticket may hold this many more rows.
     pub(crate) fn check_room(&self, rows: usize) -> Result<(), StoreError> {
         let held = self.rows_held();
         if rows <= ROWS_MAX.saturating_sub(held) {

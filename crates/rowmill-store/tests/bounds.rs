@@ -142,7 +142,7 @@ fn gets_of_more_rows_than_may_wait_are_refused() {
             Ok(get) => gets.push(get),
             Err(error) => break error,
         }
-        // Rows that nobody collects stay in memory.
+        // Rows that are not collected stay in memory.
         bytes += 500 * 512;
         assert!(bytes < memory, "{bytes} bytes of rows wait to be collected");
     };

@@ -13,7 +13,7 @@ use common::*;
 use rowmill_store::*;
 
 const ROWS: u64 = 4_000;
-/// A child that waits for a lock or a thread of its parent is killed after so many seconds, and fails the test.
+/// Seconds after which a child that waits for a lock or a thread of its parent is killed; the test then fails.
 const CHILD_SECONDS: u32 = 60;
 
 /// Fork, and run `work` in the child, which then ends as a program does.

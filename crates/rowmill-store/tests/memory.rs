@@ -334,7 +334,7 @@ fn an_index_larger_than_the_budget_is_refused_by_its_name() {
     assert!(matches!(error, StoreError::MemoryTooSmall { option: "memory", .. }), "{error}");
 }
 
-/// Rows that calls read from the device, or draw because nobody has stored them, lie in buffers for the time of a call.
+/// Rows that a call reads from the device, or draws because they do not exist, lie in buffers until it ends.
 #[test]
 fn cold_rows_of_many_large_calls_stay_within_the_budget() {
     const BUDGET: u64 = 64 << 20;

@@ -35,7 +35,7 @@ pub(crate) fn thread_counts() -> &'static [usize] {
     if std::env::var_os("ROWMILL_TEST_LONG").is_some() { &[1, 2, 3, 8, 16] } else { &[1, 2, 8] }
 }
 
-/// The same options with so many threads, over which every call is spread however few its rows.
+/// The same options with this number of threads, over which every call is spread, even one of a single row.
 pub(crate) fn spread(options: &StoreOptions, threads: usize) -> StoreOptions {
     StoreOptions { threads, spread_rows_min: 1, ..options.clone() }
 }
