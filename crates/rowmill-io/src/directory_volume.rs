@@ -1,8 +1,7 @@
 //! A volume that is a directory of a real file system.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -90,14 +89,12 @@ impl DirectoryVolume {
             .truncate(false)
             .open(&path)
             .map_err(failed)?;
-        // SAFETY: flock touches no memory of ours; the descriptor is open.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::WouldBlock {
+        if let Err(refused) = file.try_lock() {
+            if let TryLockError::Error(error) = refused {
                 return Err(failed(error));
             }
             let mut holder = String::new();
-            // Whoever holds the lock may not have written its pid yet: 0 then stands for "unknown".
+            // The holder may not have written its pid yet: 0 then stands for "unknown".
             let _ = file.read_to_string(&mut holder);
             return Err(DeviceError::Locked {
                 name: self.location(),

@@ -102,9 +102,10 @@ impl<T> Drop for ProcessLocal<T> {
     }
 }
 
-/// An open file that forked children do not keep open.
+/// An open file, locked or not, that forked children neither keep open nor keep locked.
 #[derive(Debug)]
 pub(crate) struct OwnFile {
+    process: Process,
     number: u64,
 }
 
@@ -112,18 +113,25 @@ impl OwnFile {
     /// Open a file. Forks wait until `open` returns.
     pub(crate) fn open<E>(open: impl FnOnce() -> Result<File, E>) -> Result<Self, E> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Process::current();
+        let process = Process::current();
         let mut files = files();
         let file = open()?;
         let number = NEXT.fetch_add(1, Relaxed);
         files.insert(number, file);
-        Ok(Self { number })
+        Ok(Self { process, number })
     }
 }
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        files().remove(&self.number);
+        let file = files().remove(&self.number);
+        // The lock outlives this file while a child that was forked a moment ago has yet to close its copy.
+        if let Some(file) = file
+            && self.process.is_current()
+        {
+            // A file without a lock is unlocked without effect.
+            let _ = file.unlock();
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! it forks the process.
 
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 
 use rowmill_io::{BLOCK_BYTES, Device, DirectoryVolume, IoChoice, Span, Volume};
 
@@ -71,6 +72,34 @@ fn a_forked_child_does_not_hold_the_lock_of_the_folder() {
     drop(until_parent_is_done);
     // SAFETY: waits for the child made above.
     assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    relocked.expect("the child still holds the lock");
+}
+
+#[test]
+fn a_child_that_has_yet_to_close_its_copy_does_not_hold_the_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+    let lock = volume.lock().unwrap();
+    let (never, until_parent_is_done) = std::io::pipe().unwrap();
+    // A child without the handlers of fork keeps its copy of the file open until it ends.
+    // SAFETY: the system call alone runs no handlers; the child makes two system calls and leaves by `_exit`.
+    let child =
+        unsafe { libc::syscall(libc::SYS_clone, i64::from(libc::SIGCHLD), 0_i64, 0_i64, 0_i64, 0_i64) };
+    if child == 0 {
+        // SAFETY: closes and reads the child's ends of the pipe, then ends the child.
+        unsafe {
+            libc::close(until_parent_is_done.as_raw_fd());
+            libc::read(never.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1);
+            libc::_exit(0)
+        }
+    }
+    assert!(child > 0);
+    assert!(volume.lock().is_err(), "the lock is held while its holder lives");
+    drop(lock);
+    let relocked = volume.lock();
+    drop(until_parent_is_done);
+    // SAFETY: waits for the child made above.
+    assert_eq!(i64::from(unsafe { libc::waitpid(child as i32, std::ptr::null_mut(), 0) }), child);
     relocked.expect("the child still holds the lock");
 }
 
