@@ -5,13 +5,11 @@
 //! devices fail by rule; the store must then answer with what was stored or with an error that says what
 //! and where, and open again at its last checkpoint.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use rowmill_io::{DeviceError, Fault, FaultyVolume, When};
 use rowmill_store::*;
 

@@ -5,13 +5,11 @@
 //! of an epoch before a restart, a snapshot or a crash is lost. Any of these shows when copies that stand
 //! at several older checkpoints are brought up to the last one and compared with a plain model, bit for bit.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 

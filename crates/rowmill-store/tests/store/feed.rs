@@ -6,14 +6,12 @@
 //! goes on over a gap without a word. Any of these shows when a follower's copy, a plain map, is compared
 //! with a plain model, bit for bit: after every round, at every checkpoint's frame, after every restart.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::follower::Follower;
-use common::*;
+use crate::common::follower::Follower;
+use crate::common::*;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 

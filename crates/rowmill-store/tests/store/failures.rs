@@ -4,8 +4,6 @@
 //! What could break: a call waits for ever for a thread that has died; a write is accepted and never saved; an error does
 //! not name the file; a call writes to a folder that another process has opened meanwhile.
 
-mod common;
-
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -13,8 +11,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::hooked::{Call, Hooked};
-use common::*;
+use crate::common::hooked::{Call, Hooked};
+use crate::common::*;
 use rowmill_store::*;
 
 /// Longer than anything here takes on a busy machine.

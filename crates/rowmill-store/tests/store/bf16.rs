@@ -4,11 +4,9 @@
 //! What could break: small steps are lost as they are rounded back, a run that was closed and opened rounds
 //! otherwise than one that was not, a row takes as many bytes as before, a value becomes infinite unnoticed.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 

@@ -4,13 +4,11 @@
 //! it could, or forgets to say which; one that makes things worse when the power fails in it. Files of every
 //! kind are damaged at random places, and every row is accounted for: kept to the bit, or listed.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use rowmill_io::FaultyVolume;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;

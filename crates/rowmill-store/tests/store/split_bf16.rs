@@ -4,11 +4,9 @@
 //! What could break: a lookup that reads all bits, a change or a copy that loses the lower halves, a row that takes more
 //! bytes than one of 32-bit floats.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 

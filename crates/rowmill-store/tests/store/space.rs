@@ -4,11 +4,9 @@
 //! all that the log may hold beyond its live rows was gone before a row had died, and training moved three rows for each
 //! that it changed.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{SEED, SGD, open, spec};
+use crate::common::{SEED, SGD, open, spec};
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 

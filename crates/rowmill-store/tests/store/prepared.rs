@@ -4,13 +4,11 @@
 //! doubt that opens at either as if nothing were; a row that no rank takes, or two do; counters that a share doubles. That
 //! a loss of power leaves both checkpoints whole, the simulation shows (`tests/simulation`).
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::follower::Follower;
-use common::*;
+use crate::common::follower::Follower;
+use crate::common::*;
 use rowmill_kernels::Owner;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;

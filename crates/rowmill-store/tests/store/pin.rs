@@ -5,14 +5,12 @@
 //! row and makes many more checkpoints, and only then copies part by part: the copy must be the pinned
 //! checkpoint to the bit. Also here: who may pin what, and a folder that a restore did not finish.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
@@ -163,7 +161,7 @@ fn pinning_while_the_store_closes_keeps_the_folder_or_fails() {
     let volume = MemoryVolume::new();
     let mut pinned_in_time = 0;
     for _ in 0..100 {
-        let store = common::open(&volume, &options(Some(256 << 10)));
+        let store = crate::common::open(&volume, &options(Some(256 << 10)));
         store.checkpoint(&[]).unwrap();
         std::thread::scope(|scope| {
             let pinning = scope.spawn(|| store.pin_checkpoint());

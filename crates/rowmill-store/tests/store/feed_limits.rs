@@ -5,13 +5,11 @@
 //! store's own figures, the second injected into the feed's files; both must end the same way: training has every
 //! row, the cause is said once, and from the next checkpoint on a follower that starts again has every row too.
 
-mod common;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use common::follower::Follower;
-use common::*;
+use crate::common::follower::Follower;
+use crate::common::*;
 use rowmill_io::{DeviceError, Fault, FaultyVolume, When};
 use rowmill_store::*;
 

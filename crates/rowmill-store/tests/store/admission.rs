@@ -4,12 +4,10 @@
 //! all, a clock taken or given back for a row that was not there, counts lost or counted twice by a checkpoint.
 //! Random calls are repeated on a plain map with exact counts; the sketch is so large that it counts exactly, too.
 
-mod common;
-
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rowmill_store::*;

@@ -6,13 +6,11 @@
 //! training that deadlock when one of these rules is wrong, with a deadline that turns a deadlock into an
 //! error, and check the trained rows exactly.
 
-mod common;
-
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use rowmill_io::{Fault, FaultyVolume, When};
 use rowmill_store::*;
 use rowmill_testkit::{Rng64, ZipfIds};

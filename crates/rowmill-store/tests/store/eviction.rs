@@ -5,11 +5,9 @@
 //! step that holds it. Random calls on a store too small for its rows are repeated on a plain map, with
 //! every rule, and what is evicted must be exactly what the map says.
 
-mod common;
-
 use std::collections::HashMap;
 
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rowmill_store::*;

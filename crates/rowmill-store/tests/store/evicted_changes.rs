@@ -6,13 +6,11 @@
 //! store would; a restart forgets what a table has counted. Each shows when copies, by changes and by the feed, are
 //! compared with the store, then and after both have gone on.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use common::follower::Follower;
-use common::*;
+use crate::common::follower::Follower;
+use crate::common::*;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 

@@ -2,14 +2,12 @@
 //!
 //! What could break: a reader that retries for good, a queue that grows without end, a wait that nothing ends.
 
-mod common;
-
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use rowmill_io::{Device, DeviceError, FileWriter, ReadResult, Span, VolumeLock};
 use rowmill_store::*;
 

@@ -3,12 +3,10 @@
 //! What could break: rows are announced for a step, and one that takes no clocks passes without the store knowing. Rows
 //! that came too late, or that nobody asked for, would then stay in memory for good and keep later ones out.
 
-mod common;
-
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use rowmill_store::*;
 
 /// Rows announced for each step: those of two steps may wait in memory.

@@ -3,12 +3,10 @@
 //! What could break: a worker that reads ahead while it owes a put blocks itself; a queued get never goes
 //! on, goes on too early, or keeps clocks nobody gives back.
 
-mod common;
-
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use rowmill_store::*;
 use rowmill_testkit::{Rng64, ZipfIds};
 
