@@ -48,8 +48,7 @@ pub(crate) fn start(groups: Groups, budget: Arc<Budget>, poison: Arc<Poison>) ->
 }
 
 impl Group {
-    /// Clean one segment if space asks for it; whether one was cleaned. If not, what is free beyond need is given back:
-    /// places that became free while cleaning read cannot be given back then.
+    /// Clean one segment if space asks for it; whether one was cleaned. What is free beyond need is given back.
     ///
     /// # Errors
     /// When the segment is damaged or its rows cannot be written.
@@ -73,6 +72,8 @@ impl Group {
         self.counters.rows_compacted.fetch_add(moved, Relaxed);
         read?;
         log.cleaned(victim);
+        // A checkpoint may have made places free meanwhile. Cleaning behind it takes long.
+        self.give_space_back();
         self.counters.compactions.fetch_add(1, Relaxed);
         Ok(true)
     }

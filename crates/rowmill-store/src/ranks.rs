@@ -59,6 +59,7 @@ ranks! {
     IndexLogFrozen = 141, "the frozen index log";
     IndexLogError = 142, "the error of the index log";
     /// The log of a group.
+    LogDiscards = 149, "the discards of a log";
     LogTail = 150, "the tail of a log";
     LogBuffer = 151, "a buffer of a log's tail";
     LogSegments = 152, "the segments of a log";

@@ -111,11 +111,8 @@ impl Pool {
     /// When `threads` is 0.
     pub fn new(threads: usize) -> io::Result<Self> {
         assert!(threads > 0, "a caller is a thread");
-        let shared = Shared {
-            state: Mutex::default(),
-            posted: Condvar::new(),
-            wakes_max: wakes_max(threads),
-        };
+        let shared =
+            Shared { state: Mutex::default(), posted: Condvar::new(), wakes_max: wakes_max(threads) };
         let mut pool = Self { shared: Arc::new(shared), threads: Vec::new() };
         for number in 1..threads {
             let shared = Arc::clone(&pool.shared);

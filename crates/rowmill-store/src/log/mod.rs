@@ -109,6 +109,8 @@ struct Shared {
     live: LiveCounts,
     readings: Readings,
     scratch: Mutex<Vec<Scratch>, ranks::LogScratch>,
+    /// Held while free places are given back to the file system: a second caller returns when they are.
+    discards: Mutex<(), ranks::LogDiscards>,
     counters: Counters,
 }
 
@@ -151,6 +153,7 @@ impl Log {
             live,
             readings: Readings::default(),
             scratch: Mutex::default(),
+            discards: Mutex::default(),
             counters: Counters::default(),
         });
         let writer = if tail_buffers > 0 && writer_thread {
@@ -298,7 +301,12 @@ impl Log {
     pub(crate) fn discard_free(&self, kept: u64) -> u64 {
         let shared = &self.shared;
         let place_bytes = shared.geometry.place_bytes();
-        let runs = shared.table.write().take_free((kept / place_bytes as u64) as usize);
+        let _alone = shared.discards.lock();
+        let runs = {
+            let mut table = shared.table.write();
+            table.settle(&shared.readings);
+            table.take_free((kept / place_bytes as u64) as usize)
+        };
         let mut discarded = 0;
         for (first, count) in runs {
             let span =
@@ -326,7 +334,7 @@ impl Log {
         place: u32,
         visit: &mut dyn FnMut(u32, RowKey, &[u8]),
     ) -> Result<(), LogError> {
-        let _reading = self.reading();
+        let _reading = self.shared.readings.whole(place);
         self.shared.segment_rows(place, visit)
     }
 

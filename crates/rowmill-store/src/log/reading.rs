@@ -1,8 +1,11 @@
-//! Who reads: keeps the places of freed segments from being written again under a reader.
+//! Active readers of the log. A place that a reader may look into is not written again.
 //!
-//! A reader begins before it looks row numbers up and ends after it has used the bytes. A place freed
+//! A reader of rows begins before it looks row numbers up and ends after it has used the bytes. A place freed
 //! after some reader began rests until that reader has ended. This is reclamation by epochs with one
 //! epoch per freed place; beginning and ending cost one short lock per batch.
+//!
+//! A reader of one whole segment holds that place alone. Cleaning is such a reader most of the time, and must not
+//! delay the reuse of every other place.
 
 use std::collections::BTreeMap;
 
@@ -19,6 +22,28 @@ pub(super) struct Readings {
 struct Stamps {
     now: u64,
     active: BTreeMap<u64, u32>,
+    /// Places whose whole segment is read, each as often as it is.
+    whole: Vec<u32>,
+}
+
+/// Which freed places may be written again.
+pub(super) struct Clear {
+    /// Stamped up to this, no reader of rows looks into them.
+    stamp: u64,
+    /// Except these, whose segments are read.
+    whole: Vec<u32>,
+}
+
+impl Clear {
+    /// Whether a place with this stamp may be written again, as far as readers of rows go.
+    pub(super) fn of_rows(&self, stamp: u64) -> bool {
+        stamp <= self.stamp
+    }
+
+    /// Whether the whole segment in `place` is being read.
+    pub(super) fn is_read(&self, place: u32) -> bool {
+        self.whole.contains(&place)
+    }
 }
 
 impl Readings {
@@ -47,9 +72,32 @@ impl Readings {
         stamps.now
     }
 
-    /// Places stamped up to this have no reader left.
-    pub(super) fn clear_up_to(&self) -> u64 {
-        self.stamps.lock().active.first_key_value().map_or(u64::MAX, |(&oldest, _)| oldest)
+    /// The reader of the whole segment in `place` begins; it ends when the value is dropped.
+    pub(super) fn whole(&self, place: u32) -> Whole<'_> {
+        self.stamps.lock().whole.push(place);
+        Whole { readings: self, place }
+    }
+
+    /// Places without a reader.
+    pub(super) fn clear(&self) -> Clear {
+        let stamps = self.stamps.lock();
+        let oldest = stamps.active.first_key_value();
+        Clear { stamp: oldest.map_or(u64::MAX, |(&oldest, _)| oldest), whole: stamps.whole.clone() }
+    }
+}
+
+/// A reader of a whole segment.
+#[must_use = "the place is held only while this lives"]
+pub(super) struct Whole<'a> {
+    readings: &'a Readings,
+    place: u32,
+}
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        let whole = &mut self.readings.stamps.lock().whole;
+        let at = whole.iter().position(|&place| place == self.place).expect("a reader ends once");
+        whole.swap_remove(at);
     }
 }
 
@@ -63,10 +111,10 @@ mod tests {
         let early = readings.begin();
         let freed = readings.freed();
         let late = readings.begin();
-        assert!(readings.clear_up_to() < freed);
+        assert!(!readings.clear().of_rows(freed));
         readings.end(early);
-        assert!(readings.clear_up_to() >= freed, "the late reader cannot have seen the place");
+        assert!(readings.clear().of_rows(freed), "the late reader cannot have seen the place");
         readings.end(late);
-        assert_eq!(readings.clear_up_to(), u64::MAX);
+        assert!(readings.clear().of_rows(u64::MAX));
     }
 }

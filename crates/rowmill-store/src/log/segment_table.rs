@@ -288,14 +288,19 @@ impl SegmentTable {
         if self.resting.is_empty() {
             return;
         }
-        let clear = readings.clear_up_to();
-        while let Some(&(stamp, place)) = self.resting.front() {
-            if stamp > clear {
-                break;
-            }
+        let clear = readings.clear();
+        let mut held = Vec::new();
+        while let Some(&(stamp, place)) = self.resting.front()
+            && clear.of_rows(stamp)
+        {
             self.resting.pop_front();
-            self.free.insert(place);
+            if clear.is_read(place) {
+                held.push((stamp, place));
+            } else {
+                self.free.insert(place);
+            }
         }
+        held.into_iter().rev().for_each(|place| self.resting.push_front(place));
     }
 
     /// End the epoch; its number names the checkpoint.

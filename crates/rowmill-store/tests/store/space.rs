@@ -208,3 +208,29 @@ fn a_checkpoint_without_places_is_refused_before_it_begins() {
     table.put(&[5], &[1.0; 16], None).unwrap();
     store.checkpoint(&[]).unwrap();
 }
+
+#[test]
+fn a_checkpoint_returns_when_what_it_freed_is_given_back() {
+    let row_memory = Some(4 << 20);
+    let options =
+        StoreOptions { memory: 32 << 20, row_memory, threads: 1, seed: SEED, ..StoreOptions::default() };
+    let store = open(&MemoryVolume::new(), &options);
+    let table = store.table("t", &spec(256, SGD)).unwrap();
+    let all: Vec<u64> = (0..ROWS).collect();
+    let put = |ids: &[u64]| table.put(ids, &vec![1.0; ids.len() * 256], None).unwrap();
+    all.chunks(400).for_each(put);
+    let mut random = Rng64::new(1);
+    for tenth in 0..40 {
+        for _ in 0..ROWS / 4000 {
+            let ids: Vec<u64> = (0..400).map(|_| random.below(ROWS)).collect();
+            put(&ids);
+        }
+        store.checkpoint(&[]).unwrap();
+        let stats = store.stats();
+        let in_use = stats.device_used_bytes + stats.device_pinned_bytes;
+        let kept = (stats.device_live_bytes * 7 / 5).saturating_sub(in_use);
+        // Cleaning goes on meanwhile, and frees a segment at a time.
+        let spare = stats.device_live_bytes / 20;
+        assert!(stats.device_free_bytes <= kept + spare, "checkpoint {tenth}: {stats:?}");
+    }
+}
