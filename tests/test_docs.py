@@ -6,6 +6,7 @@ map, a claim left out of the table: each is found here and named.
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    # A title behind the target is allowed: `[text](target "title")`.
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?(?: \"[^\"]*\")?\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
@@ -98,3 +100,33 @@ def test_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert re.search(r"^ {4}make( |$)", text, re.MULTILINE)
     assert "make test" in text
+
+
+def test_the_program_of_the_readme_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    """Killed after 30 of 60 steps and run again, it prints what an uninterrupted run prints last."""
+    program = tmp_path / "train.py"
+    program.write_text("\n".join(python_blocks(ROOT / "README.md")))
+
+    def lines_of_run(folder: Path) -> list[str]:
+        return subprocess.run(
+            [warm_python(), str(program)],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=240,
+        ).stdout.splitlines()
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    # A process of its own: the store is opened again as soon as it is gone.
+    with subprocess.Popen(
+        [sys.executable, str(program)], cwd=killed, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        assert any(line.startswith("30 steps") for line in run.stdout)
+        run.kill()
+    resumed = lines_of_run(killed)
+    assert not resumed[0].startswith(("10 ", "20 ", "30 ")), "it began anew"
+    assert resumed[-1] == lines_of_run(whole)[-1]
