@@ -14,8 +14,10 @@ import pytest
 from python.tests.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
-LOOSE = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
-PAGES = [ROOT / name for name in LOOSE] + sorted((ROOT / "docs").rglob("*.md"))
+LOOSE = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+PAGES = [ROOT / name for name in LOOSE] + [
+    page for folder in ("docs", "benchmarks") for page in sorted((ROOT / folder).rglob("*.md"))
+]
 
 STATUSES = ("reproduced", "partly", "not", "not yet", "not answerable here: ")
 CLAIM_IDS = [
@@ -51,11 +53,25 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def anchors(page: Path) -> set[str]:
+    """Names of the headings of a page, as links spell them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    # A title behind the target is allowed: `[text](target "title")`.
-    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?(?: \"[^\"]*\")?\)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    # `[text](target)`, `[text](target#anchor)`, and either with a title: `[text](target "title")`.
+    links = re.findall(r"\]\(([^)#:\s]*)(#[^)\s]*)?(?: \"[^\"]*\")?\)", page.read_text())
+    broken: list[str] = []
+    for target, anchor in links:
+        to = page.parent / target if target else page
+        if not to.exists() or (anchor and anchor[1:] not in anchors(to)):
+            broken.append(target + anchor)
+    assert broken == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
