@@ -114,12 +114,13 @@ format: $(TOOLS) ## Rewrite sources in the one format
 	$(VENV)/bin/ruff check --fix-only
 	$(VENV)/bin/ruff format
 
+# Recorded results are in benchmarks/results, many of full forms: quick forms do not overwrite them.
 .PHONY: bench
-bench: setup ## Run every benchmark in its quick form; results go to benchmarks/results
+bench: setup ## Run every benchmark in its quick form; results go to out/bench (BENCH_FLAGS=--allow-dirty: from a dirty tree)
 	for run in benchmarks/*/run.py; do \
 		question=$$(basename "$$(dirname "$$run")"); \
 		echo "== $$question"; \
-		$(VENV)/bin/python "$$run" --quick --out "benchmarks/results/$$question.json"; \
+		$(VENV)/bin/python "$$run" --quick $(BENCH_FLAGS) --out "out/bench/$$question.json"; \
 	done
 
 .PHONY: lock

@@ -20,9 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import REPOSITORY, Source, check_recordable, processor, utc_now
 from rowmill.train.machine import describe_machine, resident_bytes
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 WATTS = 5.0
 """Of a busy core, stated: no counter of energy can be read on our machines."""
 
@@ -38,18 +38,25 @@ class Settings:
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """Reads `[--quick] [--seed N] [--out FILE]`; a benchmark may add arguments of its own."""
+    """Reads `[--quick] [--seed N] [--out FILE] [--allow-dirty]`; a benchmark may add arguments of its own."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="end within 10 minutes on 2 cores")
     parser.add_argument("--seed", type=int, default=1, help="seed of ids, rows and models")
     parser.add_argument("--out", type=Path, help="write the JSON object here, not to the screen")
+    parser.add_argument(
+        "--allow-dirty",
+        action="store_true",
+        help="write --out from a source tree with uncommitted changes, marked as dirty",
+    )
     return parser
 
 
 def settings(arguments: argparse.Namespace) -> Settings:
-    """What every benchmark needs of the arguments."""
+    """What every benchmark needs of the arguments; exits if `--out` must not be written."""
+    if arguments.out is not None:
+        check_recordable(arguments.out, quick=arguments.quick, dirty=arguments.allow_dirty)
     script = Path(sys.argv[0]).resolve()
     name = script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script.name
     command = " ".join(["python", str(name), *sys.argv[1:]])
@@ -57,7 +64,7 @@ def settings(arguments: argparse.Namespace) -> Settings:
 
 
 def parse_arguments(description: str | None) -> Settings:
-    """Reads `[--quick] [--seed N] [--out FILE]`."""
+    """Reads `[--quick] [--seed N] [--out FILE] [--allow-dirty]`."""
     return settings(argument_parser(description).parse_args())
 
 
@@ -138,18 +145,38 @@ def measure(variant: str, number: int, work: Callable[[], int]) -> Sample:
 
 
 @dataclass(frozen=True)
-class Median:
-    """The middle of several measurements, and how far apart they lie relative to it."""
+class Figure:
+    """One number for several measurements, with their range."""
 
     value: float
-    spread: float
+    min: float
+    max: float
+    rounds: int
+
+    @property
+    def spread(self) -> float:
+        """(largest - smallest) / value."""
+        return (self.max - self.min) / abs(self.value) if self.value else 0.0
+
+
+class Median(Figure):
+    """The median of rounds."""
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Median":
-        """Takes the median, and (largest - smallest) / median."""
-        ordered = sorted(values)
-        middle = statistics.median(ordered)
-        return cls(middle, (ordered[-1] - ordered[0]) / middle if middle else 0.0)
+        """Takes the median and the range."""
+        taken = list(values)
+        return cls(statistics.median(taken), min(taken), max(taken), len(taken))
+
+
+class Mean(Figure):
+    """The mean over seeds."""
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Mean":
+        """Takes the mean and the range."""
+        taken = list(values)
+        return cls(statistics.mean(taken), min(taken), max(taken), len(taken))
 
 
 def units_per_s(samples: Iterable[Sample]) -> Median:
@@ -173,18 +200,11 @@ def ratio(samples: list[Sample], baseline: list[Sample]) -> Median:
 def machine() -> dict[str, Any]:
     """The machine and the versions a figure belongs to."""
     huge_pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     return {
         **describe_machine(len(os.sched_getaffinity(0))),
+        **processor(),
         "huge_pages": huge_pages.read_text().strip() if huge_pages.exists() else "none",
         "rowmill": metadata.version("rowmill"),
-        "commit": commit or "unknown",
     }
 
 
@@ -195,6 +215,8 @@ class Benchmark:
     settings: Settings
     cells: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
     summary: dict[str, float] = field(default_factory=dict[str, float])
+    ranges: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    source: Source = field(default_factory=Source.now)
 
     def compare(
         self, variants: Mapping[str, Callable[[], int]], *, rounds: int, warm_up: int = 1
@@ -221,10 +243,11 @@ class Benchmark:
                     self.cells.append(asdict(sample))
         return samples
 
-    def summarize(self, name: str, median: Median) -> None:
-        """Adds a figure and its spread to the summary."""
-        self.summary[name] = median.value
-        self.summary[f"{name}_spread"] = median.spread
+    def summarize(self, name: str, figure: Figure) -> None:
+        """Adds a figure, its spread, and the rounds and range behind it."""
+        self.summary[name] = figure.value
+        self.summary[f"{name}_spread"] = figure.spread
+        self.ranges[name] = {"rounds": figure.rounds, "min": figure.min, "max": figure.max}
 
     def keep(self) -> None:
         """Writes what is measured so far, if `--out` names a file: a long run that is cut off leaves it."""
@@ -236,8 +259,11 @@ class Benchmark:
         text = json.dumps(
             {
                 "summary": self.summary,
+                "ranges": self.ranges,
                 "cells": self.cells,
                 "machine": machine(),
+                "source": asdict(self.source.until_now()),
+                "date": utc_now(),
                 "command": self.settings.command,
             },
             indent=1,

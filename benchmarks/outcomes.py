@@ -3,14 +3,16 @@
 import argparse
 import json
 import shutil
+import sys
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks import common
+from benchmarks.provenance import Source
 from rowmill.config import Config
 from rowmill.train import train
 
@@ -47,14 +49,17 @@ class Outcomes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def measure(self, name: str, config: Config) -> None:
+    def measure(self, name: str, config: Config) -> dict[str, Any]:
         """Train and test, unless that was done already with the same settings; what was interrupted goes on."""
-        if self.result(name, config) is not None:
-            return
+        found = self.result(name, config)
+        if found is not None:
+            return found
         run = self._folder / name
+        source = Source.now()
+        print(f"{run}: training", file=sys.stderr)
         # Without a checkpoint `resume` begins at the first example.
         report = train(
-            replace(config, train=replace(config.train, out=run, resume=True)), Console(quiet=True)
+            replace(config, train=replace(config.train, out=run, resume=True)), Console(stderr=True)
         )
         result = {
             "test": report["test"],
@@ -62,18 +67,24 @@ class Outcomes:
             "seconds": report["run"]["seconds"],
             "settings": _identity(config),
             "machine": common.machine(),
+            "source": asdict(source.until_now()),
         }
         # It is there as a whole or not at all.
         draft = self._file(name).with_suffix(".new")
         draft.write_text(json.dumps(result, indent=1) + "\n")
         draft.rename(self._file(name))
         shutil.rmtree(run)
+        return result
 
     def result(self, name: str, config: Config) -> dict[str, Any] | None:
-        """What came of a run with these settings, if there was one."""
+        """What came of a run with these settings, if there was one; a clean tree takes no results of a dirty one."""
         file = self._file(name)
-        result = json.loads(file.read_text()) if file.is_file() else None
-        return result if result and result["settings"] == _identity(config) else None
+        if not file.is_file():
+            return None
+        result = json.loads(file.read_text())
+        dirty = result.get("source", {"dirty": True})["dirty"]
+        usable = result["settings"] == _identity(config) and (not dirty or Source.now().dirty)
+        return result if usable else None
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.json"

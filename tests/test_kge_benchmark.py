@@ -22,6 +22,8 @@ from benchmarks.kge_out_of_core.shape import SKEW, Shape
 from benchmarks.kge_out_of_core.stored import filled, training
 from benchmarks.kge_quality import run as kge_quality
 from benchmarks.memory_group import MOUNT
+from benchmarks.outcomes import Outcomes
+from benchmarks.provenance import Source
 from rowmill.config import StoreConfig
 from tests.array_rows import ArrayRows
 
@@ -171,20 +173,22 @@ def test_runs_that_are_done_are_kept_and_told(
     monkeypatch.setattr(kge_quality, "ASKED", {"ring-distmult": 0.5, "absent-complex": 0.5})
     monkeypatch.setattr(kge_quality, "GRAPHS", {"ring": str(graph), "absent": "nowhere"})
     out = tmp_path / "found.json"
-    arguments = ["run.py", "--folder", str(tmp_path / "kept"), "--out", str(out)]
+    arguments = ["run.py", "--folder", str(tmp_path / "kept"), "--allow-dirty", "--out", str(out)]
     monkeypatch.setattr("sys.argv", arguments)
     kge_quality.main()
     found = json.loads(out.read_text())
     assert found["summary"]["ring-distmult_asked"] == 0.5
-    assert found["cells"][0]["epochs"] == 2
-    assert 0 < found["summary"]["ring-distmult_mrr"] <= 1
+    assert [(cell["seed"], cell["epochs"]) for cell in found["cells"]] == [(1, 2), (2, 2), (3, 2)]
+    range_of_seeds = found["ranges"]["ring-distmult_mrr"]
+    assert range_of_seeds["rounds"] == 3
+    assert 0 < range_of_seeds["min"] < range_of_seeds["max"] <= 1, "each seed is another run"
 
     monkeypatch.setattr(
-        "sys.argv", [*arguments[:3], "--quick", "--out", str(tmp_path / "quick.json")]
+        "sys.argv", [*arguments[:4], "--quick", "--out", str(tmp_path / "quick.json")]
     )
     kge_quality.main()
     quick = json.loads((tmp_path / "quick.json").read_text())
-    assert quick["cells"][0]["epochs"] == 1
+    assert [cell["epochs"] for cell in quick["cells"]] == [1]
     monkeypatch.setattr("sys.argv", arguments)
 
     (graph / "train.tsv").unlink()  # So nothing can be trained.
@@ -194,3 +198,13 @@ def test_runs_that_are_done_are_kept_and_told(
     monkeypatch.setattr("sys.argv", [*arguments, "--settings", "ring-complex"])
     with pytest.raises(SystemExit):
         kge_quality.main()
+
+    file = tmp_path / "kept/ring-distmult-1.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"source": content["source"] | {"dirty": True}}))
+    config = kge_quality.config_of("ring-distmult", graph, seed=1, quick=False)
+    for dirty in (True, False):
+        now = Source("commit", dirty, "crates", "python")
+        monkeypatch.setattr(Source, "now", lambda now=now: now)
+        result = Outcomes(tmp_path / "kept").result("ring-distmult-1", config)
+        assert (result is not None) == dirty, "a clean tree takes no outcome of a dirty one"

@@ -6,7 +6,6 @@ The log is made of MovieLens 100k by time, the last item of every user left out,
 `../shared/data` has it; else it is generated.
 """
 
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -81,8 +80,7 @@ def summarize(benchmark: common.Benchmark, kind: str) -> None:
         for side, values in scores.items():
             numbers = [float(str(value)) for value in values]
             name = f"{kind}_{side}_{figure}"
-            benchmark.summary[name] = statistics.mean(numbers)
-            benchmark.summary[f"{name}_spread"] = max(numbers) - min(numbers)
+            benchmark.summarize(name, common.Mean.of(numbers))
         pairs = zip(scores["stored"], scores["plain"], strict=True)
         benchmark.summary[f"{kind}_{figure}_largest_difference"] = max(
             abs(float(str(stored)) - float(str(plain))) for stored, plain in pairs

@@ -99,7 +99,7 @@ class Collected:
         for strategy, rounds in of.items():
             for figure in rounds[0]:
                 median = common.Median.of(each[figure] for each in rounds)
-                self.benchmark.summary[f"{cell}_{strategy}_{figure}"] = median.value
+                self.benchmark.summarize(f"{cell}_{strategy}_{figure}", median)
         for figure in ("exchange_ms", "step_ms"):
             for strategy in STRATEGIES[1:]:
                 gain = _gain(of[strategy], of["packed"], figure)

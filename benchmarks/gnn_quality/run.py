@@ -74,10 +74,10 @@ def summarize(benchmark: common.Benchmark, settings: Settings, splits: int) -> N
                 figure: result["test"][figure],
                 f"valid_{figure}": best_of_valid(result["curve"])[f"valid_{figure}"],
                 "seconds": result["seconds"],
-                "commit": result["machine"]["commit"],
+                "source": result["source"],
             }
         )
-    benchmark.summary[f"{name}_{figure}"] = mean(found)
+    benchmark.summarize(f"{name}_{figure}", common.Mean.of(found))
     if len(found) > 1:
         benchmark.summary[f"{name}_{figure}_deviation"] = stdev(found)
     benchmark.summary |= {

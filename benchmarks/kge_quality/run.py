@@ -1,8 +1,9 @@
 """How well do knowledge-graph models over stored rows rank the missing links of known graphs?
 
-Each file of settings in `examples/kge` is one run of `rowmill train`, told as figures of the test part. The graphs are in the folder
-that `$ROWMILL_DATA` names, else in `../shared/data`; those that are not there are left out. What came of a run is a file below
-`--folder`, of which the same command makes the summary: one that was interrupted goes on from its last checkpoint.
+Each file of settings in `examples/kge` is trained with several seeds; the summary has the mean of the test part over seeds. The
+graphs are in the folder that `$ROWMILL_DATA` names, else in `../shared/data`; those that are not there are left out. The outcome of each
+run is a file below `--folder`, from which the same command makes the summary. A run that was interrupted continues from its last
+checkpoint.
 """
 
 import sys
@@ -33,38 +34,41 @@ def graph_of(name: str) -> Path | None:
     return common.data_file(GRAPHS[name.split("-")[0]])
 
 
-def config_of(name: str, graph: Path, *, quick: bool) -> Config:
+def config_of(name: str, graph: Path, *, seed: int, quick: bool) -> Config:
     """The settings of this name; in the quick form of one epoch."""
-    config = load_config(EXAMPLES / f"{name}.toml", {("data", "path"): graph})
+    flags = {("data", "path"): graph, ("train", "seed"): seed}
+    config = load_config(EXAMPLES / f"{name}.toml", flags)
     return replace(config, train=replace(config.train, epochs=1)) if quick else config
 
 
-def summarize(benchmark: common.Benchmark, name: str, result: dict[str, Any]) -> None:
-    """Figures of a run, in place of those that the benchmark has of these settings."""
-    test, valid = result["test"], result["curve"][-1]
-    benchmark.cells = [cell for cell in benchmark.cells if cell["variant"] != name]
-    benchmark.cells.append(
-        {
-            "variant": name,
-            "round": 0,
-            **{figure: test[figure] for figure in FIGURES},
-            "valid_mrr": valid["valid_mrr"],
-            "epochs": result["settings"]["train"]["epochs"],
-            "seconds": result["seconds"],
-            "commit": result["machine"]["commit"],
-        }
-    )
-    benchmark.summary |= {
-        f"{name}_mrr": test["mrr"],
-        f"{name}_asked": ASKED[name],
-        f"{name}_seconds": result["seconds"],
-    }
+def summarize(benchmark: common.Benchmark, name: str, results: dict[int, dict[str, Any]]) -> None:
+    """Figures of the runs of these settings, by seed."""
+    for seed, result in results.items():
+        benchmark.cells.append(
+            {
+                "variant": name,
+                "seed": seed,
+                **{figure: result["test"][figure] for figure in FIGURES},
+                "valid_mrr": result["curve"][-1]["valid_mrr"],
+                "epochs": result["settings"]["train"]["epochs"],
+                "seconds": result["seconds"],
+                "source": result["source"],
+            }
+        )
+    for figure in FIGURES:
+        found = (result["test"][figure] for result in results.values())
+        benchmark.summarize(f"{name}_{figure}", common.Mean.of(found))
+    seconds = common.Mean.of(result["seconds"] for result in results.values())
+    benchmark.summarize(f"{name}_seconds", seconds)
+    benchmark.summary[f"{name}_asked"] = ASKED[name]
 
 
 def main() -> None:
     parser = parser_of_settings(__doc__, ASKED, "out/kge_quality")
+    parser.add_argument("--seeds", type=int, help="runs of each settings (default 3, quick 1)")
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
+    seeds: int = arguments.seeds or (1 if arguments.quick else 3)
     # Apart: one epoch must not go on with, or end, a whole run that was interrupted.
     outcomes = Outcomes(arguments.folder / "quick" if arguments.quick else arguments.folder)
     for name in ASKED:
@@ -72,14 +76,19 @@ def main() -> None:
         if graph is None:
             print(f"{name}: its graph is not there, left out", file=sys.stderr)
             continue
-        config = config_of(name, graph, quick=arguments.quick)
+        configs = {
+            seed: config_of(name, graph, seed=seed, quick=arguments.quick)
+            for seed in range(arguments.seed, arguments.seed + seeds)
+        }
         if name in arguments.settings:
-            outcomes.measure(name, config)
-        # Those that were trained earlier belong to the summary too.
-        result = outcomes.result(name, config)
-        if result is not None:
-            summarize(benchmark, name, result)
-            print(f"{name}: {benchmark.cells[-1]}", file=sys.stderr)
+            for seed, config in configs.items():
+                outcomes.measure(f"{name}-{seed}", config)
+        # Runs that an earlier command made belong to the summary too.
+        found = {seed: outcomes.result(f"{name}-{seed}", of) for seed, of in configs.items()}
+        results = {seed: result for seed, result in found.items() if result is not None}
+        if results:
+            summarize(benchmark, name, results)
+            print(f"{name}: MRR {benchmark.ranges[f'{name}_mrr']}", file=sys.stderr)
             benchmark.keep()
     if arguments.out is None:
         benchmark.write()

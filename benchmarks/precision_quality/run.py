@@ -75,10 +75,9 @@ def summarize(benchmark: common.Benchmark) -> None:
         for side in PRECISIONS
     }
     for side, values in auc.items():
-        benchmark.summary[f"{side}_auc"] = statistics.mean(values)
-        benchmark.summary[f"{side}_auc_spread"] = max(values) - min(values)
+        benchmark.summarize(f"{side}_auc", common.Mean.of(values))
     less = [whole - half for whole, half in zip(*auc.values(), strict=True)]
-    benchmark.summary["split-bf16_loses_auc"] = statistics.mean(less)
+    benchmark.summarize("split-bf16_loses_auc", common.Mean.of(less))
     benchmark.summary["split-bf16_loses_auc_at_most"] = max(less)
     if len(less) > 1:
         error = statistics.stdev(less) / len(less) ** 0.5

@@ -1,6 +1,5 @@
 """AUC on held-out rows, by staleness bound: runs of `rowmill train` with many steps in flight."""
 
-import statistics
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -113,9 +112,7 @@ def summarize(benchmark: common.Benchmark, cells: list[dict[str, Any]]) -> None:
         synchronous = of_bound["0"]
         for bound, scores in of_bound.items():
             name = f"{variant}_bound_{bound}"
-            benchmark.summary[f"{name}_auc"] = statistics.mean(scores.values())
-            benchmark.summary[f"{name}_auc_spread"] = max(scores.values()) - min(scores.values())
+            benchmark.summarize(f"{name}_auc", common.Mean.of(scores.values()))
             losses = [100 * (1 - auc / synchronous[seed]) for seed, auc in scores.items()]
-            benchmark.summary[f"{name}_auc_loss_percent"] = statistics.mean(losses)
-            benchmark.summary[f"{name}_auc_loss_percent_spread"] = max(losses) - min(losses)
+            benchmark.summarize(f"{name}_auc_loss_percent", common.Mean.of(losses))
     benchmark.cells.extend(cells)

@@ -137,10 +137,9 @@ def opening(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
 def training(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
     """The store's rate of looked-up rows over its limit: memory for everything, or the device."""
     engines(benchmark, cell, lines)
-    del (
-        benchmark.summary[f"{cell.name}_over_probe"],
-        benchmark.summary[f"{cell.name}_over_probe_spread"],
-    )
+    over_probe = f"{cell.name}_over_probe"
+    del benchmark.summary[over_probe], benchmark.summary[f"{over_probe}_spread"]
+    del benchmark.ranges[over_probe]
     ours = of_engine(lines, "rowmill")
     for engine in ("rowmill_no_lookahead", "rowmill_in_memory"):
         rounds = of_engine(lines, engine)
