@@ -7,6 +7,7 @@ in memory as after long training, and a short warm-up does for the rest.
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -162,6 +163,8 @@ class _UnannouncedTrainer(LoadedTrainer):
 def loaded(config: Config, shape: Shape) -> Generator[LoadedTrainer]:
     """A trainer with every row of the log's tables in its store."""
     with open_trainer(config, Console(quiet=True)) as trainer:
+        name = config.train.out.name
+        print(f"{name}: putting {shape.tables} x {shape.rows_per_table:,} rows", file=sys.stderr)
         tables = [table_ids(shape.log, number) for number in range(shape.tables)]
         assert isinstance(trainer.rows, StoredRows)
         for start in reversed(range(0, shape.rows_per_table, _PUT_ROWS)):

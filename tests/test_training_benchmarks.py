@@ -1,4 +1,4 @@
-"""benchmarks/out_of_core, staleness_quality, click_models and precision_quality in their smallest forms, trainer and store included.
+"""Benchmarks that train click models, in their smallest forms, trainer and store included.
 
 Benchmarks are run rarely; without this they would break unseen, or measure something else than they say: rows that
 are all in memory, steps that are not in flight, a ratio the wrong way round. How fast anything is, is not looked at.
@@ -12,11 +12,14 @@ import pytest
 
 from benchmarks import common
 from benchmarks.click_models import run as click_models
+from benchmarks.criteo_quality import run as criteo_quality
 from benchmarks.out_of_core import generated
 from benchmarks.precision_quality import run as precision_quality
+from benchmarks.quickstart import run as quickstart
 from benchmarks.staleness_quality import quality, rate, run
 from benchmarks.training import Shape
-from rowmill.config import SequencesConfig
+from rowmill.config import GenerateConfig, SequencesConfig
+from rowmill.data.generate import generate
 from rowmill.train import dense
 
 SHAPE = Shape(rows_per_table=4_000, steps=70, tables=3, batch=64)
@@ -150,3 +153,39 @@ def test_precisions_are_compared_within_a_seed(
     assert benchmark.summary["split-bf16_loses_auc"] == pytest.approx(sum(less) / 2)
     assert benchmark.summary["split-bf16_loses_auc_at_most"] == max(less)
     assert 0 < max(map(abs, less)) < 0.02, "two precisions, and near"
+
+
+def test_criteo_quality_has_the_mean_and_range_of_seeds(
+    benchmark: common.Benchmark, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    generate(log, GenerateConfig(rows=3000, rows_per_table=100))
+    criteo_quality.measure(benchmark, log, tmp_path / "kept", seeds=2)
+    auc = [float(str(cell["auc"])) for cell in benchmark.cells]
+    assert benchmark.summary["auc"] == pytest.approx(sum(auc) / 2)
+    assert benchmark.ranges["auc"] == {"rounds": 2, "min": min(auc), "max": max(auc)}
+    assert auc[0] != auc[1], "each seed is another run"
+
+    again = common.Benchmark(benchmark.settings)
+    (tmp_path / "kept/seed-2.json").unlink()
+    criteo_quality.measure(again, log, tmp_path / "kept", seeds=2)
+    assert again.cells == benchmark.cells, "equal seeds, equal bits"
+
+
+@pytest.mark.usefixtures("forked")
+def test_quickstart_is_timed_from_an_empty_folder(
+    benchmark: common.Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = quickstart.CONFIG.read_text()
+    for name, value, small in (("rows", "600_000", "4000"), ("rows_per_table", "180_000", "500")):
+        assert f"{name} = {value}" in settings
+        settings = settings.replace(f"{name} = {value}", f"{name} = {small}")
+    config = tmp_path / "small.toml"
+    config.write_text(settings)
+    monkeypatch.setattr(common, "REPOSITORY", tmp_path)
+    quickstart.measure(benchmark, config, rounds=2)
+    assert [cell["units"] for cell in benchmark.cells] == [3200, 3200]
+    reported = max(float(cell["run"]["seconds"]) for cell in benchmark.cells)  # pyright: ignore
+    assert benchmark.ranges["seconds"]["max"] > reported, "the command takes longer than its steps"
+    assert benchmark.ranges["auc"]["min"] == benchmark.ranges["auc"]["max"], "one seed, equal bits"
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"], "nothing is left"
