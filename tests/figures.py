@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
+RESULT_COLUMNS = {"measured", "rowmill", "peer", "ratio"}
+"""Names of columns that hold results, in tables of figures."""
+NO_RESULT = "(no result kept)"
 LINK = re.compile(r'\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+\.json)\s+"(?P<path>[^"]*)"\)')
 PRINTED = re.compile(
     r"\**(?P<number>[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?) ?(?P<suffix>[kM%x]?)\**"
@@ -24,6 +27,8 @@ SUFFIXES = {
     "M": Decimal(10**6),
     "%": Decimal("0.01"),
 }
+CODE = re.compile(r"`[^`]*`")
+MEASUREMENT = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+| ?(?:x|%|ns|us|ms|s|k|M|[kKMGT]i?B)(?!\w))")
 SCALE = re.compile(
     r"(?P<path>.+?) (?P<sign>[*/])(?P<factor>[\d.]+(?:e[+-]?\d+)?)(?:\^(?P<power>\d+))?"
 )
@@ -69,6 +74,26 @@ def figures(text: str) -> Iterator[Figure]:
     for number, line in enumerate(text.splitlines(), 1):
         for link in LINK.finditer(line):
             yield Figure(number, link["text"], link["target"], link["path"])
+
+
+def unlinked(text: str) -> Iterator[tuple[int, str]]:
+    """Measurements without a link in tables of figures: line and cell.
+
+    A measurement is a number with a decimal point or a unit, in a column of results, in a row that does not say that no
+    result was kept. Whole numbers without a unit are often conditions (`at bound 80`), so they are not measurements here.
+    """
+    columns: list[int] | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("|"):
+            columns = None
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if columns is None:
+            columns = [at for at, cell in enumerate(cells) if cell in RESULT_COLUMNS]
+        elif NO_RESULT not in line:
+            for cell in (cells[at] for at in columns):
+                if MEASUREMENT.search(CODE.sub("", LINK.sub("", cell))):
+                    yield number, cell
 
 
 def evaluate(result: Json, path: str) -> Decimal:

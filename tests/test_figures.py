@@ -1,7 +1,7 @@
 """Printed figures match the results that they link to, and results say what they measured.
 
-Not checked, because no test can tell a measured number from another one in prose: numbers outside tables of figures, numbers
-of conditions (`2 ranks`, `at bound 80`) beside a linked figure, and whether a link names the right value of its file.
+Not checked, because no test can tell a measured number from another one in prose: numbers outside tables of figures, whole
+numbers without a unit beside a linked figure (`at bound 80`), and whether a link names the right value of its file.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.figures import Figure, FigureError, figures
+from tests.figures import Figure, FigureError, figures, unlinked
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -94,6 +94,13 @@ def test_printed_digits_match_the_results(page: Path) -> None:
         except FigureError as error:
             wrong.append(f"{name_of(page)}:{figure.line}: {error}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/figures.md"])
+def test_measurements_in_tables_link_to_a_result(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert [f"{page}:{line}: {cell}" for line, cell in unlinked(text)] == []
+    assert any(figures(text)), "a page of figures has some"
 
 
 def test_results_say_what_they_measured() -> None:
@@ -207,6 +214,26 @@ def test_a_true_figure_passes(text: str, path: str, tmp_path: Path) -> None:
 def test_a_false_figure_is_named(text: str, path: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(FigureError, match=re.escape(said)):
         check(text, path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cell", "found"),
+    [
+        ('[0.98](r.json "summary.a") of `z0.8`, **missed** at bound 80', False),
+        ("9.2 to 11.9 x on a busy host (no result kept)", False),
+        ("not measured yet", False),
+        ('[0.98](r.json "summary.a"), 0.97 in an earlier run', True),
+        ("**12 %**", True),
+        ("63 M rows/s", True),
+        ("[49 s](r.json)", True),
+        ("1,024 KiB", True),
+    ],
+)
+def test_a_measurement_without_a_link_is_found(cell: str, found: bool) -> None:
+    row = f"| get, 0.5 M rows | >= 0.9 | {cell} |"
+    text = f"It takes 0.3 s.\n\n| question | aim | measured |\n|---|---|---|\n{row}\n"
+    assert list(unlinked(text)) == ([(5, cell)] if found else [])
+    assert list(unlinked(text.replace("measured", "setting"))) == []
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
