@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use rowmill_sync::Poison;
+
 use crate::StoreError;
 use crate::balance::balance;
 use crate::budget::Budget;
 use crate::group::Group;
 use crate::log::LogError;
-use crate::poison::Poison;
 use crate::rounds::Rounds;
 use crate::store::Groups;
 

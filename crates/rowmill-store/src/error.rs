@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rowmill_io::DeviceError;
 use rowmill_rows::{BagError, RowKey, SpecError};
+use rowmill_sync::Poisoned;
 
 use crate::log::{LogError, PoisonCause};
 
@@ -429,6 +430,12 @@ impl StoreError {
     /// Whether the store must refuse writes after this.
     pub(crate) fn poisons(&self) -> bool {
         matches!(self, Self::Full { .. } | Self::Poisoned { .. })
+    }
+}
+
+impl From<Poisoned> for StoreError {
+    fn from(Poisoned { cause }: Poisoned) -> Self {
+        Self::Poisoned { cause }
     }
 }
 

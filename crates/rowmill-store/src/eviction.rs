@@ -6,14 +6,13 @@
 use std::collections::BinaryHeap;
 
 use rowmill_rows::{EvictionRule, RowLayout};
-use rowmill_sync::RwLock;
+use rowmill_sync::{RwLock, ranks};
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
 use crate::log::Reading;
 use crate::lookup::Lookup;
-use crate::ranks;
 use crate::shard::Miss;
 use crate::stamp::{rank_of_score, stamp_of};
 use crate::table_state::TableState;

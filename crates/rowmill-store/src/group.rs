@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use rowmill_rows::{IdRange, RowKey};
-use rowmill_sync::{Gate, Mutex, RwLock};
+use rowmill_sync::{Gate, Mutex, RwLock, ranks};
 
 use crate::StoreError;
 use crate::budget::Budget;
 use crate::core::Core;
 use crate::index::{Location, TableIndex};
 use crate::keys::{Keys, TableIds};
-use crate::ranks;
 use crate::shard::{SLOTS_MIN, Shard};
 use crate::stats::Counters;
 use crate::table_state::TableState;

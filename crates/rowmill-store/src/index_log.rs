@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use rowmill_io::Volume;
 use rowmill_rows::RowKey;
-use rowmill_sync::{Mutex, Rank};
+use rowmill_sync::{Mutex, Rank, ranks};
 
 use crate::StoreError;
 use crate::files::{DeltaFile, DeltaWriter, FileError};
-use crate::ranks;
 
 /// Where index changes are written. Changes are infallible to record: a write that fails is kept and
 /// surfaces at the checkpoint that needs it.

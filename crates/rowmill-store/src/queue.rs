@@ -13,13 +13,11 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rowmill_sync::{Condvar, Mutex};
+use rowmill_sync::{Condvar, Mutex, Poison, ranks};
 
 use crate::StoreError;
 use crate::acquire::{Blocked, WAIT_SLICE};
 use crate::lookup::Lookup;
-use crate::poison::Poison;
-use crate::ranks;
 use crate::rounds::spawn;
 use crate::table::Table;
 use crate::ticket::{Call, Held, Ticket, TicketState, Tickets};
@@ -274,7 +272,12 @@ impl Queue {
         let mut requests = self.shared.requests.lock();
         if self.shared.stop.load(SeqCst) {
             drop(requests);
-            request.finish(Err(self.shared.poison.check().err().unwrap_or(StoreError::Closed)));
+            request.finish(Err(self
+                .shared
+                .poison
+                .check()
+                .err()
+                .map_or(StoreError::Closed, StoreError::from)));
             return Ok(get);
         }
         requests.push(request);

@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rowmill_sync::{Condvar, Mutex};
+use rowmill_sync::{Condvar, Mutex, Poison, ranks};
 
 use crate::StoreError;
-use crate::poison::Poison;
-use crate::ranks;
 
 /// The thread; dropping it stops and joins it.
 #[derive(Debug)]

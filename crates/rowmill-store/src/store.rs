@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use rowmill_io::{DeviceError, DirectoryVolume, MemoryVolume, Process, ProcessLocal, Volume, VolumeLock};
 use rowmill_kernels::RowUpdater;
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
-use rowmill_sync::{Mutex, Pool, RwLock};
+use rowmill_sync::{Mutex, Poison, Pool, RwLock, ranks};
 
 use crate::balance::shrink_all_if_over;
 use crate::budget::Budget;
@@ -26,9 +26,7 @@ use crate::lookahead::{self, Announcement, Destination, Lookahead};
 use crate::lookup::Lookup;
 use crate::options::StoreOptions;
 use crate::pin::Pins;
-use crate::poison::Poison;
 use crate::queue::{Queue, QueuedGet};
-use crate::ranks;
 use crate::rounds::Rounds;
 use crate::shard::Reason;
 use crate::stats::Counters;
@@ -597,7 +595,7 @@ impl Store {
         if self.options.read_only {
             return Err(StoreError::ReadOnly { operation });
         }
-        self.poison.check()
+        Ok(self.poison.check()?)
     }
 
     /// Pass a result on. A failed write refuses all later ones; what a reader cannot read because the

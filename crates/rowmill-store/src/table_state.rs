@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rowmill_kernels::{Rounding, RoundingKey, RowInitializer, Update};
 use rowmill_rows::{Category, Dtype, EvictionRule, StalenessBound, TableSpec};
-use rowmill_sync::Mutex;
+use rowmill_sync::{Mutex, ranks};
 
 use crate::StoreError;
 use crate::event_clock::EventClock;
 use crate::files;
 use crate::hot_rows::HotRows;
 use crate::keys::Key;
-use crate::ranks;
 use crate::sketch::Sketch;
 use crate::stamp::Mark;
 use crate::ticket::Ticket;

@@ -19,10 +19,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rowmill_io::Process;
-use rowmill_sync::{Gate, Mutex};
+use rowmill_sync::{Gate, Mutex, ranks};
 
 use crate::StoreError;
-use crate::ranks;
 use crate::store::Groups;
 
 /// Steps that may be open at once.

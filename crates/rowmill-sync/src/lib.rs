@@ -1,4 +1,5 @@
-//! What threads of the store share work and wait with: locks with ranks, a gate, and a fork-join pool.
+//! Locks with ranks and the one table of those ranks, a gate to wait at, a fork-join pool, and the first failure of a
+//! store, after which it refuses writes.
 //!
 //! Invariants:
 //! - A thread takes locks in the order of their ranks, and locks of one rank in the order of their numbers. Builds
@@ -11,10 +12,13 @@
 
 mod gate;
 mod lock;
+mod poison;
 mod pool;
 mod rank;
+pub mod ranks;
 
 pub use gate::Gate;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use poison::{Poison, Poisoned, panicked};
 pub use pool::Pool;
 pub use rank::{Rank, as_another_thread, report};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use rowmill_sync::{Mutex, MutexGuard};
+use rowmill_sync::{Mutex, MutexGuard, Poison, ranks};
 
 use super::frame::FeedChange;
 use super::runs::Runs;
@@ -12,8 +12,6 @@ use super::waiting::Waiting;
 use super::writer::FeedWriter;
 use crate::StoreError;
 use crate::group::Group;
-use crate::poison::Poison;
-use crate::ranks;
 use crate::rounds::Rounds;
 use crate::shard::Shard;
 use crate::store::Groups;

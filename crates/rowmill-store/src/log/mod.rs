@@ -31,7 +31,7 @@ use std::thread::{self, JoinHandle};
 
 use rowmill_io::{Device, Process, Span};
 use rowmill_rows::RowKey;
-use rowmill_sync::{Mutex, RwLock};
+use rowmill_sync::{Mutex, Poison, RwLock, ranks};
 
 use counters::Counters;
 use live_counts::LiveCounts;
@@ -39,9 +39,6 @@ use reader::Scratch;
 use reading::Readings;
 use segment_table::SegmentTable;
 use tail::{Stream, Tail};
-
-use crate::poison::Poison;
-use crate::ranks;
 
 pub(crate) use counters::LogCounts;
 pub(crate) use error::{LogError, PoisonCause, RowResult};

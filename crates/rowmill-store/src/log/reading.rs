@@ -9,9 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use rowmill_sync::Mutex;
-
-use crate::ranks;
+use rowmill_sync::{Mutex, ranks};
 
 #[derive(Debug, Default)]
 pub(super) struct Readings {

@@ -14,15 +14,13 @@ use std::sync::atomic::Ordering;
 
 use rowmill_io::DeviceError;
 use rowmill_rows::RowKey;
-use rowmill_sync::{Condvar, Mutex, MutexGuard, RwLock};
+use rowmill_sync::{Condvar, Mutex, MutexGuard, Poison, RwLock, panicked, ranks};
 
 use super::counters::add;
 use super::geometry::Geometry;
 use super::segment_table::SegmentTable;
 use super::tail_buffer::TailBuffer;
 use super::{LogError, PoisonCause, Shared};
-use crate::poison::{Poison, panicked};
-use crate::ranks;
 
 #[derive(Debug)]
 pub(super) struct Tail {

@@ -1,13 +1,14 @@
-//! The order of the store's locks, outermost first; see docs/decisions/0017-locks-and-threads.md.
+//! The order of the engine's locks, outermost first; see docs/decisions/0017-locks-and-threads.md.
 
-use rowmill_sync::Rank;
+use crate::Rank;
 
 /// Declare a rank: its type, its level, and its name in messages.
 macro_rules! ranks {
     ($($(#[$doc:meta])* $rank:ident = $level:literal, $name:literal;)*) => {$(
+        #[doc = concat!("Rank of ", $name, ".")]
         $(#[$doc])*
         #[derive(Debug)]
-        pub(crate) enum $rank {}
+        pub enum $rank {}
 
         impl Rank for $rank {
             const LEVEL: u8 = $level;

@@ -3,25 +3,30 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rowmill_sync::Mutex;
-
-use crate::{StoreError, ranks};
+use crate::{Mutex, ranks};
 
 /// The first failure of a store, if any.
 #[derive(Debug, Default)]
-pub(crate) struct Poison(Mutex<Option<String>, ranks::Poison>);
+pub struct Poison(Mutex<Option<String>, ranks::Poison>);
+
+/// The store refuses writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Poisoned {
+    /// The first failure.
+    pub cause: String,
+}
 
 impl Poison {
     /// Refuse every later write because of `cause`, unless an earlier failure is known.
-    pub(crate) fn set(&self, cause: impl FnOnce() -> String) {
+    pub fn set(&self, cause: impl FnOnce() -> String) {
         self.0.lock().get_or_insert_with(cause);
     }
 
     /// # Errors
-    /// [`StoreError::Poisoned`] after a failure.
-    pub(crate) fn check(&self) -> Result<(), StoreError> {
+    /// [`Poisoned`] after a failure.
+    pub fn check(&self) -> Result<(), Poisoned> {
         match &*self.0.lock() {
-            Some(cause) => Err(StoreError::Poisoned { cause: cause.clone() }),
+            Some(cause) => Err(Poisoned { cause: cause.clone() }),
             None => Ok(()),
         }
     }
@@ -30,7 +35,7 @@ impl Poison {
     ///
     /// # Errors
     /// The cause, with the name of the thread and the text of the panic.
-    pub(crate) fn catch(&self, thread: &str, work: impl FnOnce()) -> Result<(), String> {
+    pub fn catch(&self, thread: &str, work: impl FnOnce()) -> Result<(), String> {
         catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
             let cause = panicked(thread, &*panic);
             self.set(|| cause.clone());
@@ -40,7 +45,7 @@ impl Poison {
 }
 
 /// The cause for a thread whose work ended with `panic`.
-pub(crate) fn panicked(thread: &str, panic: &(dyn Any + Send)) -> String {
+pub fn panicked(thread: &str, panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("{thread} panicked: {}", text.unwrap_or("it did not say why"))
@@ -59,6 +64,6 @@ mod tests {
         assert_eq!(cause, "the cleaning thread panicked: segment 7");
         poison.set(|| "another".into());
         poison.catch("the other thread", || panic!("as well")).unwrap_err();
-        assert!(matches!(poison.check(), Err(StoreError::Poisoned { cause: found }) if found == cause));
+        assert_eq!(poison.check(), Err(Poisoned { cause }));
     }
 }
