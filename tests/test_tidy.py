@@ -37,7 +37,14 @@ CRATE_IMPORTS = {
     "rowmill-kernels": {"rowmill-rows"},
     "rowmill-io": set[str](),
     "rowmill-sync": set[str](),
-    "rowmill-store": {"rowmill-rows", "rowmill-kernels", "rowmill-io", "rowmill-sync"},
+    "rowmill-log": {"rowmill-rows", "rowmill-io", "rowmill-sync"},
+    "rowmill-store": {
+        "rowmill-rows",
+        "rowmill-kernels",
+        "rowmill-io",
+        "rowmill-sync",
+        "rowmill-log",
+    },
     "rowmill-remote": {"rowmill-io", "rowmill-store"},
     "rowmill-testkit": {"rowmill-rows", "rowmill-io"},
     "rowmill-python": {

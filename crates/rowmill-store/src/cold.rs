@@ -3,12 +3,12 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use rowmill_log::{LogError, Reading};
 use rowmill_rows::RowKey;
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
-use crate::log::{LogError, Reading};
 use crate::shard::{Miss, Reason};
 use crate::working_memory::Claim;
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use rowmill_log::LogError;
 use rowmill_sync::Poison;
 
 use crate::StoreError;
 use crate::balance::balance;
 use crate::budget::Budget;
 use crate::group::Group;
-use crate::log::LogError;
 use crate::rounds::Rounds;
 use crate::store::Groups;
 

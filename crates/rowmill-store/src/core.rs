@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rowmill_kernels::RowUpdater;
+use rowmill_log::Log;
 use rowmill_rows::{Dtype, GroupSpec, RowLayout};
 
 use crate::StoreError;
 use crate::budget::Budget;
 use crate::feed::Waiting;
 use crate::index_log::IndexLog;
-use crate::log::Log;
 use crate::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
 use crate::stamp::set_stamp;
 use crate::table_state::TableState;

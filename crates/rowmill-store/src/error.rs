@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use rowmill_io::DeviceError;
+use rowmill_log::{LogError, PoisonCause};
 use rowmill_rows::{BagError, RowKey, SpecError};
 use rowmill_sync::Poisoned;
-
-use crate::log::{LogError, PoisonCause};
 
 /// Every failure of a store operation. Unless a variant says otherwise the operation changed nothing
 /// and the store stays usable. After [`StoreError::Full`], [`StoreError::Poisoned`], [`StoreError::Device`],

@@ -5,13 +5,13 @@
 
 use std::collections::BinaryHeap;
 
+use rowmill_log::Reading;
 use rowmill_rows::{EvictionRule, RowLayout};
 use rowmill_sync::{RwLock, ranks};
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
-use crate::log::Reading;
 use crate::lookup::Lookup;
 use crate::shard::Miss;
 use crate::stamp::{rank_of_score, stamp_of};

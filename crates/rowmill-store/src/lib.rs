@@ -65,7 +65,6 @@ mod index_log;
 mod index_room;
 mod keys;
 mod loading;
-mod log;
 mod lookahead;
 mod lookup;
 mod mapping;

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use rowmill_kernels::{Lookups, RowPtr, SKIP, UniqueScratch, segment_unique};
+use rowmill_log::Reading;
 use rowmill_rows::{IdBag, Pooling};
 
 use crate::StoreError;
@@ -14,7 +15,6 @@ use crate::acquire::{Blocked, Clocks, Entered, Wish};
 use crate::admission::Asked;
 use crate::group::Group;
 use crate::keys::{Key, Keys};
-use crate::log::Reading;
 use crate::out::{Out, Pooled};
 use crate::placement::Placement;
 use crate::table_state::TableState;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use rowmill_io::IoChoice;
+use rowmill_log::ROW_NUMBERS;
 
-use crate::log::ROW_NUMBERS;
 use crate::workers::SPREAD_ROWS_MIN;
 use crate::{Background, FeedOptions, StoreError};
 

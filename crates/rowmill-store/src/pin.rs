@@ -12,11 +12,11 @@ use std::io::Read;
 use std::sync::Arc;
 
 use rowmill_io::{DeviceError, Volume, VolumeLock};
+use rowmill_log::{Geometry, SegmentCopier, SegmentRecord};
 use rowmill_sync::{Mutex, ranks};
 
 use crate::checkpoint::load_manifest_with_bytes;
 use crate::files::{self, Manifest};
-use crate::log::{Geometry, SegmentCopier, SegmentRecord};
 use crate::store::Store;
 use crate::{StoreError, files::GroupEntry};
 

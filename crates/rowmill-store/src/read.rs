@@ -2,12 +2,12 @@
 
 use std::convert::Infallible;
 
+use rowmill_log::Reading;
 use rowmill_rows::Dtype;
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::{Key, Keys, TableIds};
-use crate::log::Reading;
 use crate::residents::{Absent, Residents};
 use crate::scatter::Scatter;
 use crate::shard::{Miss, Reason};

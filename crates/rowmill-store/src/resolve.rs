@@ -1,6 +1,7 @@
 //! From keys to addresses that stay valid while they are used.
 
 use rowmill_kernels::RowPtr;
+use rowmill_log::Reading;
 use rowmill_sync::RwLockReadGuard;
 
 use crate::StoreError;
@@ -9,7 +10,6 @@ use crate::cold::ColdRows;
 use crate::group::Group;
 use crate::index::Found;
 use crate::keys::{Key, Keys};
-use crate::log::Reading;
 use crate::seeded::{self, SeededBug};
 use crate::shard::{Miss, Reason, Shard};
 use crate::working_memory::Claim;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use rowmill_io::{DeviceError, DirectoryVolume, MemoryVolume, Process, ProcessLocal, Volume, VolumeLock};
 use rowmill_kernels::RowUpdater;
+use rowmill_log::{Geometry, Log, LogConfig, LogState};
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 use rowmill_sync::{Mutex, Poison, Pool, RwLock, ranks};
 
@@ -21,7 +22,6 @@ use crate::feed::{self, Feed, Waiting};
 use crate::files::{Manifest, TABLES_MAX};
 use crate::group::{Group, shards_for};
 use crate::index_log::IndexLog;
-use crate::log::{Geometry, Log, LogConfig, LogState};
 use crate::lookahead::{self, Announcement, Destination, Lookahead};
 use crate::lookup::Lookup;
 use crate::options::StoreOptions;

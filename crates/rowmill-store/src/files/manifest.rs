@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use std::io::Read;
 
 use rowmill_io::{DeviceError, Volume};
+use rowmill_log::LogState;
 use rowmill_rows::{Category, Dtype, GroupSpec, TableSpec};
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +21,6 @@ use super::attachment::AttachmentEntry;
 use super::error::FileError;
 use super::frame::FileEntry;
 use super::name::{self, MANIFEST, MANIFEST_NEW};
-use crate::log::LogState;
 
 /// Version of every file of a store. Older ones stay readable, newer ones are refused.
 pub(crate) const FORMAT_VERSION: u32 = 1;

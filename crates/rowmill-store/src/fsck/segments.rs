@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use rowmill_io::{DeviceError, Volume};
+use rowmill_log::{Geometry, Log, LogConfig};
 use rowmill_rows::RowKey;
 
 use super::FsckReport;
 use crate::StoreError;
 use crate::files::{GroupEntry, Manifest};
-use crate::log::{Geometry, Log, LogConfig};
 use crate::store::log_name;
 
 /// What lies in one segment.

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use rowmill_io::DeviceError;
 
 /// The bytes of one row, or why there are none.
-pub(crate) type RowResult<'a> = Result<&'a [u8], LogError>;
+pub type RowResult<'a> = Result<&'a [u8], LogError>;
 
 /// What the log of a group could not do.
 #[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum LogError {
+pub enum LogError {
     /// The row number names no row any more. Look the row up again; if the index still gives this
     /// number, the index is damaged.
     #[error("row number {number} of group {group} names no row: look it up again")]
@@ -86,7 +85,7 @@ pub(crate) enum LogError {
 
 /// Why a log takes no more rows.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum PoisonCause {
+pub enum PoisonCause {
     /// A write or sync failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -100,7 +99,7 @@ pub(crate) enum PoisonCause {
 
 /// A part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// A data block, counted from the beginning of the segment.
     Block(u32),
     /// The checksums and keys at the end.
@@ -118,7 +117,7 @@ impl std::fmt::Display for Part {
 
 /// What is wrong with a part of a segment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// Content or logical address differ from what was written.
     #[error("checksum {found:08x} instead of {expected:08x}: damaged, stale or from another place")]
     Checksum {

@@ -6,7 +6,7 @@ use super::segment_table::Whereabouts;
 /// Rows to be retained, counted apart from the log's own counters: they are millions, and those who count
 /// them side by side would only wait for each other. Nothing is retained before [`Retaining::finish`].
 #[must_use = "nothing is retained before `finish`"]
-pub(crate) struct Retaining<'a> {
+pub struct Retaining<'a> {
     log: &'a Log,
     places: Vec<Place>,
 }
@@ -31,7 +31,7 @@ impl<'a> Retaining<'a> {
     }
 
     /// Retain a row; false when there is no such row on the device.
-    pub(crate) fn row(&mut self, number: u32) -> bool {
+    pub fn row(&mut self, number: u32) -> bool {
         let (place, index) = self.log.shared.geometry.locate(number);
         let Some(place) = self.places.get_mut(place as usize).filter(|place| index < place.rows) else {
             return false;
@@ -41,7 +41,7 @@ impl<'a> Retaining<'a> {
     }
 
     /// Give the counts to the log.
-    pub(crate) fn finish(self) {
+    pub fn finish(self) {
         for (place, Place { retained, .. }) in (0..).zip(self.places) {
             if retained > 0 {
                 self.log.shared.live.retain(place, retained);

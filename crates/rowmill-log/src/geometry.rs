@@ -5,14 +5,14 @@ use rowmill_io::{BLOCK_BYTES, Span};
 use super::trailer;
 
 /// Row numbers leave the top bit to the index, which marks resident rows with it.
-pub(crate) const ROW_NUMBERS: u64 = 1 << 31;
+pub const ROW_NUMBERS: u64 = 1 << 31;
 
 /// The shape of every segment of one log.
 ///
 /// A segment fills one *place* of the file: data blocks that hold nothing but rows, then trailer blocks.
 /// Rows of at most a block never straddle one; wider rows take whole consecutive blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Geometry {
+pub struct Geometry {
     stride: usize,
     rows_per_block: u32,
     blocks_per_row: u32,
@@ -27,7 +27,7 @@ impl Geometry {
     ///
     /// # Panics
     /// When `stride` is 0.
-    pub(crate) fn new(stride: usize, segment_bytes: usize) -> Self {
+    pub fn new(stride: usize, segment_bytes: usize) -> Self {
         assert!(stride > 0, "a row has bytes");
         let rows_per_block = (BLOCK_BYTES / stride).max(1);
         let blocks_per_row = stride.div_ceil(BLOCK_BYTES);
@@ -50,7 +50,7 @@ impl Geometry {
     }
 
     /// Bytes of a row.
-    pub(crate) fn stride(&self) -> usize {
+    pub fn stride(&self) -> usize {
         self.stride
     }
 
@@ -61,7 +61,7 @@ impl Geometry {
 
     /// Bytes of data blocks for each row of a full segment: more than the stride where blocks have an end that no
     /// row fits into.
-    pub(crate) fn packed_row_bytes(&self) -> usize {
+    pub fn packed_row_bytes(&self) -> usize {
         self.blocks_per_row as usize * BLOCK_BYTES / self.rows_per_block as usize
     }
 
@@ -71,7 +71,7 @@ impl Geometry {
     }
 
     /// Blocks of a segment that hold rows.
-    pub(crate) fn data_blocks(&self) -> u32 {
+    pub fn data_blocks(&self) -> u32 {
         self.data_blocks
     }
 
@@ -81,7 +81,7 @@ impl Geometry {
     }
 
     /// Rows of a full segment.
-    pub(crate) fn rows_per_segment(&self) -> u32 {
+    pub fn rows_per_segment(&self) -> u32 {
         self.rows_per_segment
     }
 
@@ -91,7 +91,7 @@ impl Geometry {
     }
 
     /// Bytes from one place to the next.
-    pub(crate) fn place_bytes(&self) -> usize {
+    pub fn place_bytes(&self) -> usize {
         self.place_blocks() as usize * BLOCK_BYTES
     }
 
@@ -106,7 +106,7 @@ impl Geometry {
     }
 
     /// The number of row `index` of the segment in `place`.
-    pub(crate) fn number(&self, place: u32, index: u32) -> u32 {
+    pub fn number(&self, place: u32, index: u32) -> u32 {
         place * self.rows_per_segment + index
     }
 

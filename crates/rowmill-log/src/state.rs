@@ -4,26 +4,26 @@ use serde::{Deserialize, Serialize};
 
 /// The segments a checkpoint names, as written into its manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LogState {
+pub struct LogState {
     /// The cut that the checkpoint belongs to; 0 before the first.
-    pub(crate) cut: u64,
+    pub cut: u64,
     /// Sequence numbers below this are used.
-    pub(crate) next_sequence: u64,
+    pub next_sequence: u64,
     /// The segments, by place.
-    pub(crate) segments: Vec<SegmentRecord>,
+    pub segments: Vec<SegmentRecord>,
 }
 
 /// One segment named by a checkpoint; in JSON the array `[place, sequence, rows]`, because a store has
 /// many of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(u32, u64, u32)", into = "(u32, u64, u32)")]
-pub(crate) struct SegmentRecord {
+pub struct SegmentRecord {
     /// Where the segment lies, in places from the beginning of the file.
-    pub(crate) place: u32,
+    pub place: u32,
     /// Its sequence number, never used for another segment of this log.
-    pub(crate) sequence: u64,
+    pub sequence: u64,
     /// Rows in it.
-    pub(crate) rows: u32,
+    pub rows: u32,
 }
 
 impl From<(u32, u64, u32)> for SegmentRecord {

@@ -11,19 +11,20 @@ use super::trailer::{self, Expected};
 
 /// Reads the segments that a checkpoint names from the device of a log, whether the log is open or not.
 #[derive(Debug)]
-pub(crate) struct SegmentCopier {
+pub struct SegmentCopier {
     device: Arc<dyn Device>,
     geometry: Geometry,
     group: u32,
 }
 
 impl SegmentCopier {
-    pub(crate) fn new(device: Arc<dyn Device>, geometry: Geometry, group: u32) -> Self {
+    /// To copy segments of the log of `group` from `device`.
+    pub fn new(device: Arc<dyn Device>, geometry: Geometry, group: u32) -> Self {
         Self { device, geometry, group }
     }
 
     /// The parts of a segment's place that hold something: the blocks in use, and the trailer.
-    pub(crate) fn spans(geometry: &Geometry, segment: SegmentRecord) -> [Span; 2] {
+    pub fn spans(geometry: &Geometry, segment: SegmentRecord) -> [Span; 2] {
         let bytes = geometry.used_blocks(segment.rows) as usize * BLOCK_BYTES;
         let trailer_bytes = geometry.trailer_blocks() as usize * BLOCK_BYTES;
         [
@@ -36,7 +37,7 @@ impl SegmentCopier {
     ///
     /// # Errors
     /// [`LogError::Read`], or [`LogError::Corrupt`] when they are not those of that segment.
-    pub(crate) fn copy(&self, segment: SegmentRecord) -> Result<Vec<u8>, LogError> {
+    pub fn copy(&self, segment: SegmentRecord) -> Result<Vec<u8>, LogError> {
         let geometry = &self.geometry;
         let [rows, trailer] = Self::spans(geometry, segment);
         let mut bytes = vec![0; rows.bytes + trailer.bytes];

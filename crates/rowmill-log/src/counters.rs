@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts as they were at one moment, each for itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LogCounts {
+pub struct LogCounts {
     /// Blocks read from the device, trailers included.
-    pub(crate) blocks_read: u64,
+    pub blocks_read: u64,
     /// Bytes written to the device, trailers included.
-    pub(crate) bytes_written: u64,
+    pub bytes_written: u64,
     /// Segments written.
     pub(crate) segments_written: u64,
     /// Rows appended.
@@ -18,7 +18,7 @@ pub(crate) struct LogCounts {
     /// Rows read from the tail buffers, without the device.
     pub(crate) tail_hits: u64,
     /// Blocks and trailers that were not what had been written.
-    pub(crate) corrupt: u64,
+    pub corrupt: u64,
 }
 
 #[derive(Debug, Default)]

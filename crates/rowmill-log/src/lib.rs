@@ -8,6 +8,8 @@
 //! The log does not know which rows are current, moves nothing by itself, and does not recover rows that
 //! no checkpoint names: after a crash it begins at the state of the last checkpoint.
 
+#![forbid(unsafe_code)]
+
 mod counters;
 mod error;
 mod geometry;
@@ -40,40 +42,40 @@ use reading::Readings;
 use segment_table::SegmentTable;
 use tail::{Stream, Tail};
 
-pub(crate) use counters::LogCounts;
-pub(crate) use error::{LogError, PoisonCause, RowResult};
-pub(crate) use geometry::{Geometry, ROW_NUMBERS};
-pub(crate) use retaining::Retaining;
-pub(crate) use segment_copy::SegmentCopier;
-pub(crate) use segment_table::{LogSpace, Victim};
-pub(crate) use state::{LogState, SegmentRecord};
+pub use counters::LogCounts;
+pub use error::{Fault, LogError, Part, PoisonCause, RowResult};
+pub use geometry::{Geometry, ROW_NUMBERS};
+pub use retaining::Retaining;
+pub use segment_copy::SegmentCopier;
+pub use segment_table::{LogSpace, Victim};
+pub use state::{LogState, SegmentRecord};
 
 /// How a log is opened.
 #[derive(Clone, Debug)]
-pub(crate) struct LogConfig {
+pub struct LogConfig {
     /// Group of the log, for trailers and errors.
-    pub(crate) group: u32,
+    pub group: u32,
     /// Shape of the segments; what it was when the log was made.
-    pub(crate) geometry: Geometry,
+    pub geometry: Geometry,
     /// Segments held in memory on their way to the device; 4 let appending, cleaning and writing overlap.
     /// 0 opens the log for reading only.
-    pub(crate) tail_buffers: usize,
+    pub tail_buffers: usize,
     /// Whether a thread of the log writes them; else callers do, when they have to wait for a buffer and
     /// with [`Log::write_one`].
-    pub(crate) writer_thread: bool,
+    pub writer_thread: bool,
     /// Memory for the checksums of segments; those not asked for lately are forgotten and read again.
-    pub(crate) checksum_bytes_max: usize,
+    pub checksum_bytes_max: usize,
     /// A number that differs at every opening of the store, drawn at random.
-    pub(crate) incarnation: u64,
+    pub incarnation: u64,
     /// Row numbers of the log: [`ROW_NUMBERS`], or fewer in a test.
-    pub(crate) row_numbers: u64,
+    pub row_numbers: u64,
     /// Set when the writer thread panics.
-    pub(crate) poison: Arc<Poison>,
+    pub poison: Arc<Poison>,
 }
 
 impl LogConfig {
     /// For a log that is only read.
-    pub(crate) fn for_reading(group: u32, geometry: Geometry, checksum_bytes_max: usize) -> Self {
+    pub fn for_reading(group: u32, geometry: Geometry, checksum_bytes_max: usize) -> Self {
         Self {
             group,
             geometry,
@@ -88,7 +90,7 @@ impl LogConfig {
 }
 
 /// The device log of one group. All methods may be called from any thread.
-pub(crate) struct Log {
+pub struct Log {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
     process: Process,
@@ -114,7 +116,7 @@ struct Shared {
 /// Protects a reader: row numbers looked up after this was made, and read before it is dropped, never
 /// give another row's bytes. Not for keeping: freed places cannot be reused meanwhile.
 #[must_use = "rows are protected only while this lives"]
-pub(crate) struct Reading<'a> {
+pub struct Reading<'a> {
     log: &'a Log,
     stamp: u64,
 }
@@ -125,11 +127,7 @@ impl Log {
     ///
     /// # Errors
     /// [`LogError::BadState`] when the state cannot be true or the file is too short for it; [`LogError::Thread`].
-    pub(crate) fn open(
-        device: Arc<dyn Device>,
-        config: LogConfig,
-        state: &LogState,
-    ) -> Result<Self, LogError> {
+    pub fn open(device: Arc<dyn Device>, config: LogConfig, state: &LogState) -> Result<Self, LogError> {
         let LogConfig { group, geometry, tail_buffers, writer_thread, .. } = config;
         let bad_state = |reason| LogError::BadState { group, reason };
         // First of all, because the tables are as long as the file is said to be.
@@ -172,7 +170,7 @@ impl Log {
     ///
     /// # Panics
     /// When `row` is not as long as the stride.
-    pub(crate) fn append(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
+    pub fn append(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
         self.append_keeping(0, key, row)
     }
 
@@ -183,7 +181,7 @@ impl Log {
     ///
     /// # Panics
     /// As [`Log::append`].
-    pub(crate) fn append_keeping(&self, places: u32, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
+    pub fn append_keeping(&self, places: u32, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
         self.shared.append(Stream::Changed, places, key, row)
     }
 
@@ -194,22 +192,22 @@ impl Log {
     ///
     /// # Panics
     /// As [`Log::append`].
-    pub(crate) fn append_moved(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
+    pub fn append_moved(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
         self.shared.append(Stream::Moved, 0, key, row)
     }
 
     /// Take and write no more rows: when this returns, nothing is being written. Readers may go on.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.shared.close();
     }
 
     /// Begin to read: call this before looking up the row numbers.
-    pub(crate) fn reading(&self) -> Reading<'_> {
+    pub fn reading(&self) -> Reading<'_> {
         Reading { log: self, stamp: self.shared.readings.begin() }
     }
 
     /// Begin to retain the rows of a loaded index.
-    pub(crate) fn retaining(&self) -> Retaining<'_> {
+    pub fn retaining(&self) -> Retaining<'_> {
         Retaining::new(self)
     }
 
@@ -218,7 +216,7 @@ impl Log {
     ///
     /// # Panics
     /// When the rows of that segment were released more often than retained.
-    pub(crate) fn release(&self, number: u32) {
+    pub fn release(&self, number: u32) {
         let (place, _) = self.shared.geometry.locate(number);
         if self.shared.live.release(place) {
             self.shared.table.write().emptied(place, &self.shared.live, &self.shared.readings);
@@ -227,7 +225,7 @@ impl Log {
 
     /// Every row of the loaded index is retained: segments without any are free once the next
     /// checkpoint is durable.
-    pub(crate) fn loaded(&self) {
+    pub fn loaded(&self) {
         self.shared.table.write().loaded(&self.shared.live, &self.shared.readings);
     }
 
@@ -235,18 +233,18 @@ impl Log {
     ///
     /// # Errors
     /// [`LogError::Poisoned`].
-    pub(crate) fn flush(&self) -> Result<(), LogError> {
+    pub fn flush(&self) -> Result<(), LogError> {
         self.shared.flush()
     }
 
     /// Wait until the sealed segments are written, or cannot be: for those who append much and can wait, so
     /// that buffers are there for those who cannot.
-    pub(crate) fn await_written(&self) {
+    pub fn await_written(&self) {
         self.shared.await_written();
     }
 
     /// Write the oldest sealed segment, where no thread does; whether there was one.
-    pub(crate) fn write_one(&self) -> bool {
+    pub fn write_one(&self) -> bool {
         self.shared.write_one()
     }
 
@@ -254,7 +252,7 @@ impl Log {
     ///
     /// # Errors
     /// [`LogError::Poisoned`], and the log is so from then on.
-    pub(crate) fn sync(&self) -> Result<(), LogError> {
+    pub fn sync(&self) -> Result<(), LogError> {
         self.shared.sync()
     }
 
@@ -262,26 +260,26 @@ impl Log {
     ///
     /// Until [`Log::state`] of that number, appended rows are taken to belong to the checkpoint, so the old version of a
     /// frozen row may be appended and released at once.
-    pub(crate) fn cut(&self) -> u64 {
+    pub fn cut(&self) -> u64 {
         self.shared.cut()
     }
 
     /// What the manifest of the checkpoint cut at `cut` has to hold: call it after [`Log::flush`] and
     /// [`Log::sync`] that followed the last row of the checkpoint, before anything is cut again. Rows appended later do
     /// not belong to this checkpoint, even if it becomes durable much later.
-    pub(crate) fn state(&self, cut: u64) -> LogState {
+    pub fn state(&self, cut: u64) -> LogState {
         self.shared.table.write().state(cut)
     }
 
     /// The manifest of `cut` is durable: places freed before that cut may be written again. A checkpoint
     /// that failed is simply never reported.
-    pub(crate) fn checkpoint_durable(&self, cut: u64) {
+    pub fn checkpoint_durable(&self, cut: u64) {
         self.shared.table.write().checkpoint_durable(cut, &self.shared.readings);
     }
 
     /// Write nothing over the segments of durable checkpoint `cut`, the last or one that is pinned already,
     /// until [`Log::unpin`].
-    pub(crate) fn pin(&self, cut: u64) {
+    pub fn pin(&self, cut: u64) {
         self.shared.table.write().pin(cut);
     }
 
@@ -289,13 +287,13 @@ impl Log {
     ///
     /// # Panics
     /// When `cut` is not pinned.
-    pub(crate) fn unpin(&self, cut: u64) {
+    pub fn unpin(&self, cut: u64) {
         self.shared.table.write().unpin(cut, &self.shared.readings);
     }
 
     /// Give free places back to the file system: those at the end of the file, and of those within it all
     /// but `kept` bytes for the segments to come; the bytes given back.
-    pub(crate) fn discard_free(&self, kept: u64) -> u64 {
+    pub fn discard_free(&self, kept: u64) -> u64 {
         let shared = &self.shared;
         let place_bytes = shared.geometry.place_bytes();
         let _alone = shared.discards.lock();
@@ -317,7 +315,7 @@ impl Log {
     }
 
     /// The segment whose cleaning pays most, none when all are full of retained rows.
-    pub(crate) fn victim(&self) -> Option<Victim> {
+    pub fn victim(&self) -> Option<Victim> {
         self.shared.table.read().victim(&self.shared.live)
     }
 
@@ -326,7 +324,7 @@ impl Log {
     ///
     /// # Errors
     /// [`LogError::Moved`] when no segment lies in `place`, else the first damage found.
-    pub(crate) fn segment_rows(
+    pub fn segment_rows(
         &self,
         place: u32,
         visit: &mut dyn FnMut(u32, RowKey, &[u8]),
@@ -337,7 +335,7 @@ impl Log {
 
     /// The rows of a segment have moved. One that holds rows all the same is damaged, its keys are not those
     /// of the index: it is not offered as a victim again, or cleaning would never end.
-    pub(crate) fn cleaned(&self, victim: Victim) {
+    pub fn cleaned(&self, victim: Victim) {
         let Victim { place, sequence, .. } = victim;
         let mut table = self.shared.table.write();
         if self.shared.live.of(place) > 0 {
@@ -346,43 +344,43 @@ impl Log {
     }
 
     /// Places that can be written now.
-    pub(crate) fn free_places(&self) -> u32 {
+    pub fn free_places(&self) -> u32 {
         self.shared.table.read().free_places()
     }
 
     /// All row numbers of the log.
-    pub(crate) fn row_limit(&self) -> u64 {
+    pub fn row_limit(&self) -> u64 {
         self.shared.row_limit
     }
 
     /// Row numbers in places that cannot be written now, and all row numbers.
-    pub(crate) fn row_numbers(&self) -> (u64, u64) {
+    pub fn row_numbers(&self) -> (u64, u64) {
         self.shared.table.read().row_numbers()
     }
 
     /// Bytes of the file by what may become of them.
-    pub(crate) fn space(&self) -> LogSpace {
+    pub fn space(&self) -> LogSpace {
         self.shared.table.read().space(&self.shared.live)
     }
 
     /// Memory held: tail buffers, checksums, tables.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         let shared = &self.shared;
         shared.tail.bytes(&shared.geometry) + shared.table.read().bytes() + shared.live.bytes()
     }
 
     /// Memory kept for reading: it belongs to I/O, not to rows.
-    pub(crate) fn scratch_bytes(&self) -> usize {
+    pub fn scratch_bytes(&self) -> usize {
         self.shared.scratch_bytes()
     }
 
     /// What the log has done since it was opened.
-    pub(crate) fn counts(&self) -> LogCounts {
+    pub fn counts(&self) -> LogCounts {
         self.shared.counters.counts()
     }
 
     /// Shape of the segments.
-    pub(crate) fn geometry(&self) -> &Geometry {
+    pub fn geometry(&self) -> &Geometry {
         &self.shared.geometry
     }
 }
@@ -393,7 +391,7 @@ impl Reading<'_> {
     /// Rows still in tail buffers come from memory; every other block is read once, however many wanted
     /// rows lie in it, and checked before its rows are delivered. The keys guard the rows in memory;
     /// those on the device are guarded by the checksum of their block. `deliver` may append.
-    pub(crate) fn read(&self, wanted: &[(u32, RowKey)], deliver: &mut dyn FnMut(usize, RowResult<'_>)) {
+    pub fn read(&self, wanted: &[(u32, RowKey)], deliver: &mut dyn FnMut(usize, RowResult<'_>)) {
         self.log.shared.read(wanted, deliver);
     }
 }

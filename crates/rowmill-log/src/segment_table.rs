@@ -37,29 +37,29 @@ pub(super) enum Whereabouts<'a> {
 
 /// Bytes of the log by what may become of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LogSpace {
+pub struct LogSpace {
     /// Rows that are retained, without trailers and padding.
-    pub(crate) live: u64,
+    pub live: u64,
     /// The same with the bytes at the end of each block that no further row fits into.
-    pub(crate) packed: u64,
+    pub packed: u64,
     /// Places of segments with retained rows.
-    pub(crate) used: u64,
+    pub used: u64,
     /// Places that wait for a checkpoint before they can be written again.
-    pub(crate) pinned: u64,
+    pub pinned: u64,
     /// Places that can be written, now or as soon as the readers of today are done, and whose bytes the file
     /// system does not have back.
-    pub(crate) free: u64,
+    pub free: u64,
 }
 
 /// A segment worth cleaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Victim {
+pub struct Victim {
     /// Where it lies.
-    pub(crate) place: u32,
+    pub place: u32,
     /// Its sequence number.
-    pub(crate) sequence: u64,
+    pub sequence: u64,
     /// Rows that have to move.
-    pub(crate) live_rows: u32,
+    pub live_rows: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
