@@ -1,13 +1,13 @@
 //! The backward of a fused lookup: gradients of pooled vectors are summed per distinct row, in lookup
 //! order, and every row takes one optimizer step (`FusedRec`, Section 3: local accumulation on unique rows).
 
+use rowmill_index::prefetch_bytes;
 use rowmill_kernels::{GradientAddresses, LookupOrder, Lookups, Update, accumulate_range};
 
 use crate::StoreError;
 use crate::group::Group;
 use crate::keys::Key;
 use crate::lookup::{Feature, Lookup};
-use crate::prefetch::prefetch_bytes;
 use crate::stamp::Mark;
 use crate::table_state::TableState;
 use crate::ticket::{Release, Released, Ticket};

@@ -1,6 +1,6 @@
 //! One bit per slot, with a count of those set.
 
-use crate::prefetch::prefetch;
+use rowmill_index::prefetch;
 
 /// A growing bit set.
 #[derive(Debug, Default)]

@@ -14,13 +14,13 @@ use std::collections::{HashMap, HashSet};
 use std::slice::from_raw_parts_mut;
 use std::sync::Arc;
 
+use rowmill_index::shard_of;
 use rowmill_io::Volume;
 use rowmill_log::{Geometry, Log, LogConfig};
 use rowmill_rows::{RowKey, RowLayout, TableSpec};
 
 use crate::checkpoint::load_manifest;
 use crate::files::{self, DeltaReader, FileEntry, Manifest, SnapshotReader, TableEntry, epoch_of};
-use crate::index::shard_of;
 use crate::keys::Key;
 use crate::pin::PinnedCheckpoint;
 use crate::prepared::settle;

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::prefetch::prefetch;
+use rowmill_index::prefetch;
 
 /// How far ahead a step may be marked.
 pub(crate) const STEPS_MAX: u64 = 63;

@@ -3,12 +3,12 @@
 //! Rows are only named here. They are not asked for: whoever reads them asks a few rows ahead, and between the
 //! two there may be more rows than the caches hold.
 
+use rowmill_index::{Found, Location, Place};
 use rowmill_kernels::RowPtr;
 
 use crate::StoreError;
 use crate::acquire::{Clocks, Wish};
 use crate::core::Core;
-use crate::index::{Found, Location, Place};
 use crate::keys::Key;
 use crate::scatter::Scatter;
 use crate::shard::{Clock, Miss, Shard};

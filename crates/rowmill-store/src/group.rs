@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use rowmill_index::{Location, TableIndex};
 use rowmill_rows::{IdRange, RowKey};
 use rowmill_sync::{Gate, Mutex, RwLock, ranks};
 
 use crate::StoreError;
 use crate::budget::Budget;
 use crate::core::Core;
-use crate::index::{Location, TableIndex};
 use crate::keys::{Keys, TableIds};
 use crate::shard::{SLOTS_MIN, Shard};
 use crate::stats::Counters;

@@ -2,9 +2,9 @@
 
 use std::mem::MaybeUninit;
 
+use rowmill_index::{dense_shard_of, shard_and_hash_of, shard_of};
 use rowmill_rows::IdRange;
 
-use crate::index::{dense_shard_of, shard_and_hash_of, shard_of};
 use crate::scatter::Scatter;
 use crate::workers::Workers;
 
@@ -12,7 +12,7 @@ use crate::workers::Workers;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) id: u64,
-    /// [`hash`](crate::index::hash) of the id; 0 in a dense table.
+    /// [`hash`](rowmill_index::hash) of the id; 0 in a dense table.
     pub(crate) hash: u32,
     /// Table within the group.
     pub(crate) table: u32,

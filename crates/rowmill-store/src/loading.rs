@@ -7,13 +7,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use rowmill_index::{Location, shard_and_hash_of};
 use rowmill_io::Volume;
 use rowmill_rows::Category;
 
 use crate::StoreError;
 use crate::files::{DeltaReader, Manifest, SnapshotReader};
 use crate::group::Group;
-use crate::index::{Location, shard_and_hash_of};
 use crate::keys::home;
 use crate::shard::Shard;
 use crate::store::{Store, TableEntry};

@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 
+use rowmill_index::Found;
 use rowmill_kernels::{UniqueScratch, segment_unique};
 use rowmill_sync::{Condvar, Mutex, Poison, ranks};
 
 use crate::StoreError;
 use crate::group::Group;
-use crate::index::Found;
 use crate::keys::Keys;
 use crate::rounds::spawn;
 use crate::shard::{Miss, Reason};

@@ -11,8 +11,9 @@
 
 use std::collections::VecDeque;
 
+use rowmill_index::prefetch;
+
 use crate::mapping::Mapping;
-use crate::prefetch::prefetch;
 
 /// `small` holds one slot of this many.
 const SMALL_SHARE: usize = 10;

@@ -1,17 +1,19 @@
 //! Where the rows of a table lie that are in memory, without keys and places: all that reading asks for where nobody
 //! counts uses.
 
+use rowmill_index::{
+    Compare, HashIndex, Location, Plain, TableIndex, dense_shard_of, prefetch, prefetch_bytes,
+    shard_and_hash_of,
+};
 use rowmill_kernels::RowPtr;
 use rowmill_rows::IdRange;
 
 use crate::core::Core;
-#[cfg(target_arch = "x86_64")]
-use crate::index::Avx512;
-use crate::index::{Compare, HashIndex, Location, Plain, TableIndex, dense_shard_of, shard_and_hash_of};
-use crate::prefetch::{prefetch, prefetch_bytes};
 use crate::shard::Shard;
 use crate::table_state::TableState;
 use crate::walk::{AllShards, CHUNK};
+#[cfg(target_arch = "x86_64")]
+use rowmill_index::Avx512;
 
 /// A row is not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

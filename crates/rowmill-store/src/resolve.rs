@@ -1,5 +1,6 @@
 //! From keys to addresses that stay valid while they are used.
 
+use rowmill_index::Found;
 use rowmill_kernels::RowPtr;
 use rowmill_log::Reading;
 use rowmill_sync::RwLockReadGuard;
@@ -8,7 +9,6 @@ use crate::StoreError;
 use crate::acquire::Entered;
 use crate::cold::ColdRows;
 use crate::group::Group;
-use crate::index::Found;
 use crate::keys::{Key, Keys};
 use crate::seeded::{self, SeededBug};
 use crate::shard::{Miss, Reason, Shard};

@@ -18,6 +18,7 @@ mod unpublished;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use rowmill_index::{Found, Location, Place, TableIndex, prefetch_bytes};
 use rowmill_rows::RowKey;
 
 use crate::StoreError;
@@ -25,11 +26,9 @@ use crate::bits::Bits;
 use crate::coming::Coming;
 use crate::core::Core;
 use crate::due::{Due, STEPS_MAX};
-use crate::index::{Found, Location, Place, TableIndex};
 use crate::keys::Key;
 use crate::mapping::{Mapping, Zeroable};
 use crate::policy::Policy;
-use crate::prefetch::prefetch_bytes;
 use crate::seeded::{self, SeededBug};
 use crate::table_state::TableState;
 

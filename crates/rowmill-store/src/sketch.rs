@@ -5,7 +5,7 @@
 //! grow. It counts up to a limit and no further. An id is never counted too low; too high only where all of its
 //! counters are shared with ids that were asked for more.
 
-use crate::index::mix;
+use rowmill_index::mix;
 
 const ROWS: usize = 4;
 

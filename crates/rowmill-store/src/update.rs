@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use rowmill_index::{Found, Place};
 use rowmill_log::Reading;
 
 use crate::StoreError;
 use crate::cold::as_bytes;
 use crate::group::Group;
-use crate::index::{Found, Place};
 use crate::keys::{Key, Keys, TableIds, write_keys};
 use crate::read::PIECE_ROWS;
 use crate::shard::{Miss, Reason, Shard};

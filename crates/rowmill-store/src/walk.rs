@@ -6,15 +6,15 @@
 //! page is found: in a loop of nothing but prefetches many such walks overlap (measured at 32 M rows of 64
 //! bytes: chunks of 16 reach 14 M rows/s, of 64 or 128 reach 26 M).
 
+use rowmill_index::{Compare, Found, Plain, TableIndex};
 use rowmill_sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::core::Core;
 use crate::group::SHARDS_MAX;
-#[cfg(target_arch = "x86_64")]
-use crate::index::Avx512;
-use crate::index::{Compare, Found, Plain, TableIndex};
 use crate::keys::Key;
 use crate::shard::{Shard, SlotsInPlace};
+#[cfg(target_arch = "x86_64")]
+use rowmill_index::Avx512;
 
 /// Keys whose entries are asked for together: 4 KiB of buckets, a part of the first-level cache.
 pub(crate) const CHUNK: usize = 64;

@@ -4,13 +4,13 @@
 //! the row number says that the row only moved and its bytes are those of before: whoever asks what changed
 //! leaves such rows out. Later records of a key replace earlier ones. Frames hold up to 4096 records.
 
+use rowmill_index::Location;
 use rowmill_io::Volume;
 use rowmill_rows::{Category, RowKey};
 
 use super::error::FileError;
 use super::frame::{FileEntry, FrameReader, FrameWriter, PAYLOAD_BYTES_MAX};
 use super::name;
-use crate::index::Location;
 
 const MAGIC: [u8; 8] = *b"rowmdelt";
 const RECORD_BYTES: usize = 16;

@@ -3,13 +3,13 @@
 //! A frame holds entries of one category: category (4), count (4), then `count` ids (8 each), then as
 //! many row numbers (4 each): columns, which decode at the speed of memory.
 
+use rowmill_index::Location;
 use rowmill_io::Volume;
 use rowmill_rows::Category;
 
 use super::error::FileError;
 use super::frame::{FileEntry, FrameReader, FrameWriter, PAYLOAD_BYTES_MAX};
 use super::name;
-use crate::index::Location;
 
 const MAGIC: [u8; 8] = *b"rowmsnap";
 const HEADER_BYTES: usize = 8;

@@ -14,8 +14,9 @@
 //! holds as open steps have holds. An eviction voids none, because it leaves rows that are held
 //! ([`crate::eviction`]). Neither clocks nor void holds are saved: tickets end with their store.
 
+use rowmill_index::{CLOCK_OVERFLOW, Place};
+
 use super::Shard;
-use crate::index::{CLOCK_OVERFLOW, Place};
 use crate::keys::Key;
 use crate::seeded::{self, SeededBug};
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use rowmill_index::TableIndex;
+
 use super::Shard;
 use crate::StoreError;
 use crate::core::Core;
-use crate::index::TableIndex;
 
 impl Shard {
     /// Give the memory of rows and indexes back, as if the shard had just been made: shard `number` of the group.

@@ -1,13 +1,12 @@
 //! Rows that leave the memory of a shard, or the table for good.
 
+use rowmill_index::{Location, hash, prefetch, prefetch_bytes};
 use rowmill_rows::RowKey;
 
 use super::{NO_ROW, SLOTS_MIN, Shard, SlotMeta, VACANT};
 use crate::StoreError;
 use crate::core::Core;
-use crate::index::{Location, hash};
 use crate::policy::Standing;
-use crate::prefetch::{prefetch, prefetch_bytes};
 
 impl Shard {
     /// Free the slot of the row least worth keeping.

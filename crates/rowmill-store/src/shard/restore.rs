@@ -1,9 +1,10 @@
 //! The index of a shard as a checkpoint had it.
 
+use rowmill_index::Location;
+
 use super::Shard;
 use crate::StoreError;
 use crate::core::Core;
-use crate::index::Location;
 
 impl Shard {
     /// Make room in the index of a table for `rows` more, if the budget has it.

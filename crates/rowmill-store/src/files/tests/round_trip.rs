@@ -1,9 +1,9 @@
 //! What is written is what is read, and only what is named is kept.
 
 use proptest::prelude::*;
+use rowmill_index::Location;
 
 use super::*;
-use crate::index::Location;
 
 fn row() -> impl Strategy<Value = u32> {
     prop_oneof![Just(0), Just(Location::ROW_MAX), 0..Location::ROW_MAX]

@@ -13,23 +13,30 @@
 //! An index knows nothing of rows, devices or memory budgets: it reports its bytes, and the bytes a
 //! growth would add before it happens ([`TableIndex::grow_bytes_if_inserting`]).
 
+// What is not inlined into a function of an instruction set is compiled without it, and a prefetch that is a call of
+// its own comes late.
+#![allow(clippy::inline_always)]
+
 mod compare;
 mod direct_index;
 mod flags;
 mod hash_index;
 mod location;
+mod prefetch;
 mod shard;
 mod table_index;
 mod zeroed_array;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use compare::Avx512;
-pub(crate) use compare::{Compare, Plain};
-pub(crate) use flags::CLOCK_OVERFLOW;
-pub(crate) use hash_index::HashIndex;
-pub(crate) use location::{Found, Location, Place};
-pub(crate) use shard::{dense_shard_of, hash, mix, shard_and_hash_of, shard_of};
-pub(crate) use table_index::TableIndex;
+pub use compare::Avx512;
+pub use compare::{Compare, Plain};
+pub use direct_index::DirectIndex;
+pub use flags::CLOCK_OVERFLOW;
+pub use hash_index::HashIndex;
+pub use location::{Found, Location, Place};
+pub use prefetch::{prefetch, prefetch_bytes};
+pub use shard::{dense_shard_of, hash, mix, shard_and_hash_of, shard_of};
+pub use table_index::{Beyond, TableIndex};
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ use crate::prefetch::prefetch;
 
 /// Ids of one (shard, dense table) to locations and flags.
 #[derive(Debug)]
-pub(crate) struct DirectIndex {
+pub struct DirectIndex {
     /// [`Location::stored`], or zero for an id without a row.
     locations: ZeroedArray<u32>,
     flags: ZeroedArray<AtomicU8>,
@@ -53,6 +53,7 @@ impl DirectIndex {
     }
 
     /// The words of all entries, by position in the shard; zero for an id without a row.
+    #[inline]
     pub(crate) fn locations(&self) -> &[u32] {
         &self.locations
     }
@@ -160,6 +161,7 @@ impl DirectIndex {
     }
 
     /// Remove an id with its flags; returns where its row was.
+    #[inline]
     pub(crate) fn remove(&mut self, id: u64) -> Option<Location> {
         let place = self.find(id)?;
         let location = self.location(place);
@@ -176,11 +178,13 @@ impl DirectIndex {
     }
 
     /// Bytes of memory once every page was touched.
+    #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.locations.bytes() + self.flags.bytes()
     }
 
     /// Number of ids that have a row.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }

@@ -59,6 +59,7 @@ impl<T: Zeroed> ZeroedArray<T> {
     }
 
     /// Exact bytes this array takes once all of it is touched.
+    #[inline]
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }

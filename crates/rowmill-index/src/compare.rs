@@ -2,7 +2,7 @@
 
 /// How five ids are compared with one. Without branches: which entry matches is random, and a wrong guess
 /// costs more than five comparisons.
-pub(crate) trait Compare {
+pub trait Compare {
     /// Bit `e` is set where `ids[e] == id`.
     ///
     /// # Safety
@@ -12,7 +12,7 @@ pub(crate) trait Compare {
 
 /// With what every CPU has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plain;
+pub struct Plain;
 
 impl Compare for Plain {
     #[inline(always)]
@@ -24,7 +24,7 @@ impl Compare for Plain {
 /// With AVX-512: one load and one comparison.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512;
+pub struct Avx512;
 
 #[cfg(target_arch = "x86_64")]
 impl Compare for Avx512 {

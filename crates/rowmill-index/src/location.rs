@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 /// Where a row is: a slot in memory, or a row number on the device. 32 bits of an index entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Location(u32);
+pub struct Location(u32);
 
 impl Location {
     /// Set when the row is in memory.
@@ -13,37 +13,37 @@ impl Location {
     /// and zero means empty.
     pub(crate) const SLOT_MAX: u32 = Self::RESIDENT - 2;
     /// Largest row number.
-    pub(crate) const ROW_MAX: u32 = Self::RESIDENT - 1;
+    pub const ROW_MAX: u32 = Self::RESIDENT - 1;
 
     /// A row in memory.
     #[inline]
-    pub(crate) fn resident(slot: u32) -> Self {
+    pub fn resident(slot: u32) -> Self {
         debug_assert!(slot <= Self::SLOT_MAX, "slot {slot} needs more than 31 bits");
         Self(slot | Self::RESIDENT)
     }
 
     /// A row on the device.
     #[inline]
-    pub(crate) fn device(row: u32) -> Self {
+    pub fn device(row: u32) -> Self {
         debug_assert!(row <= Self::ROW_MAX, "row number {row} needs more than 31 bits");
         Self(row)
     }
 
     /// The slot, if the row is in memory.
     #[inline]
-    pub(crate) fn slot(self) -> Option<u32> {
+    pub fn slot(self) -> Option<u32> {
         if self.is_resident() { Some(self.0 & !Self::RESIDENT) } else { None }
     }
 
     /// The row number, if the row is on the device.
     #[inline]
-    pub(crate) fn row(self) -> Option<u32> {
+    pub fn row(self) -> Option<u32> {
         if self.is_resident() { None } else { Some(self.0) }
     }
 
     /// Whether the row is in memory.
     #[inline]
-    pub(crate) fn is_resident(self) -> bool {
+    pub fn is_resident(self) -> bool {
         self.0 & Self::RESIDENT != 0
     }
 
@@ -55,7 +55,7 @@ impl Location {
 
     /// The slot that a word of an index names, which is zero where there is no row.
     #[inline]
-    pub(crate) fn slot_of_stored(word: u32) -> Option<u32> {
+    pub fn slot_of_stored(word: u32) -> Option<u32> {
         if word == 0 { None } else { Self::from_stored(word).slot() }
     }
 
@@ -80,7 +80,7 @@ impl std::fmt::Debug for Location {
 ///
 /// Valid until the next insert or remove of that index. Never zero, so that `Option<Place>` is four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place(NonZeroU32);
+pub struct Place(NonZeroU32);
 
 impl Place {
     #[inline]
@@ -96,9 +96,11 @@ impl Place {
 
 /// An id that has an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
-    pub(crate) place: Place,
-    pub(crate) location: Location,
+pub struct Found {
+    /// Its entry.
+    pub place: Place,
+    /// Where its row is.
+    pub location: Location,
 }
 
 #[cfg(test)]

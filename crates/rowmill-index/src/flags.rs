@@ -5,7 +5,7 @@ pub(super) const FLAG_BITS: u32 = 6;
 /// Largest access frequency.
 pub(crate) const FREQUENCY_MAX: u8 = 3;
 /// A clock this large says that the exact count is kept elsewhere, by the caller; 0..=14 are exact.
-pub(crate) const CLOCK_OVERFLOW: u8 = 15;
+pub const CLOCK_OVERFLOW: u8 = 15;
 
 const FREQUENCY_MASK: u32 = 0b00_0011;
 const CLOCK_MASK: u32 = 0b11_1100;

@@ -9,7 +9,7 @@ use super::location::{Found, Location, Place};
 
 /// An index for any ids, or for a dense range of them.
 #[derive(Debug)]
-pub(crate) enum TableIndex {
+pub enum TableIndex {
     /// Any ids.
     Hash(HashIndex),
     /// A dense range.
@@ -18,7 +18,7 @@ pub(crate) enum TableIndex {
 
 /// An entry is not where a look at one cache line finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Beyond;
+pub struct Beyond;
 
 /// Run the same call on whichever index there is.
 macro_rules! either {
@@ -32,7 +32,7 @@ macro_rules! either {
 
 impl TableIndex {
     /// An empty index for the ids of `shard` out of `shards`.
-    pub(crate) fn new(ids: IdRange, shard: usize, shards: usize) -> Self {
+    pub fn new(ids: IdRange, shard: usize, shards: usize) -> Self {
         match ids {
             IdRange::Sparse => Self::Hash(HashIndex::new()),
             IdRange::Dense { rows } => Self::Direct(DirectIndex::new(rows, shard, shards)),
@@ -41,7 +41,7 @@ impl TableIndex {
 
     /// [`TableIndex::bytes`] of an index for `rows` ids of `shard`: of any ids, or of the dense range, which takes its
     /// memory at once.
-    pub(crate) fn bytes_for(ids: IdRange, rows: usize, shard: usize, shards: usize) -> usize {
+    pub fn bytes_for(ids: IdRange, rows: usize, shard: usize, shards: usize) -> usize {
         match ids {
             IdRange::Sparse => HashIndex::new().grow_bytes_if_inserting(rows),
             IdRange::Dense { rows } => DirectIndex::bytes_for(rows, shard, shards),
@@ -50,7 +50,7 @@ impl TableIndex {
 
     /// Start loading what `find` will read.
     #[inline]
-    pub(crate) fn prefetch(&self, id: u64, hash: u32) {
+    pub fn prefetch(&self, id: u64, hash: u32) {
         match self {
             Self::Hash(index) => index.prefetch(hash),
             Self::Direct(index) => index.prefetch(id),
@@ -59,7 +59,7 @@ impl TableIndex {
 
     /// Where the entry of `id` is; none for an id without a row or out of range.
     #[inline]
-    pub(crate) fn find(&self, id: u64) -> Option<Place> {
+    pub fn find(&self, id: u64) -> Option<Place> {
         either!(self, index => index.find(id))
     }
 
@@ -72,7 +72,7 @@ impl TableIndex {
     /// # Safety
     /// The CPU has the instructions of `C`.
     #[inline(always)]
-    pub(crate) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Found>, Beyond> {
+    pub unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Found>, Beyond> {
         match self {
             // SAFETY: the caller's.
             Self::Hash(index) => unsafe { index.find_near::<C>(id, hash) },
@@ -87,7 +87,7 @@ impl TableIndex {
     /// # Safety
     /// The CPU has the instructions of `C`.
     #[inline(always)]
-    pub(crate) unsafe fn find_beyond<C: Compare>(&self, id: u64, hash: u32) -> Option<Found> {
+    pub unsafe fn find_beyond<C: Compare>(&self, id: u64, hash: u32) -> Option<Found> {
         match self {
             // SAFETY: the caller's.
             Self::Hash(index) => unsafe { index.find_beyond::<C>(id, hash) },
@@ -96,7 +96,8 @@ impl TableIndex {
     }
 
     /// The index of any ids.
-    pub(crate) fn as_hash(&self) -> Option<&HashIndex> {
+    #[inline]
+    pub fn as_hash(&self) -> Option<&HashIndex> {
         match self {
             Self::Hash(index) => Some(index),
             Self::Direct(_) => None,
@@ -104,7 +105,8 @@ impl TableIndex {
     }
 
     /// The words of a dense range by position in the shard, for [`Location::slot_of_stored`].
-    pub(crate) fn dense_locations(&self) -> Option<&[u32]> {
+    #[inline]
+    pub fn dense_locations(&self) -> Option<&[u32]> {
         match self {
             Self::Hash(_) => None,
             Self::Direct(index) => Some(index.locations()),
@@ -112,7 +114,8 @@ impl TableIndex {
     }
 
     /// The slot of position 0, if the rows of a dense range lie as in an array ([`DirectIndex::array`]).
-    pub(crate) fn array(&self) -> Option<u32> {
+    #[inline]
+    pub fn array(&self) -> Option<u32> {
         match self {
             Self::Hash(_) => None,
             Self::Direct(index) => index.array(),
@@ -121,73 +124,75 @@ impl TableIndex {
 
     /// Where the row of an entry is.
     #[inline]
-    pub(crate) fn location(&self, place: Place) -> Location {
+    pub fn location(&self, place: Place) -> Location {
         either!(self, index => index.location(place))
     }
 
     /// Say that the row of an entry has moved.
     #[inline]
-    pub(crate) fn set_location(&mut self, place: Place, location: Location) {
+    pub fn set_location(&mut self, place: Place, location: Location) {
         either!(self, index => index.set_location(place, location));
     }
 
     /// How often the row was touched, up to [`FREQUENCY_MAX`](super::FREQUENCY_MAX).
     #[inline]
-    pub(crate) fn frequency(&self, place: Place) -> u8 {
+    pub fn frequency(&self, place: Place) -> u8 {
         either!(self, index => index.frequency(place))
     }
 
     /// Count an access; under contention it may go uncounted.
     #[inline]
-    pub(crate) fn touch(&self, place: Place) {
+    pub fn touch(&self, place: Place) {
         either!(self, index => index.touch(place));
     }
 
     /// Replace the frequency.
     #[inline]
-    pub(crate) fn set_frequency(&mut self, place: Place, frequency: u8) {
+    pub fn set_frequency(&mut self, place: Place, frequency: u8) {
         either!(self, index => index.set_frequency(place, frequency));
     }
 
     /// The clock of the row, or [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
     #[inline]
-    pub(crate) fn clock(&self, place: Place) -> u8 {
+    pub fn clock(&self, place: Place) -> u8 {
         either!(self, index => index.clock(place))
     }
 
     /// Take the clock of the row once more unless more than `bound` gets are outstanding; how many there were.
     /// `None`, and nothing is taken, also where the clock cannot show one more.
     #[inline(always)]
-    pub(crate) fn take_clock(&mut self, place: Place, bound: u8) -> Option<u8> {
+    pub fn take_clock(&mut self, place: Place, bound: u8) -> Option<u8> {
         either!(self, index => index.take_clock(place, bound))
     }
 
     /// Give the clock of the row back once; what it showed. Nothing changes if that is 0 or
     /// [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
     #[inline(always)]
-    pub(crate) fn give_clock(&mut self, place: Place) -> u8 {
+    pub fn give_clock(&mut self, place: Place) -> u8 {
         either!(self, index => index.give_clock(place))
     }
 
     /// Replace the clock.
     #[inline]
-    pub(crate) fn set_clock(&mut self, place: Place, clock: u8) {
+    pub fn set_clock(&mut self, place: Place, clock: u8) {
         either!(self, index => index.set_clock(place, clock));
     }
 
     /// Add an id that is not there and is in range, with frequency and clock zero.
     #[inline]
-    pub(crate) fn insert(&mut self, id: u64, location: Location) -> Place {
+    pub fn insert(&mut self, id: u64, location: Location) -> Place {
         either!(self, index => index.insert(id, location))
     }
 
     /// Remove an id with its flags; returns where its row was.
-    pub(crate) fn remove(&mut self, id: u64) -> Option<Location> {
+    #[inline]
+    pub fn remove(&mut self, id: u64) -> Option<Location> {
         either!(self, index => index.remove(id))
     }
 
     /// Make room for `rows` more, so that inserting them moves nothing.
-    pub(crate) fn reserve(&mut self, rows: usize) {
+    #[inline]
+    pub fn reserve(&mut self, rows: usize) {
         match self {
             Self::Hash(index) => index.reserve(rows),
             // It has a place for every id.
@@ -196,7 +201,8 @@ impl TableIndex {
     }
 
     /// Bytes that inserting `rows` more would add to [`TableIndex::bytes`].
-    pub(crate) fn grow_bytes_if_inserting(&self, rows: usize) -> usize {
+    #[inline]
+    pub fn grow_bytes_if_inserting(&self, rows: usize) -> usize {
         match self {
             Self::Hash(index) => index.grow_bytes_if_inserting(rows),
             Self::Direct(_) => 0,
@@ -204,17 +210,20 @@ impl TableIndex {
     }
 
     /// Bytes of memory, once every page was touched.
-    pub(crate) fn bytes(&self) -> usize {
+    #[inline]
+    pub fn bytes(&self) -> usize {
         either!(self, index => index.bytes())
     }
 
     /// Number of ids.
-    pub(crate) fn len(&self) -> usize {
+    #[inline]
+    #[expect(clippy::len_without_is_empty, reason = "no caller asks whether an index is empty")]
+    pub fn len(&self) -> usize {
         either!(self, index => index.len())
     }
 
     /// Visit every id, in an order of the index's own.
-    pub(crate) fn for_each(&self, visit: impl FnMut(u64, Location)) {
+    pub fn for_each(&self, visit: impl FnMut(u64, Location)) {
         either!(self, index => index.for_each(visit));
     }
 }

@@ -102,7 +102,7 @@ impl Bucket {
 
 /// Ids of one (shard, table), any of the 2^64, to locations and flags.
 #[derive(Debug)]
-pub(crate) struct HashIndex {
+pub struct HashIndex {
     buckets: ZeroedArray<Bucket>,
     len: usize,
     /// Removals since the last rebuild. Removing leaves overflow bits behind; unchecked, endless
@@ -112,6 +112,7 @@ pub(crate) struct HashIndex {
 
 impl HashIndex {
     /// An index without rows, which takes no memory.
+    #[inline]
     pub(crate) fn new() -> Self {
         Self { buckets: ZeroedArray::new(0), len: 0, removed: 0 }
     }
@@ -119,16 +120,19 @@ impl HashIndex {
     /// Start loading the home bucket of an id with this hash. Batches ask for many buckets, then look them
     /// up.
     #[inline]
-    pub(crate) fn prefetch(&self, hash: u32) {
+    pub fn prefetch(&self, hash: u32) {
         prefetch(self.buckets.as_ptr().wrapping_add(home(hash, self.buckets.len())));
     }
 
     /// Look into the home bucket of an id, and ask for the next one if the entry may be there.
     ///
+    /// # Errors
+    /// [`Beyond`] when the entry may be in a later bucket.
+    ///
     /// # Safety
     /// The CPU has the instructions of `C`.
     #[inline(always)]
-    pub(crate) unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Found>, Beyond> {
+    pub unsafe fn find_near<C: Compare>(&self, id: u64, hash: u32) -> Result<Option<Found>, Beyond> {
         let home = home(hash, self.buckets.len());
         let Some(bucket) = self.buckets.get(home) else { return Ok(None) };
         // SAFETY: the caller's.
@@ -147,7 +151,7 @@ impl HashIndex {
     /// # Safety
     /// The CPU has the instructions of `C`.
     #[inline(always)]
-    pub(crate) unsafe fn find_beyond<C: Compare>(&self, id: u64, hash: u32) -> Option<Found> {
+    pub unsafe fn find_beyond<C: Compare>(&self, id: u64, hash: u32) -> Option<Found> {
         let home = home(hash, self.buckets.len());
         let mut b = home;
         while self.buckets[b].overflowed() {
@@ -186,7 +190,7 @@ impl HashIndex {
 
     /// Where the row of an entry is.
     #[inline]
-    pub(crate) fn location(&self, place: Place) -> Location {
+    pub fn location(&self, place: Place) -> Location {
         let (bucket, e) = split(place);
         Location::from_stored(self.buckets[bucket].locations[e])
     }
@@ -275,6 +279,7 @@ impl HashIndex {
     }
 
     /// Remove an id with its flags; returns where its row was.
+    #[inline]
     pub(crate) fn remove(&mut self, id: u64) -> Option<Location> {
         let place = self.find(id)?;
         let location = self.location(place);
@@ -299,16 +304,19 @@ impl HashIndex {
 
     /// Bytes that inserting `rows` more would add to [`HashIndex::bytes`]. While growing, 4 MiB more are
     /// taken for a moment, or the old size of an index smaller than that.
+    #[inline]
     pub(crate) fn grow_bytes_if_inserting(&self, rows: usize) -> usize {
         ZeroedArray::<Bucket>::bytes_for(self.buckets_with(rows)) - self.bytes()
     }
 
     /// Bytes of memory.
+    #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.buckets.bytes()
     }
 
     /// Number of ids.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }

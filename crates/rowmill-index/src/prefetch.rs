@@ -4,7 +4,7 @@ const LINE_BYTES: usize = 64;
 
 /// Start loading the line that holds `pointer`, which may point anywhere: nothing is read.
 #[inline(always)]
-pub(crate) fn prefetch<T>(pointer: *const T) {
+pub fn prefetch<T>(pointer: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults and changes no state but the caches; SSE is part of x86-64.
     unsafe {
@@ -18,7 +18,7 @@ pub(crate) fn prefetch<T>(pointer: *const T) {
 
 /// Start loading the lines from `pointer` on.
 #[inline(always)]
-pub(crate) fn prefetch_bytes<T>(pointer: *const T, bytes: usize) {
+pub fn prefetch_bytes<T>(pointer: *const T, bytes: usize) {
     // Most rows are one line, and a loop of `step_by` costs more than the prefetch.
     prefetch(pointer);
     let mut line = LINE_BYTES;

@@ -5,7 +5,7 @@
 /// The finaliser of `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014, with the constants of Stafford's
 /// variant 13): consecutive ids, ids that differ only in high bits and pre-hashed ids all spread.
 #[inline]
-pub(crate) fn mix(id: u64) -> u64 {
+pub fn mix(id: u64) -> u64 {
     let id = (id ^ (id >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let id = (id ^ (id >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     id ^ (id >> 31)
@@ -13,7 +13,7 @@ pub(crate) fn mix(id: u64) -> u64 {
 
 /// What the buckets of a shard are chosen by: the high half of the mixed id.
 #[inline]
-pub(crate) fn hash(id: u64) -> u32 {
+pub fn hash(id: u64) -> u32 {
     (mix(id) >> 32) as u32
 }
 
@@ -22,21 +22,21 @@ pub(crate) fn hash(id: u64) -> u32 {
 /// Shards take the low bits of the hash, buckets within a shard the high ones: the ids of one shard
 /// spread over its buckets as well as all ids would.
 #[inline]
-pub(crate) fn shard_of(id: u64, shards: usize) -> usize {
+pub fn shard_of(id: u64, shards: usize) -> usize {
     debug_assert!(shards.is_power_of_two());
     (mix(id) & (shards as u64 - 1)) as usize
 }
 
 /// [`shard_of`] and [`hash`] in one.
 #[inline]
-pub(crate) fn shard_and_hash_of(id: u64, shards: usize) -> (u32, u32) {
+pub fn shard_and_hash_of(id: u64, shards: usize) -> (u32, u32) {
     let mixed = mix(id);
     ((mixed & (shards as u64 - 1)) as u32, (mixed >> 32) as u32)
 }
 
 /// The shard of an id of a dense table: its low bits, so that the ids of one shard are dense as well.
 #[inline]
-pub(crate) fn dense_shard_of(id: u64, shards: usize) -> usize {
+pub fn dense_shard_of(id: u64, shards: usize) -> usize {
     debug_assert!(shards.is_power_of_two());
     (id & (shards as u64 - 1)) as usize
 }
