@@ -35,7 +35,7 @@ pub use flags::CLOCK_OVERFLOW;
 pub use hash_index::HashIndex;
 pub use location::{Found, Location, Place};
 pub use prefetch::{prefetch, prefetch_bytes};
-pub use shard::{dense_shard_of, hash, mix, shard_and_hash_of, shard_of};
+pub use shard::{dense_shard_of, hash, shard_and_hash_of, shard_of};
 pub use table_index::{Beyond, TableIndex};
 
 #[cfg(test)]

@@ -1,15 +1,6 @@
 //! Which shard an id belongs to, and the hash behind it.
 
-/// Mix all 64 bits of an id into all 64 bits of its hash; a bijection, so no two ids collide fully.
-///
-/// The finaliser of `SplitMix64` (Steele, Lea, Flood, OOPSLA 2014, with the constants of Stafford's
-/// variant 13): consecutive ids, ids that differ only in high bits and pre-hashed ids all spread.
-#[inline]
-pub fn mix(id: u64) -> u64 {
-    let id = (id ^ (id >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let id = (id ^ (id >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    id ^ (id >> 31)
-}
+use rowmill_splitmix::mix;
 
 /// What the buckets of a shard are chosen by: the high half of the mixed id.
 #[inline]

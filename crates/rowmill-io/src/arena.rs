@@ -109,13 +109,13 @@ fn starts_of_runs(free: u64, blocks: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seeded::Seeded;
+    use rowmill_splitmix::SplitMix64;
 
     #[test]
     fn starts_agree_with_counting() {
-        let mut seeded = Seeded::new(1);
+        let mut seeded = SplitMix64::new(1);
         for _ in 0..2000 {
-            let free = seeded.next() | seeded.next();
+            let free = seeded.next_u64() | seeded.next_u64();
             let blocks = 1 + seeded.below(16) as usize;
             let expected = (0..=64 - blocks)
                 .filter(|start| (free >> start) & mask(blocks) == mask(blocks))
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn places_never_overlap_and_all_come_back() {
-        let mut seeded = Seeded::new(2);
+        let mut seeded = SplitMix64::new(2);
         let mut arena = Arena::new();
         let mut taken: Vec<(Place, u8)> = Vec::new();
         for step in 0..5000_u32 {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rowmill_splitmix::SplitMix64;
 
-use crate::seeded::Seeded;
 use crate::{BLOCK_BYTES, Crash, MemoryVolume};
 
 /// How long a slow operation takes where nothing is done meanwhile.
@@ -88,7 +88,7 @@ pub(crate) struct FaultSchedule {
 
 struct State {
     rules: Vec<Rule>,
-    seeded: Seeded,
+    seeded: SplitMix64,
     fired: BTreeMap<Fault, u64>,
     /// Per device, blocks as they were before their last write.
     older: HashMap<String, HashMap<u64, Vec<u8>>>,
@@ -129,7 +129,7 @@ impl FaultSchedule {
     pub(crate) fn new(seed: u64, memory: Option<MemoryVolume>) -> Self {
         let state = State {
             rules: Vec::new(),
-            seeded: Seeded::new(seed),
+            seeded: SplitMix64::new(seed),
             fired: BTreeMap::new(),
             older: HashMap::new(),
             meanwhile: None,
@@ -188,7 +188,7 @@ impl FaultSchedule {
         state.older.clear();
         state.changes_left = None;
         let memory = self.memory.as_ref().expect("only a volume over memory crashes");
-        state.found = Some(memory.crash(state.seeded.next()));
+        state.found = Some(memory.crash(state.seeded.next_u64()));
     }
 
     /// Make a change of a device or file; `None` when the power fails in it, made or not.
@@ -248,7 +248,7 @@ impl FaultSchedule {
             };
             // One operation suffers one fault; rules that come later still count it.
             if hits && found.is_none() {
-                found = Some(Hit { fault: rule.fault, random: seeded.next() });
+                found = Some(Hit { fault: rule.fault, random: seeded.next_u64() });
             }
         }
         if let Some(hit) = found {

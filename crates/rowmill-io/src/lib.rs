@@ -18,7 +18,7 @@ mod pread;
 mod read_plan;
 mod registered_files;
 mod ring;
-mod seeded;
+
 mod thread_ring;
 mod throttled_volume;
 mod volume;

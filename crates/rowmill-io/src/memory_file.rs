@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 
+use rowmill_splitmix::SplitMix64;
+
 use crate::BLOCK_BYTES;
-use crate::seeded::Seeded;
 
 /// Part of a block that a disk writes as a whole.
 pub(crate) const SECTOR_BYTES: usize = 512;
@@ -95,7 +96,7 @@ impl MemoryFile {
     }
 
     /// The file as a machine finds it after its power failed.
-    pub(crate) fn after_crash(&mut self, seeded: &mut Seeded, fates: &mut Fates) -> Self {
+    pub(crate) fn after_crash(&mut self, seeded: &mut SplitMix64, fates: &mut Fates) -> Self {
         let unsynced = self.unsynced.take().expect("only crashable volumes crash");
         let mut file = Self { pages: std::mem::take(&mut self.pages), bytes: self.bytes, unsynced: None };
         for (block, content) in &unsynced.before {
@@ -148,7 +149,7 @@ impl MemoryFile {
 
     /// Let a random half of the sectors of a change survive. A truncation is one change of metadata and
     /// cannot tear.
-    fn redo_torn(&mut self, change: &Change, seeded: &mut Seeded) {
+    fn redo_torn(&mut self, change: &Change, seeded: &mut SplitMix64) {
         match change {
             Change::Write { offset, bytes } => for_each_sector(*offset, bytes.len() as u64, |start, part| {
                 if seeded.one_in(2) {
@@ -243,7 +244,7 @@ mod tests {
             file.write(0, &[1; 3 * BLOCK_BYTES]);
             file.sync();
             file.write(BLOCK_BYTES as u64, &[2; 3 * BLOCK_BYTES]);
-            let found = content(&file.after_crash(&mut Seeded::new(seed), &mut seen));
+            let found = content(&file.after_crash(&mut SplitMix64::new(seed), &mut seen));
             assert_eq!(found[..BLOCK_BYTES], [1; BLOCK_BYTES], "seed {seed}: an untouched block changed");
             assert!((3 * BLOCK_BYTES..=4 * BLOCK_BYTES).contains(&found.len()));
             for sector in found.chunks(SECTOR_BYTES) {
@@ -263,7 +264,7 @@ mod tests {
             file.write(0, b"old content");
             file.sync();
             file.truncate();
-            match content(&file.after_crash(&mut Seeded::new(seed), &mut Fates::default())).as_slice() {
+            match content(&file.after_crash(&mut SplitMix64::new(seed), &mut Fates::default())).as_slice() {
                 b"old content" => old += 1,
                 b"" => empty += 1,
                 other => panic!("seed {seed}: {other:?}"),

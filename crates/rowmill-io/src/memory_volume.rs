@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use rowmill_splitmix::SplitMix64;
 
 use crate::memory_file::{Fates, MemoryFile};
-use crate::seeded::Seeded;
 use crate::{Device, DeviceError, FileWriter, ReadResult, Span, Volume, VolumeLock};
 
 /// A volume that lives as long as its last handle; clones share it, so a store can be closed and opened
@@ -89,7 +89,7 @@ impl MemoryVolume {
     /// When the volume was not made by [`MemoryVolume::crashable`].
     pub fn crash(&self, seed: u64) -> Crash<Self> {
         assert!(self.machine.crashable, "make the volume with MemoryVolume::crashable() to crash it");
-        let mut seeded = Seeded::new(seed);
+        let mut seeded = SplitMix64::new(seed);
         let mut folder = self.machine.folder.lock();
         self.machine.crashed.store(true, Ordering::Release);
         let Folder { mut names_synced, changes, .. } = std::mem::take(&mut *folder);
@@ -271,7 +271,11 @@ impl Machine {
 }
 
 /// Apply a random part of `changes` to `names`; how many were lost.
-fn survive_names(names: &mut BTreeMap<String, File>, changes: Vec<NameChange>, seeded: &mut Seeded) -> usize {
+fn survive_names(
+    names: &mut BTreeMap<String, File>,
+    changes: Vec<NameChange>,
+    seeded: &mut SplitMix64,
+) -> usize {
     // A journal keeps a prefix; a file system without one keeps anything.
     let journal = seeded.one_in(2);
     let prefix = seeded.below(changes.len() as u64 + 1) as usize;

@@ -8,10 +8,10 @@
 //! never change: a test pins them.
 
 use rowmill_rows::{Dtype, Initializer};
+use rowmill_splitmix::{STEP, absorb, mix};
 
 use crate::arch::{InstructionSet, Kernel, Vector};
 use crate::bf16;
-use crate::hash::{STEP, absorb, mix};
 use crate::normal_quantile::{lower_tail, quantiles};
 
 /// Most draws made at a time: their buffers stay in the first-level cache.

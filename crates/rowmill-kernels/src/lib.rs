@@ -21,7 +21,6 @@ mod finite;
 mod float;
 mod gather;
 mod gradient_addresses;
-mod hash;
 mod initialize;
 mod interaction;
 mod lookups;

@@ -4,7 +4,8 @@
 //! Which neighbours a node gets follows from seed, batch, layer and node alone. So equal seeds give equal samples,
 //! whatever else is sampled and by however many threads.
 
-use crate::hash::{STEP, absorb, mix};
+use rowmill_splitmix::{STEP, absorb, mix};
+
 use crate::{Csr, GraphError, NodeNumber, UniqueScratch, segment_unique};
 
 /// A sample has fewer nodes and neighbours than this: their places are numbered in 31 bits.

@@ -1,7 +1,8 @@
 //! Rank sort: distinct rows in the order of the ranks that own them (`FusedRec`, Section 3).
 
+use rowmill_splitmix::{absorb, mix};
+
 use crate::SKIP;
-use crate::hash::{absorb, mix};
 
 /// Of the owners' hash: another one than the shards' within a rank, so that what falls to a rank is spread over all of
 /// its shards.

@@ -7,8 +7,9 @@
 //!
 //! A resumed run depends on these bits, so they never change: a test pins them.
 
+use rowmill_splitmix::absorb;
+
 use crate::arch::{Bits, Vector};
-use crate::hash::absorb;
 
 /// Keeps the bits apart from those that initial weights are drawn from.
 const PURPOSE: u64 = 0x726f_756e_6469_6e67;

@@ -5,7 +5,7 @@
 //! grow. It counts up to a limit and no further. An id is never counted too low; too high only where all of its
 //! counters are shared with ids that were asked for more.
 
-use rowmill_index::mix;
+use rowmill_splitmix::{STEP, mix};
 
 const ROWS: usize = 4;
 
@@ -83,7 +83,7 @@ impl Sketch {
 
 /// As different for neighbours as for any two numbers, 0 among them.
 fn mixed(value: u64) -> u64 {
-    mix(value.wrapping_add(0x9e37_79b9_7f4a_7c15))
+    mix(value.wrapping_add(STEP))
 }
 
 #[cfg(test)]

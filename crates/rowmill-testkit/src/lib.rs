@@ -1,4 +1,4 @@
-//! What tests and benchmarks share: seeded numbers and ids, a clock that stands still, and the kernel's
+//! What tests and benchmarks share: seeded numbers and ids, and the kernel's
 //! own counts of memory and disk reads.
 //!
 //! Nothing here is part of a normal build. Equal seeds give equal numbers on every machine.
@@ -8,12 +8,10 @@ mod ids;
 mod permutation;
 mod process;
 mod rng;
-mod virtual_clock;
 mod zipf;
 
 pub use ids::{Drift, UniformIds, ZipfIds};
 pub use permutation::Permutation;
 pub use process::{disk_read_bytes, disk_written_bytes, resident_bytes, resident_bytes_peak};
 pub use rng::Rng64;
-pub use virtual_clock::VirtualClock;
 pub use zipf::Zipf;

@@ -1,6 +1,6 @@
 //! A shuffled order of many ids that takes no memory.
 
-use crate::rng::mix64;
+use rowmill_splitmix::mix;
 
 /// A seeded bijection of the numbers below a size, computed and not stored.
 ///
@@ -29,7 +29,7 @@ impl Permutation {
             mask: u64::MAX >> (u64::BITS - bits),
             shift: bits.div_ceil(2),
             // Odd, so that multiplying can be undone.
-            multipliers: [1, 2, 3].map(|round| mix64(seed.wrapping_add(round)) | 1),
+            multipliers: [1, 2, 3].map(|round| mix(seed.wrapping_add(round)) | 1),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Seeded random numbers.
 
+use rowmill_splitmix::SplitMix64;
+
 /// xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2021), seeded
 /// through `SplitMix64`. Fast and good; not for secrets.
 #[derive(Clone, Debug)]
@@ -10,12 +12,8 @@ pub struct Rng64 {
 impl Rng64 {
     /// Equal seeds give equal sequences.
     pub fn new(seed: u64) -> Self {
-        let mut word = seed;
-        let state = std::array::from_fn(|_| {
-            word = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            mix64(word)
-        });
-        Self { state }
+        let mut seeds = SplitMix64::new(seed);
+        Self { state: std::array::from_fn(|_| seeds.next_u64()) }
     }
 
     /// Any 64 bits.
@@ -54,14 +52,6 @@ impl Rng64 {
     pub fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
-}
-
-/// A bijection of 64-bit words in which every input bit moves every output bit (the finalizer of
-/// `SplitMix64`).
-pub(crate) fn mix64(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    word ^ (word >> 31)
 }
 
 #[cfg(test)]
