@@ -36,7 +36,8 @@ LONG_SECONDS ?= 600
 # Sanitizers are behind an unstable flag, which RUSTC_BOOTSTRAP allows; naming the target keeps build
 # scripts out of it.
 define SANITIZED
-RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=$(1)" cargo test $(2) --package rowmill-store --lib --test history \
+RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=$(1)" cargo test $(2) --package rowmill-index --package rowmill-log \
+	--package rowmill-store --lib --test history \
 	--locked --target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir $(TARGET)/$(1) $(3)
 endef
 # Run a test of a special build; a filter that matches none would pass.

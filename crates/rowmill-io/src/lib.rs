@@ -7,9 +7,6 @@ mod arena;
 mod checksum;
 mod device;
 mod directory_volume;
-mod fault_schedule;
-mod faulty_device;
-mod faulty_volume;
 mod file_device;
 mod fork;
 mod memory_file;
@@ -20,17 +17,14 @@ mod registered_files;
 mod ring;
 
 mod thread_ring;
-mod throttled_volume;
 mod volume;
 
 pub use aligned_buffer::AlignedBuffer;
 pub use checksum::{checksum, crc32c, crc32c_append};
 pub use device::{BLOCK_BYTES, Device, DeviceError, ReadResult, Span};
 pub use directory_volume::{DirectoryVolume, IoChoice};
-pub use fault_schedule::{Fault, When};
-pub use faulty_volume::FaultyVolume;
 pub use fork::{Process, ProcessLocal};
+pub use memory_file::SECTOR_BYTES;
 pub use memory_volume::{Crash, MemoryVolume};
 pub use thread_ring::io_bytes_per_thread;
-pub use throttled_volume::{ThrottleLimits, ThrottledVolume};
 pub use volume::{FileWriter, Volume, VolumeLock};

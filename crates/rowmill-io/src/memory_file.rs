@@ -12,7 +12,7 @@ use rowmill_splitmix::SplitMix64;
 use crate::BLOCK_BYTES;
 
 /// Part of a block that a disk writes as a whole.
-pub(crate) const SECTOR_BYTES: usize = 512;
+pub const SECTOR_BYTES: usize = 512;
 
 /// Memory is taken in pages of this size; a page never written to takes none.
 const PAGE_BYTES: usize = 64 * 1024;

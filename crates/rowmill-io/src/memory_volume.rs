@@ -37,7 +37,8 @@ pub struct Crash<V> {
 }
 
 impl<V> Crash<V> {
-    pub(crate) fn map<W>(self, wrap: impl FnOnce(V) -> W) -> Crash<W> {
+    /// The same crash of a volume that wraps the crashed one.
+    pub fn map<W>(self, wrap: impl FnOnce(V) -> W) -> Crash<W> {
         let Self { volume, changes_kept, changes_lost, changes_torn, names_lost } = self;
         Crash { volume: wrap(volume), changes_kept, changes_lost, changes_torn, names_lost }
     }

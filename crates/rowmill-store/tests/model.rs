@@ -19,10 +19,9 @@ use std::sync::atomic::{
 use common::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use rowmill_io::{ThrottleLimits, ThrottledVolume};
 use rowmill_store::Dtype::{Bf16, F32, SplitBf16};
 use rowmill_store::*;
-use rowmill_testkit::Rng64;
+use rowmill_testkit::{Rng64, ThrottleLimits, ThrottledVolume};
 
 /// The rows and the memory of one case.
 #[derive(Clone, Copy, Debug)]

@@ -37,7 +37,7 @@ use std::sync::atomic::{
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rowmill_io::Fault;
+use rowmill_testkit::Fault;
 
 use schedule::Schedule;
 use seen::Seen;

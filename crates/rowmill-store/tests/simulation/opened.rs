@@ -1,7 +1,7 @@
 //! What a store holds once it is open, against what it should hold.
 
-use rowmill_io::Fault;
 use rowmill_store::*;
+use rowmill_testkit::Fault;
 
 use crate::model::{Model, Row};
 use crate::world::{Saved, World};

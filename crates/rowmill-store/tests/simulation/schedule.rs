@@ -1,8 +1,7 @@
 //! What happens in one run, drawn from its seed.
 
-use rowmill_io::{Fault, When};
 use rowmill_store::*;
-use rowmill_testkit::Rng64;
+use rowmill_testkit::{Fault, Rng64, When};
 
 use crate::common::{ADAGRAD, INITIALIZER, SGD};
 

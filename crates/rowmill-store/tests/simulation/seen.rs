@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use rowmill_io::Fault;
 use rowmill_store::Stats;
+use rowmill_testkit::Fault;
 
 /// Figures of one run, or of many.
 #[derive(Clone, Debug, Default)]

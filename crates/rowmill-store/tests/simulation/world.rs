@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rowmill_io::{Fault, FaultyVolume, When};
 use rowmill_store::*;
-use rowmill_testkit::Rng64;
+use rowmill_testkit::{Fault, FaultyVolume, Rng64, When};
 
 use crate::aside::{Aside, Overtaking, What};
 use crate::common::{SEED, gradients, thread_counts};

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::*;
-use rowmill_io::{DeviceError, Fault, FaultyVolume, When};
+use rowmill_io::DeviceError;
 use rowmill_store::*;
+use rowmill_testkit::{Fault, FaultyVolume, When};
 
 const ROWS: u64 = 70_000;
 

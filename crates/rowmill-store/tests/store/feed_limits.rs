@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use crate::common::follower::Follower;
 use crate::common::*;
-use rowmill_io::{DeviceError, Fault, FaultyVolume, When};
+use rowmill_io::DeviceError;
 use rowmill_store::*;
+use rowmill_testkit::{Fault, FaultyVolume, When};
 
 const DIM: usize = 30;
 const WAITING: u64 = 1 << 20;

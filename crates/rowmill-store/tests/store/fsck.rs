@@ -9,9 +9,8 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use crate::common::*;
-use rowmill_io::FaultyVolume;
 use rowmill_store::*;
-use rowmill_testkit::Rng64;
+use rowmill_testkit::{FaultyVolume, Rng64};
 
 const SEED_VARIABLE: &str = "ROWMILL_FSCK_SEED";
 const CASES: u64 = 240;

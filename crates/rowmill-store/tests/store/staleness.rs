@@ -11,9 +11,8 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use crate::common::*;
-use rowmill_io::{Fault, FaultyVolume, When};
 use rowmill_store::*;
-use rowmill_testkit::{Rng64, ZipfIds};
+use rowmill_testkit::{Fault, FaultyVolume, Rng64, When, ZipfIds};
 
 fn store(deadline: Duration) -> Arc<Store> {
     let options = StoreOptions { wait_deadline: deadline, ..options(None) };

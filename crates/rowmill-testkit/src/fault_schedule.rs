@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rowmill_io::{BLOCK_BYTES, Crash, MemoryVolume};
 use rowmill_splitmix::SplitMix64;
-
-use crate::{BLOCK_BYTES, Crash, MemoryVolume};
 
 /// How long a slow operation takes where nothing is done meanwhile.
 const SLOW: Duration = Duration::from_millis(1);

@@ -4,10 +4,11 @@ use std::fmt::{self, Debug, Formatter};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
+use rowmill_io::{Crash, Device, DeviceError, FileWriter, MemoryVolume, SECTOR_BYTES, Volume, VolumeLock};
+
 use crate::fault_schedule::{FaultSchedule, Hit};
 use crate::faulty_device::FaultyDevice;
-use crate::memory_file::SECTOR_BYTES;
-use crate::{Crash, Device, DeviceError, Fault, FileWriter, MemoryVolume, Volume, VolumeLock, When};
+use crate::{Fault, When};
 
 /// Any volume, with faults injected by rules. Clones share the volume, its rules and its counts, so that a
 /// test can hold one while a store holds another.

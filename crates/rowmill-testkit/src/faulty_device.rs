@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use rowmill_io::{BLOCK_BYTES, Device, DeviceError, ReadResult, Span};
+
+use crate::Fault;
 use crate::fault_schedule::{FaultSchedule, Hit};
 use crate::faulty_volume::{change, flip_bit, io_error, is_write_fault, sync, torn_sectors, write_error};
-use crate::{BLOCK_BYTES, Device, DeviceError, Fault, ReadResult, Span};
 
 #[derive(Debug)]
 pub(crate) struct FaultyDevice {

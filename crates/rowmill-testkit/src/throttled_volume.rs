@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-
-use crate::{Device, DeviceError, FileWriter, ReadResult, Span, Volume, VolumeLock};
+use rowmill_io::{Device, DeviceError, FileWriter, ReadResult, Span, Volume, VolumeLock};
 
 /// Spans read between two waits: a batch larger than a device's queue is not delivered all at its end.
 const SPANS_AT_ONCE: usize = 128;

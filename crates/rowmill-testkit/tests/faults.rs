@@ -5,10 +5,8 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use rowmill_io::{
-    BLOCK_BYTES, Device, DeviceError, DirectoryVolume, Fault, FaultyVolume, IoChoice, MemoryVolume, Span,
-    Volume, When,
-};
+use rowmill_io::{BLOCK_BYTES, Device, DeviceError, DirectoryVolume, IoChoice, MemoryVolume, Span, Volume};
+use rowmill_testkit::{Fault, FaultyVolume, When};
 
 fn span(first: u64, count: usize) -> Span {
     Span { offset: first * BLOCK_BYTES as u64, bytes: count * BLOCK_BYTES }

@@ -4,10 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rowmill_io::{
-    BLOCK_BYTES, DirectoryVolume, FaultyVolume, IoChoice, MemoryVolume, Span, ThrottleLimits,
-    ThrottledVolume, Volume,
-};
+use rowmill_io::{BLOCK_BYTES, DirectoryVolume, IoChoice, MemoryVolume, Span, Volume};
+use rowmill_testkit::{FaultyVolume, ThrottleLimits, ThrottledVolume};
 
 /// `count` blocks from `first`.
 pub(crate) fn span(first: u64, count: usize) -> Span {
