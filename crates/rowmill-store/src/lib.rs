@@ -34,84 +34,42 @@
 // What is not inlined into a function of an instruction set is compiled without it, and a prefetch that is a
 // call of its own comes late.
 #![allow(clippy::inline_always)]
+// The file of the type that a folder is named after has the folder's name.
+#![allow(clippy::module_inception)]
 
-mod account;
-mod acquire;
-mod admission;
 mod background;
-mod backward;
-mod balance;
-mod bits;
-mod budget;
-mod changes;
 mod checkpoint;
-mod cold;
-mod coming;
-mod compaction;
-mod core;
-mod due;
-mod entering;
 mod error;
-mod evaluate;
-mod event_clock;
-mod eviction;
 mod feed;
 mod files;
-mod fsck;
 mod group;
-mod hot_rows;
-mod index_log;
-mod index_room;
-mod keys;
-mod loading;
 mod lookahead;
 mod lookup;
-mod mapping;
+mod memory;
+mod metrics;
 mod options;
-mod out;
-mod pin;
-mod placement;
-mod policy;
-mod pooled;
-mod prepared;
-mod queue;
-mod read;
-mod recovery;
-mod residents;
-mod resolve;
-mod rounds;
-mod scatter;
+mod replication;
+mod row_lifetime;
 mod seeded;
 mod shard;
-mod share;
-mod sketch;
-mod stamp;
-mod stats;
+mod staleness;
 mod store;
 mod table;
-mod table_state;
-mod ticket;
+mod threads;
 mod update;
-mod walk;
-mod weights;
-mod workers;
-mod working_memory;
 
 pub use background::{Background, Work};
-pub use backward::RowGradients;
-pub use changes::{ChangedRows, ChangedTable, Changes, Replayed};
-pub use checkpoint::CheckpointInfo;
+pub use checkpoint::{CheckpointInfo, FsckReport, fsck};
 pub use error::StoreError;
 pub use feed::{FeedChange, FeedEvent, FeedOptions, FeedReader};
 pub use files::RESTORING;
-pub use fsck::{FsckReport, fsck};
 pub use lookahead::Destination;
-pub use lookup::Lookup;
+pub use lookup::{Lookup, Pooled};
+pub use metrics::{GroupStats, Stats, TableStats};
 pub use options::StoreOptions;
-pub use out::Pooled;
-pub use pin::{CheckpointPart, PartReader, PinnedCheckpoint};
-pub use pooled::AskedRows;
-pub use queue::QueuedGet;
+pub use replication::{
+    ChangedRows, ChangedTable, Changes, CheckpointPart, PartReader, PinnedCheckpoint, Replayed, Share,
+};
 pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 pub use rowmill_rows::{
     Admission, Dtype, Eviction, EvictionRule, IdBag, IdRange, Initializer, OptimizerSpec, Pooling,
@@ -119,8 +77,6 @@ pub use rowmill_rows::{
 };
 #[cfg(feature = "seeded-bugs")]
 pub use seeded::{SeededBug, seed_bug};
-pub use share::Share;
-pub use stats::{GroupStats, Stats, TableStats};
-pub use store::Store;
-pub use table::Table;
-pub use ticket::Ticket;
+pub use staleness::Ticket;
+pub use store::{AskedRows, QueuedGet, Store, Table};
+pub use update::RowGradients;

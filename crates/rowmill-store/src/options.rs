@@ -5,8 +5,10 @@ use std::time::Duration;
 use rowmill_io::IoChoice;
 use rowmill_log::ROW_NUMBERS;
 
-use crate::workers::SPREAD_ROWS_MIN;
-use crate::{Background, FeedOptions, StoreError};
+use crate::background::Background;
+use crate::error::StoreError;
+use crate::feed::FeedOptions;
+use crate::threads::SPREAD_ROWS_MIN;
 
 /// Smallest budget: I/O rings take about 1 MiB per thread, log buffers and index come on top.
 const MEMORY_MIN: u64 = 16 << 20;

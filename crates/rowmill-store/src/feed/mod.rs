@@ -39,7 +39,7 @@ pub use reader::FeedReader;
 pub(crate) use segment::remove_all;
 pub(crate) use waiting::Waiting;
 
-use crate::StoreError;
+use crate::error::StoreError;
 
 /// Segments kept.
 const SEGMENTS_MAX: u64 = 64;

@@ -10,11 +10,11 @@ use super::frame::FeedChange;
 use super::runs::Runs;
 use super::waiting::Waiting;
 use super::writer::FeedWriter;
-use crate::StoreError;
+use crate::error::StoreError;
 use crate::group::Group;
-use crate::rounds::Rounds;
 use crate::shard::Shard;
 use crate::store::Groups;
+use crate::threads::Rounds;
 
 /// Rows copied under one hold of a shard's lock: about 50 us.
 const COPY_ROWS: usize = 256;

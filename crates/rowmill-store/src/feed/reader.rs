@@ -8,7 +8,7 @@ use rowmill_io::{DeviceError, Volume};
 
 use super::frame::{self, FeedChange, FeedEvent};
 use super::segment;
-use crate::StoreError;
+use crate::error::StoreError;
 
 /// Reads a feed from a sequence number on, also while it is being written.
 pub struct FeedReader {

@@ -11,11 +11,11 @@ use super::publisher::Feed;
 use super::reader::FeedReader;
 use super::segment::{self, NOTHING};
 use super::writer::FeedWriter;
-use crate::StoreError;
+use crate::error::StoreError;
 use crate::group::Group;
 use crate::shard::Miss;
 use crate::store::{Store, TableEntry};
-use crate::weights::floats_of;
+use crate::table::floats_of;
 
 /// Rows taken back in one frame.
 const FRAME_ROWS: usize = 1024;

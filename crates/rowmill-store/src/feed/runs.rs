@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::frame::FeedChange;
 use super::writer::FeedWriter;
-use crate::StoreError;
-use crate::table_state::TableState;
+use crate::error::StoreError;
+use crate::table::TableState;
 
 /// Bytes of a frame, but for a row that is wider.
 const FRAME_BYTES: usize = 64 << 10;

@@ -12,7 +12,7 @@ use std::io::{ErrorKind, Read};
 
 use rowmill_io::{DeviceError, Volume};
 
-use crate::StoreError;
+use crate::error::StoreError;
 use crate::files::FORMAT_VERSION;
 
 const MAGIC: [u8; 8] = *b"rowmfeed";

@@ -9,7 +9,7 @@ use rowmill_io::{DeviceError, FileWriter, Volume};
 use super::frame::{self, FeedChange};
 use super::segment::{self, NOTHING, Segment};
 use super::{FeedOptions, SEGMENTS_MAX};
-use crate::StoreError;
+use crate::error::StoreError;
 
 /// Writes the frames of one opening of a store. After a failure nothing more may be appended before [`FeedWriter::begin_anew`].
 pub(super) struct FeedWriter {

@@ -12,13 +12,13 @@
 //!
 //! While no hold is void, which is nearly always, this costs the test of a length. There are at most as many void
 //! holds as open steps have holds. An eviction voids none, because it leaves rows that are held
-//! ([`crate::eviction`]). Neither clocks nor void holds are saved: tickets end with their store.
+//! ([`crate::row_lifetime`]). Neither clocks nor void holds are saved: tickets end with their store.
 
 use rowmill_index::{CLOCK_OVERFLOW, Place};
 
-use super::Shard;
-use crate::keys::Key;
+use super::shard::Shard;
 use crate::seeded::{self, SeededBug};
+use crate::table::Key;
 
 /// The holds of an id whose row was deleted.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ impl Shard {
 
     /// As [`Shard::take_clock`], of a row that is near its bound or beyond what its entry can count.
     #[cold]
-    fn take_late_clock(&mut self, key: &Key, place: Place, bound: u8) -> Clock {
+    pub(super) fn take_late_clock(&mut self, key: &Key, place: Place, bound: u8) -> Clock {
         let outstanding = self.outstanding(key.table, key.id, place);
         if outstanding > u32::from(bound) && !seeded::has(SeededBug::NoBound) {
             return Clock::Blocked(outstanding);
@@ -75,7 +75,7 @@ impl Shard {
     }
 
     #[cold]
-    fn release_late_clock(&mut self, key: &Key, place: Place) {
+    pub(super) fn release_late_clock(&mut self, key: &Key, place: Place) {
         let outstanding = self.outstanding(key.table, key.id, place);
         self.set_outstanding(key.table, key.id, place, outstanding - 1);
     }
@@ -120,7 +120,7 @@ impl Shard {
 
     /// A ticket has taken the clock of a row.
     #[cold]
-    fn note_hold(&mut self, ticket: u64, key: &Key) {
+    pub(super) fn note_hold(&mut self, ticket: u64, key: &Key) {
         if let Some(void) = self.void_holds.get_mut(&(key.table, key.id)) {
             void.valid.push(ticket);
         }
@@ -128,7 +128,7 @@ impl Shard {
 
     /// A ticket gives back a hold; whether it was void.
     #[cold]
-    fn end_hold(&mut self, ticket: u64, key: &Key) -> bool {
+    pub(super) fn end_hold(&mut self, ticket: u64, key: &Key) -> bool {
         let Some(void) = self.void_holds.get_mut(&(key.table, key.id)) else { return false };
         if let Some(position) = void.valid.iter().position(|&other| other == ticket) {
             void.valid.swap_remove(position);
@@ -150,7 +150,7 @@ impl Shard {
         }
     }
 
-    fn set_outstanding(&mut self, table: u32, id: u64, place: Place, outstanding: u32) {
+    pub(super) fn set_outstanding(&mut self, table: u32, id: u64, place: Place, outstanding: u32) {
         let index = &mut self.indexes[table as usize];
         if outstanding < u32::from(CLOCK_OVERFLOW) {
             if index.clock(place) == CLOCK_OVERFLOW {

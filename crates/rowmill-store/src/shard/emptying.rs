@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use rowmill_index::TableIndex;
 
-use super::Shard;
-use crate::StoreError;
-use crate::core::Core;
+use super::core::Core;
+use super::shard::Shard;
+use crate::error::StoreError;
 
 impl Shard {
     /// Give the memory of rows and indexes back, as if the shard had just been made: shard `number` of the group.

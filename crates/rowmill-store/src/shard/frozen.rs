@@ -1,8 +1,8 @@
 //! The checkpoint's part of a shard: the cut, and the rows that are saved after it.
 
-use super::{NO_ROW, Shard, SlotMeta};
-use crate::StoreError;
-use crate::core::Core;
+use super::core::Core;
+use super::shard::{NO_ROW, Shard, SlotMeta};
+use crate::error::StoreError;
 
 impl Shard {
     /// The cut: what is dirty now belongs to the checkpoint.

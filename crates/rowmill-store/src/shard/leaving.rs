@@ -3,10 +3,10 @@
 use rowmill_index::{Location, hash, prefetch, prefetch_bytes};
 use rowmill_rows::RowKey;
 
-use super::{NO_ROW, SLOTS_MIN, Shard, SlotMeta, VACANT};
-use crate::StoreError;
-use crate::core::Core;
-use crate::policy::Standing;
+use super::core::Core;
+use super::s3fifo::Standing;
+use super::shard::{NO_ROW, SLOTS_MIN, Shard, SlotMeta, VACANT};
+use crate::error::StoreError;
 
 impl Shard {
     /// Free the slot of the row least worth keeping.
@@ -81,7 +81,7 @@ impl Shard {
     }
 
     /// Move the row in `slot`, if any, out of memory.
-    fn vacate(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
+    pub(super) fn vacate(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
         let meta = self.meta.get(slot as usize);
         if meta.table == VACANT {
             return Ok(());
@@ -110,7 +110,7 @@ impl Shard {
         Ok(())
     }
 
-    fn clear_slot(&mut self, slot: u32) {
+    pub(super) fn clear_slot(&mut self, slot: u32) {
         self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
         self.occupied -= 1;
         self.dirty.clear(slot);

@@ -2,9 +2,9 @@
 
 use rowmill_index::Location;
 
-use super::Shard;
-use crate::StoreError;
-use crate::core::Core;
+use super::core::Core;
+use super::shard::Shard;
+use crate::error::StoreError;
 
 impl Shard {
     /// Make room in the index of a table for `rows` more, if the budget has it.

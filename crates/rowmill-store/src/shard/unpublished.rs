@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Shard, SlotMeta};
-use crate::bits::Bits;
-use crate::core::Core;
+use super::core::Core;
+use super::shard::{Shard, SlotMeta};
+use super::slot_bits::Bits;
 use crate::feed::Waiting;
-use crate::table_state::TableState;
-use crate::weights::floats_of;
+use crate::table::{TableState, floats_of};
 
 /// Bytes of memory that a shard keeps for rows that leave, when none wait.
 const KEPT_BYTES: usize = 64 << 10;
@@ -40,7 +39,7 @@ impl Unpublished {
     }
 
     /// A changed row leaves memory with these weights, or is deleted; whether there is room for it to wait.
-    fn leave(&mut self, table: u32, id: u64, weights: Option<&[f32]>) -> bool {
+    pub(super) fn leave(&mut self, table: u32, id: u64, weights: Option<&[f32]>) -> bool {
         let fits = self.waiting.add(size_of::<Left>() + weights.map_or(0, size_of_val));
         if fits {
             self.left.push(Left { id, table, deleted: weights.is_none() });
@@ -50,12 +49,12 @@ impl Unpublished {
     }
 
     /// Bytes that wait.
-    fn waits(&self) -> usize {
+    pub(super) fn waits(&self) -> usize {
         size_of_val(&self.left[..]) + size_of_val(&self.weights[..])
     }
 
     /// Hand out the rows that left, in the order they did: `visit(table, id, weights)`.
-    fn take_left(&mut self, dim: usize, mut visit: impl FnMut(u32, u64, Option<&[f32]>)) {
+    pub(super) fn take_left(&mut self, dim: usize, mut visit: impl FnMut(u32, u64, Option<&[f32]>)) {
         self.waiting.remove(self.waits());
         let mut weights = self.weights.chunks_exact(dim);
         for Left { id, table, deleted } in self.left.drain(..) {

@@ -1,0 +1,479 @@
+//! Making everything durable at once.
+//!
+//! A checkpoint has four parts in time. *Snapshot* (now and then): the index is written out while work
+//! goes on; whatever changes meanwhile is in the index log as well, which is replayed over it. *Cut*: for
+//! an instant nobody changes rows; what is dirty becomes frozen and the index log is switched. *Save*:
+//! frozen rows are appended to the log, in the background of other work. *Commit*: logs and files are
+//! synced, then the manifest is replaced. A crash before that leaves the previous checkpoint, whose
+//! segments were not written over.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rowmill_io::{DeviceError, Volume};
+use rowmill_rows::Category;
+use rowmill_sync::RwLockWriteGuard;
+
+use crate::error::StoreError;
+use crate::feed::{self, FeedCut};
+use crate::files::{
+    self, AttachmentEntry, FileEntry, FileError, GroupEntry, Manifest, SnapshotWriter, TableEntry,
+};
+use crate::group::Group;
+use crate::store::{Store, log_name};
+
+/// Frozen rows saved under one hold of a shard's lock: about 50 us.
+const SAVE_ROWS: usize = 256;
+/// The index is written out anew when the changes since the last time are more than this share of it.
+const DELTA_SHARE: u64 = 2;
+/// And larger than this many bytes: a store of few rows does not collect files without end.
+const DELTA_BYTES_MIN: u64 = 16 << 10;
+/// Openings that a lineage remembers.
+const LINEAGE_MAX: usize = 1024;
+/// Files of index changes kept for [`Store::changes`]: a store of few rows does not collect them without end.
+const HISTORY_FILES_MAX: usize = 256;
+/// Bytes of one index entry in a snapshot.
+const ENTRY_BYTES: u64 = 12;
+
+/// What a completed checkpoint was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointInfo {
+    /// Its number; later ones are larger.
+    pub epoch: u64,
+    /// Rows saved: those changed since the previous one and still in memory.
+    pub rows_saved: u64,
+    /// Bytes written to the logs.
+    pub log_bytes: u64,
+    /// Bytes of index files and attachments written.
+    pub file_bytes: u64,
+    /// How long changes of rows were held up.
+    pub stall: Duration,
+    /// How long it took altogether.
+    pub duration: Duration,
+}
+
+/// What the durable checkpoint consists of.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    /// Number of the next checkpoint.
+    pub(crate) next_epoch: u64,
+    snapshot: Option<FileEntry>,
+    deltas: Vec<FileEntry>,
+    history: Vec<FileEntry>,
+    attachments: Vec<AttachmentEntry>,
+    sketches: Vec<AttachmentEntry>,
+    lineage: Vec<(u64, u64)>,
+    /// A checkpoint that waits to be committed.
+    pub(crate) prepared: Option<Box<Written>>,
+}
+
+/// A checkpoint that is written; its manifest makes it durable.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) manifest: Manifest,
+    next: Saved,
+    /// Number of the cut in each group's log.
+    cuts: Vec<u64>,
+    pub(crate) info: CheckpointInfo,
+}
+
+impl Saved {
+    pub(crate) fn new(next_epoch: u64, manifest: Option<&Manifest>) -> Self {
+        let mut saved = Self {
+            next_epoch,
+            snapshot: None,
+            deltas: Vec::new(),
+            history: Vec::new(),
+            attachments: Vec::new(),
+            sketches: Vec::new(),
+            lineage: Vec::new(),
+            prepared: None,
+        };
+        if let Some(manifest) = manifest {
+            saved.snapshot.clone_from(&manifest.snapshot);
+            saved.deltas.clone_from(&manifest.deltas);
+            saved.history.clone_from(&manifest.history);
+            saved.attachments.clone_from(&manifest.attachments);
+            saved.sketches.clone_from(&manifest.sketches);
+            saved.lineage.clone_from(&manifest.lineage);
+        }
+        saved
+    }
+}
+
+/// What a cut fixed for the manifest.
+struct Cut {
+    /// Number of the cut in each group's log.
+    logs: Vec<u64>,
+    tables: Vec<TableEntry>,
+    /// Counters of the tables that admit by count.
+    sketches: Vec<(Category, Vec<u8>)>,
+}
+
+/// The manifest of a volume; `None` when there is no store.
+pub(crate) fn load_manifest(volume: &dyn Volume) -> Result<Option<Manifest>, StoreError> {
+    if_stored(volume, Manifest::load)
+}
+
+/// The same, and the content of its file.
+pub(crate) fn load_manifest_with_bytes(
+    volume: &dyn Volume,
+) -> Result<Option<(Manifest, Vec<u8>)>, StoreError> {
+    if_stored(volume, Manifest::load_with_bytes)
+}
+
+fn if_stored<T>(
+    volume: &dyn Volume,
+    load: fn(&dyn Volume) -> Result<T, FileError>,
+) -> Result<Option<T>, StoreError> {
+    match volume.open(files::RESTORING) {
+        Ok(_) => return Err(StoreError::Restoring { location: volume.location() }),
+        Err(DeviceError::Missing { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    match load(volume) {
+        Ok(loaded) => Ok(Some(loaded)),
+        Err(FileError::Missing { name }) if files::is_marked(volume)? => Err(StoreError::Corrupt {
+            what: format!("the store in {} has a checkpoint, but its {name} is gone", volume.location()),
+        }),
+        Err(FileError::Missing { .. }) => Ok(None),
+        Err(error) => Err(at(volume, error)),
+    }
+}
+
+/// A file error as the store's user sees it.
+pub(crate) fn at(volume: &dyn Volume, error: FileError) -> StoreError {
+    match error {
+        FileError::Newer { found, supported, .. } => {
+            StoreError::Newer { location: volume.location(), found, supported }
+        }
+        FileError::Corrupt { name, what } => {
+            StoreError::Corrupt { what: format!("{name} of {} is damaged: {what}", volume.location()) }
+        }
+        error => error.into(),
+    }
+}
+
+impl From<FileError> for StoreError {
+    fn from(error: FileError) -> Self {
+        match error {
+            FileError::Device(DeviceError::Full { .. }) => Self::Full { cause: error.to_string() },
+            FileError::Device(error) => Self::Device(error),
+            FileError::AttachmentName { name } => Self::Option {
+                option: "attachment name",
+                expected: "1 to 100 letters, digits, '.', '_' or '-'".into(),
+                got: name,
+            },
+            error => Self::Corrupt { what: error.to_string() },
+        }
+    }
+}
+
+impl Store {
+    /// Make rows, optimizer state and `attachments` (name and bytes each) durable, all or nothing. Work
+    /// may go on meanwhile; what it changes after the cut belongs to the next checkpoint. Call it between
+    /// steps: open clocks are not saved.
+    ///
+    /// # Errors
+    /// Any failure refuses all later writes, except [`StoreError::NoPlaces`] and wrong arguments, which change nothing. The
+    /// store then still opens at the previous checkpoint.
+    pub fn checkpoint(&self, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
+        self.with_saved("a checkpoint", |saved| {
+            let written = self.write_checkpoint(saved, attachments)?;
+            written.manifest.save(&*self.volume)?;
+            self.adopt_checkpoint(saved, written)
+        })
+    }
+
+    /// Work on what is saved, while nobody else does. What fails refuses all later writes, but for wrong arguments.
+    pub(crate) fn with_saved<T>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(&mut Saved) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut saved = self.saved.lock();
+        // Asked under the lock: who waited for it meets a store that was closed meanwhile, and a folder given away.
+        self.check_writable(what)?;
+        work(&mut saved).inspect_err(|error| {
+            let changed_nothing = matches!(
+                error,
+                StoreError::Option { .. } | StoreError::InDoubt { .. } | StoreError::NoPlaces { .. }
+            );
+            if !changed_nothing {
+                self.poison(error);
+            }
+        })
+    }
+
+    /// Write everything of the next checkpoint but its manifest.
+    pub(crate) fn write_checkpoint(
+        &self,
+        saved: &Saved,
+        attachments: &[(&str, &[u8])],
+    ) -> Result<Written, StoreError> {
+        if let Some(prepared) = &saved.prepared {
+            return Err(self.in_doubt(saved.next_epoch - 1, prepared.manifest.epoch));
+        }
+        let begun = Instant::now();
+        let epoch = saved.next_epoch;
+        let written_before = self.log_bytes_written();
+        let attached = attachments
+            .iter()
+            .map(|(name, bytes)| files::save_attachment(&*self.volume, epoch, name, bytes))
+            .collect::<Result<Vec<_>, _>>()?;
+        let snapshot = if self.snapshot_is_due(saved) { Some(self.write_snapshot(epoch)?) } else { None };
+
+        let groups = self.groups.read().clone();
+        let mut published = self.feed.as_ref().map(|feed| feed.begin_cut(groups));
+
+        let cut_at = Instant::now();
+        let cut = self.cut(epoch + 1, published.as_mut())?;
+        let stall = cut_at.elapsed();
+        let mark = published.map_or(0, |feed| feed.finish(epoch));
+
+        let groups = self.groups.read().clone();
+        let mut rows_saved = 0;
+        for group in &groups {
+            // The cut checked that there are places: this is a failure in the middle of a checkpoint.
+            rows_saved += save_frozen(group).map_err(|error| match error {
+                StoreError::NoPlaces { .. } => StoreError::Poisoned { cause: error.to_string() },
+                error => error,
+            })?;
+        }
+        for group in &groups {
+            group.core.log.flush()?;
+            group.core.log.sync()?;
+        }
+        let delta = self.index_log.finish_cut()?;
+
+        let sketches = cut
+            .sketches
+            .iter()
+            .map(|(category, bytes)| files::save_sketch(&*self.volume, epoch, *category, bytes))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut file_bytes = delta.len + attached.iter().chain(&sketches).map(|entry| entry.len).sum::<u64>();
+        let mut next = Saved {
+            next_epoch: epoch + 1,
+            snapshot: saved.snapshot.clone(),
+            deltas: saved.deltas.clone(),
+            history: saved.history.clone(),
+            attachments: attached,
+            sketches,
+            lineage: continued(&saved.lineage, epoch, self.incarnation),
+            prepared: None,
+        };
+        if let Some(snapshot) = snapshot {
+            file_bytes += snapshot.len;
+            next.snapshot = Some(snapshot);
+            next.history.append(&mut next.deltas);
+        }
+        next.deltas.push(delta);
+        forget_history(&mut next.history, self.options.history);
+        let manifest = self.manifest(epoch, &next, mark, cut.tables, &cut.logs, &groups);
+        if mark == 0 {
+            // Its rows come from changes that no frame says: a feed from before must not lead to it.
+            feed::remove_all(&*self.volume)?;
+        }
+        let log_bytes = self.log_bytes_written() - written_before;
+        let info =
+            CheckpointInfo { epoch, rows_saved, log_bytes, file_bytes, stall, duration: begun.elapsed() };
+        Ok(Written { manifest, next, cuts: cut.logs, info })
+    }
+
+    /// The manifest of `written` is the store's: what only the one before it named may go.
+    pub(crate) fn adopt_checkpoint(
+        &self,
+        saved: &mut Saved,
+        written: Written,
+    ) -> Result<CheckpointInfo, StoreError> {
+        let Written { manifest, next, cuts, info } = written;
+        *saved = next;
+        if info.epoch == 1 {
+            // What it guards against is rare; a checkpoint that is durable does not fail for its sake.
+            let _ = files::mark(&*self.volume);
+        }
+        for (group, cut) in self.groups.read().iter().zip(&cuts) {
+            group.core.log.checkpoint_durable(*cut);
+            group.give_space_back();
+        }
+        files::collect_garbage(&*self.volume, &manifest, &|name| self.pins.hold(name))?;
+        self.counters.checkpoints.fetch_add(1, Relaxed);
+        Ok(info)
+    }
+
+    /// Number of the last durable checkpoint, 0 if there is none.
+    pub fn checkpoint_epoch(&self) -> u64 {
+        self.saved.lock().next_epoch - 1
+    }
+
+    /// An attachment of the last durable checkpoint.
+    ///
+    /// # Errors
+    /// When it is damaged.
+    pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.check_open()?;
+        let saved = self.saved.lock();
+        let Some(entry) = saved.attachments.iter().find(|entry| entry.name == name) else { return Ok(None) };
+        Ok(Some(files::load_attachment(&*self.volume, entry)?))
+    }
+
+    /// Names of the attachments of the last durable checkpoint.
+    pub fn attachment_names(&self) -> Vec<String> {
+        self.saved.lock().attachments.iter().map(|entry| entry.name.clone()).collect()
+    }
+
+    fn snapshot_is_due(&self, saved: &Saved) -> bool {
+        let rows: usize = self.tables.read().values().map(|(group, table)| group.len(table.local)).sum();
+        let changes: u64 = saved.deltas.iter().map(|delta| delta.len).sum();
+        changes > (rows as u64 * ENTRY_BYTES / DELTA_SHARE).max(DELTA_BYTES_MIN)
+    }
+
+    /// Write where every row is on the device, shard by shard, while work goes on.
+    fn write_snapshot(&self, epoch: u64) -> Result<FileEntry, StoreError> {
+        let mut writer = SnapshotWriter::create(&*self.volume, epoch)?;
+        for group in self.groups.read().iter() {
+            let tables = group.tables.read().clone();
+            for cell in &group.shards {
+                for table in &tables {
+                    let mut entries = Vec::new();
+                    cell.state.read().on_device(table.local, |id, row| entries.push((id, row)));
+                    for (id, row) in entries {
+                        writer.push(table.category, id, row)?;
+                    }
+                }
+            }
+        }
+        Ok(writer.finish()?)
+    }
+
+    /// Divide changes into those that belong to this checkpoint and those of the next, `next_epoch`.
+    fn cut(&self, next_epoch: u64, feed: Option<&mut FeedCut<'_>>) -> Result<Cut, StoreError> {
+        let _nobody_changes = self.changes.write();
+        let by_name = self.tables.read();
+        let groups = self.groups.read();
+        // Births and evictions happen outside of changes, so every shard is held as well.
+        let mut shards: Vec<_> =
+            groups.iter().flat_map(|group| group.shards.iter()).map(|cell| cell.state.write()).collect();
+        let mut dirty = shards.iter().map(|shard| shard.dirty_rows());
+        for group in groups.iter() {
+            group.core.check_places_for(dirty.by_ref().take(group.shards.len()).sum())?;
+        }
+        self.index_log.cut(next_epoch)?;
+        let logs = groups.iter().map(|group| group.core.log.cut()).collect();
+        for shard in &mut shards {
+            shard.freeze();
+        }
+        if let Some(feed) = feed {
+            let groups = groups.iter().flat_map(|group| group.shards.iter().map(move |_| group));
+            groups.zip(&mut shards).for_each(|(group, shard)| feed.collect(group, shard));
+        }
+        let rows_of = |group: u32, local: u32| -> u64 {
+            let before: usize = groups.iter().take(group as usize).map(|group| group.shards.len()).sum();
+            let own = groups[group as usize].shards.len();
+            shards[before..before + own].iter().map(|shard| shard.index(local).len() as u64).sum()
+        };
+        let mut tables: Vec<TableEntry> = by_name
+            .iter()
+            .map(|(name, (group, state))| TableEntry {
+                name: name.clone(),
+                category: state.category,
+                group: group.core.number,
+                spec: state.spec,
+                steps: state.steps(),
+                rows: rows_of(group.core.number, state.local),
+                accesses: state.accesses(),
+                births: state.births(),
+                deletes: state.deletes(),
+                evicted: state.evicted(),
+                hot: state.hot_counts(),
+            })
+            .collect();
+        tables.sort_by_key(|table| table.category);
+        let sketches = by_name
+            .values()
+            .filter_map(|(_, state)| Some((state.category, state.sketch.as_ref()?.lock().bytes().to_vec())))
+            .collect();
+        Ok(Cut { logs, tables, sketches })
+    }
+
+    fn manifest(
+        &self,
+        epoch: u64,
+        saved: &Saved,
+        feed: u64,
+        tables: Vec<TableEntry>,
+        cuts: &[u64],
+        groups: &[std::sync::Arc<Group>],
+    ) -> Manifest {
+        let group = |(group, cut): (&std::sync::Arc<Group>, &u64)| GroupEntry {
+            spec: group.core.spec,
+            shards: group.shards.len() as u32,
+            stride: group.core.layout.stride as u32,
+            segment_bytes: group.core.segment_bytes as u64,
+            log_device: log_name(group.core.number),
+            log: group.core.log.state(*cut),
+        };
+        Manifest {
+            format_version: Manifest::version_of(&tables),
+            epoch,
+            seed: self.options.seed,
+            created_by: env!("CARGO_PKG_VERSION").to_owned(),
+            lineage: saved.lineage.clone(),
+            groups: groups.iter().zip(cuts).map(group).collect(),
+            tables,
+            event_time: self.events.now(),
+            snapshot: saved.snapshot.clone(),
+            deltas: saved.deltas.clone(),
+            history: saved.history.clone(),
+            feed,
+            attachments: saved.attachments.clone(),
+            sketches: saved.sketches.clone(),
+        }
+    }
+
+    fn log_bytes_written(&self) -> u64 {
+        self.groups.read().iter().map(|group| group.core.log.counts().bytes_written).sum()
+    }
+}
+
+/// A lineage with checkpoint `epoch` of opening `incarnation`.
+fn continued(lineage: &[(u64, u64)], epoch: u64, incarnation: u64) -> Vec<(u64, u64)> {
+    let mut lineage = lineage.to_vec();
+    if lineage.last().is_none_or(|&(_, last)| last != incarnation) {
+        lineage.push((epoch, incarnation));
+        lineage.drain(..lineage.len().saturating_sub(LINEAGE_MAX));
+    }
+    lineage
+}
+
+/// Let the oldest changes go until the rest fits.
+fn forget_history(history: &mut Vec<FileEntry>, bytes_max: u64) {
+    let mut bytes: u64 = history.iter().map(|file| file.len).sum();
+    let mut gone = history.len().saturating_sub(HISTORY_FILES_MAX);
+    bytes -= history[..gone].iter().map(|file| file.len).sum::<u64>();
+    while bytes > bytes_max {
+        bytes -= history[gone].len;
+        gone += 1;
+    }
+    history.drain(..gone);
+}
+
+/// Append what the cut froze. Work goes on meanwhile: whoever waits for a shard has it after every
+/// `SAVE_ROWS` rows, and nobody finds the log's buffers full of rows that could wait themselves.
+fn save_frozen(group: &Group) -> Result<u64, StoreError> {
+    let mut rows = 0;
+    for cell in &group.shards {
+        loop {
+            group.core.log.await_written();
+            let mut state = cell.state.write();
+            let result = state.save_some(&group.core, SAVE_ROWS);
+            RwLockWriteGuard::unlock_fair(state);
+            let (saved, more) = result?;
+            rows += saved as u64;
+            if !more {
+                break;
+            }
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,191 @@
+//! The index on its way from the files of a checkpoint into the shards.
+//!
+//! One thread reads and checks the files and sorts their entries by shard, into a batch; meanwhile the
+//! shards take those of the batch before, side by side. Entries of one shard keep their order: later ones
+//! replace earlier ones.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rowmill_index::{Location, shard_and_hash_of};
+use rowmill_io::Volume;
+use rowmill_rows::Category;
+
+use crate::error::StoreError;
+use crate::files::{DeltaReader, Manifest, SnapshotReader};
+use crate::group::Group;
+use crate::shard::Shard;
+use crate::store::{Store, TableEntry};
+use crate::table::home;
+
+/// Batches there are: one is filled while the other is emptied.
+const BATCHES: usize = 2;
+/// Entries of a batch: files list one shard after the other, and this many are of several.
+const ENTRIES_MAX: usize = 1 << 21;
+/// However little memory the indexes leave.
+const ENTRIES_MIN: usize = 1 << 12;
+/// And the batches take at most one part in this many of the memory, which holds no rows yet.
+const MEMORY_SHARE: usize = 16;
+/// Entries of one shard whose buckets are asked for at once.
+const AHEAD: usize = 32;
+/// The row number of an entry that removes its id.
+const REMOVED: u32 = u32::MAX;
+
+const _: () = assert!(Location::ROW_MAX < REMOVED);
+
+#[derive(Clone, Copy)]
+struct Entry {
+    id: u64,
+    table: u32,
+    /// The row number, or `REMOVED`.
+    row: u32,
+}
+
+/// Entries by group and shard, each in the order of the files.
+type Batch = Vec<Vec<Vec<Entry>>>;
+
+/// Why reading ended early.
+enum Ended {
+    /// Nobody takes batches any more.
+    Unwanted,
+    /// The files are damaged or cannot be read.
+    Failed(StoreError),
+}
+
+impl<E: Into<StoreError>> From<E> for Ended {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl Store {
+    /// Enter what the files of `manifest` list into the shards.
+    ///
+    /// # Errors
+    /// Damaged files, or an index larger than the budget.
+    pub(crate) fn load_index(
+        &self,
+        manifest: &Manifest,
+        by_category: &[Option<TableEntry>],
+    ) -> Result<(), StoreError> {
+        let groups = self.groups.read().clone();
+        let ((full, arriving), (empty, returned)) = (channel(), channel());
+        for _ in 0..BATCHES {
+            let batch = groups.iter().map(|group| group.shards.iter().map(|_| Vec::new()).collect());
+            empty.send(batch.collect()).expect("both ends are here");
+        }
+        let left = self.budget.memory().saturating_sub(self.budget.needed(0)) as usize;
+        let memory = left.min(self.budget.memory() as usize / MEMORY_SHARE) / BATCHES;
+        let limit = (memory / size_of::<Entry>()).clamp(ENTRIES_MIN, ENTRIES_MAX);
+        std::thread::scope(|scope| {
+            // A reader that waits for a batch ends when this one does.
+            let empty = empty;
+            let read = move || {
+                let mut sorting =
+                    Sorting { by_category, batch: Batch::new(), count: 0, limit, full, returned };
+                match sorting.read(&*self.volume, manifest) {
+                    Ok(()) | Err(Ended::Unwanted) => Ok(()),
+                    Err(Ended::Failed(error)) => Err(error),
+                }
+            };
+            let name = "rowmill-open".to_owned();
+            let spawned = std::thread::Builder::new().name(name.clone()).spawn_scoped(scope, read);
+            let reader = spawned.map_err(|source| StoreError::Thread { name, source })?;
+            for mut batch in arriving {
+                self.take(&groups, &mut batch)?;
+                // The reader may have read everything.
+                let _ = empty.send(batch);
+            }
+            reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Let every shard take its entries.
+    fn take(&self, groups: &[Arc<Group>], batch: &mut Batch) -> Result<(), StoreError> {
+        let mut shards: Vec<_> = groups
+            .iter()
+            .zip(batch)
+            .flat_map(|(group, shards)| {
+                (0..).zip(shards).map(move |(shard, entries)| (group, shard, entries))
+            })
+            .collect();
+        // The first error by shard, whichever thread is faster.
+        let results = self.workers.map_all(shards.len(), |number| {
+            let (group, shard, entries) = &shards[number];
+            restore(group, *shard, entries)
+        });
+        for (_, _, entries) in &mut shards {
+            entries.clear();
+        }
+        results.into_iter().collect()
+    }
+}
+
+/// Sorts what files list by shard.
+struct Sorting<'a> {
+    by_category: &'a [Option<TableEntry>],
+    batch: Batch,
+    /// Entries of the batch, and the most there may be.
+    count: usize,
+    limit: usize,
+    full: Sender<Batch>,
+    returned: Receiver<Batch>,
+}
+
+impl Sorting<'_> {
+    fn read(&mut self, volume: &dyn Volume, manifest: &Manifest) -> Result<(), Ended> {
+        self.batch = self.returned.recv().map_err(|_| Ended::Unwanted)?;
+        if let Some(snapshot) = &manifest.snapshot {
+            SnapshotReader::open(volume, snapshot)?.for_each_chunk(|category, ids, rows| {
+                ids.iter().zip(rows).try_for_each(|(&id, &row)| self.push(category, id, row))
+            })?;
+        }
+        for delta in &manifest.deltas {
+            DeltaReader::open(volume, delta)?
+                .for_each(|key, row| self.push(key.category, key.id, row.unwrap_or(REMOVED)))?;
+        }
+        let last = std::mem::take(&mut self.batch);
+        self.full.send(last).map_err(|_| Ended::Unwanted)
+    }
+
+    fn push(&mut self, category: Category, id: u64, row: u32) -> Result<(), Ended> {
+        let entry = self.by_category.get(category.0 as usize).and_then(Option::as_ref);
+        let Some((group, table)) = entry else {
+            return Err(Ended::Failed(StoreError::Corrupt {
+                what: format!("the index has rows of unknown category {}", category.0),
+            }));
+        };
+        Group::check_ids(table, &[id]).map_err(|error| StoreError::Corrupt {
+            what: format!("the index has a row that cannot be: {error}"),
+        })?;
+        if self.count == self.limit {
+            let full = std::mem::take(&mut self.batch);
+            self.full.send(full).map_err(|_| Ended::Unwanted)?;
+            self.batch = self.returned.recv().map_err(|_| Ended::Unwanted)?;
+            self.count = 0;
+        }
+        let shard = home(table.spec.ids, id, group.shards.len());
+        self.batch[group.core.number as usize][shard].push(Entry { id, table: table.local, row });
+        self.count += 1;
+        Ok(())
+    }
+}
+
+/// Enter what a shard is to hold.
+fn restore(group: &Group, shard: usize, entries: &[Entry]) -> Result<(), StoreError> {
+    let mut state = group.shards[shard].state.write();
+    let prefetch = |state: &Shard, entry: &Entry| {
+        let (_, hash) = shard_and_hash_of(entry.id, group.shards.len());
+        state.index(entry.table).prefetch(entry.id, hash);
+    };
+    for entry in entries.iter().take(AHEAD) {
+        prefetch(&state, entry);
+    }
+    for (number, &Entry { id, table, row }) in entries.iter().enumerate() {
+        if let Some(ahead) = entries.get(number + AHEAD) {
+            prefetch(&state, ahead);
+        }
+        state.restore(&group.core, table, id, (row != REMOVED).then_some(row))?;
+    }
+    Ok(())
+}

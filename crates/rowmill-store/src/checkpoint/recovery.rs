@@ -1,0 +1,121 @@
+//! Opening a store at its last checkpoint.
+
+use std::sync::Arc;
+
+use rowmill_rows::IdRange;
+
+use crate::error::StoreError;
+use crate::files::{self, Manifest};
+use crate::group::{Group, ShardCell};
+use crate::store::{Store, TableEntry};
+use crate::table::TableState;
+
+impl Store {
+    /// Bring groups, tables and index to the state of `manifest`. Rows stay on the device.
+    ///
+    /// # Errors
+    /// Damaged files, or an index larger than the budget.
+    pub(crate) fn recover(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        if let Some(time) = manifest.event_time {
+            self.events.advance(time);
+        }
+        for entry in &manifest.groups {
+            self.open_group(&entry.spec, entry.segment_bytes as usize, &entry.log)?;
+        }
+        {
+            let groups = self.groups.read().clone();
+            let group = |entry: &files::TableEntry| &*groups[entry.group as usize];
+            let sparse = manifest.tables.iter().filter(|entry| entry.spec.ids == IdRange::Sparse);
+            let hashed = sparse.map(|entry| group(entry).index_bytes_for(entry.spec.ids, entry.rows)).sum();
+            let tables: Vec<_> =
+                manifest.tables.iter().map(|entry| (&*entry.name, entry.spec.ids, group(entry))).collect();
+            self.check_direct_indexes(&tables, hashed)?;
+        }
+        let mut by_category: Vec<Option<TableEntry>> = Vec::new();
+        {
+            let mut tables = self.tables.write();
+            for entry in &manifest.tables {
+                let group = Arc::clone(&self.groups.read()[entry.group as usize]);
+                let table = self.enter_table(
+                    &mut tables,
+                    &entry.name,
+                    entry.category,
+                    &group,
+                    &entry.spec,
+                    entry.steps,
+                );
+                table.1.restore_counts(entry);
+                self.restore_sketch(manifest, &table.1)?;
+                let category = entry.category.0 as usize;
+                if by_category.len() <= category {
+                    by_category.resize_with(category + 1, || None);
+                }
+                by_category[category] = Some(table);
+            }
+        }
+        for entry in &manifest.tables {
+            let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("entered above");
+            group.reserve(table.local, entry.rows);
+        }
+        self.load_index(manifest, &by_category)?;
+        for group in self.groups.read().iter() {
+            retain_rows(group)?;
+        }
+        for entry in &manifest.tables {
+            let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("entered above");
+            let found = group.len(table.local) as u64;
+            if found != entry.rows {
+                let what = format!(
+                    "table {:?} had {} rows at the checkpoint, its index has {found}",
+                    entry.name, entry.rows
+                );
+                return Err(StoreError::Corrupt { what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Continue the counts of ids that have no row yet.
+    fn restore_sketch(&self, manifest: &Manifest, table: &TableState) -> Result<(), StoreError> {
+        let Some(sketch) = &table.sketch else { return Ok(()) };
+        let name = table.category.0.to_string();
+        let Some(entry) = manifest.sketches.iter().find(|entry| entry.name == name) else {
+            // A repair could not keep it: counting begins anew.
+            return Ok(());
+        };
+        if sketch.lock().restore(files::load_attachment(&*self.volume, entry)?) {
+            return Ok(());
+        }
+        let what = format!("{} does not have the size of the sketch of table {:?}", entry.file, table.name);
+        Err(StoreError::Corrupt { what })
+    }
+}
+
+/// Tell the log which of its rows the index names.
+fn retain_rows(group: &Group) -> Result<(), StoreError> {
+    let results =
+        group.workers.map_all(group.shards.len(), |shard| retain_rows_of(group, &group.shards[shard]));
+    group.core.log.loaded();
+    results.into_iter().collect()
+}
+
+fn retain_rows_of(group: &Group, cell: &ShardCell) -> Result<(), StoreError> {
+    let mut retaining = group.core.log.retaining();
+    let tables = group.tables.read().clone();
+    let shard = cell.state.read();
+    for table in &tables {
+        let mut unknown = None;
+        shard.on_device(table.local, |id, row| {
+            if !retaining.row(row) {
+                unknown = Some((id, row));
+            }
+        });
+        if let Some((id, row)) = unknown {
+            let key = group.key(table.local, id);
+            let what = format!("the index has {key} at row {row}, which the log does not");
+            return Err(StoreError::Corrupt { what });
+        }
+    }
+    retaining.finish();
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! Cold rows: read from the device together, brought into memory shard by shard.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use rowmill_log::{LogError, Reading};
+use rowmill_rows::RowKey;
+
+use super::group::Group;
+use crate::error::StoreError;
+use crate::memory::Claim;
+use crate::shard::{Miss, Reason};
+use crate::table::Key;
+
+/// Bytes of cold rows read in one go: deep enough for the device.
+const CHUNK_BYTES: usize = 1 << 20;
+/// One call holds at most one part in this many of the memory for cold rows, where it can take its rows in pieces.
+const PIECES: u64 = 4;
+/// Rows that a call may hold whatever others do.
+const ROWS_LEAST: usize = 16;
+/// One bag may hold this many times as much as there is for all calls, since its rows are needed together.
+const BAG_SHARE: u64 = 4;
+/// Rows brought into a shard before others get at its lock.
+const ADMIT_ROWS: usize = 64;
+
+/// Rows read from the device, by number of the miss, at addresses that do not move.
+#[derive(Debug)]
+pub(crate) struct ColdRows {
+    floats: Vec<f32>,
+    arrived: Vec<bool>,
+    width: usize,
+    /// What the buffer is charged to, if not to its caller's claim.
+    _claim: Option<Claim>,
+}
+
+impl ColdRows {
+    /// The floats of a row; `None` when it was no longer where the index said: look it up again.
+    pub(crate) fn row(&self, number: usize) -> Option<&[f32]> {
+        self.arrived[number].then(|| &self.floats[number * self.width..][..self.width])
+    }
+}
+
+impl Group {
+    /// Rows read in one go into memory that the caller has claimed.
+    pub(crate) fn read_chunk(&self) -> usize {
+        (CHUNK_BYTES / self.core.layout.stride).max(ROWS_LEAST)
+    }
+
+    /// Rows read in one go, as far as the memory for cold rows has room.
+    pub(crate) fn cold_chunk(&self) -> usize {
+        self.cold_piece().min(self.read_chunk())
+    }
+
+    /// Cold rows that a call may hold at once, where it takes its rows in pieces.
+    pub(crate) fn cold_piece(&self) -> usize {
+        let cold = &self.core.budget.cold;
+        let left = cold.limit().saturating_sub(cold.used());
+        (left.min(cold.limit() / PIECES) as usize / self.core.layout.stride).max(ROWS_LEAST)
+    }
+
+    /// Claim memory for all of `rows` cold rows, or nothing.
+    pub(crate) fn try_claim_cold(&self, rows: usize) -> Option<Claim> {
+        let bytes = (rows * self.core.layout.stride) as u64;
+        self.making_room(|budget| budget.cold.try_claim(bytes))
+    }
+
+    /// Claim memory for cold rows without which a call cannot go on, whatever others hold.
+    fn claim_cold(&self, rows: usize) -> Claim {
+        let bytes = (rows * self.core.layout.stride) as u64;
+        self.making_room(|budget| budget.cold.claim(bytes, bytes))
+    }
+
+    /// Claim memory for the cold rows of a piece of a call: of several bags no more than [`Group::cold_piece`], of one
+    /// bag all, since they are summed together.
+    ///
+    /// # Errors
+    /// [`StoreError::MemoryTooSmall`] for a bag of more rows than any call may hold.
+    pub(crate) fn claim_piece(&self, rows: usize) -> Result<Claim, StoreError> {
+        let bytes = (rows * self.core.layout.stride) as u64;
+        let (memory, limit) = (self.core.budget.memory(), self.core.budget.cold.limit() * BAG_SHARE);
+        if rows <= ROWS_LEAST || bytes <= limit {
+            return Ok(self.claim_cold(rows));
+        }
+        Err(StoreError::MemoryTooSmall {
+            option: "memory",
+            given: memory,
+            needed: bytes.saturating_mul(memory / limit),
+            what: format!("a bag with {rows} rows that are not in memory ({bytes} bytes of buffers)"),
+        })
+    }
+
+    /// Read cold rows that somebody waits for.
+    ///
+    /// # Errors
+    /// The first read that failed.
+    pub(crate) fn read_cold(&self, reading: &Reading<'_>, misses: &[Miss]) -> Result<ColdRows, StoreError> {
+        self.timed(misses, || self.read_ahead(reading, misses))
+    }
+
+    /// As [`Group::read_cold`], into memory that the caller has claimed.
+    pub(crate) fn read_claimed(
+        &self,
+        reading: &Reading<'_>,
+        misses: &[Miss],
+    ) -> Result<ColdRows, StoreError> {
+        self.timed(misses, || self.read_rows(reading, misses))
+    }
+
+    fn timed<T>(&self, misses: &[Miss], read: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let result = read();
+        self.counters.cold_reads.fetch_add(misses.len() as u64, Relaxed);
+        self.counters.cold_wait_ns.fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
+        result
+    }
+
+    /// As [`Group::read_cold`], by a thread nobody waits for.
+    pub(crate) fn read_ahead(&self, reading: &Reading<'_>, misses: &[Miss]) -> Result<ColdRows, StoreError> {
+        let claim = self.claim_cold(misses.len());
+        self.read_rows(reading, misses).map(|cold| ColdRows { _claim: Some(claim), ..cold })
+    }
+
+    fn read_rows(&self, reading: &Reading<'_>, misses: &[Miss]) -> Result<ColdRows, StoreError> {
+        let wanted: Vec<(u32, RowKey)> = {
+            let tables = self.tables.read();
+            let key = |key: Key| RowKey { category: tables[key.table as usize].category, id: key.id };
+            misses.iter().map(|miss| (miss.row, key(miss.key))).collect()
+        };
+        let width = self.core.layout.stride / 4;
+        let mut cold = ColdRows {
+            floats: vec![0.0; misses.len() * width],
+            arrived: vec![false; misses.len()],
+            width,
+            _claim: None,
+        };
+        let mut failure = None;
+        reading.read(&wanted, &mut |number, result| match result {
+            Ok(bytes) => {
+                copy_row(bytes, &mut cold.floats[number * width..][..width]);
+                cold.arrived[number] = true;
+            }
+            Err(LogError::Moved { .. }) => {}
+            Err(error) => {
+                failure.get_or_insert(error);
+            }
+        });
+        failure.map_or(Ok(cold), |error| Err(error.into()))
+    }
+
+    /// Bring rows that were read into memory, those that are still where they were. Returns how many;
+    /// announced ones end where their part of the memory does.
+    ///
+    /// # Errors
+    /// When another row cannot be written out to make room.
+    pub(crate) fn admit_cold(
+        &self,
+        misses: &[Miss],
+        cold: &ColdRows,
+        reason: Reason,
+    ) -> Result<usize, StoreError> {
+        let mut admitted = 0;
+        let mut number = 0;
+        for misses in misses.chunk_by(|one, next| one.key.shard == next.key.shard) {
+            for misses in misses.chunks(ADMIT_ROWS) {
+                let mut state = self.shards[misses[0].key.shard as usize].state.write();
+                for Miss { key, .. } in misses {
+                    state.index(key.table).prefetch(key.id, key.hash);
+                }
+                for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
+                    let Some(row) = row else { continue };
+                    if let Reason::Wanted(step) = reason
+                        && (state.due.is_past(step) || !state.may_admit_ahead(1))
+                    {
+                        break;
+                    }
+                    let slot = state.admit(&self.core, miss, as_bytes(row), reason)?;
+                    admitted += usize::from(slot.is_some());
+                }
+                number += misses.len();
+            }
+        }
+        Ok(admitted)
+    }
+}
+
+/// Copy a row's bytes, which have no alignment, into floats.
+fn copy_row(bytes: &[u8], row: &mut [f32]) {
+    assert_eq!(bytes.len(), row.len() * 4, "a row of another stride");
+    // SAFETY: equal lengths (asserted), no overlap (`row` is exclusively borrowed), any bits are an f32.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), row.as_mut_ptr().cast::<u8>(), bytes.len()) };
+}
+
+/// The bytes of a row.
+pub(crate) fn as_bytes(row: &[f32]) -> &[u8] {
+    // SAFETY: floats are plain bytes without padding; the length covers exactly the slice.
+    unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), size_of_val(row)) }
+}

@@ -1,0 +1,16 @@
+//! A group: the tables of one spec, whose rows are spread over shards.
+//!
+//! Every operation on rows works on a group. Rows of a call are visited shard by shard with their memory fetched ahead, and
+//! cold rows are read from the log. Groups share the memory for rows among each other.
+
+mod balance;
+mod cold;
+mod group;
+mod residents;
+mod walk;
+
+pub(crate) use balance::{balance, shrink_all_if_over};
+pub(crate) use cold::{ColdRows, as_bytes};
+pub(crate) use group::{Group, SHARDS_MAX, ShardCell, shards_for};
+pub(crate) use residents::{Absent, Residents, rows_in_order};
+pub(crate) use walk::{AllShards, CHUNK, Changeable, Known, Locked, look_ahead, rows_together, walk};

@@ -1,0 +1,482 @@
+//! Bringing cold rows into memory before they are asked for.
+//!
+//! Threads of the store take announced ids from a bounded queue, read the cold ones and put them where
+//! the coming get finds them. They never take clocks, never wait for one and skip rows whose clock
+//! somebody holds: they are being updated, and the update brings them in (MLKV, Section III-C). A read
+//! that fails is only counted, because the get that needs the row will meet the same error and report it.
+//!
+//! Where the device is behind, or room for announced rows is full, announcements wait. Their rows that are in memory
+//! are marked before that, or they might leave to make room for what is read meanwhile, and be read again. They are marked step
+//! by step until nearly all rows in memory are wanted. To give up those that are not is Belady's rule then; were all of them wanted,
+//! what is given up would be left to chance.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+
+use rowmill_index::Found;
+use rowmill_kernels::{UniqueScratch, segment_unique};
+use rowmill_sync::{Condvar, Mutex, Poison, ranks};
+
+use crate::error::StoreError;
+use crate::group::{Group, walk};
+use crate::memory::Claim;
+use crate::shard::{Miss, Reason};
+use crate::table::Keys;
+use crate::threads::spawn;
+
+/// Announcements that may wait; more are dropped and counted. Those of 16 groups for as many steps as may be announced.
+/// Their ids take at most a share of the memory budget.
+const QUEUE: usize = 1024;
+/// Bytes per row of the lists that working an announcement off makes: keys and misses.
+const LIST_BYTES: usize = 64;
+/// Threads that look ahead: while one brings in what it read, the other keeps the device busy.
+pub(crate) const THREADS: usize = 2;
+/// Rows read in one go: many beside what the device takes at once, and few beside what a step reads. When
+/// the step begins first, it reads them again itself.
+const CHUNK_ROWS: usize = 128;
+
+/// Slots that are looked at to tell how many rows in memory are wanted.
+const SLOTS_JUDGED: usize = 1024;
+/// One slot of so many holds a row that may leave, beside those that the running step holds. A search for a row to give up
+/// passes about as many.
+const LEAVING_SHARE: usize = 8;
+
+/// Where announced rows go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Into memory, kept there for a coming step (at most half of the rows' memory): with 1 for the next
+    /// step to begin, with 2 for the one behind it. What is not read when that step begins is left to it.
+    Buffer {
+        /// How many steps ahead: 1 to 63, others count as the nearest of these.
+        steps: u64,
+    },
+    /// Into the cache, where they compete with other rows.
+    Cache,
+}
+
+/// Ids of tables of one group that will be asked for soon.
+#[derive(Debug)]
+pub(crate) struct Announcement {
+    pub(crate) group: Arc<Group>,
+    /// Table within the group, and its ids.
+    pub(crate) ids: Vec<(u32, Vec<u64>)>,
+    reason: Reason,
+    /// No id comes twice, and they are counted.
+    distinct: bool,
+    /// Memory of the ids.
+    claim: Claim,
+}
+
+/// What is to be done next for an announcement.
+#[derive(Debug)]
+pub(crate) enum Task {
+    /// Mark those of its rows that are in memory, then let it wait for its turn.
+    Mark(Announcement),
+    /// Bring in the others.
+    Read(Announcement),
+    /// Both at once.
+    MarkAndRead(Announcement),
+}
+
+/// How far a task came.
+#[derive(Debug)]
+enum Outcome {
+    Done,
+    /// There is no room for more rows that stay.
+    Unmarked(Announcement),
+    Marked(Announcement),
+    /// There is no room for more rows that come in.
+    Unread(Announcement),
+}
+
+/// Announcements that nobody has worked off.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Those whose rows are not marked.
+    fresh: VecDeque<Announcement>,
+    /// Those whose rows are.
+    marked: VecDeque<Announcement>,
+    /// How many some thread has.
+    taken: usize,
+    /// Groups without room for more rows that stay, until the next step begins.
+    keep_no_more: Vec<u32>,
+    /// Groups without room for more rows that come in.
+    read_no_more: Vec<u32>,
+    /// No more will come.
+    closed: bool,
+    /// A thread has panicked: no announcement is worked off any more.
+    dead: bool,
+}
+
+impl Waiting {
+    /// How many can be worked off now.
+    fn len(&self) -> usize {
+        if self.dead {
+            return 0;
+        }
+        let fresh = self.fresh.iter().filter(|fresh| !fresh.is_among(&self.keep_no_more));
+        let marked = self.marked.iter().filter(|marked| !marked.is_among(&self.read_no_more));
+        fresh.count() + marked.count() + self.taken
+    }
+
+    /// What to do next. An announcement that is read at once is marked by that.
+    fn take(&mut self) -> Option<Task> {
+        if self.dead {
+            return None;
+        }
+        let task = match take_first(&mut self.fresh, &self.keep_no_more) {
+            Some(first) if self.marked.is_empty() && self.fresh.is_empty() => Task::MarkAndRead(first),
+            Some(first) => Task::Mark(first),
+            None => Task::Read(take_first(&mut self.marked, &self.read_no_more)?),
+        };
+        self.taken += 1;
+        Some(task)
+    }
+
+    /// What is left of a task waits, until those of earlier steps are done.
+    fn put_back(&mut self, outcome: Outcome) {
+        self.taken -= 1;
+        match outcome {
+            Outcome::Done => {}
+            Outcome::Unmarked(announcement) => {
+                self.keep_no_more.push(announcement.group.core.number);
+                insert(&mut self.fresh, announcement);
+            }
+            Outcome::Marked(announcement) => insert(&mut self.marked, announcement),
+            Outcome::Unread(announcement) => {
+                self.read_no_more.push(announcement.group.core.number);
+                insert(&mut self.marked, announcement);
+            }
+        }
+    }
+
+    /// There may be room again.
+    fn retry(&mut self) {
+        self.keep_no_more.clear();
+        self.read_no_more.clear();
+    }
+}
+
+/// Take the first that is not of one of these groups.
+fn take_first(waiting: &mut VecDeque<Announcement>, groups: &[u32]) -> Option<Announcement> {
+    let first = waiting.iter().position(|announcement| !announcement.is_among(groups))?;
+    waiting.remove(first)
+}
+
+/// Add an announcement behind those of earlier steps.
+fn insert(waiting: &mut VecDeque<Announcement>, announcement: Announcement) {
+    let at = waiting.partition_point(|other| other.reason <= announcement.reason);
+    waiting.insert(at, announcement);
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: Mutex<Waiting, ranks::Announcements>,
+    arrived: Condvar,
+}
+
+impl Queue {
+    /// The next task, once there is one; `None` when all is done.
+    fn wait(&self) -> Option<Task> {
+        let mut waiting = self.waiting.lock();
+        loop {
+            if let Some(task) = waiting.take() {
+                return Some(task);
+            }
+            if waiting.closed || waiting.dead {
+                return None;
+            }
+            self.arrived.wait(&mut waiting);
+        }
+    }
+
+    fn work_off(&self, task: Task, scratch: &mut UniqueScratch) {
+        let outcome = match task {
+            Task::Mark(announcement) | Task::MarkAndRead(announcement) if !announcement.may_be_kept() => {
+                Outcome::Unmarked(announcement)
+            }
+            Task::Mark(announcement) => Outcome::Marked(announcement.mark(scratch)),
+            Task::Read(announcement) | Task::MarkAndRead(announcement) => announcement.read(scratch),
+        };
+        self.waiting.lock().put_back(outcome);
+        self.arrived.notify_one();
+    }
+}
+
+/// The queue and the threads behind it.
+#[derive(Debug)]
+pub(crate) struct Lookahead {
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Lookahead {
+    /// A queue, with threads behind it or with [`Lookahead::turn`].
+    pub(crate) fn start(threaded: bool, poison: &Arc<Poison>) -> Result<Self, StoreError> {
+        let mut lookahead = Self { queue: Arc::default(), threads: Vec::new() };
+        for number in 0..if threaded { THREADS } else { 0 } {
+            let (queue, poison) = (Arc::clone(&lookahead.queue), Arc::clone(poison));
+            let thread = spawn(&format!("lookahead-{number}"), move || {
+                let worked = poison.catch("a lookahead thread", || {
+                    let mut scratch = UniqueScratch::default();
+                    while let Some(task) = queue.wait() {
+                        queue.work_off(task, &mut scratch);
+                    }
+                });
+                if worked.is_err() {
+                    queue.waiting.lock().dead = true;
+                    queue.arrived.notify_all();
+                }
+            })?;
+            lookahead.threads.push(thread);
+        }
+        Ok(lookahead)
+    }
+
+    /// Queue an announcement; `false` when the queue is full and it was dropped.
+    pub(crate) fn announce(&self, announcement: Announcement) -> bool {
+        let mut waiting = self.queue.waiting.lock();
+        if waiting.dead || waiting.fresh.len() + waiting.marked.len() >= QUEUE {
+            return false;
+        }
+        waiting.fresh.push_back(announcement);
+        waiting.retry();
+        self.queue.arrived.notify_all();
+        true
+    }
+
+    /// A step has begun: what it was announced may make room for others.
+    pub(crate) fn step_begins(&self) {
+        self.queue.waiting.lock().retry();
+        self.queue.arrived.notify_all();
+    }
+
+    /// Do the next task in this thread, later: whoever calls it may hold no lock that others need to announce.
+    pub(crate) fn turn(&self) -> Option<impl FnOnce() + use<>> {
+        let task = self.queue.waiting.lock().take()?;
+        let queue = Arc::clone(&self.queue);
+        Some(move || queue.work_off(task, &mut UniqueScratch::default()))
+    }
+
+    /// Whether a lookahead thread has panicked.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.queue.waiting.lock().dead
+    }
+
+    /// Announcements not worked off yet, but those that wait for room.
+    pub(crate) fn pending(&self) -> u64 {
+        self.queue.waiting.lock().len() as u64
+    }
+
+    /// Let the threads finish what is queued and end them.
+    pub(crate) fn stop(&mut self) {
+        self.queue.waiting.lock().closed = true;
+        self.queue.arrived.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic of the thread was caught and has poisoned the store.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Lookahead {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Announcement {
+    /// An announcement of ids by table; `None` where those that wait leave no memory for their copy.
+    pub(crate) fn new(group: &Arc<Group>, ids: &[(u32, &[u64])], reason: Reason) -> Option<Self> {
+        let bytes = ids.iter().map(|(_, ids)| size_of_val(*ids) as u64).sum();
+        let claim = group.core.budget.announced.try_claim(bytes)?;
+        let ids = ids.iter().map(|&(table, ids)| (table, ids.to_vec())).collect();
+        Some(Self { group: Arc::clone(group), ids, reason, distinct: false, claim })
+    }
+
+    fn rows(&self) -> usize {
+        self.ids.iter().map(|(_, ids)| ids.len()).sum()
+    }
+
+    fn is_among(&self, groups: &[u32]) -> bool {
+        groups.contains(&self.group.core.number)
+    }
+
+    /// Whether its rows may stay in memory, or come in. Those of the next step always may.
+    fn may_be_kept(&self) -> bool {
+        let Reason::Wanted(step) = self.reason else { return true };
+        let rows = self.rows();
+        if step <= self.group.tickets.issued() + 1 || self.group.may_keep_more(rows) {
+            return true;
+        }
+        for cell in &self.group.shards {
+            cell.state.write().refuse_ahead(rows / self.group.shards.len());
+        }
+        false
+    }
+
+    /// Have the announced rows that are in memory stay there.
+    fn mark(mut self, scratch: &mut UniqueScratch) -> Self {
+        self.make_distinct(scratch);
+        let _lists = self.group.claim_lists(self.rows() * LIST_BYTES);
+        if let Reason::Wanted(step) = self.reason
+            && self.group.keep(&self.keys(), step).is_err()
+        {
+            self.group.counters.lookahead_errors.fetch_add(1, Relaxed);
+        }
+        self
+    }
+
+    /// Bring the announced rows into memory, as far as there is room for them.
+    fn read(mut self, scratch: &mut UniqueScratch) -> Outcome {
+        self.make_distinct(scratch);
+        let lists = self.group.claim_lists(self.rows() * LIST_BYTES);
+        let looked = self.group.look_ahead(&self.keys(), self.reason);
+        drop(lists);
+        match looked {
+            Ok(Ahead::Done) => Outcome::Done,
+            Ok(Ahead::Full) => Outcome::Unread(self),
+            Err(_) => {
+                self.group.counters.lookahead_errors.fetch_add(1, Relaxed);
+                Outcome::Done
+            }
+        }
+    }
+
+    fn make_distinct(&mut self, scratch: &mut UniqueScratch) {
+        if self.distinct {
+            return;
+        }
+        for (_, ids) in &mut self.ids {
+            let mut distinct = Vec::new();
+            segment_unique(ids, None, scratch, &mut distinct, &mut vec![0; ids.len()]);
+            distinct.shrink_to_fit();
+            *ids = distinct;
+        }
+        self.distinct = true;
+        self.claim.shrink((self.rows() * size_of::<u64>()) as u64);
+    }
+
+    fn keys(&self) -> Keys {
+        let ids: Vec<(u32, &[u64])> = self.ids.iter().map(|(table, ids)| (*table, &ids[..])).collect();
+        self.group.keys_of(&ids)
+    }
+}
+
+/// How far an announcement was worked off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead {
+    /// Its rows are in memory, or its step has begun and reads the others.
+    Done,
+    /// There was no room for more.
+    Full,
+}
+
+impl Group {
+    /// Whether no row needs to be read. Those that are wanted need no mark then either: at most the first of all
+    /// evictions comes between an announcement and its step.
+    pub(crate) fn all_in_memory(&self) -> bool {
+        self.shards.iter().all(|cell| cell.state.read().all_in_memory())
+    }
+
+    /// Whether more rows may stay in memory for coming steps, where a step uses about so many.
+    fn may_keep_more(&self, rows_of_step: usize) -> bool {
+        let judged = SLOTS_JUDGED / self.shards.len();
+        let (mut slots, mut not_wanted) = (0, 0);
+        for cell in &self.shards {
+            let state = cell.state.read();
+            slots += state.slots();
+            not_wanted += state.slots_not_wanted(judged);
+        }
+        // The rows of the running step are not wanted any more, but cannot leave.
+        not_wanted >= rows_of_step.min(slots / 2) + slots / LEAVING_SHARE
+    }
+
+    /// Bring the cold rows of `keys` into memory, as far as there is room for announced rows.
+    fn look_ahead(&self, keys: &Keys, reason: Reason) -> Result<Ahead, StoreError> {
+        let begun = || matches!(reason, Reason::Wanted(step) if step <= self.tickets.issued());
+        let late = |rows: usize| self.counters.lookahead_late.fetch_add(rows as u64, Relaxed);
+        if begun() {
+            late(keys.len());
+            return Ok(Ahead::Done);
+        }
+        let reading = self.core.log.reading();
+        let misses = self.find_cold(keys, reason);
+        let mut rest = &misses[..];
+        while let Some((chunk, behind)) =
+            rest.split_at_checked(self.cold_chunk().min(CHUNK_ROWS).min(rest.len()))
+        {
+            if chunk.is_empty() {
+                break;
+            }
+            if begun() {
+                late(rest.len());
+                break;
+            }
+            if matches!(reason, Reason::Wanted(_)) && !self.has_room_ahead(chunk) {
+                return Ok(Ahead::Full);
+            }
+            let cold = self.read_ahead(&reading, chunk)?;
+            let admitted = self.admit_cold(chunk, &cold, reason)?;
+            self.counters.lookahead_loaded.fetch_add(admitted as u64, Relaxed);
+            rest = behind;
+        }
+        Ok(Ahead::Done)
+    }
+
+    /// Whether the first of these rows may come in. Shards fill evenly, so it speaks for the others.
+    fn has_room_ahead(&self, chunk: &[Miss]) -> bool {
+        let shard = chunk[0].key.shard;
+        let rows = chunk.iter().take_while(|miss| miss.key.shard == shard).count();
+        self.shards[shard as usize].state.write().may_admit_ahead(rows)
+    }
+
+    /// Have the rows of `keys` stay in memory until a step, those that come in by then too.
+    fn keep(&self, keys: &Keys, step: u64) -> Result<(), StoreError> {
+        for (shard, cell) in self.shards.iter().enumerate() {
+            if keys.of_shard(shard).is_empty() {
+                continue;
+            }
+            let mut state = cell.state.write();
+            state.begin_wanting(&self.core)?;
+            let Ok(()) = walk(&self.core, &mut state, keys.of_shard(shard), |state, key, found| {
+                match found.map(|found| found.location.slot()) {
+                    Some(Some(slot)) => state.due.mark(slot, step),
+                    Some(None) => state.want(key, step),
+                    None => {}
+                }
+                Ok::<(), Infallible>(())
+            });
+        }
+        Ok(())
+    }
+
+    /// The rows of `keys` to be read. Those in memory are marked as wanted; those that a step holds are
+    /// left alone.
+    fn find_cold(&self, keys: &Keys, reason: Reason) -> Vec<Miss> {
+        let mut misses = Vec::new();
+        for (shard, cell) in self.shards.iter().enumerate() {
+            if keys.of_shard(shard).is_empty() {
+                continue;
+            }
+            let mut state = cell.state.write();
+            let Ok(()) = walk(&self.core, &mut state, keys.of_shard(shard), |state, key, found| {
+                let Some(Found { place, location }) = found else { return Ok::<(), Infallible>(()) };
+                if let Some(slot) = location.slot() {
+                    if let Reason::Wanted(step) = reason {
+                        state.due.mark(slot, step);
+                    }
+                } else if let Some(row) = location.row()
+                    && state.outstanding(key.table, key.id, place) == 0
+                {
+                    misses.push(Miss { key: *key, row });
+                }
+                Ok(())
+            });
+        }
+        misses
+    }
+}

@@ -1,0 +1,236 @@
+//! Pooled lookups that change nothing: evaluation and serving.
+//!
+//! Nothing is remembered for a backward and no clock is taken, so ids need not be made distinct first, which
+//! costs as much as the rest of a lookup: every id is looked up where it stands, and pooled while the locks are
+//! held. What meets a cold row, a row that was never born or a shard that is being changed goes the way of every
+//! other lookup.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rowmill_kernels::{Lookups, RowArray, RowPtr, SKIP};
+use rowmill_rows::{IdBag, IdRange};
+
+use super::out::{Out, Pooled};
+use super::placement::Placement;
+use crate::error::StoreError;
+use crate::group::{Absent, AllShards, Group, Locked, Residents, rows_in_order, walk};
+use crate::table::{Key, TableState};
+
+/// Ids looked up under one hold of the locks: at most about 100 us of work.
+const HOLD_IDS: i64 = 4096;
+/// Bytes of rows found, then pooled: a part of a core's second-level cache.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// Features pooled into one matrix.
+struct Matrix<'a> {
+    bags: &'a [(Arc<TableState>, IdBag<'a>)],
+    /// Room for all of it; no two tasks write the same floats.
+    out: Out,
+    /// The first float of every feature.
+    firsts: Vec<usize>,
+    row_stride: usize,
+    /// Whether a step reads.
+    in_step: bool,
+    /// `0, 1, 2, ...`: rows are named by the lookup that asks for them.
+    positions: Vec<u32>,
+}
+
+impl Matrix<'_> {
+    /// The place of a piece's first vector.
+    ///
+    /// # Safety
+    /// The matrix has the piece.
+    unsafe fn first_of(&self, piece: &Piece) -> Out {
+        // SAFETY: there is room for every bag of every feature.
+        unsafe { self.out.add(self.firsts[piece.column] + piece.bags.start * self.row_stride) }
+    }
+}
+
+/// Some bags of one feature.
+#[derive(Clone)]
+struct Piece {
+    /// The feature.
+    column: usize,
+    bags: Range<usize>,
+}
+
+impl Group {
+    /// Pool the rows of `bags` into `out`. A row that is not there counts as it would be born. Rows are read as of a
+    /// moment during the call, each of its own. What was announced for earlier steps than number `step` is over.
+    /// `times` are as in [`Group::lookup`].
+    ///
+    /// # Errors
+    /// Wrong shapes, ids outside a dense table, a row that cannot be read.
+    pub(crate) fn evaluate<T: Pooled>(
+        self: &Arc<Self>,
+        bags: &[(Arc<TableState>, IdBag<'_>)],
+        times: Option<&[&[u32]]>,
+        out: &mut [T],
+        placement: Placement,
+        step: Option<u64>,
+    ) -> Result<(), StoreError> {
+        self.check_out(bags, out.len(), placement)?;
+        self.advance(step);
+        let lookups: usize = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
+        self.counters.count_call(Self::count_accesses(bags, times), lookups);
+        let holds: Vec<Piece> = bags
+            .iter()
+            .enumerate()
+            .flat_map(|(column, (_, bag))| {
+                pieces(bag, 0..bag.len(), HOLD_IDS).into_iter().map(move |bags| Piece { column, bags })
+            })
+            .collect();
+        let longest = holds.iter().map(|hold| ids_of(&bags[hold.column].1, &hold.bags).len()).max();
+        let positions = (0..longest.unwrap_or(0) as u32).collect();
+        let dim = self.core.layout.dim;
+        let matrix = Matrix {
+            bags,
+            out: T::out(out),
+            firsts: placement.firsts(bags.iter().map(|(_, bag)| bag.len()), dim),
+            row_stride: placement.stride(dim),
+            in_step: step.is_some(),
+            positions,
+        };
+        self.workers.try_for_each(lookups, holds.len(), |number| {
+            let rest = self.pool_resident(&matrix, &holds[number]);
+            if rest.bags.is_empty() { Ok(()) } else { self.pool_apart(&matrix, &rest) }
+        })
+    }
+
+    /// Pool bags as long as all rows are in memory and no shard is being changed; what is left.
+    fn pool_resident(&self, matrix: &Matrix<'_>, hold: &Piece) -> Piece {
+        let Some(all) = self.try_read_all() else { return hold.clone() };
+        let (table, bag) = &matrix.bags[hold.column];
+        if let Some(firsts) = rows_in_order(&self.core, &all, table)
+            && are_in_range(table, bag, &hold.bags)
+        {
+            let array = RowArray { firsts: &firsts, stride: self.core.layout.stride };
+            // SAFETY: every id of the table's range has its row there, which the read locks keep in place and
+            // unwritten. `out` has room for the feature's last bag (checked), and no two pieces write the same floats.
+            unsafe {
+                let out = matrix.first_of(hold);
+                out.pool_array(&array, bag, hold.bags.clone(), &self.core.layout, matrix.row_stride);
+            }
+            return Piece { column: hold.column, bags: hold.bags.end..hold.bags.end };
+        }
+        let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
+        // Padding is no row at all, and must not be looked for.
+        let bytes = self.core.layout.lookup_bytes();
+        let residents =
+            if bag.padding.is_none() { Residents::new(&self.core, &all, table, bytes) } else { None };
+        let mut rows: Vec<RowPtr> = Vec::new();
+        for bags in pieces(bag, hold.bags.clone(), piece_ids) {
+            let ids = &bag.ids[ids_of(bag, &bags)];
+            rows.clear();
+            rows.resize(ids.len(), std::ptr::null());
+            let found = match &residents {
+                Some(residents) => residents.find(ids, &mut rows),
+                None => self.find_resident(&all, matrix, hold.column, ids, &mut rows),
+            };
+            if found.is_err() {
+                return Piece { column: hold.column, bags: bags.start..hold.bags.end };
+            }
+            // SAFETY: these are the rows of the piece's ids, which the read locks keep in place and unwritten.
+            unsafe { self.pool_found(matrix, &Piece { column: hold.column, bags }, &rows) };
+        }
+        Piece { column: hold.column, bags: hold.bags.end..hold.bags.end }
+    }
+
+    /// The addresses of rows by the lookup that asks for them; those of padding stay as they are.
+    fn find_resident(
+        &self,
+        mut all: &AllShards<'_>,
+        matrix: &Matrix<'_>,
+        column: usize,
+        ids: &[u64],
+        rows: &mut [RowPtr],
+    ) -> Result<(), Absent> {
+        let (table, IdBag { padding, .. }) = &matrix.bags[column];
+        let key = |(position, &id)| Key::new(table.local, table.spec.ids, id, position, self.shards.len());
+        let keys: Vec<Key> = (0..).zip(ids).filter(|&(_, &id)| *padding != Some(id)).map(key).collect();
+        walk(&self.core, &mut all, &keys, |all, key, found| {
+            let (place, slot) =
+                found.and_then(|found| Some((found.place, found.location.slot()?))).ok_or(Absent)?;
+            let shard = all.shard(key);
+            shard.touch(key.table, place, slot, matrix.in_step);
+            rows[key.position as usize] = shard.row(&self.core, slot).cast_const();
+            Ok(())
+        })
+    }
+
+    /// Pool some bags of a feature.
+    ///
+    /// # Safety
+    /// `rows` holds the addresses of the rows of their ids, in this order, padding aside.
+    unsafe fn pool_found(&self, matrix: &Matrix<'_>, piece: &Piece, rows: &[RowPtr]) {
+        let bag = &matrix.bags[piece.column].1;
+        let ids = ids_of(bag, &piece.bags);
+        let offsets = &bag.offsets[piece.bags.start..=piece.bags.end];
+        let offsets: Vec<i64> = offsets.iter().map(|&at| at - ids.start as i64).collect();
+        let skipping: Vec<u32>;
+        let inverse = if let Some(padding) = bag.padding {
+            let position = |(position, &id)| if id == padding { SKIP } else { position };
+            skipping = (0..).zip(&bag.ids[ids.clone()]).map(position).collect();
+            &skipping
+        } else {
+            &matrix.positions[..ids.len()]
+        };
+        let weights = bag.weights.map(|weights| &weights[ids]);
+        let lookups = Lookups { inverse, offsets: &offsets, weights, pooling: bag.pooling };
+        // SAFETY: the caller's, of rows that are not skipped; offsets were validated; `out` has room for the
+        // feature's last bag (checked), and no two pieces write the same floats.
+        unsafe {
+            let out = matrix.first_of(piece);
+            out.pool(rows, &lookups, &self.core.layout, matrix.row_stride);
+        }
+    }
+
+    /// Pool bags as every other lookup is pooled.
+    fn pool_apart(self: &Arc<Self>, matrix: &Matrix<'_>, piece: &Piece) -> Result<(), StoreError> {
+        let (table, bag) = &matrix.bags[piece.column];
+        let ids = ids_of(bag, &piece.bags);
+        let offsets = &bag.offsets[piece.bags.start..=piece.bags.end];
+        let offsets: Vec<i64> = offsets.iter().map(|&at| at - ids.start as i64).collect();
+        let weights = bag.weights.map(|weights| &weights[ids.clone()]);
+        let bag = IdBag { ids: &bag.ids[ids], offsets: &offsets, weights, ..*bag };
+        // What was found in memory are rows of the table.
+        Self::check_ids_padded(table, &bag)?;
+        let placement = Placement::Columns { row_stride: matrix.row_stride };
+        // SAFETY: the whole has room for these bags (checked), and no two pieces write the same floats.
+        unsafe {
+            let out = matrix.first_of(piece);
+            self.pool_distinct(&[(Arc::clone(table), bag)], out, placement, None).map(drop)
+        }
+    }
+}
+
+/// Cut some bags of a feature into pieces of at most so many ids; a longer bag is a piece of its own.
+fn pieces(bag: &IdBag<'_>, bags: Range<usize>, ids_max: i64) -> Vec<Range<usize>> {
+    let mut pieces = Vec::new();
+    let mut begin = bags.start;
+    for end in bags.start + 1..=bags.end {
+        if end == bags.end || bag.offsets[end + 1] - bag.offsets[begin] > ids_max {
+            pieces.push(begin..end);
+            begin = end;
+        }
+    }
+    pieces
+}
+
+/// Where the ids of some bags lie.
+fn ids_of(bag: &IdBag<'_>, bags: &Range<usize>) -> Range<usize> {
+    bag.offsets[bags.start] as usize..bag.offsets[bags.end] as usize
+}
+
+/// Whether the ids of some bags, padding aside, are of the table's range.
+fn are_in_range(table: &TableState, bag: &IdBag<'_>, bags: &Range<usize>) -> bool {
+    let IdRange::Dense { rows } = table.spec.ids else { return true };
+    let ids = &bag.ids[ids_of(bag, bags)];
+    // Without an exit, so that it vectorises.
+    let largest = match bag.padding {
+        None => ids.iter().fold(0, |largest, &id| largest.max(id)),
+        Some(padding) => ids.iter().fold(0, |largest, &id| largest.max(if id == padding { 0 } else { id })),
+    };
+    largest < rows
+}

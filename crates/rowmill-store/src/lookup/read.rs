@@ -1,0 +1,279 @@
+//! Reading rows without changing anything but the cache: evaluation, serving, scans.
+
+use std::convert::Infallible;
+
+use rowmill_log::Reading;
+use rowmill_rows::Dtype;
+
+use crate::error::StoreError;
+use crate::group::{Absent, AllShards, Group, Locked, Residents, walk};
+use crate::shard::{Miss, Reason};
+use crate::table::{Key, Keys, TableIds, TableState, join_weights};
+use crate::threads::Scatter;
+
+/// Times a row may move while it is being read before the store is judged inconsistent.
+pub(crate) const MOVES_MAX: usize = 1000;
+
+/// Rows read under one hold of the locks: about 100 us of work.
+pub(crate) const PIECE_ROWS: usize = 2048;
+
+/// Rows found, then copied: their bytes stay in the first-level cache meanwhile.
+const CHUNK: usize = 128;
+const CHUNK_BYTES: usize = 32 << 10;
+
+/// Which floats of a row are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Part {
+    /// The weights.
+    Weights,
+    /// The optimizer state.
+    State,
+}
+
+/// Where the part lies in a row.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// As floats, from this byte on.
+    Floats(usize),
+    /// As weights that are stored as halves of floats, at the beginning.
+    Halves,
+}
+
+/// One read of many rows.
+struct Read<'a> {
+    table: &'a TableState,
+    part: Part,
+    place: Place,
+    /// Floats of the part.
+    width: usize,
+    /// Number of the step that reads, if one does.
+    step: Option<u64>,
+    /// `width` floats per position.
+    out: Scatter<'a, f32>,
+}
+
+impl Group {
+    /// Copy the weights (or state) of `ids` to `out`. An id without a row yields its initial value and
+    /// stays without one; duplicates are fine. Takes no clocks. What was announced for earlier steps than
+    /// number `step` is over.
+    pub(crate) fn read(
+        &self,
+        table: &TableState,
+        ids: &[u64],
+        part: Part,
+        out: &mut [f32],
+        step: Option<u64>,
+    ) -> Result<(), StoreError> {
+        let layout = self.core.layout;
+        let (place, width) = match (part, layout.dtype) {
+            (Part::Weights, Dtype::F32) => (Place::Floats(0), layout.dim),
+            (Part::Weights, Dtype::Bf16 | Dtype::SplitBf16) => (Place::Halves, layout.dim),
+            (Part::State, _) => (Place::Floats(layout.state_offset()), layout.state_floats),
+        };
+        table.count_accesses(ids);
+        self.counters.count_call(ids.len(), ids.len());
+        let read = Read { table, part, place, width, step, out: Scatter::new(out) };
+        self.advance(step);
+        let reading = self.core.log.reading();
+        let pieces = self.workers.map(ids.len(), ids.len().div_ceil(PIECE_ROWS), |number| {
+            let first = number * PIECE_ROWS;
+            self.read_piece(&read, first, &ids[first..ids.len().min(first + PIECE_ROWS)])
+        });
+        let mut misses: Vec<Miss> = pieces.into_iter().flatten().collect();
+        let _lists = (!misses.is_empty()).then(|| self.claim_lists(size_of_val(&misses[..])));
+        let mut rounds = 0;
+        while !misses.is_empty() {
+            rounds += 1;
+            self.check_rounds(rounds, misses[0])?;
+            misses = self.read_missing(&read, &reading, &misses)?;
+        }
+        Ok(())
+    }
+
+    /// What was announced for earlier steps than number `step`, which reads, is over.
+    pub(crate) fn advance(&self, step: Option<u64>) {
+        let Some(step) = step else { return };
+        for cell in &self.shards {
+            // Most reads of a step come after its first: they look without keeping others out.
+            if !cell.state.read().due.is_past(step) {
+                cell.state.write().advance(step);
+            }
+        }
+    }
+
+    /// A row that keeps moving is not in the log at all.
+    pub(crate) fn check_rounds(&self, rounds: usize, miss: Miss) -> Result<(), StoreError> {
+        if rounds < MOVES_MAX {
+            return Ok(());
+        }
+        let key = self.key(miss.key.table, miss.key.id);
+        let what = format!("{key} is indexed at row {} of the log, which holds no such row", miss.row);
+        Err(StoreError::Corrupt { what })
+    }
+
+    /// Copy what is in memory of `ids`, the first of which is at position `first`; the rest is returned as
+    /// misses.
+    ///
+    /// Rows are taken in the order of the ids, so that what is copied is written in order. If a shard is
+    /// being changed they are taken shard by shard: then this waits for one shard and reads the others.
+    fn read_piece(&self, read: &Read<'_>, first: usize, ids: &[u64]) -> Vec<Miss> {
+        let mut misses = Vec::new();
+        let &TableState { local, ref spec, .. } = read.table;
+        let Some(all) = self.try_read_all() else {
+            let ids = TableIds { table: local, range: spec.ids, ids };
+            let keys = Keys::new(&[ids], first, self.shards.len(), None);
+            for (shard, cell) in self.shards.iter().enumerate() {
+                self.read_resident(read, &mut cell.state.read(), keys.of_shard(shard), &mut misses);
+            }
+            return misses;
+        };
+        if self.read_all_resident(read, &all, first, ids).is_ok() {
+            return misses;
+        }
+        let shards = self.shards.len();
+        let key = |(position, &id)| Key::new(local, spec.ids, id, position as u32, shards);
+        let keys: Vec<Key> = (first..).zip(ids).map(key).collect();
+        self.read_resident(read, &mut &all, &keys, &mut misses);
+        drop(all);
+        // Those of a shard are brought into memory together.
+        misses.sort_by_key(|miss| miss.key.shard);
+        misses
+    }
+
+    /// Copy what is asked for of `ids` if all their rows are in memory and nobody counts uses.
+    fn read_all_resident(
+        &self,
+        read: &Read<'_>,
+        all: &AllShards<'_>,
+        first: usize,
+        ids: &[u64],
+    ) -> Result<(), Absent> {
+        let residents =
+            Residents::new(&self.core, all, read.table, self.core.layout.state_offset()).ok_or(Absent)?;
+        let mut rows = [std::ptr::null(); CHUNK];
+        let chunk = (CHUNK_BYTES / self.core.layout.stride).clamp(1, CHUNK);
+        for (number, ids) in ids.chunks(chunk).enumerate() {
+            let rows = &mut rows[..ids.len()];
+            residents.find(ids, rows)?;
+            for (position, &row) in (first + number * chunk..).zip(&*rows) {
+                // SAFETY: every position is visited by one thread.
+                let out = unsafe { read.out.slice(position * read.width, read.width) };
+                // SAFETY: a resident row, which the shards' read locks keep in place and unwritten.
+                unsafe { self.copy_out(read, row, out) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Hold all shards, unless one is being changed.
+    pub(crate) fn try_read_all(&self) -> Option<AllShards<'_>> {
+        self.shards.iter().map(|cell| cell.state.try_read()).collect()
+    }
+
+    /// Copy what is in memory of `keys`; the rest is added to the misses.
+    fn read_resident<L: Locked>(
+        &self,
+        read: &Read<'_>,
+        locked: &mut L,
+        keys: &[Key],
+        misses: &mut Vec<Miss>,
+    ) {
+        let width = read.width;
+        let Ok(()) = walk(&self.core, locked, keys, |locked, key, found| {
+            // SAFETY: every position is visited by one thread.
+            let out = unsafe { read.out.slice(key.position as usize * width, width) };
+            let Some(found) = found else {
+                self.initial(read, key.id, out);
+                return Ok::<(), Infallible>(());
+            };
+            if let Some(slot) = found.location.slot() {
+                let shard = locked.shard(key);
+                shard.touch(key.table, found.place, slot, read.step.is_some());
+                // SAFETY: a resident row, which the shard's read lock keeps in place and unwritten.
+                unsafe { self.copy_out(read, shard.row(&self.core, slot), out) };
+            } else if let Some(row) = found.location.row() {
+                misses.push(Miss { key: *key, row });
+            }
+            Ok(())
+        });
+    }
+
+    /// Read cold rows, copy them out and admit them to the cache. Rows that moved are returned with
+    /// their new place (or were copied from memory).
+    fn read_missing(
+        &self,
+        read: &Read<'_>,
+        reading: &Reading<'_>,
+        misses: &[Miss],
+    ) -> Result<Vec<Miss>, StoreError> {
+        let mut again = Vec::new();
+        for chunk in misses.chunks(self.cold_chunk()) {
+            let cold = self.read_cold(reading, chunk)?;
+            for (number, miss) in chunk.iter().enumerate() {
+                let Some(row) = cold.row(number) else {
+                    let shard = &self.shards[miss.key.shard as usize];
+                    self.read_resident(read, &mut shard.state.read(), &[miss.key], &mut again);
+                    continue;
+                };
+                // SAFETY: this thread alone works on the misses of this call.
+                let out = unsafe { read.out.slice(miss.key.position as usize * read.width, read.width) };
+                // SAFETY: a whole row, which this call alone has.
+                unsafe { self.copy_out(read, row.as_ptr(), out) };
+            }
+            // The caller has its rows: when another one cannot be written out to make room, the next
+            // change reports it.
+            let _ = self.admit_cold(chunk, &cold, Reason::Use);
+        }
+        Ok(again)
+    }
+
+    /// Copy the part of a row that is asked for.
+    ///
+    /// # Safety
+    /// `row` is a row of this group that nobody writes meanwhile.
+    #[inline(always)]
+    unsafe fn copy_out(&self, read: &Read<'_>, row: *const f32, out: &mut [f32]) {
+        match read.place {
+            // SAFETY: the caller's; the part has as many floats as `out`.
+            Place::Floats(start) => unsafe {
+                copy_floats(row.byte_add(start), out.as_mut_ptr(), read.width);
+            },
+            // SAFETY: the caller's.
+            Place::Halves => unsafe { join_weights(&self.core.layout, row, out) },
+        }
+    }
+
+    /// The value a row would be born with.
+    fn initial(&self, read: &Read<'_>, id: u64, out: &mut [f32]) {
+        match read.part {
+            Part::Weights => read.table.initializer.fill(id, out),
+            Part::State => self.core.spec.optimizer.initialize_state(out),
+        }
+    }
+}
+
+/// Copy `width` floats. Rows are short: a call of the C library's copy would cost more than the copy.
+///
+/// # Safety
+/// Both sides have `width` floats, and they do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn copy_floats(row: *const f32, out: *mut f32, width: usize) {
+    const LINE_FLOATS: usize = 16;
+    if width >= 4 * LINE_FLOATS {
+        // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(row, out, width) };
+        return;
+    }
+    let lines = width / LINE_FLOATS;
+    // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
+    unsafe {
+        for line in 0..lines {
+            let column = line * LINE_FLOATS;
+            let line: [f32; LINE_FLOATS] = row.add(column).cast::<[f32; LINE_FLOATS]>().read_unaligned();
+            out.add(column).cast::<[f32; LINE_FLOATS]>().write_unaligned(line);
+        }
+        for rest in lines * LINE_FLOATS..width {
+            *out.add(rest) = *row.add(rest);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! One memory budget for index, rows, buffers and I/O.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::working_memory::WorkingMemory;
+
+/// Cold rows in buffers of all calls together take at most one part in this many of the memory.
+const COLD_SHARE: u64 = 32;
+/// Ids of announcements that wait for lookahead.
+const ANNOUNCED_SHARE: u64 = 16;
+/// Queued gets, with the rows that were not collected yet.
+const QUEUED_SHARE: u64 = 16;
+/// Lists that calls make of their ids. Calls that need more than that go on, since their callers hold as much.
+const LISTS_SHARE: u64 = 16;
+
+/// What is left of a budget for rows, and how much of it is taken. All figures are bytes.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    memory: u64,
+    row_memory: Option<u64>,
+    /// Buffers of fixed size: logs, I/O rings, scratch.
+    fixed: AtomicU64,
+    /// Buffers and tables of the logs (part of `fixed`): with `row_memory` they come out of the rows' part.
+    log_buffers: AtomicU64,
+    /// Index memory of all shards.
+    index: AtomicU64,
+    /// Memory of resident rows and their bookkeeping.
+    rows: AtomicU64,
+    /// Cold rows, from the device or not born, in buffers of calls.
+    pub(crate) cold: Arc<WorkingMemory>,
+    /// Ids announced to lookahead.
+    pub(crate) announced: Arc<WorkingMemory>,
+    /// Queued gets.
+    pub(crate) queued: Arc<WorkingMemory>,
+    /// Lists of ids, keys and addresses of calls.
+    pub(crate) lists: Arc<WorkingMemory>,
+}
+
+impl Budget {
+    pub(crate) fn new(memory: u64, row_memory: Option<u64>) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            memory,
+            row_memory,
+            fixed: zero(),
+            log_buffers: zero(),
+            index: zero(),
+            rows: zero(),
+            cold: WorkingMemory::new(memory / COLD_SHARE),
+            announced: WorkingMemory::new(memory / ANNOUNCED_SHARE),
+            queued: WorkingMemory::new(memory / QUEUED_SHARE),
+            lists: WorkingMemory::new(memory / LISTS_SHARE),
+        }
+    }
+
+    /// The whole budget.
+    pub(crate) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// What rows and log buffers are sized from before anything is allocated.
+    pub(crate) fn row_target(&self) -> u64 {
+        self.row_memory.unwrap_or(self.memory / 2)
+    }
+
+    /// Whether `row_memory` fixes the part for rows (then bookkeeping is not charged to it).
+    pub(crate) fn rows_are_fixed(&self) -> bool {
+        self.row_memory.is_some()
+    }
+
+    pub(crate) fn add_fixed(&self, bytes: u64) {
+        self.fixed.fetch_add(bytes, Relaxed);
+    }
+
+    /// Memory for I/O changed.
+    pub(crate) fn resize_fixed(&self, before: u64, after: u64) {
+        self.fixed.fetch_add(after.wrapping_sub(before), Relaxed);
+    }
+
+    /// A log's memory changed.
+    pub(crate) fn resize_log_buffers(&self, before: u64, after: u64) {
+        // Wrapping arithmetic adds the difference, whatever its sign.
+        let difference = after.wrapping_sub(before);
+        self.log_buffers.fetch_add(difference, Relaxed);
+        self.fixed.fetch_add(difference, Relaxed);
+    }
+
+    /// An index changed size.
+    pub(crate) fn resize_index(&self, before: usize, after: usize) {
+        if after >= before {
+            self.index.fetch_add((after - before) as u64, Relaxed);
+        } else {
+            self.index.fetch_sub((before - after) as u64, Relaxed);
+        }
+    }
+
+    pub(crate) fn index_bytes(&self) -> u64 {
+        self.index.load(Relaxed)
+    }
+
+    pub(crate) fn fixed_bytes(&self) -> u64 {
+        self.fixed.load(Relaxed)
+    }
+
+    pub(crate) fn row_bytes(&self) -> u64 {
+        self.rows.load(Relaxed)
+    }
+
+    /// Bytes that calls have claimed for a time.
+    pub(crate) fn working_bytes(&self) -> u64 {
+        self.working().map(WorkingMemory::used).sum()
+    }
+
+    fn working(&self) -> impl Iterator<Item = &WorkingMemory> {
+        [&self.cold, &self.announced, &self.queued, &self.lists].into_iter().map(|memory| &**memory)
+    }
+
+    /// Bytes of all but rows.
+    fn other_bytes(&self) -> u64 {
+        self.fixed_bytes() + self.index_bytes() + self.working().map(WorkingMemory::charged).sum::<u64>()
+    }
+
+    /// Bytes that resident rows may take now.
+    pub(crate) fn row_limit(&self) -> u64 {
+        self.row_limit_after(0)
+    }
+
+    /// Bytes that resident rows may take once the index has grown by `bytes`.
+    fn row_limit_after(&self, bytes: u64) -> u64 {
+        let left = self.memory.saturating_sub(self.other_bytes() + bytes);
+        match self.row_memory {
+            Some(rows) => rows.saturating_sub(self.log_buffers.load(Relaxed)).min(left),
+            None => left,
+        }
+    }
+
+    /// Take `bytes` for rows unless that would exceed the limit.
+    pub(crate) fn take_rows(&self, bytes: u64) -> bool {
+        let limit = self.row_limit();
+        self.rows
+            .fetch_update(Relaxed, Relaxed, |used| (used + bytes <= limit).then_some(used + bytes))
+            .is_ok()
+    }
+
+    /// Take `bytes` for rows whatever the limit: the few slots without which a shard cannot work.
+    pub(crate) fn force_rows(&self, bytes: u64) {
+        self.rows.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn give_rows(&self, bytes: u64) {
+        self.rows.fetch_sub(bytes, Relaxed);
+    }
+
+    /// How much more than their limit rows will take once the index has grown by `bytes`.
+    pub(crate) fn rows_over(&self, bytes: u64) -> u64 {
+        self.row_bytes().saturating_sub(self.row_limit_after(bytes))
+    }
+
+    /// Which option is too small to hold `row_bytes` of rows, its value, and what it must be at least.
+    pub(crate) fn needed_for_rows(&self, row_bytes: u64) -> (&'static str, u64, u64) {
+        let of_rows = self.log_buffers.load(Relaxed) + row_bytes;
+        match self.row_memory {
+            Some(given) if given < of_rows => ("row_memory", given, of_rows),
+            _ => ("memory", self.memory, self.needed(row_bytes)),
+        }
+    }
+
+    /// The least memory this store could work with, given what is not rows.
+    pub(crate) fn needed(&self, row_bytes_min: u64) -> u64 {
+        self.other_bytes() + row_bytes_min
+    }
+}

@@ -1,0 +1,13 @@
+//! Copies of a store elsewhere.
+//!
+//! A pinned checkpoint stays readable while it is copied. Changes between two checkpoints bring a copy up to date. A share
+//! is the part of another store's rows that one of many ranks owns.
+
+mod changes;
+mod pin;
+mod share;
+
+pub use changes::{ChangedRows, ChangedTable, Changes, Replayed};
+pub(crate) use pin::Pins;
+pub use pin::{CheckpointPart, PartReader, PinnedCheckpoint};
+pub use share::Share;

@@ -1,0 +1,303 @@
+//! The last checkpoint, held still while somebody copies it.
+//!
+//! A pinned checkpoint is the one that was durable when it was pinned. As long as it is held, nothing it
+//! names is written over or removed, whatever later checkpoints do: its segments keep their places, its
+//! files stay. What that costs is space on the device.
+//!
+//! A pinned checkpoint outlives its store: after [`Store::close`] it can still be read, and keeps the lock of the folder,
+//! so that no other process can open the folder for writing until the checkpoint is dropped.
+
+use std::fmt::{self, Debug, Formatter};
+use std::io::Read;
+use std::sync::Arc;
+
+use rowmill_io::{DeviceError, Volume, VolumeLock};
+use rowmill_log::{Geometry, SegmentCopier, SegmentRecord};
+use rowmill_sync::{Mutex, ranks};
+
+use crate::checkpoint::load_manifest_with_bytes;
+use crate::error::StoreError;
+use crate::files::{self, GroupEntry, Manifest};
+use crate::store::Store;
+
+/// Longest part of a file; segments are shorter, or one row long.
+const PART_BYTES_MAX: u64 = 4 << 20;
+
+/// The pinned checkpoints of an open store.
+#[derive(Debug, Default)]
+pub(crate) struct Pins(Mutex<Vec<Arc<Manifest>>, ranks::Pins>);
+
+impl Pins {
+    /// Whether a pinned checkpoint needs the file.
+    pub(crate) fn hold(&self, name: &str) -> bool {
+        self.0.lock().iter().any(|manifest| manifest.file_names().any(|file| file == name))
+    }
+}
+
+/// A durable checkpoint that stays as it is until this is dropped.
+pub struct PinnedCheckpoint {
+    volume: Arc<dyn Volume>,
+    manifest: Arc<Manifest>,
+    manifest_bytes: Vec<u8>,
+    /// The open store that keeps it; none when nobody has the folder open for writing.
+    store: Option<Arc<Store>>,
+    /// Nobody else may write to the folder meanwhile.
+    _lock: Option<Arc<dyn VolumeLock>>,
+}
+
+/// Some bytes of a checkpoint: a segment of a log, or a stretch of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointPart {
+    /// Within one lineage, parts with equal names have equal bytes.
+    pub name: String,
+    /// File of the folder that it is a part of.
+    pub file: String,
+    /// Where its bytes belong in that file: offset and length, in the order of the bytes.
+    pub spans: Vec<(u64, u64)>,
+    source: Source,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Source {
+    Segment { group: u32, segment: SegmentRecord },
+    File { len: u64, crc: u32 },
+    Manifest,
+    Mark,
+}
+
+impl CheckpointPart {
+    /// Bytes of the part.
+    pub fn bytes(&self) -> u64 {
+        self.spans.iter().map(|(_, len)| len).sum()
+    }
+}
+
+impl Store {
+    /// Hold the last durable checkpoint still, waiting for one that is being made. Work goes on, and so do
+    /// later checkpoints.
+    ///
+    /// # Errors
+    /// [`StoreError::NoCheckpoint`] and [`StoreError::Closed`]; of a store opened read-only also
+    /// [`DeviceError::Locked`], when another process has it open for writing.
+    pub fn pin_checkpoint(self: &Arc<Self>) -> Result<PinnedCheckpoint, StoreError> {
+        self.check_open()?;
+        if self.is_read_only() {
+            return PinnedCheckpoint::of_volume(Arc::clone(&self.volume));
+        }
+        // While this is held no checkpoint becomes durable, and `close` waits before it releases the folder's lock.
+        let _saved = self.saved.lock();
+        self.check_open()?;
+        let (manifest, manifest_bytes) = load(&*self.volume)?;
+        let manifest = Arc::new(manifest);
+        self.pins.0.lock().push(Arc::clone(&manifest));
+        for (group, entry) in self.groups.read().iter().zip(&manifest.groups) {
+            group.core.log.pin(entry.log.cut);
+        }
+        Ok(PinnedCheckpoint {
+            volume: Arc::clone(&self.volume),
+            manifest,
+            manifest_bytes,
+            store: Some(Arc::clone(self)),
+            _lock: self.lock.lock().clone(),
+        })
+    }
+
+    fn unpin(&self, manifest: &Arc<Manifest>) {
+        self.pins.0.lock().retain(|pinned| !Arc::ptr_eq(pinned, manifest));
+        for (group, entry) in self.groups.read().iter().zip(&manifest.groups) {
+            group.core.log.unpin(entry.log.cut);
+        }
+    }
+}
+
+impl PinnedCheckpoint {
+    /// The checkpoint of a volume that nobody has open for writing; nobody can until this is dropped.
+    ///
+    /// # Errors
+    /// [`StoreError::NoCheckpoint`], [`StoreError::Newer`], [`StoreError::Corrupt`], or
+    /// [`DeviceError::Locked`].
+    pub fn of_volume(volume: Arc<dyn Volume>) -> Result<Self, StoreError> {
+        let lock = Arc::from(volume.lock()?);
+        let (manifest, manifest_bytes) = load(&*volume)?;
+        Ok(Self { volume, manifest: Arc::new(manifest), manifest_bytes, store: None, _lock: Some(lock) })
+    }
+
+    /// As [`Store::check_process`], of the store that keeps the checkpoint.
+    pub(crate) fn check_process(&self) -> Result<(), StoreError> {
+        self.store.as_ref().map_or(Ok(()), |store| store.check_process())
+    }
+
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Number of the checkpoint.
+    pub fn epoch(&self) -> u64 {
+        self.manifest.epoch
+    }
+
+    /// Rows of all tables.
+    pub fn rows(&self) -> u64 {
+        self.manifest.tables.iter().map(|table| table.rows).sum()
+    }
+
+    /// Who made the checkpoints of this store, oldest first: the first epoch and the number of every
+    /// opening. Equal up to an epoch, equal checkpoints up to there.
+    pub fn lineage(&self) -> &[(u64, u64)] {
+        &self.manifest.lineage
+    }
+
+    /// Everything that makes the folder of this checkpoint, the parts of a file in order.
+    pub fn parts(&self) -> Vec<CheckpointPart> {
+        let manifest = &*self.manifest;
+        let index = manifest.snapshot.iter().chain(&manifest.deltas);
+        let beside = manifest.attachments.iter().chain(&manifest.sketches);
+        let files = index
+            .map(|file| (&file.name, file.len, file.crc))
+            .chain(beside.map(|entry| (&entry.file, entry.len, entry.crc)));
+        let mut parts = vec![
+            whole("STORE".to_owned(), files::MARKER, files::MARK.len(), Source::Mark),
+            whole(
+                format!("manifest-{}", manifest.epoch),
+                files::MANIFEST,
+                self.manifest_bytes.len(),
+                Source::Manifest,
+            ),
+        ];
+        for (name, len, crc) in files {
+            let stretch = |offset: u64| CheckpointPart {
+                name: format!("{name}-{offset}"),
+                file: name.clone(),
+                spans: vec![(offset, PART_BYTES_MAX.min(len - offset))],
+                source: Source::File { len, crc },
+            };
+            // An empty file is a part too.
+            parts.extend((0..len.max(1)).step_by(PART_BYTES_MAX as usize).map(stretch));
+        }
+        for (group, entry) in (0..).zip(&manifest.groups) {
+            let geometry = geometry(entry);
+            parts.extend(entry.log.segments.iter().map(|&segment| {
+                CheckpointPart {
+                    name: format!("group-{group}-segment-{}", segment.sequence),
+                    file: entry.log_device.clone(),
+                    spans: SegmentCopier::spans(&geometry, segment)
+                        .map(|span| (span.offset, span.bytes as u64))
+                        .into(),
+                    source: Source::Segment { group, segment },
+                }
+            }));
+        }
+        parts
+    }
+
+    /// Begin to read parts.
+    ///
+    /// # Errors
+    /// When a log cannot be opened.
+    pub fn reader(&self) -> Result<PartReader<'_>, StoreError> {
+        let copier = |(group, entry): (u32, &GroupEntry)| {
+            let device = self.volume.device(&entry.log_device, false)?;
+            Ok(SegmentCopier::new(device, geometry(entry), group))
+        };
+        let logs = (0..).zip(&self.manifest.groups).map(copier).collect::<Result<_, StoreError>>()?;
+        Ok(PartReader { checkpoint: self, logs, open: None })
+    }
+}
+
+impl Drop for PinnedCheckpoint {
+    fn drop(&mut self) {
+        if let Some(store) = self.store.as_ref().filter(|store| store.check_process().is_ok()) {
+            store.unpin(&self.manifest);
+        }
+    }
+}
+
+impl Debug for PinnedCheckpoint {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedCheckpoint({} of {})", self.manifest.epoch, self.volume.location())
+    }
+}
+
+/// Reads and checks the parts of a pinned checkpoint; the parts of one file in order.
+pub struct PartReader<'a> {
+    checkpoint: &'a PinnedCheckpoint,
+    logs: Vec<SegmentCopier>,
+    open: Option<OpenFile>,
+}
+
+/// A file being read from its beginning.
+struct OpenFile {
+    name: String,
+    reader: Box<dyn Read + Send>,
+    position: u64,
+    crc: u32,
+}
+
+impl PartReader<'_> {
+    /// The bytes of a part.
+    ///
+    /// # Errors
+    /// When they cannot be read, or are not what was written.
+    ///
+    /// # Panics
+    /// When the part is of another checkpoint.
+    pub fn read(&mut self, part: &CheckpointPart) -> Result<Vec<u8>, StoreError> {
+        match &part.source {
+            Source::Segment { group, segment } => Ok(self.logs[*group as usize].copy(*segment)?),
+            Source::File { len, crc } => self.read_file(part, *len, *crc),
+            Source::Manifest => Ok(self.checkpoint.manifest_bytes.clone()),
+            Source::Mark => Ok(files::MARK.into()),
+        }
+    }
+
+    fn read_file(&mut self, part: &CheckpointPart, len: u64, crc: u32) -> Result<Vec<u8>, StoreError> {
+        let volume = &*self.checkpoint.volume;
+        let (offset, part_len) = part.spans[0];
+        let failed =
+            |error| DeviceError::from_io("read", volume.path(&part.file), offset, part_len as usize, error);
+        let corrupt = |what: &str| StoreError::Corrupt {
+            what: format!("{} of {} is damaged: {what}", part.file, volume.location()),
+        };
+        let mut file = match self.open.take() {
+            Some(file) if file.name == part.file && file.position <= offset => file,
+            _ => {
+                let reader = volume.open(&part.file)?;
+                OpenFile { name: part.file.clone(), reader, position: 0, crc: 0 }
+            }
+        };
+        let mut bytes = Vec::new();
+        while file.position < offset + part_len {
+            let wanted = if file.position < offset { offset - file.position } else { part_len };
+            bytes.clear();
+            let got = file.reader.by_ref().take(wanted.min(PART_BYTES_MAX)).read_to_end(&mut bytes);
+            if got.map_err(failed)? == 0 {
+                return Err(corrupt(&format!("it is shorter than {len} bytes")));
+            }
+            file.position += bytes.len() as u64;
+            file.crc = rowmill_io::crc32c_append(file.crc, &bytes);
+        }
+        if file.position == len && file.crc != crc {
+            return Err(corrupt("it does not match its checksum in the manifest"));
+        }
+        self.open = Some(file);
+        Ok(bytes)
+    }
+}
+
+impl Debug for PartReader<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "PartReader({:?})", self.checkpoint)
+    }
+}
+
+fn load(volume: &dyn Volume) -> Result<(Manifest, Vec<u8>), StoreError> {
+    load_manifest_with_bytes(volume)?.ok_or_else(|| StoreError::NoCheckpoint { location: volume.location() })
+}
+
+fn geometry(entry: &GroupEntry) -> Geometry {
+    Geometry::new(entry.stride as usize, entry.segment_bytes as usize)
+}
+
+fn whole(name: String, file: &str, len: usize, source: Source) -> CheckpointPart {
+    CheckpointPart { name, file: file.to_owned(), spans: vec![(0, len as u64)], source }
+}

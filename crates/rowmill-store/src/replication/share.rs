@@ -1,0 +1,133 @@
+//! The rows of a store that one of many ranks owns, taken into a store of its own.
+//!
+//! Tables spread over the stores of N ranks are spread anew over M by giving every one of the M stores its share of each
+//! of the N. A share is read as changes are: in pieces, without the index of the store it comes from.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rowmill_kernels::Owner;
+
+use super::changes::{ChangedRows, Changes, apply};
+use crate::error::StoreError;
+use crate::files::{self, TableEntry};
+use crate::store::{Store, Table};
+use crate::table::HotRows;
+
+/// Who takes rows, and of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The rank.
+    pub rank: u32,
+    /// How many there are.
+    pub ranks: u32,
+    /// Whether the counters of tables come with the rows: to one of the ranks, so that sums over ranks stay.
+    pub counters: bool,
+}
+
+/// A table that takes rows.
+struct Taking {
+    table: Table,
+    owner: Owner,
+    /// What its counters are to be afterwards.
+    counts: TableEntry,
+}
+
+impl Changes {
+    /// Put those rows of all changes since 0 that a rank owns into its store: with their state and stamps, the steps
+    /// of every table, the event time, what admissions counted, and sampled counts of hot ids. Tables that `target`
+    /// lacks are made, so the first share decides on their order. It is not saved.
+    ///
+    /// # Arguments
+    /// `category`: what the owners of the rows of a table go by, given its name.
+    ///
+    /// # Errors
+    /// As [`Changes::replay`], and [`StoreError::SpecMismatch`] where `target` has other tables.
+    ///
+    /// # Panics
+    /// When these are the changes since a later checkpoint than 0.
+    pub fn replay_share(
+        &self,
+        target: &Arc<Store>,
+        share: Share,
+        category: &dyn Fn(&str) -> u64,
+    ) -> Result<u64, StoreError> {
+        assert_eq!(self.since(), 0, "a share is of all rows");
+        if let Some(time) = self.manifest.event_time {
+            target.events.advance(time);
+        }
+        let mut takings = HashMap::new();
+        for entry in &self.manifest.tables {
+            let owner = Owner::new(category(&entry.name), share.ranks);
+            takings.insert(entry.name.as_str(), self.begin_taking(target, entry, owner, share)?);
+        }
+        let (mut taken, mut failure) = (0, None);
+        self.for_each(usize::MAX, |changed| {
+            match takings[changed.table].take(&changed, share.rank) {
+                Ok(rows) => taken += rows,
+                Err(error) => failure = Some(error),
+            }
+            failure.is_none()
+        })?;
+        // The births of rows that were put there are none.
+        for taking in takings.values() {
+            taking.table.state().restore_counts(&taking.counts);
+        }
+        failure.map_or(Ok(taken), Err)
+    }
+
+    fn begin_taking(
+        &self,
+        target: &Arc<Store>,
+        entry: &TableEntry,
+        owner: Owner,
+        share: Share,
+    ) -> Result<Taking, StoreError> {
+        let table = target.table(&entry.name, &entry.spec)?;
+        let state = table.state();
+        if state.category != entry.category {
+            // Rows are born by it, and sketches hash by it.
+            return Err(StoreError::SpecMismatch {
+                table: entry.name.clone(),
+                field: "category",
+                stored: state.category.0.to_string(),
+                given: entry.category.0.to_string(),
+            });
+        }
+        state.restore_steps(state.steps().max(entry.steps));
+        if let Some(sketch) = &state.sketch
+            && let Some(counters) =
+                self.manifest.sketches.iter().find(|s| s.name == entry.category.0.to_string())
+            && !sketch.lock().merge(&files::load_attachment(&*self.volume, counters)?)
+        {
+            let what =
+                format!("{} does not have the size of the sketch of table {:?}", counters.file, entry.name);
+            return Err(StoreError::Corrupt { what });
+        }
+        let of = |count: u64| if share.counters { count } else { 0 };
+        let owned = entry.hot.iter().copied().filter(|&(id, _)| owner.of(id) == share.rank);
+        let counts = TableEntry {
+            accesses: state.accesses() + of(entry.accesses),
+            births: state.births() + of(entry.births),
+            deletes: state.deletes() + of(entry.deletes),
+            evicted: state.evicted() + of(entry.evicted),
+            hot: HotRows::most(state.hot_counts().into_iter().chain(owned).collect()),
+            ..entry.clone()
+        };
+        Ok(Taking { table, owner, counts })
+    }
+}
+
+impl Taking {
+    /// Write the rows that `rank` owns; how many.
+    fn take(&self, changed: &ChangedRows<'_>, rank: u32) -> Result<u64, StoreError> {
+        let ChangedRows { ids, rows, row_floats, stamps, .. } = *changed;
+        let mine: Vec<usize> = (0..ids.len()).filter(|&at| self.owner.of(ids[at]) == rank).collect();
+        let own_ids: Vec<u64> = mine.iter().map(|&at| ids[at]).collect();
+        let own_rows: Vec<f32> =
+            mine.iter().flat_map(|&at| &rows[at * row_floats..][..row_floats]).copied().collect();
+        let own_stamps: Vec<u64> = mine.iter().filter_map(|&at| stamps.get(at)).copied().collect();
+        apply(&self.table, &ChangedRows { ids: &own_ids, rows: &own_rows, stamps: &own_stamps, ..*changed })?;
+        Ok(own_ids.len() as u64)
+    }
+}

@@ -1,0 +1,217 @@
+//! What all shards of a group share: layout, optimizer, log and budget.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rowmill_kernels::RowUpdater;
+use rowmill_log::Log;
+use rowmill_rows::{Dtype, GroupSpec, RowLayout};
+
+use super::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
+use crate::error::StoreError;
+use crate::feed::Waiting;
+use crate::files::IndexLog;
+use crate::memory::Budget;
+use crate::table::{TableState, set_stamp, write_weights};
+
+/// One row place in this many is kept for cleaning.
+const KEPT_FOR_CLEANING: u64 = 8;
+/// Segments that may be open, or sealed before they are full: two streams, before and after a cut.
+const PLACES_OPEN: u32 = 4;
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    /// Number of the group within the store.
+    pub(crate) number: u32,
+    pub(crate) spec: GroupSpec,
+    pub(crate) layout: RowLayout,
+    /// Bytes of a segment of the log, as the group was made with.
+    pub(crate) segment_bytes: usize,
+    pub(crate) updater: RowUpdater,
+    pub(crate) log: Log,
+    /// What the budget was last charged for the log's memory, and for what it reads with.
+    pub(crate) log_charged: AtomicU64,
+    pub(crate) scratch_charged: AtomicU64,
+    pub(crate) index_log: Arc<IndexLog>,
+    pub(crate) budget: Arc<Budget>,
+    /// What waits for the feed; none where no feed is kept.
+    pub(crate) waiting: Option<Arc<Waiting>>,
+    /// Shards of the group.
+    pub(crate) shards: usize,
+    /// Memory of the group's resident rows.
+    pub(crate) used_bytes: AtomicU64,
+    /// What the group may take while others lack memory.
+    pub(crate) cap_bytes: AtomicU64,
+    /// Evictions counted when memory was last balanced.
+    pub(crate) evictions_seen: AtomicU64,
+}
+
+impl Core {
+    /// What the budget is charged for a slot.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        let overhead = if self.budget.rows_are_fixed() { 0 } else { SLOT_OVERHEAD_BYTES };
+        (self.layout.stride + overhead) as u64
+    }
+
+    /// Slots of a shard if all have as many as there is memory for.
+    pub(crate) fn shard_slots(&self) -> usize {
+        let bytes = self.budget.row_limit().min(self.cap_bytes.load(Relaxed));
+        (bytes / self.slot_bytes()) as usize / self.shards
+    }
+
+    /// Slots for rows in memory.
+    fn slots(&self) -> u64 {
+        self.used_bytes() / self.slot_bytes()
+    }
+
+    /// Row places of the log that births and evictions must leave free, given the number of slots in memory.
+    ///
+    /// All rows in memory may change before the next checkpoint, which must not overwrite the last one. The old versions
+    /// that it leaves behind are scattered over segments. Until they are cleaned, the checkpoint after it needs as many
+    /// places again, and cleaning takes places before it frees any.
+    fn places_kept(&self, slots: u64) -> u32 {
+        self.places_of(2 * slots + self.log.row_limit() / KEPT_FOR_CLEANING) + 2 * PLACES_OPEN
+    }
+
+    /// Places that an eviction must leave free now.
+    pub(crate) fn places_kept_now(&self) -> u32 {
+        self.places_kept(self.slots())
+    }
+
+    /// Whether memory may take `slots` more rows without using places that must stay free.
+    pub(crate) fn has_places_for(&self, slots: usize) -> bool {
+        self.log.free_places() >= self.places_kept(self.slots() + slots as u64)
+    }
+
+    /// Whether a checkpoint of all rows in memory has its places even after a segment was cleaned.
+    pub(crate) fn has_places_to_clean(&self) -> bool {
+        self.log.free_places() > self.places_of(self.slots()) + PLACES_OPEN
+    }
+
+    /// Check that a checkpoint of `rows` changed rows has the places it needs.
+    ///
+    /// # Errors
+    /// [`StoreError::NoPlaces`].
+    pub(crate) fn check_places_for(&self, rows: usize) -> Result<(), StoreError> {
+        if self.log.free_places() >= self.places_of(rows as u64) + PLACES_OPEN {
+            return Ok(());
+        }
+        let (used, limit) = self.log.row_numbers();
+        Err(StoreError::NoPlaces { group: self.number, used, limit })
+    }
+
+    /// Places that `rows` rows take.
+    fn places_of(&self, rows: u64) -> u32 {
+        rows.div_ceil(u64::from(self.log.geometry().rows_per_segment())) as u32
+    }
+
+    /// Take memory for `slots` slots, if the budget has it.
+    pub(crate) fn take_rows(&self, slots: usize) -> bool {
+        let bytes = slots as u64 * self.slot_bytes();
+        let taken = self.used_bytes() + bytes <= self.cap_bytes.load(Relaxed) && self.budget.take_rows(bytes);
+        if taken {
+            self.used_bytes.fetch_add(bytes, Relaxed);
+        }
+        taken
+    }
+
+    /// Take memory for the few slots a shard cannot do without.
+    pub(crate) fn force_rows(&self, slots: usize) -> bool {
+        self.used_bytes.fetch_add(slots as u64 * self.slot_bytes(), Relaxed);
+        self.budget.force_rows(slots as u64 * self.slot_bytes());
+        true
+    }
+
+    /// Give memory of `slots` slots back.
+    pub(crate) fn give_rows(&self, slots: usize) {
+        self.used_bytes.fetch_sub(slots as u64 * self.slot_bytes(), Relaxed);
+        self.budget.give_rows(slots as u64 * self.slot_bytes());
+    }
+
+    /// Memory of the group's resident rows.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Relaxed)
+    }
+
+    /// Charge the budget for what the log's memory has come to: its tables grow with the device.
+    pub(crate) fn charge_log(&self) {
+        let bytes = self.log.bytes() as u64;
+        let before = self.log_charged.load(Relaxed);
+        if bytes > before {
+            // Whenever the charge grows, rows have to leave: a sixteenth more than is needed keeps that rare.
+            let bytes = if before == 0 { bytes } else { bytes + bytes / 16 };
+            self.budget.resize_log_buffers(self.log_charged.swap(bytes, Relaxed), bytes);
+        }
+        let scratch = self.log.scratch_bytes() as u64;
+        self.budget.resize_fixed(self.scratch_charged.swap(scratch, Relaxed), scratch);
+    }
+
+    /// The log goes away.
+    pub(crate) fn uncharge_log(&self) {
+        self.budget.resize_log_buffers(self.log_charged.swap(0, Relaxed), 0);
+        self.budget.resize_fixed(self.scratch_charged.swap(0, Relaxed), 0);
+    }
+
+    /// The least memory of resident rows: every shard works with a few slots.
+    pub(crate) fn rows_min(&self) -> u64 {
+        (self.shards * SLOTS_MIN) as u64 * self.slot_bytes()
+    }
+
+    /// Whether the index may grow by `bytes` and leave the rows a minimum.
+    ///
+    /// # Errors
+    /// [`StoreError::MemoryTooSmall`] with the least memory that would do.
+    pub(crate) fn check_index_growth(&self, bytes: u64) -> Result<(), StoreError> {
+        self.check_room(bytes, || {
+            let index = self.budget.index_bytes() + bytes;
+            format!("the index of the rows born so far ({index} bytes) with its buffers")
+        })
+    }
+
+    /// Whether there is room for `bytes` beside a minimum of rows.
+    ///
+    /// # Errors
+    /// [`StoreError::MemoryTooSmall`] with the least memory that would do for `what`.
+    pub(crate) fn check_room(&self, bytes: u64, what: impl FnOnce() -> String) -> Result<(), StoreError> {
+        let needed = self.budget.needed(self.rows_min()) + bytes;
+        if needed <= self.budget.memory() {
+            return Ok(());
+        }
+        Err(StoreError::MemoryTooSmall {
+            option: "memory",
+            given: self.budget.memory(),
+            needed: needed + needed / 4,
+            what: what(),
+        })
+    }
+
+    /// Fill `row` (`stride / 4` floats) as a row of `table` that was never seen.
+    pub(crate) fn initialize(&self, table: &TableState, id: u64, row: &mut [f32]) {
+        let (weights, rest) = row.split_at_mut(self.layout.state_offset() / 4);
+        self.initialize_weights(table, id, weights);
+        let (state, padding) = rest.split_at_mut(self.layout.state_floats);
+        self.spec.optimizer.initialize_state(state);
+        padding.fill(0.0);
+        set_stamp(&self.layout, row, table.birth_stamp());
+    }
+
+    /// Fill `row`, a row up to its state, with the weights of a row of `table` that was never seen.
+    pub(crate) fn initialize_weights(&self, table: &TableState, id: u64, row: &mut [f32]) {
+        if self.layout.dtype == Dtype::F32 {
+            table.initializer.fill(id, row);
+            return;
+        }
+        let mut weights = vec![0.0; self.layout.dim];
+        table.initializer.fill(id, &mut weights);
+        row.fill(0.0);
+        // SAFETY: these are the weights of a row, exclusively borrowed.
+        unsafe { write_weights(&self.layout, &weights, row.as_mut_ptr()) };
+    }
+
+    /// The hash the cache policy knows a row by.
+    #[inline]
+    pub(crate) fn policy_hash(table: u32, id: u64) -> u64 {
+        let mixed = (id ^ (u64::from(table) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+    }
+}

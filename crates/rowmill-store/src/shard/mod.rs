@@ -1,0 +1,22 @@
+//! One shard of a group: the rows in memory, where every row is, and who holds it.
+//!
+//! A shard has slots for rows, an index per table, clocks, and the order in which rows leave memory (S3-FIFO). It marks
+//! rows that a checkpoint has to save and rows that coming steps want. `Core` is what all shards of a group share.
+
+mod clocks;
+mod coming;
+mod core;
+mod due;
+mod emptying;
+mod frozen;
+mod leaving;
+mod restore;
+mod s3fifo;
+mod shard;
+mod slot_bits;
+mod unpublished;
+
+pub(crate) use clocks::Clock;
+pub(crate) use core::Core;
+pub(crate) use due::STEPS_MAX;
+pub(crate) use shard::{Miss, Reason, SLOTS_MIN, Shard, SlotsInPlace};

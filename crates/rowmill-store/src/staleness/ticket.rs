@@ -1,0 +1,445 @@
+//! One training step's hold on clocks.
+//!
+//! A ticket remembers which rows it holds, takes each row's clock once however often the step asks, and
+//! gives every clock back when it is dropped: a step that failed leaks nothing. Who holds a row, and for
+//! how long, is found by asking the tickets (errors only, so it may be slow).
+//!
+//! Several threads may use one ticket. A call records its rows only after it has taken their clocks, and takes
+//! the clocks of all rows that were not recorded when it looked. Two calls that ask for one row at the same time
+//! therefore take its clock twice; the second to record the row learns that and gives its own clock back. At its
+//! bound, the second waits until the first has recorded the row. So a row is recorded only while its clock is
+//! held for it, and a read never relies on a clock that another call is still waiting for.
+//!
+//! Lock order: the locks of a ticket are leaves. They are taken under a shard's lock, and nothing is locked under
+//! them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rowmill_io::Process;
+use rowmill_sync::{Gate, Mutex, ranks};
+
+use crate::error::StoreError;
+use crate::store::Groups;
+
+/// Steps that may be open at once.
+const TICKETS_MAX: usize = 1024;
+
+/// Rows whose clocks one step may hold: half a GiB of ids.
+const ROWS_MAX: usize = 1 << 26;
+
+/// Serial number of no lookup: of rows that are a part of one's only.
+pub(crate) const NO_LOOKUP: u64 = 0;
+
+/// A row within a store: group, table within the group, id.
+pub(crate) type Held = (u32, u32, u64);
+
+/// A call of a step: group and number of its lookup.
+pub(crate) type Call = (u32, u64);
+
+/// What a call waits for.
+#[derive(Debug)]
+struct Wait {
+    /// A row beyond its bound.
+    row: Held,
+    /// Rows whose clocks the call has taken in the shards before.
+    taken: Vec<Held>,
+}
+
+/// The rows of one table that a ticket holds.
+#[derive(Debug)]
+pub(crate) enum Hold {
+    /// Exactly the rows of lookup number `serial`.
+    Lookup {
+        /// Number of the lookup.
+        serial: u64,
+        /// Its unique ids.
+        ids: Arc<[u64]>,
+    },
+    /// Rows of several calls.
+    Rows(HashSet<u64>),
+}
+
+impl Hold {
+    fn contains(&self, id: u64) -> bool {
+        match self {
+            Self::Lookup { ids, .. } => ids.contains(&id),
+            Self::Rows(ids) => ids.contains(&id),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Lookup { ids, .. } => ids.len(),
+            Self::Rows(ids) => ids.len(),
+        }
+    }
+
+    fn into_rows(self) -> HashSet<u64> {
+        match self {
+            Self::Lookup { ids, .. } => ids.iter().copied().collect(),
+            Self::Rows(ids) => ids,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct TicketState {
+    id: u64,
+    born: Instant,
+    /// When what the step learns from happened, in seconds.
+    event_time: Option<u64>,
+    holds: Mutex<HashMap<(u32, u32), Hold>, ranks::TicketHolds>,
+    /// Calls that wait for a clock: at most one for each thread and each queued get.
+    waits: Mutex<HashMap<Call, Wait>, ranks::TicketWaits>,
+}
+
+impl TicketState {
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn event_time(&self) -> Option<u64> {
+        self.event_time
+    }
+
+    /// Whether the row is recorded as held.
+    pub(crate) fn has_recorded(&self, row: Held) -> bool {
+        self.holds.lock().get(&(row.0, row.1)).is_some_and(|hold| hold.contains(row.2))
+    }
+
+    /// Whether the ticket, or a call of it that waits, holds the row.
+    fn holds(&self, row: Held) -> bool {
+        self.has_recorded(row) || self.waits.lock().values().any(|wait| wait.taken.contains(&row))
+    }
+
+    /// Number of rows recorded as held.
+    fn rows_held(&self) -> usize {
+        self.holds.lock().values().map(Hold::len).sum()
+    }
+
+    /// Check that the ticket may hold this many more rows.
+    pub(crate) fn check_room(&self, rows: usize) -> Result<(), StoreError> {
+        let held = self.rows_held();
+        if rows <= ROWS_MAX.saturating_sub(held) {
+            return Ok(());
+        }
+        Err(StoreError::TooManyRows { ticket: self.id, held, wanted: rows, limit: ROWS_MAX })
+    }
+
+    /// Which of `ids` the ticket does not hold yet; `None` when it holds none of them.
+    pub(crate) fn fresh(&self, group: u32, table: u32, ids: &[u64]) -> Option<Vec<bool>> {
+        let holds = self.holds.lock();
+        let hold = holds.get(&(group, table))?;
+        let held: HashSet<u64> = match hold {
+            Hold::Lookup { ids, .. } => ids.iter().copied().collect(),
+            Hold::Rows(ids) => ids.clone(),
+        };
+        Some(ids.iter().map(|id| !held.contains(id)).collect())
+    }
+
+    /// Record rows whose clocks a call has taken. Rows that another call recorded meanwhile are returned: the
+    /// caller gives their clocks back.
+    pub(crate) fn add(&self, group: u32, table: u32, serial: u64, ids: &Arc<[u64]>) -> Vec<u64> {
+        let mut holds = self.holds.lock();
+        let Some(hold) = holds.remove(&(group, table)) else {
+            holds.insert((group, table), Hold::Lookup { serial, ids: Arc::clone(ids) });
+            return Vec::new();
+        };
+        let mut rows = hold.into_rows();
+        let twice = ids.iter().copied().filter(|&id| !rows.insert(id)).collect();
+        holds.insert((group, table), Hold::Rows(rows));
+        twice
+    }
+
+    /// Forget the rows among `ids` and say which of them were held. `serial` is that of the lookup whose
+    /// unique ids these are, if they are one's.
+    pub(crate) fn take(&self, group: u32, table: u32, serial: Option<u64>, ids: &[u64]) -> Released {
+        let mut holds = self.holds.lock();
+        match holds.remove(&(group, table)) {
+            None => Released::None,
+            // Training puts back what it got: the same ids in the same order, seen without looking them up.
+            Some(Hold::Lookup { serial: own, ids: held }) if serial == Some(own) || *held == *ids => {
+                Released::All
+            }
+            Some(hold) => {
+                let mut rows = hold.into_rows();
+                let released = ids.iter().map(|id| rows.remove(id)).collect();
+                if !rows.is_empty() {
+                    holds.insert((group, table), Hold::Rows(rows));
+                }
+                Released::Some(released)
+            }
+        }
+    }
+
+    /// Whether the ticket holds no row from an earlier call.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.holds.lock().is_empty()
+    }
+
+    /// A call waits for a row; `taken` are the rows whose clocks it has.
+    pub(crate) fn wait_for(&self, call: Call, row: Held, taken: impl FnOnce() -> Vec<Held>) {
+        self.waits.lock().entry(call).or_insert_with(|| Wait { row, taken: taken() }).row = row;
+    }
+
+    /// A call does not wait any more.
+    pub(crate) fn end_wait(&self, call: Call) {
+        self.waits.lock().remove(&call);
+    }
+
+    fn drain(&self) -> Vec<(u32, u32, Vec<u64>)> {
+        let holds = std::mem::take(&mut *self.holds.lock());
+        holds
+            .into_iter()
+            .map(|((group, table), hold)| (group, table, hold.into_rows().into_iter().collect()))
+            .collect()
+    }
+}
+
+/// The clocks that a change of rows gives back.
+#[derive(Debug)]
+pub(crate) struct Release {
+    /// Number of the ticket that took them.
+    pub(crate) ticket: u64,
+    pub(crate) rows: Released,
+}
+
+impl Release {
+    /// No clock.
+    pub(crate) const NOTHING: Self = Self { ticket: 0, rows: Released::None };
+}
+
+/// Which of a call's rows give a clock back.
+#[derive(Debug)]
+pub(crate) enum Released {
+    /// None of them.
+    None,
+    /// Every one.
+    All,
+    /// Those marked, by position.
+    Some(Vec<bool>),
+}
+
+impl Released {
+    #[inline]
+    pub(crate) fn contains(&self, position: u32) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::Some(marks) => marks[position as usize],
+        }
+    }
+}
+
+/// All open tickets of a store.
+#[derive(Debug, Default)]
+pub(crate) struct Tickets {
+    /// Where the store is.
+    location: String,
+    next: AtomicU64,
+    open: Mutex<BTreeMap<u64, Weak<TicketState>>, ranks::Tickets>,
+    /// Opened whenever clocks are released anywhere, for the gets that wait in the queue.
+    pub(crate) gate: Gate,
+}
+
+impl Tickets {
+    /// Those of the store in `location`.
+    pub(crate) fn new(location: String) -> Self {
+        Self { location, ..Self::default() }
+    }
+
+    /// Check that a ticket, table or lookup is of this store, given the tickets of its own store.
+    pub(crate) fn check_own(&self, other: &Self, what: impl FnOnce() -> String) -> Result<(), StoreError> {
+        if std::ptr::eq(self, other) {
+            return Ok(());
+        }
+        Err(StoreError::OtherStore {
+            what: what(),
+            other: other.location.clone(),
+            location: self.location.clone(),
+        })
+    }
+
+    /// Check that a ticket is of this store.
+    pub(crate) fn check_ticket(&self, ticket: Option<&Ticket>) -> Result<(), StoreError> {
+        ticket.map_or(Ok(()), |ticket| self.check_own(&ticket.tickets, || format!("ticket {}", ticket.id())))
+    }
+
+    fn issue(&self, event_time: Option<u64>) -> Result<Arc<TicketState>, StoreError> {
+        let mut open = self.open.lock();
+        if open.len() >= TICKETS_MAX {
+            return Err(StoreError::TooManySteps { open: open.len(), limit: TICKETS_MAX });
+        }
+        let state = Arc::new(TicketState {
+            id: self.next.fetch_add(1, Relaxed) + 1,
+            born: Instant::now(),
+            event_time,
+            holds: Mutex::default(),
+            waits: Mutex::default(),
+        });
+        open.insert(state.id, Arc::downgrade(&state));
+        Ok(state)
+    }
+
+    /// Number of the youngest ticket.
+    pub(crate) fn issued(&self) -> u64 {
+        self.next.load(Relaxed)
+    }
+
+    fn all(&self) -> Vec<Arc<TicketState>> {
+        self.open.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Tickets that hold a row, oldest first, with their age.
+    pub(crate) fn holders(&self, row: Held) -> Vec<(u64, Duration)> {
+        self.all()
+            .iter()
+            .filter(|ticket| ticket.holds(row))
+            .map(|ticket| (ticket.id, ticket.born.elapsed()))
+            .collect()
+    }
+
+    /// Whether `waiter`, which waits for `row`, is the youngest of a circle of tickets that wait for rows of each
+    /// other.
+    pub(crate) fn must_give_way(&self, waiter: &TicketState, row: Held) -> bool {
+        let tickets = self.all();
+        let holders = |ticket: &TicketState, rows: &[Held]| -> Vec<Arc<TicketState>> {
+            let holds =
+                |other: &&Arc<TicketState>| other.id != ticket.id && rows.iter().any(|&row| other.holds(row));
+            tickets.iter().filter(holds).cloned().collect()
+        };
+        let next = |ticket: &TicketState| {
+            let rows: Vec<Held> = ticket.waits.lock().values().map(|wait| wait.row).collect();
+            holders(ticket, &rows)
+        };
+        // Depth-first along "waits for a row held by"; a path back to the waiter is a circle. Only
+        // circles whose members are all older count: the youngest of each circle gives way.
+        let mut seen = HashSet::new();
+        let mut path = holders(waiter, &[row]);
+        while let Some(ticket) = path.pop() {
+            if ticket.id > waiter.id || !seen.insert(ticket.id) {
+                continue;
+            }
+            let further = next(&ticket);
+            if further.iter().any(|other| other.id == waiter.id) {
+                return true;
+            }
+            path.extend(further);
+        }
+        false
+    }
+
+    /// Number of open tickets.
+    pub(crate) fn len(&self) -> usize {
+        self.open.lock().len()
+    }
+}
+
+/// One training step: the clocks of the rows it read. Dropping the ticket gives them all back.
+#[derive(Debug)]
+pub struct Ticket {
+    pub(crate) state: Arc<TicketState>,
+    tickets: Arc<Tickets>,
+    groups: Groups,
+    process: Process,
+}
+
+impl Ticket {
+    pub(crate) fn new(
+        tickets: &Arc<Tickets>,
+        groups: &Groups,
+        event_time: Option<u64>,
+    ) -> Result<Self, StoreError> {
+        Ok(Self {
+            state: tickets.issue(event_time)?,
+            tickets: Arc::clone(tickets),
+            groups: Arc::clone(groups),
+            process: Process::current(),
+        })
+    }
+
+    /// Number of the ticket: later ones are larger.
+    pub fn id(&self) -> u64 {
+        self.state.id
+    }
+
+    /// Rows whose clock this ticket has taken and not given back. A row that was deleted since still counts.
+    pub fn rows_held(&self) -> usize {
+        self.state.rows_held()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // The clocks are those of the parent's rows.
+        if !self.process.is_current() {
+            return;
+        }
+        for (group, table, ids) in self.state.drain() {
+            let group = Arc::clone(&self.groups.read()[group as usize]);
+            group.release(self.state.id, table, &ids);
+        }
+        self.tickets.open.lock().remove(&self.state.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_that_come_back_as_they_went_are_all_given_back() {
+        let ticket = Tickets::default().issue(None).unwrap();
+        let got: Arc<[u64]> = [7, 3, 9].into();
+        ticket.add(0, 1, 5, &got);
+        assert!(matches!(ticket.take(0, 1, None, &[7, 3, 9]), Released::All));
+        assert!(ticket.is_empty());
+    }
+
+    #[test]
+    fn rows_that_are_recorded_twice_are_returned() {
+        let ticket = Tickets::default().issue(None).unwrap();
+        assert!(ticket.add(0, 1, 5, &[7, 3, 9].into()).is_empty());
+        assert_eq!(ticket.add(0, 1, 6, &[4, 9, 7].into()), [9, 7]);
+        assert!(ticket.add(0, 2, 6, &[9].into()).is_empty());
+        assert_eq!(ticket.rows_held(), 5);
+    }
+
+    #[test]
+    fn a_step_holds_so_many_rows_and_no_more() {
+        let ticket = Tickets::default().issue(None).unwrap();
+        ticket.add(0, 1, 5, &[7, 3, 9].into());
+        ticket.check_room(ROWS_MAX - 3).unwrap();
+        for rows in [ROWS_MAX - 2, usize::MAX] {
+            let error = ticket.check_room(rows).unwrap_err();
+            assert!(
+                matches!(error, StoreError::TooManyRows { held: 3, wanted, .. } if wanted == rows),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn so_many_steps_are_open_and_no_more() {
+        let tickets = Tickets::default();
+        let _open: Vec<_> = (0..TICKETS_MAX).map(|_| tickets.issue(None).unwrap()).collect();
+        assert!(matches!(tickets.issue(None), Err(StoreError::TooManySteps { open: TICKETS_MAX, .. })));
+    }
+
+    #[test]
+    fn ids_in_another_order_or_in_parts_are_looked_up() {
+        let ticket = Tickets::default().issue(None).unwrap();
+        ticket.add(0, 1, 5, &[7, 3, 9].into());
+        let Released::Some(marks) = ticket.take(0, 1, None, &[3, 4, 7]) else { panic!("marked one by one") };
+        assert_eq!(marks, [true, false, true]);
+        assert!(ticket.holds((0, 1, 9)) && !ticket.holds((0, 1, 7)));
+        assert!(
+            matches!(ticket.take(0, 1, Some(6), &[9, 7]), Released::Some(marks) if marks == [true, false])
+        );
+        assert!(ticket.is_empty());
+        assert!(matches!(ticket.take(0, 1, None, &[9]), Released::None));
+    }
+}

@@ -1,0 +1,17 @@
+//! The store and its tables as their user sees them.
+//!
+//! A store holds groups, tables by name, tickets, and one memory budget. Its calls check their arguments, take the locks
+//! they need, and hand the work to a group. Gets that must wait for a clock can wait in a queue.
+
+mod account;
+mod index_room;
+mod pooled;
+mod queue;
+mod store;
+mod table;
+
+pub use pooled::AskedRows;
+pub use queue::QueuedGet;
+pub use store::Store;
+pub(crate) use store::{Groups, TableEntry, log_name};
+pub use table::Table;

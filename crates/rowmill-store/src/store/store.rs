@@ -1,0 +1,691 @@
+//! The store: tables in groups, one memory budget, checkpoints.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use rowmill_io::{DeviceError, DirectoryVolume, MemoryVolume, Process, ProcessLocal, Volume, VolumeLock};
+use rowmill_kernels::RowUpdater;
+use rowmill_log::{Geometry, Log, LogConfig, LogState};
+use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
+use rowmill_sync::{Mutex, Poison, Pool, RwLock, ranks};
+
+use super::queue::{Queue, QueuedGet};
+use super::table::Table;
+use crate::background;
+use crate::checkpoint::Saved;
+use crate::error::StoreError;
+use crate::feed::{self, Feed, Waiting};
+use crate::files::{IndexLog, Manifest, TABLES_MAX};
+use crate::group::{Group, shards_for, shrink_all_if_over};
+use crate::lookahead::{self, Announcement, Destination, Lookahead};
+use crate::lookup::Lookup;
+use crate::memory::Budget;
+use crate::metrics::{Counters, Stats};
+use crate::options::StoreOptions;
+use crate::replication::Pins;
+use crate::shard::{Core, Reason, STEPS_MAX};
+use crate::staleness::{Ticket, Tickets};
+use crate::table::{EVENT_TIME_MAX, EventClock, TableState};
+use crate::threads::{Rounds, Workers};
+
+/// Write buffers of a log: two streams (new rows, rows that cleaning moves), each with one buffer that
+/// takes rows while another is on its way to the device.
+pub(crate) const TAIL_BUFFERS: usize = 4;
+/// A log's buffers take one part in this many of the rows' memory.
+const TAIL_SHARE: u64 = 16;
+/// How often a reader begins to open a checkpoint that the writer replaces meanwhile.
+const OPEN_TRIES: u32 = 32;
+/// Bytes of a table's name.
+const NAME_BYTES_MAX: usize = 255;
+
+pub(crate) type Groups = Arc<RwLock<Vec<Arc<Group>>, ranks::Groups>>;
+pub(crate) type TableEntry = (Arc<Group>, Arc<TableState>);
+/// Ids by table of one group.
+type GroupIds<'a> = (&'a Arc<Group>, Vec<(u32, &'a [u64])>);
+
+/// An open store. All methods may be called from any thread; dropping it loses what was changed since
+/// the last checkpoint.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) volume: Arc<dyn Volume>,
+    pub(crate) options: StoreOptions,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) groups: Groups,
+    pub(crate) tables: RwLock<BTreeMap<String, TableEntry>, ranks::Tables>,
+    pub(crate) tickets: Arc<Tickets>,
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) events: Arc<EventClock>,
+    pub(crate) index_log: Arc<IndexLog>,
+    /// Held shared by every change of rows, exclusively by the cut of a checkpoint.
+    pub(crate) changes: Arc<RwLock<(), ranks::Changes>>,
+    /// What the last checkpoint consists of; its lock admits one checkpoint at a time.
+    pub(crate) saved: Mutex<Saved, ranks::Saved>,
+    next_category: AtomicU32,
+    poison: Arc<Poison>,
+    closed: AtomicBool,
+    process: Process,
+    // Dropping these joins threads, which a forked child does not have.
+    lookahead: Mutex<Option<ProcessLocal<Lookahead>>, ranks::Lookahead>,
+    /// Started by the first get that is queued.
+    queue: Mutex<Option<ProcessLocal<Queue>>, ranks::Queue>,
+    compaction: Mutex<Option<ProcessLocal<Rounds>>, ranks::Compaction>,
+    pub(crate) feed: Option<Arc<Feed>>,
+    /// What waits for the feed, where one is kept.
+    pub(crate) waiting: Option<Arc<Waiting>>,
+    publisher: Mutex<Option<ProcessLocal<Rounds>>, ranks::Publisher>,
+    /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
+    pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>, ranks::VolumeLock>,
+    /// Differs at every opening.
+    pub(crate) incarnation: u64,
+    pub(crate) pins: Pins,
+}
+
+impl Store {
+    /// Open the store in a folder, or make it.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`], a locked folder, or a
+    /// budget too small for the index.
+    pub fn open(path: &Path, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
+        options.validate()?;
+        let missing = || StoreError::Missing { location: path.display().to_string() };
+        if path.as_os_str().is_empty() || (path.is_file() && !options.read_only) {
+            return Err(StoreError::Option {
+                option: "path",
+                expected: "a folder of the store's own, there or to be made".into(),
+                got: format!(
+                    "\"{}\"{}",
+                    path.display(),
+                    if path.is_file() { ", which is a file" } else { "" }
+                ),
+            });
+        }
+        if !path.is_dir() {
+            if !options.create || options.read_only {
+                return Err(missing());
+            }
+            let failed = |source| DeviceError::from_io("create", path.display().to_string(), 0, 0, source);
+            std::fs::create_dir_all(path).map_err(failed)?;
+        }
+        let volume: Arc<dyn Volume> = Arc::new(DirectoryVolume::open(path, options.io)?);
+        Self::open_volume(volume, options)
+    }
+
+    /// Open the store in a volume, or make it.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    #[allow(clippy::needless_pass_by_value, reason = "the store keeps both")]
+    pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
+        options.validate()?;
+        let lock = if options.read_only { None } else { Some(Arc::from(volume.lock()?)) };
+        for _ in 0..OPEN_TRIES {
+            let manifest = crate::checkpoint::settle(&*volume, options.at, options.read_only)?;
+            let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
+            let opened = Self::open_at(&volume, manifest, options.clone());
+            // The files of a checkpoint go away with it: a reader that comes while the writer makes the next
+            // one starts again there.
+            let moved_on = || {
+                let now = crate::checkpoint::settle(&*volume, options.at, true).ok().flatten();
+                now.map(|manifest| manifest.epoch) != epoch
+            };
+            if options.read_only && opened.is_err() && moved_on() {
+                continue;
+            }
+            let store = opened?;
+            *store.lock.lock() = lock;
+            return Ok(store);
+        }
+        Err(StoreError::Outrun { location: volume.location(), tries: OPEN_TRIES })
+    }
+
+    /// Open the store at a checkpoint, without taking the volume.
+    pub(crate) fn open_at(
+        volume: &Arc<dyn Volume>,
+        manifest: Option<Manifest>,
+        mut options: StoreOptions,
+    ) -> Result<Arc<Self>, StoreError> {
+        let volume = Arc::clone(volume);
+        if manifest.is_none() && (!options.create || options.read_only) {
+            return Err(StoreError::Missing { location: volume.location() });
+        }
+        if let Some(manifest) = &manifest {
+            // Rows not born yet must be born as they would have been.
+            options.seed = manifest.seed;
+        }
+        let epoch = manifest.as_ref().map_or(0, |manifest| manifest.epoch) + 1;
+        let pool = Pool::new(options.threads).map_err(|error| StoreError::Option {
+            option: "threads",
+            expected: format!("a number of threads that can be started ({error})"),
+            got: options.threads.to_string(),
+        })?;
+        let index_log = IndexLog::new(Arc::clone(&volume), (!options.read_only).then_some(epoch))?;
+        let budget = Arc::new(Budget::new(options.memory, options.row_memory));
+        // One ring per worker, per thread of lookahead, and for the thread that calls.
+        let rings = options.threads + lookahead::THREADS + 1;
+        budget.add_fixed((rings * rowmill_io::io_bytes_per_thread(options.io) + IndexLog::bytes()) as u64);
+        let saved = Saved::new(epoch, manifest.as_ref());
+        let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();
+        let next_category = last.map_or(0, |category| category + 1);
+        let tickets = Arc::new(Tickets::new(volume.location()));
+        // Nothing may be written by a reader.
+        let publishes = options.feed.filter(|_| !options.read_only);
+        let poison: Arc<Poison> = Arc::default();
+        let lookahead = Lookahead::start(options.background.has_threads(), &poison)?;
+        let mut store = Self {
+            volume,
+            budget,
+            groups: Groups::default(),
+            tables: RwLock::default(),
+            tickets,
+            workers: Arc::new(Workers::new(pool, options.spread_rows_min)),
+            counters: Arc::default(),
+            events: Arc::default(),
+            index_log: Arc::new(index_log),
+            changes: Arc::default(),
+            saved: Mutex::new(saved),
+            next_category: AtomicU32::new(next_category),
+            poison,
+            closed: AtomicBool::new(false),
+            process: Process::current(),
+            lookahead: Mutex::new(Some(ProcessLocal::new(lookahead))),
+            queue: Mutex::default(),
+            compaction: Mutex::default(),
+            feed: None,
+            waiting: publishes.map(|feed| Arc::new(Waiting::new(feed.waiting))),
+            publisher: Mutex::default(),
+            lock: Mutex::default(),
+            incarnation: options.background.incarnation(),
+            pins: Pins::default(),
+            options,
+        };
+        let mark = manifest.as_ref().map_or(0, |manifest| manifest.feed);
+        if let Some(manifest) = manifest {
+            store.recover(&manifest)?;
+        }
+        if let Some(options) = publishes {
+            let feed = Arc::new(store.open_feed(&options, epoch - 1, mark)?);
+            if store.options.background.has_threads() {
+                let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
+                let publisher = feed::start(Arc::clone(&feed), groups, options.interval, poison)?;
+                *store.publisher.lock() = Some(ProcessLocal::new(publisher));
+            }
+            store.feed = Some(feed);
+        }
+        if !store.options.read_only && store.options.background.has_threads() {
+            let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
+            let compaction = background::start_compaction(groups, Arc::clone(&store.budget), poison)?;
+            *store.compaction.lock() = Some(ProcessLocal::new(compaction));
+        }
+        Ok(Arc::new(store))
+    }
+
+    /// Create a table, or open it if it exists with the same spec (learning rate and staleness bound may
+    /// differ: they are the caller's, not the rows').
+    ///
+    /// # Errors
+    /// [`StoreError::Spec`], [`StoreError::SpecMismatch`] with the first field that differs, or too
+    /// little memory for one more group.
+    pub fn table(self: &Arc<Self>, name: &str, spec: &TableSpec) -> Result<Table, StoreError> {
+        self.check_open()?;
+        spec.validate().map_err(|source| StoreError::Spec { table: name.to_owned(), source })?;
+        if let Some((group, state)) = self.tables.read().get(name) {
+            check_spec(name, &state.spec, spec)?;
+            return Ok(Table::new(Arc::clone(self), Arc::clone(group), Arc::clone(state), *spec));
+        }
+        self.check_writable("creating a table")?;
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(char::is_control) {
+            return Err(StoreError::Option {
+                option: "name",
+                expected: format!("1 to {NAME_BYTES_MAX} bytes without control characters"),
+                got: format!("{:?} ({} bytes)", name.chars().take(40).collect::<String>(), name.len()),
+            });
+        }
+        let mut tables = self.tables.write();
+        if let Some((group, state)) = tables.get(name) {
+            check_spec(name, &state.spec, spec)?;
+            return Ok(Table::new(Arc::clone(self), Arc::clone(group), Arc::clone(state), *spec));
+        }
+        if tables.len() >= TABLES_MAX as usize {
+            return Err(StoreError::Option {
+                option: "tables",
+                expected: format!("at most {TABLES_MAX}"),
+                got: (tables.len() + 1).to_string(),
+            });
+        }
+        let group = self.group(&spec.group())?;
+        if let Some(admission) = spec.admission {
+            group.core.check_room(admission.bytes, || format!("the sketch of table {name:?}"))?;
+        }
+        self.check_direct_indexes(&[(name, spec.ids, &group)], 0)?;
+        let category = Category(self.next_category.fetch_add(1, Relaxed));
+        let entry = self.enter_table(&mut tables, name, category, &group, spec, 0);
+        drop(tables);
+        // A direct index takes its memory at once, and rows of any group may have it.
+        let groups = self.groups.read().clone();
+        self.settle(shrink_all_if_over(&groups, &self.budget))?;
+        Ok(Table::new(Arc::clone(self), entry.0, entry.1, *spec))
+    }
+
+    /// Open a table that exists.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownTable`] with the names that exist.
+    pub fn open_table(self: &Arc<Self>, name: &str) -> Result<Table, StoreError> {
+        self.check_open()?;
+        let tables = self.tables.read();
+        let Some((group, state)) = tables.get(name) else {
+            let known: Vec<&str> = tables.keys().map(String::as_str).collect();
+            return Err(StoreError::UnknownTable { name: name.to_owned(), known: known.join(", ") });
+        };
+        Ok(Table::new(Arc::clone(self), Arc::clone(group), Arc::clone(state), state.spec))
+    }
+
+    /// Names of all tables, sorted.
+    pub fn table_names(&self) -> Vec<String> {
+        self.tables.read().keys().cloned().collect()
+    }
+
+    pub(crate) fn enter_table(
+        &self,
+        tables: &mut BTreeMap<String, TableEntry>,
+        name: &str,
+        category: Category,
+        group: &Arc<Group>,
+        spec: &TableSpec,
+        steps: u64,
+    ) -> TableEntry {
+        let local = group.tables.read().len() as u32;
+        self.budget.add_fixed(spec.admission.map_or(0, |admission| admission.bytes));
+        let events = Arc::clone(&self.events);
+        let seed = self.options.seed;
+        let state = Arc::new(TableState::new(name.to_owned(), category, local, *spec, seed, steps, events));
+        group.add_table(&state);
+        tables.insert(name.to_owned(), (Arc::clone(group), Arc::clone(&state)));
+        (Arc::clone(group), state)
+    }
+
+    /// The group of a spec, made if there is none.
+    fn group(&self, spec: &GroupSpec) -> Result<Arc<Group>, StoreError> {
+        if let Some(group) = self.groups.read().iter().find(|group| group.core.spec == *spec) {
+            return Ok(Arc::clone(group));
+        }
+        let segment_bytes = segment_bytes(self.budget.row_target());
+        self.open_group(spec, segment_bytes, &LogState::default())
+    }
+
+    /// Make the group of a spec around its log.
+    pub(crate) fn open_group(
+        &self,
+        spec: &GroupSpec,
+        segment_bytes: usize,
+        state: &LogState,
+    ) -> Result<Arc<Group>, StoreError> {
+        let mut groups = self.groups.write();
+        let number = groups.len() as u32;
+        let layout = spec.layout();
+        let geometry = Geometry::new(layout.stride, segment_bytes);
+        let writable = !self.options.read_only;
+        let config = LogConfig {
+            group: number,
+            geometry,
+            tail_buffers: if writable { TAIL_BUFFERS } else { 0 },
+            writer_thread: self.options.background.has_threads(),
+            checksum_bytes_max: (self.budget.memory() / 64) as usize,
+            incarnation: self.incarnation,
+            row_numbers: self.options.row_places,
+            poison: Arc::clone(&self.poison),
+        };
+        // A restored checkpoint lacks the log of a group that had no row.
+        let device = if writable || !state.segments.is_empty() {
+            self.volume.device(&log_name(number), writable)?
+        } else {
+            MemoryVolume::new().device(&log_name(number), true)?
+        };
+        let log = Log::open(device, config, state)?;
+        let shards = shards_for(self.budget.row_target(), layout.stride);
+        let core = Core {
+            number,
+            spec: *spec,
+            segment_bytes,
+            layout,
+            updater: RowUpdater::new(&spec.optimizer, layout.dtype, layout.dim),
+            log,
+            log_charged: AtomicU64::new(0),
+            scratch_charged: AtomicU64::new(0),
+            index_log: Arc::clone(&self.index_log),
+            waiting: self.waiting.clone(),
+            budget: Arc::clone(&self.budget),
+            shards,
+            used_bytes: AtomicU64::new(0),
+            cap_bytes: AtomicU64::new(u64::MAX),
+            evictions_seen: AtomicU64::new(0),
+        };
+        core.charge_log();
+        // Other rows leave to make room for those of this group, down to the minimum of their groups.
+        let rows_min = groups.iter().map(|group| group.core.rows_min()).sum::<u64>() + core.rows_min();
+        if self.budget.row_limit() < rows_min {
+            let (option, given, needed) = self.budget.needed_for_rows(rows_min);
+            core.uncharge_log();
+            return Err(StoreError::MemoryTooSmall {
+                option,
+                given,
+                // More memory brings larger write buffers, up to a sixteenth of it.
+                needed: needed + needed / 8,
+                what: format!(
+                    "one more group of tables (rows of {} bytes) with its write buffers",
+                    layout.stride
+                ),
+            });
+        }
+        let group = Arc::new(Group::new(
+            core,
+            Arc::clone(&self.tickets),
+            Arc::clone(&self.workers),
+            Arc::clone(&self.counters),
+            self.options.wait_deadline,
+        )?);
+        groups.push(Arc::clone(&group));
+        Ok(group)
+    }
+
+    /// Begin a training step.
+    ///
+    /// # Errors
+    /// [`StoreError::TooManySteps`].
+    pub fn ticket(&self) -> Result<Ticket, StoreError> {
+        self.ticket_at(None)
+    }
+
+    /// As [`Store::ticket`], for a step that learns from what happened at `event_time`, in seconds from a
+    /// beginning of the caller's own.
+    ///
+    /// # Errors
+    /// Also a time beyond 2^62.
+    pub fn ticket_at(&self, event_time: Option<u64>) -> Result<Ticket, StoreError> {
+        self.check_writable("a training step")?;
+        if let Some(time) = event_time {
+            if time > EVENT_TIME_MAX {
+                return Err(StoreError::Option {
+                    option: "event_time",
+                    expected: "between 0 and 2^62 seconds".into(),
+                    got: time.to_string(),
+                });
+            }
+            self.events.advance(time);
+        }
+        let ticket = Ticket::new(&self.tickets, &self.groups, event_time)?;
+        if let Some(lookahead) = &*self.lookahead.lock() {
+            lookahead.step_begins();
+        }
+        Ok(ticket)
+    }
+
+    /// The latest event time that a step said, in seconds.
+    pub fn event_time(&self) -> Option<u64> {
+        self.events.now()
+    }
+
+    /// Announce ids that will be asked for soon; returns at once. `false` when some were dropped because
+    /// too many announcements, or too many ids of them, wait.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], ids outside a dense table, or [`StoreError::Poisoned`] once a thread that looks ahead has
+    /// panicked.
+    pub fn lookahead(&self, ids: &[(&Table, &[u64])], destination: Destination) -> Result<bool, StoreError> {
+        self.check_open()?;
+        let reason = match destination {
+            Destination::Buffer { steps } => {
+                Reason::Wanted(self.tickets.issued() + steps.clamp(1, STEPS_MAX))
+            }
+            Destination::Cache => Reason::Announced,
+        };
+        let mut by_group: Vec<GroupIds<'_>> = Vec::new();
+        for &(table, ids) in ids {
+            self.check_table(table)?;
+            Group::check_ids(table.state(), ids)?;
+            self.counters.lookahead_rows.fetch_add(ids.len() as u64, Relaxed);
+            let group = table.group();
+            let entry = (table.state().local, ids);
+            match by_group.iter_mut().find(|(other, _)| other.core.number == group.core.number) {
+                Some((_, entries)) => entries.push(entry),
+                None => by_group.push((group, vec![entry])),
+            }
+        }
+        by_group.retain(|(group, _)| !group.all_in_memory());
+        let announcements: Vec<_> =
+            by_group.iter().map(|(group, ids)| Announcement::new(group, ids, reason)).collect();
+        let lookahead = self.lookahead.lock();
+        let Some(lookahead) = lookahead.as_ref() else { return Err(StoreError::Closed) };
+        if lookahead.is_dead() {
+            self.poison.check()?;
+        }
+        let mut all = true;
+        for announcement in announcements {
+            if !announcement.is_some_and(|announcement| lookahead.announce(announcement)) {
+                self.counters.lookahead_dropped.fetch_add(1, Relaxed);
+                all = false;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Put a get into the queue.
+    pub(crate) fn enqueue(
+        &self,
+        table: Table,
+        lookup: Lookup,
+        ticket: &Arc<Ticket>,
+    ) -> Result<QueuedGet, StoreError> {
+        let mut queue = self.queue.lock();
+        if queue.is_none() {
+            let started = Queue::start(Arc::clone(&self.tickets), Arc::clone(&self.poison))?;
+            *queue = Some(ProcessLocal::new(started));
+        }
+        let queue = queue.as_ref().expect("just started");
+        queue.push(table, lookup, ticket)
+    }
+
+    /// Do what is next for the announcements, where no thread does; whether there was anything.
+    pub(crate) fn look_ahead_once(&self) -> bool {
+        // Not under the lock: reading takes long, and others may announce meanwhile.
+        let turn = self.lookahead.lock().as_ref().and_then(|lookahead| lookahead.turn());
+        turn.map(|turn| turn()).is_some()
+    }
+
+    /// Announcements that lookahead has not worked off yet, but those that wait for room.
+    pub fn lookahead_pending(&self) -> u64 {
+        self.lookahead.lock().as_ref().map_or(0, |lookahead| lookahead.pending())
+    }
+
+    /// Publish what has changed up to now; the last sequence number of the feed. A thread does so too, every
+    /// interval, where the store has threads.
+    ///
+    /// # Errors
+    /// [`StoreError::NoFeed`] of a store opened without one; [`StoreError::FeedFailed`], or why it fails now.
+    pub fn publish(&self) -> Result<u64, StoreError> {
+        self.check_open()?;
+        let Some(feed) = &self.feed else { return Err(StoreError::NoFeed { location: self.location() }) };
+        let groups = self.groups.read().clone();
+        let published = feed.publish(&groups);
+        self.check_open()?;
+        published
+    }
+
+    /// Where the store is.
+    pub fn location(&self) -> String {
+        self.volume.location()
+    }
+
+    /// The seed rows are born with: that of the first opening.
+    pub fn seed(&self) -> u64 {
+        self.options.seed
+    }
+
+    /// Whether the store refuses changes.
+    pub fn is_read_only(&self) -> bool {
+        self.options.read_only
+    }
+
+    /// End the store's threads, give the volume to others and the memory of rows and indexes back. Nothing is saved:
+    /// what changed since the last checkpoint is lost. Later calls fail with [`StoreError::Closed`], and so may
+    /// those under way. In a forked child it does nothing: all of that is its parent's.
+    pub fn close(&self) {
+        if !self.process.is_current() {
+            return;
+        }
+        self.closed.store(true, Relaxed);
+        // Taken first: to drop a handle joins its threads, which must not happen under a lock.
+        let lookahead = self.lookahead.lock().take();
+        let queue = self.queue.lock().take();
+        let compaction = self.compaction.lock().take();
+        let publisher = self.publisher.lock().take();
+        drop((lookahead, queue, compaction, publisher));
+        // A checkpoint under way still needs the rows, and writes to a folder that is another's once the lock is gone.
+        let _no_checkpoint = self.saved.lock();
+        // A call under way may append rows: none is written once the folder is another's.
+        for group in self.groups.read().iter() {
+            group.core.log.close();
+        }
+        if let Some(feed) = &self.feed {
+            feed.close();
+        }
+        self.index_log.close();
+        *self.lock.lock() = None;
+        for group in self.groups.read().iter() {
+            for (number, cell) in group.shards.iter().enumerate() {
+                // What cannot be given back now is when the store is dropped.
+                let _ = cell.state.write().empty(&group.core, number);
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------ states
+
+    /// Whether this process opened the store. What returns no error must be asked only after this one: in a forked
+    /// child it may wait for a lock that a thread of the parent held.
+    ///
+    /// # Errors
+    /// [`StoreError::Forked`] in a forked child.
+    pub fn check_process(&self) -> Result<(), StoreError> {
+        if self.process.is_current() { Ok(()) } else { Err(StoreError::Forked { location: self.location() }) }
+    }
+
+    pub(crate) fn check_open(&self) -> Result<(), StoreError> {
+        self.check_process()?;
+        if self.closed.load(Relaxed) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    /// Check that a table is of this store.
+    pub(crate) fn check_table(&self, table: &Table) -> Result<(), StoreError> {
+        self.tickets.check_own(&table.group().tickets, || format!("table {:?}", table.name()))
+    }
+
+    pub(crate) fn check_writable(&self, operation: &'static str) -> Result<(), StoreError> {
+        self.check_open()?;
+        if self.options.read_only {
+            return Err(StoreError::ReadOnly { operation });
+        }
+        Ok(self.poison.check()?)
+    }
+
+    /// Pass a result on. A failed write refuses all later ones; what a reader cannot read because the
+    /// writer has gone on is said so, and no result is when the store was closed meanwhile.
+    pub(crate) fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        self.check_open()?;
+        result.map_err(|error| {
+            if error.poisons() {
+                self.poison(&error);
+            }
+            let unreadable = matches!(error, StoreError::Corrupt { .. } | StoreError::Device(_));
+            if self.options.read_only && unreadable && self.is_superseded() {
+                return StoreError::Superseded;
+            }
+            error
+        })
+    }
+
+    /// Whether there is a later checkpoint than the one this store was opened at.
+    fn is_superseded(&self) -> bool {
+        let manifest = crate::checkpoint::load_manifest(&*self.volume);
+        manifest.is_ok_and(|manifest| {
+            manifest.is_some_and(|manifest| manifest.epoch >= self.saved.lock().next_epoch)
+        })
+    }
+
+    /// Refuse every later write.
+    pub(crate) fn poison(&self, cause: &StoreError) {
+        self.poison.set(|| match cause {
+            StoreError::Full { cause } | StoreError::Poisoned { cause } => cause.clone(),
+            cause => cause.to_string(),
+        });
+    }
+
+    /// Jobs of calls that were spread over the threads so far.
+    pub fn jobs_spread(&self) -> u64 {
+        self.workers.spread()
+    }
+
+    /// The figures of the store.
+    pub fn stats(&self) -> Stats {
+        super::account::stats(self)
+    }
+
+    /// The figures as Prometheus text.
+    pub fn metrics(&self) -> String {
+        self.stats().prometheus()
+    }
+}
+
+/// File of a group's log.
+pub(crate) fn log_name(group: u32) -> String {
+    format!("group-{group}.log")
+}
+
+/// Bytes of a log segment: large enough for fast writes, small beside the rows' memory.
+pub(crate) fn segment_bytes(row_bytes: u64) -> usize {
+    const SEGMENT_MIN: u64 = 16 << 10;
+    const SEGMENT_MAX: u64 = 1 << 20;
+    let wanted = (row_bytes / TAIL_SHARE / TAIL_BUFFERS as u64).clamp(SEGMENT_MIN, SEGMENT_MAX);
+    if wanted.is_power_of_two() { wanted as usize } else { wanted.next_power_of_two() as usize / 2 }
+}
+
+fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), StoreError> {
+    let mismatch = |field, stored: String, given: String| {
+        Err(StoreError::SpecMismatch { table: table.to_owned(), field, stored, given })
+    };
+    if stored.dim != given.dim {
+        return mismatch("dim", stored.dim.to_string(), given.dim.to_string());
+    }
+    if stored.dtype != given.dtype {
+        return mismatch("dtype", stored.dtype.to_string(), given.dtype.to_string());
+    }
+    if stored.optimizer.with_lr(0.0) != given.optimizer.with_lr(0.0) {
+        return mismatch("optimizer", format!("{:?}", stored.optimizer), format!("{:?}", given.optimizer));
+    }
+    if stored.initializer != given.initializer {
+        return mismatch(
+            "initializer",
+            format!("{:?}", stored.initializer),
+            format!("{:?}", given.initializer),
+        );
+    }
+    if stored.ids != given.ids {
+        let text = |ids| match ids {
+            IdRange::Dense { rows } => rows.to_string(),
+            IdRange::Sparse => "None (any id)".into(),
+        };
+        return mismatch("num_rows", text(stored.ids), text(given.ids));
+    }
+    if stored.admission != given.admission {
+        let text = |admission| format!("{admission:?}");
+        return mismatch("admission", text(stored.admission), text(given.admission));
+    }
+    if stored.eviction != given.eviction {
+        return mismatch("eviction", format!("{:?}", stored.eviction), format!("{:?}", given.eviction));
+    }
+    Ok(())
+}

@@ -1,0 +1,428 @@
+//! A table as its user sees it.
+
+use std::sync::Arc;
+
+use rowmill_kernels::{UniqueScratch, first_non_finite, segment_unique};
+use rowmill_rows::{Dtype, EvictionRule, TableSpec};
+
+use super::queue::QueuedGet;
+use super::store::Store;
+use crate::error::StoreError;
+use crate::group::Group;
+use crate::lookahead::Destination;
+use crate::lookup::{Part, copy_floats};
+use crate::metrics::Stats;
+use crate::row_lifetime::Asked;
+use crate::staleness::{Release, Ticket};
+use crate::table::{Key, TableState, write_weights};
+use crate::update::Target;
+
+/// Where in a row floats are written.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Its weights.
+    Weights,
+    /// From this byte on.
+    Byte(usize),
+}
+
+/// A table of a store. Every method takes a batch; ids may repeat unless a method says otherwise.
+#[derive(Clone, Debug)]
+pub struct Table {
+    store: Arc<Store>,
+    group: Arc<Group>,
+    state: Arc<TableState>,
+    spec: TableSpec,
+}
+
+impl Table {
+    pub(crate) fn new(store: Arc<Store>, group: Arc<Group>, state: Arc<TableState>, spec: TableSpec) -> Self {
+        Self { store, group, state, spec }
+    }
+
+    pub(crate) fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    pub(crate) fn state(&self) -> &Arc<TableState> {
+        &self.state
+    }
+
+    /// The table's name.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    /// The spec this handle was opened with.
+    pub fn spec(&self) -> &TableSpec {
+        &self.spec
+    }
+
+    /// Its number among the tables of the store, in the order in which they were made: with the seed and an id it says
+    /// how a row is born.
+    pub fn category(&self) -> u32 {
+        self.state.category.0
+    }
+
+    /// Number of the table's group: tables of one group can share a lookup.
+    pub fn group_number(&self) -> u32 {
+        self.group.core.number
+    }
+
+    /// The store the table belongs to.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Rows.
+    pub fn len(&self) -> usize {
+        self.group.len(self.state.local)
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Optimizer steps taken so far.
+    pub fn steps(&self) -> u64 {
+        self.state.steps()
+    }
+
+    /// Bytes of a row with its optimizer state.
+    pub fn row_bytes(&self) -> usize {
+        self.group.core.layout.stride
+    }
+
+    /// Floats of optimizer state per row.
+    pub fn state_floats(&self) -> usize {
+        self.group.core.layout.state_floats
+    }
+
+    /// Whether each id has a row.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], or 2^31 ids or more.
+    pub fn contains(&self, ids: &[u64]) -> Result<Vec<bool>, StoreError> {
+        self.store.check_open()?;
+        Group::check_count(ids.len())?;
+        let _caller = self.store.workers.enter();
+        let keys = self.group.keys(&self.state, ids);
+        let mut found = vec![false; ids.len()];
+        for (shard, cell) in self.group.shards.iter().enumerate() {
+            let state = cell.state.read();
+            for key in keys.of_shard(shard) {
+                found[key.position as usize] = state.find(key).is_some();
+            }
+        }
+        Ok(found)
+    }
+
+    /// Copy the weights of `ids` to `out` (`dim` floats per id). An id without a row yields its initial
+    /// value and stays without one. Takes no clocks.
+    ///
+    /// # Errors
+    /// Wrong length, ids outside a dense table, or a row that cannot be read.
+    pub fn get(&self, ids: &[u64], out: &mut [f32]) -> Result<(), StoreError> {
+        self.get_weights(ids, out, None)
+    }
+
+    /// As [`Table::get`], within a step: lookahead keeps the rows announced for it until then, and no longer
+    /// those announced for earlier ones.
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn get_in_step(&self, ids: &[u64], out: &mut [f32], ticket: &Ticket) -> Result<(), StoreError> {
+        self.group.tickets.check_ticket(Some(ticket))?;
+        self.get_weights(ids, out, Some(ticket.id()))
+    }
+
+    fn get_weights(&self, ids: &[u64], out: &mut [f32], step: Option<u64>) -> Result<(), StoreError> {
+        self.store.check_open()?;
+        self.check("out", ids, out.len(), self.spec.dim as usize)?;
+        let _caller = self.store.workers.enter();
+        self.store.settle(self.group.read(&self.state, ids, Part::Weights, out, step))
+    }
+
+    /// Copy the optimizer state of `ids` to `out` (`state_floats` floats per id).
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn get_state(&self, ids: &[u64], out: &mut [f32]) -> Result<(), StoreError> {
+        self.store.check_open()?;
+        self.check("out", ids, out.len(), self.state_floats())?;
+        let _caller = self.store.workers.enter();
+        self.store.settle(self.group.read(&self.state, ids, Part::State, out, None))
+    }
+
+    /// As [`Table::get`], as a training read: rows that are missing are born, and with a ticket each
+    /// row's clock is taken once, waiting for rows beyond the staleness bound.
+    ///
+    /// # Errors
+    /// Also [`StoreError::StalenessTimeout`] and [`StoreError::StepConflict`].
+    pub fn get_or_init(
+        &self,
+        ids: &[u64],
+        out: &mut [f32],
+        ticket: Option<&Ticket>,
+    ) -> Result<(), StoreError> {
+        self.store.check_writable("a training read")?;
+        self.group.tickets.check_ticket(ticket)?;
+        self.state.check_event_time()?;
+        self.check("out", ids, out.len(), self.spec.dim as usize)?;
+        let _caller = self.store.workers.enter();
+        self.store.settle(self.group.fetch(&self.state, ids, out, ticket))
+    }
+
+    /// As [`Table::get_or_init`], but returns at once: the get waits in a queue until every row is within
+    /// its bound. For a worker that still owes the put of an earlier step, which must not wait.
+    ///
+    /// # Errors
+    /// Ids outside a dense table, a store that is closed or only read, or [`StoreError::QueueFull`]; all else comes
+    /// with the rows.
+    pub fn get_later(&self, ids: &[u64], ticket: &Arc<Ticket>) -> Result<QueuedGet, StoreError> {
+        self.store.check_writable("a training read")?;
+        self.group.tickets.check_ticket(Some(ticket))?;
+        self.state.check_event_time()?;
+        Group::check_ids(&self.state, ids)?;
+        let caller = self.store.workers.enter();
+        let mut lookup = self.group.prepare_fetch(&self.state, ids);
+        self.group.refuse(&mut lookup, Asked::Read);
+        drop(caller);
+        self.store.enqueue(self.clone(), lookup, ticket)
+    }
+
+    /// Store weights (`dim` floats per id); of an id given twice the last value stays. Rows that are
+    /// missing are born; optimizer state stays as it is. With a ticket the rows' clocks are given back.
+    ///
+    /// # Errors
+    /// Wrong length, values that are not finite (nothing changes then), or a failed write.
+    pub fn put(&self, ids: &[u64], values: &[f32], ticket: Option<&Ticket>) -> Result<(), StoreError> {
+        self.check("values", ids, values.len(), self.spec.dim as usize)?;
+        if self.spec.dtype == Dtype::Bf16 {
+            self.check_bf16(values)?;
+        }
+        self.write(("values", values), ids, Place::Weights, ticket)
+    }
+
+    /// Store optimizer state (`state_floats` floats per id), as [`Table::put`] stores weights.
+    ///
+    /// # Errors
+    /// As [`Table::put`].
+    pub fn put_state(&self, ids: &[u64], values: &[f32]) -> Result<(), StoreError> {
+        self.check("values", ids, values.len(), self.state_floats())?;
+        self.write(("values", values), ids, Place::Byte(self.group.core.layout.state_offset()), None)
+    }
+
+    /// Write floats of rows, as many per id as there are values.
+    fn write(
+        &self,
+        (argument, values): (&'static str, &[f32]),
+        ids: &[u64],
+        place: Place,
+        ticket: Option<&Ticket>,
+    ) -> Result<(), StoreError> {
+        self.store.check_writable("put")?;
+        self.group.tickets.check_ticket(ticket)?;
+        self.state.check_event_time()?;
+        if let Some(position) = first_non_finite(values) {
+            return Err(StoreError::NotFinite {
+                argument,
+                table: self.name().to_owned(),
+                value: values[position],
+                position,
+            });
+        }
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let _caller = self.store.workers.enter();
+        let width = values.len() / ids.len();
+        let (unique, inverse) = distinct(ids);
+        let mut last = vec![0_usize; unique.len()];
+        for (position, &which) in inverse.iter().enumerate() {
+            last[which as usize] = position;
+        }
+        let release = ticket.map_or(Release::NOTHING, |ticket| Release {
+            ticket: ticket.id(),
+            rows: ticket.state.take(self.group.core.number, self.state.local, None, &unique),
+        });
+        let target = Target::Ids { table: &self.state, ids: &unique };
+        let mark = self.state.mark(self.steps(), ticket);
+        let _change = self.store.changes.read();
+        self.store.settle(self.group.update(&target, &release, &|keys: &[Key], rows: &[*mut f32]| {
+            for (key, &row) in keys.iter().zip(rows) {
+                let values = &values[last[key.position as usize] * width..][..width];
+                // SAFETY: `row` is a resident row of this group under its shard's write lock; it has as many
+                // weights as there are values, or as many floats (of state or stamp) from this byte on.
+                unsafe {
+                    match place {
+                        Place::Weights => write_weights(&self.group.core.layout, values, row),
+                        Place::Byte(start) => copy_floats(values.as_ptr(), row.byte_add(start), width),
+                    }
+                }
+            }
+            if let Some(mark) = mark {
+                // SAFETY: as above.
+                unsafe { mark.press(&self.group.core.layout, rows) };
+            }
+        }))
+    }
+
+    /// Set the scores of rows, by which a table that evicts those of the lowest score chooses; of an id given
+    /// twice the last one stays. Rows that are missing are born; a row is born with score 0.
+    ///
+    /// # Errors
+    /// A table with another rule or none, wrong length, scores that are not finite, or a failed write.
+    pub fn set_scores(&self, ids: &[u64], scores: &[f32]) -> Result<(), StoreError> {
+        let rule = self.state.spec.eviction.map(|eviction| eviction.rule);
+        let Some((EvictionRule::LowestScore { .. }, stamp)) = rule.zip(self.group.core.layout.stamp_offset())
+        else {
+            return Err(StoreError::Option {
+                option: "eviction",
+                expected: format!("LowestScore for the rows of table {:?} to have scores", self.name()),
+                got: rule.map_or("None".into(), |rule| format!("{rule:?}")),
+            });
+        };
+        self.check("scores", ids, scores.len(), 1)?;
+        self.write(("scores", scores), ids, Place::Byte(stamp), None)
+    }
+
+    /// Take one optimizer step on every distinct row of `ids` with the sum of its gradients (`dim` floats
+    /// per id) at learning rate `rate` (the table's own if `None`). Rows that are missing are born first.
+    /// With a ticket the rows' clocks are given back.
+    ///
+    /// # Errors
+    /// Wrong length, gradients that are not finite (nothing changes then), or a failed read or write.
+    pub fn rmw(
+        &self,
+        ids: &[u64],
+        gradients: &[f32],
+        rate: Option<f32>,
+        ticket: Option<&Ticket>,
+    ) -> Result<(), StoreError> {
+        self.store.check_writable("rmw")?;
+        self.group.tickets.check_ticket(ticket)?;
+        let dim = self.spec.dim as usize;
+        self.check("gradients", ids, gradients.len(), dim)?;
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let _caller = self.store.workers.enter();
+        let mut lookup = self.group.prepare_fetch(&self.state, ids);
+        self.group.refuse(&mut lookup, Asked::Change);
+        let rate = rate.unwrap_or_else(|| self.spec.optimizer.lr());
+        let change = self.store.changes.read();
+        self.store.settle(self.group.apply(&lookup, gradients, dim, &[rate], ticket))?;
+        drop(change);
+        self.store.settle(self.group.evict_due(&self.store.changes, &lookup))
+    }
+
+    /// Remove rows; how many there were. Steps that hold their clocks hold nothing of them any more: rows that are
+    /// born with these ids later start anew.
+    ///
+    /// # Errors
+    /// A failed write.
+    pub fn delete(&self, ids: &[u64]) -> Result<usize, StoreError> {
+        self.store.check_writable("delete")?;
+        Group::check_ids(&self.state, ids)?;
+        let _caller = self.store.workers.enter();
+        let keys = self.group.keys(&self.state, ids);
+        let _change = self.store.changes.read();
+        let deleted = self.store.settle(self.group.delete(&keys))?;
+        self.state.count_deletes(deleted);
+        Ok(deleted)
+    }
+
+    /// Remove the rows that the table's eviction rule names, for good; their ids, ascending. Rows whose clock
+    /// a step holds stay. Changes of rows wait meanwhile, and every cold row is read: what a rule looks at lies
+    /// in the row.
+    ///
+    /// # Errors
+    /// A table without a rule, a row that cannot be read, or a failed write.
+    pub fn evict(&self) -> Result<Vec<u64>, StoreError> {
+        self.store.check_writable("an eviction")?;
+        let _caller = self.store.workers.enter();
+        self.store.settle(self.group.evict(&self.store.changes, &self.state))
+    }
+
+    /// Announce ids that will be asked for soon; see [`Store::lookahead`].
+    ///
+    /// # Errors
+    /// As [`Store::lookahead`].
+    pub fn lookahead(&self, ids: &[u64], destination: Destination) -> Result<bool, StoreError> {
+        self.store.lookahead(&[(self, ids)], destination)
+    }
+
+    /// Visit every row in batches of at most `batch`: `visit(ids, weights)`. Rows born or deleted during
+    /// the scan may or may not be seen. The order is the store's own. `visit` returns whether to go on.
+    ///
+    /// # Errors
+    /// A row that cannot be read.
+    pub fn scan(
+        &self,
+        batch: usize,
+        mut visit: impl FnMut(&[u64], &[f32]) -> bool,
+    ) -> Result<(), StoreError> {
+        self.store.check_open()?;
+        let dim = self.spec.dim as usize;
+        for cell in &self.group.shards {
+            let mut ids = Vec::new();
+            cell.state.read().index(self.state.local).for_each(|id, _| ids.push(id));
+            for ids in ids.chunks(batch.max(1)) {
+                let mut weights = vec![0.0; ids.len() * dim];
+                // `visit` may take its time: it is no call of the store.
+                let caller = self.store.workers.enter();
+                let read = self.group.read(&self.state, ids, Part::Weights, &mut weights, None);
+                drop(caller);
+                self.store.settle(read)?;
+                if !visit(ids, &weights) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The most looked-up ids with an estimate of their lookups, most first.
+    pub fn hottest(&self, count: usize) -> Vec<(u64, u64)> {
+        self.state.hottest(count)
+    }
+
+    /// The figures of the whole store.
+    pub fn stats(&self) -> Stats {
+        self.store.stats()
+    }
+
+    /// Check that values stay finite when they are rounded to bf16.
+    fn check_bf16(&self, values: &[f32]) -> Result<(), StoreError> {
+        // Half the last bit beyond the largest bf16: from there on the nearest is infinity.
+        const BEYOND: f32 = f32::from_bits(0x7f7f_8000);
+        let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+        if largest < BEYOND || largest.is_infinite() {
+            return Ok(());
+        }
+        Err(StoreError::Option {
+            option: "values",
+            expected: format!("below {BEYOND:e} in table {:?}, whose dtype is bf16", self.name()),
+            got: format!("{largest:e}"),
+        })
+    }
+
+    fn check(&self, argument: &'static str, ids: &[u64], got: usize, width: usize) -> Result<(), StoreError> {
+        Group::check_ids(&self.state, ids)?;
+        let expected = ids.len() * width;
+        if got == expected {
+            return Ok(());
+        }
+        let why = format!("{} ids of table {:?} with {width} floats each", ids.len(), self.name());
+        Err(StoreError::Length { argument, got, expected, why })
+    }
+}
+
+fn distinct(ids: &[u64]) -> (Vec<u64>, Vec<u32>) {
+    let mut unique = Vec::new();
+    let mut inverse = vec![0; ids.len()];
+    segment_unique(ids, None, &mut UniqueScratch::default(), &mut unique, &mut inverse);
+    (unique, inverse)
+}

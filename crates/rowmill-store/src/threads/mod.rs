@@ -1,0 +1,12 @@
+//! Threads that share the work of a call, and threads that work beside calls.
+//!
+//! A call is spread over the pool of a store when it is large enough. Threads that fill one slice together write it
+//! through `Scatter`. `Rounds` is a thread that repeats its work until it is stopped.
+
+mod rounds;
+mod scatter;
+mod workers;
+
+pub(crate) use rounds::{Rounds, spawn};
+pub(crate) use scatter::Scatter;
+pub(crate) use workers::{SPREAD_ROWS_MIN, Workers};

@@ -1,0 +1,90 @@
+//! A thread of the store that works in rounds until it is stopped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rowmill_sync::{Condvar, Mutex, Poison, ranks};
+
+use crate::error::StoreError;
+
+/// The thread; dropping it stops and joins it.
+#[derive(Debug)]
+pub(crate) struct Rounds {
+    stopping: Arc<Stopping>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Whether the thread is to end.
+#[derive(Debug, Default)]
+pub(crate) struct Stopping {
+    stop: AtomicBool,
+    mutex: Mutex<(), ranks::Stopping>,
+    wake: Condvar,
+}
+
+impl Stopping {
+    /// A long round looks here now and then.
+    pub(crate) fn is_due(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    fn wait_until(&self, next: Instant) {
+        let mut guard = self.mutex.lock();
+        while !self.is_due() && self.wake.wait_until(&mut guard, next) {}
+    }
+}
+
+impl Rounds {
+    /// Call `round` in the thread `rowmill-{name}` now and every `period`, until it returns false, panics, which poisons
+    /// the store, or the thread is stopped. A round that takes longer is followed by the next at once.
+    ///
+    /// # Errors
+    /// [`StoreError::Thread`].
+    pub(crate) fn start(
+        name: &'static str,
+        period: Duration,
+        poison: Arc<Poison>,
+        mut round: impl FnMut(&Stopping) -> bool + Send + 'static,
+    ) -> Result<Self, StoreError> {
+        let stopping = Arc::new(Stopping::default());
+        let seen = Arc::clone(&stopping);
+        let rounds = move || {
+            while !seen.is_due() {
+                let next = Instant::now() + period;
+                if !round(&seen) {
+                    return;
+                }
+                seen.wait_until(next);
+            }
+        };
+        let thread = spawn(name, move || {
+            // The cause is kept where every later write looks.
+            let _ = poison.catch(&format!("the {name} thread"), rounds);
+        })?;
+        Ok(Self { stopping, thread: Some(thread) })
+    }
+}
+
+/// Start the thread `rowmill-{name}`.
+///
+/// # Errors
+/// [`StoreError::Thread`].
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StoreError> {
+    let name = format!("rowmill-{name}");
+    let thread = std::thread::Builder::new().name(name.clone());
+    thread.spawn(work).map_err(|source| StoreError::Thread { name, source })
+}
+
+impl Drop for Rounds {
+    fn drop(&mut self) {
+        self.stopping.stop.store(true, Relaxed);
+        drop(self.stopping.mutex.lock());
+        self.stopping.wake.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was caught and has poisoned the store.
+            let _ = thread.join();
+        }
+    }
+}

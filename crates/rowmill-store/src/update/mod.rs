@@ -1,0 +1,10 @@
+//! Changing rows: put, read-modify-write, delete, and the backward of a pooled lookup.
+//!
+//! Gradients of duplicate ids are summed first, so each row gets one optimizer step per call. A change gives back the
+//! clocks that its step took.
+
+mod backward;
+mod update;
+
+pub use backward::RowGradients;
+pub(crate) use update::Target;

@@ -1,0 +1,403 @@
+//! Changing rows: put, rmw, and the fused backward of a lookup.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use rowmill_index::{Found, Place};
+use rowmill_log::Reading;
+
+use crate::error::StoreError;
+use crate::group::{CHUNK, Changeable, Group, Known, as_bytes, look_ahead, rows_together};
+use crate::lookup::PIECE_ROWS;
+use crate::shard::{Miss, Reason, Shard};
+use crate::staleness::{Release, Released};
+use crate::table::{Key, Keys, TableIds, TableState, write_keys};
+
+/// Bytes per row of the lists that a change makes: keys and misses.
+const LIST_BYTES: usize = 64;
+
+/// What becomes of rows.
+pub(crate) trait Change: Sync {
+    /// Start loading what changing these rows of one table looks at.
+    fn prefetch(&self, _: &[Key]) {}
+
+    /// Change some rows of one table, at most [`CHUNK`].
+    fn change(&self, keys: &[Key], rows: &[*mut f32]);
+}
+
+impl<F: Fn(&[Key], &[*mut f32]) + Sync> Change for F {
+    fn change(&self, keys: &[Key], rows: &[*mut f32]) {
+        self(keys, rows);
+    }
+}
+
+/// The rows of a change, which are distinct.
+pub(crate) enum Target<'a> {
+    /// Rows of a table.
+    Ids { table: &'a TableState, ids: &'a [u64] },
+    /// Rows of several tables, with what a read of the same keys found, by shard, or nothing.
+    Keys { keys: &'a Keys, known: &'a [Option<Known>] },
+}
+
+/// One change of many rows.
+struct Changing<'a, C> {
+    /// Begun before any row is looked up, so that the places of cold ones stay theirs until they are read.
+    reading: Reading<'a>,
+    release: &'a Release,
+    /// Positions whose clock was given back; empty when none is to be.
+    done: Vec<AtomicBool>,
+    change: &'a C,
+}
+
+impl Group {
+    /// Change every row once, in place. Rows that are missing are born first, cold ones brought in. Clocks named
+    /// by `release` are given back with the change, under the same lock.
+    ///
+    /// # Errors
+    /// When rows cannot be read or room cannot be made; changes made so far stay, all clocks are given
+    /// back.
+    pub(crate) fn update(
+        &self,
+        target: &Target<'_>,
+        release: &Release,
+        change: &impl Change,
+    ) -> Result<(), StoreError> {
+        let reading = self.core.log.reading();
+        let (rows, positions) = match target {
+            Target::Ids { ids, .. } => (ids.len(), ids.len()),
+            Target::Keys { keys, .. } => (keys.len(), keys.positions()),
+        };
+        self.counters.count_update(rows);
+        let _lists = self.claim_lists(rows * LIST_BYTES);
+        let marks = if matches!(release.rows, Released::None) { 0 } else { positions };
+        let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
+        let changing = Changing { reading, release, done, change };
+        let misses = match *target {
+            Target::Ids { table, ids } => self.update_ids(&changing, table, ids),
+            Target::Keys { keys, known } => self.update_keys(&changing, keys, known),
+        };
+        let result = misses.and_then(|misses| self.update_cold(&changing, misses));
+        if result.is_err() {
+            match *target {
+                Target::Ids { table, ids } => self.give_back(&changing, &self.keys(table, ids)),
+                Target::Keys { keys, .. } => self.give_back(&changing, keys),
+            }
+        }
+        if marks > 0 {
+            self.tickets.gate.open();
+        }
+        result.and_then(|()| self.shrink_if_over())
+    }
+
+    /// Change what is in memory of `ids` or not born yet; the cold rows are returned.
+    fn update_ids<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        table: &TableState,
+        ids: &[u64],
+    ) -> Result<Vec<Miss>, StoreError> {
+        if self.workers.share(ids.len()) {
+            return self.update_keys(changing, &self.keys(table, ids), &[]);
+        }
+        let mut misses = Vec::new();
+        for (number, ids) in ids.chunks(PIECE_ROWS).enumerate() {
+            misses.extend(self.update_piece(changing, table, number * PIECE_ROWS, ids)?);
+        }
+        Ok(misses)
+    }
+
+    /// The part of [`Group::update_ids`] whose first id is at position `first`.
+    ///
+    /// A call that has the store to itself takes the rows in the order of the ids, which saves putting them in
+    /// order of their shards; others would have to wait for all shards.
+    fn update_piece<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        table: &TableState,
+        first: usize,
+        ids: &[u64],
+    ) -> Result<Vec<Miss>, StoreError> {
+        let &TableState { local, ref spec, .. } = table;
+        let all: Option<Vec<_>> = if self.workers.is_alone() {
+            self.shards.iter().map(|cell| cell.state.try_write()).collect()
+        } else {
+            None
+        };
+        let Some(mut all) = all else {
+            let ids = TableIds { table: local, range: spec.ids, ids };
+            return self.update_keys(changing, &Keys::new(&[ids], first, self.shards.len(), None), &[]);
+        };
+        let mut misses = Vec::new();
+        let mut keys = [Key::default(); CHUNK];
+        for (number, ids) in ids.chunks(CHUNK).enumerate() {
+            let keys = &mut keys[..ids.len()];
+            let ids = TableIds { table: local, range: spec.ids, ids };
+            write_keys(keys, ids, first + number * CHUNK, self.shards.len());
+            self.change_rows(changing, &mut all, keys, None, &mut misses)?;
+        }
+        drop(all);
+        if !changing.done.is_empty() {
+            self.shards.iter().for_each(|cell| cell.gate.open());
+        }
+        // Those of a shard are brought into memory together.
+        misses.sort_by_key(|miss| miss.key.shard);
+        Ok(misses)
+    }
+
+    /// Change what is in memory of `keys` or not born yet; the cold rows are returned.
+    fn update_keys<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        keys: &Keys,
+        known: &[Option<Known>],
+    ) -> Result<Vec<Miss>, StoreError> {
+        let done = self.for_each_shard(keys, |shard| {
+            let known = known.get(shard).and_then(Option::as_ref);
+            self.update_shard(changing, shard, keys.of_shard(shard), known)
+        });
+        let mut misses = Vec::new();
+        for (_, result) in done {
+            misses.extend(result?);
+        }
+        Ok(misses)
+    }
+
+    /// Change cold rows.
+    fn update_cold<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        mut misses: Vec<Miss>,
+    ) -> Result<(), StoreError> {
+        let mut rounds = 0;
+        while !misses.is_empty() {
+            rounds += 1;
+            self.check_rounds(rounds, misses[0])?;
+            let mut again = Vec::new();
+            for chunk in misses.chunks(self.cold_chunk()) {
+                again.extend(self.update_missing(changing, chunk)?);
+            }
+            misses = again;
+        }
+        Ok(())
+    }
+
+    /// Change the rows of one shard that are in memory or not born yet; the cold ones are returned.
+    fn update_shard<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        shard: usize,
+        keys: &[Key],
+        known: Option<&Known>,
+    ) -> Result<Vec<Miss>, StoreError> {
+        let cell = &self.shards[shard];
+        let mut state = cell.state.write();
+        let mut misses = Vec::new();
+        let changed = self.change_rows(changing, &mut state, keys, known, &mut misses);
+        drop(state);
+        if !changing.done.is_empty() {
+            cell.gate.open();
+        }
+        changed.map(|()| misses)
+    }
+
+    /// Change rows of shards that are held, chunk by chunk: look them up, change those in memory, then those
+    /// that are born. The cold ones are added to the misses.
+    fn change_rows<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        held: &mut impl Changeable,
+        keys: &[Key],
+        known: Option<&Known>,
+        misses: &mut Vec<Miss>,
+    ) -> Result<(), StoreError> {
+        let mut looked = [None; CHUNK];
+        let mut begin = 0;
+        let of_one_table = keys.chunk_by(|one, next| one.table == next.table);
+        for keys in of_one_table.flat_map(|keys| keys.chunks(CHUNK)) {
+            let found = if let Some(known) = known.filter(|known| known.edits == held.edits()) {
+                if !changing.done.is_empty() {
+                    let index_of = held.index_of(keys[0].table);
+                    for key in keys {
+                        index_of(key).prefetch(key.id, key.hash);
+                    }
+                }
+                &known.found[begin..][..keys.len()]
+            } else {
+                look_ahead(held.index_of(keys[0].table), keys, &mut looked);
+                &looked[..keys.len()]
+            };
+            begin += keys.len();
+            if found.iter().all(|found| found.is_some_and(|found| found.location.is_resident())) {
+                self.change_resident(changing, held, keys, found)?;
+                continue;
+            }
+            let (mut resident, mut places, mut unborn) = (Vec::new(), Vec::new(), Vec::new());
+            for (key, &found) in keys.iter().zip(found) {
+                match found.map(|found| found.location.row()) {
+                    None => unborn.push(*key),
+                    Some(Some(row)) => misses.push(Miss { key: *key, row }),
+                    Some(None) => {
+                        resident.push(*key);
+                        places.push(found);
+                    }
+                }
+            }
+            // First, because a birth may push out one of these rows.
+            self.change_resident(changing, held, &resident, &places)?;
+            for key in unborn {
+                let shard = held.shard_mut(&key);
+                let (place, slot) = shard.birth(&self.core, key.table, key.id)?;
+                self.change_one(changing, shard, &key, place, slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Change rows of one table that were found in memory.
+    fn change_resident<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        held: &mut impl Changeable,
+        keys: &[Key],
+        found: &[Option<Found>],
+    ) -> Result<(), StoreError> {
+        let (mut slots, mut rows) = ([0; CHUNK], [std::ptr::null_mut(); CHUNK]);
+        let together = rows_together(&self.core);
+        for (keys, found) in keys.chunks(together).zip(found.chunks(together)) {
+            let all_changed = {
+                let slots_of = held.slots_of(&self.core);
+                let wanted = slots.iter_mut().zip(&mut rows);
+                for ((key, found), (slot, row)) in keys.iter().zip(found).zip(wanted) {
+                    *slot = found.and_then(|found| found.location.slot()).expect("the row is in memory");
+                    *row = slots_of(key).prefetch(*slot);
+                }
+                changing.change.prefetch(keys);
+                let changed = |(key, &slot): (&Key, &u32)| slots_of(key).is_changed(slot);
+                keys.iter().zip(&slots).map(changed).fold(true, |all, changed| all & changed)
+            };
+            if !all_changed {
+                for (key, &slot) in keys.iter().zip(&slots) {
+                    held.shard_mut(key).begin_update(&self.core, slot)?;
+                }
+            }
+            changing.change.change(keys, &rows[..keys.len()]);
+            let places = found.iter().map(|found| found.expect("as above").place);
+            match changing.release.rows {
+                Released::None => {}
+                // Nearly always: training gives back what it took.
+                Released::All => {
+                    for (key, place) in keys.iter().zip(places) {
+                        changing.done[key.position as usize].store(true, Relaxed);
+                        held.shard_mut(key).release_clock(changing.release.ticket, key, place);
+                    }
+                }
+                Released::Some(_) => {
+                    for (key, place) in keys.iter().zip(places) {
+                        Self::release_clock(changing, held.shard_mut(key), key, place);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Change the row in `slot`.
+    fn change_one<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        state: &mut Shard,
+        key: &Key,
+        place: Place,
+        slot: u32,
+    ) -> Result<(), StoreError> {
+        state.begin_update(&self.core, slot)?;
+        changing.change.change(&[*key], &[state.row(&self.core, slot)]);
+        Self::release_clock(changing, state, key, place);
+        Ok(())
+    }
+
+    /// Read cold rows, bring them in and change them; those that moved meanwhile are returned.
+    fn update_missing<C: Change>(
+        &self,
+        changing: &Changing<'_, C>,
+        misses: &[Miss],
+    ) -> Result<Vec<Miss>, StoreError> {
+        let cold = self.read_cold(&changing.reading, misses)?;
+        let mut again = Vec::new();
+        let mut number = 0;
+        for misses in misses.chunk_by(|one, next| one.key.shard == next.key.shard) {
+            let shard = misses[0].key.shard as usize;
+            let mut elsewhere = Vec::new();
+            let mut state = self.shards[shard].state.write();
+            for Miss { key, .. } in misses {
+                state.index(key.table).prefetch(key.id, key.hash);
+            }
+            for (miss, row) in misses.iter().zip((number..).map(|number| cold.row(number))) {
+                let slot = match row {
+                    Some(row) => state.admit(&self.core, miss, as_bytes(row), Reason::Use)?,
+                    None => None,
+                };
+                let Some(slot) = slot else {
+                    elsewhere.push(miss.key);
+                    continue;
+                };
+                let place = state.find(&miss.key).expect("the row was just brought in").place;
+                self.change_one(changing, &mut state, &miss.key, place, slot)?;
+            }
+            drop(state);
+            number += misses.len();
+            if !changing.done.is_empty() {
+                self.shards[shard].gate.open();
+            }
+            if !elsewhere.is_empty() {
+                again.extend(self.update_shard(changing, shard, &elsewhere, None)?);
+            }
+        }
+        Ok(again)
+    }
+
+    /// Give the clock of a row back that is being changed.
+    #[inline(always)]
+    fn release_clock<C>(changing: &Changing<'_, C>, state: &mut Shard, key: &Key, place: Place) {
+        if changing.release.rows.contains(key.position) {
+            changing.done[key.position as usize].store(true, Relaxed);
+            state.release_clock(changing.release.ticket, key, place);
+        }
+    }
+
+    /// After a failure: give back the clocks of the rows that were not reached.
+    fn give_back<C>(&self, changing: &Changing<'_, C>, keys: &Keys) {
+        for (shard, cell) in self.shards.iter().enumerate() {
+            let mut state = cell.state.write();
+            for key in keys.of_shard(shard) {
+                let reached = || changing.done[key.position as usize].load(Relaxed);
+                if changing.release.rows.contains(key.position) && !reached() {
+                    state.release_clock_of(changing.release.ticket, key);
+                }
+            }
+            drop(state);
+            cell.gate.open();
+        }
+    }
+
+    /// Remove rows; how many there were.
+    ///
+    /// # Errors
+    /// When a row frozen for a checkpoint cannot be saved first.
+    pub(crate) fn delete(&self, keys: &Keys) -> Result<usize, StoreError> {
+        let mut deleted = 0;
+        for (shard, cell) in self.shards.iter().enumerate() {
+            if keys.of_shard(shard).is_empty() {
+                continue;
+            }
+            let mut state = cell.state.write();
+            for key in keys.of_shard(shard) {
+                deleted += usize::from(state.delete(&self.core, key.table, key.id)?);
+            }
+            drop(state);
+            cell.gate.open();
+        }
+        self.tickets.gate.open();
+        self.counters.deletes.fetch_add(deleted as u64, Relaxed);
+        Ok(deleted)
+    }
+}
