@@ -58,15 +58,16 @@ mod table;
 mod threads;
 mod update;
 
-pub use background::{Background, Work};
-pub use checkpoint::{CheckpointInfo, FsckReport, fsck};
+pub use background::Work;
+pub use checkpoint::{FsckReport, fsck};
 pub use error::StoreError;
-pub use feed::{FeedChange, FeedEvent, FeedOptions, FeedReader};
+pub use feed::{FeedChange, FeedEvent, FeedReader};
 pub use files::RESTORING;
+pub use group::Ticket;
 pub use lookahead::Destination;
 pub use lookup::{Lookup, Pooled};
 pub use metrics::{GroupStats, Stats, TableStats};
-pub use options::StoreOptions;
+pub use options::{Background, FeedOptions, StoreOptions};
 pub use replication::{
     ChangedRows, ChangedTable, Changes, CheckpointPart, PartReader, PinnedCheckpoint, Replayed, Share,
 };
@@ -77,6 +78,5 @@ pub use rowmill_rows::{
 };
 #[cfg(feature = "seeded-bugs")]
 pub use seeded::{SeededBug, seed_bug};
-pub use staleness::Ticket;
-pub use store::{AskedRows, QueuedGet, Store, Table};
+pub use store::{AskedRows, CheckpointInfo, QueuedGet, Store, Table};
 pub use update::RowGradients;

@@ -5,13 +5,18 @@ use std::time::Duration;
 use rowmill_io::IoChoice;
 use rowmill_log::ROW_NUMBERS;
 
-use crate::background::Background;
 use crate::error::StoreError;
-use crate::feed::FeedOptions;
-use crate::threads::SPREAD_ROWS_MIN;
 
+/// Batches with fewer rows than this are not worth spreading over threads (a hand-over costs about 5 us).
+pub(crate) const SPREAD_ROWS_MIN: usize = 4096;
 /// Smallest budget: I/O rings take about 1 MiB per thread, log buffers and index come on top.
 const MEMORY_MIN: u64 = 16 << 20;
+
+/// The widest row, with its frame, fits a segment.
+const BYTES_MIN: u64 = 32 << 20;
+/// A few of the widest rows.
+const WAITING_MIN: u64 = 1 << 20;
+const INTERVAL_MAX: Duration = Duration::from_hours(1);
 
 /// Options of [`crate::Store::open`].
 #[derive(Clone, Debug)]
@@ -98,5 +103,81 @@ impl StoreOptions {
             });
         }
         Ok(())
+    }
+}
+
+/// How a store publishes what it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeedOptions {
+    /// Bytes of the feed's files: the oldest fall away.
+    pub bytes: u64,
+    /// Longest time between two rounds of publishing.
+    pub interval: Duration,
+    /// Bytes of memory, beyond the budget, for rows that leave memory, and ids that are deleted, between two rounds.
+    /// With more of them the feed pauses until the next checkpoint, from which its followers start again.
+    pub waiting: u64,
+}
+
+impl Default for FeedOptions {
+    fn default() -> Self {
+        Self { bytes: 256 << 20, interval: Duration::from_millis(100), waiting: 64 << 20 }
+    }
+}
+
+impl FeedOptions {
+    pub(crate) fn validate(&self) -> Result<(), StoreError> {
+        if self.bytes < BYTES_MIN {
+            return Err(StoreError::Option {
+                option: "feed bytes",
+                expected: format!("at least {BYTES_MIN} (32 MiB)"),
+                got: self.bytes.to_string(),
+            });
+        }
+        if self.waiting < WAITING_MIN {
+            return Err(StoreError::Option {
+                option: "feed waiting",
+                expected: format!("at least {WAITING_MIN} (1 MiB)"),
+                got: self.waiting.to_string(),
+            });
+        }
+        if self.interval.is_zero() || self.interval > INTERVAL_MAX {
+            return Err(StoreError::Option {
+                option: "feed interval",
+                expected: "above 0 and at most an hour".into(),
+                got: format!("{:?}", self.interval),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Who writes segments, cleans them and looks ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Background {
+    /// Threads of the store.
+    #[default]
+    Threads,
+    /// The caller, with [`Store::turn`](crate::Store::turn), and any call that cannot go on without. Nothing then depends on
+    /// time or chance: equal calls make equal reads and writes, which is what a simulation needs.
+    Turns {
+        /// Must differ at every opening of a store, and is drawn at random where there are threads.
+        incarnation: u64,
+    },
+}
+
+impl Background {
+    /// A number that differs from opening to opening: segments written by a run that crashed must not look
+    /// like those of the next.
+    pub(crate) fn incarnation(self) -> u64 {
+        use std::hash::{BuildHasher, Hasher};
+        match self {
+            Self::Threads => std::collections::hash_map::RandomState::new().build_hasher().finish(),
+            Self::Turns { incarnation } => incarnation,
+        }
+    }
+
+    /// Whether the store has threads for it.
+    pub(crate) fn has_threads(self) -> bool {
+        self == Self::Threads
     }
 }

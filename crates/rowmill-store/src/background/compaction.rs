@@ -8,9 +8,8 @@ use rowmill_log::LogError;
 use rowmill_sync::Poison;
 
 use crate::error::StoreError;
-use crate::group::{Group, balance};
+use crate::group::{Group, Groups, balance};
 use crate::memory::Budget;
-use crate::store::Groups;
 use crate::threads::Rounds;
 
 /// Segments are cleaned while their places hold more than this many times the live bytes, which count with the ends of

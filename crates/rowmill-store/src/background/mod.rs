@@ -5,4 +5,4 @@
 mod compaction;
 mod turn;
 pub(crate) use compaction::start as start_compaction;
-pub use turn::{Background, Work};
+pub use turn::Work;

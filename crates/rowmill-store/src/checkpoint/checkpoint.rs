@@ -8,19 +8,16 @@
 //! segments were not written over.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rowmill_io::{DeviceError, Volume};
 use rowmill_rows::Category;
 use rowmill_sync::RwLockWriteGuard;
 
 use crate::error::StoreError;
 use crate::feed::{self, FeedCut};
-use crate::files::{
-    self, AttachmentEntry, FileEntry, FileError, GroupEntry, Manifest, SnapshotWriter, TableEntry,
-};
+use crate::files::{self, FileEntry, GroupEntry, Manifest, SnapshotWriter, TableEntry};
 use crate::group::Group;
-use crate::store::{Store, log_name};
+use crate::store::{CheckpointInfo, Saved, Store, Written, log_name};
 
 /// Frozen rows saved under one hold of a shard's lock: about 50 us.
 const SAVE_ROWS: usize = 256;
@@ -35,72 +32,6 @@ const HISTORY_FILES_MAX: usize = 256;
 /// Bytes of one index entry in a snapshot.
 const ENTRY_BYTES: u64 = 12;
 
-/// What a completed checkpoint was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CheckpointInfo {
-    /// Its number; later ones are larger.
-    pub epoch: u64,
-    /// Rows saved: those changed since the previous one and still in memory.
-    pub rows_saved: u64,
-    /// Bytes written to the logs.
-    pub log_bytes: u64,
-    /// Bytes of index files and attachments written.
-    pub file_bytes: u64,
-    /// How long changes of rows were held up.
-    pub stall: Duration,
-    /// How long it took altogether.
-    pub duration: Duration,
-}
-
-/// What the durable checkpoint consists of.
-#[derive(Debug)]
-pub(crate) struct Saved {
-    /// Number of the next checkpoint.
-    pub(crate) next_epoch: u64,
-    snapshot: Option<FileEntry>,
-    deltas: Vec<FileEntry>,
-    history: Vec<FileEntry>,
-    attachments: Vec<AttachmentEntry>,
-    sketches: Vec<AttachmentEntry>,
-    lineage: Vec<(u64, u64)>,
-    /// A checkpoint that waits to be committed.
-    pub(crate) prepared: Option<Box<Written>>,
-}
-
-/// A checkpoint that is written; its manifest makes it durable.
-#[derive(Debug)]
-pub(crate) struct Written {
-    pub(crate) manifest: Manifest,
-    next: Saved,
-    /// Number of the cut in each group's log.
-    cuts: Vec<u64>,
-    pub(crate) info: CheckpointInfo,
-}
-
-impl Saved {
-    pub(crate) fn new(next_epoch: u64, manifest: Option<&Manifest>) -> Self {
-        let mut saved = Self {
-            next_epoch,
-            snapshot: None,
-            deltas: Vec::new(),
-            history: Vec::new(),
-            attachments: Vec::new(),
-            sketches: Vec::new(),
-            lineage: Vec::new(),
-            prepared: None,
-        };
-        if let Some(manifest) = manifest {
-            saved.snapshot.clone_from(&manifest.snapshot);
-            saved.deltas.clone_from(&manifest.deltas);
-            saved.history.clone_from(&manifest.history);
-            saved.attachments.clone_from(&manifest.attachments);
-            saved.sketches.clone_from(&manifest.sketches);
-            saved.lineage.clone_from(&manifest.lineage);
-        }
-        saved
-    }
-}
-
 /// What a cut fixed for the manifest.
 struct Cut {
     /// Number of the cut in each group's log.
@@ -108,65 +39,6 @@ struct Cut {
     tables: Vec<TableEntry>,
     /// Counters of the tables that admit by count.
     sketches: Vec<(Category, Vec<u8>)>,
-}
-
-/// The manifest of a volume; `None` when there is no store.
-pub(crate) fn load_manifest(volume: &dyn Volume) -> Result<Option<Manifest>, StoreError> {
-    if_stored(volume, Manifest::load)
-}
-
-/// The same, and the content of its file.
-pub(crate) fn load_manifest_with_bytes(
-    volume: &dyn Volume,
-) -> Result<Option<(Manifest, Vec<u8>)>, StoreError> {
-    if_stored(volume, Manifest::load_with_bytes)
-}
-
-fn if_stored<T>(
-    volume: &dyn Volume,
-    load: fn(&dyn Volume) -> Result<T, FileError>,
-) -> Result<Option<T>, StoreError> {
-    match volume.open(files::RESTORING) {
-        Ok(_) => return Err(StoreError::Restoring { location: volume.location() }),
-        Err(DeviceError::Missing { .. }) => {}
-        Err(error) => return Err(error.into()),
-    }
-    match load(volume) {
-        Ok(loaded) => Ok(Some(loaded)),
-        Err(FileError::Missing { name }) if files::is_marked(volume)? => Err(StoreError::Corrupt {
-            what: format!("the store in {} has a checkpoint, but its {name} is gone", volume.location()),
-        }),
-        Err(FileError::Missing { .. }) => Ok(None),
-        Err(error) => Err(at(volume, error)),
-    }
-}
-
-/// A file error as the store's user sees it.
-pub(crate) fn at(volume: &dyn Volume, error: FileError) -> StoreError {
-    match error {
-        FileError::Newer { found, supported, .. } => {
-            StoreError::Newer { location: volume.location(), found, supported }
-        }
-        FileError::Corrupt { name, what } => {
-            StoreError::Corrupt { what: format!("{name} of {} is damaged: {what}", volume.location()) }
-        }
-        error => error.into(),
-    }
-}
-
-impl From<FileError> for StoreError {
-    fn from(error: FileError) -> Self {
-        match error {
-            FileError::Device(DeviceError::Full { .. }) => Self::Full { cause: error.to_string() },
-            FileError::Device(error) => Self::Device(error),
-            FileError::AttachmentName { name } => Self::Option {
-                option: "attachment name",
-                expected: "1 to 100 letters, digits, '.', '_' or '-'".into(),
-                got: name,
-            },
-            error => Self::Corrupt { what: error.to_string() },
-        }
-    }
 }
 
 impl Store {

@@ -13,9 +13,9 @@ use rowmill_rows::Category;
 
 use crate::error::StoreError;
 use crate::files::{DeltaReader, Manifest, SnapshotReader};
-use crate::group::Group;
+use crate::group::{Group, GroupTable};
 use crate::shard::Shard;
-use crate::store::{Store, TableEntry};
+use crate::store::Store;
 use crate::table::home;
 
 /// Batches there are: one is filled while the other is emptied.
@@ -66,7 +66,7 @@ impl Store {
     pub(crate) fn load_index(
         &self,
         manifest: &Manifest,
-        by_category: &[Option<TableEntry>],
+        by_category: &[Option<GroupTable>],
     ) -> Result<(), StoreError> {
         let groups = self.groups.read().clone();
         let ((full, arriving), (empty, returned)) = (channel(), channel());
@@ -123,7 +123,7 @@ impl Store {
 
 /// Sorts what files list by shard.
 struct Sorting<'a> {
-    by_category: &'a [Option<TableEntry>],
+    by_category: &'a [Option<GroupTable>],
     batch: Batch,
     /// Entries of the batch, and the most there may be.
     count: usize,

@@ -6,10 +6,9 @@
 mod checkpoint;
 mod fsck;
 mod loading;
+mod opening;
 mod prepared;
 mod recovery;
 
-pub use checkpoint::CheckpointInfo;
-pub(crate) use checkpoint::{Saved, at, load_manifest, load_manifest_with_bytes};
 pub use fsck::{FsckReport, fsck};
-pub(crate) use prepared::{load_prepared, settle};
+pub(crate) use prepared::settle;

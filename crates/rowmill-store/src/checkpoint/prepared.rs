@@ -7,10 +7,9 @@
 
 use rowmill_io::Volume;
 
-use super::checkpoint::{CheckpointInfo, at as located, load_manifest};
 use crate::error::StoreError;
-use crate::files::{FileError, MANIFEST, MANIFEST_PREPARED, Manifest};
-use crate::store::Store;
+use crate::files::{MANIFEST, MANIFEST_PREPARED, Manifest, load_manifest, load_prepared};
+use crate::store::{CheckpointInfo, Store};
 
 impl Store {
     /// As [`Store::checkpoint`], but the last checkpoint stays what it is until [`Store::commit`]. Work may go on;
@@ -95,16 +94,4 @@ pub(crate) fn settle(
         volume.sync()?;
     }
     Ok(chosen)
-}
-
-/// The prepared checkpoint of a volume.
-///
-/// # Errors
-/// When it is damaged.
-pub(crate) fn load_prepared(volume: &dyn Volume) -> Result<Option<Manifest>, StoreError> {
-    match Manifest::load_from(volume, MANIFEST_PREPARED) {
-        Ok(manifest) => Ok(Some(manifest)),
-        Err(FileError::Missing { .. }) => Ok(None),
-        Err(error) => Err(located(volume, error)),
-    }
 }

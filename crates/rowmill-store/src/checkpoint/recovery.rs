@@ -6,8 +6,8 @@ use rowmill_rows::IdRange;
 
 use crate::error::StoreError;
 use crate::files::{self, Manifest};
-use crate::group::{Group, ShardCell};
-use crate::store::{Store, TableEntry};
+use crate::group::{Group, GroupTable, ShardCell};
+use crate::store::Store;
 use crate::table::TableState;
 
 impl Store {
@@ -31,7 +31,7 @@ impl Store {
                 manifest.tables.iter().map(|entry| (&*entry.name, entry.spec.ids, group(entry))).collect();
             self.check_direct_indexes(&tables, hashed)?;
         }
-        let mut by_category: Vec<Option<TableEntry>> = Vec::new();
+        let mut by_category: Vec<Option<GroupTable>> = Vec::new();
         {
             let mut tables = self.tables.write();
             for entry in &manifest.tables {

@@ -28,72 +28,19 @@ mod reader;
 mod resume;
 mod runs;
 mod segment;
-mod waiting;
 mod writer;
-
-use std::time::Duration;
 
 pub use frame::{FeedChange, FeedEvent};
 pub(crate) use publisher::{Feed, FeedCut, start};
 pub use reader::FeedReader;
+pub(crate) use resume::open;
 pub(crate) use segment::remove_all;
-pub(crate) use waiting::Waiting;
 
-use crate::error::StoreError;
+use crate::options::FeedOptions;
 
 /// Segments kept.
 const SEGMENTS_MAX: u64 = 64;
-/// The widest row, with its frame, fits a segment.
-const BYTES_MIN: u64 = 32 << 20;
-/// A few of the widest rows.
-const WAITING_MIN: u64 = 1 << 20;
-const INTERVAL_MAX: Duration = Duration::from_hours(1);
-
-/// How a store publishes what it changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FeedOptions {
-    /// Bytes of the feed's files: the oldest fall away.
-    pub bytes: u64,
-    /// Longest time between two rounds of publishing.
-    pub interval: Duration,
-    /// Bytes of memory, beyond the budget, for rows that leave memory, and ids that are deleted, between two rounds.
-    /// With more of them the feed pauses until the next checkpoint, from which its followers start again.
-    pub waiting: u64,
-}
-
-impl Default for FeedOptions {
-    fn default() -> Self {
-        Self { bytes: 256 << 20, interval: Duration::from_millis(100), waiting: 64 << 20 }
-    }
-}
-
-impl FeedOptions {
-    pub(crate) fn validate(&self) -> Result<(), StoreError> {
-        if self.bytes < BYTES_MIN {
-            return Err(StoreError::Option {
-                option: "feed bytes",
-                expected: format!("at least {BYTES_MIN} (32 MiB)"),
-                got: self.bytes.to_string(),
-            });
-        }
-        if self.waiting < WAITING_MIN {
-            return Err(StoreError::Option {
-                option: "feed waiting",
-                expected: format!("at least {WAITING_MIN} (1 MiB)"),
-                got: self.waiting.to_string(),
-            });
-        }
-        if self.interval.is_zero() || self.interval > INTERVAL_MAX {
-            return Err(StoreError::Option {
-                option: "feed interval",
-                expected: "above 0 and at most an hour".into(),
-                got: format!("{:?}", self.interval),
-            });
-        }
-        Ok(())
-    }
-
-    fn segment_bytes(&self) -> u64 {
-        self.bytes / SEGMENTS_MAX
-    }
+/// Bytes of a segment.
+fn segment_bytes(options: &FeedOptions) -> u64 {
+    options.bytes / SEGMENTS_MAX
 }

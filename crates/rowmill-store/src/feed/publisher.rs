@@ -8,12 +8,10 @@ use rowmill_sync::{Mutex, MutexGuard, Poison, ranks};
 
 use super::frame::FeedChange;
 use super::runs::Runs;
-use super::waiting::Waiting;
 use super::writer::FeedWriter;
 use crate::error::StoreError;
-use crate::group::Group;
-use crate::shard::Shard;
-use crate::store::Groups;
+use crate::group::{Group, Groups};
+use crate::shard::{Shard, Waiting};
 use crate::threads::Rounds;
 
 /// Rows copied under one hold of a shard's lock: about 50 us.

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use rowmill_io::Volume;
 
-use super::FeedOptions;
 use super::frame::FeedChange;
 use super::publisher::Feed;
 use super::reader::FeedReader;
 use super::segment::{self, NOTHING};
+use super::segment_bytes;
 use super::writer::FeedWriter;
 use crate::error::StoreError;
-use crate::group::Group;
-use crate::shard::Miss;
-use crate::store::{Store, TableEntry};
+use crate::group::{Group, GroupTable};
+use crate::options::FeedOptions;
+use crate::shard::{Miss, Waiting};
 use crate::table::floats_of;
 
 /// Rows taken back in one frame.
@@ -33,40 +33,44 @@ struct Published {
     anything: bool,
 }
 
-impl Store {
-    /// The feed of a store that was just opened at checkpoint `epoch`, whose frame was `mark`; 0 where the
-    /// checkpoint is older than the feed, or there is none.
-    ///
-    /// # Errors
-    /// When the feed cannot be written, or rows to take back cannot be read.
-    pub(crate) fn open_feed(&self, options: &FeedOptions, epoch: u64, mark: u64) -> Result<Feed, StoreError> {
-        let waiting = self.waiting.as_ref().expect("a store with a feed has one");
-        let skip = 1 + (self.incarnation & SKIP_MASK);
-        let published = published_after(&self.volume, epoch, mark)?;
-        let Some(published) = published else {
-            let newest = segment::list(&*self.volume)?.last().copied().unwrap_or(0);
-            // A segment's frames are fewer than its bytes.
-            let first = newest + options.segment_bytes() + skip;
-            let mut writer = FeedWriter::begin(&self.volume, options, first, NOTHING)?;
-            writer.append(&FeedChange::Checkpoint { epoch })?;
-            writer.flush()?;
-            return Ok(Feed::new(writer, waiting));
-        };
-        let mut writer = FeedWriter::begin(&self.volume, options, published.last + skip, published.last)?;
-        if published.anything {
-            writer.append(&FeedChange::Rollback { to: published.since, epoch })?;
-            for (name, ids) in published.ids {
-                let ids: Vec<u64> = ids.into_iter().collect();
-                let entry = self.tables.read().get(&name).cloned();
-                for ids in ids.chunks(FRAME_ROWS) {
-                    take_back(&mut writer, &name, entry.as_ref(), ids)?;
-                }
+/// The feed of a store that was just opened at checkpoint `epoch`, whose frame was `mark`; 0 where the
+/// checkpoint is older than the feed, or there is none.
+///
+/// # Errors
+/// When the feed cannot be written, or rows to take back cannot be read.
+pub(crate) fn open(
+    volume: &Arc<dyn Volume>,
+    options: &FeedOptions,
+    waiting: &Arc<Waiting>,
+    incarnation: u64,
+    tables: &BTreeMap<String, GroupTable>,
+    epoch: u64,
+    mark: u64,
+) -> Result<Feed, StoreError> {
+    let skip = 1 + (incarnation & SKIP_MASK);
+    let published = published_after(volume, epoch, mark)?;
+    let Some(published) = published else {
+        let newest = segment::list(&**volume)?.last().copied().unwrap_or(0);
+        // A segment's frames are fewer than its bytes.
+        let first = newest + segment_bytes(options) + skip;
+        let mut writer = FeedWriter::begin(volume, options, first, NOTHING)?;
+        writer.append(&FeedChange::Checkpoint { epoch })?;
+        writer.flush()?;
+        return Ok(Feed::new(writer, waiting));
+    };
+    let mut writer = FeedWriter::begin(volume, options, published.last + skip, published.last)?;
+    if published.anything {
+        writer.append(&FeedChange::Rollback { to: published.since, epoch })?;
+        for (name, ids) in published.ids {
+            let ids: Vec<u64> = ids.into_iter().collect();
+            for ids in ids.chunks(FRAME_ROWS) {
+                take_back(&mut writer, &name, tables.get(&name), ids)?;
             }
-            writer.append(&FeedChange::Checkpoint { epoch })?;
-            writer.flush()?;
         }
-        Ok(Feed::new(writer, waiting))
+        writer.append(&FeedChange::Checkpoint { epoch })?;
+        writer.flush()?;
     }
+    Ok(Feed::new(writer, waiting))
 }
 
 /// What was published after the frame of a checkpoint; none where that cannot be told.
@@ -104,7 +108,7 @@ fn published_after(volume: &Arc<dyn Volume>, epoch: u64, mark: u64) -> Result<Op
 fn take_back(
     writer: &mut FeedWriter,
     name: &str,
-    entry: Option<&TableEntry>,
+    entry: Option<&GroupTable>,
     ids: &[u64],
 ) -> Result<(), StoreError> {
     let table = name.to_owned();
@@ -137,7 +141,7 @@ fn take_back(
 }
 
 /// Where rows lie on the device, and ids that have none.
-fn find(group: &Group, (_, state): &TableEntry, ids: &[u64]) -> (Vec<Miss>, Vec<u64>) {
+fn find(group: &Group, (_, state): &GroupTable, ids: &[u64]) -> (Vec<Miss>, Vec<u64>) {
     let keys = group.keys(state, ids);
     let (mut misses, mut gone) = (Vec::new(), Vec::new());
     for (shard, cell) in group.shards.iter().enumerate() {

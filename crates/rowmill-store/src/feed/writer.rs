@@ -8,8 +8,9 @@ use rowmill_io::{DeviceError, FileWriter, Volume};
 
 use super::frame::{self, FeedChange};
 use super::segment::{self, NOTHING, Segment};
-use super::{FeedOptions, SEGMENTS_MAX};
+use super::{SEGMENTS_MAX, segment_bytes};
 use crate::error::StoreError;
+use crate::options::FeedOptions;
 
 /// Writes the frames of one opening of a store. After a failure nothing more may be appended before [`FeedWriter::begin_anew`].
 pub(super) struct FeedWriter {
@@ -38,7 +39,7 @@ impl FeedWriter {
         segments.push_back(first);
         let mut writer = Self {
             volume: Arc::clone(volume),
-            segment_bytes: options.segment_bytes(),
+            segment_bytes: segment_bytes(options),
             segments,
             file,
             written: segment::HEADER_BYTES as u64,

@@ -18,7 +18,9 @@ mod index_log;
 mod manifest;
 mod marker;
 mod name;
+mod pins;
 mod snapshot;
+mod stored;
 
 pub(crate) use attachment::{AttachmentEntry, load_attachment, save_attachment, save_sketch};
 pub(crate) use delta::{DeltaReader, DeltaWriter};
@@ -27,10 +29,12 @@ pub(crate) use frame::FileEntry;
 pub(crate) use garbage::collect_garbage;
 pub(crate) use index_log::IndexLog;
 pub(crate) use manifest::{FORMAT_VERSION, GroupEntry, Manifest, TABLES_MAX, TableEntry};
-pub(crate) use marker::{MARK, is_marked, mark};
+pub(crate) use marker::{MARK, mark};
 pub use name::RESTORING;
 pub(crate) use name::{MANIFEST, MANIFEST_PREPARED, MARKER, epoch_of};
+pub(crate) use pins::Pins;
 pub(crate) use snapshot::{SnapshotReader, SnapshotWriter};
+pub(crate) use stored::{load_manifest, load_manifest_with_bytes, load_prepared, located};
 
 /// The file of index changes, as a manifest names it.
 pub(crate) type DeltaFile = FileEntry;

@@ -12,6 +12,8 @@ use crate::memory::Claim;
 use crate::shard::{Miss, Reason};
 use crate::table::Key;
 
+/// Times a row may move while it is being read before the store is judged inconsistent.
+const MOVES_MAX: usize = 1000;
 /// Bytes of cold rows read in one go: deep enough for the device.
 const CHUNK_BYTES: usize = 1 << 20;
 /// One call holds at most one part in this many of the memory for cold rows, where it can take its rows in pieces.
@@ -145,6 +147,16 @@ impl Group {
             }
         });
         failure.map_or(Ok(cold), |error| Err(error.into()))
+    }
+
+    /// A row that keeps moving is not in the log at all.
+    pub(crate) fn check_rounds(&self, rounds: usize, miss: Miss) -> Result<(), StoreError> {
+        if rounds < MOVES_MAX {
+            return Ok(());
+        }
+        let key = self.key(miss.key.table, miss.key.id);
+        let what = format!("{key} is indexed at row {} of the log, which holds no such row", miss.row);
+        Err(StoreError::Corrupt { what })
     }
 
     /// Bring rows that were read into memory, those that are still where they were. Returns how many;

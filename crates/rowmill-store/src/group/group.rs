@@ -47,6 +47,11 @@ pub(crate) struct Group {
     pub(crate) serial: AtomicU64,
 }
 
+/// All groups of a store by number.
+pub(crate) type Groups = Arc<RwLock<Vec<Arc<Group>>, ranks::Groups>>;
+/// A table with its group.
+pub(crate) type GroupTable = (Arc<Group>, Arc<TableState>);
+
 /// Shards of the largest groups.
 pub(crate) const SHARDS_MAX: usize = 16;
 

@@ -7,10 +7,13 @@ mod balance;
 mod cold;
 mod group;
 mod residents;
+mod ticket;
 mod walk;
 
 pub(crate) use balance::{balance, shrink_all_if_over};
 pub(crate) use cold::{ColdRows, as_bytes};
-pub(crate) use group::{Group, SHARDS_MAX, ShardCell, shards_for};
+pub(crate) use group::{Group, GroupTable, Groups, SHARDS_MAX, ShardCell, shards_for};
 pub(crate) use residents::{Absent, Residents, rows_in_order};
+pub use ticket::Ticket;
+pub(crate) use ticket::check_ticket;
 pub(crate) use walk::{AllShards, CHUNK, Changeable, Known, Locked, look_ahead, rows_together, walk};

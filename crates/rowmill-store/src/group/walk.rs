@@ -241,13 +241,3 @@ unsafe fn look_with<'a, C: Compare>(
         found[number as usize] = unsafe { index_of(key).find_beyond::<C>(key.id, key.hash) };
     }
 }
-
-impl Shard {
-    /// What the index says of a key.
-    #[inline]
-    pub(crate) fn find(&self, key: &Key) -> Option<Found> {
-        let index = self.index(key.table);
-        let place = index.find(key.id)?;
-        Some(Found { place, location: index.location(place) })
-    }
-}

@@ -14,10 +14,10 @@ use super::acquire::{Blocked, Clocks, Entered, Wish};
 use super::out::{Out, Pooled};
 use super::placement::Placement;
 use crate::error::StoreError;
-use crate::group::{Group, Known};
+use crate::group::{Group, Known, Ticket};
 use crate::memory::Claim;
-use crate::row_lifetime::Asked;
-use crate::staleness::{NO_LOOKUP, Ticket};
+use crate::row_lifetime::{Asked, DistinctIds};
+use crate::staleness::NO_LOOKUP;
 use crate::table::{Key, Keys, TableState};
 
 /// Bytes per id of the lists that a lookup makes: distinct ids, their keys, addresses and misses.
@@ -95,6 +95,32 @@ impl Lookup {
     pub fn table_names(&self) -> Vec<&str> {
         self.tables.iter().map(|table| table.table.name.as_str()).collect()
     }
+
+    /// The tables, each once.
+    pub(crate) fn table_states(&self) -> impl Iterator<Item = &Arc<TableState>> {
+        self.tables.iter().map(|rows| &rows.table)
+    }
+
+    /// Take the keys of refused ids out.
+    pub(crate) fn refuse(&mut self, asked: Asked) {
+        if self.tables.iter().all(|rows| rows.table.spec.admission.is_none()) {
+            return;
+        }
+        let tables: Vec<_> = self
+            .tables
+            .iter()
+            .map(|rows| DistinctIds { table: &rows.table, ids: &rows.unique, first: rows.base })
+            .collect();
+        let refused = self.group.refused(self.keys(), &tables, asked);
+        if !refused.is_empty() {
+            let mut marks = vec![false; self.keys().positions()];
+            for key in &refused {
+                marks[key.position as usize] = true;
+            }
+            self.keys = self.keys().without(&marks).into();
+        }
+        self.refused = refused;
+    }
 }
 
 impl Group {
@@ -140,7 +166,7 @@ impl Group {
         let row_stride = placement.stride(self.core.layout.dim);
         let mut lookup = self.prepare(bags, placement)?;
         if ticket.is_some() {
-            self.refuse(&mut lookup, Asked::Read);
+            lookup.refuse(Asked::Read);
         }
         let reading = self.core.log.reading();
         let mut wish = self.wish(&lookup, ticket)?;
@@ -173,7 +199,7 @@ impl Group {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         let mut lookup = self.prepare_fetch(table, ids);
-        self.refuse(&mut lookup, Asked::Read);
+        lookup.refuse(Asked::Read);
         let reading = self.core.log.reading();
         let mut wish = self.wish(&lookup, ticket)?;
         wish.births = true;

@@ -8,11 +8,8 @@ use rowmill_rows::Dtype;
 use crate::error::StoreError;
 use crate::group::{Absent, AllShards, Group, Locked, Residents, walk};
 use crate::shard::{Miss, Reason};
-use crate::table::{Key, Keys, TableIds, TableState, join_weights};
+use crate::table::{Key, Keys, TableIds, TableState, copy_floats, join_weights};
 use crate::threads::Scatter;
-
-/// Times a row may move while it is being read before the store is judged inconsistent.
-pub(crate) const MOVES_MAX: usize = 1000;
 
 /// Rows read under one hold of the locks: about 100 us of work.
 pub(crate) const PIECE_ROWS: usize = 2048;
@@ -99,16 +96,6 @@ impl Group {
                 cell.state.write().advance(step);
             }
         }
-    }
-
-    /// A row that keeps moving is not in the log at all.
-    pub(crate) fn check_rounds(&self, rounds: usize, miss: Miss) -> Result<(), StoreError> {
-        if rounds < MOVES_MAX {
-            return Ok(());
-        }
-        let key = self.key(miss.key.table, miss.key.id);
-        let what = format!("{key} is indexed at row {} of the log, which holds no such row", miss.row);
-        Err(StoreError::Corrupt { what })
     }
 
     /// Copy what is in memory of `ids`, the first of which is at position `first`; the rest is returned as
@@ -248,32 +235,6 @@ impl Group {
         match read.part {
             Part::Weights => read.table.initializer.fill(id, out),
             Part::State => self.core.spec.optimizer.initialize_state(out),
-        }
-    }
-}
-
-/// Copy `width` floats. Rows are short: a call of the C library's copy would cost more than the copy.
-///
-/// # Safety
-/// Both sides have `width` floats, and they do not overlap.
-#[inline(always)]
-pub(crate) unsafe fn copy_floats(row: *const f32, out: *mut f32, width: usize) {
-    const LINE_FLOATS: usize = 16;
-    if width >= 4 * LINE_FLOATS {
-        // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(row, out, width) };
-        return;
-    }
-    let lines = width / LINE_FLOATS;
-    // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
-    unsafe {
-        for line in 0..lines {
-            let column = line * LINE_FLOATS;
-            let line: [f32; LINE_FLOATS] = row.add(column).cast::<[f32; LINE_FLOATS]>().read_unaligned();
-            out.add(column).cast::<[f32; LINE_FLOATS]>().write_unaligned(line);
-        }
-        for rest in lines * LINE_FLOATS..width {
-            *out.add(rest) = *row.add(rest);
         }
     }
 }

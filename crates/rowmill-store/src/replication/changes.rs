@@ -20,10 +20,12 @@ use rowmill_log::{Geometry, Log, LogConfig};
 use rowmill_rows::{RowKey, RowLayout, TableSpec};
 
 use super::pin::PinnedCheckpoint;
-use crate::background::Background;
-use crate::checkpoint::{load_manifest, settle};
+use crate::checkpoint::settle;
 use crate::error::StoreError;
-use crate::files::{self, DeltaReader, FileEntry, Manifest, SnapshotReader, TableEntry, epoch_of};
+use crate::files::{
+    self, DeltaReader, FileEntry, Manifest, SnapshotReader, TableEntry, epoch_of, load_manifest,
+};
+use crate::options::Background;
 use crate::staleness::Release;
 use crate::store::{Store, Table};
 use crate::table::{Key, decode_row, set_stamp, write_row};

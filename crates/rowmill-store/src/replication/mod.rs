@@ -8,6 +8,5 @@ mod pin;
 mod share;
 
 pub use changes::{ChangedRows, ChangedTable, Changes, Replayed};
-pub(crate) use pin::Pins;
 pub use pin::{CheckpointPart, PartReader, PinnedCheckpoint};
 pub use share::Share;

@@ -13,26 +13,13 @@ use std::sync::Arc;
 
 use rowmill_io::{DeviceError, Volume, VolumeLock};
 use rowmill_log::{Geometry, SegmentCopier, SegmentRecord};
-use rowmill_sync::{Mutex, ranks};
 
-use crate::checkpoint::load_manifest_with_bytes;
 use crate::error::StoreError;
-use crate::files::{self, GroupEntry, Manifest};
+use crate::files::{self, GroupEntry, Manifest, load_manifest_with_bytes};
 use crate::store::Store;
 
 /// Longest part of a file; segments are shorter, or one row long.
 const PART_BYTES_MAX: u64 = 4 << 20;
-
-/// The pinned checkpoints of an open store.
-#[derive(Debug, Default)]
-pub(crate) struct Pins(Mutex<Vec<Arc<Manifest>>, ranks::Pins>);
-
-impl Pins {
-    /// Whether a pinned checkpoint needs the file.
-    pub(crate) fn hold(&self, name: &str) -> bool {
-        self.0.lock().iter().any(|manifest| manifest.file_names().any(|file| file == name))
-    }
-}
 
 /// A durable checkpoint that stays as it is until this is dropped.
 pub struct PinnedCheckpoint {
@@ -89,7 +76,7 @@ impl Store {
         self.check_open()?;
         let (manifest, manifest_bytes) = load(&*self.volume)?;
         let manifest = Arc::new(manifest);
-        self.pins.0.lock().push(Arc::clone(&manifest));
+        self.pins.add(&manifest);
         for (group, entry) in self.groups.read().iter().zip(&manifest.groups) {
             group.core.log.pin(entry.log.cut);
         }
@@ -103,7 +90,7 @@ impl Store {
     }
 
     fn unpin(&self, manifest: &Arc<Manifest>) {
-        self.pins.0.lock().retain(|pinned| !Arc::ptr_eq(pinned, manifest));
+        self.pins.remove(manifest);
         for (group, entry) in self.groups.read().iter().zip(&manifest.groups) {
             group.core.log.unpin(entry.log.cut);
         }

@@ -7,8 +7,7 @@
 use rowmill_rows::Admission;
 
 use crate::group::Group;
-use crate::lookup::Lookup;
-use crate::table::Key;
+use crate::table::{Key, Keys, TableState};
 
 /// Whether an operation is a training read, or changes what one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,21 +18,26 @@ pub(crate) enum Asked {
     Change,
 }
 
+/// The distinct ids of one table in an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DistinctIds<'a> {
+    pub(crate) table: &'a TableState,
+    pub(crate) ids: &'a [u64],
+    /// Position of the first of them among all keys.
+    pub(crate) first: usize,
+}
+
 impl Group {
-    /// Take the keys of refused ids out of a lookup.
-    pub(crate) fn refuse(&self, lookup: &mut Lookup, asked: Asked) {
-        if lookup.tables.iter().all(|rows| rows.table.spec.admission.is_none()) {
-            return;
-        }
-        let mut below = vec![false; lookup.keys().positions()];
-        for rows in &lookup.tables {
-            let (Some(Admission { min_count, .. }), Some(sketch)) =
-                (rows.table.spec.admission, &rows.table.sketch)
+    /// The keys of refused ids among `keys`, the distinct rows of some tables.
+    pub(crate) fn refused(&self, keys: &Keys, tables: &[DistinctIds<'_>], asked: Asked) -> Vec<Key> {
+        let mut below = vec![false; keys.positions()];
+        for &DistinctIds { table, ids, first } in tables {
+            let (Some(Admission { min_count, .. }), Some(sketch)) = (table.spec.admission, &table.sketch)
             else {
                 continue;
             };
             let mut sketch = sketch.lock();
-            for (below, &id) in below[rows.base..].iter_mut().zip(&*rows.unique) {
+            for (below, &id) in below[first..].iter_mut().zip(ids) {
                 let counted = match asked {
                     Asked::Read => sketch.count(id, min_count),
                     Asked::Change => sketch.counted(id),
@@ -43,20 +47,13 @@ impl Group {
         }
         let mut refused = Vec::new();
         for (shard, cell) in self.shards.iter().enumerate() {
-            let keys = lookup.keys().of_shard(shard);
+            let keys = keys.of_shard(shard);
             if keys.iter().any(|key| below[key.position as usize]) {
                 let state = cell.state.read();
                 let is_refused = |key: &&Key| below[key.position as usize] && state.find(key).is_none();
                 refused.extend(keys.iter().filter(is_refused).copied());
             }
         }
-        if !refused.is_empty() {
-            let mut marks = vec![false; lookup.keys().positions()];
-            for key in &refused {
-                marks[key.position as usize] = true;
-            }
-            lookup.keys = lookup.keys().without(&marks).into();
-        }
-        lookup.refused = refused;
+        refused
     }
 }

@@ -4,6 +4,7 @@
 //! number of shards, not from where rows lie, not from the time of day. Rows whose clock somebody holds stay.
 
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 use rowmill_log::Reading;
 use rowmill_rows::{EvictionRule, RowLayout};
@@ -11,7 +12,6 @@ use rowmill_sync::{RwLock, ranks};
 
 use crate::error::StoreError;
 use crate::group::Group;
-use crate::lookup::Lookup;
 use crate::shard::Miss;
 use crate::table::{Key, TableState, floats_of, rank_of_score, stamp_of};
 
@@ -52,21 +52,18 @@ impl Chosen {
 }
 
 impl Group {
-    /// Run the evictions that have come due with a step of the tables of `lookup`.
+    /// Run the evictions that have come due with a step of `tables`.
     ///
     /// # Errors
     /// As [`Group::evict`].
-    pub(crate) fn evict_due(
+    pub(crate) fn evict_due<'a>(
         &self,
         changes: &RwLock<(), ranks::Changes>,
-        lookup: &Lookup,
+        mut tables: impl Iterator<Item = &'a Arc<TableState>>,
     ) -> Result<(), StoreError> {
-        for rows in &lookup.tables {
-            if rows.table.take_due_eviction() {
-                self.evict(changes, &rows.table)?;
-            }
-        }
-        Ok(())
+        tables.try_for_each(|table| {
+            if table.take_due_eviction() { self.evict(changes, table).map(drop) } else { Ok(()) }
+        })
     }
 
     /// Remove the rows that the table's rule names, holding up changes of rows; their ids, ascending.

@@ -5,4 +5,4 @@
 mod admission;
 mod eviction;
 
-pub(crate) use admission::Asked;
+pub(crate) use admission::{Asked, DistinctIds};

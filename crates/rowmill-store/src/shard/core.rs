@@ -8,8 +8,8 @@ use rowmill_log::Log;
 use rowmill_rows::{Dtype, GroupSpec, RowLayout};
 
 use super::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
+use super::waiting::Waiting;
 use crate::error::StoreError;
-use crate::feed::Waiting;
 use crate::files::IndexLog;
 use crate::memory::Budget;
 use crate::table::{TableState, set_stamp, write_weights};

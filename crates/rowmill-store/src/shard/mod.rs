@@ -15,8 +15,10 @@ mod s3fifo;
 mod shard;
 mod slot_bits;
 mod unpublished;
+mod waiting;
 
 pub(crate) use clocks::Clock;
 pub(crate) use core::Core;
 pub(crate) use due::STEPS_MAX;
 pub(crate) use shard::{Miss, Reason, SLOTS_MIN, Shard, SlotsInPlace};
+pub(crate) use waiting::Waiting;

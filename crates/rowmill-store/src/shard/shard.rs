@@ -195,6 +195,14 @@ impl Shard {
         &self.indexes[table as usize]
     }
 
+    /// What the index says of a key.
+    #[inline]
+    pub(crate) fn find(&self, key: &Key) -> Option<Found> {
+        let index = self.index(key.table);
+        let place = index.find(key.id)?;
+        Some(Found { place, location: index.location(place) })
+    }
+
     /// The key of an id of a table.
     pub(super) fn key(&self, table: u32, id: u64) -> RowKey {
         RowKey { category: self.tables[table as usize].category, id }

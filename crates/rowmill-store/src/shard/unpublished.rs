@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::core::Core;
 use super::shard::{Shard, SlotMeta};
 use super::slot_bits::Bits;
-use crate::feed::Waiting;
+use super::waiting::Waiting;
 use crate::table::{TableState, floats_of};
 
 /// Bytes of memory that a shard keeps for rows that leave, when none wait.

@@ -3,7 +3,6 @@
 //! A ticket stands for one step. It takes each row's clock once, gives all clocks back when it is dropped, and is found by
 //! waiting calls that look for the holders of a row or for a circle of waits.
 
-mod ticket;
+mod tickets;
 
-pub use ticket::Ticket;
-pub(crate) use ticket::{Call, Held, NO_LOOKUP, Release, Released, TicketState, Tickets};
+pub(crate) use tickets::{Call, Held, NO_LOOKUP, Release, Released, TicketState, Tickets};

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::store::Store;
 use crate::files::IndexLog;
+use crate::group::GroupTable;
 use crate::metrics::{GroupStats, Stats, TableStats};
 
 pub(crate) fn stats(store: &Store) -> Stats {
@@ -70,7 +71,7 @@ pub(crate) fn stats(store: &Store) -> Stats {
 
 fn tables(store: &Store) -> Vec<TableStats> {
     let tables = store.tables.read();
-    let table = |(name, (group, state)): (&String, &super::store::TableEntry)| TableStats {
+    let table = |(name, (group, state)): (&String, &GroupTable)| TableStats {
         name: name.clone(),
         group: group.core.number,
         rows: group.len(state.local) as u64,

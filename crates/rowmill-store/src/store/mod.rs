@@ -7,11 +7,14 @@ mod account;
 mod index_room;
 mod pooled;
 mod queue;
+mod saved;
 mod store;
 mod table;
 
 pub use pooled::AskedRows;
 pub use queue::QueuedGet;
+pub use saved::CheckpointInfo;
+pub(crate) use saved::{Saved, Written};
 pub use store::Store;
-pub(crate) use store::{Groups, TableEntry, log_name};
+pub(crate) use store::log_name;
 pub use table::Table;

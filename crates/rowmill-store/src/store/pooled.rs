@@ -7,9 +7,8 @@ use rowmill_rows::{IdBag, Pooling};
 use super::store::Store;
 use super::table::Table;
 use crate::error::StoreError;
-use crate::group::Group;
+use crate::group::{Group, Ticket, check_ticket};
 use crate::lookup::{Lookup, Placement, Pooled};
-use crate::staleness::Ticket;
 use crate::table::TableState;
 use crate::update::RowGradients;
 
@@ -75,7 +74,7 @@ impl Store {
         step: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.check_open()?;
-        self.tickets.check_ticket(step)?;
+        check_ticket(&self.tickets, step)?;
         let (group, bags) = group_of(self, bags)?;
         let _caller = self.workers.enter();
         let placement = Placement::Columns { row_stride };
@@ -98,7 +97,7 @@ impl Store {
         self.check_open()?;
         if ticket.is_some() {
             self.check_writable("a training read")?;
-            self.tickets.check_ticket(ticket)?;
+            check_ticket(&self.tickets, ticket)?;
             bags.iter().try_for_each(|(table, _)| table.state().check_event_time())?;
         }
         let (group, bags) = group_of(self, bags)?;
@@ -121,7 +120,7 @@ impl Store {
         self.check_open()?;
         if ticket.is_some() {
             self.check_writable("a training read")?;
-            self.tickets.check_ticket(ticket)?;
+            check_ticket(&self.tickets, ticket)?;
         }
         asked.iter().try_for_each(|rows| rows.table.state().check_event_time())?;
         AskedRows::with_bags(self, asked, |group, bags, times| {
@@ -141,7 +140,7 @@ impl Store {
         step: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.check_open()?;
-        self.tickets.check_ticket(step)?;
+        check_ticket(&self.tickets, step)?;
         AskedRows::with_bags(self, asked, |group, bags, times| {
             let _caller = self.workers.enter();
             self.settle(group.evaluate(bags, times, out, Placement::InTurn, step.map(Ticket::id)))
@@ -165,12 +164,12 @@ impl Store {
     ) -> Result<(), StoreError> {
         self.check_writable("an update")?;
         self.check_lookup(lookup)?;
-        self.tickets.check_ticket(ticket)?;
+        check_ticket(&self.tickets, ticket)?;
         let _caller = self.workers.enter();
         let change = self.changes.read();
         self.settle(lookup.group().apply(lookup, gradients, row_stride, rates, ticket))?;
         drop(change);
-        self.settle(lookup.group().evict_due(&self.changes, lookup))
+        self.settle(lookup.group().evict_due(&self.changes, lookup.table_states()))
     }
 
     /// The gradients of a lookup's distinct rows, for an update of one's own later.

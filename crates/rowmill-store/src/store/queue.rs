@@ -17,9 +17,10 @@ use rowmill_sync::{Condvar, Mutex, Poison, ranks};
 
 use super::table::Table;
 use crate::error::StoreError;
+use crate::group::Ticket;
 use crate::lookup::{Blocked, Lookup, WAIT_SLICE};
 use crate::memory::Claim;
-use crate::staleness::{Call, Held, Ticket, TicketState, Tickets};
+use crate::staleness::{Call, Held, TicketState, Tickets};
 use crate::threads::spawn;
 
 /// Gets that may wait or have rows that were not collected; more are refused.

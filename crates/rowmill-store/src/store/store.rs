@@ -1,32 +1,29 @@
 //! The store: tables in groups, one memory budget, checkpoints.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use rowmill_io::{DeviceError, DirectoryVolume, MemoryVolume, Process, ProcessLocal, Volume, VolumeLock};
+use rowmill_io::{MemoryVolume, Process, ProcessLocal, Volume, VolumeLock};
 use rowmill_kernels::RowUpdater;
 use rowmill_log::{Geometry, Log, LogConfig, LogState};
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
-use rowmill_sync::{Mutex, Poison, Pool, RwLock, ranks};
+use rowmill_sync::{Mutex, Poison, RwLock, ranks};
 
 use super::queue::{Queue, QueuedGet};
+use super::saved::Saved;
 use super::table::Table;
-use crate::background;
-use crate::checkpoint::Saved;
 use crate::error::StoreError;
-use crate::feed::{self, Feed, Waiting};
-use crate::files::{IndexLog, Manifest, TABLES_MAX};
-use crate::group::{Group, shards_for, shrink_all_if_over};
-use crate::lookahead::{self, Announcement, Destination, Lookahead};
+use crate::feed::Feed;
+use crate::files::{self, IndexLog, Pins, TABLES_MAX};
+use crate::group::{Group, GroupTable, Groups, Ticket, shards_for, shrink_all_if_over};
+use crate::lookahead::{Announcement, Destination, Lookahead};
 use crate::lookup::Lookup;
 use crate::memory::Budget;
 use crate::metrics::{Counters, Stats};
 use crate::options::StoreOptions;
-use crate::replication::Pins;
-use crate::shard::{Core, Reason, STEPS_MAX};
-use crate::staleness::{Ticket, Tickets};
+use crate::shard::{Core, Reason, STEPS_MAX, Waiting};
+use crate::staleness::Tickets;
 use crate::table::{EVENT_TIME_MAX, EventClock, TableState};
 use crate::threads::{Rounds, Workers};
 
@@ -35,13 +32,9 @@ use crate::threads::{Rounds, Workers};
 pub(crate) const TAIL_BUFFERS: usize = 4;
 /// A log's buffers take one part in this many of the rows' memory.
 const TAIL_SHARE: u64 = 16;
-/// How often a reader begins to open a checkpoint that the writer replaces meanwhile.
-const OPEN_TRIES: u32 = 32;
 /// Bytes of a table's name.
 const NAME_BYTES_MAX: usize = 255;
 
-pub(crate) type Groups = Arc<RwLock<Vec<Arc<Group>>, ranks::Groups>>;
-pub(crate) type TableEntry = (Arc<Group>, Arc<TableState>);
 /// Ids by table of one group.
 type GroupIds<'a> = (&'a Arc<Group>, Vec<(u32, &'a [u64])>);
 
@@ -53,7 +46,7 @@ pub struct Store {
     pub(crate) options: StoreOptions,
     pub(crate) budget: Arc<Budget>,
     pub(crate) groups: Groups,
-    pub(crate) tables: RwLock<BTreeMap<String, TableEntry>, ranks::Tables>,
+    pub(crate) tables: RwLock<BTreeMap<String, GroupTable>, ranks::Tables>,
     pub(crate) tickets: Arc<Tickets>,
     pub(crate) workers: Arc<Workers>,
     pub(crate) counters: Arc<Counters>,
@@ -63,19 +56,19 @@ pub struct Store {
     pub(crate) changes: Arc<RwLock<(), ranks::Changes>>,
     /// What the last checkpoint consists of; its lock admits one checkpoint at a time.
     pub(crate) saved: Mutex<Saved, ranks::Saved>,
-    next_category: AtomicU32,
-    poison: Arc<Poison>,
-    closed: AtomicBool,
-    process: Process,
+    pub(crate) next_category: AtomicU32,
+    pub(crate) poison: Arc<Poison>,
+    pub(crate) closed: AtomicBool,
+    pub(crate) process: Process,
     // Dropping these joins threads, which a forked child does not have.
-    lookahead: Mutex<Option<ProcessLocal<Lookahead>>, ranks::Lookahead>,
+    pub(crate) lookahead: Mutex<Option<ProcessLocal<Lookahead>>, ranks::Lookahead>,
     /// Started by the first get that is queued.
-    queue: Mutex<Option<ProcessLocal<Queue>>, ranks::Queue>,
-    compaction: Mutex<Option<ProcessLocal<Rounds>>, ranks::Compaction>,
+    pub(crate) queue: Mutex<Option<ProcessLocal<Queue>>, ranks::Queue>,
+    pub(crate) compaction: Mutex<Option<ProcessLocal<Rounds>>, ranks::Compaction>,
     pub(crate) feed: Option<Arc<Feed>>,
     /// What waits for the feed, where one is kept.
     pub(crate) waiting: Option<Arc<Waiting>>,
-    publisher: Mutex<Option<ProcessLocal<Rounds>>, ranks::Publisher>,
+    pub(crate) publisher: Mutex<Option<ProcessLocal<Rounds>>, ranks::Publisher>,
     /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
     pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>, ranks::VolumeLock>,
     /// Differs at every opening.
@@ -84,145 +77,6 @@ pub struct Store {
 }
 
 impl Store {
-    /// Open the store in a folder, or make it.
-    ///
-    /// # Errors
-    /// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`], a locked folder, or a
-    /// budget too small for the index.
-    pub fn open(path: &Path, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
-        options.validate()?;
-        let missing = || StoreError::Missing { location: path.display().to_string() };
-        if path.as_os_str().is_empty() || (path.is_file() && !options.read_only) {
-            return Err(StoreError::Option {
-                option: "path",
-                expected: "a folder of the store's own, there or to be made".into(),
-                got: format!(
-                    "\"{}\"{}",
-                    path.display(),
-                    if path.is_file() { ", which is a file" } else { "" }
-                ),
-            });
-        }
-        if !path.is_dir() {
-            if !options.create || options.read_only {
-                return Err(missing());
-            }
-            let failed = |source| DeviceError::from_io("create", path.display().to_string(), 0, 0, source);
-            std::fs::create_dir_all(path).map_err(failed)?;
-        }
-        let volume: Arc<dyn Volume> = Arc::new(DirectoryVolume::open(path, options.io)?);
-        Self::open_volume(volume, options)
-    }
-
-    /// Open the store in a volume, or make it.
-    ///
-    /// # Errors
-    /// As [`Store::open`].
-    #[allow(clippy::needless_pass_by_value, reason = "the store keeps both")]
-    pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
-        options.validate()?;
-        let lock = if options.read_only { None } else { Some(Arc::from(volume.lock()?)) };
-        for _ in 0..OPEN_TRIES {
-            let manifest = crate::checkpoint::settle(&*volume, options.at, options.read_only)?;
-            let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
-            let opened = Self::open_at(&volume, manifest, options.clone());
-            // The files of a checkpoint go away with it: a reader that comes while the writer makes the next
-            // one starts again there.
-            let moved_on = || {
-                let now = crate::checkpoint::settle(&*volume, options.at, true).ok().flatten();
-                now.map(|manifest| manifest.epoch) != epoch
-            };
-            if options.read_only && opened.is_err() && moved_on() {
-                continue;
-            }
-            let store = opened?;
-            *store.lock.lock() = lock;
-            return Ok(store);
-        }
-        Err(StoreError::Outrun { location: volume.location(), tries: OPEN_TRIES })
-    }
-
-    /// Open the store at a checkpoint, without taking the volume.
-    pub(crate) fn open_at(
-        volume: &Arc<dyn Volume>,
-        manifest: Option<Manifest>,
-        mut options: StoreOptions,
-    ) -> Result<Arc<Self>, StoreError> {
-        let volume = Arc::clone(volume);
-        if manifest.is_none() && (!options.create || options.read_only) {
-            return Err(StoreError::Missing { location: volume.location() });
-        }
-        if let Some(manifest) = &manifest {
-            // Rows not born yet must be born as they would have been.
-            options.seed = manifest.seed;
-        }
-        let epoch = manifest.as_ref().map_or(0, |manifest| manifest.epoch) + 1;
-        let pool = Pool::new(options.threads).map_err(|error| StoreError::Option {
-            option: "threads",
-            expected: format!("a number of threads that can be started ({error})"),
-            got: options.threads.to_string(),
-        })?;
-        let index_log = IndexLog::new(Arc::clone(&volume), (!options.read_only).then_some(epoch))?;
-        let budget = Arc::new(Budget::new(options.memory, options.row_memory));
-        // One ring per worker, per thread of lookahead, and for the thread that calls.
-        let rings = options.threads + lookahead::THREADS + 1;
-        budget.add_fixed((rings * rowmill_io::io_bytes_per_thread(options.io) + IndexLog::bytes()) as u64);
-        let saved = Saved::new(epoch, manifest.as_ref());
-        let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();
-        let next_category = last.map_or(0, |category| category + 1);
-        let tickets = Arc::new(Tickets::new(volume.location()));
-        // Nothing may be written by a reader.
-        let publishes = options.feed.filter(|_| !options.read_only);
-        let poison: Arc<Poison> = Arc::default();
-        let lookahead = Lookahead::start(options.background.has_threads(), &poison)?;
-        let mut store = Self {
-            volume,
-            budget,
-            groups: Groups::default(),
-            tables: RwLock::default(),
-            tickets,
-            workers: Arc::new(Workers::new(pool, options.spread_rows_min)),
-            counters: Arc::default(),
-            events: Arc::default(),
-            index_log: Arc::new(index_log),
-            changes: Arc::default(),
-            saved: Mutex::new(saved),
-            next_category: AtomicU32::new(next_category),
-            poison,
-            closed: AtomicBool::new(false),
-            process: Process::current(),
-            lookahead: Mutex::new(Some(ProcessLocal::new(lookahead))),
-            queue: Mutex::default(),
-            compaction: Mutex::default(),
-            feed: None,
-            waiting: publishes.map(|feed| Arc::new(Waiting::new(feed.waiting))),
-            publisher: Mutex::default(),
-            lock: Mutex::default(),
-            incarnation: options.background.incarnation(),
-            pins: Pins::default(),
-            options,
-        };
-        let mark = manifest.as_ref().map_or(0, |manifest| manifest.feed);
-        if let Some(manifest) = manifest {
-            store.recover(&manifest)?;
-        }
-        if let Some(options) = publishes {
-            let feed = Arc::new(store.open_feed(&options, epoch - 1, mark)?);
-            if store.options.background.has_threads() {
-                let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
-                let publisher = feed::start(Arc::clone(&feed), groups, options.interval, poison)?;
-                *store.publisher.lock() = Some(ProcessLocal::new(publisher));
-            }
-            store.feed = Some(feed);
-        }
-        if !store.options.read_only && store.options.background.has_threads() {
-            let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
-            let compaction = background::start_compaction(groups, Arc::clone(&store.budget), poison)?;
-            *store.compaction.lock() = Some(ProcessLocal::new(compaction));
-        }
-        Ok(Arc::new(store))
-    }
-
     /// Create a table, or open it if it exists with the same spec (learning rate and staleness bound may
     /// differ: they are the caller's, not the rows').
     ///
@@ -291,13 +145,13 @@ impl Store {
 
     pub(crate) fn enter_table(
         &self,
-        tables: &mut BTreeMap<String, TableEntry>,
+        tables: &mut BTreeMap<String, GroupTable>,
         name: &str,
         category: Category,
         group: &Arc<Group>,
         spec: &TableSpec,
         steps: u64,
-    ) -> TableEntry {
+    ) -> GroupTable {
         let local = group.tables.read().len() as u32;
         self.budget.add_fixed(spec.admission.map_or(0, |admission| admission.bytes));
         let events = Arc::clone(&self.events);
@@ -610,7 +464,7 @@ impl Store {
 
     /// Whether there is a later checkpoint than the one this store was opened at.
     fn is_superseded(&self) -> bool {
-        let manifest = crate::checkpoint::load_manifest(&*self.volume);
+        let manifest = files::load_manifest(&*self.volume);
         manifest.is_ok_and(|manifest| {
             manifest.is_some_and(|manifest| manifest.epoch >= self.saved.lock().next_epoch)
         })

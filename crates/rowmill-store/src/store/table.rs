@@ -8,13 +8,13 @@ use rowmill_rows::{Dtype, EvictionRule, TableSpec};
 use super::queue::QueuedGet;
 use super::store::Store;
 use crate::error::StoreError;
-use crate::group::Group;
+use crate::group::{Group, Ticket, check_ticket};
 use crate::lookahead::Destination;
-use crate::lookup::{Part, copy_floats};
+use crate::lookup::Part;
 use crate::metrics::Stats;
 use crate::row_lifetime::Asked;
-use crate::staleness::{Release, Ticket};
-use crate::table::{Key, TableState, write_weights};
+use crate::staleness::Release;
+use crate::table::{Key, TableState, copy_floats, write_weights};
 use crate::update::Target;
 
 /// Where in a row floats are written.
@@ -133,7 +133,7 @@ impl Table {
     /// # Errors
     /// As [`Table::get`].
     pub fn get_in_step(&self, ids: &[u64], out: &mut [f32], ticket: &Ticket) -> Result<(), StoreError> {
-        self.group.tickets.check_ticket(Some(ticket))?;
+        check_ticket(&self.group.tickets, Some(ticket))?;
         self.get_weights(ids, out, Some(ticket.id()))
     }
 
@@ -167,7 +167,7 @@ impl Table {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("a training read")?;
-        self.group.tickets.check_ticket(ticket)?;
+        check_ticket(&self.group.tickets, ticket)?;
         self.state.check_event_time()?;
         self.check("out", ids, out.len(), self.spec.dim as usize)?;
         let _caller = self.store.workers.enter();
@@ -182,12 +182,12 @@ impl Table {
     /// with the rows.
     pub fn get_later(&self, ids: &[u64], ticket: &Arc<Ticket>) -> Result<QueuedGet, StoreError> {
         self.store.check_writable("a training read")?;
-        self.group.tickets.check_ticket(Some(ticket))?;
+        check_ticket(&self.group.tickets, Some(ticket))?;
         self.state.check_event_time()?;
         Group::check_ids(&self.state, ids)?;
         let caller = self.store.workers.enter();
         let mut lookup = self.group.prepare_fetch(&self.state, ids);
-        self.group.refuse(&mut lookup, Asked::Read);
+        lookup.refuse(Asked::Read);
         drop(caller);
         self.store.enqueue(self.clone(), lookup, ticket)
     }
@@ -223,7 +223,7 @@ impl Table {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("put")?;
-        self.group.tickets.check_ticket(ticket)?;
+        check_ticket(&self.group.tickets, ticket)?;
         self.state.check_event_time()?;
         if let Some(position) = first_non_finite(values) {
             return Err(StoreError::NotFinite {
@@ -248,7 +248,7 @@ impl Table {
             rows: ticket.state.take(self.group.core.number, self.state.local, None, &unique),
         });
         let target = Target::Ids { table: &self.state, ids: &unique };
-        let mark = self.state.mark(self.steps(), ticket);
+        let mark = self.state.mark(self.steps(), ticket.and_then(|ticket| ticket.state.event_time()));
         let _change = self.store.changes.read();
         self.store.settle(self.group.update(&target, &release, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
@@ -302,7 +302,7 @@ impl Table {
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("rmw")?;
-        self.group.tickets.check_ticket(ticket)?;
+        check_ticket(&self.group.tickets, ticket)?;
         let dim = self.spec.dim as usize;
         self.check("gradients", ids, gradients.len(), dim)?;
         if ids.is_empty() {
@@ -310,12 +310,12 @@ impl Table {
         }
         let _caller = self.store.workers.enter();
         let mut lookup = self.group.prepare_fetch(&self.state, ids);
-        self.group.refuse(&mut lookup, Asked::Change);
+        lookup.refuse(Asked::Change);
         let rate = rate.unwrap_or_else(|| self.spec.optimizer.lr());
         let change = self.store.changes.read();
         self.store.settle(self.group.apply(&lookup, gradients, dim, &[rate], ticket))?;
         drop(change);
-        self.store.settle(self.group.evict_due(&self.store.changes, &lookup))
+        self.store.settle(self.group.evict_due(&self.store.changes, lookup.table_states()))
     }
 
     /// Remove rows; how many there were. Steps that hold their clocks hold nothing of them any more: rows that are

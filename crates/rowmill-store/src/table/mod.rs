@@ -16,4 +16,4 @@ pub(crate) use hot_rows::HotRows;
 pub(crate) use keys::{Key, Keys, TableIds, home, write_keys};
 pub(crate) use stamp::{Mark, rank_of_score, set_stamp, stamp_of};
 pub(crate) use state::TableState;
-pub(crate) use weights::{decode_row, floats_of, join_weights, write_row, write_weights};
+pub(crate) use weights::{copy_floats, decode_row, floats_of, join_weights, write_row, write_weights};

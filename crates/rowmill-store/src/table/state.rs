@@ -14,7 +14,6 @@ use super::sketch::Sketch;
 use super::stamp::Mark;
 use crate::error::StoreError;
 use crate::files;
-use crate::staleness::Ticket;
 
 /// Identity, spec and counters of one table.
 #[derive(Debug)]
@@ -202,12 +201,11 @@ impl TableState {
     }
 
     /// What a change of rows at step `step` does to their stamps.
-    pub(crate) fn mark(&self, step: u64, ticket: Option<&Ticket>) -> Option<Mark> {
+    pub(crate) fn mark(&self, step: u64, event_time: Option<u64>) -> Option<Mark> {
         match self.rule()? {
             EvictionRule::TtlSteps { .. } => Some(Mark::At(step)),
             EvictionRule::TtlSeconds { .. } => {
-                let said = ticket.and_then(|ticket| ticket.state.event_time());
-                Some(Mark::At(said.or_else(|| self.events.now()).unwrap_or(0)))
+                Some(Mark::At(event_time.or_else(|| self.events.now()).unwrap_or(0)))
             }
             EvictionRule::LeastFrequent { .. } => Some(Mark::Count),
             EvictionRule::LowestScore { .. }

@@ -2,8 +2,6 @@
 
 use rowmill_rows::{Dtype, RowLayout};
 
-use crate::lookup::copy_floats;
-
 /// Copy the weights of a row that are no floats to `out` (`dim` floats).
 ///
 /// # Safety
@@ -102,5 +100,31 @@ pub(crate) unsafe fn write_row(layout: &RowLayout, values: &[f32], row: *mut f32
     unsafe {
         write_weights(layout, weights, row);
         copy_floats(state.as_ptr(), row.byte_add(layout.state_offset()), state.len());
+    }
+}
+
+/// Copy `width` floats. Rows are short: a call of the C library's copy would cost more than the copy.
+///
+/// # Safety
+/// Both sides have `width` floats, and they do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn copy_floats(row: *const f32, out: *mut f32, width: usize) {
+    const LINE_FLOATS: usize = 16;
+    if width >= 4 * LINE_FLOATS {
+        // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(row, out, width) };
+        return;
+    }
+    let lines = width / LINE_FLOATS;
+    // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
+    unsafe {
+        for line in 0..lines {
+            let column = line * LINE_FLOATS;
+            let line: [f32; LINE_FLOATS] = row.add(column).cast::<[f32; LINE_FLOATS]>().read_unaligned();
+            out.add(column).cast::<[f32; LINE_FLOATS]>().write_unaligned(line);
+        }
+        for rest in lines * LINE_FLOATS..width {
+            *out.add(rest) = *row.add(rest);
+        }
     }
 }

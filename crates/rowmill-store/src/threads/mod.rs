@@ -9,4 +9,4 @@ mod workers;
 
 pub(crate) use rounds::{Rounds, spawn};
 pub(crate) use scatter::Scatter;
-pub(crate) use workers::{SPREAD_ROWS_MIN, Workers};
+pub(crate) use workers::Workers;

@@ -5,9 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use rowmill_io::ProcessLocal;
 use rowmill_sync::Pool;
 
-/// Batches with fewer rows than this are not worth spreading over threads (a hand-over costs about 5 us).
-pub(crate) const SPREAD_ROWS_MIN: usize = 4096;
-
 /// The pool of a store, and how many callers it has at the moment.
 ///
 /// Spreading one call pays while threads would idle otherwise. When half as many calls run at once as there are
@@ -126,6 +123,7 @@ impl Workers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::SPREAD_ROWS_MIN;
 
     #[test]
     fn a_call_is_spread_while_there_are_two_threads_for_every_caller() {

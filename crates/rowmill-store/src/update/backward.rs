@@ -6,9 +6,9 @@ use rowmill_kernels::{GradientAddresses, LookupOrder, Lookups, Update, accumulat
 
 use super::update::{Change, Target};
 use crate::error::StoreError;
-use crate::group::{CHUNK, Group};
+use crate::group::{CHUNK, Group, Ticket};
 use crate::lookup::{Feature, Lookup};
-use crate::staleness::{Release, Released, Ticket};
+use crate::staleness::{Release, Released};
 use crate::table::{Key, Mark, TableState};
 
 /// Rows whose gradients one task sums.
@@ -245,7 +245,7 @@ impl Group {
         for (number, (table, source)) in lookup.tables.iter().zip(&sources).enumerate() {
             let lr = rate_of[number].expect("a table is there for a feature");
             let update = Update { lr, step: table.table.next_step(), rounding: None };
-            let mark = table.table.mark(update.step, ticket);
+            let mark = table.table.mark(update.step, ticket.and_then(|ticket| ticket.state.event_time()));
             tables[table.table.local as usize] =
                 Some(TableStep { table: &table.table, update, base: table.base as u32, source, mark });
         }

@@ -9,9 +9,8 @@ use rowmill_io::{DeviceError, Volume};
 
 use super::repair::keep_aside;
 use super::{Findings, FsckReport, check};
-use crate::checkpoint::at;
 use crate::error::StoreError;
-use crate::files::{MANIFEST, Manifest};
+use crate::files::{MANIFEST, Manifest, located};
 
 /// Make the newest other manifest of which everything is proven the checkpoint of the volume; `damage` says what is wrong
 /// with the one that is there.
@@ -45,7 +44,7 @@ pub(super) fn replace(volume: &dyn Volume, damage: &str) -> Result<FsckReport, S
         Err(StoreError::Device(DeviceError::Missing { .. })) => {}
         kept => kept?,
     }
-    manifest.save(volume).map_err(|error| at(volume, error))?;
+    manifest.save(volume).map_err(|error| located(volume, error))?;
     report.problems.push(damage.to_owned());
     report.unnamed.push(format!(
         "what checkpoints after {} changed, if there were any: {name} took the place",

@@ -26,9 +26,8 @@ use std::sync::Arc;
 use rowmill_io::Volume;
 use rowmill_rows::{IdRange, RowKey};
 
-use crate::checkpoint::{load_manifest, load_prepared};
 use crate::error::StoreError;
-use crate::files::{self, DeltaReader, Manifest, TableEntry};
+use crate::files::{self, DeltaReader, Manifest, TableEntry, load_manifest, load_prepared};
 
 use index::Index;
 use segments::Segments;

@@ -11,11 +11,9 @@ use std::sync::Arc;
 use rowmill_io::{DeviceError, Volume};
 
 use super::{Findings, FsckReport, check};
-use crate::background::Background;
-use crate::checkpoint::load_manifest;
 use crate::error::StoreError;
-use crate::files::{MANIFEST, SnapshotWriter};
-use crate::options::StoreOptions;
+use crate::files::{MANIFEST, SnapshotWriter, load_manifest};
+use crate::options::{Background, StoreOptions};
 use crate::store::Store;
 
 /// Address space for the index of the kept rows; what is not used takes no memory.

@@ -18,11 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rowmill_io::Process;
 use rowmill_sync::{Gate, Mutex, ranks};
 
 use crate::error::StoreError;
-use crate::store::Groups;
 
 /// Steps that may be open at once.
 const TICKETS_MAX: usize = 1024;
@@ -116,7 +114,7 @@ impl TicketState {
     }
 
     /// Number of rows recorded as held.
-    fn rows_held(&self) -> usize {
+    pub(crate) fn rows_held(&self) -> usize {
         self.holds.lock().values().map(Hold::len).sum()
     }
 
@@ -190,7 +188,8 @@ impl TicketState {
         self.waits.lock().remove(&call);
     }
 
-    fn drain(&self) -> Vec<(u32, u32, Vec<u64>)> {
+    /// The rows recorded as held, by group and table; none is from now on.
+    pub(crate) fn drain(&self) -> Vec<(u32, u32, Vec<u64>)> {
         let holds = std::mem::take(&mut *self.holds.lock());
         holds
             .into_iter()
@@ -263,12 +262,11 @@ impl Tickets {
         })
     }
 
-    /// Check that a ticket is of this store.
-    pub(crate) fn check_ticket(&self, ticket: Option<&Ticket>) -> Result<(), StoreError> {
-        ticket.map_or(Ok(()), |ticket| self.check_own(&ticket.tickets, || format!("ticket {}", ticket.id())))
-    }
-
-    fn issue(&self, event_time: Option<u64>) -> Result<Arc<TicketState>, StoreError> {
+    /// Open a ticket for a step that learns from what happened at `event_time`.
+    ///
+    /// # Errors
+    /// [`StoreError::TooManySteps`].
+    pub(crate) fn issue(&self, event_time: Option<u64>) -> Result<Arc<TicketState>, StoreError> {
         let mut open = self.open.lock();
         if open.len() >= TICKETS_MAX {
             return Err(StoreError::TooManySteps { open: open.len(), limit: TICKETS_MAX });
@@ -282,6 +280,11 @@ impl Tickets {
         });
         open.insert(state.id, Arc::downgrade(&state));
         Ok(state)
+    }
+
+    /// A ticket is over.
+    pub(crate) fn close(&self, id: u64) {
+        self.open.lock().remove(&id);
     }
 
     /// Number of the youngest ticket.
@@ -335,54 +338,6 @@ impl Tickets {
     /// Number of open tickets.
     pub(crate) fn len(&self) -> usize {
         self.open.lock().len()
-    }
-}
-
-/// One training step: the clocks of the rows it read. Dropping the ticket gives them all back.
-#[derive(Debug)]
-pub struct Ticket {
-    pub(crate) state: Arc<TicketState>,
-    tickets: Arc<Tickets>,
-    groups: Groups,
-    process: Process,
-}
-
-impl Ticket {
-    pub(crate) fn new(
-        tickets: &Arc<Tickets>,
-        groups: &Groups,
-        event_time: Option<u64>,
-    ) -> Result<Self, StoreError> {
-        Ok(Self {
-            state: tickets.issue(event_time)?,
-            tickets: Arc::clone(tickets),
-            groups: Arc::clone(groups),
-            process: Process::current(),
-        })
-    }
-
-    /// Number of the ticket: later ones are larger.
-    pub fn id(&self) -> u64 {
-        self.state.id
-    }
-
-    /// Rows whose clock this ticket has taken and not given back. A row that was deleted since still counts.
-    pub fn rows_held(&self) -> usize {
-        self.state.rows_held()
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        // The clocks are those of the parent's rows.
-        if !self.process.is_current() {
-            return;
-        }
-        for (group, table, ids) in self.state.drain() {
-            let group = Arc::clone(&self.groups.read()[group as usize]);
-            group.release(self.state.id, table, &ids);
-        }
-        self.tickets.open.lock().remove(&self.state.id);
     }
 }
 

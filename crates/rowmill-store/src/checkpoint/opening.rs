@@ -1,0 +1,170 @@
+//! Opening a store: the checkpoint to stand at is chosen, its index loaded, and the threads of the store started.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
+use rowmill_io::{DeviceError, DirectoryVolume, Process, ProcessLocal, Volume};
+use rowmill_sync::{Mutex, Poison, Pool, RwLock};
+
+use super::prepared::settle;
+use crate::background;
+use crate::error::StoreError;
+use crate::feed;
+use crate::files::{IndexLog, Manifest, Pins};
+use crate::group::Groups;
+use crate::lookahead::{self, Lookahead};
+use crate::memory::Budget;
+use crate::options::StoreOptions;
+use crate::shard::Waiting;
+use crate::staleness::Tickets;
+use crate::store::{Saved, Store};
+use crate::threads::Workers;
+
+/// How often a reader begins to open a checkpoint that the writer replaces meanwhile.
+const OPEN_TRIES: u32 = 32;
+
+impl Store {
+    /// Open the store in a folder, or make it.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`], a locked folder, or a
+    /// budget too small for the index.
+    pub fn open(path: &Path, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
+        options.validate()?;
+        let missing = || StoreError::Missing { location: path.display().to_string() };
+        if path.as_os_str().is_empty() || (path.is_file() && !options.read_only) {
+            return Err(StoreError::Option {
+                option: "path",
+                expected: "a folder of the store's own, there or to be made".into(),
+                got: format!(
+                    "\"{}\"{}",
+                    path.display(),
+                    if path.is_file() { ", which is a file" } else { "" }
+                ),
+            });
+        }
+        if !path.is_dir() {
+            if !options.create || options.read_only {
+                return Err(missing());
+            }
+            let failed = |source| DeviceError::from_io("create", path.display().to_string(), 0, 0, source);
+            std::fs::create_dir_all(path).map_err(failed)?;
+        }
+        let volume: Arc<dyn Volume> = Arc::new(DirectoryVolume::open(path, options.io)?);
+        Self::open_volume(volume, options)
+    }
+
+    /// Open the store in a volume, or make it.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    #[allow(clippy::needless_pass_by_value, reason = "the store keeps both")]
+    pub fn open_volume(volume: Arc<dyn Volume>, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
+        options.validate()?;
+        let lock = if options.read_only { None } else { Some(Arc::from(volume.lock()?)) };
+        for _ in 0..OPEN_TRIES {
+            let manifest = settle(&*volume, options.at, options.read_only)?;
+            let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
+            let opened = Self::open_at(&volume, manifest, options.clone());
+            // The files of a checkpoint go away with it: a reader that comes while the writer makes the next
+            // one starts again there.
+            let moved_on = || {
+                let now = settle(&*volume, options.at, true).ok().flatten();
+                now.map(|manifest| manifest.epoch) != epoch
+            };
+            if options.read_only && opened.is_err() && moved_on() {
+                continue;
+            }
+            let store = opened?;
+            *store.lock.lock() = lock;
+            return Ok(store);
+        }
+        Err(StoreError::Outrun { location: volume.location(), tries: OPEN_TRIES })
+    }
+
+    /// Open the store at a checkpoint, without taking the volume.
+    pub(crate) fn open_at(
+        volume: &Arc<dyn Volume>,
+        manifest: Option<Manifest>,
+        mut options: StoreOptions,
+    ) -> Result<Arc<Self>, StoreError> {
+        let volume = Arc::clone(volume);
+        if manifest.is_none() && (!options.create || options.read_only) {
+            return Err(StoreError::Missing { location: volume.location() });
+        }
+        if let Some(manifest) = &manifest {
+            // Rows not born yet must be born as they would have been.
+            options.seed = manifest.seed;
+        }
+        let epoch = manifest.as_ref().map_or(0, |manifest| manifest.epoch) + 1;
+        let pool = Pool::new(options.threads).map_err(|error| StoreError::Option {
+            option: "threads",
+            expected: format!("a number of threads that can be started ({error})"),
+            got: options.threads.to_string(),
+        })?;
+        let index_log = IndexLog::new(Arc::clone(&volume), (!options.read_only).then_some(epoch))?;
+        let budget = Arc::new(Budget::new(options.memory, options.row_memory));
+        // One ring per worker, per thread of lookahead, and for the thread that calls.
+        let rings = options.threads + lookahead::THREADS + 1;
+        budget.add_fixed((rings * rowmill_io::io_bytes_per_thread(options.io) + IndexLog::bytes()) as u64);
+        let saved = Saved::new(epoch, manifest.as_ref());
+        let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();
+        let next_category = last.map_or(0, |category| category + 1);
+        let tickets = Arc::new(Tickets::new(volume.location()));
+        // Nothing may be written by a reader.
+        let publishes = options.feed.filter(|_| !options.read_only);
+        let poison: Arc<Poison> = Arc::default();
+        let lookahead = Lookahead::start(options.background.has_threads(), &poison)?;
+        let mut store = Self {
+            volume,
+            budget,
+            groups: Groups::default(),
+            tables: RwLock::default(),
+            tickets,
+            workers: Arc::new(Workers::new(pool, options.spread_rows_min)),
+            counters: Arc::default(),
+            events: Arc::default(),
+            index_log: Arc::new(index_log),
+            changes: Arc::default(),
+            saved: Mutex::new(saved),
+            next_category: AtomicU32::new(next_category),
+            poison,
+            closed: AtomicBool::new(false),
+            process: Process::current(),
+            lookahead: Mutex::new(Some(ProcessLocal::new(lookahead))),
+            queue: Mutex::default(),
+            compaction: Mutex::default(),
+            feed: None,
+            waiting: publishes.map(|feed| Arc::new(Waiting::new(feed.waiting))),
+            publisher: Mutex::default(),
+            lock: Mutex::default(),
+            incarnation: options.background.incarnation(),
+            pins: Pins::default(),
+            options,
+        };
+        let mark = manifest.as_ref().map_or(0, |manifest| manifest.feed);
+        if let Some(manifest) = manifest {
+            store.recover(&manifest)?;
+        }
+        if let Some(options) = publishes {
+            let waiting = store.waiting.as_ref().expect("a store with a feed has one");
+            let (tables, incarnation) = (store.tables.read(), store.incarnation);
+            let opened = feed::open(&store.volume, &options, waiting, incarnation, &tables, epoch - 1, mark)?;
+            drop(tables);
+            let feed = Arc::new(opened);
+            if store.options.background.has_threads() {
+                let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
+                let publisher = feed::start(Arc::clone(&feed), groups, options.interval, poison)?;
+                *store.publisher.lock() = Some(ProcessLocal::new(publisher));
+            }
+            store.feed = Some(feed);
+        }
+        if !store.options.read_only && store.options.background.has_threads() {
+            let (groups, poison) = (Arc::clone(&store.groups), Arc::clone(&store.poison));
+            let compaction = background::start_compaction(groups, Arc::clone(&store.budget), poison)?;
+            *store.compaction.lock() = Some(ProcessLocal::new(compaction));
+        }
+        Ok(Arc::new(store))
+    }
+}
