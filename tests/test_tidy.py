@@ -6,6 +6,7 @@ the file and line that broke a rule. What is checked is what git tracks.
 """
 
 import ast
+import itertools
 import re
 import subprocess
 import tomllib
@@ -61,6 +62,75 @@ CRATE_IMPORTS = {
     },
     "rowmill-bench": {"rowmill-rows", "rowmill-io", "rowmill-store", "rowmill-testkit"},
 }
+
+# The folders of crates/rowmill-store/src, from the lowest layer to the highest, and what each may import. Files beside
+# the folders are as low as the first layer; all may import `error`.
+STORE_FOLDERS = {
+    # Options and bugs on purpose, threads, budget, counters, files: they know no row.
+    "error": set[str](),
+    "options": set[str](),
+    "seeded": set[str](),
+    "threads": set[str](),
+    "memory": set[str](),
+    "metrics": set[str](),
+    "files": set[str](),
+    # Tables and their rows, clocks.
+    "table": {"threads", "files"},
+    "staleness": set[str](),
+    # Rows of a shard, then of a group of shards.
+    "shard": {"seeded", "memory", "files", "table"},
+    "group": {"threads", "memory", "metrics", "table", "staleness", "shard"},
+    # Operations on the rows of a group.
+    "row_lifetime": {"table", "shard", "group"},
+    "lookup": {
+        "seeded",
+        "threads",
+        "memory",
+        "metrics",
+        "table",
+        "staleness",
+        "shard",
+        "group",
+        "row_lifetime",
+    },
+    "update": {"table", "staleness", "shard", "group", "lookup"},
+    "lookahead": {"threads", "memory", "table", "shard", "group"},
+    "feed": {"options", "threads", "files", "table", "shard", "group"},
+    # The store: groups, tables by name, and what is done with all of them.
+    "store": {
+        "options",
+        "threads",
+        "memory",
+        "metrics",
+        "files",
+        "table",
+        "staleness",
+        "shard",
+        "group",
+        "row_lifetime",
+        "lookup",
+        "update",
+        "lookahead",
+        "feed",
+    },
+    "background": {"threads", "memory", "table", "group", "store"},
+    "checkpoint": {
+        "options",
+        "threads",
+        "memory",
+        "files",
+        "table",
+        "staleness",
+        "shard",
+        "group",
+        "lookahead",
+        "feed",
+        "store",
+        "background",
+    },
+    "replication": {"options", "files", "table", "staleness", "update", "store", "checkpoint"},
+}
+STORE_FLAT_MAX = 10
 
 # The same for the modules and packages of python/rowmill: each imports earlier ones only.
 PYTHON_ROAD = [
@@ -196,6 +266,55 @@ def test_crate_shares_the_lints_and_builds_on_earlier_rooms_only(crate: Path) ->
     assert imports <= CRATE_IMPORTS[crate.name]
     if crate.name not in UNSAFE_CRATES:
         assert "#![forbid(unsafe_code)]" in (crate / "src/lib.rs").read_text()
+
+
+def imported_folders(file: Path, source: Path) -> Iterator[str]:
+    """What a file of a crate imports from other folders of `source`. Unit tests may import anything."""
+    code = "\n".join(
+        line for line in file.read_text().splitlines() if not line.lstrip().startswith("//")
+    )
+    code = code.split("#[cfg(test)]\nmod tests {")[0]
+    yield from re.findall(r"\bcrate::(\w+|\{)", code)
+    # `super` once for each folder leads to the root, where everything can be named.
+    depth = len(file.relative_to(source).parts) - (file.name == "mod.rs")
+    yield from re.findall(rf"^use (?:super::){{{depth}}}(\w+|\{{|\*)", code, re.MULTILINE)
+
+
+def store_files() -> Iterator[tuple[str, Path]]:
+    """Files of the store with their folders, without those of unit tests."""
+    source = ROOT / "crates/rowmill-store/src"
+    for path in tracked(".rs"):
+        if path.is_relative_to(source) and path.name != "lib.rs":
+            parts = path.relative_to(source).parts
+            if "tests" not in parts and path.stem not in ("tests", "golden"):
+                yield parts[0].removesuffix(".rs"), path
+
+
+def test_folders_of_the_store_import_lower_ones_only() -> None:
+    folders = list(STORE_FOLDERS)
+    for number, (folder, allowed) in enumerate(STORE_FOLDERS.items()):
+        assert allowed <= set(folders[:number]), f"{folder} may import a higher layer"
+    used: dict[str, set[str]] = {folder: set() for folder in folders}
+    found: list[str] = []
+    for folder, path in store_files():
+        assert folder in STORE_FOLDERS, f"say what {folder} may import"
+        for other in imported_folders(path, ROOT / "crates/rowmill-store/src"):
+            used[folder].add(other)
+            if other not in STORE_FOLDERS[folder] | {folder, "error"}:
+                found.append(f"{path.relative_to(ROOT)} imports {other}")
+    assert found == []
+    unused = {folder: STORE_FOLDERS[folder] - used[folder] for folder in folders}
+    assert {folder: rest for folder, rest in unused.items() if rest} == {}, "not imported any more"
+
+
+def test_folders_of_the_store_say_what_they_hold() -> None:
+    source = ROOT / "crates/rowmill-store/src"
+    assert len([path for path in tracked(".rs") if path.parent == source]) <= STORE_FLAT_MAX
+    for folder in {path.parent for _, path in store_files()} - {source}:
+        header = itertools.takewhile(
+            lambda line: line.startswith("//!"), (folder / "mod.rs").read_text().splitlines()
+        )
+        assert " ".join(header).count(". ") >= 1, f"{folder.name}/mod.rs says too little"
 
 
 def imported_rooms(path: Path) -> Iterator[str]:

@@ -27,9 +27,9 @@
 //! # }
 //! ```
 //!
-//! How a call runs: ids are split by shard ([`Table`], `keys`), shards find or make their rows
-//! (`shard`, `acquire`), cold rows come from the log (`log`), and the work is done on addresses of rows
-//! (`resolve`, `lookup`, `update`). What must survive a crash is written by `checkpoint`.
+//! How a call runs: ids are split by shard ([`Table`], `table`), shards find or create their rows (`shard`, `lookup`),
+//! cold rows come from the log (`group`), and the work is done on addresses of rows (`lookup`, `update`). What must
+//! survive a crash is written by `checkpoint`.
 
 // What is not inlined into a function of an instruction set is compiled without it, and a prefetch that is a
 // call of its own comes late.
