@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use super::flags::{self, FREQUENCY_MAX};
-use super::location::{Location, Place};
+use super::location::{EntryRef, Location};
 use super::zeroed_array::ZeroedArray;
 use crate::prefetch::prefetch;
 
@@ -68,37 +68,37 @@ impl DirectIndex {
 
     /// Where the entry of `id` is; none for an id without a row or out of range.
     #[inline]
-    pub(crate) fn find(&self, id: u64) -> Option<Place> {
+    pub(crate) fn find(&self, id: u64) -> Option<EntryRef> {
         let local = self.local(id);
         match self.locations.get(local) {
-            Some(&location) if location != 0 => Some(place(local)),
+            Some(&location) if location != 0 => Some(entry(local)),
             _ => None,
         }
     }
 
     /// Where the row of an entry is.
     #[inline]
-    pub(crate) fn location(&self, place: Place) -> Location {
-        Location::from_stored(self.locations[local_of(place)])
+    pub(crate) fn location(&self, entry: EntryRef) -> Location {
+        Location::from_stored(self.locations[local_of(entry)])
     }
 
     /// Say that the row of an entry has moved.
     #[inline]
-    pub(crate) fn set_location(&mut self, place: Place, location: Location) {
-        debug_assert_ne!(self.locations[local_of(place)], 0, "the place has no entry");
-        self.set_word(local_of(place), location.stored());
+    pub(crate) fn set_location(&mut self, entry: EntryRef, location: Location) {
+        debug_assert_ne!(self.locations[local_of(entry)], 0, "the entry has no entry");
+        self.set_word(local_of(entry), location.stored());
     }
 
     /// How often the row was touched, up to [`FREQUENCY_MAX`].
     #[inline]
-    pub(crate) fn frequency(&self, place: Place) -> u8 {
-        flags::frequency(self.flags[local_of(place)].load(Relaxed).into())
+    pub(crate) fn frequency(&self, entry: EntryRef) -> u8 {
+        flags::frequency(self.flags[local_of(entry)].load(Relaxed).into())
     }
 
     /// Count an access, as [`HashIndex::touch`](super::HashIndex::touch) does.
     #[inline]
-    pub(crate) fn touch(&self, place: Place) {
-        let word = &self.flags[local_of(place)];
+    pub(crate) fn touch(&self, entry: EntryRef) {
+        let word = &self.flags[local_of(entry)];
         let bits = word.load(Relaxed);
         if flags::frequency(bits.into()) < FREQUENCY_MAX {
             word.store(bits + 1, Relaxed);
@@ -107,21 +107,21 @@ impl DirectIndex {
 
     /// Replace the frequency.
     #[inline]
-    pub(crate) fn set_frequency(&mut self, place: Place, frequency: u8) {
-        let word = self.flags[local_of(place)].get_mut();
+    pub(crate) fn set_frequency(&mut self, entry: EntryRef, frequency: u8) {
+        let word = self.flags[local_of(entry)].get_mut();
         *word = flags::with_frequency((*word).into(), 0, frequency) as u8;
     }
 
     /// The clock of the row, or [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
     #[inline]
-    pub(crate) fn clock(&self, place: Place) -> u8 {
-        flags::clock(self.flags[local_of(place)].load(Relaxed).into())
+    pub(crate) fn clock(&self, entry: EntryRef) -> u8 {
+        flags::clock(self.flags[local_of(entry)].load(Relaxed).into())
     }
 
     /// Take the clock of the row once more, as [`TableIndex::take_clock`](super::TableIndex::take_clock) says.
     #[inline(always)]
-    pub(crate) fn take_clock(&mut self, place: Place, bound: u8) -> Option<u8> {
-        let word = self.flags[local_of(place)].get_mut();
+    pub(crate) fn take_clock(&mut self, entry: EntryRef, bound: u8) -> Option<u8> {
+        let word = self.flags[local_of(entry)].get_mut();
         let clock = flags::clock((*word).into());
         flags::may_take(clock, bound).then(|| {
             *word += flags::one_taken(0) as u8;
@@ -131,8 +131,8 @@ impl DirectIndex {
 
     /// Give the clock of the row back once; what it showed.
     #[inline(always)]
-    pub(crate) fn give_clock(&mut self, place: Place) -> u8 {
-        let word = self.flags[local_of(place)].get_mut();
+    pub(crate) fn give_clock(&mut self, entry: EntryRef) -> u8 {
+        let word = self.flags[local_of(entry)].get_mut();
         let clock = flags::clock((*word).into());
         if flags::may_give(clock) {
             *word -= flags::one_taken(0) as u8;
@@ -142,8 +142,8 @@ impl DirectIndex {
 
     /// Replace the clock.
     #[inline]
-    pub(crate) fn set_clock(&mut self, place: Place, clock: u8) {
-        let word = self.flags[local_of(place)].get_mut();
+    pub(crate) fn set_clock(&mut self, entry: EntryRef, clock: u8) {
+        let word = self.flags[local_of(entry)].get_mut();
         *word = flags::with_clock((*word).into(), 0, clock) as u8;
     }
 
@@ -152,21 +152,21 @@ impl DirectIndex {
     /// # Panics
     /// When the id is out of range; callers check whole batches before they change anything.
     #[inline]
-    pub(crate) fn insert(&mut self, id: u64, location: Location) -> Place {
+    pub(crate) fn insert(&mut self, id: u64, location: Location) -> EntryRef {
         let local = self.local(id);
         debug_assert_eq!(self.locations[local], 0, "id {id} is already in the index");
         self.set_word(local, location.stored());
         self.len += 1;
-        place(local)
+        entry(local)
     }
 
     /// Remove an id with its flags; returns where its row was.
     #[inline]
     pub(crate) fn remove(&mut self, id: u64) -> Option<Location> {
-        let place = self.find(id)?;
-        let location = self.location(place);
-        self.set_word(local_of(place), 0);
-        *self.flags[local_of(place)].get_mut() = 0;
+        let entry = self.find(id)?;
+        let location = self.location(entry);
+        self.set_word(local_of(entry), 0);
+        *self.flags[local_of(entry)].get_mut() = 0;
         self.len -= 1;
         Some(location)
     }
@@ -233,11 +233,11 @@ fn local_rows(rows: u64, shard: usize, shards: usize) -> usize {
 }
 
 #[inline]
-fn place(local: usize) -> Place {
-    Place::new(local as u32 + 1)
+fn entry(local: usize) -> EntryRef {
+    EntryRef::new(local as u32 + 1)
 }
 
 #[inline]
-fn local_of(place: Place) -> usize {
-    place.get() as usize - 1
+fn local_of(entry: EntryRef) -> usize {
+    entry.get() as usize - 1
 }

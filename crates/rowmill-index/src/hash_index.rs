@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::compare::{Compare, Plain};
 use super::flags::{self, FLAG_BITS, FREQUENCY_MAX};
-use super::location::{Found, Location, Place};
+use super::location::{EntryRef, Found, Location};
 use super::shard::hash;
 use super::table_index::Beyond;
 use super::zeroed_array::{PAGE_BYTES, Zeroed, ZeroedArray};
@@ -32,7 +32,7 @@ const GROWTH_NUMERATOR: usize = 3;
 const GROWTH_DENOMINATOR: usize = 2;
 /// Buckets come in whole pages.
 const PAGE_BUCKETS: usize = PAGE_BYTES / size_of::<Bucket>();
-/// A [`Place`] has 29 bits for the bucket: 2^31 rows at a load of 0.8, as many as locations can name.
+/// A [`EntryRef`] has 29 bits for the bucket: 2^31 rows at a load of 0.8, as many as locations can name.
 const BUCKETS_MAX: usize = 1 << 29;
 /// Buckets visited in a row by [`HashIndex::for_each`]: 1 KiB, enough to read memory in order, and few
 /// enough that their rows make no long run in a smaller index they are copied to.
@@ -73,7 +73,7 @@ impl Bucket {
     unsafe fn find<C: Compare>(&self, id: u64, number: usize) -> Option<Found> {
         // SAFETY: the caller's.
         let e = self.occupied(unsafe { C::matches(&self.ids, id) })?;
-        Some(Found { place: place(number, e), location: Location::from_stored(self.locations[e]) })
+        Some(Found { entry: entry(number, e), location: Location::from_stored(self.locations[e]) })
     }
 
     /// The entry that holds an id, given those that match it: empty ones match id 0 too.
@@ -169,14 +169,14 @@ impl HashIndex {
 
     /// Where the entry of `id` is.
     #[inline]
-    pub(crate) fn find(&self, id: u64) -> Option<Place> {
+    pub(crate) fn find(&self, id: u64) -> Option<EntryRef> {
         let home = home(hash(id), self.buckets.len());
         let mut b = home;
         loop {
             // An index without memory has no bucket at all.
             let bucket = self.buckets.get(b)?;
             if let Some(e) = bucket.entry_of(id) {
-                return Some(place(b, e));
+                return Some(entry(b, e));
             }
             if !bucket.overflowed() {
                 return None;
@@ -190,23 +190,23 @@ impl HashIndex {
 
     /// Where the row of an entry is.
     #[inline]
-    pub fn location(&self, place: Place) -> Location {
-        let (bucket, e) = split(place);
+    pub fn location(&self, entry: EntryRef) -> Location {
+        let (bucket, e) = split(entry);
         Location::from_stored(self.buckets[bucket].locations[e])
     }
 
     /// Say that the row of an entry has moved.
     #[inline]
-    pub(crate) fn set_location(&mut self, place: Place, location: Location) {
-        let (bucket, e) = split(place);
-        debug_assert_ne!(self.buckets[bucket].locations[e], 0, "the place has no entry");
+    pub(crate) fn set_location(&mut self, entry: EntryRef, location: Location) {
+        let (bucket, e) = split(entry);
+        debug_assert_ne!(self.buckets[bucket].locations[e], 0, "the entry has no entry");
         self.buckets[bucket].locations[e] = location.stored();
     }
 
     /// How often the row was touched, up to [`FREQUENCY_MAX`].
     #[inline]
-    pub(crate) fn frequency(&self, place: Place) -> u8 {
-        let (word, shift) = self.flags_of(place);
+    pub(crate) fn frequency(&self, entry: EntryRef) -> u8 {
+        let (word, shift) = self.flags_of(entry);
         flags::frequency(word.load(Relaxed) >> shift)
     }
 
@@ -217,8 +217,8 @@ impl HashIndex {
     /// Nothing else is lost, because every other bit changes under exclusive access only; a locked
     /// operation would cost each lookup as much as the lookup itself.
     #[inline]
-    pub(crate) fn touch(&self, place: Place) {
-        let (word, shift) = self.flags_of(place);
+    pub(crate) fn touch(&self, entry: EntryRef) {
+        let (word, shift) = self.flags_of(entry);
         let bits = word.load(Relaxed);
         if flags::frequency(bits >> shift) < FREQUENCY_MAX {
             word.store(bits + (1 << shift), Relaxed);
@@ -227,22 +227,22 @@ impl HashIndex {
 
     /// Replace the frequency.
     #[inline]
-    pub(crate) fn set_frequency(&mut self, place: Place, frequency: u8) {
-        let (word, shift) = self.flags_of_mut(place);
+    pub(crate) fn set_frequency(&mut self, entry: EntryRef, frequency: u8) {
+        let (word, shift) = self.flags_of_mut(entry);
         *word = flags::with_frequency(*word, shift, frequency);
     }
 
     /// The clock of the row, or [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
     #[inline]
-    pub(crate) fn clock(&self, place: Place) -> u8 {
-        let (word, shift) = self.flags_of(place);
+    pub(crate) fn clock(&self, entry: EntryRef) -> u8 {
+        let (word, shift) = self.flags_of(entry);
         flags::clock(word.load(Relaxed) >> shift)
     }
 
     /// Take the clock of the row once more, as [`TableIndex::take_clock`](super::TableIndex::take_clock) says.
     #[inline(always)]
-    pub(crate) fn take_clock(&mut self, place: Place, bound: u8) -> Option<u8> {
-        let (word, shift) = self.flags_of_mut(place);
+    pub(crate) fn take_clock(&mut self, entry: EntryRef, bound: u8) -> Option<u8> {
+        let (word, shift) = self.flags_of_mut(entry);
         let clock = flags::clock(*word >> shift);
         flags::may_take(clock, bound).then(|| {
             *word += flags::one_taken(shift);
@@ -252,8 +252,8 @@ impl HashIndex {
 
     /// Give the clock of the row back once; what it showed.
     #[inline(always)]
-    pub(crate) fn give_clock(&mut self, place: Place) -> u8 {
-        let (word, shift) = self.flags_of_mut(place);
+    pub(crate) fn give_clock(&mut self, entry: EntryRef) -> u8 {
+        let (word, shift) = self.flags_of_mut(entry);
         let clock = flags::clock(*word >> shift);
         if flags::may_give(clock) {
             *word -= flags::one_taken(shift);
@@ -263,15 +263,15 @@ impl HashIndex {
 
     /// Replace the clock.
     #[inline]
-    pub(crate) fn set_clock(&mut self, place: Place, clock: u8) {
-        let (word, shift) = self.flags_of_mut(place);
+    pub(crate) fn set_clock(&mut self, entry: EntryRef, clock: u8) {
+        let (word, shift) = self.flags_of_mut(entry);
         *word = flags::with_clock(*word, shift, clock);
     }
 
     /// Add an id that is not there, with frequency and clock zero. Grows the index unless `reserve` has
     /// made room.
     #[inline]
-    pub(crate) fn insert(&mut self, id: u64, location: Location) -> Place {
+    pub(crate) fn insert(&mut self, id: u64, location: Location) -> EntryRef {
         debug_assert!(self.find(id).is_none(), "id {id} is already in the index");
         self.reserve(1);
         self.len += 1;
@@ -281,11 +281,11 @@ impl HashIndex {
     /// Remove an id with its flags; returns where its row was.
     #[inline]
     pub(crate) fn remove(&mut self, id: u64) -> Option<Location> {
-        let place = self.find(id)?;
-        let location = self.location(place);
-        let (bucket, e) = split(place);
-        self.set_frequency(place, 0);
-        self.set_clock(place, 0);
+        let entry = self.find(id)?;
+        let location = self.location(entry);
+        let (bucket, e) = split(entry);
+        self.set_frequency(entry, 0);
+        self.set_clock(entry, 0);
         self.buckets[bucket].ids[e] = 0;
         self.buckets[bucket].locations[e] = 0;
         self.len -= 1;
@@ -364,14 +364,14 @@ impl HashIndex {
     }
 
     #[inline]
-    fn flags_of(&self, place: Place) -> (&AtomicU32, u32) {
-        let (bucket, e) = split(place);
+    fn flags_of(&self, entry: EntryRef) -> (&AtomicU32, u32) {
+        let (bucket, e) = split(entry);
         (&self.buckets[bucket].flags, e as u32 * FLAG_BITS)
     }
 
     #[inline]
-    fn flags_of_mut(&mut self, place: Place) -> (&mut u32, u32) {
-        let (bucket, e) = split(place);
+    fn flags_of_mut(&mut self, entry: EntryRef) -> (&mut u32, u32) {
+        let (bucket, e) = split(entry);
         (self.buckets[bucket].flags.get_mut(), e as u32 * FLAG_BITS)
     }
 
@@ -413,7 +413,7 @@ impl HashIndex {
 
 /// Put an entry into the first bucket with room from its home on. There is room: the load is bounded.
 #[inline]
-fn insert_into(buckets: &mut [Bucket], id: u64, location: u32, bits: u32) -> Place {
+fn insert_into(buckets: &mut [Bucket], id: u64, location: u32, bits: u32) -> EntryRef {
     let mut b = home(hash(id), buckets.len());
     loop {
         let bucket = &mut buckets[b];
@@ -421,7 +421,7 @@ fn insert_into(buckets: &mut [Bucket], id: u64, location: u32, bits: u32) -> Pla
             bucket.ids[e] = id;
             bucket.locations[e] = location;
             *bucket.flags.get_mut() |= bits << (e as u32 * FLAG_BITS);
-            return place(b, e);
+            return entry(b, e);
         }
         *bucket.flags.get_mut() |= OVERFLOW;
         b = next(b, buckets.len());
@@ -447,14 +447,14 @@ fn buckets_for(rows: usize) -> usize {
 
 /// The bucket in the high bits, the entry plus one in the low three.
 #[inline]
-fn place(bucket: usize, e: usize) -> Place {
-    Place::new((bucket as u32) << 3 | (e as u32 + 1))
+fn entry(bucket: usize, e: usize) -> EntryRef {
+    EntryRef::new((bucket as u32) << 3 | (e as u32 + 1))
 }
 
 #[inline]
-fn split(place: Place) -> (usize, usize) {
-    let place = place.get();
-    ((place >> 3) as usize, (place & 7) as usize - 1)
+fn split(entry: EntryRef) -> (usize, usize) {
+    let entry = entry.get();
+    ((entry >> 3) as usize, (entry & 7) as usize - 1)
 }
 
 /// A step near the golden ratio of `count` that visits all of `0..count` before it repeats.

@@ -33,7 +33,7 @@ pub use compare::{Compare, Plain};
 pub use direct_index::DirectIndex;
 pub use flags::CLOCK_OVERFLOW;
 pub use hash_index::HashIndex;
-pub use location::{Found, Location, Place};
+pub use location::{EntryRef, Found, Location};
 pub use prefetch::{prefetch, prefetch_bytes};
 pub use shard::{dense_shard_of, hash, shard_and_hash_of, shard_of};
 pub use table_index::{Beyond, TableIndex};

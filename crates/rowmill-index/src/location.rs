@@ -78,14 +78,14 @@ impl std::fmt::Debug for Location {
 
 /// A handle to an entry of one index, so that what follows a lookup need not look again.
 ///
-/// Valid until the next insert or remove of that index. Never zero, so that `Option<Place>` is four bytes.
+/// Valid until the next insert or remove of that index. Never zero, so that `Option<EntryRef>` is four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(NonZeroU32);
+pub struct EntryRef(NonZeroU32);
 
-impl Place {
+impl EntryRef {
     #[inline]
     pub(super) fn new(value: u32) -> Self {
-        Self(NonZeroU32::new(value).expect("indexes number their places from one"))
+        Self(NonZeroU32::new(value).expect("indexes number their entries from one"))
     }
 
     #[inline]
@@ -98,7 +98,7 @@ impl Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Its entry.
-    pub place: Place,
+    pub entry: EntryRef,
     /// Where its row is.
     pub location: Location,
 }
@@ -119,6 +119,6 @@ mod tests {
             }
         }
         assert_eq!(Location::device(Location::ROW_MAX).row(), Some(Location::ROW_MAX));
-        assert_eq!(size_of::<Option<Place>>(), 4);
+        assert_eq!(size_of::<Option<EntryRef>>(), 4);
     }
 }

@@ -5,7 +5,7 @@ use rowmill_rows::IdRange;
 use super::compare::Compare;
 use super::direct_index::DirectIndex;
 use super::hash_index::HashIndex;
-use super::location::{Found, Location, Place};
+use super::location::{EntryRef, Found, Location};
 
 /// An index for any ids, or for a dense range of them.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl TableIndex {
 
     /// Where the entry of `id` is; none for an id without a row or out of range.
     #[inline]
-    pub fn find(&self, id: u64) -> Option<Place> {
+    pub fn find(&self, id: u64) -> Option<EntryRef> {
         either!(self, index => index.find(id))
     }
 
@@ -77,7 +77,7 @@ impl TableIndex {
             // SAFETY: the caller's.
             Self::Hash(index) => unsafe { index.find_near::<C>(id, hash) },
             Self::Direct(index) => {
-                Ok(index.find(id).map(|place| Found { place, location: index.location(place) }))
+                Ok(index.find(id).map(|entry| Found { entry, location: index.location(entry) }))
             }
         }
     }
@@ -91,7 +91,7 @@ impl TableIndex {
         match self {
             // SAFETY: the caller's.
             Self::Hash(index) => unsafe { index.find_beyond::<C>(id, hash) },
-            Self::Direct(_) => unreachable!("an entry of a dense range is in its one place"),
+            Self::Direct(_) => unreachable!("an entry of a dense range is in its one entry"),
         }
     }
 
@@ -124,63 +124,63 @@ impl TableIndex {
 
     /// Where the row of an entry is.
     #[inline]
-    pub fn location(&self, place: Place) -> Location {
-        either!(self, index => index.location(place))
+    pub fn location(&self, entry: EntryRef) -> Location {
+        either!(self, index => index.location(entry))
     }
 
     /// Say that the row of an entry has moved.
     #[inline]
-    pub fn set_location(&mut self, place: Place, location: Location) {
-        either!(self, index => index.set_location(place, location));
+    pub fn set_location(&mut self, entry: EntryRef, location: Location) {
+        either!(self, index => index.set_location(entry, location));
     }
 
     /// How often the row was touched, up to [`FREQUENCY_MAX`](super::FREQUENCY_MAX).
     #[inline]
-    pub fn frequency(&self, place: Place) -> u8 {
-        either!(self, index => index.frequency(place))
+    pub fn frequency(&self, entry: EntryRef) -> u8 {
+        either!(self, index => index.frequency(entry))
     }
 
     /// Count an access; under contention it may go uncounted.
     #[inline]
-    pub fn touch(&self, place: Place) {
-        either!(self, index => index.touch(place));
+    pub fn touch(&self, entry: EntryRef) {
+        either!(self, index => index.touch(entry));
     }
 
     /// Replace the frequency.
     #[inline]
-    pub fn set_frequency(&mut self, place: Place, frequency: u8) {
-        either!(self, index => index.set_frequency(place, frequency));
+    pub fn set_frequency(&mut self, entry: EntryRef, frequency: u8) {
+        either!(self, index => index.set_frequency(entry, frequency));
     }
 
     /// The clock of the row, or [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
     #[inline]
-    pub fn clock(&self, place: Place) -> u8 {
-        either!(self, index => index.clock(place))
+    pub fn clock(&self, entry: EntryRef) -> u8 {
+        either!(self, index => index.clock(entry))
     }
 
     /// Take the clock of the row once more unless more than `bound` gets are outstanding; how many there were.
     /// `None`, and nothing is taken, also where the clock cannot show one more.
     #[inline(always)]
-    pub fn take_clock(&mut self, place: Place, bound: u8) -> Option<u8> {
-        either!(self, index => index.take_clock(place, bound))
+    pub fn take_clock(&mut self, entry: EntryRef, bound: u8) -> Option<u8> {
+        either!(self, index => index.take_clock(entry, bound))
     }
 
     /// Give the clock of the row back once; what it showed. Nothing changes if that is 0 or
     /// [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
     #[inline(always)]
-    pub fn give_clock(&mut self, place: Place) -> u8 {
-        either!(self, index => index.give_clock(place))
+    pub fn give_clock(&mut self, entry: EntryRef) -> u8 {
+        either!(self, index => index.give_clock(entry))
     }
 
     /// Replace the clock.
     #[inline]
-    pub fn set_clock(&mut self, place: Place, clock: u8) {
-        either!(self, index => index.set_clock(place, clock));
+    pub fn set_clock(&mut self, entry: EntryRef, clock: u8) {
+        either!(self, index => index.set_clock(entry, clock));
     }
 
     /// Add an id that is not there and is in range, with frequency and clock zero.
     #[inline]
-    pub fn insert(&mut self, id: u64, location: Location) -> Place {
+    pub fn insert(&mut self, id: u64, location: Location) -> EntryRef {
         either!(self, index => index.insert(id, location))
     }
 

@@ -79,11 +79,11 @@ impl Pair {
             assert_eq!(self.index.find(id), None);
             return;
         }
-        if let Some(place) = self.index.find(id) {
-            self.index.set_location(place, location);
+        if let Some(entry) = self.index.find(id) {
+            self.index.set_location(entry, location);
         } else {
-            let place = self.index.insert(id, location);
-            assert_eq!(self.index.find(id), Some(place));
+            let entry = self.index.insert(id, location);
+            assert_eq!(self.index.find(id), Some(entry));
         }
         self.model.entry(id).or_default().location = Some(location);
     }
@@ -110,40 +110,40 @@ impl Pair {
             | Step::Clock(id, _)
             | Step::Take(id, _)
             | Step::Give(id) => {
-                let Some(place) = self.index.find(id) else { return };
-                let entry = self.model.get_mut(&id).expect("an id the model lacks");
+                let Some(entry) = self.index.find(id) else { return };
+                let expected = self.model.get_mut(&id).expect("an id the model lacks");
                 match *step {
                     Step::Frequency(_, frequency) => {
-                        self.index.set_frequency(place, frequency);
-                        entry.frequency = frequency;
+                        self.index.set_frequency(entry, frequency);
+                        expected.frequency = frequency;
                     }
                     Step::Clock(_, clock) => {
-                        self.index.set_clock(place, clock);
-                        entry.clock = clock;
+                        self.index.set_clock(entry, clock);
+                        expected.clock = clock;
                     }
                     Step::Take(_, bound) => {
-                        let may = entry.clock <= bound && entry.clock < CLOCK_OVERFLOW - 1;
-                        assert_eq!(self.index.take_clock(place, bound), may.then_some(entry.clock));
-                        entry.clock += u8::from(may);
+                        let may = expected.clock <= bound && expected.clock < CLOCK_OVERFLOW - 1;
+                        assert_eq!(self.index.take_clock(entry, bound), may.then_some(expected.clock));
+                        expected.clock += u8::from(may);
                     }
                     Step::Give(_) => {
-                        assert_eq!(self.index.give_clock(place), entry.clock);
-                        entry.clock -= u8::from(entry.clock > 0 && entry.clock < CLOCK_OVERFLOW);
+                        assert_eq!(self.index.give_clock(entry), expected.clock);
+                        expected.clock -= u8::from(expected.clock > 0 && expected.clock < CLOCK_OVERFLOW);
                     }
                     _ => {
-                        self.index.touch(place);
-                        entry.frequency = (entry.frequency + 1).min(FREQUENCY_MAX);
+                        self.index.touch(entry);
+                        expected.frequency = (expected.frequency + 1).min(FREQUENCY_MAX);
                     }
                 }
             }
         }
     }
 
-    fn entry(&self, place: Place) -> Entry {
+    fn entry(&self, entry: EntryRef) -> Entry {
         Entry {
-            location: Some(self.index.location(place)),
-            frequency: self.index.frequency(place),
-            clock: self.index.clock(place),
+            location: Some(self.index.location(entry)),
+            frequency: self.index.frequency(entry),
+            clock: self.index.clock(entry),
         }
     }
 
@@ -162,8 +162,8 @@ impl Pair {
         let ids: Vec<u64> = self.model.keys().chain(absent).copied().collect();
         for id in ids {
             self.index.prefetch(id, hash(id));
-            let place = self.index.find(id);
-            assert_eq!(place.map(|place| self.entry(place)), self.model.get(&id).copied());
+            let entry = self.index.find(id);
+            assert_eq!(entry.map(|entry| self.entry(entry)), self.model.get(&id).copied());
             assert_eq!(visited.get(&id).copied(), self.model.get(&id).and_then(|entry| entry.location));
         }
     }
@@ -250,14 +250,14 @@ fn a_dense_range_is_an_array_while_all_its_rows_are_in_memory_in_order() {
         assert_eq!(index.array(), Some(first));
     };
     fill(&mut index, 7);
-    let place = index.find(id(2)).unwrap();
+    let entry = index.find(id(2)).unwrap();
     for (location, array) in [
         (Location::device(9), None),
         (Location::resident(12), None),
         (Location::device(9), None),
         (Location::resident(9), Some(7)),
     ] {
-        index.set_location(place, location);
+        index.set_location(entry, location);
         assert_eq!(index.array(), array, "{location:?}");
     }
     (0..5).for_each(|position| _ = index.remove(id(position)));
@@ -292,12 +292,12 @@ fn inserts_after_a_reserve_move_nothing() {
         index.insert(id, Location::device(id as u32));
     }
     index.reserve(5000);
-    let places: Vec<_> = (0..1000).map(|id| index.find(id).unwrap()).collect();
+    let entries: Vec<_> = (0..1000).map(|id| index.find(id).unwrap()).collect();
     for id in 1000..6000 {
         index.insert(id, Location::device(id as u32));
     }
-    for (id, place) in places.into_iter().enumerate() {
-        assert_eq!(index.location(place), Location::device(id as u32));
+    for (id, entry) in entries.into_iter().enumerate() {
+        assert_eq!(index.location(entry), Location::device(id as u32));
     }
 }
 
@@ -374,24 +374,24 @@ fn touching_loses_no_bits_of_neighbours() {
         for round in 0..200 {
             let mut index = TableIndex::new(ids, 0, 1);
             // 64 ids in a page of 64 buckets: several share one.
-            let places: Vec<_> = (0..64).map(|id| index.insert(id, Location::device(id as u32))).collect();
-            for (id, &place) in places.iter().enumerate() {
-                index.set_clock(place, (id + round) as u8 % 16);
+            let entries: Vec<_> = (0..64).map(|id| index.insert(id, Location::device(id as u32))).collect();
+            for (id, &entry) in entries.iter().enumerate() {
+                index.set_clock(entry, (id + round) as u8 % 16);
             }
-            let (index, places) = (&index, &places);
+            let (index, entries) = (&index, &entries);
             std::thread::scope(|scope| {
                 for thread in 0..2 {
                     scope.spawn(move || {
-                        for i in 0..places.len() * 20 {
-                            index.touch(places[(i * (2 * thread + 1)) % places.len()]);
+                        for i in 0..entries.len() * 20 {
+                            index.touch(entries[(i * (2 * thread + 1)) % entries.len()]);
                         }
                     });
                 }
             });
-            for (id, &place) in places.iter().enumerate() {
-                assert_eq!(index.clock(place), (id + round) as u8 % 16);
-                assert_eq!(index.frequency(place), FREQUENCY_MAX, "40 touches saturate");
-                assert_eq!(index.location(place), Location::device(id as u32));
+            for (id, &entry) in entries.iter().enumerate() {
+                assert_eq!(index.clock(entry), (id + round) as u8 % 16);
+                assert_eq!(index.frequency(entry), FREQUENCY_MAX, "40 touches saturate");
+                assert_eq!(index.location(entry), Location::device(id as u32));
             }
         }
     }
@@ -425,7 +425,7 @@ fn measure_lookups() {
                 index.prefetch(id, super::hash(id));
             }
             for &id in ids {
-                sum += index.find(id).map_or(0, |place| u64::from(index.location(place).stored()));
+                sum += index.find(id).map_or(0, |entry| u64::from(index.location(entry).stored()));
             }
         }
         std::hint::black_box(sum);

@@ -23,12 +23,12 @@ pub(crate) struct Arena {
 
 /// Blocks of an arena that belong to one read.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct Region {
     first: u16,
     blocks: u16,
 }
 
-impl Place {
+impl Region {
     pub(crate) fn bytes(self) -> usize {
         usize::from(self.blocks) * BLOCK_BYTES
     }
@@ -40,7 +40,7 @@ impl Arena {
     }
 
     /// Room for `bytes` (whole blocks, at most [`MERGED_BYTES_MAX`]), if there is any.
-    pub(crate) fn take(&mut self, bytes: usize) -> Option<Place> {
+    pub(crate) fn take(&mut self, bytes: usize) -> Option<Region> {
         let blocks = bytes / BLOCK_BYTES;
         debug_assert!((1..=MERGED_BYTES_MAX / BLOCK_BYTES).contains(&blocks));
         for (word, free) in self.free.iter_mut().enumerate() {
@@ -48,7 +48,7 @@ impl Arena {
             if starts != 0 {
                 let first = starts.trailing_zeros();
                 *free &= !(mask(blocks) << first);
-                return Some(Place {
+                return Some(Region {
                     first: (word * u64::BITS as usize) as u16 + first as u16,
                     blocks: blocks as u16,
                 });
@@ -57,10 +57,10 @@ impl Arena {
         None
     }
 
-    pub(crate) fn give_back(&mut self, place: Place) {
-        let bits = mask(usize::from(place.blocks)) << (u32::from(place.first) % u64::BITS);
-        let free = &mut self.free[usize::from(place.first) / u64::BITS as usize];
-        debug_assert_eq!(*free & bits, 0, "a place is given back once");
+    pub(crate) fn give_back(&mut self, region: Region) {
+        let bits = mask(usize::from(region.blocks)) << (u32::from(region.first) % u64::BITS);
+        let free = &mut self.free[usize::from(region.first) / u64::BITS as usize];
+        debug_assert_eq!(*free & bits, 0, "a region is given back once");
         *free |= bits;
     }
 
@@ -70,18 +70,18 @@ impl Arena {
     }
 
     /// Where a place begins.
-    pub(crate) fn start_of(&self, place: Place) -> *mut u8 {
-        self.memory.start().wrapping_add(usize::from(place.first) * BLOCK_BYTES)
+    pub(crate) fn start_of(&self, region: Region) -> *mut u8 {
+        self.memory.start().wrapping_add(usize::from(region.first) * BLOCK_BYTES)
     }
 
     /// The blocks of a place.
     ///
     /// # Safety
     /// The place is taken, and the kernel does not write to it any more.
-    pub(crate) unsafe fn bytes_mut(&mut self, place: Place) -> &mut [u8] {
+    pub(crate) unsafe fn bytes_mut(&mut self, region: Region) -> &mut [u8] {
         // SAFETY: the place lies within the memory, which is initialised. Only the bytes of the place are
         // borrowed, because others may be written by the kernel; by the caller's promise these are not.
-        unsafe { std::slice::from_raw_parts_mut(self.start_of(place), place.bytes()) }
+        unsafe { std::slice::from_raw_parts_mut(self.start_of(region), region.bytes()) }
     }
 
     /// All of it, for registration with the kernel.
@@ -128,28 +128,28 @@ mod tests {
     fn places_never_overlap_and_all_come_back() {
         let mut seeded = SplitMix64::new(2);
         let mut arena = Arena::new();
-        let mut taken: Vec<(Place, u8)> = Vec::new();
+        let mut taken: Vec<(Region, u8)> = Vec::new();
         for step in 0..5000_u32 {
             let bytes = (1 + seeded.below(16) as usize) * BLOCK_BYTES;
             match arena.take(bytes) {
-                Some(place) if seeded.below(3) > 0 || taken.is_empty() => {
+                Some(region) if seeded.below(3) > 0 || taken.is_empty() => {
                     // SAFETY: the place is taken, and there is no kernel here.
-                    unsafe { arena.bytes_mut(place) }.fill(step as u8);
-                    taken.push((place, step as u8));
+                    unsafe { arena.bytes_mut(region) }.fill(step as u8);
+                    taken.push((region, step as u8));
                 }
                 other => {
-                    if let Some(place) = other {
-                        arena.give_back(place);
+                    if let Some(region) = other {
+                        arena.give_back(region);
                     }
-                    let (place, fill) = taken.swap_remove(seeded.below(taken.len() as u64) as usize);
+                    let (region, fill) = taken.swap_remove(seeded.below(taken.len() as u64) as usize);
                     // SAFETY: as above.
-                    assert!(unsafe { arena.bytes_mut(place) }.iter().all(|byte| *byte == fill));
-                    arena.give_back(place);
+                    assert!(unsafe { arena.bytes_mut(region) }.iter().all(|byte| *byte == fill));
+                    arena.give_back(region);
                 }
             }
         }
-        for (place, _) in taken {
-            arena.give_back(place);
+        for (region, _) in taken {
+            arena.give_back(region);
         }
         assert_eq!(arena.free, [u64::MAX; WORDS]);
     }

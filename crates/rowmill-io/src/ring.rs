@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use io_uring::{Builder, IoUring, opcode, squeue, types};
 
-use crate::arena::{ARENA_BYTES, Arena, Place};
+use crate::arena::{ARENA_BYTES, Arena, Region};
 use crate::read_plan::{MERGED_BYTES_MAX, ReadPlan, Run};
 use crate::registered_files::{Presence, RegisteredFiles};
 use crate::{AlignedBuffer, Process, ReadResult, Span, pread};
@@ -69,7 +69,7 @@ pub(crate) struct Ring {
 
 /// Reads that the kernel has, by the number they go under.
 struct InFlight {
-    reads: Box<[(Run, Place); QUEUE_DEPTH]>,
+    reads: Box<[(Run, Region); QUEUE_DEPTH]>,
     free: Vec<u16>,
 }
 
@@ -191,10 +191,10 @@ impl Ring {
                     return;
                 }
                 let Some(number) = self.in_flight.free.last().copied() else { return };
-                let Some(place) = self.arena.take(run.bytes) else { return };
+                let Some(region) = self.arena.take(run.bytes) else { return };
                 self.in_flight.free.pop();
-                self.in_flight.reads[usize::from(number)] = (run, place);
-                let into = (self.arena.start_of(place), place.bytes() as u32);
+                self.in_flight.reads[usize::from(number)] = (run, region);
+                let into = (self.arena.start_of(region), region.bytes() as u32);
                 let entry = batch.entry(run.offset, into, self.buffers_registered);
                 // SAFETY: the buffer lies in the arena, which outlives the read, and its place is not
                 // handed out again before the read has completed; the file is open for as long as `batch`
@@ -226,14 +226,14 @@ impl Ring {
     fn complete(&mut self, batch: &Batch<'_>, deliver: Deliver<'_>) {
         for completion in self.queues.completion() {
             let number = completion.user_data() as u16;
-            let (run, place) = self.in_flight.reads[usize::from(number)];
+            let (run, region) = self.in_flight.reads[usize::from(number)];
             // Before anything is delivered: should `deliver` panic, this read is not waited for again.
             self.in_flight.free.push(number);
             let landed = usize::try_from(completion.result()) == Ok(run.bytes);
             // SAFETY: the place was taken for this read, which has completed.
-            let blocks = unsafe { self.arena.bytes_mut(place) };
+            let blocks = unsafe { self.arena.bytes_mut(region) };
             batch.deliver(self.plan.positions(run), run, blocks, landed, deliver);
-            self.arena.give_back(place);
+            self.arena.give_back(region);
         }
     }
 
@@ -285,7 +285,7 @@ impl Drop for Drain<'_> {
 impl InFlight {
     fn new() -> Self {
         Self {
-            reads: Box::new([(Run::default(), Place::default()); QUEUE_DEPTH]),
+            reads: Box::new([(Run::default(), Region::default()); QUEUE_DEPTH]),
             free: (0..QUEUE_DEPTH as u16).rev().collect(),
         }
     }

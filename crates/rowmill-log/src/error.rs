@@ -29,9 +29,9 @@ pub enum LogError {
         /// Sequence number of the segment.
         sequence: u64,
         /// The damaged part.
-        part: Part,
+        part: SegmentPart,
         /// What is wrong with it.
-        fault: Fault,
+        fault: Damage,
     },
     /// A read failed. Other rows may still be readable.
     #[error("reading the log of group {group}: {cause}")]
@@ -99,14 +99,14 @@ pub enum PoisonCause {
 
 /// A part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum SegmentPart {
     /// A data block, counted from the beginning of the segment.
     Block(u32),
     /// The checksums and keys at the end.
     Trailer,
 }
 
-impl std::fmt::Display for Part {
+impl std::fmt::Display for SegmentPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Block(block) => write!(f, "block {block}"),
@@ -117,7 +117,7 @@ impl std::fmt::Display for Part {
 
 /// What is wrong with a part of a segment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum Damage {
     /// Content or logical address differ from what was written.
     #[error("checksum {found:08x} instead of {expected:08x}: damaged, stale or from another place")]
     Checksum {

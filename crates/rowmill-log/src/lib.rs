@@ -43,7 +43,7 @@ use segment_table::SegmentTable;
 use tail::{Stream, Tail};
 
 pub use counters::LogCounts;
-pub use error::{Fault, LogError, Part, PoisonCause, RowResult};
+pub use error::{Damage, LogError, PoisonCause, RowResult, SegmentPart};
 pub use geometry::{Geometry, ROW_NUMBERS};
 pub use retaining::Retaining;
 pub use segment_copy::SegmentCopier;

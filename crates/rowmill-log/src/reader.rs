@@ -11,7 +11,7 @@ use rowmill_io::{BLOCK_BYTES, DeviceError, Span};
 use rowmill_rows::RowKey;
 
 use super::counters::add;
-use super::error::{Fault, Part, RowResult};
+use super::error::{Damage, RowResult, SegmentPart};
 use super::segment_table::Whereabouts;
 use super::trailer::{self, Expected};
 use super::{LogError, Shared};
@@ -282,7 +282,7 @@ impl Shared {
         let head = head.map_err(|cause| self.unreadable(cause))?;
         let expected = Expected { group: self.group, sequence: unread.name.sequence, rows: unread.rows };
         trailer::checksums(head, &self.geometry, expected)
-            .map_err(|fault| self.corrupt(unread.name, Part::Trailer, fault))
+            .map_err(|fault| self.corrupt(unread.name, SegmentPart::Trailer, fault))
     }
 
     fn deliver_from_device(&self, scratch: &Scratch, deliver: &mut dyn FnMut(usize, RowResult<'_>)) {
@@ -321,7 +321,11 @@ impl Shared {
         for ((block, &expected), content) in (first..).zip(expected).zip(blocks.chunks_exact(BLOCK_BYTES)) {
             let found = trailer::block_checksum(&self.geometry, segment.sequence, block, content);
             if found != expected {
-                return Err(self.corrupt(segment, Part::Block(block), Fault::Checksum { expected, found }));
+                return Err(self.corrupt(
+                    segment,
+                    SegmentPart::Block(block),
+                    Damage::Checksum { expected, found },
+                ));
             }
         }
         Ok(blocks)
@@ -331,7 +335,7 @@ impl Shared {
         LogError::Read { group: self.group, cause: Arc::new(cause) }
     }
 
-    pub(super) fn corrupt(&self, segment: SegmentName, part: Part, fault: Fault) -> LogError {
+    pub(super) fn corrupt(&self, segment: SegmentName, part: SegmentPart, fault: Damage) -> LogError {
         add(&self.counters.corrupt, 1);
         let SegmentName { place, sequence } = segment;
         LogError::Corrupt { group: self.group, place, sequence, part, fault }

@@ -8,11 +8,11 @@ use super::segment_table::Whereabouts;
 #[must_use = "nothing is retained before `finish`"]
 pub struct Retaining<'a> {
     log: &'a Log,
-    places: Vec<Place>,
+    places: Vec<PlaceRows>,
 }
 
 #[derive(Clone, Default)]
-struct Place {
+struct PlaceRows {
     /// Rows of its segment.
     rows: u32,
     /// Of them, those retained.
@@ -26,7 +26,7 @@ impl<'a> Retaining<'a> {
             Whereabouts::Device { rows, .. } => rows,
             Whereabouts::Tail { .. } | Whereabouts::Nowhere => 0,
         };
-        let places = (0..table.places()).map(|place| Place { rows: rows(place), retained: 0 }).collect();
+        let places = (0..table.places()).map(|place| PlaceRows { rows: rows(place), retained: 0 }).collect();
         Self { log, places }
     }
 
@@ -42,7 +42,7 @@ impl<'a> Retaining<'a> {
 
     /// Give the counts to the log.
     pub fn finish(self) {
-        for (place, Place { retained, .. }) in (0..).zip(self.places) {
+        for (place, PlaceRows { retained, .. }) in (0..).zip(self.places) {
             if retained > 0 {
                 self.log.shared.live.retain(place, retained);
             }

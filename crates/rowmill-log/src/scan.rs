@@ -4,7 +4,7 @@ use rowmill_io::{BLOCK_BYTES, Span};
 use rowmill_rows::RowKey;
 
 use super::counters::add;
-use super::error::Part;
+use super::error::SegmentPart;
 use super::reader::SegmentName;
 use super::segment_table::Whereabouts;
 use super::trailer::{self, Expected};
@@ -80,7 +80,7 @@ impl Shared {
             contents = Some(trailer.map_err(|cause| self.unreadable(cause)).and_then(|trailer| {
                 let checksums = trailer::checksums(trailer, geometry, expected)
                     .and_then(|checksums| trailer::check_keys(trailer, geometry, rows).map(|()| checksums))
-                    .map_err(|fault| self.corrupt(name, Part::Trailer, fault))?;
+                    .map_err(|fault| self.corrupt(name, SegmentPart::Trailer, fault))?;
                 let keys = (0..rows).map(|index| trailer::key(trailer, geometry, index)).collect();
                 Ok(Contents { checksums, keys })
             }));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rowmill_io::{BLOCK_BYTES, Device, DeviceError, Span};
 
-use super::error::{Fault, LogError, Part};
+use super::error::{Damage, LogError, SegmentPart};
 use super::geometry::Geometry;
 use super::state::SegmentRecord;
 use super::trailer::{self, Expected};
@@ -59,11 +59,11 @@ impl SegmentCopier {
         let expected = Expected { group: self.group, sequence, rows: count };
         let checksums = trailer::checksums(trailer, geometry, expected)
             .and_then(|checksums| trailer::check_keys(trailer, geometry, count).map(|()| checksums))
-            .map_err(|fault| corrupt(Part::Trailer, fault))?;
+            .map_err(|fault| corrupt(SegmentPart::Trailer, fault))?;
         for ((number, content), &expected) in (0..).zip(rows.chunks_exact(BLOCK_BYTES)).zip(&checksums) {
             let found = trailer::block_checksum(geometry, sequence, number, content);
             if found != expected {
-                return Err(corrupt(Part::Block(number), Fault::Checksum { expected, found }));
+                return Err(corrupt(SegmentPart::Block(number), Damage::Checksum { expected, found }));
             }
         }
         Ok(())

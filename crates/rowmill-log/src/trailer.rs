@@ -26,7 +26,7 @@
 use rowmill_io::checksum;
 use rowmill_rows::{Category, RowKey};
 
-use super::error::Fault;
+use super::error::Damage;
 use super::geometry::Geometry;
 
 const MAGIC: &[u8; 8] = b"RMSEGMNT";
@@ -101,19 +101,19 @@ pub(super) fn checksums(
     trailer: &[u8],
     geometry: &Geometry,
     expected: Expected,
-) -> Result<Box<[u32]>, Fault> {
+) -> Result<Box<[u32]>, Damage> {
     if &trailer[..8] != MAGIC {
-        return Err(Fault::NotATrailer);
+        return Err(Damage::NotATrailer);
     }
     let version = u32_at(trailer, 8);
     if version != VERSION {
-        return Err(Fault::Version { expected: VERSION, found: version });
+        return Err(Damage::Version { expected: VERSION, found: version });
     }
     let head = &trailer[..head_bytes(geometry.data_blocks() as usize)];
     let found = checksum(&head[16..], u64_at(head, 16));
     let written = u32_at(head, 12);
     if found != written {
-        return Err(Fault::Checksum { expected: written, found });
+        return Err(Damage::Checksum { expected: written, found });
     }
     let fields = [
         ("sequence number", expected.sequence, u64_at(head, 16)),
@@ -124,7 +124,7 @@ pub(super) fn checksums(
     ];
     for (field, expected, found) in fields {
         if expected != found {
-            return Err(Fault::Field { field, expected, found });
+            return Err(Damage::Field { field, expected, found });
         }
     }
     let used = geometry.used_blocks(expected.rows) as usize;
@@ -132,11 +132,11 @@ pub(super) fn checksums(
 }
 
 /// Check the keys of a trailer whose head is good.
-pub(super) fn check_keys(trailer: &[u8], geometry: &Geometry, rows: u32) -> Result<(), Fault> {
+pub(super) fn check_keys(trailer: &[u8], geometry: &Geometry, rows: u32) -> Result<(), Damage> {
     let keys_at = head_bytes(geometry.data_blocks() as usize);
     let expected = u32_at(trailer, 40);
     let found = checksum(&trailer[keys_at..key_at(geometry, rows)], u64_at(trailer, 16));
-    if expected == found { Ok(()) } else { Err(Fault::Checksum { expected, found }) }
+    if expected == found { Ok(()) } else { Err(Damage::Checksum { expected, found }) }
 }
 
 fn key_at(geometry: &Geometry, index: u32) -> usize {
@@ -195,7 +195,7 @@ mod tests {
             (Expected { rows: 71, ..EXPECTED }, "row count"),
         ] {
             let fault = checksums(&trailer, &geometry, wrong).unwrap_err();
-            assert!(matches!(fault, Fault::Field { field: found, .. } if found == field), "{fault}");
+            assert!(matches!(fault, Damage::Field { field: found, .. } if found == field), "{fault}");
         }
     }
 

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
-use crate::rank::{Place, Rank, Token};
+use crate::rank::{LockId, Rank, Token};
 
 /// A mutual exclusion lock of rank `R`.
 pub struct Mutex<T, R> {
@@ -43,11 +43,11 @@ impl Number {
     }
 
     #[inline]
-    fn place<R: Rank>(self) -> Place {
+    fn lock_id<R: Rank>(self) -> LockId {
         #[cfg(debug_assertions)]
-        return Place::of::<R>(self.number);
+        return LockId::of::<R>(self.number);
         #[cfg(not(debug_assertions))]
-        Place::of::<R>(0)
+        LockId::of::<R>(0)
     }
 }
 
@@ -90,7 +90,7 @@ impl<T, R: Rank> Mutex<T, R> {
     #[inline]
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let token = Token::want(self.number.place::<R>());
+        let token = Token::want(self.number.lock_id::<R>());
         let inner = self.inner.lock();
         MutexGuard { inner, token: token.taken() }
     }
@@ -111,7 +111,7 @@ impl<T, R: Rank> RwLock<T, R> {
     #[inline]
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        let token = Token::want(self.number.place::<R>());
+        let token = Token::want(self.number.lock_id::<R>());
         let inner = self.inner.read();
         RwLockReadGuard { inner, _token: token.taken() }
     }
@@ -120,7 +120,7 @@ impl<T, R: Rank> RwLock<T, R> {
     #[inline]
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        let token = Token::want(self.number.place::<R>());
+        let token = Token::want(self.number.lock_id::<R>());
         let inner = self.inner.write();
         RwLockWriteGuard { inner, _token: token.taken() }
     }
@@ -129,7 +129,7 @@ impl<T, R: Rank> RwLock<T, R> {
     #[inline]
     #[track_caller]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-        let token = Token::want(self.number.place::<R>());
+        let token = Token::want(self.number.lock_id::<R>());
         if let Some(inner) = self.inner.try_read() {
             return Some(RwLockReadGuard { inner, _token: token.taken() });
         }
@@ -141,7 +141,7 @@ impl<T, R: Rank> RwLock<T, R> {
     #[inline]
     #[track_caller]
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
-        let token = Token::want(self.number.place::<R>());
+        let token = Token::want(self.number.lock_id::<R>());
         if let Some(inner) = self.inner.try_write() {
             return Some(RwLockWriteGuard { inner, _token: token.taken() });
         }

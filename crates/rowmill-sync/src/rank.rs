@@ -13,9 +13,9 @@ pub trait Rank {
 }
 
 #[cfg(debug_assertions)]
-pub(crate) use checked::{Inherited, Place, Token};
+pub(crate) use checked::{Inherited, LockId, Token};
 #[cfg(not(debug_assertions))]
-pub(crate) use unchecked::{Inherited, Place, Token};
+pub(crate) use unchecked::{Inherited, LockId, Token};
 
 /// One line per thread that holds or waits for a lock; for test failures and watchdogs.
 ///
@@ -43,13 +43,13 @@ mod checked {
 
     /// A lock in the order of all locks.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct Place {
+    pub(crate) struct LockId {
         level: u8,
         number: u32,
         name: &'static str,
     }
 
-    impl Place {
+    impl LockId {
         pub(crate) fn of<R: Rank>(number: u32) -> Self {
             Self { level: R::LEVEL, number, name: R::NAME }
         }
@@ -59,7 +59,7 @@ mod checked {
         }
     }
 
-    impl Display for Place {
+    impl Display for LockId {
         fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
             write!(f, "{} {} (rank {})", self.name, self.number, self.level)
         }
@@ -70,9 +70,9 @@ mod checked {
     struct Thread {
         name: String,
         /// Locks that the caller of the running task holds.
-        inherited: Vec<Place>,
-        held: Vec<Place>,
-        wanted: Option<Place>,
+        inherited: Vec<LockId>,
+        held: Vec<LockId>,
+        wanted: Option<LockId>,
     }
 
     type Shared = Arc<parking_lot::Mutex<Thread>>;
@@ -104,23 +104,23 @@ mod checked {
 
     /// A lock that this thread holds, or is about to.
     #[derive(Debug)]
-    pub(crate) struct Token(Place);
+    pub(crate) struct Token(LockId);
 
     impl Token {
         /// Check that the lock may be taken now.
         ///
         /// # Panics
         /// When this thread, or the caller of the task it runs, holds a lock of the same or a later place.
-        pub(crate) fn want(place: Place) -> Self {
+        pub(crate) fn want(lock_id: LockId) -> Self {
             let conflict = with_thread(|thread| {
-                thread.wanted = Some(place);
-                thread.inherited.iter().chain(&thread.held).copied().find(|held| !held.is_before(place))
+                thread.wanted = Some(lock_id);
+                thread.inherited.iter().chain(&thread.held).copied().find(|held| !held.is_before(lock_id))
             });
             if let Some(held) = conflict.flatten() {
                 with_thread(|thread| thread.wanted = None);
-                panic!("lock order: {place} is wanted while {held} is held");
+                panic!("lock order: {lock_id} is wanted while {held} is held");
             }
-            Self(place)
+            Self(lock_id)
         }
 
         /// The lock was taken.
@@ -157,16 +157,16 @@ mod checked {
         }
     }
 
-    fn release(place: Place) {
+    fn release(lock_id: LockId) {
         with_thread(|thread| {
-            if let Some(index) = thread.held.iter().rposition(|held| *held == place) {
+            if let Some(index) = thread.held.iter().rposition(|held| *held == lock_id) {
                 thread.held.remove(index);
             }
         });
     }
 
     /// Puts a list of this thread back, also after a panic.
-    struct Restore(fn(&mut Thread, Vec<Place>), Vec<Place>);
+    struct Restore(fn(&mut Thread, Vec<LockId>), Vec<LockId>);
 
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -176,7 +176,7 @@ mod checked {
 
     /// What a caller of the pool holds; its tasks count as holding it, too.
     #[derive(Debug)]
-    pub(crate) struct Inherited(Vec<Place>);
+    pub(crate) struct Inherited(Vec<LockId>);
 
     impl Inherited {
         /// What this thread holds now.
@@ -224,7 +224,7 @@ mod checked {
                 continue;
             }
             let list =
-                |places: &[Place]| places.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                |locks: &[LockId]| locks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let _ = write!(text, "{}: holds [{}]", thread.name, list(&thread.held));
             if !thread.inherited.is_empty() {
                 let _ = write!(text, ", its caller holds [{}]", list(&thread.inherited));
@@ -243,9 +243,9 @@ mod unchecked {
     use super::Rank;
 
     #[derive(Clone, Copy, Debug)]
-    pub(crate) struct Place;
+    pub(crate) struct LockId;
 
-    impl Place {
+    impl LockId {
         #[inline]
         pub(crate) fn of<R: Rank>(_: u32) -> Self {
             Self
@@ -257,7 +257,7 @@ mod unchecked {
 
     impl Token {
         #[inline]
-        pub(crate) fn want(_: Place) -> Self {
+        pub(crate) fn want(_: LockId) -> Self {
             Self
         }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::LogSpace;
-use super::super::error::{Fault, Part, PoisonCause};
+use super::super::error::{Damage, PoisonCause, SegmentPart};
 use super::*;
 
 /// A log of rows of 64 bytes whose first two segments are on the device, opened afresh so that nothing of
@@ -50,7 +50,7 @@ impl Damaged {
     }
 }
 
-fn assert_corrupt(result: Result<Vec<u8>, LogError>, place_wanted: u32, part_wanted: Part) -> Fault {
+fn assert_corrupt(result: Result<Vec<u8>, LogError>, place_wanted: u32, part_wanted: SegmentPart) -> Damage {
     match result {
         Err(LogError::Corrupt { group: 7, place, part, fault, .. }) => {
             assert_eq!((place, part), (place_wanted, part_wanted));
@@ -65,8 +65,8 @@ fn a_flipped_bit_in_a_block_is_an_error_that_names_it() {
     let damaged = Damaged::new();
     damaged.device.edit(4096, |block| block[77] ^= 4);
     let log = damaged.open(64);
-    let fault = assert_corrupt(damaged.read_beside(&log, 64, 0), 0, Part::Block(1));
-    assert!(matches!(fault, Fault::Checksum { expected, found } if expected != found));
+    let fault = assert_corrupt(damaged.read_beside(&log, 64, 0), 0, SegmentPart::Block(1));
+    assert!(matches!(fault, Damage::Checksum { expected, found } if expected != found));
     assert_eq!(log.counts().corrupt, 1);
     let text = read_one(&log, damaged.numbers[64], 64).unwrap_err().to_string();
     assert!(text.contains("group 7") && text.contains("place 0, block 1"), "{text}");
@@ -77,7 +77,7 @@ fn the_damaged_block_of_a_wide_row_is_named() {
     let damaged = Damaged::of_stride(5000);
     damaged.device.edit(4096, |block| block[900] ^= 1);
     let log = damaged.open(5000);
-    assert_corrupt(damaged.read_beside(&log, 0, 1), 0, Part::Block(1));
+    assert_corrupt(damaged.read_beside(&log, 0, 1), 0, SegmentPart::Block(1));
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_flipped_bit_in_a_trailer_fails_the_segment_and_no_other() {
     damaged.device.edit(trailer, |block| block[50] ^= 1);
     let log = damaged.open(64);
     let second = log.geometry().rows_per_segment() as usize;
-    assert_corrupt(damaged.read_beside(&log, 0, second), 0, Part::Trailer);
+    assert_corrupt(damaged.read_beside(&log, 0, second), 0, SegmentPart::Trailer);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_flipped_bit_in_a_key_fails_the_scan_but_not_the_rows() {
     let log = damaged.open(64);
     assert_eq!(read_one(&log, damaged.numbers[0], 0).unwrap(), row(64, 0, 0));
     let result = log.segment_rows(0, &mut |_, _, _| panic!("no key can be trusted")).map(|()| Vec::new());
-    assert_corrupt(result, 0, Part::Trailer);
+    assert_corrupt(result, 0, SegmentPart::Trailer);
 }
 
 #[test]
@@ -118,12 +118,12 @@ fn a_stale_block_is_an_error() {
     drop(log);
     assert_eq!(block_at(&damaged.device.inner, 0), before, "the content is equal");
     let log = Log::open(damaged.device.clone(), config(64), &damaged.state).unwrap();
-    let fault = assert_corrupt(read_one(&log, again[0], 0), 0, Part::Trailer);
-    assert!(matches!(fault, Fault::Field { field: "sequence number", .. }), "{fault}");
+    let fault = assert_corrupt(read_one(&log, again[0], 0), 0, SegmentPart::Trailer);
+    assert!(matches!(fault, Damage::Field { field: "sequence number", .. }), "{fault}");
     // A lost write of one block under a newer trailer.
     damaged.device.edit(0, |block| block.copy_from_slice(&[0; BLOCK_BYTES]));
     let log = Log::open(damaged.device.clone(), config(64), &state).unwrap();
-    assert_corrupt(read_one(&log, again[0], 0), 0, Part::Block(0));
+    assert_corrupt(read_one(&log, again[0], 0), 0, SegmentPart::Block(0));
 }
 
 #[test]
@@ -133,12 +133,12 @@ fn misdirected_reads_are_errors() {
     let second = geometry.rows_per_segment() as usize;
     let log = damaged.open(64);
     damaged.device.set(|faults| faults.misdirect = Some((0, 4096)));
-    assert_corrupt(damaged.read_beside(&log, 0, second), 0, Part::Block(0));
+    assert_corrupt(damaged.read_beside(&log, 0, second), 0, SegmentPart::Block(0));
     damaged.device.set(|faults| faults.misdirect = Some((4096, geometry.place_offset(1) + 4096)));
-    assert_corrupt(damaged.read_beside(&log, 64, second), 0, Part::Block(1));
+    assert_corrupt(damaged.read_beside(&log, 64, second), 0, SegmentPart::Block(1));
     let trailer = |place| geometry.trailer_span(place, 1).offset;
     damaged.device.set(|faults| faults.misdirect = Some((trailer(0), trailer(1))));
-    assert_corrupt(damaged.read_beside(&damaged.open(64), 0, second), 0, Part::Trailer);
+    assert_corrupt(damaged.read_beside(&damaged.open(64), 0, second), 0, SegmentPart::Trailer);
 }
 
 #[test]
@@ -147,8 +147,8 @@ fn the_trailer_of_another_group_is_an_error() {
     let log =
         Log::open(damaged.device.clone(), LogConfig { group: 8, ..config(64) }, &damaged.state).unwrap();
     match read_one(&log, damaged.numbers[0], 0) {
-        Err(LogError::Corrupt { group: 8, part: Part::Trailer, fault, .. }) => {
-            assert!(matches!(fault, Fault::Field { field: "group", expected: 8, found: 7 }));
+        Err(LogError::Corrupt { group: 8, part: SegmentPart::Trailer, fault, .. }) => {
+            assert!(matches!(fault, Damage::Field { field: "group", expected: 8, found: 7 }));
         }
         other => panic!("{other:?}"),
     }
@@ -179,7 +179,7 @@ fn a_damaged_segment_delivers_its_healthy_blocks_and_is_no_victim() {
         assert_eq!(bytes, row(64, owner.id, 0));
         seen += 1;
     });
-    assert_corrupt(result.map(|()| Vec::new()), 0, Part::Block(1));
+    assert_corrupt(result.map(|()| Vec::new()), 0, SegmentPart::Block(1));
     assert_eq!(seen, per_segment - 64);
     assert_eq!(log.victim().unwrap().place, 1);
 }

@@ -223,7 +223,7 @@ impl Store {
         let _nobody_changes = self.changes.write();
         let by_name = self.tables.read();
         let groups = self.groups.read();
-        // Births and evictions happen outside of changes, so every shard is held as well.
+        // Births and spills happen outside of changes, so every shard is held as well.
         let mut shards: Vec<_> =
             groups.iter().flat_map(|group| group.shards.iter()).map(|cell| cell.state.write()).collect();
         let mut dirty = shards.iter().map(|shard| shard.dirty_rows());

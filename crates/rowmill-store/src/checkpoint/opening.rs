@@ -16,7 +16,7 @@ use crate::group::Groups;
 use crate::lookahead::{self, Lookahead};
 use crate::memory::Budget;
 use crate::options::StoreOptions;
-use crate::shard::Waiting;
+use crate::shard::FeedBacklog;
 use crate::staleness::Tickets;
 use crate::store::{Saved, Store};
 use crate::threads::Workers;
@@ -136,7 +136,7 @@ impl Store {
             queue: Mutex::default(),
             compaction: Mutex::default(),
             feed: None,
-            waiting: publishes.map(|feed| Arc::new(Waiting::new(feed.waiting))),
+            waiting: publishes.map(|feed| Arc::new(FeedBacklog::new(feed.waiting))),
             publisher: Mutex::default(),
             lock: Mutex::default(),
             incarnation: options.background.incarnation(),

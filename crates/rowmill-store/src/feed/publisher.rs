@@ -11,7 +11,7 @@ use super::runs::Runs;
 use super::writer::FeedWriter;
 use crate::error::StoreError;
 use crate::group::{Group, Groups};
-use crate::shard::{Shard, Waiting};
+use crate::shard::{FeedBacklog, Shard};
 use crate::threads::Rounds;
 
 /// Rows copied under one hold of a shard's lock: about 50 us.
@@ -25,7 +25,7 @@ pub(crate) struct Feed {
     state: Mutex<State, ranks::Feed>,
     /// Why nothing is published before the next checkpoint.
     failure: Mutex<Option<String>, ranks::FeedFailure>,
-    waiting: Arc<Waiting>,
+    waiting: Arc<FeedBacklog>,
     rows: AtomicU64,
     sequence: AtomicU64,
 }
@@ -46,7 +46,7 @@ pub(crate) struct FeedCut<'a> {
 }
 
 impl Feed {
-    pub(super) fn new(writer: FeedWriter, waiting: &Arc<Waiting>) -> Self {
+    pub(super) fn new(writer: FeedWriter, waiting: &Arc<FeedBacklog>) -> Self {
         let sequence = AtomicU64::new(writer.last());
         let state = Mutex::new(State { writer, runs: Runs::default() });
         let (failure, waiting) = (Mutex::default(), Arc::clone(waiting));

@@ -14,7 +14,7 @@ use super::writer::FeedWriter;
 use crate::error::StoreError;
 use crate::group::{Group, GroupTable};
 use crate::options::FeedOptions;
-use crate::shard::{Miss, Waiting};
+use crate::shard::{FeedBacklog, Miss};
 use crate::table::floats_of;
 
 /// Rows taken back in one frame.
@@ -41,7 +41,7 @@ struct Published {
 pub(crate) fn open(
     volume: &Arc<dyn Volume>,
     options: &FeedOptions,
-    waiting: &Arc<Waiting>,
+    waiting: &Arc<FeedBacklog>,
     incarnation: u64,
     tables: &BTreeMap<String, GroupTable>,
     epoch: u64,

@@ -1,7 +1,7 @@
 //! Sharing the rows' memory between groups.
 //!
 //! Groups take memory as they need it, so one that grew early may hold what another lacks. When memory is
-//! used up, groups that evict while they have less than an equal share are given room by those that have
+//! used up, groups that spill rows while they have less than an equal share are given room by those that have
 //! more. And when the index grows, rows give way to it.
 
 use std::sync::Arc;
@@ -45,9 +45,9 @@ impl Group {
     }
 
     /// Evictions since this was last asked.
-    fn recent_evictions(&self) -> u64 {
-        let evictions = self.shards.iter().map(|cell| cell.state.read().evictions).sum();
-        evictions - self.core.evictions_seen.swap(evictions, Relaxed)
+    fn recent_spills(&self) -> u64 {
+        let spills = self.shards.iter().map(|cell| cell.state.read().spills).sum();
+        spills - self.core.spills_seen.swap(spills, Relaxed)
     }
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn balance(groups: &[Arc<Group>], budget: &Budget) -> Result<(), Stor
     let share = limit / groups.len() as u64;
     let lacking: u64 = groups
         .iter()
-        .filter(|group| group.recent_evictions() > 0)
+        .filter(|group| group.recent_spills() > 0)
         .map(|group| share.saturating_sub(group.core.used_bytes()))
         .sum();
     let excess = |group: &Group| group.core.used_bytes().saturating_sub(share);

@@ -173,12 +173,12 @@ fn insert(waiting: &mut VecDeque<Announcement>, announcement: Announcement) {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct AnnouncementQueue {
     waiting: Mutex<Waiting, ranks::Announcements>,
     arrived: Condvar,
 }
 
-impl Queue {
+impl AnnouncementQueue {
     /// The next task, once there is one; `None` when all is done.
     fn wait(&self) -> Option<Task> {
         let mut waiting = self.waiting.lock();
@@ -209,7 +209,7 @@ impl Queue {
 /// The queue and the threads behind it.
 #[derive(Debug)]
 pub(crate) struct Lookahead {
-    queue: Arc<Queue>,
+    queue: Arc<AnnouncementQueue>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -377,7 +377,7 @@ enum Ahead {
 
 impl Group {
     /// Whether no row needs to be read. Those that are wanted need no mark then either: at most the first of all
-    /// evictions comes between an announcement and its step.
+    /// spills comes between an announcement and its step.
     pub(crate) fn all_in_memory(&self) -> bool {
         self.shards.iter().all(|cell| cell.state.read().all_in_memory())
     }
@@ -464,13 +464,13 @@ impl Group {
             }
             let mut state = cell.state.write();
             let Ok(()) = walk(&self.core, &mut state, keys.of_shard(shard), |state, key, found| {
-                let Some(Found { place, location }) = found else { return Ok::<(), Infallible>(()) };
+                let Some(Found { entry, location }) = found else { return Ok::<(), Infallible>(()) };
                 if let Some(slot) = location.slot() {
                     if let Reason::Wanted(step) = reason {
                         state.due.mark(slot, step);
                     }
                 } else if let Some(row) = location.row()
-                    && state.outstanding(key.table, key.id, place) == 0
+                    && state.outstanding(key.table, key.id, entry) == 0
                 {
                     misses.push(Miss { key: *key, row });
                 }

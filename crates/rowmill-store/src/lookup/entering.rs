@@ -3,7 +3,7 @@
 //! Rows are only named here. They are not asked for: whoever reads them asks a few rows ahead, and between the
 //! two there may be more rows than the caches hold.
 
-use rowmill_index::{Found, Location, Place};
+use rowmill_index::{EntryRef, Found, Location};
 use rowmill_kernels::RowPtr;
 
 use super::acquire::{Clocks, Wish};
@@ -79,13 +79,13 @@ impl Entering {
         out: &Scatter<'_, RowPtr>,
     ) -> Result<(), Stop> {
         let table = keys[0].table;
-        let places = || found.iter().map(|found| found.expect("the row is in memory").place);
+        let entries = || found.iter().map(|found| found.expect("the row is in memory").entry);
         // Who takes no clocks need not say what bounds they have.
         if let Some(clocks) = &wish.clocks
             && let Some(bound) = wish.bounds[table as usize]
         {
-            for (number, (key, place)) in keys.iter().zip(places()).enumerate() {
-                self.take(shard, clocks, bound, key, place).inspect_err(|_| self.visited += number)?;
+            for (number, (key, entry)) in keys.iter().zip(entries()).enumerate() {
+                self.take(shard, clocks, bound, key, entry).inspect_err(|_| self.visited += number)?;
             }
         }
         self.visited += keys.len();
@@ -94,8 +94,8 @@ impl Entering {
         }
         if shard.counts_uses() {
             for (key, found) in keys.iter().zip(found) {
-                let Found { place, location } = found.expect("the row is in memory");
-                shard.touch(key.table, place, location.slot().expect("as above"), wish.clocks.is_some());
+                let Found { entry, location } = found.expect("the row is in memory");
+                shard.touch(key.table, entry, location.slot().expect("as above"), wish.clocks.is_some());
             }
         }
         let slots = shard.slots_in_place(core);
@@ -120,8 +120,8 @@ impl Entering {
         let found = match found {
             Some(found) => found,
             None if wish.births => {
-                let (place, slot) = shard.birth(core, key.table, key.id).map_err(Stop::Failed)?;
-                Found { place, location: Location::resident(slot) }
+                let (entry, slot) = shard.birth(core, key.table, key.id).map_err(Stop::Failed)?;
+                Found { entry, location: Location::resident(slot) }
             }
             None => {
                 self.unseen.push(*key);
@@ -132,7 +132,7 @@ impl Entering {
         if let Some(clocks) = &wish.clocks
             && let Some(bound) = wish.bounds[key.table as usize]
         {
-            self.take(shard, clocks, bound, key, found.place)?;
+            self.take(shard, clocks, bound, key, found.entry)?;
         }
         self.visited += 1;
         if wish.notes {
@@ -140,7 +140,7 @@ impl Entering {
         }
         let position = key.position as usize;
         if let Some(slot) = found.location.slot() {
-            shard.touch(key.table, found.place, slot, wish.clocks.is_some());
+            shard.touch(key.table, found.entry, slot, wish.clocks.is_some());
             // SAFETY: every position belongs to one shard, and one thread enters a shard.
             unsafe { out.set(position, shard.row(core, slot).cast_const()) };
         } else if let Some(row) = found.location.row() {
@@ -159,13 +159,13 @@ impl Entering {
         clocks: &Clocks<'_>,
         bound: u8,
         key: &Key,
-        place: Place,
+        entry: EntryRef,
     ) -> Result<(), Stop> {
         let is_fresh = clocks.takes(key.position);
         if !is_fresh && !clocks.hold_is_void(shard, key) {
             return Ok(());
         }
-        match shard.take_clock(clocks.ticket.id(), key, place, bound) {
+        match shard.take_clock(clocks.ticket.id(), key, entry, bound) {
             Clock::Taken(outstanding) => self.staleness.count(outstanding),
             Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
         }

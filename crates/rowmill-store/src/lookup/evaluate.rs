@@ -150,10 +150,10 @@ impl Group {
         let key = |(position, &id)| Key::new(table.local, table.spec.ids, id, position, self.shards.len());
         let keys: Vec<Key> = (0..).zip(ids).filter(|&(_, &id)| *padding != Some(id)).map(key).collect();
         walk(&self.core, &mut all, &keys, |all, key, found| {
-            let (place, slot) =
-                found.and_then(|found| Some((found.place, found.location.slot()?))).ok_or(Absent)?;
+            let (entry, slot) =
+                found.and_then(|found| Some((found.entry, found.location.slot()?))).ok_or(Absent)?;
             let shard = all.shard(key);
-            shard.touch(key.table, place, slot, matrix.in_step);
+            shard.touch(key.table, entry, slot, matrix.in_step);
             rows[key.position as usize] = shard.row(&self.core, slot).cast_const();
             Ok(())
         })

@@ -17,4 +17,4 @@ pub(crate) use lookup::Feature;
 pub use lookup::Lookup;
 pub use out::Pooled;
 pub(crate) use placement::Placement;
-pub(crate) use read::{PIECE_ROWS, Part};
+pub(crate) use read::{PIECE_ROWS, RowPart};

@@ -20,7 +20,7 @@ const CHUNK_BYTES: usize = 32 << 10;
 
 /// Which floats of a row are read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Part {
+pub(crate) enum RowPart {
     /// The weights.
     Weights,
     /// The optimizer state.
@@ -29,7 +29,7 @@ pub(crate) enum Part {
 
 /// Where the part lies in a row.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum Stored {
     /// As floats, from this byte on.
     Floats(usize),
     /// As weights that are stored as halves of floats, at the beginning.
@@ -39,8 +39,8 @@ enum Place {
 /// One read of many rows.
 struct Read<'a> {
     table: &'a TableState,
-    part: Part,
-    place: Place,
+    part: RowPart,
+    stored: Stored,
     /// Floats of the part.
     width: usize,
     /// Number of the step that reads, if one does.
@@ -57,19 +57,19 @@ impl Group {
         &self,
         table: &TableState,
         ids: &[u64],
-        part: Part,
+        part: RowPart,
         out: &mut [f32],
         step: Option<u64>,
     ) -> Result<(), StoreError> {
         let layout = self.core.layout;
-        let (place, width) = match (part, layout.dtype) {
-            (Part::Weights, Dtype::F32) => (Place::Floats(0), layout.dim),
-            (Part::Weights, Dtype::Bf16 | Dtype::SplitBf16) => (Place::Halves, layout.dim),
-            (Part::State, _) => (Place::Floats(layout.state_offset()), layout.state_floats),
+        let (stored, width) = match (part, layout.dtype) {
+            (RowPart::Weights, Dtype::F32) => (Stored::Floats(0), layout.dim),
+            (RowPart::Weights, Dtype::Bf16 | Dtype::SplitBf16) => (Stored::Halves, layout.dim),
+            (RowPart::State, _) => (Stored::Floats(layout.state_offset()), layout.state_floats),
         };
         table.count_accesses(ids);
         self.counters.count_call(ids.len(), ids.len());
-        let read = Read { table, part, place, width, step, out: Scatter::new(out) };
+        let read = Read { table, part, stored, width, step, out: Scatter::new(out) };
         self.advance(step);
         let reading = self.core.log.reading();
         let pieces = self.workers.map(ids.len(), ids.len().div_ceil(PIECE_ROWS), |number| {
@@ -175,7 +175,7 @@ impl Group {
             };
             if let Some(slot) = found.location.slot() {
                 let shard = locked.shard(key);
-                shard.touch(key.table, found.place, slot, read.step.is_some());
+                shard.touch(key.table, found.entry, slot, read.step.is_some());
                 // SAFETY: a resident row, which the shard's read lock keeps in place and unwritten.
                 unsafe { self.copy_out(read, shard.row(&self.core, slot), out) };
             } else if let Some(row) = found.location.row() {
@@ -220,21 +220,21 @@ impl Group {
     /// `row` is a row of this group that nobody writes meanwhile.
     #[inline(always)]
     unsafe fn copy_out(&self, read: &Read<'_>, row: *const f32, out: &mut [f32]) {
-        match read.place {
+        match read.stored {
             // SAFETY: the caller's; the part has as many floats as `out`.
-            Place::Floats(start) => unsafe {
+            Stored::Floats(start) => unsafe {
                 copy_floats(row.byte_add(start), out.as_mut_ptr(), read.width);
             },
             // SAFETY: the caller's.
-            Place::Halves => unsafe { join_weights(&self.core.layout, row, out) },
+            Stored::Halves => unsafe { join_weights(&self.core.layout, row, out) },
         }
     }
 
     /// The value a row would be born with.
     fn initial(&self, read: &Read<'_>, id: u64, out: &mut [f32]) {
         match read.part {
-            Part::Weights => read.table.initializer.fill(id, out),
-            Part::State => self.core.spec.optimizer.initialize_state(out),
+            RowPart::Weights => read.table.initializer.fill(id, out),
+            RowPart::State => self.core.spec.optimizer.initialize_state(out),
         }
     }
 }

@@ -150,7 +150,7 @@ impl Group {
         let (mut misses, mut scratch) = (Vec::new(), Vec::new());
         for key in keys {
             let Some(found) = state.find(key) else { continue };
-            if state.outstanding(key.table, key.id, found.place) > 0 {
+            if state.outstanding(key.table, key.id, found.entry) > 0 {
                 continue;
             }
             if let Some(row) = found.location.row() {
@@ -173,8 +173,8 @@ impl Group {
         for (shard, cell) in self.shards.iter().enumerate() {
             let mut state = cell.state.write();
             for key in keys.of_shard(shard) {
-                let held = |place| state.outstanding(key.table, key.id, place) > 0;
-                if state.find(key).is_none_or(|found| held(found.place)) {
+                let held = |entry| state.outstanding(key.table, key.id, entry) > 0;
+                if state.find(key).is_none_or(|found| held(found.entry)) {
                     continue;
                 }
                 state.delete(&self.core, key.table, key.id)?;

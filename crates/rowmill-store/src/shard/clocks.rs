@@ -14,7 +14,7 @@
 //! holds as open steps have holds. An eviction voids none, because it leaves rows that are held
 //! ([`crate::row_lifetime`]). Neither clocks nor void holds are saved: tickets end with their store.
 
-use rowmill_index::{CLOCK_OVERFLOW, Place};
+use rowmill_index::{CLOCK_OVERFLOW, EntryRef};
 
 use super::shard::Shard;
 use crate::seeded::{self, SeededBug};
@@ -41,10 +41,10 @@ pub(crate) enum Clock {
 impl Shard {
     /// Take the clock of an entry for a ticket unless more than `bound` gets are outstanding.
     #[inline(always)]
-    pub(crate) fn take_clock(&mut self, ticket: u64, key: &Key, place: Place, bound: u8) -> Clock {
-        let clock = match self.indexes[key.table as usize].take_clock(place, bound) {
+    pub(crate) fn take_clock(&mut self, ticket: u64, key: &Key, entry: EntryRef, bound: u8) -> Clock {
+        let clock = match self.indexes[key.table as usize].take_clock(entry, bound) {
             Some(outstanding) => Clock::Taken(u32::from(outstanding)),
-            None => self.take_late_clock(key, place, bound),
+            None => self.take_late_clock(key, entry, bound),
         };
         if !self.void_holds.is_empty() && matches!(clock, Clock::Taken(_)) {
             self.note_hold(ticket, key);
@@ -54,36 +54,36 @@ impl Shard {
 
     /// As [`Shard::take_clock`], of a row that is near its bound or beyond what its entry can count.
     #[cold]
-    pub(super) fn take_late_clock(&mut self, key: &Key, place: Place, bound: u8) -> Clock {
-        let outstanding = self.outstanding(key.table, key.id, place);
+    pub(super) fn take_late_clock(&mut self, key: &Key, entry: EntryRef, bound: u8) -> Clock {
+        let outstanding = self.outstanding(key.table, key.id, entry);
         if outstanding > u32::from(bound) && !seeded::has(SeededBug::NoBound) {
             return Clock::Blocked(outstanding);
         }
-        self.set_outstanding(key.table, key.id, place, outstanding + 1);
+        self.set_outstanding(key.table, key.id, entry, outstanding + 1);
         Clock::Taken(outstanding)
     }
 
     /// Give back a hold of a ticket on a row: its clock, unless the hold is void.
     #[inline(always)]
-    pub(crate) fn release_clock(&mut self, ticket: u64, key: &Key, place: Place) {
+    pub(crate) fn release_clock(&mut self, ticket: u64, key: &Key, entry: EntryRef) {
         if !self.void_holds.is_empty() && self.end_hold(ticket, key) {
             return;
         }
-        if self.indexes[key.table as usize].give_clock(place) == CLOCK_OVERFLOW {
-            self.release_late_clock(key, place);
+        if self.indexes[key.table as usize].give_clock(entry) == CLOCK_OVERFLOW {
+            self.release_late_clock(key, entry);
         }
     }
 
     #[cold]
-    pub(super) fn release_late_clock(&mut self, key: &Key, place: Place) {
-        let outstanding = self.outstanding(key.table, key.id, place);
-        self.set_outstanding(key.table, key.id, place, outstanding - 1);
+    pub(super) fn release_late_clock(&mut self, key: &Key, entry: EntryRef) {
+        let outstanding = self.outstanding(key.table, key.id, entry);
+        self.set_outstanding(key.table, key.id, entry, outstanding - 1);
     }
 
     /// As [`Shard::release_clock`], of a row that may be deleted.
     pub(crate) fn release_clock_of(&mut self, ticket: u64, key: &Key) {
         match self.find(key) {
-            Some(found) => self.release_clock(ticket, key, found.place),
+            Some(found) => self.release_clock(ticket, key, found.entry),
             None => drop(self.end_hold(ticket, key)),
         }
     }
@@ -91,8 +91,8 @@ impl Shard {
     // ------------------------------------------------------------------ void holds
 
     /// The row of an entry is about to be deleted.
-    pub(super) fn void_holds_of(&mut self, table: u32, id: u64, place: Place) {
-        let outstanding = self.outstanding(table, id, place);
+    pub(super) fn void_holds_of(&mut self, table: u32, id: u64, entry: EntryRef) {
+        let outstanding = self.outstanding(table, id, entry);
         self.clocks_beyond.remove(&(table, id));
         if outstanding > 0 && !seeded::has(SeededBug::ForeignClock) {
             let void = self.void_holds.entry((table, id)).or_default();
@@ -141,8 +141,8 @@ impl Shard {
     // ------------------------------------------------------------------ counting
 
     /// Outstanding gets of an entry.
-    pub(crate) fn outstanding(&self, table: u32, id: u64, place: Place) -> u32 {
-        match self.indexes[table as usize].clock(place) {
+    pub(crate) fn outstanding(&self, table: u32, id: u64, entry: EntryRef) -> u32 {
+        match self.indexes[table as usize].clock(entry) {
             CLOCK_OVERFLOW => {
                 self.clocks_beyond.get(&(table, id)).copied().unwrap_or(u32::from(CLOCK_OVERFLOW))
             }
@@ -150,15 +150,15 @@ impl Shard {
         }
     }
 
-    pub(super) fn set_outstanding(&mut self, table: u32, id: u64, place: Place, outstanding: u32) {
+    pub(super) fn set_outstanding(&mut self, table: u32, id: u64, entry: EntryRef, outstanding: u32) {
         let index = &mut self.indexes[table as usize];
         if outstanding < u32::from(CLOCK_OVERFLOW) {
-            if index.clock(place) == CLOCK_OVERFLOW {
+            if index.clock(entry) == CLOCK_OVERFLOW {
                 self.clocks_beyond.remove(&(table, id));
             }
-            index.set_clock(place, outstanding as u8);
+            index.set_clock(entry, outstanding as u8);
         } else {
-            index.set_clock(place, CLOCK_OVERFLOW);
+            index.set_clock(entry, CLOCK_OVERFLOW);
             self.clocks_beyond.insert((table, id), outstanding);
         }
     }

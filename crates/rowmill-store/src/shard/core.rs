@@ -7,8 +7,8 @@ use rowmill_kernels::RowUpdater;
 use rowmill_log::Log;
 use rowmill_rows::{Dtype, GroupSpec, RowLayout};
 
+use super::feed_backlog::FeedBacklog;
 use super::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
-use super::waiting::Waiting;
 use crate::error::StoreError;
 use crate::files::IndexLog;
 use crate::memory::Budget;
@@ -35,15 +35,15 @@ pub(crate) struct Core {
     pub(crate) index_log: Arc<IndexLog>,
     pub(crate) budget: Arc<Budget>,
     /// What waits for the feed; none where no feed is kept.
-    pub(crate) waiting: Option<Arc<Waiting>>,
+    pub(crate) waiting: Option<Arc<FeedBacklog>>,
     /// Shards of the group.
     pub(crate) shards: usize,
     /// Memory of the group's resident rows.
     pub(crate) used_bytes: AtomicU64,
     /// What the group may take while others lack memory.
     pub(crate) cap_bytes: AtomicU64,
-    /// Evictions counted when memory was last balanced.
-    pub(crate) evictions_seen: AtomicU64,
+    /// Spills counted when memory was last balanced.
+    pub(crate) spills_seen: AtomicU64,
 }
 
 impl Core {
@@ -64,7 +64,7 @@ impl Core {
         self.used_bytes() / self.slot_bytes()
     }
 
-    /// Row places of the log that births and evictions must leave free, given the number of slots in memory.
+    /// Row places of the log that births and spills must leave free, given the number of slots in memory.
     ///
     /// All rows in memory may change before the next checkpoint, which must not overwrite the last one. The old versions
     /// that it leaves behind are scattered over segments. Until they are cleaned, the checkpoint after it needs as many
@@ -73,7 +73,7 @@ impl Core {
         self.places_of(2 * slots + self.log.row_limit() / KEPT_FOR_CLEANING) + 2 * PLACES_OPEN
     }
 
-    /// Places that an eviction must leave free now.
+    /// Places that a spill must leave free now.
     pub(crate) fn places_kept_now(&self) -> u32 {
         self.places_kept(self.slots())
     }

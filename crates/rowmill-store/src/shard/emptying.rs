@@ -26,7 +26,7 @@ impl Shard {
         }
         // Whoever has found a row before looks again.
         (empty.moves, empty.edits) = (self.moves + 1, self.edits + 1);
-        empty.evictions = self.evictions;
+        empty.spills = self.spills;
         *self = empty;
         Ok(())
     }

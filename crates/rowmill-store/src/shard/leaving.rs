@@ -10,16 +10,16 @@ use crate::error::StoreError;
 
 impl Shard {
     /// Free the slot of the row least worth keeping.
-    pub(super) fn evict(&mut self, core: &Core) -> Result<u32, StoreError> {
+    pub(super) fn spill(&mut self, core: &Core) -> Result<u32, StoreError> {
         self.crowded = true;
         let (meta, due) = (&self.meta, &self.due);
         let indexes = std::cell::RefCell::new(&mut self.indexes);
         let entry = |slot: u32| {
             let row = meta.get(slot as usize);
-            let place = indexes.borrow()[row.table as usize].find(row.id).expect("a resident row is indexed");
-            (row, place)
+            let entry = indexes.borrow()[row.table as usize].find(row.id).expect("a resident row is indexed");
+            (row, entry)
         };
-        let victim = self.policy.evict(
+        let victim = self.policy.give_up(
             |slot| {
                 if meta.get(slot as usize).table == VACANT {
                     return Standing::Vacant;
@@ -28,24 +28,24 @@ impl Shard {
                 if due.is_held(slot) {
                     return Standing::Held;
                 }
-                let (row, place) = entry(slot);
+                let (row, entry) = entry(slot);
                 let indexes = indexes.borrow();
                 let index = &indexes[row.table as usize];
-                if index.clock(place) > 0 { Standing::Held } else { Standing::Uses(index.frequency(place)) }
+                if index.clock(entry) > 0 { Standing::Held } else { Standing::Uses(index.frequency(entry)) }
             },
             |slot| {
                 let row = meta.get(slot as usize);
                 Core::policy_hash(row.table, row.id)
             },
             |slot, all| {
-                let (row, place) = entry(slot);
+                let (row, entry) = entry(slot);
                 let mut indexes = indexes.borrow_mut();
                 let index = &mut indexes[row.table as usize];
-                let uses = if all { 0 } else { index.frequency(place) - 1 };
-                index.set_frequency(place, uses);
+                let uses = if all { 0 } else { index.frequency(entry) - 1 };
+                index.set_frequency(entry, uses);
             },
         );
-        let victim = victim.expect("a shard has slots before it evicts");
+        let victim = victim.expect("a shard has slots before it spills a row");
         let meta = self.meta.get(victim as usize);
         if let Err(error) = self.vacate(core, victim) {
             // The row stays where it is; the policy forgot its slot when it chose it.
@@ -56,7 +56,7 @@ impl Shard {
         Ok(victim)
     }
 
-    /// Start loading what the next call of [`Shard::evict`] will look at, as far as the last one's did so for
+    /// Start loading what the next call of [`Shard::spill`] will look at, as far as the last one's did so for
     /// this: a candidate is three dependent misses.
     pub(super) fn prefetch_victim(&self, core: &Core) {
         let Some((first, second)) = self.policy.upcoming() else { return };
@@ -100,13 +100,13 @@ impl Shard {
             meta.row
         };
         let index = &mut self.indexes[meta.table as usize];
-        let place = index.find(meta.id).expect("a resident row is indexed");
-        index.set_location(place, Location::device(row));
-        index.set_frequency(place, 0);
+        let entry = index.find(meta.id).expect("a resident row is indexed");
+        index.set_location(entry, Location::device(row));
+        index.set_frequency(entry, 0);
         self.edits += 1;
         self.leave_unpublished(core, slot, meta);
         self.clear_slot(slot);
-        self.evictions += 1;
+        self.spills += 1;
         Ok(())
     }
 
@@ -134,8 +134,8 @@ impl Shard {
     /// # Errors
     /// When the old version of a frozen row cannot be saved.
     pub(crate) fn delete(&mut self, core: &Core, table: u32, id: u64) -> Result<bool, StoreError> {
-        let Some(place) = self.index(table).find(id) else { return Ok(false) };
-        let location = self.index(table).location(place);
+        let Some(entry) = self.index(table).find(id) else { return Ok(false) };
+        let location = self.index(table).location(entry);
         if let Some(slot) = location.slot() {
             if self.frozen.get(slot) {
                 self.save_frozen(core, slot)?;
@@ -149,7 +149,7 @@ impl Shard {
         } else if let Some(row) = location.row() {
             core.log.release(row);
         }
-        self.void_holds_of(table, id, place);
+        self.void_holds_of(table, id, entry);
         self.indexes[table as usize].remove(id);
         self.edits += 1;
         core.index_log.record(self.key(table, id), None);
@@ -167,8 +167,8 @@ impl Shard {
         old: u32,
         bytes: &[u8],
     ) -> Result<bool, StoreError> {
-        let Some(place) = self.index(table).find(key.id) else { return Ok(false) };
-        let location = self.index(table).location(place);
+        let Some(entry) = self.index(table).find(key.id) else { return Ok(false) };
+        let location = self.index(table).location(entry);
         let current = match location.slot() {
             Some(slot) => self.meta.get(slot as usize).row,
             None => location.row().unwrap_or(NO_ROW),
@@ -183,7 +183,7 @@ impl Shard {
                 let meta = self.meta.get(slot as usize);
                 self.meta.set(slot as usize, SlotMeta { row: new, ..meta });
             }
-            None => self.indexes[table as usize].set_location(place, Location::device(new)),
+            None => self.indexes[table as usize].set_location(entry, Location::device(new)),
         }
         self.edits += 1;
         core.log.release(old);

@@ -29,7 +29,7 @@ impl Shard {
     ) -> Result<(), StoreError> {
         let index = &mut self.indexes[table as usize];
         match (index.find(id), row) {
-            (Some(place), Some(row)) => index.set_location(place, Location::device(row)),
+            (Some(entry), Some(row)) => index.set_location(entry, Location::device(row)),
             (None, Some(row)) => {
                 let growth = index.grow_bytes_if_inserting(1);
                 if growth > 0 {

@@ -35,13 +35,13 @@ pub(crate) enum Standing {
 
 /// The queues of one shard. A slot is in one queue at most, so one array links them all.
 #[derive(Debug)]
-pub(crate) struct Policy {
+pub(crate) struct S3Fifo {
     /// The slot behind each slot in its queue.
     next: Mapping<u32>,
-    small: Queue,
-    main: Queue,
+    small: Fifo,
+    main: Fifo,
     /// By the step that wants them, in whose order announcements come as a rule.
-    ahead: Queue,
+    ahead: Fifo,
     /// The steps of the slots in `ahead`, each with how many slots in a row it has.
     steps: VecDeque<(u64, usize)>,
     /// Direct-mapped fingerprints of rows that left `small`; newer ones overwrite older ones.
@@ -51,13 +51,13 @@ pub(crate) struct Policy {
 
 /// A queue of linked slots; its ends mean something while it has any.
 #[derive(Debug, Default)]
-struct Queue {
+struct Fifo {
     first: u32,
     last: u32,
     len: usize,
 }
 
-impl Queue {
+impl Fifo {
     fn push(&mut self, next: &mut Mapping<u32>, slot: u32) {
         if self.len == 0 {
             self.first = slot;
@@ -78,7 +78,7 @@ impl Queue {
     }
 }
 
-impl Policy {
+impl S3Fifo {
     /// Queues for up to `slots_max` slots.
     ///
     /// # Errors
@@ -86,9 +86,9 @@ impl Policy {
     pub(crate) fn new(slots_max: usize) -> std::io::Result<Self> {
         Ok(Self {
             next: Mapping::new(slots_max, 0)?,
-            small: Queue::default(),
-            main: Queue::default(),
-            ahead: Queue::default(),
+            small: Fifo::default(),
+            main: Fifo::default(),
+            ahead: Fifo::default(),
             steps: VecDeque::new(),
             ghost: Mapping::new(slots_max.next_power_of_two(), 0)?,
             ghost_len: 0,
@@ -139,14 +139,14 @@ impl Policy {
         self.ahead.len * AHEAD_SHARE < slots
     }
 
-    /// The slot that [`Policy::evict`] will look at first, and the one after it if there is one.
+    /// The slot that [`S3Fifo::give_up`] will look at first, and the one after it if there is one.
     pub(crate) fn upcoming(&self) -> Option<(u32, Option<u32>)> {
         let queue = if self.takes_from_small() { &self.small } else { &self.main };
         let first = (queue.len > 0).then_some(queue.first)?;
         Some((first, (queue.len > 1).then(|| self.next.get(first as usize))))
     }
 
-    /// Start loading what [`Policy::upcoming`] will read of this slot.
+    /// Start loading what [`S3Fifo::upcoming`] will read of this slot.
     pub(crate) fn prefetch(&self, slot: u32) {
         prefetch(self.next.pointer(slot as usize));
     }
@@ -160,7 +160,7 @@ impl Policy {
     ///
     /// The search is short even if all rows are held: after [`HELD_MAX`] of them the next is chosen
     /// (clocks live in the index, so a held row may leave memory; it is merely a pity).
-    pub(crate) fn evict(
+    pub(crate) fn give_up(
         &mut self,
         mut standing: impl FnMut(u32) -> Standing,
         mut hash: impl FnMut(u32) -> u64,
@@ -199,7 +199,7 @@ impl Policy {
     /// Forget the slots from `slots` on.
     pub(crate) fn truncate(&mut self, slots: usize) {
         let next = &mut self.next;
-        let mut keep = |queue: &mut Queue, count: usize| {
+        let mut keep = |queue: &mut Fifo, count: usize| {
             let before = queue.len;
             for _ in 0..count {
                 let slot = queue.pop(next).expect("as many as were counted");
@@ -264,7 +264,7 @@ mod tests {
 
     /// A cache of `capacity` keys driven by the policy; returns the hit rate of `trace`.
     fn hit_rate(capacity: usize, trace: impl Iterator<Item = u64>) -> f64 {
-        let mut policy = Policy::new(100_000).unwrap();
+        let mut policy = S3Fifo::new(100_000).unwrap();
         let mut slot_of: HashMap<u64, u32> = HashMap::new();
         let mut key_of: Vec<u64> = Vec::new();
         let mut uses: Vec<u8> = Vec::new();
@@ -286,7 +286,7 @@ mod tests {
             } else {
                 let uses_cell = std::cell::RefCell::new(&mut uses);
                 let slot = policy
-                    .evict(
+                    .give_up(
                         |slot| Standing::Uses(uses_cell.borrow()[slot as usize]),
                         |slot| mix(key_of[slot as usize]),
                         |slot, all| {
@@ -316,46 +316,46 @@ mod tests {
 
     #[test]
     fn upcoming_names_the_slots_that_leave_next() {
-        let mut policy = Policy::new(100).unwrap();
+        let mut policy = S3Fifo::new(100).unwrap();
         assert_eq!(policy.upcoming(), None);
         for slot in [5, 3, 9] {
             policy.admit(slot, u64::from(slot) << 40);
         }
         for expected in [(5, Some(3)), (3, Some(9)), (9, None)] {
             assert_eq!(policy.upcoming(), Some(expected));
-            assert_eq!(policy.evict(|_| Standing::Uses(0), u64::from, |_, _| {}), Some(expected.0));
+            assert_eq!(policy.give_up(|_| Standing::Uses(0), u64::from, |_, _| {}), Some(expected.0));
         }
         assert_eq!(policy.upcoming(), None);
     }
 
     #[test]
     fn held_rows_stay_while_others_can_go_and_leave_when_all_are_held() {
-        let mut policy = Policy::new(100_000).unwrap();
+        let mut policy = S3Fifo::new(100_000).unwrap();
         for slot in 0..4 {
             policy.admit(slot, u64::from(slot) << 40);
         }
-        let gone = policy.evict(
+        let gone = policy.give_up(
             |slot| if slot == 2 { Standing::Uses(0) } else { Standing::Held },
             u64::from,
             |_, _| {},
         );
         assert_eq!(gone, Some(2));
         assert!(
-            policy.evict(|_| Standing::Held, u64::from, |_, _| {}).is_some(),
+            policy.give_up(|_| Standing::Held, u64::from, |_, _| {}).is_some(),
             "a full house must still yield"
         );
     }
 
     #[test]
     fn rows_leave_once_the_step_that_wanted_them_is_over() {
-        let mut policy = Policy::new(100_000).unwrap();
+        let mut policy = S3Fifo::new(100_000).unwrap();
         for slot in 0..100 {
             policy.admit_ahead(slot, u64::from(slot / 50) + 7, u64::from(slot) << 40);
         }
         policy.admit(100, 100 << 40);
         let mut evict = |now| {
             policy.advance(now);
-            policy.evict(|_| Standing::Uses(0), u64::from, |_, _| {})
+            policy.give_up(|_| Standing::Uses(0), u64::from, |_, _| {})
         };
         assert_eq!(evict(7), Some(100), "step 7 still wants the others");
         assert_eq!((0..50).map(|_| evict(8).unwrap()).max(), Some(49));
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn slots_that_are_gone_leave_every_queue() {
-        let mut policy = Policy::new(100_000).unwrap();
+        let mut policy = S3Fifo::new(100_000).unwrap();
         for slot in 0..300 {
             let hash = u64::from(slot) << 40;
             if slot % 3 == 0 {
@@ -379,7 +379,7 @@ mod tests {
             policy.advance(now);
             let left = policy.small.len + policy.main.len;
             gone.extend(
-                (0..left).map(|_| policy.evict(|_| Standing::Uses(0), u64::from, |_, _| {}).unwrap()),
+                (0..left).map(|_| policy.give_up(|_| Standing::Uses(0), u64::from, |_, _| {}).unwrap()),
             );
         }
         assert_eq!(gone.len(), 200);
@@ -391,12 +391,12 @@ mod tests {
 
     #[test]
     fn a_search_among_held_rows_is_short() {
-        let mut policy = Policy::new(100_000).unwrap();
+        let mut policy = S3Fifo::new(100_000).unwrap();
         for slot in 0..100_000 {
             policy.admit(slot, u64::from(slot) << 40);
         }
         let mut searched = 0;
-        let gone = policy.evict(
+        let gone = policy.give_up(
             |_| {
                 searched += 1;
                 Standing::Held
@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_part_of_the_slots_may_be_filled_ahead() {
-        let mut policy = Policy::new(100_000).unwrap();
+        let mut policy = S3Fifo::new(100_000).unwrap();
         let admitted = (0..100)
             .take_while(|&slot| {
                 let may = policy.may_admit_ahead(100);
@@ -422,6 +422,6 @@ mod tests {
 
     #[test]
     fn an_empty_policy_has_nothing_to_give() {
-        assert_eq!(Policy::new(4).unwrap().evict(|_| Standing::Uses(0), u64::from, |_, _| {}), None);
+        assert_eq!(S3Fifo::new(4).unwrap().give_up(|_| Standing::Uses(0), u64::from, |_, _| {}), None);
     }
 }

@@ -11,14 +11,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rowmill_index::{Found, Location, Place, TableIndex, prefetch_bytes};
+use rowmill_index::{EntryRef, Found, Location, TableIndex, prefetch_bytes};
 use rowmill_rows::RowKey;
 
 use super::coming::Coming;
 use super::core::Core;
 use super::due::{Due, STEPS_MAX};
-use super::s3fifo::Policy;
-use super::slot_bits::Bits;
+use super::s3fifo::S3Fifo;
+use super::slot_bits::SlotBits;
 use crate::error::StoreError;
 use crate::memory::{Mapping, Zeroable};
 use crate::seeded::{self, SeededBug};
@@ -55,8 +55,8 @@ pub(crate) struct SlotsInPlace<'a> {
     /// The row in slot 0.
     first: *mut f32,
     stride: usize,
-    dirty: &'a Bits,
-    unpublished: Option<&'a Bits>,
+    dirty: &'a SlotBits,
+    unpublished: Option<&'a SlotBits>,
 }
 
 impl SlotsInPlace<'_> {
@@ -112,15 +112,15 @@ pub(crate) struct Shard {
     /// Slots that hold a row. Those of deleted rows hold none and are not free either: the policy still has them.
     pub(super) occupied: usize,
     pub(super) free: Vec<u32>,
-    pub(super) dirty: Bits,
-    pub(super) frozen: Bits,
+    pub(super) dirty: SlotBits,
+    pub(super) frozen: SlotBits,
     /// Rows that coming steps want.
     pub(crate) due: Due,
     /// Rows that are not in memory and that coming steps want.
     pub(super) coming: Coming,
     /// What the feed has not said yet; none where no feed is kept.
     pub(super) unpublished: Option<Unpublished>,
-    pub(super) policy: Policy,
+    pub(super) policy: S3Fifo,
     pub(super) indexes: Vec<TableIndex>,
     /// The tables of the group, beside their indexes.
     pub(super) tables: Vec<Arc<TableState>>,
@@ -137,8 +137,8 @@ pub(crate) struct Shard {
     /// Rows that lookahead could not bring in or keep since the last one it could, or the last step.
     pub(super) refused: usize,
     pub(super) index_bytes: usize,
-    /// Rows evicted, for statistics.
-    pub(crate) evictions: u64,
+    /// Rows that left memory to make room, for statistics.
+    pub(crate) spills: u64,
 }
 
 impl std::fmt::Debug for Shard {
@@ -167,12 +167,12 @@ impl Shard {
             slots: 0,
             occupied: 0,
             free: Vec::new(),
-            dirty: Bits::default(),
-            frozen: Bits::default(),
+            dirty: SlotBits::default(),
+            frozen: SlotBits::default(),
             due: Due::default(),
             coming: Coming::default(),
             unpublished: core.waiting.as_ref().map(|waiting| Unpublished::new(0, waiting)),
-            policy: Policy::new(slots_max).map_err(reserve)?,
+            policy: S3Fifo::new(slots_max).map_err(reserve)?,
             indexes: Vec::new(),
             tables: Vec::new(),
             save_from: 0,
@@ -183,7 +183,7 @@ impl Shard {
             edits: 0,
             crowded: false,
             index_bytes: 0,
-            evictions: 0,
+            spills: 0,
         })
     }
 
@@ -199,8 +199,8 @@ impl Shard {
     #[inline]
     pub(crate) fn find(&self, key: &Key) -> Option<Found> {
         let index = self.index(key.table);
-        let place = index.find(key.id)?;
-        Some(Found { place, location: index.location(place) })
+        let entry = index.find(key.id)?;
+        Some(Found { entry, location: index.location(entry) })
     }
 
     /// The key of an id of a table.
@@ -222,12 +222,12 @@ impl Shard {
     /// Count a use of a resident row. Shared access suffices. A row that lookahead brought is not
     /// counted at its first use: that use is what it was brought for.
     #[inline]
-    pub(crate) fn touch(&self, table: u32, place: Place, slot: u32, in_step: bool) {
+    pub(crate) fn touch(&self, table: u32, entry: EntryRef, slot: u32, in_step: bool) {
         if self.due.is_marked() && self.due.use_row(slot, in_step) {
             return;
         }
         if self.crowded {
-            self.indexes[table as usize].touch(place);
+            self.indexes[table as usize].touch(entry);
         }
     }
 
@@ -289,7 +289,7 @@ impl Shard {
     ///
     /// # Errors
     /// When the index would exceed the budget, or room cannot be made because writes fail.
-    pub(crate) fn birth(&mut self, core: &Core, table: u32, id: u64) -> Result<(Place, u32), StoreError> {
+    pub(crate) fn birth(&mut self, core: &Core, table: u32, id: u64) -> Result<(EntryRef, u32), StoreError> {
         let index = &self.indexes[table as usize];
         let growth = index.grow_bytes_if_inserting(1);
         if growth > 0 {
@@ -297,7 +297,7 @@ impl Shard {
             self.make_room(core, growth)?;
         }
         let slot = self.take_slot(core)?;
-        let place = self.indexes[table as usize].insert(id, Location::resident(slot));
+        let entry = self.indexes[table as usize].insert(id, Location::resident(slot));
         self.edits += 1;
         if growth > 0 {
             self.charge_index(core);
@@ -310,7 +310,7 @@ impl Shard {
         self.dirty.set(slot);
         self.mark_unpublished(slot);
         self.tables[table as usize].count_birth();
-        Ok((place, slot))
+        Ok((entry, slot))
     }
 
     /// Bring a cold row, whose bytes were read, into memory; its slot, or `None` when it is no longer where
@@ -326,7 +326,7 @@ impl Shard {
         reason: Reason,
     ) -> Result<Option<u32>, StoreError> {
         let &Miss { key: Key { id, table, .. }, row, .. } = miss;
-        let Some(Found { place, .. }) =
+        let Some(Found { entry, .. }) =
             self.find(&miss.key).filter(|found| found.location.row() == Some(row))
         else {
             return Ok(None);
@@ -341,7 +341,7 @@ impl Shard {
                 core.layout.stride,
             );
         };
-        self.indexes[table as usize].set_location(place, Location::resident(slot));
+        self.indexes[table as usize].set_location(entry, Location::resident(slot));
         self.edits += 1;
         self.occupy(slot, table, id, row, reason);
         Ok(Some(slot))
@@ -443,7 +443,7 @@ impl Shard {
             }
             return Ok(first);
         }
-        self.evict(core)
+        self.spill(core)
     }
 
     /// About how many slots hold rows that no coming step wants, judged by a few of them; all before the first row had to

@@ -4,12 +4,12 @@ use rowmill_index::prefetch;
 
 /// A growing bit set.
 #[derive(Debug, Default)]
-pub(crate) struct Bits {
+pub(crate) struct SlotBits {
     words: Vec<u64>,
     ones: usize,
 }
 
-impl Bits {
+impl SlotBits {
     #[inline]
     pub(crate) fn get(&self, bit: u32) -> bool {
         self.words[bit as usize / 64] >> (bit % 64) & 1 == 1
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn counts_and_finds_what_is_set() {
-        let mut bits = Bits::default();
+        let mut bits = SlotBits::default();
         bits.grow(200);
         assert_eq!((bits.count(), bits.first_from(0)), (0, None));
         for bit in [199, 64, 64, 130] {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::core::Core;
+use super::feed_backlog::FeedBacklog;
 use super::shard::{Shard, SlotMeta};
-use super::slot_bits::Bits;
-use super::waiting::Waiting;
+use super::slot_bits::SlotBits;
 use crate::table::{TableState, floats_of};
 
 /// Bytes of memory that a shard keeps for rows that leave, when none wait.
@@ -15,11 +15,11 @@ const KEPT_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Unpublished {
     /// Slots with a row that changed.
-    pub(super) slots: Bits,
+    pub(super) slots: SlotBits,
     left: Vec<Left>,
     weights: Vec<f32>,
     /// What `left` and `weights` of all shards may take.
-    waiting: Arc<Waiting>,
+    waiting: Arc<FeedBacklog>,
 }
 
 /// A row that changed and has no slot any more.
@@ -32,8 +32,8 @@ struct Left {
 
 impl Unpublished {
     /// Nothing has changed so far in a shard of this many slots.
-    pub(super) fn new(slots: usize, waiting: &Arc<Waiting>) -> Self {
-        let mut bits = Bits::default();
+    pub(super) fn new(slots: usize, waiting: &Arc<FeedBacklog>) -> Self {
+        let mut bits = SlotBits::default();
         bits.grow(slots);
         Self { slots: bits, left: Vec::new(), weights: Vec::new(), waiting: Arc::clone(waiting) }
     }
@@ -89,7 +89,7 @@ impl Shard {
     }
 
     /// From now on changes are to be published, and those from before are not.
-    pub(crate) fn begin_publishing(&mut self, waiting: &Arc<Waiting>) {
+    pub(crate) fn begin_publishing(&mut self, waiting: &Arc<FeedBacklog>) {
         self.unpublished = Some(Unpublished::new(self.slots, waiting));
     }
 

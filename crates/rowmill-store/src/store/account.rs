@@ -51,7 +51,7 @@ pub(crate) fn stats(store: &Store) -> Stats {
             stats.overhead_bytes += overhead as u64;
             stats.rows_resident += shard.resident() as u64;
             stats.rows_dirty += shard.dirty_rows() as u64;
-            stats.evictions += shard.evictions;
+            stats.evictions += shard.spills;
         }
         let space = group.core.log.space();
         stats.device_live_bytes += space.live;

@@ -6,13 +6,13 @@
 mod account;
 mod index_room;
 mod pooled;
-mod queue;
+mod request_queue;
 mod saved;
 mod store;
 mod table;
 
 pub use pooled::AskedRows;
-pub use queue::QueuedGet;
+pub use request_queue::QueuedGet;
 pub use saved::CheckpointInfo;
 pub(crate) use saved::{Saved, Written};
 pub use store::Store;

@@ -10,7 +10,7 @@ use rowmill_log::{Geometry, Log, LogConfig, LogState};
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 use rowmill_sync::{Mutex, Poison, RwLock, ranks};
 
-use super::queue::{Queue, QueuedGet};
+use super::request_queue::{QueuedGet, RequestQueue};
 use super::saved::Saved;
 use super::table::Table;
 use crate::error::StoreError;
@@ -22,7 +22,7 @@ use crate::lookup::Lookup;
 use crate::memory::Budget;
 use crate::metrics::{Counters, Stats};
 use crate::options::StoreOptions;
-use crate::shard::{Core, Reason, STEPS_MAX, Waiting};
+use crate::shard::{Core, FeedBacklog, Reason, STEPS_MAX};
 use crate::staleness::Tickets;
 use crate::table::{EVENT_TIME_MAX, EventClock, TableState};
 use crate::threads::{Rounds, Workers};
@@ -63,11 +63,11 @@ pub struct Store {
     // Dropping these joins threads, which a forked child does not have.
     pub(crate) lookahead: Mutex<Option<ProcessLocal<Lookahead>>, ranks::Lookahead>,
     /// Started by the first get that is queued.
-    pub(crate) queue: Mutex<Option<ProcessLocal<Queue>>, ranks::Queue>,
+    pub(crate) queue: Mutex<Option<ProcessLocal<RequestQueue>>, ranks::Queue>,
     pub(crate) compaction: Mutex<Option<ProcessLocal<Rounds>>, ranks::Compaction>,
     pub(crate) feed: Option<Arc<Feed>>,
     /// What waits for the feed, where one is kept.
-    pub(crate) waiting: Option<Arc<Waiting>>,
+    pub(crate) waiting: Option<Arc<FeedBacklog>>,
     pub(crate) publisher: Mutex<Option<ProcessLocal<Rounds>>, ranks::Publisher>,
     /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
     pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>, ranks::VolumeLock>,
@@ -216,7 +216,7 @@ impl Store {
             shards,
             used_bytes: AtomicU64::new(0),
             cap_bytes: AtomicU64::new(u64::MAX),
-            evictions_seen: AtomicU64::new(0),
+            spills_seen: AtomicU64::new(0),
         };
         core.charge_log();
         // Other rows leave to make room for those of this group, down to the minimum of their groups.
@@ -336,7 +336,7 @@ impl Store {
     ) -> Result<QueuedGet, StoreError> {
         let mut queue = self.queue.lock();
         if queue.is_none() {
-            let started = Queue::start(Arc::clone(&self.tickets), Arc::clone(&self.poison))?;
+            let started = RequestQueue::start(Arc::clone(&self.tickets), Arc::clone(&self.poison))?;
             *queue = Some(ProcessLocal::new(started));
         }
         let queue = queue.as_ref().expect("just started");

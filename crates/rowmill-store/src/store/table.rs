@@ -5,12 +5,12 @@ use std::sync::Arc;
 use rowmill_kernels::{UniqueScratch, first_non_finite, segment_unique};
 use rowmill_rows::{Dtype, EvictionRule, TableSpec};
 
-use super::queue::QueuedGet;
+use super::request_queue::QueuedGet;
 use super::store::Store;
 use crate::error::StoreError;
 use crate::group::{Group, Ticket, check_ticket};
 use crate::lookahead::Destination;
-use crate::lookup::Part;
+use crate::lookup::RowPart;
 use crate::metrics::Stats;
 use crate::row_lifetime::Asked;
 use crate::staleness::Release;
@@ -19,7 +19,7 @@ use crate::update::Target;
 
 /// Where in a row floats are written.
 #[derive(Clone, Copy)]
-enum Place {
+enum RowField {
     /// Its weights.
     Weights,
     /// From this byte on.
@@ -141,7 +141,7 @@ impl Table {
         self.store.check_open()?;
         self.check("out", ids, out.len(), self.spec.dim as usize)?;
         let _caller = self.store.workers.enter();
-        self.store.settle(self.group.read(&self.state, ids, Part::Weights, out, step))
+        self.store.settle(self.group.read(&self.state, ids, RowPart::Weights, out, step))
     }
 
     /// Copy the optimizer state of `ids` to `out` (`state_floats` floats per id).
@@ -152,7 +152,7 @@ impl Table {
         self.store.check_open()?;
         self.check("out", ids, out.len(), self.state_floats())?;
         let _caller = self.store.workers.enter();
-        self.store.settle(self.group.read(&self.state, ids, Part::State, out, None))
+        self.store.settle(self.group.read(&self.state, ids, RowPart::State, out, None))
     }
 
     /// As [`Table::get`], as a training read: rows that are missing are born, and with a ticket each
@@ -202,7 +202,7 @@ impl Table {
         if self.spec.dtype == Dtype::Bf16 {
             self.check_bf16(values)?;
         }
-        self.write(("values", values), ids, Place::Weights, ticket)
+        self.write(("values", values), ids, RowField::Weights, ticket)
     }
 
     /// Store optimizer state (`state_floats` floats per id), as [`Table::put`] stores weights.
@@ -211,7 +211,7 @@ impl Table {
     /// As [`Table::put`].
     pub fn put_state(&self, ids: &[u64], values: &[f32]) -> Result<(), StoreError> {
         self.check("values", ids, values.len(), self.state_floats())?;
-        self.write(("values", values), ids, Place::Byte(self.group.core.layout.state_offset()), None)
+        self.write(("values", values), ids, RowField::Byte(self.group.core.layout.state_offset()), None)
     }
 
     /// Write floats of rows, as many per id as there are values.
@@ -219,7 +219,7 @@ impl Table {
         &self,
         (argument, values): (&'static str, &[f32]),
         ids: &[u64],
-        place: Place,
+        field: RowField,
         ticket: Option<&Ticket>,
     ) -> Result<(), StoreError> {
         self.store.check_writable("put")?;
@@ -256,9 +256,9 @@ impl Table {
                 // SAFETY: `row` is a resident row of this group under its shard's write lock; it has as many
                 // weights as there are values, or as many floats (of state or stamp) from this byte on.
                 unsafe {
-                    match place {
-                        Place::Weights => write_weights(&self.group.core.layout, values, row),
-                        Place::Byte(start) => copy_floats(values.as_ptr(), row.byte_add(start), width),
+                    match field {
+                        RowField::Weights => write_weights(&self.group.core.layout, values, row),
+                        RowField::Byte(start) => copy_floats(values.as_ptr(), row.byte_add(start), width),
                     }
                 }
             }
@@ -285,7 +285,7 @@ impl Table {
             });
         };
         self.check("scores", ids, scores.len(), 1)?;
-        self.write(("scores", scores), ids, Place::Byte(stamp), None)
+        self.write(("scores", scores), ids, RowField::Byte(stamp), None)
     }
 
     /// Take one optimizer step on every distinct row of `ids` with the sum of its gradients (`dim` floats
@@ -373,7 +373,7 @@ impl Table {
                 let mut weights = vec![0.0; ids.len() * dim];
                 // `visit` may take its time: it is no call of the store.
                 let caller = self.store.workers.enter();
-                let read = self.group.read(&self.state, ids, Part::Weights, &mut weights, None);
+                let read = self.group.read(&self.state, ids, RowPart::Weights, &mut weights, None);
                 drop(caller);
                 self.store.settle(read)?;
                 if !visit(ids, &weights) {

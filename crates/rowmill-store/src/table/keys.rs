@@ -58,10 +58,10 @@ pub(crate) struct TableIds<'a> {
 }
 
 /// Ids that one thread puts in order of their shards.
-const BLOCK_IDS: usize = 8192;
+const CHUNK_IDS: usize = 8192;
 
 /// Some ids of one table on their way into the order of their shards.
-struct Block<'a> {
+struct IdChunk<'a> {
     ids: TableIds<'a>,
     /// Position of the first id.
     first: usize,
@@ -71,7 +71,7 @@ struct Block<'a> {
     places: Vec<u32>,
 }
 
-impl Block<'_> {
+impl IdChunk<'_> {
     fn count(&mut self, shards: usize) {
         let ids = self.ids.ids.iter();
         self.homes = match self.ids.range {
@@ -85,7 +85,7 @@ impl Block<'_> {
     }
 
     /// # Safety
-    /// The places lie inside `out` and are this block's alone.
+    /// The places lie inside `out` and are this chunk's alone.
     unsafe fn write(&mut self, out: &Scatter<'_, MaybeUninit<Key>>) {
         let table = self.ids.table;
         for (position, (&id, &(shard, hash))) in
@@ -117,27 +117,27 @@ impl Keys {
         shards: usize,
         workers: Option<&Workers>,
     ) -> Self {
-        // A counting sort keeps positions ascending within a shard: blocks are counted, every block gets its
+        // A counting sort keeps positions ascending within a shard: chunks are counted, every chunk gets its
         // places in every shard, and is written there.
         let mut len = 0;
-        let mut blocks = Vec::new();
+        let mut chunks = Vec::new();
         for table in tables {
-            for ids in table.ids.chunks(BLOCK_IDS) {
+            for ids in table.ids.chunks(CHUNK_IDS) {
                 let ids = TableIds { ids, ..*table };
-                blocks.push(Block { ids, first: first + len, homes: Vec::new(), places: Vec::new() });
+                chunks.push(IdChunk { ids, first: first + len, homes: Vec::new(), places: Vec::new() });
                 len += ids.ids.len();
             }
         }
         assert!(u32::try_from(first + len).is_ok(), "{len} ids behind {first} have no 32-bit positions");
         match workers {
-            Some(workers) => workers.for_each_mut(len, &mut blocks, |block| block.count(shards)),
-            None => blocks.iter_mut().for_each(|block| block.count(shards)),
+            Some(workers) => workers.for_each_mut(len, &mut chunks, |chunk| chunk.count(shards)),
+            None => chunks.iter_mut().for_each(|chunk| chunk.count(shards)),
         }
         let mut bounds = vec![0];
         let mut place = 0;
         for shard in 0..shards {
-            for block in &mut blocks {
-                let rows = std::mem::replace(&mut block.places[shard], place);
+            for chunk in &mut chunks {
+                let rows = std::mem::replace(&mut chunk.places[shard], place);
                 place += rows;
             }
             bounds.push(place);
@@ -145,10 +145,10 @@ impl Keys {
         let mut sorted = Vec::with_capacity(len);
         let out = Scatter::new(sorted.spare_capacity_mut());
         // SAFETY: places are below the number of rows, and no two rows have the same.
-        let write = |block: &mut Block<'_>| unsafe { block.write(&out) };
+        let write = |chunk: &mut IdChunk<'_>| unsafe { chunk.write(&out) };
         match workers {
-            Some(workers) => workers.for_each_mut(len, &mut blocks, write),
-            None => blocks.iter_mut().for_each(write),
+            Some(workers) => workers.for_each_mut(len, &mut chunks, write),
+            None => chunks.iter_mut().for_each(write),
         }
         // SAFETY: every place was written.
         unsafe { sorted.set_len(len) };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use rowmill_index::{Found, Place};
+use rowmill_index::{EntryRef, Found};
 use rowmill_log::Reading;
 
 use crate::error::StoreError;
@@ -230,23 +230,23 @@ impl Group {
                 self.change_resident(changing, held, keys, found)?;
                 continue;
             }
-            let (mut resident, mut places, mut unborn) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut resident, mut entries, mut unborn) = (Vec::new(), Vec::new(), Vec::new());
             for (key, &found) in keys.iter().zip(found) {
                 match found.map(|found| found.location.row()) {
                     None => unborn.push(*key),
                     Some(Some(row)) => misses.push(Miss { key: *key, row }),
                     Some(None) => {
                         resident.push(*key);
-                        places.push(found);
+                        entries.push(found);
                     }
                 }
             }
             // First, because a birth may push out one of these rows.
-            self.change_resident(changing, held, &resident, &places)?;
+            self.change_resident(changing, held, &resident, &entries)?;
             for key in unborn {
                 let shard = held.shard_mut(&key);
-                let (place, slot) = shard.birth(&self.core, key.table, key.id)?;
-                self.change_one(changing, shard, &key, place, slot)?;
+                let (entry, slot) = shard.birth(&self.core, key.table, key.id)?;
+                self.change_one(changing, shard, &key, entry, slot)?;
             }
         }
         Ok(())
@@ -280,19 +280,19 @@ impl Group {
                 }
             }
             changing.change.change(keys, &rows[..keys.len()]);
-            let places = found.iter().map(|found| found.expect("as above").place);
+            let entries = found.iter().map(|found| found.expect("as above").entry);
             match changing.release.rows {
                 Released::None => {}
                 // Nearly always: training gives back what it took.
                 Released::All => {
-                    for (key, place) in keys.iter().zip(places) {
+                    for (key, entry) in keys.iter().zip(entries) {
                         changing.done[key.position as usize].store(true, Relaxed);
-                        held.shard_mut(key).release_clock(changing.release.ticket, key, place);
+                        held.shard_mut(key).release_clock(changing.release.ticket, key, entry);
                     }
                 }
                 Released::Some(_) => {
-                    for (key, place) in keys.iter().zip(places) {
-                        Self::release_clock(changing, held.shard_mut(key), key, place);
+                    for (key, entry) in keys.iter().zip(entries) {
+                        Self::release_clock(changing, held.shard_mut(key), key, entry);
                     }
                 }
             }
@@ -306,12 +306,12 @@ impl Group {
         changing: &Changing<'_, C>,
         state: &mut Shard,
         key: &Key,
-        place: Place,
+        entry: EntryRef,
         slot: u32,
     ) -> Result<(), StoreError> {
         state.begin_update(&self.core, slot)?;
         changing.change.change(&[*key], &[state.row(&self.core, slot)]);
-        Self::release_clock(changing, state, key, place);
+        Self::release_clock(changing, state, key, entry);
         Ok(())
     }
 
@@ -340,8 +340,8 @@ impl Group {
                     elsewhere.push(miss.key);
                     continue;
                 };
-                let place = state.find(&miss.key).expect("the row was just brought in").place;
-                self.change_one(changing, &mut state, &miss.key, place, slot)?;
+                let entry = state.find(&miss.key).expect("the row was just brought in").entry;
+                self.change_one(changing, &mut state, &miss.key, entry, slot)?;
             }
             drop(state);
             number += misses.len();
@@ -357,10 +357,10 @@ impl Group {
 
     /// Give the clock of a row back that is being changed.
     #[inline(always)]
-    fn release_clock<C>(changing: &Changing<'_, C>, state: &mut Shard, key: &Key, place: Place) {
+    fn release_clock<C>(changing: &Changing<'_, C>, state: &mut Shard, key: &Key, entry: EntryRef) {
         if changing.release.rows.contains(key.position) {
             changing.done[key.position as usize].store(true, Relaxed);
-            state.release_clock(changing.release.ticket, key, place);
+            state.release_clock(changing.release.ticket, key, entry);
         }
     }
 

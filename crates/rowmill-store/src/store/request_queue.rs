@@ -197,7 +197,7 @@ impl Request {
 
 /// The queue of a store, and its thread.
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub(crate) struct RequestQueue {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -213,7 +213,7 @@ struct Shared {
     counted: Arc<()>,
 }
 
-impl Queue {
+impl RequestQueue {
     pub(crate) fn start(tickets: Arc<Tickets>, poison: Arc<Poison>) -> Result<Self, StoreError> {
         let shared = Arc::new(Shared {
             requests: Mutex::default(),
@@ -289,7 +289,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for RequestQueue {
     fn drop(&mut self) {
         self.shared.stop.store(true, SeqCst);
         drop(self.shared.requests.lock());

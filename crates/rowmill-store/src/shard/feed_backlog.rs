@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes that wait in all shards of a store.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct FeedBacklog {
     bytes: AtomicU64,
     max: u64,
 }
 
-impl Waiting {
+impl FeedBacklog {
     pub(crate) fn new(max: u64) -> Self {
         Self { bytes: AtomicU64::new(0), max }
     }
