@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use super::flags::{self, FREQUENCY_MAX};
 use super::location::{EntryRef, Location};
-use super::zeroed_array::ZeroedArray;
+use super::mmap_array::MmapArray;
 use crate::prefetch::prefetch;
 
 /// Ids of one (shard, dense table) to locations and flags.
 #[derive(Debug)]
 pub struct DirectIndex {
     /// [`Location::stored`], or zero for an id without a row.
-    locations: ZeroedArray<u32>,
-    flags: ZeroedArray<AtomicU8>,
+    locations: MmapArray<u32>,
+    flags: MmapArray<AtomicU8>,
     shard: u64,
     shard_bits: u32,
     len: usize,
@@ -35,8 +35,8 @@ impl DirectIndex {
     pub(crate) fn new(rows: u64, shard: usize, shards: usize) -> Self {
         let local = local_rows(rows, shard, shards);
         Self {
-            locations: ZeroedArray::new(local),
-            flags: ZeroedArray::new(local),
+            locations: MmapArray::new(local),
+            flags: MmapArray::new(local),
             shard: shard as u64,
             shard_bits: shards.ilog2(),
             len: 0,
@@ -174,7 +174,7 @@ impl DirectIndex {
     /// [`DirectIndex::bytes`] of an index for `rows` ids, before it is made.
     pub(crate) fn bytes_for(rows: u64, shard: usize, shards: usize) -> usize {
         let local = local_rows(rows, shard, shards);
-        ZeroedArray::<u32>::bytes_for(local) + ZeroedArray::<AtomicU8>::bytes_for(local)
+        MmapArray::<u32>::bytes_for(local) + MmapArray::<AtomicU8>::bytes_for(local)
     }
 
     /// Bytes of memory once every page was touched.

@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use super::compare::{Compare, Plain};
 use super::flags::{self, FLAG_BITS, FREQUENCY_MAX};
 use super::location::{EntryRef, Found, Location};
+use super::mmap_array::{MmapArray, PAGE_BYTES, Zeroed};
 use super::shard::hash;
 use super::table_index::Beyond;
-use super::zeroed_array::{PAGE_BYTES, Zeroed, ZeroedArray};
 use crate::prefetch::prefetch;
 
 /// Entries of a bucket: five of 12 bytes and a word of flags fill a 64-byte line.
@@ -103,7 +103,7 @@ impl Bucket {
 /// Ids of one (shard, table), any of the 2^64, to locations and flags.
 #[derive(Debug)]
 pub struct HashIndex {
-    buckets: ZeroedArray<Bucket>,
+    buckets: MmapArray<Bucket>,
     len: usize,
     /// Removals since the last rebuild. Removing leaves overflow bits behind; unchecked, endless
     /// removing and inserting would set them all and every lookup of an absent id would walk the table.
@@ -114,7 +114,7 @@ impl HashIndex {
     /// An index without rows, which takes no memory.
     #[inline]
     pub(crate) fn new() -> Self {
-        Self { buckets: ZeroedArray::new(0), len: 0, removed: 0 }
+        Self { buckets: MmapArray::new(0), len: 0, removed: 0 }
     }
 
     /// Start loading the home bucket of an id with this hash. Batches ask for many buckets, then look them
@@ -306,7 +306,7 @@ impl HashIndex {
     /// taken for a moment, or the old size of an index smaller than that.
     #[inline]
     pub(crate) fn grow_bytes_if_inserting(&self, rows: usize) -> usize {
-        ZeroedArray::<Bucket>::bytes_for(self.buckets_with(rows)) - self.bytes()
+        MmapArray::<Bucket>::bytes_for(self.buckets_with(rows)) - self.bytes()
     }
 
     /// Bytes of memory.
@@ -391,7 +391,7 @@ impl HashIndex {
     #[inline(never)]
     fn rebuild(&mut self, buckets: usize) {
         assert!(buckets <= BUCKETS_MAX, "an index holds at most 2^31 rows");
-        let mut old = std::mem::replace(&mut self.buckets, ZeroedArray::new(buckets));
+        let mut old = std::mem::replace(&mut self.buckets, MmapArray::new(buckets));
         self.removed = 0;
         let mut released = 0;
         for b in 0..old.len() {

@@ -22,10 +22,10 @@ mod direct_index;
 mod flags;
 mod hash_index;
 mod location;
+mod mmap_array;
 mod prefetch;
 mod shard;
 mod table_index;
-mod zeroed_array;
 
 #[cfg(target_arch = "x86_64")]
 pub use compare::Avx512;
@@ -34,6 +34,7 @@ pub use direct_index::DirectIndex;
 pub use flags::CLOCK_OVERFLOW;
 pub use hash_index::HashIndex;
 pub use location::{EntryRef, Found, Location};
+pub use mmap_array::{MmapArray, Zeroed};
 pub use prefetch::{prefetch, prefetch_bytes};
 pub use shard::{dense_shard_of, hash, shard_and_hash_of, shard_of};
 pub use table_index::{Beyond, TableIndex};

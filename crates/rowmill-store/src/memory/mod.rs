@@ -4,9 +4,7 @@
 //! time. Slots of rows are reserved once and take memory as they are touched.
 
 mod budget;
-mod mapping;
 mod working_memory;
 
 pub(crate) use budget::Budget;
-pub(crate) use mapping::{Mapping, Zeroable};
 pub(crate) use working_memory::Claim;

@@ -14,7 +14,7 @@ impl Shard {
     /// # Errors
     /// The system has no address space to give; the shard is as it was.
     pub(crate) fn empty(&mut self, core: &Core, number: usize) -> Result<(), StoreError> {
-        let mut empty = Self::new(core, self.meta.capacity(), 0)?;
+        let mut empty = Self::new(core, self.meta.len(), 0)?;
         core.give_rows(self.slots);
         core.budget.resize_index(self.index_bytes, 0);
         if !core.budget.rows_are_fixed() {

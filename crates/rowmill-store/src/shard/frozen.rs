@@ -30,10 +30,10 @@ impl Shard {
 
     /// Append a frozen row for the checkpoint that froze it. The slot is clean afterwards.
     pub(super) fn save_frozen(&mut self, core: &Core, slot: u32) -> Result<u32, StoreError> {
-        let meta = self.meta.get(slot as usize);
+        let meta = self.meta[slot as usize];
         let row = core.log.append(self.key(meta.table, meta.id), self.bytes_of(core, slot))?;
         core.index_log.record_frozen(self.key(meta.table, meta.id), Some(row));
-        self.meta.set(slot as usize, SlotMeta { row, ..meta });
+        self.meta[slot as usize] = SlotMeta { row, ..meta };
         self.frozen.clear(slot);
         Ok(row)
     }
@@ -42,7 +42,7 @@ impl Shard {
     pub(crate) fn on_device(&self, table: u32, mut visit: impl FnMut(u64, u32)) {
         self.index(table).for_each(|id, location| {
             let row =
-                location.slot().map_or_else(|| location.row(), |slot| Some(self.meta.get(slot as usize).row));
+                location.slot().map_or_else(|| location.row(), |slot| Some(self.meta[slot as usize].row));
             if let Some(row) = row.filter(|&row| row != NO_ROW) {
                 visit(id, row);
             }

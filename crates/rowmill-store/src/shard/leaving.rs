@@ -15,13 +15,13 @@ impl Shard {
         let (meta, due) = (&self.meta, &self.due);
         let indexes = std::cell::RefCell::new(&mut self.indexes);
         let entry = |slot: u32| {
-            let row = meta.get(slot as usize);
+            let row = meta[slot as usize];
             let entry = indexes.borrow()[row.table as usize].find(row.id).expect("a resident row is indexed");
             (row, entry)
         };
         let victim = self.policy.give_up(
             |slot| {
-                if meta.get(slot as usize).table == VACANT {
+                if meta[slot as usize].table == VACANT {
                     return Standing::Vacant;
                 }
                 // First: where memory is full of wanted rows, most searches pass some.
@@ -34,7 +34,7 @@ impl Shard {
                 if index.clock(entry) > 0 { Standing::Held } else { Standing::Uses(index.frequency(entry)) }
             },
             |slot| {
-                let row = meta.get(slot as usize);
+                let row = meta[slot as usize];
                 Core::policy_hash(row.table, row.id)
             },
             |slot, all| {
@@ -46,7 +46,7 @@ impl Shard {
             },
         );
         let victim = victim.expect("a shard has slots before it spills a row");
-        let meta = self.meta.get(victim as usize);
+        let meta = self.meta[victim as usize];
         if let Err(error) = self.vacate(core, victim) {
             // The row stays where it is; the policy forgot its slot when it chose it.
             self.policy.admit(victim, Core::policy_hash(meta.table, meta.id));
@@ -60,7 +60,7 @@ impl Shard {
     /// this: a candidate is three dependent misses.
     pub(super) fn prefetch_victim(&self, core: &Core) {
         let Some((first, second)) = self.policy.upcoming() else { return };
-        let meta = self.meta.get(first as usize);
+        let meta = self.meta[first as usize];
         if meta.table != VACANT {
             self.index(meta.table).prefetch(meta.id, hash(meta.id));
         }
@@ -82,7 +82,7 @@ impl Shard {
 
     /// Move the row in `slot`, if any, out of memory.
     pub(super) fn vacate(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
-        let meta = self.meta.get(slot as usize);
+        let meta = self.meta[slot as usize];
         if meta.table == VACANT {
             return Ok(());
         }
@@ -111,7 +111,7 @@ impl Shard {
     }
 
     pub(super) fn clear_slot(&mut self, slot: u32) {
-        self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
+        self.meta[slot as usize] = SlotMeta { id: 0, table: VACANT, row: NO_ROW };
         self.occupied -= 1;
         self.dirty.clear(slot);
         self.frozen.clear(slot);
@@ -140,7 +140,7 @@ impl Shard {
             if self.frozen.get(slot) {
                 self.save_frozen(core, slot)?;
             }
-            let meta = self.meta.get(slot as usize);
+            let meta = self.meta[slot as usize];
             if meta.row != NO_ROW {
                 core.log.release(meta.row);
             }
@@ -170,7 +170,7 @@ impl Shard {
         let Some(entry) = self.index(table).find(key.id) else { return Ok(false) };
         let location = self.index(table).location(entry);
         let current = match location.slot() {
-            Some(slot) => self.meta.get(slot as usize).row,
+            Some(slot) => self.meta[slot as usize].row,
             None => location.row().unwrap_or(NO_ROW),
         };
         if current != old {
@@ -180,8 +180,8 @@ impl Shard {
         core.index_log.record_moved(key, new);
         match location.slot() {
             Some(slot) => {
-                let meta = self.meta.get(slot as usize);
-                self.meta.set(slot as usize, SlotMeta { row: new, ..meta });
+                let meta = self.meta[slot as usize];
+                self.meta[slot as usize] = SlotMeta { row: new, ..meta };
             }
             None => self.indexes[table as usize].set_location(entry, Location::device(new)),
         }

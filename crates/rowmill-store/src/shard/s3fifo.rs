@@ -11,9 +11,7 @@
 
 use std::collections::VecDeque;
 
-use rowmill_index::prefetch;
-
-use crate::memory::Mapping;
+use rowmill_index::{MmapArray, prefetch};
 
 /// `small` holds one slot of this many.
 const SMALL_SHARE: usize = 10;
@@ -37,7 +35,7 @@ pub(crate) enum Standing {
 #[derive(Debug)]
 pub(crate) struct S3Fifo {
     /// The slot behind each slot in its queue.
-    next: Mapping<u32>,
+    next: MmapArray<u32>,
     small: Fifo,
     main: Fifo,
     /// By the step that wants them, in whose order announcements come as a rule.
@@ -45,7 +43,7 @@ pub(crate) struct S3Fifo {
     /// The steps of the slots in `ahead`, each with how many slots in a row it has.
     steps: VecDeque<(u64, usize)>,
     /// Direct-mapped fingerprints of rows that left `small`; newer ones overwrite older ones.
-    ghost: Mapping<u32>,
+    ghost: MmapArray<u32>,
     ghost_len: usize,
 }
 
@@ -58,21 +56,21 @@ struct Fifo {
 }
 
 impl Fifo {
-    fn push(&mut self, next: &mut Mapping<u32>, slot: u32) {
+    fn push(&mut self, next: &mut MmapArray<u32>, slot: u32) {
         if self.len == 0 {
             self.first = slot;
         } else {
-            next.set(self.last as usize, slot);
+            next[self.last as usize] = slot;
         }
         self.last = slot;
         self.len += 1;
     }
 
-    fn pop(&mut self, next: &Mapping<u32>) -> Option<u32> {
+    fn pop(&mut self, next: &MmapArray<u32>) -> Option<u32> {
         let slot = (self.len > 0).then_some(self.first)?;
         self.len -= 1;
         if self.len > 0 {
-            self.first = next.get(slot as usize);
+            self.first = next[slot as usize];
         }
         Some(slot)
     }
@@ -85,12 +83,12 @@ impl S3Fifo {
     /// The operating system's error when address space is refused.
     pub(crate) fn new(slots_max: usize) -> std::io::Result<Self> {
         Ok(Self {
-            next: Mapping::new(slots_max, 0)?,
+            next: MmapArray::reserve(slots_max, 0)?,
             small: Fifo::default(),
             main: Fifo::default(),
             ahead: Fifo::default(),
             steps: VecDeque::new(),
-            ghost: Mapping::new(slots_max.next_power_of_two(), 0)?,
+            ghost: MmapArray::reserve(slots_max.next_power_of_two(), 0)?,
             ghost_len: 0,
         })
     }
@@ -143,7 +141,7 @@ impl S3Fifo {
     pub(crate) fn upcoming(&self) -> Option<(u32, Option<u32>)> {
         let queue = if self.takes_from_small() { &self.small } else { &self.main };
         let first = (queue.len > 0).then_some(queue.first)?;
-        Some((first, (queue.len > 1).then(|| self.next.get(first as usize))))
+        Some((first, (queue.len > 1).then(|| self.next[first as usize])))
     }
 
     /// Start loading what [`S3Fifo::upcoming`] will read of this slot.
@@ -227,7 +225,7 @@ impl S3Fifo {
     fn remember(&mut self, hash: u64, slots: usize) {
         self.fit_ghost(slots);
         let index = hash as usize & (self.ghost_len - 1);
-        self.ghost.set(index, fingerprint(hash));
+        self.ghost[index] = fingerprint(hash);
     }
 
     /// Have an entry per slot. Another number puts every row elsewhere, so all are forgotten.
@@ -244,9 +242,9 @@ impl S3Fifo {
             return false;
         }
         let index = hash as usize & (self.ghost_len - 1);
-        let known = self.ghost.get(index) == fingerprint(hash);
+        let known = self.ghost[index] == fingerprint(hash);
         if known {
-            self.ghost.set(index, 0);
+            self.ghost[index] = 0;
         }
         known
     }

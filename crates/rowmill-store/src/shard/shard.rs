@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rowmill_index::{EntryRef, Found, Location, TableIndex, prefetch_bytes};
+use rowmill_index::{EntryRef, Found, Location, MmapArray, TableIndex, Zeroed, prefetch_bytes};
 use rowmill_rows::RowKey;
 
 use super::coming::Coming;
@@ -20,7 +20,6 @@ use super::due::{Due, STEPS_MAX};
 use super::s3fifo::S3Fifo;
 use super::slot_bits::SlotBits;
 use crate::error::StoreError;
-use crate::memory::{Mapping, Zeroable};
 use crate::seeded::{self, SeededBug};
 use crate::table::{Key, TableState};
 
@@ -47,7 +46,7 @@ pub(crate) struct SlotMeta {
 }
 
 // SAFETY: three integers without padding; zero bytes are a value of each.
-unsafe impl Zeroable for SlotMeta {}
+unsafe impl Zeroed for SlotMeta {}
 
 /// The slots of a shard as a change of rows in memory sees them.
 #[derive(Clone, Copy)]
@@ -105,8 +104,8 @@ pub(crate) enum Reason {
 }
 
 pub(crate) struct Shard {
-    pub(super) rows: Mapping<u8>,
-    pub(super) meta: Mapping<SlotMeta>,
+    pub(super) rows: MmapArray<u8>,
+    pub(super) meta: MmapArray<SlotMeta>,
     /// Slots in use or free; those beyond were never touched.
     pub(super) slots: usize,
     /// Slots that hold a row. Those of deleted rows hold none and are not free either: the policy still has them.
@@ -161,8 +160,8 @@ impl Shard {
             what: format!("address space for {slots_max} row slots ({error})"),
         };
         Ok(Self {
-            rows: Mapping::new(row_bytes, expected_bytes).map_err(reserve)?,
-            meta: Mapping::new(slots_max, expected_bytes / core.layout.stride * size_of::<SlotMeta>())
+            rows: MmapArray::reserve(row_bytes, expected_bytes).map_err(reserve)?,
+            meta: MmapArray::reserve(slots_max, expected_bytes / core.layout.stride * size_of::<SlotMeta>())
                 .map_err(reserve)?,
             slots: 0,
             occupied: 0,
@@ -348,7 +347,7 @@ impl Shard {
     }
 
     pub(super) fn occupy(&mut self, slot: u32, table: u32, id: u64, row: u32, reason: Reason) {
-        self.meta.set(slot as usize, SlotMeta { id, table, row });
+        self.meta[slot as usize] = SlotMeta { id, table, row };
         self.occupied += 1;
         let hash = Core::policy_hash(table, id);
         if reason != Reason::Use {
@@ -401,7 +400,7 @@ impl Shard {
 
     #[cold]
     pub(super) fn become_dirty(&mut self, core: &Core, slot: u32) -> Result<(), StoreError> {
-        let meta = self.meta.get(slot as usize);
+        let meta = self.meta[slot as usize];
         if seeded::has(SeededBug::LostUpdate) && meta.row != NO_ROW {
             return Ok(());
         }
@@ -411,7 +410,7 @@ impl Shard {
         } else if meta.row != NO_ROW {
             core.log.release(meta.row);
         }
-        self.meta.set(slot as usize, SlotMeta { row: NO_ROW, ..meta });
+        self.meta[slot as usize] = SlotMeta { row: NO_ROW, ..meta };
         self.dirty.set(slot);
         Ok(())
     }
@@ -422,7 +421,7 @@ impl Shard {
             return Ok(slot);
         }
         // A shard that had to give slots up would not get them back, had the others no end.
-        let most = self.meta.capacity().min(core.shard_slots().max(SLOTS_MIN));
+        let most = self.meta.len().min(core.shard_slots().max(SLOTS_MIN));
         let room = most.saturating_sub(self.slots).min(GROW_SLOTS);
         let few = self.slots < SLOTS_MIN;
         // Where the log runs out of places, no more rows come into memory than it could save.
@@ -432,7 +431,7 @@ impl Shard {
             self.slots += room;
             self.free.extend((first + 1..first + room as u32).rev());
             for slot in first..first + room as u32 {
-                self.meta.set(slot as usize, SlotMeta { id: 0, table: VACANT, row: NO_ROW });
+                self.meta[slot as usize] = SlotMeta { id: 0, table: VACANT, row: NO_ROW };
             }
             for bits in [&mut self.dirty, &mut self.frozen] {
                 bits.grow(self.slots);

@@ -140,7 +140,7 @@ impl Shard {
                 break;
             };
             unpublished.slots.clear(slot);
-            let meta = self.meta.get(slot as usize);
+            let meta = self.meta[slot as usize];
             // SAFETY: as in `leave_unpublished`.
             let weights = unsafe { floats_of(&core.layout, self.row(core, slot), &mut scratch) };
             visit(&self.tables[meta.table as usize], meta.id, Some(weights));
