@@ -224,6 +224,7 @@ def test_stats_count_and_metrics_name_the_tables(store: rowmill.Store) -> None:
     assert stats["tables"]["clicks"]["rows"] == 2
     assert 'rowmill_table_rows{table="clicks"} 2' in store.metrics()
     assert 'rowmill_group_row_places_used{group="0"} 0' in store.metrics()
+    assert "rowmill_feed_rows_total 0" in store.metrics()
 
 
 def test_a_prepared_checkpoint_holds_when_it_is_chosen(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-//! Figures of a store as dictionaries.
+//! Metrics of a store, and what its long operations did, as dictionaries.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rowmill_remote::{PushInfo, RemoteCheckpoint, RestoreInfo};
-use rowmill_store::{CheckpointInfo, GroupStats, Stats, TableStats};
+use rowmill_store::{CheckpointInfo, GroupStats, Metric, MetricValue, Stats, TableStats};
 
 /// Set the named fields of a struct as entries of the same names.
 macro_rules! set_fields {
@@ -12,78 +12,34 @@ macro_rules! set_fields {
     };
 }
 
-/// Every figure of a store; `tables` by name, `groups` by number.
+/// Every metric of a store; `tables` by name, `groups` by number.
 pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
-    let out = PyDict::new(py);
-    set_fields!(
-        out,
-        stats,
-        memory_budget,
-        index_bytes,
-        row_bytes,
-        row_limit,
-        overhead_bytes,
-        buffer_bytes,
-        rows_resident,
-        rows_dirty,
-        evictions,
-        feed_rows,
-        feed_sequence,
-        feed_failure,
-        feed_waiting_bytes,
-        device_live_bytes,
-        device_used_bytes,
-        device_pinned_bytes,
-        device_free_bytes,
-        device_bytes_written,
-        device_blocks_read,
-        corrupt_blocks,
-        calls,
-        lookups,
-        rows_looked_up,
-        cold_reads,
-        cold_wait_ns,
-        updates,
-        rows_updated,
-        deletes,
-        clock_waits,
-        clock_wait_ns,
-        staleness,
-        lookahead_rows,
-        lookahead_loaded,
-        lookahead_late,
-        lookahead_dropped,
-        lookahead_errors,
-        compactions,
-        rows_compacted,
-        checkpoints,
-        tickets,
-        io,
-    );
-    out.set_item("hit_rate", stats.hit_rate())?;
+    let out = metrics_dict(py, Stats::METRICS, stats)?;
     let tables = PyDict::new(py);
     for table in &stats.tables {
-        tables.set_item(&table.name, table_dict(py, table)?)?;
+        let metrics = metrics_dict(py, TableStats::METRICS, table)?;
+        set_fields!(metrics, table, group);
+        tables.set_item(&table.name, metrics)?;
     }
     out.set_item("tables", tables)?;
     let groups = PyDict::new(py);
     for group in &stats.groups {
-        groups.set_item(group.group, group_dict(py, group)?)?;
+        groups.set_item(group.group, metrics_dict(py, GroupStats::METRICS, group)?)?;
     }
     out.set_item("groups", groups)?;
     Ok(out)
 }
 
-fn group_dict<'py>(py: Python<'py>, group: &GroupStats) -> PyResult<Bound<'py, PyDict>> {
+fn metrics_dict<'py, S>(py: Python<'py>, metrics: &[Metric<S>], stats: &S) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
-    set_fields!(out, group, row_places_used, row_places);
-    out.set_item("row_places_share", group.row_places_share())?;
-    Ok(out)
-}
-
-fn table_dict<'py>(py: Python<'py>, table: &TableStats) -> PyResult<Bound<'py, PyDict>> {
-    let out = PyDict::new(py);
-    set_fields!(out, table, group, rows, row_bytes, accesses, births, deletes, evicted, steps);
+    for metric in metrics {
+        match (metric.value)(stats) {
+            MetricValue::Integer(value) => out.set_item(metric.field, value)?,
+            MetricValue::Real(value) => out.set_item(metric.field, value)?,
+            MetricValue::Text(value) => out.set_item(metric.field, value)?,
+            MetricValue::ByOutstanding(counts) => out.set_item(metric.field, counts)?,
+        }
+    }
     Ok(out)
 }
 

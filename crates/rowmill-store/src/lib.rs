@@ -66,7 +66,7 @@ pub use files::RESTORING;
 pub use group::Ticket;
 pub use lookahead::Destination;
 pub use lookup::{Lookup, Pooled};
-pub use metrics::{GroupStats, Stats, TableStats};
+pub use metrics::{GroupStats, Metric, MetricKind, MetricUnit, MetricValue, Stats, TableStats};
 pub use options::{Background, FeedOptions, StoreOptions};
 pub use replication::{
     ChangedRows, ChangedTable, Changes, CheckpointPart, PartReader, PinnedCheckpoint, Replayed, Share,

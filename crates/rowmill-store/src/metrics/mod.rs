@@ -1,9 +1,13 @@
-//! What a store counts, and the figures that it reports.
+//! What a store counts, and the metrics that it reports.
 //!
-//! Counters are added to by operations. The figures of a store, of its groups and of its tables are gathered from them
-//! and from the state of the store, and formatted as Prometheus text.
+//! Operations add to counters. The metrics of a store, of its groups and of its tables are declared in one list with
+//! name, kind, unit and help; Prometheus text and the dictionaries of Python are made of that list.
 
+mod counters;
+mod metric;
+mod prometheus;
 mod stats;
 
-pub(crate) use stats::{Counters, StalenessCounts};
+pub(crate) use counters::{Counters, StalenessCounts};
+pub use metric::{Metric, MetricKind, MetricUnit, MetricValue};
 pub use stats::{GroupStats, Stats, TableStats};
