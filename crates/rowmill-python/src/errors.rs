@@ -35,7 +35,21 @@ pub(crate) fn forked_iterator(py: Python<'_>) -> PyErr {
 
 /// The exception of a store error.
 pub(crate) fn raised(py: Python<'_>, error: &StoreError) -> PyErr {
-    exception(py, class_of(error), error.to_string())
+    exception(py, class_of(error), message_of(error))
+}
+
+/// The text of a store error, with the arguments of Python that it is about.
+fn message_of(error: &StoreError) -> String {
+    match error {
+        StoreError::Missing { .. } => format!("{error} (create=True)"),
+        StoreError::ReadOnly { .. } => format!("{error} (read_only=True)"),
+        StoreError::Forked { location } => format!("{error}: rowmill.open({location:?}, read_only=True)"),
+        StoreError::NoEventTime { .. } => {
+            format!("{error}: store.step(event_time=...) or store.ticket(event_time=...)")
+        }
+        StoreError::SpecMismatch { field: "ids", .. } => format!("{error} (num_rows)"),
+        _ => error.to_string(),
+    }
 }
 
 /// The exception of an error of a remote checkpoint.

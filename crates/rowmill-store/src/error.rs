@@ -15,7 +15,7 @@ use rowmill_sync::Poisoned;
 #[non_exhaustive]
 pub enum StoreError {
     /// There is no store where one was expected.
-    #[error("no store at {location}: check the path; opening it for writing with create=True makes one")]
+    #[error("no store at {location}: check the path, or open it for writing and let it be created")]
     Missing {
         /// Where it was looked for.
         location: String,
@@ -98,7 +98,7 @@ pub enum StoreError {
         cause: String,
     },
     /// A write to a store opened read-only.
-    #[error("{operation} needs a writable store, this one was opened with read_only=True")]
+    #[error("{operation} needs a writable store, this one was opened read-only")]
     ReadOnly {
         /// What was tried.
         operation: &'static str,
@@ -109,8 +109,7 @@ pub enum StoreError {
     /// The store was opened by a process that this one was forked from.
     #[error(
         "the store in {location} was opened before this process was forked (a DataLoader worker, or multiprocessing \
-         with fork), and a forked child cannot use it: open it again here, with \
-         rowmill.open({location:?}, read_only=True)"
+         with fork), and a forked child cannot use it: open it again here, read-only"
     )]
     Forked {
         /// The store.
@@ -372,8 +371,7 @@ pub enum StoreError {
     },
     /// Rows that live by event time, and no event time.
     #[error(
-        "rows of table {table:?} live by event time, and no step has said one: begin steps with \
-         store.step(event_time=...) or store.ticket(event_time=...)"
+        "rows of table {table:?} live by event time, and no step has said one: begin steps with an event time"
     )]
     NoEventTime {
         /// The table.

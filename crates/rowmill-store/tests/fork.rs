@@ -63,7 +63,7 @@ fn assert_forked<T>(result: Result<T, StoreError>) {
     match result {
         Err(error @ StoreError::Forked { .. }) => {
             let message = error.to_string();
-            assert!(message.contains("read_only=True"), "{message}");
+            assert!(message.contains("read-only"), "{message}");
         }
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("a forked child used the store of its parent"),

@@ -37,13 +37,13 @@ impl Store {
         let buffers = (groups.len() * TAIL_BUFFERS * segment_bytes(needed)) as u64;
         let others = match direct.len() {
             1 => String::new(),
-            tables => format!("; {all} bytes for all {tables} tables with num_rows"),
+            tables => format!("; {all} bytes for all {tables} tables with dense ids"),
         };
         Err(StoreError::MemoryTooSmall {
             option: "memory",
             given: self.budget.memory(),
             needed: needed + buffers,
-            what: format!("the direct index of table {name:?} ({bytes} bytes for num_rows={rows}{others})"),
+            what: format!("the direct index of table {name:?} ({bytes} bytes for ids 0..{rows}{others})"),
         })
     }
 }

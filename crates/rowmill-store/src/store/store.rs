@@ -529,10 +529,10 @@ fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), 
     }
     if stored.ids != given.ids {
         let text = |ids| match ids {
-            IdRange::Dense { rows } => rows.to_string(),
-            IdRange::Sparse => "None (any id)".into(),
+            IdRange::Dense { rows } => format!("0..{rows}"),
+            IdRange::Sparse => "any id".into(),
         };
-        return mismatch("num_rows", text(stored.ids), text(given.ids));
+        return mismatch("ids", text(stored.ids), text(given.ids));
     }
     if stored.admission != given.admission {
         let text = |admission| format!("{admission:?}");

@@ -407,7 +407,7 @@ fn a_table_opens_only_as_it_was_made() {
         ("dim", |spec| spec.dim = 8),
         ("optimizer", |spec| spec.optimizer = SGD),
         ("initializer", |spec| spec.initializer = Initializer::Zeros),
-        ("num_rows", |spec| spec.ids = IdRange::Dense { rows: 10 }),
+        ("ids", |spec| spec.ids = IdRange::Dense { rows: 10 }),
     ];
     for (name, change) in fields {
         match other(change).unwrap_err() {

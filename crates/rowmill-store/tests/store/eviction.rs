@@ -304,7 +304,10 @@ fn rows_that_live_by_event_time_need_one() {
     assert_eq!(table.evict().unwrap(), NONE, "there is no row");
     let says = |result: Result<(), StoreError>| {
         let message = result.unwrap_err().to_string();
-        assert!(message.contains("\"t\" live by event time") && message.contains("event_time="), "{message}");
+        assert!(
+            message.contains("\"t\" live by event time") && message.contains("with an event time"),
+            "{message}"
+        );
     };
     let mut row = [0.0; DIM];
     says(table.put(&[1], &row, None));
