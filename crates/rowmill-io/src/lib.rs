@@ -16,6 +16,7 @@ mod read_plan;
 mod registered_files;
 mod ring;
 
+mod sealed;
 mod thread_ring;
 mod volume;
 
@@ -26,5 +27,6 @@ pub use directory_volume::{DirectoryVolume, IoChoice};
 pub use fork::{Process, ProcessLocal};
 pub use memory_file::SECTOR_BYTES;
 pub use memory_volume::{Crash, MemoryVolume};
+pub use sealed::{Sealed, seal, unseal};
 pub use thread_ring::io_bytes_per_thread;
 pub use volume::{FileWriter, Volume, VolumeLock};

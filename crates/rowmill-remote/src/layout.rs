@@ -16,6 +16,7 @@
 //! rowmill-remote <format version> <CRC32C of the rest, 8 hexadecimal digits> <bytes of the rest>
 //! ```
 
+use rowmill_io::Sealed;
 use rowmill_store::CheckpointPart;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -24,8 +25,6 @@ use serde::{Deserialize, Serialize};
 pub(crate) const FORMAT_VERSION: u32 = 1;
 /// First word of the header line.
 const MAGIC: &str = "rowmill-remote";
-/// Longest header line, generously.
-const HEADER_BYTES_MAX: usize = 80;
 /// Folder of entries.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 /// Folder of everything else.
@@ -159,9 +158,7 @@ pub(crate) fn writer_of(lineage: &[(u64, u64)], epoch: u64) -> Option<u64> {
 /// JSON behind its header line.
 pub(crate) fn seal(value: &impl Serialize) -> Vec<u8> {
     let json = serde_json::to_vec(value).expect("entries and contents have neither odd keys nor odd numbers");
-    let mut bytes = header_line(&json).into_bytes();
-    bytes.extend(json);
-    bytes
+    rowmill_io::seal(MAGIC, FORMAT_VERSION, &json)
 }
 
 /// Why sealed bytes could not be read.
@@ -174,25 +171,15 @@ pub(crate) enum Unsealed {
 
 /// What [`seal`] wrote.
 pub(crate) fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unsealed> {
-    let corrupt = |what: &str| Unsealed::Corrupt(what.to_owned());
-    let head = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
-    let end = head.iter().position(|&byte| byte == b'\n').ok_or_else(|| corrupt("it has no header line"))?;
-    let (line, json) = bytes.split_at(end + 1);
-    let mut words = str::from_utf8(line).unwrap_or_default().split_ascii_whitespace();
-    if words.next() != Some(MAGIC) {
-        return Err(corrupt("it does not begin as written by rowmill"));
-    }
-    let version: u32 =
-        words.next().and_then(|word| word.parse().ok()).ok_or_else(|| corrupt("it has no version"))?;
+    let Sealed { version, content, is_whole } =
+        rowmill_io::unseal(MAGIC, bytes).map_err(Unsealed::Corrupt)?;
     if version > FORMAT_VERSION {
         return Err(Unsealed::Newer(version));
     }
-    if line != header_line(json).as_bytes() {
-        return Err(corrupt("length, checksum or version in its header line do not fit the rest"));
+    if !is_whole {
+        let what = "length, checksum or version in its header line do not fit the rest";
+        return Err(Unsealed::Corrupt(what.to_owned()));
     }
-    serde_json::from_slice(json).map_err(|error| Unsealed::Corrupt(format!("its JSON does not fit: {error}")))
-}
-
-fn header_line(json: &[u8]) -> String {
-    format!("{MAGIC} {FORMAT_VERSION} {:08x} {}\n", rowmill_io::crc32c(json), json.len())
+    serde_json::from_slice(content)
+        .map_err(|error| Unsealed::Corrupt(format!("its JSON does not fit: {error}")))
 }

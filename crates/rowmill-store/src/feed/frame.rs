@@ -2,8 +2,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 4 | length of the payload |
-//! | 4 | CRC32C of the sequence number (8 bytes), the length and the payload |
+//! | 8 | length and checksum of a frame (`files::frame_codec`) with the sequence number |
 //! | 1 | kind: 1 rows, 2 deleted, 3 checkpoint, 4 rollback |
 //! | 1 | bytes of the table's name |
 //! | 2 | zero |
@@ -13,10 +12,10 @@
 //! | 8 | rows, or the sequence number to go back to |
 //! | then | name, ids (8 bytes each), weights (f32) |
 
+use crate::files::{FRAME_HEADER_BYTES, seal_frame};
+
 /// Longest payload: the widest row, its id and its table's name.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 300 << 10;
-/// Length and checksum in front of a payload.
-pub(super) const HEADER_BYTES: usize = 8;
 const HEAD_BYTES: usize = 32;
 
 /// A published change.
@@ -75,7 +74,7 @@ pub enum FeedChange {
 /// Append the frame of a change to `out`.
 pub(super) fn encode(out: &mut Vec<u8>, sequence: u64, published_ns: u64, change: &FeedChange) {
     let begin = out.len();
-    out.resize(begin + HEADER_BYTES, 0);
+    out.resize(begin + FRAME_HEADER_BYTES, 0);
     let (kind, table, dim, first, second) = match change {
         FeedChange::Rows { table, step, dim, ids, .. } => (1, table.as_str(), *dim, *step, ids.len() as u64),
         FeedChange::Deleted { table, step, ids } => (2, table.as_str(), 0, *step, ids.len() as u64),
@@ -94,24 +93,8 @@ pub(super) fn encode(out: &mut Vec<u8>, sequence: u64, published_ns: u64, change
     if let FeedChange::Rows { weights, .. } = change {
         out.extend(weights.iter().flat_map(|weight| weight.to_le_bytes()));
     }
-    let length = (out.len() - begin - HEADER_BYTES) as u32;
-    debug_assert!(length as usize <= PAYLOAD_BYTES_MAX);
-    let crc = checksum(sequence, length, &out[begin + HEADER_BYTES..]);
-    out[begin..begin + 4].copy_from_slice(&length.to_le_bytes());
-    out[begin + 4..begin + 8].copy_from_slice(&crc.to_le_bytes());
-}
-
-/// Length and checksum of a payload.
-pub(super) fn header(bytes: [u8; HEADER_BYTES]) -> (u32, u32) {
-    let [l0, l1, l2, l3, c0, c1, c2, c3] = bytes;
-    (u32::from_le_bytes([l0, l1, l2, l3]), u32::from_le_bytes([c0, c1, c2, c3]))
-}
-
-/// The sequence number is under the checksum, so frames cannot change places.
-pub(super) fn checksum(sequence: u64, length: u32, payload: &[u8]) -> u32 {
-    let crc = rowmill_io::crc32c(&sequence.to_le_bytes());
-    let crc = rowmill_io::crc32c_append(crc, &length.to_le_bytes());
-    rowmill_io::crc32c_append(crc, payload)
+    debug_assert!(out.len() - begin - FRAME_HEADER_BYTES <= PAYLOAD_BYTES_MAX);
+    seal_frame(sequence, &mut out[begin..]);
 }
 
 /// The change of a payload whose checksum was right; none if it cannot have been written by us.

@@ -9,6 +9,7 @@ use rowmill_io::{DeviceError, Volume};
 use super::frame::{self, FeedChange, FeedEvent};
 use super::segment;
 use crate::error::StoreError;
+use crate::files::{FRAME_HEADER_BYTES, FrameHeader};
 
 /// Reads a feed from a sequence number on, also while it is being written.
 pub struct FeedReader {
@@ -142,10 +143,11 @@ impl OpenSegment {
     }
 
     fn step(&mut self) -> Result<Step, StoreError> {
-        if !self.fill(frame::HEADER_BYTES)? {
+        if !self.fill(FRAME_HEADER_BYTES)? {
             return Ok(Step::End);
         }
-        let (length, crc) = frame::header(self.bytes[..frame::HEADER_BYTES].try_into().expect("8 bytes"));
+        let header = FrameHeader::parse(self.bytes[..FRAME_HEADER_BYTES].try_into().expect("8 bytes"));
+        let length = header.length;
         // Zeros are what a file system may leave where a write was lost.
         if length == 0 {
             return Ok(Step::End);
@@ -156,11 +158,11 @@ impl OpenSegment {
         if length as usize > frame::PAYLOAD_BYTES_MAX {
             return damaged(&format!("it claims {length} bytes"));
         }
-        if !self.fill(frame::HEADER_BYTES + length as usize)? {
+        if !self.fill(FRAME_HEADER_BYTES + length as usize)? {
             return Ok(Step::End);
         }
-        let payload = &self.bytes[frame::HEADER_BYTES..];
-        if frame::checksum(self.next, length, payload) != crc {
+        let payload = &self.bytes[FRAME_HEADER_BYTES..];
+        if !header.fits(self.next, payload) {
             return damaged("it does not match its checksum");
         }
         let Some(event) = frame::decode(self.next, payload) else {

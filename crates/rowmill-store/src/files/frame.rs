@@ -5,9 +5,7 @@
 //! | 8 | what the file holds (`rowmdelt`, `rowmsnap`) |
 //! | 4 | format version |
 //! | 4 | CRC32C of the 12 bytes before |
-//! | then per frame: 4 | length of the payload |
-//! | 4 | CRC32C of the frame's number (8 bytes, from 0), the length and the payload |
-//! | length | payload |
+//! | then | frames (`frame_codec`), numbered from 0 |
 //!
 //! Length and CRC32C of the whole file stand in the manifest. A frame is handed out only after its own
 //! checksum was right, so a reader may use it at once; the end of the file is reported only if the whole
@@ -21,11 +19,10 @@ use serde::{Deserialize, Serialize};
 
 use super::FORMAT_VERSION;
 use super::error::FileError;
+use super::frame_codec::{FRAME_HEADER_BYTES, FrameHeader, seal_frame};
 
 /// Longest payload; a damaged length must not make a reader ask for gigabytes.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
-/// Length and checksum in front of a payload.
-const FRAME_HEADER_BYTES: usize = 8;
 /// Enough for the file system to read ahead in few calls.
 const READ_BUFFER_BYTES: usize = 256 << 10;
 
@@ -82,15 +79,11 @@ impl FrameWriter {
 
     /// Write the frame, if it has a payload.
     pub(super) fn end_frame(&mut self) -> Result<(), FileError> {
-        let length = self.frame.len() - FRAME_HEADER_BYTES;
-        if length == 0 {
+        if self.frame.len() == FRAME_HEADER_BYTES {
             return Ok(());
         }
         let mut frame = std::mem::take(&mut self.frame);
-        let length = length as u32;
-        let crc = frame_checksum(self.frames, length, &frame[FRAME_HEADER_BYTES..]);
-        frame[..4].copy_from_slice(&length.to_le_bytes());
-        frame[4..8].copy_from_slice(&crc.to_le_bytes());
+        seal_frame(self.frames, &mut frame);
         let written = self.write(&frame);
         frame.truncate(FRAME_HEADER_BYTES);
         self.frame = frame;
@@ -169,8 +162,8 @@ impl FrameReader {
         }
         let mut header = [0; FRAME_HEADER_BYTES];
         self.read(&mut header)?;
-        let [l0, l1, l2, l3, c0, c1, c2, c3] = header;
-        let (length, crc) = (u32::from_le_bytes([l0, l1, l2, l3]), u32::from_le_bytes([c0, c1, c2, c3]));
+        let header = FrameHeader::parse(header);
+        let length = header.length;
         if length == 0 || length as usize > PAYLOAD_BYTES_MAX {
             return Err(self.corrupt(format!("frame {} claims {length} bytes", self.frames)));
         }
@@ -178,7 +171,7 @@ impl FrameReader {
         payload.resize(length as usize, 0);
         self.read(&mut payload)?;
         self.payload = payload;
-        if frame_checksum(self.frames, length, &self.payload) != crc {
+        if !header.fits(self.frames, &self.payload) {
             return Err(self.corrupt(format!("frame {} does not match its checksum", self.frames)));
         }
         self.frames += 1;
@@ -230,11 +223,4 @@ fn file_header(magic: [u8; 8]) -> [u8; 16] {
     let crc = rowmill_io::crc32c(&header[..12]);
     header[12..].copy_from_slice(&crc.to_le_bytes());
     header
-}
-
-/// The number of the frame is under its checksum, so frames cannot change places.
-fn frame_checksum(number: u64, length: u32, payload: &[u8]) -> u32 {
-    let crc = rowmill_io::crc32c(&number.to_le_bytes());
-    let crc = rowmill_io::crc32c_append(crc, &length.to_le_bytes());
-    rowmill_io::crc32c_append(crc, payload)
 }

@@ -12,7 +12,7 @@
 use std::collections::HashSet;
 use std::io::Read;
 
-use rowmill_io::{DeviceError, Volume};
+use rowmill_io::{DeviceError, Sealed, Volume};
 use rowmill_log::LogState;
 use rowmill_rows::{Category, Dtype, GroupSpec, TableSpec};
 use serde::{Deserialize, Serialize};
@@ -34,8 +34,6 @@ const FORMAT_VERSION_SPLIT: u32 = 4;
 const FORMAT_VERSION_MAX: u32 = FORMAT_VERSION_SPLIT;
 /// First word of the header line.
 const MAGIC: &str = "rowmill-manifest";
-/// Longest header line, generously.
-const HEADER_BYTES_MAX: usize = 80;
 /// Largest manifest: some ten million segments, petabytes of rows.
 const BYTES_MAX: u64 = 256 << 20;
 
@@ -177,8 +175,7 @@ impl Manifest {
     pub(crate) fn save_as(&self, volume: &dyn Volume, name: &str) -> Result<(), FileError> {
         debug_assert_eq!(self.format_version, Self::version_of(&self.tables));
         let json = serde_json::to_vec(self).expect("a manifest has neither odd keys nor odd numbers");
-        let mut bytes = header_line(self.format_version, rowmill_io::crc32c(&json), json.len()).into_bytes();
-        bytes.extend_from_slice(&json);
+        let bytes = rowmill_io::seal(MAGIC, self.format_version, &json);
         let mut file = volume.create(MANIFEST_NEW)?;
         file.write_all(&bytes).map_err(|error| {
             DeviceError::from_io("write", volume.path(MANIFEST_NEW), 0, bytes.len(), error)
@@ -304,26 +301,12 @@ struct Claim {
     format_version: u32,
 }
 
-fn header_line(version: u32, crc: u32, len: usize) -> String {
-    format!("{MAGIC} {version} {crc:08x} {len}\n")
-}
-
 /// The version in a header line that is right, and the JSON behind it.
 fn check_header(bytes: &[u8]) -> Result<(u32, &[u8]), FileError> {
     let corrupt = |what: &str| FileError::corrupt(MANIFEST, what);
-    let head = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
-    let end = head.iter().position(|&byte| byte == b'\n').ok_or_else(|| corrupt("it has no header line"))?;
-    let (line, json) = bytes.split_at(end + 1);
-    let line = str::from_utf8(line).map_err(|_| corrupt("its header line is not text"))?;
-    let mut words = line.split_ascii_whitespace();
-    if words.next() != Some(MAGIC) {
-        return Err(corrupt("it does not begin as a manifest does"));
-    }
-    let version: u32 =
-        words.next().and_then(|word| word.parse().ok()).ok_or_else(|| corrupt("it has no version"))?;
-    // Written anew from what was found, the line must come out the same: no other spelling of the length
-    // or checksum passes.
-    if line != header_line(version.max(FORMAT_VERSION), rowmill_io::crc32c(json), json.len()) {
+    let Sealed { version, content: json, is_whole } =
+        rowmill_io::unseal(MAGIC, bytes).map_err(|what| corrupt(&what))?;
+    if !is_whole {
         return Err(corrupt("length, checksum or version in its header line do not fit the rest"));
     }
     if version > FORMAT_VERSION_MAX {

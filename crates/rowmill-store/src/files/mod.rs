@@ -13,6 +13,7 @@ mod attachment;
 mod delta;
 mod error;
 mod frame;
+mod frame_codec;
 mod garbage;
 mod index_log;
 mod manifest;
@@ -26,6 +27,7 @@ pub(crate) use attachment::{AttachmentEntry, load_attachment, save_attachment, s
 pub(crate) use delta::{DeltaReader, DeltaWriter};
 pub(crate) use error::FileError;
 pub(crate) use frame::FileEntry;
+pub(crate) use frame_codec::{FRAME_HEADER_BYTES, FrameHeader, seal_frame};
 pub(crate) use garbage::collect_garbage;
 pub(crate) use index_log::IndexLog;
 pub(crate) use manifest::{FORMAT_VERSION, GroupEntry, Manifest, TABLES_MAX, TableEntry};

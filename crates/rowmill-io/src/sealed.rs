@@ -1,0 +1,77 @@
+//! Content behind a line that every build can read, whatever the version of the content:
+//!
+//! ```text
+//! <magic> <format version> <CRC32C of the content, 8 hexadecimal digits> <bytes of the content>
+//! ```
+
+use crate::checksum::crc32c;
+
+/// Longest header line, generously.
+const HEADER_BYTES_MAX: usize = 80;
+
+/// Sealed content as it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sealed<'a> {
+    /// Version that the header line has.
+    pub version: u32,
+    /// What lies behind the header line.
+    pub content: &'a [u8],
+    /// Whether version, checksum and length are those of this content. The version alone is not under the checksum.
+    pub is_whole: bool,
+}
+
+/// The content behind its header line.
+pub fn seal(magic: &str, version: u32, content: &[u8]) -> Vec<u8> {
+    let mut bytes = header_line(magic, version, content).into_bytes();
+    bytes.extend_from_slice(content);
+    bytes
+}
+
+/// Read what [`seal`] wrote.
+///
+/// # Errors
+/// What is wrong with the header line.
+pub fn unseal<'a>(magic: &str, bytes: &'a [u8]) -> Result<Sealed<'a>, String> {
+    let head = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
+    let end = head.iter().position(|&byte| byte == b'\n').ok_or("it has no header line")?;
+    let (line, content) = bytes.split_at(end + 1);
+    let line = str::from_utf8(line).map_err(|_| "its header line is not text")?;
+    let mut words = line.split_ascii_whitespace();
+    if words.next() != Some(magic) {
+        return Err(format!("it does not begin with {magic}"));
+    }
+    let version = words.next().and_then(|word| word.parse().ok()).ok_or("it has no version")?;
+    // Written anew from what was found, the line must come out the same: no other spelling of the length or checksum
+    // passes, and there is no version 0.
+    let is_whole = version > 0 && line == header_line(magic, version, content);
+    Ok(Sealed { version, content, is_whole })
+}
+
+fn header_line(magic: &str, version: u32, content: &[u8]) -> String {
+    format!("{magic} {version} {:08x} {}\n", crc32c(content), content.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_sealed_is_whole_and_nothing_else_is() {
+        let sealed = seal("letter", 3, b"hello");
+        assert_eq!(sealed, b"letter 3 9a71bb4c 5\nhello");
+        assert_eq!(unseal("letter", &sealed), Ok(Sealed { version: 3, content: b"hello", is_whole: true }));
+        for position in 0..sealed.len() {
+            let mut damaged = sealed.clone();
+            damaged[position] ^= 1;
+            // A damaged version is found by the reader, which has it in the content again.
+            let passes = unseal("letter", &damaged).is_ok_and(|found| found.is_whole && found.version == 3);
+            assert!(!passes, "byte {position}");
+        }
+        for spelling in
+            ["letter 3 9A71BB4C 5\nhello", "letter 3 9a71bb4c 05\nhello", "letter 0 9a71bb4c 5\nhello"]
+        {
+            assert!(!unseal("letter", spelling.as_bytes()).unwrap().is_whole, "{spelling}");
+        }
+        assert!(unseal("letter", b"postcard 3 9a71bb4c 5\nhello").is_err() && unseal("letter", b"").is_err());
+    }
+}
