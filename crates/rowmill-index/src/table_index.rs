@@ -67,7 +67,7 @@ impl TableIndex {
     /// [`TableIndex::prefetch`] asked for alone.
     ///
     /// # Errors
-    /// [`Beyond`] when the entry may be elsewhere; its place is asked for, and `find_beyond` will find it.
+    /// [`Beyond`] when the entry may be elsewhere; its bucket is prefetched, and `find_beyond` will find it.
     ///
     /// # Safety
     /// The CPU has the instructions of `C`.
@@ -195,7 +195,7 @@ impl TableIndex {
     pub fn reserve(&mut self, rows: usize) {
         match self {
             Self::Hash(index) => index.reserve(rows),
-            // It has a place for every id.
+            // It has an entry for every id.
             Self::Direct(_) => {}
         }
     }

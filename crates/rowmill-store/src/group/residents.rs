@@ -1,4 +1,4 @@
-//! Where the rows of a table lie that are in memory, without keys and places: all that reading asks for where nobody
+//! Where the rows of a table lie that are in memory, without keys and entries: all that reading asks for where nobody
 //! counts uses.
 
 use rowmill_index::{
@@ -91,14 +91,14 @@ impl<'a> Residents<'a> {
 
     fn find_dense(&self, locations: &[&[u32]], ids: &[u64], rows: &mut [RowPtr]) -> Result<(), Absent> {
         let bits = locations.len().ilog2();
-        let place = |id: u64| (dense_shard_of(id, locations.len()), (id >> bits) as usize);
+        let position_of = |id: u64| (dense_shard_of(id, locations.len()), (id >> bits) as usize);
         for (ids, rows) in ids.chunks(CHUNK).zip(rows.chunks_mut(CHUNK)) {
             for &id in ids {
-                let (shard, position) = place(id);
+                let (shard, position) = position_of(id);
                 prefetch(locations[shard].as_ptr().wrapping_add(position));
             }
             for (&id, row) in ids.iter().zip(rows) {
-                let (shard, position) = place(id);
+                let (shard, position) = position_of(id);
                 let word = locations[shard].get(position).copied().unwrap_or_default();
                 *row = self.row(shard, Location::slot_of_stored(word).ok_or(Absent)?);
             }

@@ -35,8 +35,8 @@ impl Coming {
 
     /// The step that wants the row of `hash`, if it is one of the `ahead` after step `now`.
     pub(crate) fn step_of(&self, hash: u64, now: u64, ahead: u64) -> Option<u64> {
-        let place = hash as usize & self.entries.len().checked_sub(1)?;
-        let entry = self.entries[place];
+        let at = hash as usize & self.entries.len().checked_sub(1)?;
+        let entry = self.entries[at];
         let steps = u64::from((entry as u16).wrapping_sub(now as u16));
         (entry & FINGERPRINT == fingerprint(hash) && (1..=ahead).contains(&steps)).then_some(now + steps)
     }

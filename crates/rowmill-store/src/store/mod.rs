@@ -3,7 +3,7 @@
 //! A store holds groups, tables by name, tickets, and one memory budget. Its calls check their arguments, take the locks
 //! they need, and hand the work to a group. Gets that must wait for a clock can wait in a queue.
 
-mod account;
+mod gather_stats;
 mod index_room;
 mod pooled;
 mod request_queue;

@@ -10,6 +10,7 @@ use rowmill_log::{Geometry, Log, LogConfig, LogState};
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 use rowmill_sync::{Mutex, Poison, RwLock, ranks};
 
+use super::gather_stats::gather_stats;
 use super::request_queue::{QueuedGet, RequestQueue};
 use super::saved::Saved;
 use super::table::Table;
@@ -483,12 +484,12 @@ impl Store {
         self.workers.spread()
     }
 
-    /// The figures of the store.
+    /// The metrics of the store.
     pub fn stats(&self) -> Stats {
-        super::account::stats(self)
+        gather_stats(self)
     }
 
-    /// The figures as Prometheus text.
+    /// The metrics as Prometheus text.
     pub fn metrics(&self) -> String {
         self.stats().prometheus()
     }

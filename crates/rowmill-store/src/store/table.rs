@@ -389,7 +389,7 @@ impl Table {
         self.state.hottest(count)
     }
 
-    /// The figures of the whole store.
+    /// The metrics of the whole store.
     pub fn stats(&self) -> Stats {
         self.store.stats()
     }

@@ -1,4 +1,4 @@
-//! Gathering the figures of a store.
+//! Gathering the metrics of a store, its groups and its tables.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -7,7 +7,7 @@ use crate::files::IndexLog;
 use crate::group::GroupTable;
 use crate::metrics::{GroupStats, Stats, TableStats};
 
-pub(crate) fn stats(store: &Store) -> Stats {
+pub(super) fn gather_stats(store: &Store) -> Stats {
     let counters = &store.counters;
     let mut stats = Stats {
         tables: tables(store),
