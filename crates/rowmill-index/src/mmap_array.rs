@@ -1,7 +1,7 @@
 //! An array in pages of its own, which starts as zeros and takes memory only where it is touched.
 //!
-//! Indexes are such arrays, and so are the slots for rows in memory: address space is reserved once for as many as there
-//! may ever be, so rows never move while their number grows.
+//! Indexes are such arrays, and so are the slots for rows in memory. Address space is reserved once for as many slots as
+//! there may ever be, so rows never move while their number grows.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::fmt::{self, Debug, Formatter};
@@ -160,8 +160,10 @@ impl<T: Zeroed> Drop for MmapArray<T> {
     }
 }
 
-/// Map `bytes` (whole pages) of zeros, aligned to huge pages if they are to be `huge`: mappings lie side by side, so the
-/// first values of one that is not aligned would take a huge page that is mostly its neighbour's, beyond the budget.
+/// Map `bytes` (whole pages) of zeros, aligned to huge pages if they are to be `huge`.
+///
+/// Mappings lie side by side. The first values of one that is not aligned would take a huge page that is mostly its
+/// neighbour's, and the budget does not cover it.
 fn map_zeroed(bytes: usize, huge: bool) -> io::Result<NonNull<u8>> {
     let mapped_bytes = if huge { bytes.saturating_add(HUGE_PAGE_BYTES) } else { bytes };
     // SAFETY: an anonymous private mapping at an address the kernel chooses touches nothing of ours.

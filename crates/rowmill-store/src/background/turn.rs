@@ -1,4 +1,4 @@
-//! Who does what goes on beside calls: threads of the store, or its caller.
+//! Work beside calls that the caller does, one turn at a time, where the store has no threads.
 
 use crate::error::StoreError;
 use crate::group::balance;
@@ -16,7 +16,8 @@ pub enum Work {
 }
 
 impl Store {
-    /// Do one piece of work that has no thread of its own ([`Background::Turns`](crate::Background)); whether there was any.
+    /// Do one piece of work that has no thread of its own ([`Background::Turns`](crate::Background)); whether there was
+    /// any.
     /// What fails is met again, and reported, by the call that needs it.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Opening a store at its last checkpoint.
+//! Bringing groups, tables and indexes to the state of a checkpoint, when a store is opened at it.
 
 use std::sync::Arc;
 

@@ -6,8 +6,10 @@ use rowmill_io::Volume;
 use rowmill_rows::RowKey;
 use rowmill_sync::{Mutex, Rank, ranks};
 
+use super::DeltaFile;
+use super::delta::DeltaWriter;
+use super::error::FileError;
 use crate::error::StoreError;
-use crate::files::{DeltaFile, DeltaWriter, FileError};
 
 /// Where index changes are written. Changes are infallible to record: a write that fails is kept and
 /// surfaces at the checkpoint that needs it.

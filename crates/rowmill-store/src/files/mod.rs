@@ -24,8 +24,7 @@ mod snapshot;
 mod stored;
 
 pub(crate) use attachment::{AttachmentEntry, load_attachment, save_attachment, save_sketch};
-pub(crate) use delta::{DeltaReader, DeltaWriter};
-pub(crate) use error::FileError;
+pub(crate) use delta::DeltaReader;
 pub(crate) use frame::FileEntry;
 pub(crate) use frame_codec::{FRAME_HEADER_BYTES, FrameHeader, seal_frame};
 pub(crate) use garbage::collect_garbage;

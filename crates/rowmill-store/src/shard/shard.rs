@@ -14,17 +14,16 @@ use std::sync::Arc;
 use rowmill_index::{EntryRef, Found, Location, MmapArray, TableIndex, Zeroed, prefetch_bytes};
 use rowmill_rows::RowKey;
 
+use super::clocks::VoidHolds;
 use super::coming::Coming;
 use super::core::Core;
 use super::due::{Due, STEPS_MAX};
 use super::s3fifo::S3Fifo;
 use super::slot_bits::SlotBits;
+use super::unpublished::Unpublished;
 use crate::error::StoreError;
 use crate::seeded::{self, SeededBug};
 use crate::table::{Key, TableState};
-
-use super::clocks::VoidHolds;
-use super::unpublished::Unpublished;
 
 /// Slots are taken from the budget this many at a time.
 pub(super) const GROW_SLOTS: usize = 32;

@@ -13,6 +13,8 @@ use rowmill_rows::{
     StalenessBound, TableSpec,
 };
 
+use super::delta::DeltaWriter;
+use super::error::FileError;
 use super::*;
 
 /// A change of the index.
