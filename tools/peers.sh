@@ -1,18 +1,48 @@
 #!/usr/bin/env bash
 # The features of rowmill-bench whose libraries this machine has, for cargo; why others are left out goes to
 # the screen. A library counts as there when a program links with it, as a build of its feature does.
-# With ROWMILL_PEERS=required a library that is missing is an error.
+#
+# With ROWMILL_PEERS=required the Debian packages of those that are missing are installed by apt, and what is
+# missing then is an error.
 set -euo pipefail
 
+# engine | libraries that its adapter links | Debian packages they are in
+peers=(
+    "rocksdb|rocksdb|librocksdb-dev"
+    "lmdb|lmdb|liblmdb-dev"
+    "wiredtiger|wiredtiger|libwiredtiger-dev"
+    "faster|aio tbb uuid stdc++fs|libaio-dev libtbb-dev uuid-dev g++"
+)
+
+say() { printf 'peers: %s\n' "$*" >&2; }
+
+# links LIBRARY...
+links() { echo 'int main(void) { return 0; }' | c++ -x c++ - -o /dev/null "${@/#/-l}" 2>/dev/null; }
+
+install() {
+    local root=()
+    [ "$(id -u)" = 0 ] || root=(sudo)
+    say "installing $* with apt"
+    { "${root[@]}" apt-get update -qq && "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "$@"; } >&2
+}
+
 features=()
-for peer in rocksdb lmdb; do
-    if echo 'int main(void) { return 0; }' | cc -x c - -o /dev/null "-l$peer" 2>/dev/null; then
-        features+=("rowmill-bench/$peer")
-    elif [ "${ROWMILL_PEERS:-}" = required ]; then
-        echo "peers: no lib$peer to link, and ROWMILL_PEERS is 'required': apt install lib$peer-dev" >&2
-        exit 1
+for peer in "${peers[@]}"; do
+    IFS='|' read -r name libraries packages <<<"$peer"
+    read -ra libraries <<<"$libraries"
+    read -ra packages <<<"$packages"
+    if ! links "${libraries[@]}" && [ "${ROWMILL_PEERS:-}" = required ]; then
+        install "${packages[@]}" || true
+        if ! links "${libraries[@]}"; then
+            say "ROWMILL_PEERS is 'required', but nothing links with ${libraries[*]}: apt install ${packages[*]}"
+            exit 1
+        fi
+    fi
+    if links "${libraries[@]}"; then
+        features+=("rowmill-bench/$name")
     else
-        echo "peers: no lib$peer to link (Debian: lib$peer-dev), so its adapter is not compiled" >&2
+        say "nothing links with ${libraries[*]} (Debian: ${packages[*]}), so the adapter of $name is not compiled"
     fi
 done
 (IFS=,; echo "${features[*]}")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Brings a machine to the point where everything here builds and tests: a C linker, Python 3.11
-# or newer, Rust, and .venv with the packages of requirements.lock; with ROWMILL_PEERS=required also librocksdb and liblmdb. Safe to run again; touches
+# or newer, Rust, and .venv with the packages of requirements.lock; with ROWMILL_PEERS=required also the
+# libraries of tools/peers.sh. Safe to run again; touches
 # the system only for what is missing, and through apt only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -64,8 +65,8 @@ python=$(find_python) || {
 }
 
 # Engines that benchmarks compare with: installed where the caller requires them, as CI does.
-if [ "${ROWMILL_PEERS:-}" = required ] && ! tools/peers.sh >/dev/null 2>&1; then
-    apt_install librocksdb-dev liblmdb-dev || fail "no librocksdb and liblmdb: install their -dev packages, then run make again"
+if [ "${ROWMILL_PEERS:-}" = required ]; then
+    tools/peers.sh >/dev/null
 fi
 
 # rustup reads rust-toolchain.toml by itself; without it, Debian's rust for browsers is new enough.

@@ -45,14 +45,12 @@ impl Optimizer {
     }
 
     /// Make the state of a new row.
-    #[cfg(any(feature = "rocksdb", feature = "lmdb"))]
     pub(crate) fn initialize(self, row: &mut [f32]) {
         let weights = row.len() - self.state_floats();
         row[weights..].fill(ACCUMULATOR);
     }
 
     /// One step on a row: weights, then state.
-    #[cfg(any(feature = "rocksdb", feature = "lmdb", test))]
     pub(crate) fn step(self, row: &mut [f32], gradient: &[f32]) {
         let (weights, state) = row.split_at_mut(gradient.len());
         let rate = match self {

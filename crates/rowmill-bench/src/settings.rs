@@ -4,10 +4,10 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use rowmill_peers::PeerKind;
 use rowmill_rows::Dtype;
 
 use crate::optimizer::Optimizer;
-use crate::peer::PeerKind;
 
 /// Any failure, told to a person.
 pub(crate) type Failure = Box<dyn std::error::Error>;
@@ -189,7 +189,7 @@ mod tests {
             ("x --row-bytes 4 --optimizer rowwise-adagrad", "8 at least"),
             ("x --optimizer adam", "\"adam\": use sgd or rowwise-adagrad"),
             ("x --dtype fp16", "dtype must be \"fp32\", \"bf16\" or \"split-bf16\", got \"fp16\""),
-            ("x --peers faster", "\"faster\": use rocksdb or lmdb"),
+            ("x --peers berkeley", "\"berkeley\": use rocksdb, lmdb, wiredtiger or faster"),
             ("x --peer-threads 2,0", "--peer-threads 0"),
             ("x --seconds -1", "--seconds -1"),
             ("x --drift-every 5", "--drift-every needs --zipf"),

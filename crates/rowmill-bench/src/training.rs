@@ -19,7 +19,7 @@ use crate::warm_up::warm_up;
 /// The gradient of a weight, as part of the weight.
 pub(crate) const GRADIENT: f32 = 0.01;
 /// Steps whose rows are announced before they begin, as many as `rowmill train` announces.
-const LOOKAHEAD: usize = 60;
+pub(crate) const LOOKAHEAD: usize = 60;
 /// Bits of an id in the key of a peer; above them is the table.
 const ID_BITS: u32 = 40;
 

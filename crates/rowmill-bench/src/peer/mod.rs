@@ -1,41 +1,27 @@
 //! Other engines that run the same work beside the store, each in a process of its own.
 //!
-//! A peer is this program again, told what to be: it loads its rows, then does a round whenever a line asks
+//! A peer is this program again, started as `peer ENGINE WORK`: it loads its rows, then does a round whenever a line asks
 //! for one and answers with what the round took. So its memory, CPU time and device reads are counted apart,
 //! a memory limit of the kernel holds it alone, and rounds of all engines interleave.
 //!
 //! With `rows` for its work it serves rows to a loop in another program, in Python say, instead.
 //!
-//! Adapters are compiled by the features `rocksdb` and `lmdb` and link the system's libraries.
+//! The engines are those of `rowmill-peers`, by the features of their names.
 
-#[cfg(any(feature = "rocksdb", feature = "lmdb", test))]
-mod change;
-#[cfg(feature = "lmdb")]
-mod lmdb;
-#[cfg(feature = "lmdb")]
-mod memory_limit;
-#[cfg(feature = "rocksdb")]
-mod rocksdb;
-#[cfg(any(feature = "rocksdb", feature = "lmdb"))]
-mod rows;
-#[cfg(any(feature = "rocksdb", feature = "lmdb"))]
-mod serve;
-#[cfg(all(test, any(feature = "rocksdb", feature = "lmdb")))]
+mod rounds;
+mod step;
+#[cfg(test)]
 mod tests;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use rowmill_peers::{Engine, Exchange, Options, PeerError, PeerKind, serve_rows};
 
 use crate::measure::{Sample, print};
 use crate::settings::{Failure, Settings};
 use crate::warm_up::warm_up;
-
-/// An engine that is not ours.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum PeerKind {
-    RocksDb,
-    Lmdb,
-}
 
 /// What an engine does in a round.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,26 +29,6 @@ pub(crate) enum Work {
     Get,
     Rmw,
     Train,
-}
-
-/// Rows by key, as the adapters provide them. A row is floats: weights, then optimizer state.
-#[cfg(any(feature = "rocksdb", feature = "lmdb", test))]
-pub(crate) trait Engine: Sync {
-    /// Copy the rows of `keys` to `rows`, one after the other.
-    fn get(&self, keys: &[u64], rows: &mut [f32]) -> Result<(), Failure>;
-
-    /// Replace the rows of `keys`, which are distinct and ascend.
-    fn put(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure>;
-}
-
-/// An engine that can be made ready for a round.
-#[cfg(any(feature = "rocksdb", feature = "lmdb"))]
-pub(crate) trait Loading: Engine {
-    /// Store rows behind all there are: as [`Engine::put`], where the fastest way for that differs.
-    fn append(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure>;
-
-    /// Wait until nothing is left to do in the background.
-    fn settle(&self) -> Result<(), Failure>;
 }
 
 /// The process of a peer.
@@ -73,26 +39,7 @@ pub(crate) struct Peer {
     answers: BufReader<ChildStdout>,
 }
 
-impl PeerKind {
-    pub(crate) fn parse(name: &str) -> Result<Self, Failure> {
-        match name {
-            "rocksdb" => Ok(Self::RocksDb),
-            "lmdb" => Ok(Self::Lmdb),
-            other => Err(format!("peer {other:?}: use rocksdb or lmdb").into()),
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::RocksDb => "rocksdb",
-            Self::Lmdb => "lmdb",
-        }
-    }
-}
-
 impl Work {
-    /// Only a peer's process asks.
-    #[cfg(any(feature = "rocksdb", feature = "lmdb"))]
     pub(crate) fn parse(name: &str) -> Result<Self, Failure> {
         match name {
             "get" => Ok(Self::Get),
@@ -176,34 +123,26 @@ impl Drop for Peer {
 }
 
 /// Be a peer: `arguments` are its kind, its work and the options.
-pub(crate) fn serve(arguments: impl Iterator<Item = String>) -> Result<(), Failure> {
-    let mut arguments = arguments;
+pub(crate) fn serve(mut arguments: impl Iterator<Item = String>) -> Result<(), Failure> {
     let kind = PeerKind::parse(&arguments.next().ok_or("which peer?")?)?;
     let work = arguments.next().ok_or("which work?")?;
     let settings = Settings::parse(std::iter::once(format!("peer-{}", kind.name())).chain(arguments))?;
-    match kind {
-        #[cfg(feature = "rocksdb")]
-        PeerKind::RocksDb => serve_by(&settings, kind, &work, || rocksdb::RocksDb::create(&settings)),
-        #[cfg(feature = "lmdb")]
-        PeerKind::Lmdb => serve_by(&settings, kind, &work, || lmdb::Lmdb::create(&settings)),
-        #[cfg(not(all(feature = "rocksdb", feature = "lmdb")))]
-        missing => {
-            let _ = (settings, work);
-            let name = missing.name();
-            Err(format!("this build has no {name}: add --features {name} (needs lib{name}-dev)").into())
-        }
+    if work == "rows" {
+        let engine: Arc<dyn Engine> = open(kind, &settings, 1)?.into();
+        let exchange = Exchange::open(&settings.exchange, settings.batch, settings.row_bytes)?;
+        let threads = settings.peer_threads.first().copied().unwrap_or(1);
+        return Ok(serve_rows(&engine, &exchange, threads, std::io::stdin().lock(), std::io::stdout())?);
     }
+    rounds::serve(&settings, kind, Work::parse(&work)?)
 }
 
-#[cfg(any(feature = "rocksdb", feature = "lmdb"))]
-fn serve_by<E: Loading>(
-    settings: &Settings,
-    kind: PeerKind,
-    work: &str,
-    create: impl FnOnce() -> Result<E, Failure>,
-) -> Result<(), Failure> {
-    if work == "rows" {
-        return rows::serve(&create()?, settings, std::io::stdin().lock(), std::io::stdout());
-    }
-    serve::serve(settings, kind, Work::parse(work)?, create)
+/// An engine without rows, with room for those of so many tables.
+fn open(kind: PeerKind, settings: &Settings, tables: u64) -> Result<Box<dyn Engine>, PeerError> {
+    let options = Options {
+        folder: settings.folder.join(kind.name()),
+        rows: settings.rows * tables,
+        row_bytes: settings.row_bytes,
+        memory: settings.memory,
+    };
+    rowmill_peers::open(kind, &options)
 }

@@ -2,13 +2,14 @@
 //! nothing.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use rowmill_peers::{Engine, Exchange, MemoryLimit, PeerError, PeerKind, ReadAhead, serve_rows};
 use rowmill_store::Table;
 
-use crate::peer::rows::serve as serve_rows;
-use crate::peer::serve::{load, rmw, train};
-use crate::peer::{Engine, Loading};
-use crate::settings::{Failure, Settings};
+use crate::peer::open;
+use crate::peer::rounds::{load, rmw, train};
+use crate::settings::Settings;
 use crate::stores;
 use crate::training::{Batches, key};
 
@@ -40,36 +41,55 @@ fn near(one: &[f32], other: &[f32]) {
     assert_eq!(far, None);
 }
 
-fn updates_leave_the_rows_of_the_store<E: Loading>(create: impl Fn(&Settings) -> E) {
+/// The engines of this build, one after the other; LMDB only where a group can limit it.
+fn kinds() -> impl Iterator<Item = PeerKind> {
+    PeerKind::ALL.into_iter().filter(|kind| kind.is_built()).filter(|kind| {
+        *kind != PeerKind::Lmdb
+            || MemoryLimit::new(1 << 30).inspect_err(|error| eprintln!("skipped LMDB: {error}")).is_ok()
+    })
+}
+
+#[test]
+fn engines_compute_what_the_store_does() {
+    for kind in kinds() {
+        updates_leave_the_rows_of_the_store(kind);
+        training_changes_the_rows_it_names(kind);
+        rows_are_served_over_a_file(kind);
+    }
+}
+
+fn updates_leave_the_rows_of_the_store(kind: PeerKind) {
     for optimizer in ["sgd", "rowwise-adagrad"] {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path(), optimizer);
         let (_store, table) = stores::create(&settings, &settings.folder.join("store")).unwrap();
         stores::load(&table, settings.rows).unwrap();
-        let engine = create(&settings);
-        load(&engine, &settings, 1).unwrap();
+        let engine = open(kind, &settings, 1).unwrap();
+        load(&*engine, &settings, 1).unwrap();
         for batch in 0..3_u64 {
             // Some ids repeat; gradients are large, for the learning rate is small.
             let ids: Vec<u64> = (0..3000).map(|number| (number * number + batch) % 4999).collect();
             let gradients: Vec<f32> =
                 (0..ids.len() * settings.dim()).map(|n| ((n % 23) as f32 - 11.0) * 1e5).collect();
-            rmw(&engine, &settings, &ids, &gradients);
+            rmw(&*engine, &settings, &ids, &gradients).unwrap();
             table.rmw(&ids, &gradients, None, None).unwrap();
         }
         engine.settle().unwrap();
         let ids: Vec<u64> = (0..settings.rows).rev().collect();
-        near(&rows(&engine, &settings, &ids), &weights(&table, &ids));
+        near(&rows(&*engine, &settings, &ids), &weights(&table, &ids));
         assert!(engine.get(&[settings.rows], &mut [0.0; 16]).is_err(), "a row that is not there");
     }
 }
 
-fn training_changes_the_rows_it_names<E: Loading>(create: impl Fn(&Settings) -> E) {
+fn training_changes_the_rows_it_names(kind: PeerKind) {
     let folder = tempfile::tempdir().unwrap();
     let settings = settings(folder.path(), "rowwise-adagrad");
-    let engine = create(&settings);
-    load(&engine, &settings, settings.tables).unwrap();
+    let engine: Arc<dyn Engine> = open(kind, &settings, settings.tables).unwrap().into();
+    load(&*engine, &settings, settings.tables).unwrap();
     let mut batches = Batches::new(&settings);
-    assert_eq!(train(&engine, &settings, &mut batches, 2), 4 * 3 * 700);
+    let ahead = ReadAhead::start(&engine, 2);
+    assert_eq!(train(&*engine, &ahead, &settings, &mut batches, 2).unwrap(), 4 * 3 * 700);
+    ahead.wait().unwrap();
     let named: BTreeSet<u64> = (0..settings.steps).flat_map(|step| batches.step(step).0.to_vec()).collect();
     let keys: Vec<u64> =
         (0..settings.tables).flat_map(|table| (0..settings.rows).map(move |id| key(table, id))).collect();
@@ -81,7 +101,7 @@ fn training_changes_the_rows_it_names<E: Loading>(create: impl Fn(&Settings) -> 
     assert_eq!(changed.map(|(key, _)| *key).collect::<BTreeSet<_>>(), named);
 }
 
-fn rows_are_served_over_a_file<E: Loading>(create: impl Fn(&Settings) -> E) {
+fn rows_are_served_over_a_file(kind: PeerKind) {
     let folder = tempfile::tempdir().unwrap();
     let exchange = folder.path().join("exchange");
     let line = format!(
@@ -90,53 +110,31 @@ fn rows_are_served_over_a_file<E: Loading>(create: impl Fn(&Settings) -> E) {
         exchange.display()
     );
     let settings = Settings::parse(line.split_whitespace().map(str::to_owned)).unwrap();
-    let engine = create(&settings);
+    let engine: Arc<dyn Engine> = open(kind, &settings, 1).unwrap().into();
+    let file = || Exchange::open(&settings.exchange, settings.batch, settings.row_bytes).unwrap();
     let ask = |keys: &[u64], rows: &[f32], requests: &str| {
         let mut bytes: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
         bytes.resize(6 * 8, 0);
         bytes.extend(rows.iter().flat_map(|value| value.to_le_bytes()));
         std::fs::write(&exchange, bytes).unwrap();
         let mut answers = Vec::new();
-        serve_rows(&engine, &settings, requests.as_bytes(), &mut answers)?;
+        serve_rows(&engine, &file(), 4, requests.as_bytes(), &mut answers)?;
         let floats = std::fs::read(&exchange).unwrap()[6 * 8..].as_chunks().0.to_vec();
         let rows: Vec<f32> = floats.into_iter().map(f32::from_le_bytes).collect();
-        Ok::<_, Failure>((String::from_utf8(answers).unwrap(), rows))
+        Ok::<_, PeerError>((String::from_utf8(answers).unwrap(), rows))
     };
     let rows: Vec<f32> = (0..12_u8).map(f32::from).collect();
     ask(&[1, 2, 5, 6, 7, 9], &rows, "append 6\nsettle 0\n").unwrap();
     ask(&[2, 7], &[20.0, 21.0, 70.0, 71.0], "put 2\n").unwrap();
-    let (answers, found) = ask(&[1, 2, 6, 7, 9], &[0.0; 10], "get 5\n").unwrap();
-    assert_eq!(answers, "ready\ndone\n");
+    let requests = "announce 5 1\nannounce 5 2\nget 5\nsettle 0\n";
+    let (answers, found) = ask(&[1, 2, 6, 7, 9], &[0.0; 10], requests).unwrap();
+    assert_eq!(answers, "ready\n".to_owned() + &"done\n".repeat(4));
     assert_eq!(found, [0.0, 1.0, 20.0, 21.0, 6.0, 7.0, 70.0, 71.0, 10.0, 11.0]);
     for (request, said) in
-        [("get 7\n", "7 keys, but --batch is 6"), ("got 1\n", "\"got\""), ("get\n", "COMMAND")]
+        [("get 7\n", "7 keys"), ("got 1\n", "\"got 1\""), ("get\n", "COMMAND"), ("announce 1\n", "STEPS")]
     {
         let error = ask(&[1], &[0.0; 2], request).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
     assert!(ask(&[3], &[0.0; 2], "get 1\n").is_err(), "a row that is not there");
-}
-
-#[cfg(feature = "rocksdb")]
-#[test]
-fn rocksdb_serves_rows_over_a_file() {
-    rows_are_served_over_a_file(|settings| super::rocksdb::RocksDb::create(settings).unwrap());
-}
-
-#[cfg(feature = "rocksdb")]
-#[test]
-fn rocksdb_computes_what_the_store_does() {
-    updates_leave_the_rows_of_the_store(|settings| super::rocksdb::RocksDb::create(settings).unwrap());
-    training_changes_the_rows_it_names(|settings| super::rocksdb::RocksDb::create(settings).unwrap());
-}
-
-#[cfg(feature = "lmdb")]
-#[test]
-fn lmdb_computes_what_the_store_does() {
-    if let Err(error) = super::memory_limit::MemoryLimit::new(1 << 30) {
-        eprintln!("skipped: {error}");
-        return;
-    }
-    updates_leave_the_rows_of_the_store(|settings| super::lmdb::Lmdb::create(settings).unwrap());
-    training_changes_the_rows_it_names(|settings| super::lmdb::Lmdb::create(settings).unwrap());
 }

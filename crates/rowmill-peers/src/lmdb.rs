@@ -4,10 +4,11 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
 
-use crate::peer::memory_limit::MemoryLimit;
-use crate::peer::{Engine, Loading};
-use crate::settings::{Failure, Settings};
+use crate::error::none_missing;
+use crate::memory_limit::MemoryLimit;
+use crate::{Engine, Options, PeerError};
 
+const NAME: &str = "LMDB";
 /// Commits do not wait for the device: neither do the store's changes between checkpoints.
 const NO_SYNC: c_uint = 0x10000;
 /// Reader slots belong to transactions, so that any number of threads can read.
@@ -15,10 +16,13 @@ const NO_TLS: c_uint = 0x20_0000;
 /// Random reads gain nothing from what lies beside a page.
 const NO_READ_AHEAD: c_uint = 0x80_0000;
 const NO_MEMORY_INIT: c_uint = 0x100_0000;
+/// Pages are changed in the map itself: a commit writes none, and the kernel writes them back.
+const WRITE_MAP: c_uint = 0x80000;
 const INTEGER_KEY: c_uint = 0x08;
 const CREATE: c_uint = 0x40000;
 const APPEND: c_uint = 0x20000;
 const READ_ONLY: c_uint = 0x20000;
+const NOT_FOUND: c_int = -30798;
 const MODE: c_uint = 0o644;
 const READERS: c_uint = 256;
 
@@ -52,7 +56,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-pub(super) struct Lmdb {
+pub(crate) struct Lmdb {
     env: *mut c_void,
     dbi: c_uint,
     row_bytes: usize,
@@ -61,24 +65,25 @@ pub(super) struct Lmdb {
 }
 
 // SAFETY: an environment may be used by all threads; transactions stay in theirs.
+unsafe impl Send for Lmdb {}
+// SAFETY: as above.
 unsafe impl Sync for Lmdb {}
 
 impl Lmdb {
-    /// A new database within the memory of the settings, its part of the page cache included.
-    pub(super) fn create(settings: &Settings) -> Result<Self, Failure> {
-        let limit = MemoryLimit::new(settings.memory)?;
-        let folder = settings.folder.join("lmdb");
-        std::fs::create_dir_all(&folder)?;
-        let path = CString::new(folder.as_os_str().as_bytes())?;
+    /// A database within the memory of the options, its part of the page cache included.
+    pub(crate) fn open(options: &Options) -> Result<Self, PeerError> {
+        let limit = MemoryLimit::new(options.memory)?;
+        let path = CString::new(options.folder.as_os_str().as_bytes())
+            .map_err(|error| PeerError::Invalid(format!("{}: {error}", options.folder.display())))?;
         // Address space alone: room for the tree, half-filled pages and versions of a transaction.
-        let map = (settings.rows * settings.tables) as usize * (settings.row_bytes + 64) * 4 + (1 << 30);
-        let mut lmdb = Self { env: null_mut(), dbi: 0, row_bytes: settings.row_bytes, _limit: limit };
+        let map = options.rows as usize * (options.row_bytes + 64) * 4 + (1 << 30);
+        let mut lmdb = Self { env: null_mut(), dbi: 0, row_bytes: options.row_bytes, _limit: limit };
         // SAFETY: an environment is created, set up and opened, in this order, with a path that ends in zero.
         unsafe {
             check(mdb_env_create(&raw mut lmdb.env))?;
             check(mdb_env_set_mapsize(lmdb.env, map))?;
             check(mdb_env_set_maxreaders(lmdb.env, READERS))?;
-            let flags = NO_SYNC | NO_TLS | NO_READ_AHEAD | NO_MEMORY_INIT;
+            let flags = NO_SYNC | NO_TLS | NO_READ_AHEAD | NO_MEMORY_INIT | WRITE_MAP;
             check(mdb_env_open(lmdb.env, path.as_ptr(), flags, MODE))?;
         }
         lmdb.dbi = lmdb.transaction(0, |transaction| {
@@ -96,8 +101,8 @@ impl Lmdb {
     fn transaction<T>(
         &self,
         flags: c_uint,
-        work: impl FnOnce(*mut c_void) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+        work: impl FnOnce(*mut c_void) -> Result<T, PeerError>,
+    ) -> Result<T, PeerError> {
         let mut transaction = null_mut();
         // SAFETY: the environment is open.
         check(unsafe { mdb_txn_begin(self.env, null_mut(), flags, &raw mut transaction) })?;
@@ -113,10 +118,24 @@ impl Lmdb {
         result
     }
 
-    fn write(&self, keys: &[u64], rows: &[f32], flags: c_uint) -> Result<(), Failure> {
+    /// The bytes of a row, which stay as they are until the transaction writes; None: there is none.
+    fn find(&self, transaction: *mut c_void, key: &u64) -> Result<Option<*const u8>, PeerError> {
+        let mut key = value(std::ptr::from_ref(key).cast(), size_of::<u64>());
+        let mut found = value(std::ptr::null(), 0);
+        // SAFETY: the caller's transaction; the key lives as long as the call.
+        let code = unsafe { mdb_get(transaction, self.dbi, &raw mut key, &raw mut found) };
+        if code == NOT_FOUND {
+            return Ok(None);
+        }
+        check(code)?;
+        assert_eq!(found.bytes, self.row_bytes, "rows are of one size");
+        Ok(Some(found.data.cast_const().cast()))
+    }
+
+    fn write(&self, keys: &[u64], rows: &[f32], flags: c_uint) -> Result<(), PeerError> {
         self.transaction(0, |transaction| {
             for (key, row) in keys.iter().zip(rows.chunks(self.row_bytes / 4)) {
-                let mut key = value(std::ptr::from_ref(key).cast(), 8);
+                let mut key = value(std::ptr::from_ref(key).cast(), size_of::<u64>());
                 let mut row = value(row.as_ptr().cast(), self.row_bytes);
                 // SAFETY: a write transaction; key and row live as long as the call, which copies them.
                 check(unsafe { mdb_put(transaction, self.dbi, &raw mut key, &raw mut row, flags) })?;
@@ -127,35 +146,34 @@ impl Lmdb {
 }
 
 impl Engine for Lmdb {
-    fn get(&self, keys: &[u64], rows: &mut [f32]) -> Result<(), Failure> {
+    fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    fn get(&self, keys: &[u64], rows: &mut [f32]) -> Result<(), PeerError> {
         self.transaction(READ_ONLY, |transaction| {
+            let mut missing = 0;
             for (key, row) in keys.iter().zip(rows.chunks_mut(self.row_bytes / 4)) {
-                let mut key = value(std::ptr::from_ref(key).cast(), 8);
-                let mut found = value(std::ptr::null(), 0);
-                // SAFETY: a read transaction; the key lives as long as the call.
-                check(unsafe { mdb_get(transaction, self.dbi, &raw mut key, &raw mut found) })?;
-                assert_eq!(found.bytes, self.row_bytes, "rows are of one size");
+                let Some(found) = self.find(transaction, key)? else {
+                    missing += 1;
+                    continue;
+                };
                 // SAFETY: what is found stays mapped until the transaction ends; `row` has as many bytes.
-                unsafe {
-                    let to = row.as_mut_ptr().cast::<u8>();
-                    std::ptr::copy_nonoverlapping(found.data.cast::<u8>(), to, self.row_bytes);
-                }
+                unsafe { std::ptr::copy_nonoverlapping(found, row.as_mut_ptr().cast(), self.row_bytes) };
             }
-            Ok(())
+            none_missing(NAME, missing)
         })
     }
 
-    fn put(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure> {
+    fn put(&self, keys: &[u64], rows: &[f32]) -> Result<(), PeerError> {
         self.write(keys, rows, 0)
     }
-}
 
-impl Loading for Lmdb {
-    fn append(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure> {
+    fn append(&self, keys: &[u64], rows: &[f32]) -> Result<(), PeerError> {
         self.write(keys, rows, APPEND)
     }
 
-    fn settle(&self) -> Result<(), Failure> {
+    fn settle(&self) -> Result<(), PeerError> {
         // SAFETY: the environment is open.
         check(unsafe { mdb_env_sync(self.env, 1) })
     }
@@ -163,7 +181,7 @@ impl Loading for Lmdb {
 
 impl Drop for Lmdb {
     fn drop(&mut self) {
-        // SAFETY: no transaction is open, and nobody uses the environment any more.
+        // SAFETY: no transaction is open, and no thread uses the environment any more.
         unsafe { mdb_env_close(self.env) };
     }
 }
@@ -172,11 +190,11 @@ fn value(data: *const c_void, bytes: usize) -> Value {
     Value { bytes, data: data.cast_mut() }
 }
 
-fn check(code: c_int) -> Result<(), Failure> {
+fn check(code: c_int) -> Result<(), PeerError> {
     if code == 0 {
         return Ok(());
     }
     // SAFETY: the library returns a string that lives for ever.
     let message = unsafe { CStr::from_ptr(mdb_strerror(code)) };
-    Err(format!("LMDB: {}", message.to_string_lossy()).into())
+    Err(PeerError::Engine { engine: NAME, message: message.to_string_lossy().into_owned() })
 }

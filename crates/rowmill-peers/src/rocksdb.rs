@@ -5,12 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use crate::peer::{Engine, Loading};
-use crate::settings::{Failure, Settings};
+use crate::error::none_missing;
+use crate::{Engine, Options, PeerError};
 
-/// Memtables take one part in this many of the memory; the block cache has the rest, and in it are index
-/// and filter blocks.
-const MEMTABLE_SHARE: u64 = 8;
+const NAME: &str = "RocksDB";
 const MEMTABLES: u64 = 2;
 /// The block that the store reads, too.
 const BLOCK_BYTES: usize = 4096;
@@ -43,6 +41,9 @@ unsafe extern "C" {
     fn rocksdb_options_set_max_background_jobs(options: *mut c_void, value: c_int);
     fn rocksdb_options_set_level_compaction_dynamic_level_bytes(options: *mut c_void, value: c_uchar);
     fn rocksdb_options_set_optimize_filters_for_hits(options: *mut c_void, value: c_int);
+    fn rocksdb_options_set_row_cache(options: *mut c_void, cache: *mut c_void);
+    fn rocksdb_options_set_inplace_update_support(options: *mut c_void, value: c_uchar);
+    fn rocksdb_options_set_allow_concurrent_memtable_write(options: *mut c_void, value: c_uchar);
     fn rocksdb_options_set_block_based_table_factory(options: *mut c_void, tables: *mut c_void);
     fn rocksdb_block_based_options_create() -> *mut c_void;
     fn rocksdb_block_based_options_destroy(tables: *mut c_void);
@@ -106,48 +107,107 @@ unsafe extern "C" {
     fn rocksdb_property_int(db: *mut c_void, name: *const c_char, value: *mut u64) -> c_int;
 }
 
-pub(super) struct RocksDb {
+pub(crate) struct RocksDb {
     db: *mut c_void,
     family: *mut c_void,
     options: *mut c_void,
-    cache: *mut c_void,
+    blocks: *mut c_void,
+    rows: *mut c_void,
     read: *mut c_void,
     write: *mut c_void,
     row_bytes: usize,
 }
 
-// SAFETY: a database, and options that nobody changes, may be used by all threads.
+// SAFETY: a database, and options that are not changed any more, may be used by all threads.
+unsafe impl Send for RocksDb {}
+// SAFETY: as above.
 unsafe impl Sync for RocksDb {}
 
+/// What the parts of the memory get.
+struct Shares {
+    memtables: u64,
+    rows: u64,
+    blocks: u64,
+}
+
+impl Shares {
+    fn of(memory: u64) -> Self {
+        let part = |name: &str, default: f64| {
+            let share = std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
+            (memory as f64 * share) as u64
+        };
+        let (memtables, rows) = (part("T_MEM", 0.125), part("T_ROW", 0.5));
+        Self { memtables, rows, blocks: memory - memtables - rows }
+    }
+}
+
 impl RocksDb {
-    /// A new database within the memory of the settings.
-    pub(super) fn create(settings: &Settings) -> Result<Self, Failure> {
-        let folder = settings.folder.join("rocksdb");
-        std::fs::create_dir_all(&folder)?;
-        let path = CString::new(folder.as_os_str().as_bytes())?;
-        let memtables = settings.memory / MEMTABLE_SHARE;
+    /// A database within the memory of the options.
+    pub(crate) fn open(options: &Options) -> Result<Self, PeerError> {
+        let path = CString::new(options.folder.as_os_str().as_bytes())
+            .map_err(|error| PeerError::Invalid(format!("{}: {error}", options.folder.display())))?;
+        let shares = Shares::of(options.memory);
+        let row_bytes = options.row_bytes;
+        // SAFETY: every object is created before it is used, and destroyed once by the drop of what holds them all;
+        // the caches are counted.
+        let mut rocksdb = unsafe {
+            Self {
+                db: null_mut(),
+                family: null_mut(),
+                options: rocksdb_options_create(),
+                blocks: rocksdb_cache_create_lru(shares.blocks as usize),
+                rows: rocksdb_cache_create_lru(shares.rows as usize),
+                read: rocksdb_readoptions_create(),
+                write: rocksdb_writeoptions_create(),
+                row_bytes,
+            }
+        };
+        rocksdb.set_up(&shares);
         let name = c"default".as_ptr();
-        // SAFETY: every object is created before it is used; the table options take the filter policy over
-        // and are copied by the options, the cache is counted.
+        let options_of_family = rocksdb.options.cast_const();
+        let mut error = null_mut();
+        // SAFETY: the path and the name end in zero, and all lives as long as the call.
         unsafe {
-            let cache = rocksdb_cache_create_lru((settings.memory - memtables) as usize);
-            let options = rocksdb_options_create();
+            rocksdb.db = rocksdb_open_column_families(
+                rocksdb.options,
+                path.as_ptr(),
+                1,
+                &raw const name,
+                &raw const options_of_family,
+                &raw mut rocksdb.family,
+                &raw mut error,
+            );
+            check(error)?;
+        }
+        Ok(rocksdb)
+    }
+
+    fn set_up(&self, shares: &Shares) {
+        let options = self.options;
+        // SAFETY: the table options take the filter policy over and are copied by the options.
+        unsafe {
             rocksdb_options_set_create_if_missing(options, 1);
             rocksdb_options_set_use_direct_reads(options, 1);
             rocksdb_options_set_use_direct_io_for_flush_and_compaction(options, 1);
             rocksdb_options_set_compression(options, NO_COMPRESSION);
-            rocksdb_options_set_write_buffer_size(options, (memtables / MEMTABLES) as usize);
+            rocksdb_options_set_write_buffer_size(options, (shares.memtables / MEMTABLES) as usize);
             rocksdb_options_set_max_write_buffer_number(options, MEMTABLES as c_int);
             rocksdb_options_set_max_background_jobs(options, BACKGROUND_JOBS);
             rocksdb_options_set_level_compaction_dynamic_level_bytes(options, 1);
+            // A row that is put again replaces the one in the memtable, which has room for more of others then.
+            rocksdb_options_set_inplace_update_support(options, 1);
+            rocksdb_options_set_allow_concurrent_memtable_write(options, 0);
             // Every row that is asked for is there: the last level needs no filter.
             rocksdb_options_set_optimize_filters_for_hits(options, 1);
+            if shares.rows > 0 {
+                rocksdb_options_set_row_cache(options, self.rows);
+            }
             let tables = rocksdb_block_based_options_create();
             rocksdb_block_based_options_set_block_size(tables, BLOCK_BYTES);
             rocksdb_block_based_options_set_format_version(tables, FORMAT_VERSION);
             let policy = rocksdb_filterpolicy_create_bloom_full(FILTER_BITS);
             rocksdb_block_based_options_set_filter_policy(tables, policy);
-            rocksdb_block_based_options_set_block_cache(tables, cache);
+            rocksdb_block_based_options_set_block_cache(tables, self.blocks);
             rocksdb_block_based_options_set_data_block_index_type(tables, BINARY_AND_HASH);
             rocksdb_block_based_options_set_data_block_hash_ratio(tables, HASH_RATIO);
             rocksdb_block_based_options_set_cache_index_and_filter_blocks(tables, 1);
@@ -155,22 +215,8 @@ impl RocksDb {
             rocksdb_block_based_options_set_pin_l0_filter_and_index_blocks_in_cache(tables, 1);
             rocksdb_options_set_block_based_table_factory(options, tables);
             rocksdb_block_based_options_destroy(tables);
-            let (read, write) = (rocksdb_readoptions_create(), rocksdb_writeoptions_create());
             // No log of writes: the store's changes last from the next checkpoint on, too.
-            rocksdb_writeoptions_disable_WAL(write, 1);
-            let (mut family, mut error) = (null_mut(), null_mut());
-            let options_of_family = options.cast_const();
-            let db = rocksdb_open_column_families(
-                options,
-                path.as_ptr(),
-                1,
-                &raw const name,
-                &raw const options_of_family,
-                &raw mut family,
-                &raw mut error,
-            );
-            check(error)?;
-            Ok(Self { db, family, options, cache, read, write, row_bytes: settings.row_bytes })
+            rocksdb_writeoptions_disable_WAL(self.write, 1);
         }
     }
 
@@ -192,10 +238,9 @@ impl RocksDb {
         .iter()
         .all(|name| self.property(name) == 0)
     }
-}
 
-impl RocksDb {
-    fn multi_get(&self, keys: &[u64], rows: &mut [f32]) -> Result<(), Failure> {
+    /// Hand the value of each key to `take`, with its position; how many keys have none.
+    fn multi_get(&self, keys: &[u64], mut take: impl FnMut(usize, &[u8])) -> Result<usize, PeerError> {
         // Bytes that sort as the numbers do.
         let keys: Vec<[u8; 8]> = keys.iter().map(|key| key.to_be_bytes()).collect();
         let pointers: Vec<*const c_char> = keys.iter().map(|key| key.as_ptr().cast()).collect();
@@ -216,25 +261,46 @@ impl RocksDb {
                 keys.is_sorted(),
             );
         }
-        let mut result = Ok(());
-        for ((row, value), error) in rows.chunks_mut(self.row_bytes / 4).zip(values).zip(errors) {
+        let (mut missing, mut result) = (0, Ok(()));
+        for (position, (value, error)) in values.into_iter().zip(errors).enumerate() {
             // SAFETY: the library filled value and error of every key; each is taken over once.
-            let copied = unsafe { check(error).and_then(|()| take(value, row)) };
-            result = result.and(copied);
+            unsafe {
+                result = result.and(check(error));
+                if value.is_null() {
+                    missing += 1;
+                } else {
+                    let mut bytes = 0;
+                    let data = rocksdb_pinnableslice_value(value, &raw mut bytes);
+                    take(position, std::slice::from_raw_parts(data.cast(), bytes));
+                    rocksdb_pinnableslice_destroy(value);
+                }
+            }
         }
-        result
+        result.map(|()| missing)
     }
 }
 
 impl Engine for RocksDb {
-    fn get(&self, keys: &[u64], rows: &mut [f32]) -> Result<(), Failure> {
-        let row_floats = self.row_bytes / 4;
-        keys.chunks(KEYS_PER_CALL)
-            .zip(rows.chunks_mut(KEYS_PER_CALL * row_floats))
-            .try_for_each(|(keys, rows)| self.multi_get(keys, rows))
+    fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
-    fn put(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure> {
+    fn get(&self, keys: &[u64], rows: &mut [f32]) -> Result<(), PeerError> {
+        let row_floats = self.row_bytes / 4;
+        let mut missing = 0;
+        for (keys, rows) in keys.chunks(KEYS_PER_CALL).zip(rows.chunks_mut(KEYS_PER_CALL * row_floats)) {
+            missing += self.multi_get(keys, |position, value| {
+                let row = &mut rows[position * row_floats..][..row_floats];
+                assert_eq!(value.len(), size_of_val(row), "rows are of one size");
+                for (float, bytes) in row.iter_mut().zip(value.as_chunks().0) {
+                    *float = f32::from_ne_bytes(*bytes);
+                }
+            })?;
+        }
+        none_missing(NAME, missing)
+    }
+
+    fn put(&self, keys: &[u64], rows: &[f32]) -> Result<(), PeerError> {
         let mut error = null_mut();
         // SAFETY: the batch copies keys and rows, and is destroyed once, after it was written.
         unsafe {
@@ -248,21 +314,22 @@ impl Engine for RocksDb {
             check(error)
         }
     }
-}
 
-impl Loading for RocksDb {
-    fn append(&self, keys: &[u64], rows: &[f32]) -> Result<(), Failure> {
-        self.put(keys, rows)
+    fn read_ahead(&self, keys: &[u64]) -> Result<(), PeerError> {
+        // The caches keep what a get returns.
+        let missing = keys.chunks(KEYS_PER_CALL).map(|keys| self.multi_get(keys, |_, _| {}));
+        none_missing(NAME, missing.sum::<Result<usize, _>>()?)
     }
 
-    fn settle(&self) -> Result<(), Failure> {
+    fn settle(&self) -> Result<(), PeerError> {
         let end = Instant::now() + SETTLE;
         // Between a flush and the compaction it causes nothing is pending for a moment.
         let mut idle = 0;
         while idle < 2 {
             idle = if self.is_idle() { idle + 1 } else { 0 };
             if Instant::now() > end {
-                return Err(format!("RocksDB still compacts after {SETTLE:?}").into());
+                let message = format!("it still compacts after {SETTLE:?}");
+                return Err(PeerError::Engine { engine: NAME, message });
             }
             std::thread::sleep(LOOK);
         }
@@ -272,41 +339,25 @@ impl Loading for RocksDb {
 
 impl Drop for RocksDb {
     fn drop(&mut self) {
-        // SAFETY: nobody uses the database any more; each object is destroyed once, the database before
-        // what it was opened with.
+        // SAFETY: no thread uses the database any more; each object is destroyed once, the database before what it
+        // was opened with. Memtables are flushed as it closes.
         unsafe {
-            rocksdb_column_family_handle_destroy(self.family);
-            rocksdb_close(self.db);
+            if !self.db.is_null() {
+                rocksdb_column_family_handle_destroy(self.family);
+                rocksdb_close(self.db);
+            }
             rocksdb_options_destroy(self.options);
-            rocksdb_cache_destroy(self.cache);
+            rocksdb_cache_destroy(self.blocks);
+            rocksdb_cache_destroy(self.rows);
             rocksdb_readoptions_destroy(self.read);
             rocksdb_writeoptions_destroy(self.write);
         }
     }
 }
 
-/// Copy a value to `row` and free it.
-///
 /// # Safety
-/// `value` is null or a slice of the library that nobody else frees.
-unsafe fn take(value: *mut c_void, row: &mut [f32]) -> Result<(), Failure> {
-    if value.is_null() {
-        return Err("RocksDB: a row is missing".into());
-    }
-    let mut bytes = 0;
-    // SAFETY: the caller's; the slice's bytes live until it is destroyed.
-    unsafe {
-        let data = rocksdb_pinnableslice_value(value, &raw mut bytes);
-        assert_eq!(bytes, size_of_val(row), "rows are of one size");
-        std::ptr::copy_nonoverlapping(data.cast::<u8>(), row.as_mut_ptr().cast(), bytes);
-        rocksdb_pinnableslice_destroy(value);
-    }
-    Ok(())
-}
-
-/// # Safety
-/// `error` is null or a message of the library that nobody else frees.
-unsafe fn check(error: *mut c_char) -> Result<(), Failure> {
+/// `error` is null or a message of the library that is freed here alone.
+unsafe fn check(error: *mut c_char) -> Result<(), PeerError> {
     if error.is_null() {
         return Ok(());
     }
@@ -314,5 +365,5 @@ unsafe fn check(error: *mut c_char) -> Result<(), Failure> {
     let message = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
     // SAFETY: as above.
     unsafe { rocksdb_free(error.cast()) };
-    Err(format!("RocksDB: {message}").into())
+    Err(PeerError::Engine { engine: NAME, message })
 }

@@ -1,27 +1,26 @@
 //! The process of a peer: rounds on request.
 
 use std::io::BufRead;
+use std::sync::Arc;
 use std::time::Instant;
 
+use rowmill_peers::{Engine, PeerError, PeerKind, ReadAhead};
+
 use crate::measure::{print, sample};
-use crate::optimizer::Optimizer;
-use crate::peer::change::change;
-use crate::peer::{Engine, Loading, PeerKind, Work};
+use crate::peer::step::step;
+use crate::peer::{Work, open};
 use crate::settings::{Failure, Settings};
 use crate::stores;
-use crate::training::{Batches, GRADIENT, key};
+use crate::training::{Batches, GRADIENT, LOOKAHEAD, key};
 use crate::workload::Workload;
 
 /// Peers train one step for this many of the store: at their rate a round is long enough.
 const STEPS_PART: usize = 8;
+/// Threads that read ahead: as many as keep the device busy when each waits for it.
+const AHEAD_THREADS: usize = 16;
 
 /// Load an engine, say so, and do a round for every line `ROUND THREADS`.
-pub(super) fn serve<E: Loading>(
-    settings: &Settings,
-    kind: PeerKind,
-    work: Work,
-    create: impl FnOnce() -> Result<E, Failure>,
-) -> Result<(), Failure> {
+pub(super) fn serve(settings: &Settings, kind: PeerKind, work: Work) -> Result<(), Failure> {
     let settings = &Settings { steps: settings.steps.div_ceil(STEPS_PART), ..settings.clone() };
     // What is drawn and copied out is not the engine's memory, so it is there before the limit is.
     let mut workloads: Vec<(usize, Workload)> = Vec::new();
@@ -36,8 +35,10 @@ pub(super) fn serve<E: Loading>(
             }
         }
     }
-    let engine = create()?;
-    load(&engine, settings, if work == Work::Train { settings.tables } else { 1 })?;
+    let tables = if work == Work::Train { settings.tables } else { 1 };
+    let engine: Arc<dyn Engine> = open(kind, settings, tables)?.into();
+    load(&*engine, settings, tables)?;
+    let ahead = ReadAhead::start(&engine, if work == Work::Train { AHEAD_THREADS } else { 0 });
     println!("loaded");
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -45,7 +46,13 @@ pub(super) fn serve<E: Loading>(
         let (round, threads) = (request.0.parse()?, request.1.parse::<usize>()?);
         let mut line = if let Some(batches) = &mut batches {
             batches.draw();
-            sample(kind.name(), threads, round, || train(&engine, settings, batches, threads))
+            let mut done = Ok(0);
+            let line = sample(kind.name(), threads, round, || {
+                done = train(&*engine, &ahead, settings, batches, threads);
+                *done.as_ref().unwrap_or(&0)
+            });
+            done?;
+            line
         } else {
             let (_, workload) =
                 workloads.iter_mut().find(|(count, _)| *count == threads).ok_or("not a --peer-threads")?;
@@ -54,11 +61,14 @@ pub(super) fn serve<E: Loading>(
                 Work::Get => workload.run(settings.row_bytes / 4, |ids, rows| {
                     engine.get(ids, rows).expect("every row is stored");
                 }),
-                _ => workload.run(settings.dim(), |ids, gradients| rmw(&engine, settings, ids, gradients)),
+                _ => workload.run(settings.dim(), |ids, gradients| {
+                    rmw(&*engine, settings, ids, gradients).expect("every row is stored");
+                }),
             };
             sample(kind.name(), threads, round, run)
         };
         let begin = Instant::now();
+        ahead.wait()?;
         engine.settle()?;
         line.settle_s = begin.elapsed().as_secs_f64();
         print(&line);
@@ -67,7 +77,7 @@ pub(super) fn serve<E: Loading>(
 }
 
 /// Store every row of every table once, as the store is loaded.
-pub(super) fn load(engine: &dyn Loading, settings: &Settings, tables: u64) -> Result<(), Failure> {
+pub(super) fn load(engine: &dyn Engine, settings: &Settings, tables: u64) -> Result<(), PeerError> {
     let row_floats = settings.row_bytes / 4;
     for table in 0..tables {
         for first in (0..settings.rows).step_by(stores::LOAD_BATCH as usize) {
@@ -85,36 +95,56 @@ pub(super) fn load(engine: &dyn Loading, settings: &Settings, tables: u64) -> Re
 }
 
 /// One optimizer step on the rows of `ids`.
-pub(super) fn rmw(engine: &dyn Engine, settings: &Settings, ids: &[u64], gradients: &[f32]) {
+pub(super) fn rmw(
+    engine: &dyn Engine,
+    settings: &Settings,
+    ids: &[u64],
+    gradients: &[f32],
+) -> Result<(), PeerError> {
     let dim = settings.dim();
-    change(engine, settings.optimizer, settings.row_bytes / 4, ids, |position, _, sum| {
+    step(engine, settings.optimizer, ids, |position, _, sum| {
         let gradient = &gradients[position * dim..][..dim];
         sum.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += value);
     })
-    .expect("every row is stored");
 }
 
-/// The steps of a round, the features of each divided among threads; the rows looked up.
-pub(super) fn train(engine: &dyn Engine, settings: &Settings, batches: &mut Batches, threads: usize) -> u64 {
-    let (dim, row_floats) = (settings.dim(), settings.row_bytes / 4);
-    let optimizer: Optimizer = settings.optimizer;
+/// The steps of a round, each announced before it begins, its features divided among threads; the rows looked up.
+pub(super) fn train(
+    engine: &dyn Engine,
+    ahead: &ReadAhead,
+    settings: &Settings,
+    batches: &mut Batches,
+    threads: usize,
+) -> Result<u64, PeerError> {
+    let dim = settings.dim();
     let part = (settings.tables as usize).div_ceil(threads) * settings.batch;
     let mut rows = 0;
-    for step in 0..settings.steps {
-        let (keys, out) = batches.step(step);
+    let mut announced = 0;
+    for number in 0..settings.steps {
+        while announced < settings.steps.min(number + LOOKAHEAD) {
+            if announced > number {
+                ahead.announce(batches.step(announced).0, (announced - number + 1) as u64);
+            }
+            announced += 1;
+        }
+        ahead.begin_step()?;
+        let (keys, out) = batches.step(number);
         rows += keys.len() as u64;
         std::thread::scope(|scope| {
-            for (keys, out) in keys.chunks(part).zip(out.chunks_mut(part * dim)) {
-                scope.spawn(move || {
-                    change(engine, optimizer, row_floats, keys, |position, weights, sum| {
-                        // What a dense model would read, and a gradient that needs no model.
-                        out[position * dim..][..dim].copy_from_slice(weights);
-                        sum.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += GRADIENT * weight);
+            let parts = keys.chunks(part).zip(out.chunks_mut(part * dim));
+            let workers: Vec<_> = parts
+                .map(|(keys, out)| {
+                    scope.spawn(move || {
+                        step(engine, settings.optimizer, keys, |position, weights, sum| {
+                            // What a dense model would read, and a gradient that needs no model.
+                            out[position * dim..][..dim].copy_from_slice(weights);
+                            sum.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += GRADIENT * weight);
+                        })
                     })
-                    .expect("every row is stored");
-                });
-            }
-        });
+                })
+                .collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
+        })?;
     }
-    rows
+    Ok(rows)
 }

@@ -2,40 +2,59 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::settings::Failure;
+use crate::PeerError;
 
 /// Where control groups of version 1 are mounted.
 const MOUNT: &str = "/sys/fs/cgroup/memory";
+/// Groups that this process has made.
+static GROUPS: AtomicU32 = AtomicU32::new(0);
 
 /// A memory control group with this process alone; dropping it lifts the limit. What the process took
 /// before does not count.
-pub(super) struct MemoryLimit {
+#[derive(Debug)]
+pub struct MemoryLimit {
     parent: PathBuf,
     own: PathBuf,
 }
 
 impl MemoryLimit {
+    /// Put this process into a new group that may hold so many bytes.
+    ///
     /// # Errors
-    /// Where the memory controller of cgroup v1 is not mounted, or not ours to write.
-    pub(super) fn new(bytes: u64) -> Result<Self, Failure> {
+    /// The memory controller of cgroup v1 is not mounted, or this user may not write to it.
+    pub fn new(bytes: u64) -> Result<Self, PeerError> {
         let groups = fs::read_to_string("/proc/self/cgroup")?;
-        let parent = group(&groups).ok_or("no memory controller in /proc/self/cgroup")?;
+        let parent = group(&groups)
+            .ok_or_else(|| PeerError::Invalid("no memory controller in /proc/self/cgroup".to_owned()))?;
         let parent = Path::new(MOUNT).join(parent.trim_start_matches('/'));
-        let own = parent.join(format!("rowmill-bench-{}", std::process::id()));
+        let number = GROUPS.fetch_add(1, Relaxed);
+        let own = parent.join(format!("rowmill-peer-{}-{number}", std::process::id()));
         let limit = || -> std::io::Result<()> {
             fs::create_dir(&own)?;
             fs::write(own.join("memory.limit_in_bytes"), bytes.to_string())?;
             fs::write(own.join("cgroup.procs"), std::process::id().to_string())
         };
         limit().map_err(|error| {
-            format!(
-                "LMDB's memory is the page cache, which only a memory control group limits, and {} cannot be \
-                 made: {error} (cgroup v1 with the memory controller, and root, are needed)",
+            // A group that was made and cannot be used.
+            let _ = fs::remove_dir(&own);
+            PeerError::Invalid(format!(
+                "the page cache is limited by a memory control group alone, and {} cannot be made: {error} (cgroup \
+                 v1 with the memory controller, and root, are needed)",
                 own.display()
-            )
+            ))
         })?;
         Ok(Self { parent, own })
+    }
+
+    /// The most bytes that the group held so far.
+    ///
+    /// # Errors
+    /// The kernel's count cannot be read.
+    pub fn most_bytes(&self) -> Result<u64, PeerError> {
+        let text = fs::read_to_string(self.own.join("memory.max_usage_in_bytes"))?;
+        text.trim().parse().map_err(|_| PeerError::Invalid(format!("max_usage_in_bytes is {text:?}")))
     }
 }
 

@@ -1,0 +1,227 @@
+//! Threads that bring announced rows into an engine's memory before they are asked for.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::{Engine, PeerError};
+
+/// Keys that a thread reads at a time.
+const PIECE_KEYS: usize = 256;
+/// Pieces that wait at most; what is announced beyond them is dropped.
+const PIECES_MAX: usize = 1 << 14;
+
+/// Announced keys, and the threads that read them.
+pub struct ReadAhead {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    pieces: VecDeque<Piece>,
+    /// Steps that have begun.
+    step: u64,
+    /// Pieces that are read at this moment.
+    reading: usize,
+    dropped: u64,
+    failure: Option<PeerError>,
+    ended: bool,
+}
+
+struct Piece {
+    keys: Vec<u64>,
+    /// The step that needs the rows.
+    due: u64,
+}
+
+impl ReadAhead {
+    /// Threads that read for `engine`; it must be closed after they end.
+    pub fn start(engine: &Arc<dyn Engine>, threads: usize) -> Self {
+        let shared = Arc::new(Shared { queue: Mutex::default(), changed: Condvar::new() });
+        let threads = (0..threads)
+            .map(|_| {
+                let (engine, shared) = (Arc::clone(engine), Arc::clone(&shared));
+                std::thread::spawn(move || shared.run(&*engine))
+            })
+            .collect();
+        Self { shared, threads }
+    }
+
+    /// The rows of `keys` are asked for by the step that begins in so many steps; 1 is the next.
+    pub fn announce(&self, keys: &[u64], steps: u64) {
+        let mut queue = self.shared.lock();
+        let due = queue.step + steps;
+        for piece in keys.chunks(PIECE_KEYS) {
+            if queue.pieces.len() < PIECES_MAX {
+                queue.pieces.push_back(Piece { keys: piece.to_vec(), due });
+            } else {
+                queue.dropped += piece.len() as u64;
+            }
+        }
+        drop(queue);
+        self.shared.changed.notify_all();
+    }
+
+    /// A step begins, and reads its rows itself: what still waits for it is dropped.
+    ///
+    /// # Errors
+    /// A read failed since the last call.
+    pub fn begin_step(&self) -> Result<(), PeerError> {
+        let mut queue = self.shared.lock();
+        queue.step += 1;
+        let step = queue.step;
+        while queue.pieces.front().is_some_and(|piece| piece.due <= step) {
+            queue.dropped += queue.pieces.pop_front().map_or(0, |piece| piece.keys.len() as u64);
+        }
+        queue.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Wait until nothing is read any more.
+    ///
+    /// # Errors
+    /// A read failed.
+    pub fn wait(&self) -> Result<(), PeerError> {
+        let mut queue = self.shared.lock();
+        while queue.reading > 0 || !queue.pieces.is_empty() {
+            queue = self.shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        queue.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Keys that were announced and not read: too many waited, or their step had begun.
+    pub fn dropped(&self) -> u64 {
+        self.shared.lock().dropped
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, engine: &dyn Engine) {
+        let mut queue = self.lock();
+        while !queue.ended {
+            let Some(piece) = queue.pieces.pop_front() else {
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            queue.reading += 1;
+            drop(queue);
+            let result = engine.read_ahead(&piece.keys);
+            queue = self.lock();
+            queue.reading -= 1;
+            if let Err(error) = result {
+                queue.failure = Some(error);
+            }
+            if queue.reading == 0 && queue.pieces.is_empty() {
+                self.changed.notify_all();
+            }
+        }
+    }
+}
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Notes what is read; key 13 is missing. Reads wait until the gate is open.
+    struct Noted {
+        read: Mutex<Vec<u64>>,
+        open: Mutex<bool>,
+        opened: Condvar,
+    }
+
+    impl Noted {
+        fn new(open: bool) -> Arc<Self> {
+            Arc::new(Self { read: Mutex::default(), open: Mutex::new(open), opened: Condvar::new() })
+        }
+
+        fn open(&self) {
+            *self.open.lock().unwrap() = true;
+            self.opened.notify_all();
+        }
+
+        fn sorted(&self) -> Vec<u64> {
+            let mut keys = self.read.lock().unwrap().clone();
+            keys.sort_unstable();
+            keys
+        }
+    }
+
+    impl Engine for Noted {
+        fn row_bytes(&self) -> usize {
+            4
+        }
+
+        fn get(&self, keys: &[u64], _: &mut [f32]) -> Result<(), PeerError> {
+            let gate = self.open.lock().unwrap();
+            drop(self.opened.wait_while(gate, |open| !*open).unwrap());
+            self.read.lock().unwrap().extend(keys);
+            if keys.contains(&13) { Err(PeerError::Missing { engine: "noted", count: 1 }) } else { Ok(()) }
+        }
+
+        fn put(&self, _: &[u64], _: &[f32]) -> Result<(), PeerError> {
+            Ok(())
+        }
+
+        fn settle(&self) -> Result<(), PeerError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_announced_is_read_once() {
+        let engine = Noted::new(true);
+        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 3);
+        let keys: Vec<u64> = (100..1000).collect();
+        ahead.announce(&keys, 1);
+        ahead.wait().unwrap();
+        assert_eq!(engine.sorted(), keys);
+        assert_eq!(ahead.dropped(), 0);
+    }
+
+    #[test]
+    fn what_comes_too_late_is_dropped() {
+        let engine = Noted::new(false);
+        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 1);
+        ahead.announce(&[1], 5);
+        // The only thread waits at the gate with the first piece.
+        while ahead.shared.lock().reading == 0 {
+            std::thread::yield_now();
+        }
+        ahead.announce(&[2, 3], 1);
+        ahead.announce(&[4], 2);
+        ahead.begin_step().unwrap();
+        assert_eq!(ahead.dropped(), 2);
+        engine.open();
+        ahead.wait().unwrap();
+        assert_eq!(engine.sorted(), [1, 4]);
+    }
+
+    #[test]
+    fn a_read_that_fails_is_reported_once() {
+        let engine = Noted::new(true);
+        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 2);
+        ahead.announce(&[12, 13], 1);
+        assert!(ahead.wait().unwrap_err().to_string().contains("missing"));
+        ahead.begin_step().unwrap();
+    }
+}

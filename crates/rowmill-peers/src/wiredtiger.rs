@@ -1,0 +1,156 @@
+//! `WiredTiger` (3.2) as an engine: a B-tree with a cache of its own, over a shim of plain C functions.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::ptr::null_mut;
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::none_missing;
+use crate::{Engine, Options, PeerError};
+
+const NAME: &str = "WiredTiger";
+/// Part of the memory that the cache is told to use: the library's allocations take as much again of the rest.
+const CACHE_PART: (u64, u64) = (3, 4);
+/// The block that the store reads, too. Rows of a page in memory are searched, not scanned.
+const TABLE: &CStr =
+    c"key_format=Q,value_format=u,allocation_size=4KB,leaf_page_max=4KB,internal_page_max=4KB,\
+                       leaf_value_max=4KB,access_pattern_hint=random,block_compressor=none";
+
+// What wiredtiger.c defines. Connections and sessions are opaque.
+unsafe extern "C" {
+    fn rowmill_wt_open(
+        folder: *const c_char,
+        config: *const c_char,
+        table: *const c_char,
+        connection: *mut *mut c_void,
+    ) -> c_int;
+    fn rowmill_wt_close(connection: *mut c_void) -> c_int;
+    fn rowmill_wt_session(connection: *mut c_void, session: *mut *mut c_void) -> c_int;
+    fn rowmill_wt_forget(session: *mut c_void);
+    fn rowmill_wt_get(
+        session: *mut c_void,
+        keys: *const u64,
+        count: usize,
+        rows: *mut u8,
+        row_bytes: usize,
+        missing: *mut usize,
+    ) -> c_int;
+    fn rowmill_wt_put(
+        session: *mut c_void,
+        keys: *const u64,
+        count: usize,
+        rows: *const u8,
+        row_bytes: usize,
+    ) -> c_int;
+    fn rowmill_wt_checkpoint(session: *mut c_void) -> c_int;
+    fn rowmill_wt_message(code: c_int) -> *const c_char;
+}
+
+pub(crate) struct WiredTiger {
+    connection: *mut c_void,
+    row_bytes: usize,
+    /// Sessions that no call uses at the moment: opening one costs more than a get.
+    sessions: Mutex<Vec<Session>>,
+}
+
+struct Session(*mut c_void);
+
+// SAFETY: a session may be used by any thread, by one at a time.
+unsafe impl Send for Session {}
+// SAFETY: a connection may be used by all threads; sessions are locked or owned by a call.
+unsafe impl Send for WiredTiger {}
+// SAFETY: as above.
+unsafe impl Sync for WiredTiger {}
+
+impl WiredTiger {
+    /// A database whose cache is the memory of the options, read and written around the page cache.
+    pub(crate) fn open(options: &Options) -> Result<Self, PeerError> {
+        let config = format!(
+            "create,cache_size={},direct_io=[data],log=(enabled=false),session_max=256,eviction=(threads_min=1,\
+             threads_max=2)",
+            options.memory * CACHE_PART.0 / CACHE_PART.1
+        );
+        let texts = (CString::new(options.folder.as_os_str().as_bytes()), CString::new(config));
+        let (Ok(folder), Ok(config)) = texts else {
+            return Err(PeerError::Invalid(format!("{}: it holds a zero", options.folder.display())));
+        };
+        let mut connection = null_mut();
+        // SAFETY: all texts end in zero and live as long as the call.
+        check(unsafe {
+            rowmill_wt_open(folder.as_ptr(), config.as_ptr(), TABLE.as_ptr(), &raw mut connection)
+        })?;
+        Ok(Self { connection, row_bytes: options.row_bytes, sessions: Mutex::default() })
+    }
+
+    /// Run `work` with a session of its own.
+    fn with_session<T>(
+        &self,
+        work: impl FnOnce(*mut c_void) -> Result<T, PeerError>,
+    ) -> Result<T, PeerError> {
+        let idle = self.sessions.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let session = if let Some(session) = idle {
+            session
+        } else {
+            let mut session = null_mut();
+            // SAFETY: the connection is open.
+            check(unsafe { rowmill_wt_session(self.connection, &raw mut session) })?;
+            Session(session)
+        };
+        let result = work(session.0);
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+        result
+    }
+}
+
+impl Engine for WiredTiger {
+    fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    fn get(&self, keys: &[u64], rows: &mut [f32]) -> Result<(), PeerError> {
+        assert_eq!(size_of_val(rows), keys.len() * self.row_bytes);
+        let mut missing = 0;
+        // SAFETY: the session is this call's; `rows` has room for the row of every key.
+        self.with_session(|session| unsafe {
+            let rows = rows.as_mut_ptr().cast();
+            check(rowmill_wt_get(session, keys.as_ptr(), keys.len(), rows, self.row_bytes, &raw mut missing))
+        })?;
+        none_missing(NAME, missing)
+    }
+
+    fn put(&self, keys: &[u64], rows: &[f32]) -> Result<(), PeerError> {
+        assert_eq!(size_of_val(rows), keys.len() * self.row_bytes);
+        // SAFETY: the session is this call's; `rows` holds the row of every key.
+        self.with_session(|session| unsafe {
+            check(rowmill_wt_put(session, keys.as_ptr(), keys.len(), rows.as_ptr().cast(), self.row_bytes))
+        })
+    }
+
+    fn settle(&self) -> Result<(), PeerError> {
+        // SAFETY: the session is this call's.
+        self.with_session(|session| check(unsafe { rowmill_wt_checkpoint(session) }))
+    }
+}
+
+impl Drop for WiredTiger {
+    fn drop(&mut self) {
+        // SAFETY: no call runs any more; closing the connection closes the sessions, whose memory is freed behind it.
+        unsafe {
+            if let Err(error) = check(rowmill_wt_close(self.connection)) {
+                eprintln!("{error}");
+            }
+            for session in self.sessions.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+                rowmill_wt_forget(session.0);
+            }
+        }
+    }
+}
+
+fn check(code: c_int) -> Result<(), PeerError> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: the library returns a string that lives for ever, or until this thread's next call.
+    let message = unsafe { CStr::from_ptr(rowmill_wt_message(code)) };
+    Err(PeerError::Engine { engine: NAME, message: message.to_string_lossy().into_owned() })
+}
