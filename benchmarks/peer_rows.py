@@ -4,6 +4,7 @@ The engine is a process of its own in a memory group (rowmill-bench, `peer ... r
 that both have in memory.
 """
 
+import argparse
 import mmap
 import os
 import subprocess
@@ -21,8 +22,13 @@ from benchmarks.memory_group import memory_group
 PROCESS_BYTES = 512 << 20
 """Beyond the memory that an engine is told to use: its code, rows on their way, and what its allocator leaves unused,
 for which 256 MiB once were too few."""
+KINDS = ("rocksdb", "lmdb", "faster")
+"""Engines that loops can run over."""
+THREADS = {"rocksdb": 16, "lmdb": 16, "faster": 2}
+"""Threads that read, and that read ahead: as many as keep the device busy where each waits for it, as many as there are
+cores where reads are asynchronous."""
 KEYS_MAX = 16_384
-"""Rows of a request, unless told otherwise."""
+"""Keys of a request at most, by default."""
 _BLOCK_BYTES = 4096
 """What both engines read at a time."""
 _CPU_FIELDS = slice(11, 13)
@@ -42,20 +48,25 @@ class PeerRows:
         self._rows = self._rows.reshape(keys_max, floats)
         self._answered("ready")
 
-    def get(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
+    def get(self, keys: NDArray[Any]) -> NDArray[np.float32]:
         """The rows of keys, which are distinct and ascend; what they are until the next request."""
         self._keys[: len(keys)] = keys
         self._ask("get", len(keys))
         return self._rows[: len(keys)]
 
-    def put(self, keys: NDArray[np.int64], rows: NDArray[np.float32], how: str = "put") -> None:
+    def announce(self, keys: NDArray[Any], steps: int) -> None:
+        """Read rows ahead in the background: the get that needs them is the one in so many steps; 1 is the next."""
+        self._keys[: len(keys)] = keys
+        self._ask("announce", len(keys), steps)
+
+    def put(self, keys: NDArray[Any], rows: NDArray[np.float32], how: str = "put") -> None:
         """Replace rows; `append`: store those behind all others."""
         self._keys[: len(keys)] = keys
         self._rows[: len(keys)] = rows
         self._ask(how, len(keys))
 
     def settle(self) -> None:
-        """Wait until the engine does nothing in the background."""
+        """Wait until the engine does nothing in the background, and has read ahead what it has room for."""
         self._ask("settle", 0)
 
     def cpu_s(self) -> float:
@@ -68,9 +79,9 @@ class PeerRows:
         """Bytes that the engine made devices read so far."""
         return common.device_bytes(self._process.pid)[0]
 
-    def _ask(self, command: str, count: int) -> None:
+    def _ask(self, command: str, *numbers: int) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{command} {count}\n")
+        self._process.stdin.write(" ".join([command, *map(str, numbers)]) + "\n")
         self._process.stdin.flush()
         self._answered("done")
 
@@ -97,27 +108,39 @@ def measure(
     }
 
 
+def kinds_of(text: str) -> list[str]:
+    """The engines that are named, separated by commas."""
+    kinds = text.split(",")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise argparse.ArgumentTypeError(f"{kind!r}: use {', '.join(KINDS)}, or several")
+    return kinds
+
+
 @contextmanager
 def peer_rows(
     program: Path,
     kind: str,
     folder: Path,
     *,
+    rows: int,
     row_bytes: int,
     memory: int,
-    threads: int,
+    changes: bool = True,
     keys_max: int = KEYS_MAX,
 ) -> Generator[PeerRows]:
-    """An engine without rows; `threads` of its own read."""
+    """An engine without rows, with room for so many; `changes`: they are put as often as got."""
     file = os.memfd_create("rows")
     try:
         os.ftruncate(file, keys_max * (8 + row_bytes))
         options = {
             "folder": folder,
+            "rows": rows,
             "row-bytes": row_bytes,
             "memory": memory,
+            "changes": str(changes).lower(),
             "batch": keys_max,
-            "peer-threads": threads,
+            "peer-threads": THREADS[kind],
             "exchange": f"/proc/self/fd/{file}",
         }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -2,7 +2,7 @@
 compared with what; splits whose results are kept.
 
 How fast anything is, is not looked at. The peer is an array here, since what may differ between the loops is not the
-engine; `crates/rowmill-bench` tests the real one.
+engine; `crates/rowmill-peers` tests the real ones.
 """
 
 from dataclasses import replace
@@ -16,11 +16,14 @@ import torch
 
 from benchmarks import common
 from benchmarks.gnn_out_of_core import run as gnn_out_of_core
-from benchmarks.gnn_out_of_core.peer import PeerLoop, load
+from benchmarks.gnn_out_of_core.peer import PeerNodeTask
 from benchmarks.gnn_out_of_core.shape import DEGREE, DIM, Shape
 from benchmarks.gnn_out_of_core.stored import training
 from benchmarks.gnn_quality import run as gnn_quality
+from benchmarks.peer_loop import PeerLoop
+from benchmarks.rounds import Patience
 from rowmill.config import NodesConfig, StoreConfig
+from rowmill.data import Features
 from rowmill.data.planted_nodes import make_nodes
 from rowmill.train.nodes import NodeTask
 from rowmill.train.run import Trainer
@@ -31,7 +34,7 @@ SHAPE = Shape(bits=13, batch=16)
 SIZE = gnn_out_of_core.Size(
     shape=SHAPE,
     in_memory=replace(SHAPE, bits=11),
-    rounds=2,
+    patience=Patience(rounds=2, spread=1e9),
     steps=4,
     warm_up=8,
     peer_steps=3,
@@ -68,10 +71,9 @@ def test_every_variant_is_compared_with_a_quarter(
 
     made = gnn_out_of_core.Run(benchmark(), SIZE, threads=1, lookahead=4, probe=probe)
     graph = SHAPE.graph(tmp_path)
-    made.train(graph, tmp_path)
     rows = ArrayRows(np.full((SHAPE.nodes, DIM), np.nan, np.float32))
-    load(rows, SHAPE)  # pyright: ignore[reportArgumentType]
-    made.train_peer(graph, rows, tmp_path)  # pyright: ignore[reportArgumentType]
+    made.train(graph, tmp_path, {"rocksdb": rows})  # pyright: ignore[reportArgumentType]
+    assert rows.foretold == rows.gets - 1
     gnn_out_of_core.compare(made.benchmark, SHAPE.batch)
     assert probed == [0, 1]
     cells: dict[str, list[Any]] = {
@@ -119,8 +121,12 @@ def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None
             if side == "store":
                 assert trainer.train(6) == 6 * SHAPE.batch
             else:
-                rows = ArrayRows(task.table.get(torch.arange(SHAPE.nodes)).numpy())
-                loop = PeerLoop(rows, task, task.batches(0, 0))  # pyright: ignore[reportArgumentType]
+                rows: Any = ArrayRows(task.table.get(torch.arange(SHAPE.nodes)).numpy())
+                # The graph of the task is the large one itself.
+                small = replace(graph, features=Features(DIM))
+                over = PeerNodeTask(config, small, trainer.store, SHAPE, graph, rows)
+                loop = PeerLoop(rows, over)
+                weights = list(over.model.network.parameters())
                 assert loop.train(2) + loop.train(4) == 6 * SHAPE.batch
             moved = [(now - then).abs().max() for now, then in zip(weights, before, strict=True)]
             assert min(moved) > 1e-4

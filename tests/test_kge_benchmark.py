@@ -2,7 +2,7 @@
 what, and which runs are kept.
 
 How fast anything is, is not looked at. The peer is an array here, since what may differ between the loops is not the
-engine; `crates/rowmill-bench` tests the real one.
+engine; `crates/rowmill-peers` tests the real ones.
 """
 
 import json
@@ -17,13 +17,14 @@ import torch
 
 from benchmarks import common
 from benchmarks.kge_out_of_core import run as kge_out_of_core
-from benchmarks.kge_out_of_core.peer import PeerLoop, load
+from benchmarks.kge_out_of_core.peer import peer_loop, rows_of
 from benchmarks.kge_out_of_core.shape import SKEW, Shape
 from benchmarks.kge_out_of_core.stored import filled, training
 from benchmarks.kge_quality import run as kge_quality
 from benchmarks.memory_group import MOUNT
 from benchmarks.outcomes import Outcomes
 from benchmarks.provenance import Source
+from benchmarks.rounds import Patience
 from rowmill.config import StoreConfig
 from tests.array_rows import ArrayRows
 
@@ -31,7 +32,7 @@ SHAPE = Shape(entities=20_000, relations=20, dim=16, batch=64, negatives=16, par
 SIZE = kge_out_of_core.Size(
     shape=SHAPE,
     in_memory=replace(SHAPE, entities=4_000),
-    rounds=2,
+    patience=Patience(rounds=2, spread=1e9),
     steps=6,
     warm_up=20,
     peer_steps=3,
@@ -66,13 +67,11 @@ def test_few_entities_are_the_ends_of_most_triples() -> None:
 
 
 def test_both_orders_are_compared_with_the_lower_limit(made: kge_out_of_core.Run) -> None:
-    graph = SHAPE.graph()
-    made.train(graph)
-    count = SHAPE.entities + 2 * SHAPE.relations
-    rows = ArrayRows(np.full((count, 2 * SHAPE.dim), np.nan, np.float32))
-    load(rows, SHAPE)  # pyright: ignore[reportArgumentType]
+    rows = ArrayRows(np.full((rows_of(SHAPE), 2 * SHAPE.dim), np.nan, np.float32))
+    made.train(SHAPE.graph(), {"rocksdb": rows})  # pyright: ignore[reportArgumentType]
     assert np.isfinite(rows.rows).all()
-    made.train_peer(graph, rows)  # pyright: ignore[reportArgumentType]
+    # Of two loops all gets but the first, and those for which the loop before had announced others.
+    assert rows.foretold > rows.gets // 2
     kge_out_of_core.summarize(made.benchmark, SHAPE)
     figures = made.benchmark.summary
     assert figures["live_row_bytes"] == SHAPE.row_bytes == figures["row_memory"] * 4
@@ -116,10 +115,11 @@ def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None
             return np.concatenate(parts)
 
         before = stored()
-        task: Any = trainer.trainer.task
         rows = ArrayRows(before.copy())
-        loop = PeerLoop(rows, task, SHAPE, task.batches(0, 0))  # pyright: ignore[reportArgumentType]
-        assert loop.train(10) == trainer.train(10) == 640
+        options = {"partitioned": True, "lookahead": 3, "threads": 1}
+        with peer_loop(rows, SHAPE, graph, tmp_path / "peer", **options) as loop:  # pyright: ignore[reportArgumentType]
+            assert loop.train(10) == trainer.train(10) == 640
+        assert (rows.gets, rows.foretold) == (10, 9)
         after = stored()
     assert np.abs(after - before).max() > 0.05
     np.testing.assert_allclose(rows.rows, after, rtol=1e-3, atol=1e-5)
@@ -134,7 +134,7 @@ def test_ranking_stays_within_its_group(
         (MOUNT / "rowmill-test").rmdir()
     except OSError as error:
         pytest.skip(f"no memory groups of cgroup v1: {error}")
-    made.train(SHAPE.graph())
+    made.train(SHAPE.graph(), {})
     budget = 64 << 20
     monkeypatch.setattr(kge_out_of_core.Size, "row_memory", budget)
     made.evaluate(SHAPE.graph())

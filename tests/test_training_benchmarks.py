@@ -8,19 +8,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import common
 from benchmarks.click_models import run as click_models
 from benchmarks.criteo_quality import run as criteo_quality
 from benchmarks.out_of_core import generated
+from benchmarks.out_of_core.peer import load, peer_loop
 from benchmarks.precision_quality import run as precision_quality
 from benchmarks.quickstart import run as quickstart
+from benchmarks.rounds import Patience
 from benchmarks.staleness_quality import quality, rate, run
-from benchmarks.training import Shape
-from rowmill.config import GenerateConfig, SequencesConfig
-from rowmill.data.generate import generate
+from benchmarks.training import Shape, config_of, loaded
+from rowmill.config import GenerateConfig, SequencesConfig, StoreConfig, TrainConfig
+from rowmill.data.generate import generate, table_ids
 from rowmill.train import dense
+from rowmill.train.rows import StoredRows
+from tests.array_rows import ArrayRows
 
 SHAPE = Shape(rows_per_table=4_000, steps=70, tables=3, batch=64)
 
@@ -34,7 +39,28 @@ def cells(benchmark: common.Benchmark, variant: str) -> list[Any]:
     return [cell for cell in benchmark.cells if cell["variant"] == variant]
 
 
-def test_out_of_core_compares_with_the_lower_of_both_limits(benchmark: common.Benchmark) -> None:
+class MappedRows(ArrayRows):
+    """Rows by ids that are no positions."""
+
+    keys_max = 1000
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def get(self, keys: Any) -> Any:
+        places = super().get_places(keys)
+        found: list[Any] = [self.rows[place] for place in places]
+        return np.stack(found)
+
+    def put(self, keys: Any, rows: Any, how: str = "put") -> None:
+        assert how in ("put", "append")
+        assert (keys[1:] > keys[:-1]).all()
+        self.rows |= zip(keys.tolist(), rows.copy(), strict=True)
+
+
+def test_out_of_core_compares_with_the_lower_of_both_limits(
+    benchmark: common.Benchmark, tmp_path: Path
+) -> None:
     probed: list[str] = []
 
     def probe(store: Path, number: int) -> float:
@@ -42,7 +68,22 @@ def test_out_of_core_compares_with_the_lower_of_both_limits(benchmark: common.Be
         probed.append(f"round {number}")
         return 3.0  # So slow a device is the limit.
 
-    generated.measure(benchmark, SHAPE, probe, rounds=2, steps=8, warm_up=4, lead=8)
+    rows: Any = MappedRows()
+    load(rows, SHAPE, generated.DIM)
+    generated.measure(
+        benchmark,
+        SHAPE,
+        probe,
+        tmp_path,
+        patience=Patience(rounds=2, spread=1e9),
+        steps=8,
+        warm_up=4,
+        lead=8,
+        peers={"faster": rows},
+    )
+    assert len(rows.rows) == SHAPE.tables * SHAPE.rows_per_table
+    assert rows.foretold == rows.gets - 1
+    assert [cell["units"] for cell in cells(benchmark, "faster")] == [8 * SHAPE.batch] * 2
     assert probed == ["round 0", "round 1"]
     for own, memory in zip(cells(benchmark, "quarter"), cells(benchmark, "in_memory"), strict=True):
         assert own["units"] == memory["units"] == 8 * SHAPE.batch
@@ -55,6 +96,39 @@ def test_out_of_core_compares_with_the_lower_of_both_limits(benchmark: common.Be
     assert figures["rate_with_a_quarter_over_limit"] > 1
     assert figures["rate_with_a_quarter_over_in_memory"] < 5
     assert figures["device_limit_rows_per_s"] == pytest.approx(median(limits))
+    over = [
+        own["rows_per_s"] / peer["rows_per_s"]
+        for own, peer in zip(quarter, cells(benchmark, "faster"), strict=True)
+    ]
+    assert figures["rate_over_faster"] == pytest.approx(median(over))
+
+
+def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None:
+    options = {"share": None, "store": StoreConfig(lookahead=3), "train": TrainConfig(threads=1)}
+    config = config_of(SHAPE, tmp_path, "store", **options)  # pyright: ignore[reportArgumentType]
+    tables = [table_ids(SHAPE.log, number) for number in range(SHAPE.tables)]
+    rows: Any = MappedRows()
+    with loaded(config, SHAPE) as trainer:
+        stored = trainer.trainer.rows
+        assert isinstance(stored, StoredRows)
+
+        def whole() -> dict[int, Any]:
+            found: dict[int, Any] = {}
+            for table, ids in zip(stored.tables, tables, strict=True):
+                parts = np.concatenate([table.get(ids), table.get_state(ids)], axis=1)
+                found |= zip(ids.view(np.uint64).tolist(), parts, strict=True)
+            return found
+
+        before = whole()
+        rows.rows = {key: row.copy() for key, row in before.items()}
+        peer = config_of(SHAPE, tmp_path, "peer", **options)  # pyright: ignore[reportArgumentType]
+        with peer_loop(rows, peer, 1) as loop:
+            assert loop.train(20) == trainer.train(20) == 20 * SHAPE.batch
+        after = whole()
+    moved = max(np.abs(after[key] - before[key]).max() for key in after)
+    assert moved > 0.01
+    for key, row in after.items():
+        np.testing.assert_allclose(rows.rows[key], row, rtol=1e-3, atol=1e-5)
 
 
 def test_staleness_quality_scores_every_bound_and_loses_nothing_at_0(

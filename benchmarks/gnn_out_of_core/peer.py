@@ -1,15 +1,25 @@
 """The same loop over another engine: the same samples, model, loss and optimizer; features are got from the engine."""
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from torch import Tensor
 
-from benchmarks.gnn_out_of_core.shape import Shape
+from benchmarks.gnn_out_of_core.shape import DIM, FANOUTS, Shape
+from benchmarks.peer_loop import PeerLoop, PeerSide
 from benchmarks.peer_rows import PeerRows
-from rowmill.gnn import NodeBatch
+from rowmill.config import Config, StoreConfig
+from rowmill.data import Features, NodeGraph, NodeSplit
+from rowmill.gnn import NeighbourSampler, NodeBatch, NodeBatches
+from rowmill.store import Store
 from rowmill.train.nodes import NodeTask
+from rowmill.train.rows import open_rows
 
 
 def load(rows: PeerRows, shape: Shape) -> None:
@@ -20,25 +30,60 @@ def load(rows: PeerRows, shape: Shape) -> None:
     rows.settle()
 
 
-class PeerLoop:
-    """Training over an engine; its steps go on from one call to the next."""
+class PeerNodeTask(NodeTask):
+    """The task over the rows of a peer; the store it is made with holds those of the small graph in `config`."""
 
-    def __init__(self, rows: PeerRows, task: NodeTask, steps: Iterator[NodeBatch]) -> None:
-        self._rows = rows
-        self._task = task
-        self._steps = steps
+    def __init__(
+        self,
+        config: Config,
+        tiny: NodeGraph,
+        store: Store,
+        shape: Shape,
+        graph: NodeGraph,
+        rows: PeerRows,
+    ) -> None:
+        nodes = np.arange(tiny.nodes)
+        split = NodeSplit(nodes, nodes, nodes)
+        super().__init__(config, tiny, split, store, {}, Console(quiet=True))
+        self._side = PeerSide(rows, DIM, None)
+        self.rows: Any = self._side
+        sampler = NeighbourSampler(graph.indptr, graph.indices, fanouts=FANOUTS, seed=shape.seed)
+        self._large = NodeBatches(
+            sampler, shape.train_nodes(), graph.labels, batch=shape.batch, seed=shape.seed
+        )
+        self.train_rows = len(self._large)
 
-    def train(self, steps: int) -> int:
-        """Train for some steps; the examples that they had."""
-        done = 0
-        for batch in islice(self._steps, steps):
-            nodes = batch.nodes.numpy()
-            order = np.argsort(nodes)
-            vectors = np.empty((len(nodes), self._task.table.dim), np.float32)
-            vectors[order] = self._rows.get(nodes[order])
-            loss, _ = self._task.loss(batch, torch.from_numpy(vectors))
-            self._task.optimizer.zero_grad()
-            loss.backward()
-            self._task.optimizer.step()
-            done += len(batch)
-        return done
+    def batches(self, epoch: int, start: int) -> Iterator[NodeBatch]:
+        """Those of the large graph."""
+        return self._large.epoch(epoch, start)
+
+    def lookahead(self, batch: NodeBatch, *, steps: int) -> None:
+        """Announce the nodes of a sample to the peer."""
+        self._side.announce(batch.nodes.numpy().astype(np.uint64), steps=steps)
+
+    def look_up(self, batch: NodeBatch) -> Tensor:
+        """The features of the nodes of a sample, from the peer."""
+        nodes = batch.nodes.numpy()
+        order = np.argsort(nodes)
+        vectors = torch.empty((len(nodes), DIM))
+        vectors[torch.from_numpy(order)] = self._side.read(nodes[order].astype(np.uint64))
+        return vectors
+
+    def loss(self, batch: NodeBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of the product's task, over the peer's features."""
+        return super().loss(batch, self.look_up(batch) if rows is None else rows)
+
+
+@contextmanager
+def peer_loop(
+    rows: PeerRows, shape: Shape, graph: NodeGraph, folder: Path, *, lookahead: int, threads: int
+) -> Generator[PeerLoop]:
+    """Training over an engine that has the features."""
+    # The model of a graph of few nodes is as large.
+    tiny = replace(shape, bits=12)
+    store_config = StoreConfig(memory="64MiB", lookahead=lookahead)
+    config = tiny.config(folder, store=store_config, threads=threads)
+    with open_rows(config, threads=1, identity={}) as store:
+        features = Features(DIM, dense=tiny.features(0, tiny.nodes))
+        tiny_graph = replace(tiny.graph(folder), features=features)
+        yield PeerLoop(rows, PeerNodeTask(config, tiny_graph, store, shape, graph, rows))

@@ -2,38 +2,34 @@
 
 GraphSAGE on a generated graph of the shape of papers100M, with memory for a quarter of the features, with lookahead and
 without: beside the lower of two limits (the rate with all rows in memory, what the device gives over the cold rows of a
-step), and beside the same loop over RocksDB in the same memory.
+step), and beside the same loop over other engines in the same memory (`--peers`).
 """
 
 import gc
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
-from benchmarks.gnn_out_of_core.peer import PeerLoop, load
+from benchmarks.gnn_out_of_core.peer import load, peer_loop
 from benchmarks.gnn_out_of_core.shape import DIM, FANOUTS, Shape
 from benchmarks.gnn_out_of_core.stored import training
-from benchmarks.out_of_core.generated import LEAD, one_round, summarize
-from benchmarks.peer_rows import PeerRows, measure, peer_rows
-from benchmarks.training import LoadedTrainer, device_reads_per_s, wait_for_lookahead
+from benchmarks.out_of_core.generated import LEAD, summarize, variant_rounds
+from benchmarks.peer_loop import PeerLoop, add_arguments, opened_peers, patience_of
+from benchmarks.peer_rows import KINDS, PeerRows
+from benchmarks.rounds import Patience, counted, run_rounds
+from benchmarks.training import LoadedTrainer, device_reads_per_s
 from rowmill.config import StoreConfig
-from rowmill.data import Features, NodeGraph, NodeSplit
-from rowmill.gnn import NeighbourSampler, NodeBatches
-from rowmill.train.nodes import NodeTask
-from rowmill.train.rows import open_rows
+from rowmill.data import NodeGraph
 
 SHARE = 4
 """Memory for one row in so many."""
-PEER_THREADS = 16
-"""As many reads of a peer that waits for each as keep the device busy."""
 LOOKAHEAD = 60
 """What is announced so far ahead stays in memory if it is there: the more batches, the fewer rows are read twice."""
 _INDEX_BYTES = 16
@@ -47,7 +43,7 @@ class Size:
 
     shape: Shape
     in_memory: Shape
-    rounds: int
+    patience: Patience
     steps: int
     warm_up: int
     peer_steps: int
@@ -74,13 +70,13 @@ class Size:
         return most
 
 
-def size_of(*, quick: bool, seed: int, rounds: int | None = None) -> Size:
-    """2^24 nodes, 8.6 GB of features; the quick form has a sixteenth of that, and fewer rounds unless told."""
+def size_of(patience: Patience, *, quick: bool, seed: int) -> Size:
+    """2^24 nodes, 8.6 GB of features; the quick form has a sixteenth of that."""
     shape = Shape(bits=20 if quick else 24, batch=256 if quick else 1024, seed=seed)
     return Size(
         shape=shape,
         in_memory=replace(shape, bits=shape.bits - 2),
-        rounds=rounds or (3 if quick else 5),
+        patience=patience,
         steps=20,
         warm_up=40,
         peer_steps=5 if quick else 10,
@@ -106,8 +102,8 @@ class Run:
         self.lookahead = lookahead
         self._probe = probe
 
-    def train(self, graph: NodeGraph, folder: Path) -> None:
-        """Rounds of the device's probe, of a quarter with and without lookahead, and of memory for all."""
+    def train(self, graph: NodeGraph, folder: Path, peers: Mapping[str, PeerRows]) -> None:
+        """Rounds of the device's probe, of a quarter with and without lookahead, of memory for all, and of peers."""
         size, variants = self.size, dict[str, LoadedTrainer]()
         with ExitStack() as stack:
 
@@ -128,24 +124,37 @@ class Run:
             variants["quarter"].store.checkpoint()
             variants["blind"] = variants["quarter"].unannounced()
             variants["in_memory"] = made("in_memory", few, few.graph(folder), all_rows)
+            loops: dict[str, PeerLoop] = {}
+            for kind, rows in peers.items():
+                say(f"{kind}: filling")
+                load(rows, size.shape)
+                opened = peer_loop(
+                    rows,
+                    size.shape,
+                    graph,
+                    folder / f"{kind}-model",
+                    lookahead=self.lookahead,
+                    threads=self.threads,
+                )
+                loops[kind] = stack.enter_context(opened)
             say("warming up")
             variants["quarter"].train(size.warm_up)
             variants["in_memory"].train(LEAD)
+            for loop in loops.values():
+                loop.train(size.peer_warm_up)
             say("measuring")
-            for number in range(size.rounds):
-                self._round(variants, number)
+            # What was announced before other variants ran is used up, and what follows announced in step.
+            lead = max(LEAD, 2 * self.lookahead)
+            rounds = variant_rounds(
+                variants,
+                loops,
+                self._probe,
+                steps=size.steps,
+                peer_steps=size.peer_steps,
+                leads={"quarter": lead, "blind": lead},
+            )
+            run_rounds(self.benchmark, rounds, size.patience)
             self._note_store(variants["quarter"])
-
-    def _round(self, variants: dict[str, LoadedTrainer], number: int) -> None:
-        quarter = variants["quarter"]
-        wait_for_lookahead(quarter.store)
-        device = self._probe(quarter.folder, number)
-        # What was announced before other variants ran is used up, and what follows announced in step.
-        lead = max(LEAD, 2 * self.lookahead)
-        leads = {"quarter": lead, "blind": lead}
-        one_round(
-            self.benchmark, variants, number, steps=self.size.steps, device=device, leads=leads
-        )
 
     def _note_store(self, trainer: LoadedTrainer) -> None:
         stats = trainer.store.stats()
@@ -158,60 +167,22 @@ class Run:
             "overhead_bytes": float(stats["overhead_bytes"]),
         }
 
-    def train_peer(self, graph: NodeGraph, rows: PeerRows, folder: Path) -> None:
-        """The same loop over a peer."""
-        size = self.size
-        # Whose model it is: that of a graph of few nodes is as large.
-        tiny = replace(size.shape, bits=12)
-        store_config = StoreConfig(memory="64MiB")
-        config = tiny.config(folder / "model", store=store_config, threads=self.threads)
-        with open_rows(config, threads=1, identity={}) as store:
-            features = Features(DIM, dense=tiny.features(0, tiny.nodes))
-            tiny_graph = replace(tiny.graph(folder), features=features)
-            nodes = tiny.train_nodes()
-            split = NodeSplit(nodes, nodes, nodes)
-            task = NodeTask(config, tiny_graph, split, store, {}, Console(quiet=True))
-            batches = NodeBatches(
-                NeighbourSampler(
-                    graph.indptr, graph.indices, fanouts=FANOUTS, seed=size.shape.seed
-                ),
-                size.shape.train_nodes(),
-                graph.labels,
-                batch=size.shape.batch,
-                seed=size.shape.seed,
-            )
-            loop = PeerLoop(rows, task, batches.epoch(0))
-            say("rocksdb: warming up")
-            loop.train(size.peer_warm_up)
-            say("rocksdb: measuring")
-            for number in range(size.rounds):
-                self._peer_round(loop, rows, number)
-
-    def _peer_round(self, loop: PeerLoop, rows: PeerRows, number: int) -> None:
-        steps = self.size.peer_steps
-        cell = measure("rocksdb", number, rows, lambda: loop.train(steps), steps=steps)
-        say(f"rocksdb, round {number}: {cell['rows_per_s']:,.0f}/s")
-        self.benchmark.cells.append(cell)
-
 
 def compare(benchmark: common.Benchmark, batch: int) -> None:
     """Rates over the lower of the two limits, over those without lookahead and over the peer's; energy."""
     summarize(benchmark, batch)
 
     def figures(variant: str, name: str) -> list[float]:
-        return [float(str(c[name])) for c in benchmark.cells if c["variant"] == variant]
+        return [float(cell[name]) for cell in counted(benchmark, variant)]
 
-    own = figures("quarter", "rows_per_s")
-    for variant in ("blind", "rocksdb"):
-        found = figures(variant, "rows_per_s")
-        if found:
-            benchmark.summarize(f"{variant}_rows_per_s", common.Median.of(found))
-            over = [rate / other for rate, other in zip(own, found, strict=True)]
-            benchmark.summarize(f"rate_over_{variant}", common.Median.of(over))
-    for variant in ("quarter", "blind", "rocksdb"):
+    own, blind = figures("quarter", "rows_per_s"), figures("blind", "rows_per_s")
+    benchmark.summarize("blind_rows_per_s", common.Median.of(blind))
+    over = [rate / other for rate, other in zip(own, blind, strict=True)]
+    benchmark.summarize("rate_over_blind", common.Median.of(over))
+    for variant in ("quarter", "blind"):
         if blocks := figures(variant, "blocks_read_per_step"):
             benchmark.summarize(f"{variant}_blocks_read_per_step", common.Median.of(blocks))
-    for variant in ("quarter", "blind", "in_memory", "rocksdb"):
+    for variant in ("quarter", "blind", "in_memory", *KINDS):
         if cpu_us := figures(variant, "cpu_us_per_row"):
             joules = common.Median.of(1e-6 * us * batch * common.WATTS for us in cpu_us)
             benchmark.summarize(f"{variant}_joules_per_batch", joules)
@@ -229,20 +200,18 @@ def say(line: str) -> None:
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--peer", action="store_true", help="RocksDB too (needs librocksdb-dev)")
+    add_arguments(parser)
     parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help=f"batches ({LOOKAHEAD})")
-    parser.add_argument("--rounds", type=int, help="how many are measured (5, quick: 3)")
     parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
     parser.add_argument(
         "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
-    size = size_of(
-        quick=benchmark.settings.quick, seed=benchmark.settings.seed, rounds=arguments.rounds
-    )
+    settings = benchmark.settings
+    size = size_of(patience_of(arguments), quick=settings.quick, seed=settings.seed)
     torch.set_num_threads(arguments.threads)
-    program = common.bench_program(["rocksdb"] if arguments.peer else [])
+    program = common.bench_program(arguments.peers)
 
     def probe(store: Path, number: int) -> float:
         return device_reads_per_s(program, store, seconds=1.0, seed=number)
@@ -251,22 +220,23 @@ def main() -> None:
         benchmark, size, threads=arguments.threads, lookahead=arguments.lookahead, probe=probe
     )
     with tempfile.TemporaryDirectory(prefix="rowmill-", dir=arguments.folder) as name:
-        graph = size.shape.graph(Path(name))
-        # The disk need not hold both.
-        with tempfile.TemporaryDirectory(dir=name) as stores:
-            run.train(graph, Path(stores))
-            # A store that somebody still knows keeps the space of its files.
+        folder = Path(name)
+        graph = size.shape.graph(folder)
+        options = {
+            "rows": size.shape.nodes,
+            "row_bytes": DIM * 4,
+            "memory": size.memory,
+            "changes": False,
+            "keys_max": size.keys_max,
+        }
+        with opened_peers(program, arguments.peers, folder, **options) as peers:
+            run.train(graph, folder, peers)
+            # A store that a variable still names keeps the space of its files.
             gc.collect()
-        if arguments.peer:
-            peer = {"row_bytes": DIM * 4, "memory": size.memory, "keys_max": size.keys_max}
-            say("rocksdb: filling")
-            with peer_rows(program, "rocksdb", Path(name), threads=PEER_THREADS, **peer) as rows:
-                load(rows, size.shape)
-                run.train_peer(graph, rows, Path(name))
     compare(benchmark, size.shape.batch)
-    for name in ("rate_with_a_quarter_over_limit", "rate_over_blind", "rate_over_rocksdb"):
-        if name in benchmark.summary:
-            say(f"{name}: {benchmark.summary[name]:.3f}")
+    for name, value in benchmark.summary.items():
+        if name.startswith("rate_") and not name.endswith("_spread"):
+            say(f"{name}: {value:.3f}")
     benchmark.write()
 
 

@@ -1,75 +1,93 @@
 """The same loop over another engine: the same batches, model, loss and optimizer; rows are got and put back."""
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from rich.console import Console
+from torch import Tensor
 
 from benchmarks.kge_out_of_core.shape import Shape
-from benchmarks.peer_rows import KEYS_MAX, PeerRows
-from rowmill.config import RowsConfig
-from rowmill.kge import GraphBatch
+from benchmarks.peer_loop import Keys, PeerLoop, PeerSide
+from benchmarks.peer_rows import PeerRows
+from rowmill.config import Config, RowsConfig, StoreConfig
+from rowmill.data import Graph
+from rowmill.kge import GraphBatch, GraphBatches
 from rowmill.optim import Adagrad
+from rowmill.store import Store
 from rowmill.train.graphs import GraphTask
-from rowmill.train.rows import row_optimizer
+from rowmill.train.rows import open_rows, row_optimizer
 
 
 def load(rows: PeerRows, shape: Shape) -> None:
     """Every row as it may be born."""
     random = np.random.default_rng([shape.seed, 9])
-    count, width = shape.entities + 2 * shape.relations, RowsConfig().initial_width
-    for start in range(0, count, KEYS_MAX):
-        keys = np.arange(start, min(start + KEYS_MAX, count))
+    count, width = rows_of(shape), RowsConfig().initial_width
+    for start in range(0, count, rows.keys_max):
+        keys = np.arange(start, min(start + rows.keys_max, count))
         born = np.zeros((len(keys), 2 * shape.dim), np.float32)
         born[:, : shape.dim] = random.uniform(-width, width, (len(keys), shape.dim))
         rows.put(keys, born, "append")
     rows.settle()
 
 
-class PeerLoop:
-    """Training over an engine; its steps go on from one call to the next."""
+def rows_of(shape: Shape) -> int:
+    """Entities, and relations in both directions behind them."""
+    return shape.entities + 2 * shape.relations
 
-    def __init__(self, rows: PeerRows, task: GraphTask, shape: Shape, steps: Iterator[Any]) -> None:
-        self._rows = rows
-        self._task = task
-        self._shape = shape
-        self._steps = steps
-        optimizer = row_optimizer(task.config.rows)
+
+class PeerGraphTask(GraphTask):
+    """The task over the rows of a peer; the store it is made with holds those of the small graph in `config`."""
+
+    def __init__(
+        self, config: Config, tiny: Graph, store: Store, shape: Shape, graph: Graph, rows: PeerRows
+    ) -> None:
+        super().__init__(config, tiny, store, {}, Console(quiet=True))
+        optimizer = row_optimizer(config.rows)
         assert isinstance(optimizer, Adagrad)
-        self._optimizer = optimizer
+        self._shape = shape
+        self._side = PeerSide(rows, shape.dim, optimizer)
+        self.rows: Any = self._side
+        self._large = GraphBatches(graph, config.kge, batch=config.train.batch, seed=shape.seed)
+        self.train_rows = self._large.examples
 
-    def warm_up(self, steps: int) -> None:
-        """Read the rows of some steps, which are not trained."""
-        for batch in islice(self._steps, steps):
-            self._rows.get(self._keys(batch))
+    def batches(self, epoch: int, start: int) -> Iterator[GraphBatch]:
+        """Those of the large graph."""
+        return self._large.epoch(epoch, start)
 
-    def train(self, steps: int) -> int:
-        """Train for some steps; the examples that they had."""
-        done = 0
-        for batch in islice(self._steps, steps):
-            self._step(batch)
-            done += len(batch)
-        return done
+    def lookahead(self, batch: GraphBatch, *, steps: int) -> None:
+        """Announce entities and relations to the peer."""
+        self._side.announce(self._keys(batch), steps=steps)
 
-    def _step(self, batch: GraphBatch) -> None:
-        dim, optimizer = self._shape.dim, self._optimizer
-        keys = self._keys(batch)
-        rows = torch.from_numpy(self._rows.get(keys).copy())
-        weights, squares = rows[:, :dim], rows[:, dim:]
-        learned = weights.clone().requires_grad_()
-        entities = learned[: len(batch.entities)]
-        relations = learned[len(batch.entities) :]
-        loss, _ = self._task.loss(batch, (entities, relations))
-        loss.backward()
-        assert learned.grad is not None
-        squares.addcmul_(learned.grad, learned.grad)
-        weights.addcdiv_(learned.grad, squares.sqrt().add_(optimizer.eps), value=-optimizer.lr)
-        self._rows.put(keys, rows.numpy())
+    def look_up(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+        """The rows of entities and relations of a batch, from the peer."""
+        learned = self._side.read(self._keys(batch))
+        count = len(batch.entities)
+        return learned[:count], learned[count:]
 
-    def _keys(self, batch: GraphBatch) -> NDArray[np.int64]:
-        # Relations lie behind the entities.
+    def _keys(self, batch: GraphBatch) -> Keys:
         relations = batch.relations.numpy() + self._shape.entities
-        return np.concatenate([batch.entities.numpy(), relations])
+        return np.concatenate([batch.entities.numpy(), relations]).astype(np.uint64)
+
+
+@contextmanager
+def peer_loop(
+    rows: PeerRows,
+    shape: Shape,
+    graph: Graph,
+    out: Path,
+    *,
+    partitioned: bool,
+    lookahead: int,
+    threads: int,
+) -> Generator[PeerLoop]:
+    """Training over an engine that has the rows."""
+    # A graph of three entities for each partition has the same settings and models.
+    tiny = replace(shape, entities=3 * shape.partitions)
+    store_config = StoreConfig(memory="64MiB", lookahead=lookahead)
+    config = tiny.config(out, partitioned=partitioned, store=store_config, threads=threads)
+    with open_rows(config, threads=1, identity={}) as store:
+        yield PeerLoop(rows, PeerGraphTask(config, tiny.graph(), store, shape, graph, rows))

@@ -2,7 +2,7 @@
 
 ComplEx on a generated graph of the shape of Freebase, with memory for a quarter of its rows: with triples in random
 order and in BETA order of partitions, beside the lower of two limits (the rate with all rows in memory, what the device
-gives over the cold rows of a step), and beside the same loop over RocksDB in the same memory. Then filtered ranking in
+gives over the cold rows of a step), and beside the same loop over other engines in the same memory (`--peers`). Then filtered ranking in
 a memory group of a quarter of the rows' bytes and 1 GiB.
 """
 
@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,22 +19,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
-from benchmarks.kge_out_of_core.peer import PeerLoop, load
+from benchmarks.kge_out_of_core.peer import load, peer_loop, rows_of
 from benchmarks.kge_out_of_core.shape import Shape
 from benchmarks.kge_out_of_core.stored import filled, training
 from benchmarks.memory_group import memory_group
-from benchmarks.peer_rows import PeerRows, measure, peer_rows
+from benchmarks.peer_loop import add_arguments, opened_peers, patience_of
+from benchmarks.peer_rows import KINDS, PeerRows
+from benchmarks.rounds import Cell, Patience, counted, run_rounds
 from benchmarks.training import LoadedTrainer, device_reads_per_s, wait_for_lookahead
 from rowmill.config import StoreConfig
 from rowmill.data import Graph
-from rowmill.kge import GraphBatches
 from rowmill.store import Store
-from rowmill.train.graphs import GraphTask
-from rowmill.train.rows import open_rows
 
 SHARE = 4
 """Memory for one row in so many."""
@@ -45,8 +43,6 @@ LOOKAHEAD = 16
 _INDEX_BYTES = 24
 """Room of the budget for each row beyond its bytes: index and bookkeeping."""
 _FIXED_BYTES = 64 << 20
-PEER_THREADS = 16
-"""As many reads of a peer that waits for each as keep the device busy."""
 ORDERS = {"shuffled": False, "partitions": True}
 
 
@@ -56,7 +52,7 @@ class Size:
 
     shape: Shape
     in_memory: Shape
-    rounds: int
+    patience: Patience
     steps: int
     warm_up: int
     peer_steps: int
@@ -81,13 +77,13 @@ class Size:
         return self.warm_up + int(first * self.shape.triples / self.shape.batch)
 
 
-def size_of(*, quick: bool, seed: int, rounds: int | None = None) -> Size:
-    """10 M entities, 8 GB of weights and state; the quick form has a tenth of that, and fewer rounds unless told."""
+def size_of(patience: Patience, *, quick: bool, seed: int) -> Size:
+    """10 M entities, 8 GB of weights and state; the quick form has a tenth of that."""
     shape = Shape(entities=1_000_000 if quick else 10_000_000, seed=seed)
     return Size(
         shape=shape,
         in_memory=replace(shape, entities=shape.entities // 5),
-        rounds=rounds or (3 if quick else 5),
+        patience=patience,
         # In partitions about one buffer.
         steps=100 if quick else 480,
         warm_up=100 if quick else 600,
@@ -117,10 +113,13 @@ class Run:
         self.lookahead = lookahead
         self._probe = probe
 
-    def train(self, graph: Graph) -> None:
-        """The store in both orders, in rounds with all rows in memory; then ranking."""
+    def train(self, graph: Graph, peers: Mapping[str, PeerRows]) -> None:
+        """The store in both orders, in rounds with all rows in memory and with peers."""
         size = self.size
         with ExitStack() as stack:
+            for kind, rows in peers.items():
+                say(f"{kind}: filling")
+                load(rows, size.shape)
             store = stack.enter_context(self._filled("store", size.shape, graph, size.row_memory))
             few = size.in_memory
             few_graph = few.graph()
@@ -128,7 +127,7 @@ class Run:
             warm = stack.enter_context(self._filled("in_memory", few, few_graph, all_rows))
             for order in ORDERS:
                 say(f"{order}: warming up")
-                self._rounds(order, graph, store, few_graph, warm)
+                self._rounds(order, graph, store, few_graph, warm, peers)
             self._note_store(store)
             store.checkpoint()
         gc.collect()
@@ -151,7 +150,13 @@ class Run:
         )
 
     def _rounds(
-        self, order: str, graph: Graph, store: Store, few_graph: Graph, warm: Store
+        self,
+        order: str,
+        graph: Graph,
+        store: Store,
+        few_graph: Graph,
+        warm: Store,
+        peers: Mapping[str, PeerRows],
     ) -> None:
         size = self.size
 
@@ -164,37 +169,59 @@ class Run:
             )
             return training(config, graph, store)
 
-        with (
-            trainer(size.shape, graph, store, self.lookahead) as quarter,
-            trainer(size.in_memory, few_graph, warm, 0) as in_memory,
-        ):
+        with ExitStack() as stack:
+            quarter = stack.enter_context(trainer(size.shape, graph, store, self.lookahead))
+            in_memory = stack.enter_context(trainer(size.in_memory, few_graph, warm, 0))
+            variants = {
+                f"{order}_quarter": quarter,
+                f"{order}_blind": quarter.unannounced(),
+                f"{order}_in_memory": in_memory,
+            }
+            loops = {
+                f"{order}_{kind}": stack.enter_context(self._peer(order, kind, graph, rows))
+                for kind, rows in peers.items()
+            }
             in_memory.train(LEAD)
             quarter.train(size.warm_up_of(order))
+            wait_for_lookahead(store)
+            for loop in loops.values():
+                loop.train(self._peer_warm_up(order))
             say(f"{order}: measuring")
-            variants = {
-                "quarter": quarter,
-                "blind": quarter.unannounced(),
-                "in_memory": in_memory,
-            }
-            for number in range(size.rounds):
-                wait_for_lookahead(store)
-                reads = self._probe(quarter.folder, number)
-                self.benchmark.cells.append(
-                    {"variant": f"{order}_probe", "round": number, "reads_per_s": reads}
-                )
-                first = number % len(variants)
-                names = list(variants)
-                for name in names[first:] + names[:first]:
-                    self._round(f"{order}_{name}", variants[name], number)
 
-    def _round(self, name: str, trainer: LoadedTrainer, number: int) -> None:
+            def probe(number: int) -> Cell:
+                reads = self._probe(quarter.folder, number)
+                return {"variant": f"{order}_probe", "round": number, "reads_per_s": reads}
+
+            def of_variant(name: str) -> Callable[[int], Cell]:
+                return lambda number: self._round(name, variants[name], number)
+
+            def of_peer(name: str) -> Callable[[int], Cell]:
+                return lambda number: loops[name].round(
+                    name, number, steps=size.peer_steps, lead=LEAD
+                )
+
+            rounds = {f"{order}_probe": probe}
+            rounds |= {name: of_variant(name) for name in variants}
+            rounds |= {name: of_peer(name) for name in loops}
+            run_rounds(self.benchmark, rounds, size.patience, name=f"{order}_")
+
+    def _peer(self, order: str, kind: str, graph: Graph, rows: PeerRows) -> Any:
+        return peer_loop(
+            rows,
+            self.size.shape,
+            graph,
+            self.folder / f"{kind}-{order}",
+            partitioned=ORDERS[order],
+            lookahead=self.lookahead,
+            threads=self.threads,
+        )
+
+    def _round(self, name: str, trainer: LoadedTrainer, number: int) -> Cell:
         trainer.train(max(LEAD, 2 * self.lookahead))
         cell = trainer.round(name, number, steps=self.size.steps)
-        say(
-            f"{name}, round {number}: {cell['rows_per_s']:,.0f} triples/s, "
-            f"{cell['cold_rows_per_step']:,.0f} cold rows per step"
-        )
-        self.benchmark.cells.append(cell)
+        # What it still reads ahead would slow down the next one.
+        wait_for_lookahead(trainer.store)
+        return cell
 
     def _note_store(self, store: Store) -> None:
         stats = store.stats()
@@ -208,39 +235,6 @@ class Run:
             "index_bytes": float(stats["index_bytes"]),
             "overhead_bytes": float(stats["overhead_bytes"]),
         }
-
-    def train_peer(self, graph: Graph, rows: PeerRows) -> None:
-        """The same loop over a peer, in both orders."""
-        size = self.size
-        for order, partitioned in ORDERS.items():
-            out = self.folder / f"loss-{order}"
-            # Whose loss it is: a graph of three entities has the same settings and models.
-            tiny = replace(size.shape, entities=3 * size.shape.partitions)
-            config = tiny.config(
-                out,
-                partitioned=partitioned,
-                store=StoreConfig(memory="64MiB"),
-                threads=self.threads,
-            )
-            with open_rows(config, threads=1, identity={}) as store:
-                task = GraphTask(config, tiny.graph(), store, {}, Console(quiet=True))
-                batches = GraphBatches(
-                    graph, config.kge, batch=size.shape.batch, seed=size.shape.seed
-                )
-                loop = PeerLoop(rows, task, size.shape, batches.epoch(0, 0))
-                say(f"rocksdb, {order}: warming up")
-                loop.warm_up(self._peer_warm_up(order))
-                loop.train(LEAD)
-                rows.settle()
-                say(f"rocksdb, {order}: measuring")
-                for number in range(size.rounds):
-                    self._peer_round(f"{order}_rocksdb", loop, rows, number)
-
-    def _peer_round(self, name: str, loop: PeerLoop, rows: PeerRows, number: int) -> None:
-        steps = self.size.peer_steps
-        cell = measure(name, number, rows, lambda: loop.train(steps), steps=steps)
-        say(f"{name}, round {number}: {cell['rows_per_s']:,.0f} triples/s")
-        self.benchmark.cells.append(cell)
 
     def _peer_warm_up(self, order: str) -> int:
         extra = self.size.warm_up_of(order) - self.size.warm_up
@@ -276,14 +270,13 @@ def summarize(benchmark: common.Benchmark, shape: Shape) -> None:
     """Rates over the lower of the two limits, and over the peer, round by round; energy."""
     benchmark.summary["watts_per_core_assumed"] = common.WATTS
 
-    def cells(variant: str) -> list[dict[str, Any]]:
-        return [cell for cell in benchmark.cells if cell["variant"] == variant]
+    def cells(variant: str) -> list[Cell]:
+        return counted(benchmark, variant)
 
     for order in ORDERS:
         own, memory = cells(f"{order}_quarter"), cells(f"{order}_in_memory")
-        peer = cells(f"{order}_rocksdb")
-        blind = cells(f"{order}_blind")
-        sides = {"quarter": own, "blind": blind, "in_memory": memory, "rocksdb": peer}
+        others = {name: cells(f"{order}_{name}") for name in ("blind", *KINDS)}
+        sides = {"quarter": own, "in_memory": memory, **others}
         for name, found in sides.items():
             if found:
                 rates = common.Median.of(cell["rows_per_s"] for cell in found)
@@ -306,7 +299,7 @@ def summarize(benchmark: common.Benchmark, shape: Shape) -> None:
             for cell, limit, other in zip(own, limits, memory, strict=True)
         ]
         benchmark.summarize(f"{order}_rate_over_limit", common.Median.of(over))
-        for name, found in (("blind", blind), ("rocksdb", peer)):
+        for name, found in others.items():
             if found:
                 over = [
                     cell["rows_per_s"] / other["rows_per_s"]
@@ -322,10 +315,9 @@ def say(line: str) -> None:
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--peer", action="store_true", help="RocksDB too (needs librocksdb-dev)")
+    add_arguments(parser)
     parser.add_argument("--ranking", action="store_true", help="ranking in a memory group too")
     parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help="batches (16)")
-    parser.add_argument("--rounds", type=int, help="how many are measured (5, quick: 3)")
     parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
     parser.add_argument(
         "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
@@ -333,9 +325,9 @@ def main() -> None:
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     settings = benchmark.settings
-    size = size_of(quick=settings.quick, seed=settings.seed, rounds=arguments.rounds)
+    size = size_of(patience_of(arguments), quick=settings.quick, seed=settings.seed)
     torch.set_num_threads(arguments.threads)
-    program = common.bench_program(["rocksdb"] if arguments.peer else [])
+    program = common.bench_program(arguments.peers)
 
     def probe(store: Path, number: int) -> float:
         return device_reads_per_s(program, store, seconds=1.0, seed=number)
@@ -350,18 +342,15 @@ def main() -> None:
             lookahead=arguments.lookahead,
             probe=probe,
         )
-        run.train(graph)
+        options = {
+            "rows": rows_of(size.shape),
+            "row_bytes": size.shape.dim * 2 * 4,
+            "memory": size.memory,
+        }
+        with opened_peers(program, arguments.peers, Path(name), **options) as peers:
+            run.train(graph, peers)
         if arguments.ranking:
             run.evaluate(graph)
-    if arguments.peer:
-        # The disk need not hold both.
-        with tempfile.TemporaryDirectory(prefix="rowmill-", dir=arguments.folder) as name:
-            run.folder = Path(name)
-            peer = {"row_bytes": size.shape.dim * 2 * 4, "memory": size.memory}
-            say("rocksdb: filling")
-            with peer_rows(program, "rocksdb", run.folder, threads=PEER_THREADS, **peer) as rows:
-                load(rows, size.shape)
-                run.train_peer(graph, rows)
     summarize(benchmark, size.shape)
     benchmark.write()
 

@@ -1,11 +1,16 @@
-"""A quarter of the memory: a DLRM on the generated log, beside the limits that memory and device set."""
+"""A quarter of the memory: a DLRM on the generated log, beside the limits of memory and device, and other engines."""
 
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks import common
+from benchmarks.out_of_core.peer import load, peer_loop
+from benchmarks.peer_loop import PeerLoop, opened_peers
+from benchmarks.peer_rows import KINDS, PeerRows
+from benchmarks.rounds import Cell, Patience, counted, run_rounds
 from benchmarks.training import (
     LoadedTrainer,
     Shape,
@@ -14,7 +19,7 @@ from benchmarks.training import (
     loaded,
     wait_for_lookahead,
 )
-from rowmill.config import StoreConfig, TrainConfig
+from rowmill.config import ModelConfig, StoreConfig, TrainConfig
 
 LEAD = 8
 """Steps of each round before the measured ones."""
@@ -22,82 +27,143 @@ LEAD_AHEAD = 160
 """The same with lookahead: what it read while the other variant ran, half of the memory at most, is used up, and as many steps
 are announced as before."""
 SHARE = 0.25
+DIM = ModelConfig().dim
+LOOKAHEAD = 60
+"""Batches that are announced to a peer, as many as to the store."""
+_INDEX_BYTES = 24
+_FIXED_BYTES = 64 << 20
+"""Memory of a peer beyond a quarter of the rows' bytes: for each row, and in all."""
 
 
-def run(benchmark: common.Benchmark, *, threads: int | None = None) -> None:
+def run(
+    benchmark: common.Benchmark,
+    *,
+    patience: Patience | None = None,
+    peers: Sequence[str] = (),
+    threads: int | None = None,
+) -> None:
     """Adds the figures of 26 tables of a million rows each; the quick form has a tenth of them."""
     quick = benchmark.settings.quick
-    rounds, steps, warm_up = (5, 24, 40) if quick else (7, 40, 80)
+    patience = patience or Patience()
+    steps, warm_up = (24, 40) if quick else (40, 80)
+    # As many rounds as time may allow: the log must not end before.
+    rounds = max(patience.rounds, 5 if quick else int(4 * patience.minutes))
     shape = Shape(
         rows_per_table=100_000 if quick else 1_000_000,
         steps=warm_up + rounds * (LEAD_AHEAD + steps) + 2 * LEAD,
         seed=benchmark.settings.seed,
     )
-    program = common.bench_program()
+    program = common.bench_program(peers)
 
     def probe(store: Path, number: int) -> float:
         return device_reads_per_s(program, store, seconds=1.0, seed=number)
 
-    measure(benchmark, shape, probe, rounds=rounds, steps=steps, warm_up=warm_up, threads=threads)
+    # Beside the repository, not in /tmp: that may be memory.
+    with tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY) as name:
+        options = {
+            "rows": shape.rows_per_table * shape.tables,
+            "row_bytes": 2 * 4 * DIM,
+            "memory": int(shape.row_bytes * SHARE)
+            + shape.rows_per_table * shape.tables * _INDEX_BYTES
+            + _FIXED_BYTES,
+            "keys_max": shape.tables * shape.batch,
+        }
+        with opened_peers(program, list(peers), Path(name), **options) as opened:
+            for kind, rows in opened.items():
+                print(f"{kind}: filling", file=sys.stderr)
+                load(rows, shape, DIM)
+            measure(
+                benchmark,
+                shape,
+                probe,
+                Path(name),
+                patience=patience,
+                steps=steps,
+                warm_up=warm_up,
+                peers=opened,
+                threads=threads,
+            )
 
 
 def measure(
     benchmark: common.Benchmark,
     shape: Shape,
     probe: Callable[[Path, int], float],
+    folder: Path,
     *,
-    rounds: int,
+    patience: Patience,
     steps: int,
     warm_up: int,
     lead: int = LEAD_AHEAD,
+    peers: Mapping[str, PeerRows] | None = None,
     threads: int | None = None,
 ) -> None:
-    """Rounds of the probe (store, round -> reads per second) and both variants, interleaved."""
+    """Rounds of the probe (store, round -> reads per second), of both variants and of peers, interleaved."""
     train = TrainConfig(threads=threads)
-    # Beside the repository, not in /tmp: that may be memory.
-    with tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY) as name:
-        folder = Path(name)
-        quarter = config_of(shape, folder, "quarter", share=SHARE, store=StoreConfig(), train=train)
-        memory = config_of(
-            shape, folder, "memory", share=None, store=StoreConfig(lookahead=0), train=train
-        )
-        with loaded(quarter, shape) as cold, loaded(memory, shape) as warm:
-            variants = {"quarter": cold, "in_memory": warm}
-            for trainer in variants.values():
-                trainer.train(warm_up)
-            for number in range(rounds):
-                wait_for_lookahead(cold.store)
-                reads = probe(cold.folder, number)
-                leads = {"quarter": lead}
-                one_round(benchmark, variants, number, steps=steps, device=reads, leads=leads)
+    quarter = config_of(shape, folder, "quarter", share=SHARE, store=StoreConfig(), train=train)
+    memory = config_of(
+        shape, folder, "memory", share=None, store=StoreConfig(lookahead=0), train=train
+    )
+    with ExitStack() as stack:
+        cold = stack.enter_context(loaded(quarter, shape))
+        variants = {"quarter": cold, "in_memory": stack.enter_context(loaded(memory, shape))}
+        loops: dict[str, PeerLoop] = {}
+        for kind, rows in (peers or {}).items():
+            # Its store holds no rows.
+            store = StoreConfig(lookahead=LOOKAHEAD)
+            config = config_of(shape, folder, f"{kind}-model", share=None, store=store, train=train)
+            loops[kind] = stack.enter_context(peer_loop(rows, config, threads or 1))
+        for trainer in [*variants.values(), *loops.values()]:
+            trainer.train(warm_up)
+        leads = {"quarter": lead}
+        rounds = variant_rounds(variants, loops, probe, steps=steps, leads=leads)
+        run_rounds(benchmark, rounds, patience)
     summarize(benchmark, shape.batch)
 
 
-def one_round(
-    benchmark: common.Benchmark,
-    variants: dict[str, LoadedTrainer],
-    number: int,
+def variant_rounds(
+    variants: Mapping[str, LoadedTrainer],
+    loops: Mapping[str, PeerLoop],
+    probe: Callable[[Path, int], float],
     *,
     steps: int,
-    device: float,
-    leads: Mapping[str, int] | None = None,
-) -> None:
-    """Each variant once, the starting one rotating; `leads`: steps before it is measured, if not `LEAD`."""
-    benchmark.cells.append({"variant": "probe", "round": number, "reads_per_s": device})
-    names = list(variants)
-    for name in names[number % len(names) :] + names[: number % len(names)]:
-        variants[name].train((leads or {}).get(name, LEAD))
-        cell = variants[name].round(name, number, steps=steps)
-        print(f"{name}, round {number}: {cell['rows_per_s']:,.0f}/s", file=sys.stderr)
-        benchmark.cells.append(cell)
+    peer_steps: int | None = None,
+    leads: Mapping[str, int],
+) -> dict[str, Callable[[int], Cell]]:
+    """A round of the device's probe, of every variant and of every peer; `leads`: steps before one is measured."""
+    store = variants["quarter"]
+
+    def probed(number: int) -> Cell:
+        reads = probe(store.folder, number)
+        return {"variant": "probe", "round": number, "reads_per_s": reads}
+
+    def of_variant(name: str) -> Callable[[int], Cell]:
+        def one(number: int) -> Cell:
+            variants[name].train(leads.get(name, LEAD))
+            cell = variants[name].round(name, number, steps=steps)
+            # What it still reads ahead would slow down the next one.
+            wait_for_lookahead(variants[name].store)
+            return cell
+
+        return one
+
+    def of_peer(name: str) -> Callable[[int], Cell]:
+        return lambda number: loops[name].round(
+            name, number, steps=peer_steps or steps, lead=leads.get(name, LEAD)
+        )
+
+    return (
+        {"probe": probed}
+        | {name: of_variant(name) for name in variants}
+        | {name: of_peer(name) for name in loops}
+    )
 
 
 def summarize(benchmark: common.Benchmark, batch: int) -> None:
-    """The rate over the lower of the two limits, round by round; a step has a batch of rows."""
+    """The rate over the lower of the two limits, and over peers, round by round; a step has a batch of rows."""
 
-    def cells(variant: str) -> list[dict[str, float]]:
-        found = [cell for cell in benchmark.cells if cell["variant"] == variant]
-        return found  # pyright: ignore[reportReturnType]
+    def cells(variant: str) -> list[Cell]:
+        return counted(benchmark, variant)
 
     for variant in ("quarter", "in_memory"):
         for figure in ("rows_per_s", "cpu_us_per_row"):
@@ -118,3 +184,13 @@ def summarize(benchmark: common.Benchmark, batch: int) -> None:
     benchmark.summarize("device_limit_rows_per_s", common.Median.of(device_limits))
     benchmark.summarize("rate_with_a_quarter_over_in_memory", common.Median.of(over_memory))
     benchmark.summarize("rate_with_a_quarter_over_limit", common.Median.of(over_limit))
+    for kind in KINDS:
+        if peer := cells(kind):
+            for figure in ("rows_per_s", "cpu_us_per_row", "blocks_read_per_step"):
+                values = common.Median.of(cell[figure] for cell in peer)
+                benchmark.summarize(f"{kind}_{figure}", values)
+            over = [
+                own["rows_per_s"] / other["rows_per_s"]
+                for own, other in zip(cells("quarter"), peer, strict=True)
+            ]
+            benchmark.summarize(f"rate_over_{kind}", common.Median.of(over))

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 
+PEERS = ("rocksdb", "lmdb", "wiredtiger", "faster")
 # Threads that call a peer: as many as call the store, and as many as keep the device busy when each of
-# their reads waits for the device (no build of theirs at hand reads asynchronously).
+# their reads waits for the device (of the peers FASTER alone reads asynchronously).
 PEER_THREADS = "2,16"
 
 

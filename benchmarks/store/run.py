@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
-from benchmarks.store.cells import PEER_THREADS, Cell, cells
+from benchmarks.store.cells import PEER_THREADS, PEERS, Cell, cells
 from benchmarks.store.summary import summarize
 
 
@@ -57,8 +57,8 @@ def peers_of(text: str) -> list[str]:
     """The peers that are named, separated by commas."""
     peers = text.split(",")
     for peer in peers:
-        if peer not in ("rocksdb", "lmdb"):
-            raise argparse.ArgumentTypeError(f"{peer!r}: use rocksdb, lmdb or rocksdb,lmdb")
+        if peer not in PEERS:
+            raise argparse.ArgumentTypeError(f"{peer!r}: use {', '.join(PEERS)}, or several")
     return peers
 
 
@@ -68,8 +68,8 @@ def main() -> None:
         "--peers",
         type=peers_of,
         default=[],
-        metavar="rocksdb,lmdb",
-        help="run these engines beside the store (needs librocksdb-dev, liblmdb-dev)",
+        metavar=",".join(PEERS),
+        help="run these engines beside the store (tools/peers.sh says what they need)",
     )
     parser.add_argument(
         "--cells", metavar="NAME,...", help="run the cells whose names begin so, not all"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks import common
-from benchmarks.store.cells import Cell
+from benchmarks.store.cells import PEERS, Cell
 
 Lines = list[dict[str, Any]]
 
@@ -38,11 +38,7 @@ def engines(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
         common.Median.of(own[rate] / limit[rate] for own, limit in zip(ours, probe, strict=True)),
     )
     peers = sorted(
-        {
-            (line["engine"], line["threads"])
-            for line in lines
-            if line.get("engine") in ("rocksdb", "lmdb")
-        }
+        {(line["engine"], line["threads"]) for line in lines if line.get("engine") in PEERS}
     )
     for engine, threads in peers:
         theirs = [line for line in of_engine(lines, engine) if line["threads"] == threads]

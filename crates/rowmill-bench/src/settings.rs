@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) folder: PathBuf,
     /// The file over which a peer serves rows: `--batch` keys, then as many rows.
     pub(crate) exchange: PathBuf,
+    /// Whether a loop over a peer changes the rows it reads.
+    pub(crate) changes: bool,
     pub(crate) seed: u64,
 }
 
@@ -81,6 +83,7 @@ impl Settings {
             peer_threads: vec![2],
             folder: PathBuf::from("out/bench"),
             exchange: PathBuf::new(),
+            changes: true,
             seed: 1,
         };
         while let Some(name) = arguments.next() {
@@ -115,6 +118,7 @@ impl Settings {
                     value.split(',').map(|part| number(name, part)).collect::<Result<_, _>>()?;
             }
             "--folder" => self.folder = value.into(),
+            "--changes" => self.changes = number(name, value)?,
             "--exchange" => self.exchange = value.into(),
             "--seed" => self.seed = number(name, value)?,
             other => return Err(format!("unknown option {other}; Settings lists them").into()),

@@ -85,6 +85,8 @@ pub struct Options {
     pub row_bytes: usize,
     /// Bytes of memory for all that the engine keeps.
     pub memory: u64,
+    /// Rows are changed as often as they are read; false: they are read alone, once they are there.
+    pub changes: bool,
 }
 
 /// Rows of one size by key. A row is floats: weights, then optimizer state.

@@ -18,6 +18,8 @@ pub struct ReadAhead {
 }
 
 struct Shared {
+    /// Rows at most that are read for steps which have not begun: more would push each other out of the memory.
+    rows_max: usize,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -29,6 +31,9 @@ struct Queue {
     step: u64,
     /// Pieces that are read at this moment.
     reading: usize,
+    /// Rows read, or being read, by the step that needs them.
+    held: VecDeque<(u64, usize)>,
+    held_rows: usize,
     dropped: u64,
     failure: Option<PeerError>,
     ended: bool,
@@ -41,9 +46,9 @@ struct Piece {
 }
 
 impl ReadAhead {
-    /// Threads that read for `engine`; it must be closed after they end.
-    pub fn start(engine: &Arc<dyn Engine>, threads: usize) -> Self {
-        let shared = Arc::new(Shared { queue: Mutex::default(), changed: Condvar::new() });
+    /// Threads that read for `engine`, so many rows at most before the steps that need them.
+    pub fn start(engine: &Arc<dyn Engine>, threads: usize, rows_max: usize) -> Self {
+        let shared = Arc::new(Shared { rows_max, queue: Mutex::default(), changed: Condvar::new() });
         let threads = (0..threads)
             .map(|_| {
                 let (engine, shared) = (Arc::clone(engine), Arc::clone(&shared));
@@ -79,16 +84,22 @@ impl ReadAhead {
         while queue.pieces.front().is_some_and(|piece| piece.due <= step) {
             queue.dropped += queue.pieces.pop_front().map_or(0, |piece| piece.keys.len() as u64);
         }
-        queue.failure.take().map_or(Ok(()), Err)
+        while queue.held.front().is_some_and(|(due, _)| *due <= step) {
+            queue.held_rows -= queue.held.pop_front().map_or(0, |(_, rows)| rows);
+        }
+        let failure = queue.failure.take();
+        drop(queue);
+        self.shared.changed.notify_all();
+        failure.map_or(Ok(()), Err)
     }
 
-    /// Wait until nothing is read any more.
+    /// Wait until nothing more is read before the next step begins.
     ///
     /// # Errors
     /// A read failed.
     pub fn wait(&self) -> Result<(), PeerError> {
         let mut queue = self.shared.lock();
-        while queue.reading > 0 || !queue.pieces.is_empty() {
+        while queue.reading > 0 || queue.next(self.shared.rows_max).is_some() {
             queue = self.shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         queue.failure.take().map_or(Ok(()), Err)
@@ -100,6 +111,14 @@ impl ReadAhead {
     }
 }
 
+impl Queue {
+    /// The piece to be read now, if there is room for its rows.
+    fn next(&self, rows_max: usize) -> Option<&Piece> {
+        let fits = |piece: &&Piece| self.held_rows == 0 || self.held_rows + piece.keys.len() <= rows_max;
+        self.pieces.front().filter(fits)
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -108,10 +127,13 @@ impl Shared {
     fn run(&self, engine: &dyn Engine) {
         let mut queue = self.lock();
         while !queue.ended {
-            let Some(piece) = queue.pieces.pop_front() else {
+            if queue.next(self.rows_max).is_none() {
                 queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 continue;
-            };
+            }
+            let piece = queue.pieces.pop_front().expect("it is the next");
+            queue.held.push_back((piece.due, piece.keys.len()));
+            queue.held_rows += piece.keys.len();
             queue.reading += 1;
             drop(queue);
             let result = engine.read_ahead(&piece.keys);
@@ -120,7 +142,7 @@ impl Shared {
             if let Err(error) = result {
                 queue.failure = Some(error);
             }
-            if queue.reading == 0 && queue.pieces.is_empty() {
+            if queue.reading == 0 {
                 self.changed.notify_all();
             }
         }
@@ -190,7 +212,7 @@ mod tests {
     #[test]
     fn what_is_announced_is_read_once() {
         let engine = Noted::new(true);
-        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 3);
+        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 3, 1 << 20);
         let keys: Vec<u64> = (100..1000).collect();
         ahead.announce(&keys, 1);
         ahead.wait().unwrap();
@@ -201,7 +223,7 @@ mod tests {
     #[test]
     fn what_comes_too_late_is_dropped() {
         let engine = Noted::new(false);
-        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 1);
+        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 1, 1 << 20);
         ahead.announce(&[1], 5);
         // The only thread waits at the gate with the first piece.
         while ahead.shared.lock().reading == 0 {
@@ -217,9 +239,24 @@ mod tests {
     }
 
     #[test]
+    fn no_more_is_read_than_there_is_room_for() {
+        let engine = Noted::new(true);
+        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 2, 300);
+        ahead.announce(&(0..256).collect::<Vec<_>>(), 1);
+        ahead.announce(&[1000; 40], 2);
+        ahead.announce(&[2000; 5], 3);
+        ahead.wait().unwrap();
+        assert_eq!(engine.sorted().len(), 296, "the last would be the 301st");
+        ahead.begin_step().unwrap();
+        ahead.wait().unwrap();
+        assert_eq!(engine.sorted().last(), Some(&2000));
+        assert_eq!(ahead.dropped(), 0);
+    }
+
+    #[test]
     fn a_read_that_fails_is_reported_once() {
         let engine = Noted::new(true);
-        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 2);
+        let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 2, 1 << 20);
         ahead.announce(&[12, 13], 1);
         assert!(ahead.wait().unwrap_err().to_string().contains("missing"));
         ahead.begin_step().unwrap();

@@ -131,12 +131,11 @@ struct Shares {
 }
 
 impl Shares {
-    fn of(memory: u64) -> Self {
-        let part = |name: &str, default: f64| {
-            let share = std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
-            (memory as f64 * share) as u64
-        };
-        let (memtables, rows) = (part("T_MEM", 0.125), part("T_ROW", 0.5));
+    /// Where rows are only read, a cache of rows holds more of the frequent ones than a cache of blocks. Where they
+    /// change, what it holds is outdated at once: memtables are the cache of the frequent ones then.
+    fn of(options: &Options) -> Self {
+        let memory = options.memory;
+        let (memtables, rows) = if options.changes { (memory / 2, 0) } else { (memory / 8, memory / 2) };
         Self { memtables, rows, blocks: memory - memtables - rows }
     }
 }
@@ -146,7 +145,7 @@ impl RocksDb {
     pub(crate) fn open(options: &Options) -> Result<Self, PeerError> {
         let path = CString::new(options.folder.as_os_str().as_bytes())
             .map_err(|error| PeerError::Invalid(format!("{}: {error}", options.folder.display())))?;
-        let shares = Shares::of(options.memory);
+        let shares = Shares::of(options);
         let row_bytes = options.row_bytes;
         // SAFETY: every object is created before it is used, and destroyed once by the drop of what holds them all;
         // the caches are counted.

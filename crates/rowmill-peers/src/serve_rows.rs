@@ -19,7 +19,8 @@ use std::sync::Arc;
 
 use crate::{Engine, PeerError, ReadAhead};
 
-/// Do what the lines of `requests` ask for until they end, in `threads` threads that read and as many that read ahead.
+/// Do what the lines of `requests` ask for until they end, in `threads` threads that read and as many that read ahead,
+/// those no more than `ahead_max` rows.
 ///
 /// # Errors
 /// A request is wrong, or the engine failed.
@@ -27,10 +28,11 @@ pub fn serve_rows(
     engine: &Arc<dyn Engine>,
     exchange: &Exchange,
     threads: usize,
+    ahead_max: usize,
     requests: impl BufRead,
     mut answers: impl Write,
 ) -> Result<(), PeerError> {
-    let ahead = ReadAhead::start(engine, threads);
+    let ahead = ReadAhead::start(engine, threads, ahead_max);
     writeln!(answers, "ready")?;
     for line in requests.lines() {
         let line = line?;

@@ -38,6 +38,7 @@ fn engine(kind: PeerKind, folder: &Path) -> Box<dyn Engine> {
         rows: 1 << 16,
         row_bytes: ROW_FLOATS * size_of::<f32>(),
         memory: MEMORY,
+        changes: true,
     };
     open(kind, &options).unwrap_or_else(|error| panic!("{}: {error}", kind.name()))
 }
@@ -222,7 +223,7 @@ fn threads_share_an_engine_while_rows_are_read_ahead() {
         let engine: Arc<dyn Engine> = engine(kind, folder.path()).into();
         let keys: Vec<u64> = (0..8000).collect();
         engine.append(&keys, &rows(&keys, 0)).unwrap();
-        let ahead = ReadAhead::start(&engine, 2);
+        let ahead = ReadAhead::start(&engine, 2, 4000);
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
                 let (engine, ahead, keys) = (&engine, &ahead, &keys);
@@ -230,7 +231,10 @@ fn threads_share_an_engine_while_rows_are_read_ahead() {
                     // Rows of its own are changed; those of all are read.
                     let own: Vec<u64> = keys.iter().copied().filter(|key| key % THREADS == thread).collect();
                     for round in 1..=ROUNDS {
-                        ahead.announce(&keys[..2000], 1 << 20);
+                        ahead.announce(&keys[..2000], round);
+                        if thread == 0 {
+                            ahead.begin_step().unwrap();
+                        }
                         engine.rmw(&own, &mut |_, row| row[0] += 1.0).unwrap();
                         let found = get(&**engine, &own);
                         for (row, key) in found.chunks(ROW_FLOATS).zip(&own) {
@@ -279,6 +283,7 @@ fn fill_beyond_memory(kind: PeerKind) {
         rows: count,
         row_bytes: row_bytes as usize,
         memory: MEMORY,
+        changes: true,
     };
     let begin = resident_bytes().unwrap();
     let engine = open(kind, &options).unwrap();

@@ -128,21 +128,33 @@ pub(crate) fn serve(mut arguments: impl Iterator<Item = String>) -> Result<(), F
     let work = arguments.next().ok_or("which work?")?;
     let settings = Settings::parse(std::iter::once(format!("peer-{}", kind.name())).chain(arguments))?;
     if work == "rows" {
-        let engine: Arc<dyn Engine> = open(kind, &settings, 1)?.into();
+        let engine: Arc<dyn Engine> = open(kind, &settings, 1, settings.changes)?.into();
         let exchange = Exchange::open(&settings.exchange, settings.batch, settings.row_bytes)?;
         let threads = settings.peer_threads.first().copied().unwrap_or(1);
-        return Ok(serve_rows(&engine, &exchange, threads, std::io::stdin().lock(), std::io::stdout())?);
+        let (requests, answers) = (std::io::stdin().lock(), std::io::stdout());
+        return Ok(serve_rows(&engine, &exchange, threads, ahead_max(&settings), requests, answers)?);
     }
     rounds::serve(&settings, kind, Work::parse(&work)?)
 }
 
+/// Rows that are read ahead at most, as many as the store reads ahead: they may take half of the memory.
+fn ahead_max(settings: &Settings) -> usize {
+    settings.memory as usize / settings.row_bytes / 2
+}
+
 /// An engine without rows, with room for those of so many tables.
-fn open(kind: PeerKind, settings: &Settings, tables: u64) -> Result<Box<dyn Engine>, PeerError> {
+fn open(
+    kind: PeerKind,
+    settings: &Settings,
+    tables: u64,
+    changes: bool,
+) -> Result<Box<dyn Engine>, PeerError> {
     let options = Options {
         folder: settings.folder.join(kind.name()),
         rows: settings.rows * tables,
         row_bytes: settings.row_bytes,
         memory: settings.memory,
+        changes,
     };
     rowmill_peers::open(kind, &options)
 }

@@ -8,7 +8,7 @@ use rowmill_peers::{Engine, PeerError, PeerKind, ReadAhead};
 
 use crate::measure::{print, sample};
 use crate::peer::step::step;
-use crate::peer::{Work, open};
+use crate::peer::{Work, ahead_max, open};
 use crate::settings::{Failure, Settings};
 use crate::stores;
 use crate::training::{Batches, GRADIENT, LOOKAHEAD, key};
@@ -36,9 +36,10 @@ pub(super) fn serve(settings: &Settings, kind: PeerKind, work: Work) -> Result<(
         }
     }
     let tables = if work == Work::Train { settings.tables } else { 1 };
-    let engine: Arc<dyn Engine> = open(kind, settings, tables)?.into();
+    let engine: Arc<dyn Engine> = open(kind, settings, tables, work != Work::Get)?.into();
     load(&*engine, settings, tables)?;
-    let ahead = ReadAhead::start(&engine, if work == Work::Train { AHEAD_THREADS } else { 0 });
+    let ahead =
+        ReadAhead::start(&engine, if work == Work::Train { AHEAD_THREADS } else { 0 }, ahead_max(settings));
     println!("loaded");
     for line in std::io::stdin().lock().lines() {
         let line = line?;

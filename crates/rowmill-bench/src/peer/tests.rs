@@ -64,7 +64,7 @@ fn updates_leave_the_rows_of_the_store(kind: PeerKind) {
         let settings = settings(folder.path(), optimizer);
         let (_store, table) = stores::create(&settings, &settings.folder.join("store")).unwrap();
         stores::load(&table, settings.rows).unwrap();
-        let engine = open(kind, &settings, 1).unwrap();
+        let engine = open(kind, &settings, 1, true).unwrap();
         load(&*engine, &settings, 1).unwrap();
         for batch in 0..3_u64 {
             // Some ids repeat; gradients are large, for the learning rate is small.
@@ -84,10 +84,10 @@ fn updates_leave_the_rows_of_the_store(kind: PeerKind) {
 fn training_changes_the_rows_it_names(kind: PeerKind) {
     let folder = tempfile::tempdir().unwrap();
     let settings = settings(folder.path(), "rowwise-adagrad");
-    let engine: Arc<dyn Engine> = open(kind, &settings, settings.tables).unwrap().into();
+    let engine: Arc<dyn Engine> = open(kind, &settings, settings.tables, true).unwrap().into();
     load(&*engine, &settings, settings.tables).unwrap();
     let mut batches = Batches::new(&settings);
-    let ahead = ReadAhead::start(&engine, 2);
+    let ahead = ReadAhead::start(&engine, 2, 4000);
     assert_eq!(train(&*engine, &ahead, &settings, &mut batches, 2).unwrap(), 4 * 3 * 700);
     ahead.wait().unwrap();
     let named: BTreeSet<u64> = (0..settings.steps).flat_map(|step| batches.step(step).0.to_vec()).collect();
@@ -110,7 +110,7 @@ fn rows_are_served_over_a_file(kind: PeerKind) {
         exchange.display()
     );
     let settings = Settings::parse(line.split_whitespace().map(str::to_owned)).unwrap();
-    let engine: Arc<dyn Engine> = open(kind, &settings, 1).unwrap().into();
+    let engine: Arc<dyn Engine> = open(kind, &settings, 1, true).unwrap().into();
     let file = || Exchange::open(&settings.exchange, settings.batch, settings.row_bytes).unwrap();
     let ask = |keys: &[u64], rows: &[f32], requests: &str| {
         let mut bytes: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
@@ -118,7 +118,7 @@ fn rows_are_served_over_a_file(kind: PeerKind) {
         bytes.extend(rows.iter().flat_map(|value| value.to_le_bytes()));
         std::fs::write(&exchange, bytes).unwrap();
         let mut answers = Vec::new();
-        serve_rows(&engine, &file(), 4, requests.as_bytes(), &mut answers)?;
+        serve_rows(&engine, &file(), 4, 4, requests.as_bytes(), &mut answers)?;
         let floats = std::fs::read(&exchange).unwrap()[6 * 8..].as_chunks().0.to_vec();
         let rows: Vec<f32> = floats.into_iter().map(f32::from_le_bytes).collect();
         Ok::<_, PeerError>((String::from_utf8(answers).unwrap(), rows))

@@ -1,0 +1,74 @@
+"""The same loop over another engine: the same log, model, loss and optimizers; rows are got and put back."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from torch import Tensor
+
+from benchmarks.peer_loop import Keys, PeerLoop, PeerSide, distinct
+from benchmarks.peer_rows import PeerRows
+from benchmarks.training import Shape
+from rowmill.config import Config, RowsConfig
+from rowmill.data import Batch
+from rowmill.data.generate import table_ids
+from rowmill.optim import Adagrad
+from rowmill.train.click_rows import StoredClickRows
+from rowmill.train.clicks import ClickTask, Log, open_clicks
+from rowmill.train.rows import row_optimizer
+
+
+def load(rows: PeerRows, shape: Shape, dim: int) -> None:
+    """Every row of the log's tables as it may be born."""
+    random = np.random.default_rng([shape.seed, 9])
+    width = RowsConfig().initial_width
+    tables = [table_ids(shape.log, table).astype(np.uint64) for table in range(shape.tables)]
+    keys = np.unique(np.concatenate(tables))
+    assert len(keys) == shape.tables * shape.rows_per_table, "ids of two tables are one"
+    for start in range(0, len(keys), rows.keys_max):
+        part = keys[start : start + rows.keys_max]
+        born = np.zeros((len(part), 2 * dim), np.float32)
+        born[:, :dim] = random.uniform(-width, width, (len(part), dim))
+        rows.put(part, born, "append")
+    rows.settle()
+
+
+class PeerClickTask(ClickTask):
+    """The task over the rows of a peer: ids of different tables differ, so they are keys as they are."""
+
+    def __init__(self, config: Config, log: Log, stored: StoredClickRows, rows: PeerRows) -> None:
+        super().__init__(config, log, stored)
+        optimizer = row_optimizer(config.rows)
+        assert isinstance(optimizer, Adagrad)
+        self._side = PeerSide(rows, config.model.dim, optimizer)
+        self.rows: Any = self._side
+
+    def lookahead(self, batch: Batch, *, steps: int) -> None:
+        """Announce the ids of a batch to the peer."""
+        keys, _ = distinct(_keys(batch))
+        self._side.announce(keys, steps=steps)
+
+    def look_up(self, batch: Batch) -> Tensor:
+        """The vectors of a batch, `[B, F, D]`, from the peer."""
+        keys, positions = distinct(_keys(batch))
+        learned = self._side.read(keys)
+        return learned[positions].view(*batch.ids.shape, self._side.dim)
+
+    def loss(self, batch: Batch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of the product's task, over the peer's rows."""
+        return super().loss(batch, self.look_up(batch) if rows is None else rows)
+
+
+def _keys(batch: Batch) -> Keys:
+    return batch.ids.numpy().reshape(-1).view(np.uint64)
+
+
+@contextmanager
+def peer_loop(rows: PeerRows, config: Config, threads: int) -> Generator[PeerLoop]:
+    """Training over an engine that has the rows; `config` is that of a store, which stays empty."""
+    console = Console(quiet=True)
+    with open_clicks(config, console, threads) as task:
+        assert isinstance(task.rows, StoredClickRows)
+        yield PeerLoop(rows, PeerClickTask(config, task.log, task.rows, rows))
