@@ -242,7 +242,7 @@ mod tests {
     fn no_more_is_read_than_there_is_room_for() {
         let engine = Noted::new(true);
         let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 2, 300);
-        ahead.announce(&(0..256).collect::<Vec<_>>(), 1);
+        ahead.announce(&(100..356).collect::<Vec<_>>(), 1);
         ahead.announce(&[1000; 40], 2);
         ahead.announce(&[2000; 5], 3);
         ahead.wait().unwrap();
