@@ -9,7 +9,7 @@ from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import k_hop_subgraph
 
 import rowmill
-from rowmill.pyg import StoredFeatures, StoredGraph
+from rowmill.integrations.pyg import StoredFeatures, StoredGraph
 
 label = torch.arange(300) % 3  # what the neighbours of a node have in common
 targets = torch.randint(300, (1800,))

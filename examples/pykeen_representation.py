@@ -11,7 +11,7 @@ from pykeen.training import SLCWATrainingLoop
 from pykeen.triples import CoreTriplesFactory
 
 import rowmill
-from rowmill.pykeen import StoredRepresentation
+from rowmill.integrations.pykeen import StoredRepresentation
 
 links = [[n, k, (n + k + 1) % 60] for n in range(60) for k in range(4)]
 factory = CoreTriplesFactory(torch.tensor(links), num_entities=60, num_relations=4)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.locked import locked_folder
 
-LOCK = Path(__file__).parents[1] / "python/tests/frameworks/packages.lock"
+LOCK = Path(__file__).parents[1] / "python/tests/integrations/packages.lock"
 
 
 def frameworks_folder() -> Path:

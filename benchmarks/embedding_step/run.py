@@ -28,8 +28,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rowmill
 from benchmarks import common
-from rowmill.ragged import RaggedBatch
-from rowmill.tables import Dtype
+from rowmill.nn.ragged import RaggedBatch
+from rowmill.store.tables import Dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

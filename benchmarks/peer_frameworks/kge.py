@@ -36,7 +36,7 @@ from rowmill.config import (
     TrainConfig,
 )
 from rowmill.data import Graph, read_graph
-from rowmill.pykeen import StoredRepresentation
+from rowmill.integrations.pykeen import StoredRepresentation
 from rowmill.train.run import open_trainer
 
 Kind = Literal["distmult", "complex"]

@@ -28,8 +28,8 @@ from benchmarks.peer_frameworks.summary import summarize
 from rowmill.config import Config, DataConfig, ModelConfig, StoreConfig, TrainConfig
 from rowmill.data import NodeGraph, read_node_graph
 from rowmill.data.planted_nodes import make_nodes
+from rowmill.integrations.pyg import NeighbourSampler, StoredFeatures, StoredGraph
 from rowmill.node_config import GnnConfig, NodesConfig
-from rowmill.pyg import NeighbourSampler, StoredFeatures, StoredGraph
 from rowmill.train.run import open_trainer
 
 Kind = Literal["graphsage", "gat"]

@@ -169,7 +169,7 @@ def run_ranks(
 ) -> dict[str, Any]:
     """One run, a rank in each namespace, told who they are as `torchrun` would tell them."""
     with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
-        command = [sys.executable, "-m", "rowmill.cli", "bench", "dlrm"]
+        command = [sys.executable, "-m", "rowmill", "bench", "dlrm"]
         command += ["--config", cell.config, "--scale", SCALE, "--sweep", "weak"]
         command += ["--batch", str(cell.samples), "--comm", variant.comm, "--pin", variant.pin]
         command += ["--precision", variant.precision, "--steps", str(steps), "--warmup", "3"]

@@ -5,17 +5,34 @@ model with `convert`. Names are imported on first use, so that `rowmill --help` 
 torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rowmill._lazy import lazy
 
 if TYPE_CHECKING:
-    from rowmill import init, nn, optim
+    from rowmill import (
+        cli,
+        config,
+        conversion,
+        distributed,
+        errors,
+        gnn,
+        init,
+        integrations,
+        kge,
+        nn,
+        ops,
+        optim,
+        store,
+        train,
+    )
     from rowmill._core import __version__
-    from rowmill.changes import ChangedRows, ChangedTable, Changes
-    from rowmill.conversion import Conversion, convert, unconvert
+    from rowmill.conversion.conversion import Conversion, convert, unconvert
     from rowmill.errors import RowmillError
-    from rowmill.eviction import TTL, LeastFrequent, LowestNorm, LowestScore, MinCount
-    from rowmill.feed import (
+    from rowmill.nn.ragged import RaggedBatch
+    from rowmill.store.changes import ChangedRows, ChangedTable, Changes
+    from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, LowestScore, MinCount
+    from rowmill.store.feed import (
         ChangeFeed,
         FeedCheckpoint,
         FeedDeletes,
@@ -23,10 +40,9 @@ if TYPE_CHECKING:
         FeedRollback,
         FeedRows,
     )
-    from rowmill.ragged import RaggedBatch
-    from rowmill.remote import checkpoints, restore
-    from rowmill.store import Store, open
-    from rowmill.tables import Table, Ticket
+    from rowmill.store.remote import checkpoints, restore
+    from rowmill.store.store import Store, open
+    from rowmill.store.tables import Table, Ticket
 
 __all__ = [
     "TTL",
@@ -51,52 +67,61 @@ __all__ = [
     "Ticket",
     "__version__",
     "checkpoints",
+    "cli",
+    "config",
+    "conversion",
     "convert",
+    "distributed",
+    "errors",
+    "gnn",
     "init",
+    "integrations",
+    "kge",
     "nn",
     "open",
+    "ops",
     "optim",
     "restore",
+    "store",
+    "train",
     "unconvert",
 ]
 
-_HOMES = {
-    "ChangeFeed": "feed",
-    "FeedCheckpoint": "feed",
-    "FeedDeletes": "feed",
-    "FeedEvent": "feed",
-    "FeedRollback": "feed",
-    "FeedRows": "feed",
-    "ChangedRows": "changes",
-    "ChangedTable": "changes",
-    "Changes": "changes",
-    "Conversion": "conversion",
-    "LeastFrequent": "eviction",
-    "LowestNorm": "eviction",
-    "LowestScore": "eviction",
-    "MinCount": "eviction",
-    "RaggedBatch": "ragged",
-    "RowmillError": "errors",
-    "Store": "store",
-    "TTL": "eviction",
-    "Table": "tables",
-    "Ticket": "tables",
-    "__version__": "_core",
-    "checkpoints": "remote",
-    "convert": "conversion",
-    "open": "store",
-    "restore": "remote",
-    "unconvert": "conversion",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("init", "nn", "optim"):
-        return import_module(f"rowmill.{name}")
-    if name in _HOMES:
-        return getattr(import_module(f"rowmill.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'rowmill' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "_core": ("__version__",),
+        "conversion.conversion": ("Conversion", "convert", "unconvert"),
+        "errors": ("RowmillError",),
+        "nn.ragged": ("RaggedBatch",),
+        "store.changes": ("ChangedRows", "ChangedTable", "Changes"),
+        "store.eviction": ("TTL", "LeastFrequent", "LowestNorm", "LowestScore", "MinCount"),
+        "store.feed": (
+            "ChangeFeed",
+            "FeedCheckpoint",
+            "FeedDeletes",
+            "FeedEvent",
+            "FeedRollback",
+            "FeedRows",
+        ),
+        "store.remote": ("checkpoints", "restore"),
+        "store.store": ("Store", "open"),
+        "store.tables": ("Table", "Ticket"),
+    },
+    modules=(
+        "cli",
+        "config",
+        "conversion",
+        "distributed",
+        "errors",
+        "gnn",
+        "init",
+        "integrations",
+        "kge",
+        "nn",
+        "ops",
+        "optim",
+        "store",
+        "train",
+    ),
+)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from rowmill.ragged import RaggedBatch
+from rowmill.nn.ragged import RaggedBatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -30,7 +30,7 @@ from rowmill.distributed import Ranks, ShardedCollection, Watch, torchrun
 from rowmill.distributed.torchrun import Launched
 from rowmill.errors import InvalidInput, RankLost, RowmillError
 from rowmill.nn import Feature
-from rowmill.optim import SGD, Adagrad
+from rowmill.optim.specs import SGD, Adagrad
 from rowmill.train.backend import dense_device, torch_backend
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rowmill.bench.batches import Batch, Skew
     from rowmill.bench.shapes import Shape
     from rowmill.bench.step import Comm, Precision
-    from rowmill.store import Store
+    from rowmill.store.store import Store
 
 BATCHES = 4
 """Distinct batches, taken in turn."""

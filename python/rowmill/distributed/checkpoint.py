@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rowmill.distributed.ranks import Ranks
-    from rowmill.store import Store
+    from rowmill.store.store import Store
 
 _PART = "rowmill.distributed"
 _T = TypeVar("_T")

@@ -17,10 +17,10 @@ from rowmill.distributed.plan import Asked, LookedUp, Placed, Plan
 from rowmill.distributed.row_cache import HeldRows, on
 from rowmill.errors import InvalidInput
 from rowmill.nn.collection import check_output_dtype
+from rowmill.nn.ragged import RaggedBatch
 from rowmill.nn.stored import StoredModule
 from rowmill.ops.exchange import Bags, recover, weights_backward
 from rowmill.ops.lookup import lookup_rows
-from rowmill.ragged import RaggedBatch
 from rowmill.size import parse_size
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from rowmill.distributed.strategy import Lane, Strategy
     from rowmill.distributed.traffic import Traffic
     from rowmill.nn import Feature
-    from rowmill.steps import LookupGuard
-    from rowmill.store import Store
-    from rowmill.tables import Table
+    from rowmill.store.steps import LookupGuard
+    from rowmill.store.store import Store
+    from rowmill.store.tables import Table
 
 
 @dataclass(eq=False)

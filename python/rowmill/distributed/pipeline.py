@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from rowmill.distributed.collection import Prepared, ShardedCollection
     from rowmill.distributed.exchange import Exchange
     from rowmill.distributed.row_cache import HeldRows, RowCache
-    from rowmill.ragged import RaggedBatch
-    from rowmill.steps import Step
+    from rowmill.nn.ragged import RaggedBatch
+    from rowmill.store.steps import Step
 
 _T = TypeVar("_T")
 

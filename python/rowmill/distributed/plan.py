@@ -15,14 +15,14 @@ from rowmill.distributed.exchange import Lookups
 from rowmill.distributed.strategy import Lane, Strategy, lanes
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import RecoveredFeature, Unique, segment_unique
-from rowmill.optim import optimizer_to_dict
+from rowmill.optim.specs import optimizer_to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rowmill.nn import Feature
-    from rowmill.ragged import RaggedBatch
-    from rowmill.tables import Table
+    from rowmill.nn.ragged import RaggedBatch
+    from rowmill.store.tables import Table
 
 
 @dataclass(frozen=True, eq=False)

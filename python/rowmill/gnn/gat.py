@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, embedding_bag, leaky_relu
 
-from rowmill.dropout import dropout
 from rowmill.gnn.sampler import check_blocks
+from rowmill.nn.dropout import dropout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

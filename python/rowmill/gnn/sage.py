@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, relu
 
-from rowmill.dropout import dropout
 from rowmill.gnn.sampler import check_blocks
+from rowmill.nn.dropout import dropout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,7 +3,7 @@
 from rowmill.nn.collection import EmbeddingCollection, Feature, StackedBags
 from rowmill.nn.embedding import Embedding
 from rowmill.nn.embedding_bag import EmbeddingBag
-from rowmill.nn.keyed import KeyedBags, KeyedRows
+from rowmill.nn.ragged import RaggedBatch
 from rowmill.nn.stored import (
     StoredModule,
     dense_state_dict,
@@ -11,15 +11,12 @@ from rowmill.nn.stored import (
     stored_modules,
     tables_of,
 )
-from rowmill.ragged import RaggedBatch
 
 __all__ = [
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",
     "Feature",
-    "KeyedBags",
-    "KeyedRows",
     "RaggedBatch",
     "StackedBags",
     "StoredModule",

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from rowmill.errors import InvalidInput
+from rowmill.nn.ragged import RaggedBatch
 from rowmill.nn.stored import StoredModule
 from rowmill.ops.lookup import lookup
-from rowmill.ragged import RaggedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rowmill.tables import Destination, Table
+    from rowmill.store.tables import Destination, Table
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rowmill.ops.lookup import lookup
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rowmill.tables import Table
+    from rowmill.store.tables import Table
 
 
 class Embedding(StoredBag):

@@ -20,7 +20,7 @@ from rowmill.size import format_size
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
-    from rowmill.tables import Table
+    from rowmill.store.tables import Table
 
 CHUNK_ROWS = 65_536
 """Rows moved per call when a whole table is read or written: a few tens of MB at usual widths."""

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from rowmill.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from rowmill.tables import Table
+    from rowmill.store.tables import Table
 
 _tables: WeakValueDictionary[int, Table] = WeakValueDictionary()
 _numbers = itertools.count(1)

@@ -19,7 +19,7 @@ import rowmill
 from rowmill.config import ConfigError
 from rowmill.models import FeatureBags
 from rowmill.nn import Feature, StackedBags
-from rowmill.optim import SGD, Adagrad, Adam, optimizer_to_dict
+from rowmill.optim.specs import SGD, Adagrad, Adam, optimizer_to_dict
 from rowmill.train.folder import make_out
 from rowmill.train.rows import RowCounters, RowSide, StoredRows, new_table, open_rows
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from rowmill.config import Config
     from rowmill.data import IdWay, Schema, Source
-    from rowmill.optim import OptimizerSpec
-    from rowmill.store import Store
-    from rowmill.tables import Table
+    from rowmill.optim.specs import OptimizerSpec
+    from rowmill.store.store import Store
+    from rowmill.store.tables import Table
     from rowmill.train.rows import StepPipeline
     from rowmill.train.state import Run
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rowmill.config import Config
-    from rowmill.store import Store
+    from rowmill.store.store import Store
 
 _RANKS_FILES = re.compile(r"LOCK|CHECKPOINT(\.new)?|state-\d+\.pt(\.new)?|parts-\d+")
 _STORE_FILES = re.compile(

@@ -14,7 +14,6 @@ import torch
 
 from rowmill.config import ConfigError
 from rowmill.data import read_graph
-from rowmill.dropout import dropout
 from rowmill.kge import (
     MODELS,
     GraphBatches,
@@ -27,6 +26,7 @@ from rowmill.kge import (
     softmax,
 )
 from rowmill.nn import Embedding
+from rowmill.nn.dropout import dropout
 from rowmill.train.dense import check_precision, dense_precision
 from rowmill.train.rows import StoredRows, new_table, open_rows
 from rowmill.train.state import graph_identity
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rowmill.config import Config, KgeConfig, ModelConfig
     from rowmill.data import Graph
     from rowmill.kge import GraphBatch, TripleModel
-    from rowmill.store import Store
+    from rowmill.store.store import Store
 
 _POWERS = {"l2": 2, "n3": 3}
 

@@ -22,7 +22,7 @@ from rowmill.data.planted_nodes import make_nodes
 from rowmill.gnn import GAT, GraphSAGE, NeighbourSampler, NodeBatches
 from rowmill.metrics import NodeMetrics
 from rowmill.nn import Embedding
-from rowmill.optim import SGD
+from rowmill.optim.specs import SGD
 from rowmill.train.rows import StoredRows, new_table, open_rows
 from rowmill.train.state import node_identity
 from rowmill.train.task import announced, check_task
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from rowmill.config import Config
     from rowmill.data import Features, NodeGraph, NodeSplit
     from rowmill.gnn import NodeBatch
-    from rowmill.store import Store
-    from rowmill.tables import Table
+    from rowmill.store.store import Store
+    from rowmill.store.tables import Table
 
 _FILL_ROWS = 1024
 _MODELS = ("graphsage", "gat")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
-    from rowmill.steps import Step
-    from rowmill.store import Store
+    from rowmill.store.steps import Step
+    from rowmill.store.store import Store
 
     _LookedUp = tuple[Any, Any, Step]
 

@@ -10,7 +10,7 @@ from rowmill.errors import RowmillError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rowmill.store import Store
+    from rowmill.store.store import Store
 
 
 class Pusher:

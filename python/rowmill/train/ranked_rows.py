@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
-from rowmill.ragged import RaggedBatch
+from rowmill.nn.ragged import RaggedBatch
 from rowmill.train.backend import device_name
 from rowmill.train.click_rows import new_tables, pooled_dtype, stored_features
 from rowmill.train.folder import ranks_folder
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rowmill.data import IdWay, Source
     from rowmill.distributed import Ranks, Watch
     from rowmill.distributed.collection import Prepared
-    from rowmill.store import Store
-    from rowmill.tables import Table
+    from rowmill.store.store import Store
+    from rowmill.store.tables import Table
     from rowmill.train.click_rows import Columns
     from rowmill.train.rows import StepPipeline
     from rowmill.train.state import Run

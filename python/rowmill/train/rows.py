@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import rowmill
 from rowmill.config import ConfigError
-from rowmill.eviction import TTL, LeastFrequent, LowestNorm, MinCount
-from rowmill.optim import optimizer_from_dict
+from rowmill.optim.specs import optimizer_from_dict
+from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, MinCount
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
 from rowmill.train.pipeline import Pipeline
 from rowmill.train.state import ATTACHMENT, check_same_run, described_in
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rowmill.config import AdmissionConfig, Config, EvictionConfig, RowsConfig
-    from rowmill.eviction import Admission, Eviction
     from rowmill.init import Initializer
-    from rowmill.optim import OptimizerSpec
-    from rowmill.store import Store
-    from rowmill.tables import Table
+    from rowmill.optim.specs import OptimizerSpec
+    from rowmill.store.eviction import Admission, Eviction
+    from rowmill.store.store import Store
+    from rowmill.store.tables import Table
     from rowmill.train.state import Run
 
 

@@ -44,7 +44,7 @@ def bench(
         [
             python or warm_python(),
             "-m",
-            "rowmill.cli",
+            "rowmill",
             "bench",
             "dlrm",
             *arguments,
@@ -205,7 +205,7 @@ def test_ranks_of_torchrun_are_those_of_the_run(
     done = subprocess.run(
         [
             *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *("-m", "rowmill.cli", "bench", "dlrm", *TINY, "--out", str(tmp_path)),
+            *("-m", "rowmill", "bench", "dlrm", *TINY, "--out", str(tmp_path)),
         ],
         capture_output=True,
         text=True,

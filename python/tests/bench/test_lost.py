@@ -111,7 +111,7 @@ def test_a_rank_that_is_asked_to_end_ends(tmp_path: Path) -> None:
     """SIGTERM is put off while another rank may be named, and no longer."""
     rank = subprocess.Popen(
         [
-            *(warm_python(), "-m", "rowmill.cli", "bench", "dlrm", *LONG, "100000"),
+            *(warm_python(), "-m", "rowmill", "bench", "dlrm", *LONG, "100000"),
             *("--out", tmp_path, "--store", tmp_path / "store"),
         ],
         env=environment(0, 1, free_port()),

@@ -20,7 +20,7 @@ from rowmill.optim import SGD, Adagrad
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rowmill.tables import Dtype
+    from rowmill.store.tables import Dtype
 
 ROWS = 20
 

@@ -53,7 +53,7 @@ def test_the_command_sees_the_rows_of_a_run_that_goes_on(
             [
                 sys.executable,
                 "-m",
-                "rowmill.cli",
+                "rowmill",
                 "follow",
                 str(store),
                 "--seconds",

@@ -55,7 +55,7 @@ def arguments(log: Path, out: Path, *more: str) -> list[str]:
 
 def start(log: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "rowmill.cli", *arguments(log, out, *more)],
+        [sys.executable, "-m", "rowmill", *arguments(log, out, *more)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -97,7 +97,7 @@ def test_two_ranks_with_eight_threads_each_and_steps_in_flight_end(
     torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
     train = arguments(log, tmp_path / "run", "--threads", "8", "--in-flight", "2")
     run = subprocess.Popen(
-        [sys.executable, *torchrun, "-m", "rowmill.cli", *train],
+        [sys.executable, *torchrun, "-m", "rowmill", *train],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -316,7 +316,7 @@ def test_ranks_over_oneccl_take_the_same_steps(log: Path, two: Path, tmp_path: P
     ran = subprocess.run(
         [
             *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
-            *("2", "-m", "rowmill.cli", *arguments(log, tmp_path, "--backend", "oneccl")),
+            *("2", "-m", "rowmill", *arguments(log, tmp_path, "--backend", "oneccl")),
         ],
         env={**os.environ, "PYTHONPATH": str(locked_folder("oneccl", packages))},
         capture_output=True,
@@ -330,7 +330,7 @@ def test_ranks_over_oneccl_take_the_same_steps(log: Path, two: Path, tmp_path: P
 def test_torchrun_starts_it(log: Path, tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *("-m", "rowmill.cli", *arguments(log, tmp_path, "--train-rows", "640")),
+        *("-m", "rowmill", *arguments(log, tmp_path, "--train-rows", "640")),
     ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr

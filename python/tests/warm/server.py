@@ -131,7 +131,8 @@ def run(arguments: list[str]) -> None:
         exec(compile(arguments[1], "<string>", "exec"), main_module.__dict__)
     elif arguments[0] == "-m":
         sys.argv = arguments[1:]
-        sys.modules.pop(arguments[1], None)
+        if not hasattr(sys.modules.get(arguments[1]), "__path__"):
+            sys.modules.pop(arguments[1], None)
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments

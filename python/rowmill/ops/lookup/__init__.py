@@ -21,8 +21,8 @@ from rowmill.ops.lookup import cpu
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rowmill.steps import LookupGuard
-    from rowmill.tables import Table
+    from rowmill.store.steps import LookupGuard
+    from rowmill.store.tables import Table
 
     _Plan = tuple[
         Sequence[Table], Sequence[int], Sequence[bool], Sequence[int | None], int, torch.dtype

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rowmill import _core
-    from rowmill.tables import Table
+    from rowmill.store.tables import Table
 
 
 def lookup(

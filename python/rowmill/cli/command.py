@@ -1,0 +1,458 @@
+"""The command line: `rowmill train`, `inspect`, `fsck`, `changes`, `follow`, `push`, `checkpoints`, `restore`, `bench`, and more.
+
+Flags come from the fields of `rowmill.config`. Bad input ends with one line on standard error and exit code 2, a
+failure of the store or the machine with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import os
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from rowmill.bench.command import add_bench
+from rowmill.config import ConfigError, load_config, section_from, settings_of
+from rowmill.errors import (
+    CheckpointMissing,
+    InvalidInput,
+    MemoryTooSmall,
+    RowmillError,
+    StoreMissing,
+    TableMissing,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from rowmill.config import Config
+    from rowmill.report.figures import Figure
+
+_TRAIN_SECTIONS = ("data", "model", "gnn", "rows", "store", "train", "checkpoint")
+_COUNT_DIGITS = 6
+_CHECKPOINT_DIGITS = 18
+_BAD_INPUT = (CheckpointMissing, InvalidInput, MemoryTooSmall, StoreMissing, TableMissing)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return parsed.command(parsed)
+    except _BAD_INPUT as error:
+        print(f"rowmill: {error}", file=sys.stderr)
+        return 2
+    except RowmillError as error:
+        print(f"rowmill: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what Python still holds of it goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(
+            f"rowmill: {error.strerror or error}: {error.filename or ''}".rstrip(": "),
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        print(f"rowmill: interrupted{parsed.interrupted}", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rowmill", description="Train models whose embedding tables outgrow memory."
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train",
+        help="train a click model, a knowledge graph or a graph of nodes, and report how good it is",
+    )
+    train.add_argument(
+        "--config", type=_path, metavar="FILE", help="TOML file with settings; flags win over it"
+    )
+    for section in _TRAIN_SECTIONS:
+        _add_flags(train, section)
+    train.set_defaults(
+        command=_train,
+        interrupted="; the same command with --resume goes on from the last checkpoint",
+    )
+
+    inspect = commands.add_parser(
+        "inspect", help="print tables, sizes, hottest rows and health of a store"
+    )
+    inspect.add_argument("store", type=_path, metavar="STORE")
+    inspect.add_argument(
+        "--hottest", type=_count, default=10, metavar="N", help="rows to list (default 10)"
+    )
+    inspect.set_defaults(command=_inspect, interrupted="")
+
+    fsck = commands.add_parser(
+        "fsck", help="read every block of a store; 0 if clean, 1 if not, 2 if it cannot be read"
+    )
+    fsck.add_argument("store", type=_path, metavar="STORE")
+    fsck.add_argument(
+        "--repair",
+        action="store_true",
+        help="keep what is proven in a new checkpoint, list the rest",
+    )
+    fsck.add_argument(
+        "--dropped", type=_path, metavar="FILE", help="write the list of dropped rows to a file"
+    )
+    fsck.set_defaults(command=_fsck, interrupted="; the store stands at its last checkpoint")
+
+    push = commands.add_parser(
+        "push", help="copy the last checkpoint of a store to an object store"
+    )
+    push.add_argument("store", type=_path, metavar="STORE")
+    push.add_argument("url", metavar="URL", help="s3://, gs://, az:// or file://, and a path")
+    push.add_argument(
+        "--keep", type=_count, default=3, metavar="K", help="checkpoints to keep there (default 3)"
+    )
+    push.set_defaults(
+        command=_push,
+        interrupted="; nothing new is visible there, the same command begins it again",
+    )
+
+    checkpoints = commands.add_parser("checkpoints", help="list the checkpoints at a URL")
+    checkpoints.add_argument("url", metavar="URL")
+    checkpoints.set_defaults(command=_checkpoints, interrupted="")
+
+    restore = commands.add_parser("restore", help="make a store of a checkpoint at a URL")
+    restore.add_argument("url", metavar="URL")
+    restore.add_argument("folder", type=_path, metavar="FOLDER", help="new or empty")
+    restore.add_argument(
+        "--checkpoint", type=_count, metavar="N", help="its number (default: the latest)"
+    )
+    restore.set_defaults(command=_restore, interrupted="; the same command goes on with it")
+
+    changes = commands.add_parser(
+        "changes",
+        help="count or export what changed between an earlier checkpoint and the last one",
+    )
+    changes.add_argument("store", type=_path, metavar="STORE")
+    changes.add_argument(
+        "--since",
+        type=_checkpoint,
+        required=True,
+        metavar="N",
+        help="number of the earlier checkpoint; 0 for all rows",
+    )
+    changes.add_argument(
+        "--out", type=_path, metavar="FILE", help="write the changed rows to a Parquet file"
+    )
+    changes.set_defaults(command=_changes, interrupted="; the file is not complete")
+
+    follow = commands.add_parser(
+        "follow", help="follow the feed of a store that is being trained, and print counts and lag"
+    )
+    follow.add_argument("store", type=_path, metavar="STORE")
+    follow.add_argument(
+        "--since",
+        type=_checkpoint,
+        metavar="SEQUENCE",
+        help="last event already seen; without it, begin with the rows of the last checkpoint",
+    )
+    follow.add_argument(
+        "--seconds", type=_count, metavar="N", help="end after N seconds without an event"
+    )
+    follow.set_defaults(
+        command=_follow, interrupted="; --since goes on from the last sequence printed"
+    )
+
+    data = commands.add_parser("data", help="make data").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    generate = data.add_parser(
+        "generate", help="write a click log whose best possible AUC is known"
+    )
+    generate.add_argument(
+        "--out", type=_path, required=True, metavar="DIR", help="folder of the log"
+    )
+    _add_flags(generate, "generate")
+    generate.set_defaults(
+        command=_generate, interrupted="; the log is not finished, the same command begins it again"
+    )
+
+    sequences = data.add_parser(
+        "sequences", help="write a log of sequences, of interactions in a file or generated ones"
+    )
+    sequences.add_argument(
+        "--out", type=_path, required=True, metavar="DIR", help="folder of the log"
+    )
+    _add_flags(sequences, "sequences")
+    sequences.set_defaults(command=_sequences, interrupted="; the same command begins it again")
+
+    nodes = data.add_parser(
+        "nodes", help="write a graph of nodes whose classes features and neighbours give away"
+    )
+    nodes.add_argument(
+        "--out", type=_path, required=True, metavar="FILE", help="an .npz file, to be made"
+    )
+    _add_flags(nodes, "nodes")
+    nodes.set_defaults(command=_nodes, interrupted="; the same command begins it again")
+    add_bench(commands)
+    return parser
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; give a path")
+    return Path(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > _COUNT_DIGITS:
+        raise argparse.ArgumentTypeError(
+            f"{text[:20]!r} is not a number from 0 to {10**_COUNT_DIGITS - 1}"
+        )
+    return int(text)
+
+
+def _checkpoint(text: str) -> int:
+    if not text.isdecimal() or len(text) > _CHECKPOINT_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number of a checkpoint or event")
+    return int(text)
+
+
+def _add_flags(parser: argparse.ArgumentParser, section: str) -> None:
+    group = parser.add_argument_group(f"[{section}]")
+    for key, (hint, setting) in settings_of(section).items():
+        if setting.flag is None:
+            continue
+        options: dict[str, Any] = {
+            "dest": f"{section}.{key}",
+            "default": None,
+            "help": setting.help,
+        }
+        if hint is bool:
+            options["action"] = "store_true"
+        elif get_origin(hint) is not None and get_args(hint) and isinstance(get_args(hint)[0], str):
+            options["metavar"] = "|".join(get_args(hint))
+        else:
+            options["metavar"] = key.rsplit("_", 1)[-1].upper()
+        group.add_argument(setting.flag, **options)
+
+
+def _flags(parsed: argparse.Namespace, section: str) -> dict[tuple[str, str], Any]:
+    return {
+        (section, key): value
+        for key in settings_of(section)
+        if (value := getattr(parsed, f"{section}.{key}", None)) is not None
+    }
+
+
+def _train(parsed: argparse.Namespace) -> int:
+    flags = {
+        key: value for section in _TRAIN_SECTIONS for key, value in _flags(parsed, section).items()
+    }
+    config = load_config(parsed.config, flags)
+    if config.data.path is None:
+        raise ConfigError(
+            "no data: name a click log with --data, or the folder or file of a graph, or one of them in [data] path of "
+            "the config file"
+        )
+    with _importing():
+        from rich.console import Console
+
+        from rowmill.train import train, train_splits
+        from rowmill.train.allocator import keep_freed_memory
+        from rowmill.train.ranked_clicks import is_first
+
+    keep_freed_memory()
+    # The modules of torch stay: looking at all of them again took the collector 4 % of some steps.
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # They want to be collected at the end.
+    console = Console(quiet=not is_first())
+    if config.train.task == "gnn" and config.gnn.splits > 1:
+        _print_splits(train_splits(config, console), console)
+        return 0
+    report = train(config, console)
+    _print_result(report, config, console)
+    return 0
+
+
+def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
+    from rich.markup import escape
+
+    from rowmill.report import figures_of
+
+    figures = figures_of(report)
+    train = report["train"]
+    teacher: dict[str, float | None] = report.get("teacher") or {}
+
+    def shown(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    def against(figure: Figure) -> str:
+        value = figure.of(report["test"])
+        return f"{value}   (teacher {figure.of(teacher)})" if figure.key in teacher else value
+
+    for name, value in [
+        *((figure.name, against(figure)) for figure in figures.tested(report["test"])),
+        (f"{figures.unit} per second", shown(train["rows_per_s"], ",.0f")),
+        ("hit rate", shown(train["hit_rate"], ".2%")),
+        ("stall share", shown(train["stall_share"], ".2%")),
+        ("report", str(config.train.out / "report.html")),
+    ]:
+        console.print(f"[dim]{name:<20}[/dim]{escape(value)}", highlight=False, soft_wrap=True)
+
+
+def _print_splits(result: dict[str, Any], console: Any) -> None:
+    from rowmill.report import figures_of
+
+    found = result["test"]
+    for figure in figures_of(result).tested(found):
+        of = found[figure.key]
+        mean, deviation = (
+            "-" if of[name] is None else f"{of[name]:.4f}" for name in ("mean", "deviation")
+        )
+        console.print(
+            f"[dim]{figure.name:<20}[/dim]{mean} +- {deviation}, {len(result['splits'])} splits",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _inspect(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rich.console import Console
+
+        from rowmill.cli.inspection import print_store
+
+    print_store(parsed.store, Console(), hottest=parsed.hottest)
+    return 0
+
+
+def _fsck(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.cli.inspection import print_fsck
+
+    try:
+        clean = print_fsck(parsed.store, repair=parsed.repair, dropped=parsed.dropped)
+    except RowmillError as error:
+        print(f"rowmill: {error}", file=sys.stderr)
+        return 2
+    return 0 if clean else 1
+
+
+def _push(parsed: argparse.Namespace) -> int:
+    from rowmill.store.remote import push_folder
+
+    done = push_folder(parsed.store, parsed.url, keep=parsed.keep)
+    print(
+        f"checkpoint {done['epoch']} is at {parsed.url}: {done['bytes_uploaded']:,} of {done['bytes']:,} bytes "
+        "uploaded"
+    )
+    return 0
+
+
+def _checkpoints(parsed: argparse.Namespace) -> int:
+    from datetime import UTC, datetime
+
+    from rowmill.store.remote import checkpoints
+
+    found = checkpoints(parsed.url)
+    for checkpoint in found:
+        pushed = datetime.fromtimestamp(checkpoint["pushed_s"], UTC)
+        print(
+            f"{checkpoint['epoch']:>10}  {pushed:%Y-%m-%d %H:%M:%S} UTC  {checkpoint['rows']:>15,} rows  "
+            f"{checkpoint['bytes']:>18,} bytes"
+        )
+    if not found:
+        print(f"no checkpoint at {parsed.url}")
+    return 0
+
+
+def _restore(parsed: argparse.Namespace) -> int:
+    from rowmill.store.remote import restore
+
+    done = restore(parsed.url, parsed.folder, checkpoint=parsed.checkpoint)
+    print(f"{parsed.folder} is at checkpoint {done['epoch']}: {done['rows']:,} rows")
+    return 0
+
+
+def _changes(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.cli.inspection import print_changes
+
+    print_changes(parsed.store, since=parsed.since, out=parsed.out)
+    return 0
+
+
+def _follow(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.cli.inspection import print_feed
+
+    print_feed(parsed.store, since=parsed.since, seconds=parsed.seconds)
+    return 0
+
+
+def _generate(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.data.generate import generate
+
+    values = {key: value for (_, key), value in _flags(parsed, "generate").items()}
+    sidecar = generate(parsed.out, section_from("generate", values))
+    print(f"{parsed.out}: the teacher's scores are in {sidecar.name}")
+    return 0
+
+
+def _sequences(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.data.sequences import make_sequences
+
+    values = {key: value for (_, key), value in _flags(parsed, "sequences").items()}
+    sidecar = make_sequences(parsed.out, section_from("sequences", values))
+    print(f"{parsed.out}: where its lists of candidates begin is in {sidecar.name}")
+    return 0
+
+
+def _nodes(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.data.planted_nodes import make_nodes
+
+    values = {key: value for (_, key), value in _flags(parsed, "nodes").items()}
+    print(make_nodes(parsed.out, section_from("nodes", values)))
+    return 0
+
+
+@contextmanager
+def _importing() -> Generator[None]:
+    """Let Ctrl-C end the process at once: some modules catch any exception while they load, and fail later."""
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not handled or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(*_: object) -> None:
+        print("rowmill: interrupted before anything was done", file=sys.stderr, flush=True)
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Version(argparse.Action):
+    """Prints the version; asks the binding only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from rowmill import __version__
+
+        print(f"rowmill {__version__}")
+        parser.exit()

@@ -1,0 +1,439 @@
+"""Move the embeddings of a torch model into a store, in place, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rowmill import _core, init
+from rowmill.conversion.tagged import tagged_optimizer
+from rowmill.errors import InvalidInput
+from rowmill.integrations.torchrec import KeyedBags, KeyedRows
+from rowmill.integrations.torchrec.collections import (
+    collections_of,
+    keyed_twin,
+    matches,
+    plain_collection,
+)
+from rowmill.nn import Embedding, EmbeddingBag, stored_modules
+from rowmill.nn.stored import StoredBag, paths_of, read_weights, refuse_options, write_weights
+from rowmill.optim.specs import SGD, optimizer_to_dict
+from rowmill.size import format_size, parse_size
+from rowmill.store.store import Store
+from rowmill.store.store import open as open_store
+
+if TYPE_CHECKING:
+    import os
+
+    from rowmill.init import Initializer
+    from rowmill.optim.specs import OptimizerSpec
+    from rowmill.store.tables import Dtype, Table
+
+_Source = nn.Embedding | nn.EmbeddingBag
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What becomes of one embedding module.
+
+    Attributes:
+        path: Where the module is in the model.
+        table: Name of its table in the store.
+        num_rows: Rows.
+        dim: Weights per row.
+        dtype: How they are stored.
+        optimizer: What updates the rows; of a frozen module: nothing.
+        group: Tables of one group share a store call.
+        bytes: Rows with their optimizer state.
+        tier: "memory" if all tables fit into the budget, else what share of the rows can be cached.
+    """
+
+    path: str
+    table: str
+    num_rows: int
+    dim: int
+    dtype: Dtype
+    optimizer: OptimizerSpec
+    group: int
+    bytes: int
+    tier: str
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did, or would do: print it.
+
+    Attributes:
+        tables: One entry per module.
+        memory: The store's budget in bytes.
+        store: The store, or None after a dry run on a path.
+    """
+
+    tables: tuple[TablePlan, ...]
+    memory: int
+    store: Store | None
+
+    def __str__(self) -> str:
+        header = ("module", "table", "rows", "dim", "optimizer", "group", "bytes", "tier")
+        lines = [header] + [
+            (
+                plan.path,
+                plan.table,
+                f"{plan.num_rows:,}",
+                str(plan.dim),
+                type(plan.optimizer).__name__,
+                str(plan.group),
+                format_size(plan.bytes),
+                plan.tier,
+            )
+            for plan in self.tables
+        ]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        total = sum(plan.bytes for plan in self.tables)
+        rows.append(
+            f"{len(self.tables)} tables, {format_size(total)} of rows, memory {format_size(self.memory)}"
+        )
+        return "\n".join(rows)
+
+
+def convert(
+    model: nn.Module,
+    *,
+    store: Store | str | os.PathLike[str],
+    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None = None,
+    memory: int | str = "2GiB",
+    dtype: Dtype = "fp32",
+    initializer: Initializer | None = None,
+    staleness_bound: int | None = 0,
+    dense: bool = True,
+    dense_optimizer: torch.optim.Optimizer | None = None,
+    skip: Collection[str] = (),
+    prefix: str = "",
+    reuse: bool = False,
+    dry_run: bool = False,
+) -> Conversion:
+    """Swap every `nn.Embedding` and `nn.EmbeddingBag` of a model for its stored twin, in place.
+
+    So are TorchRec's `EmbeddingBagCollection` and `EmbeddingCollection`, known by their structure, each as one: it
+    takes the same KeyedJaggedTensor and gives the same KeyedTensor or JaggedTensors, with one call of the store per
+    group of its tables.
+
+    Forward signatures and state-dict names stay; weights are copied into the store. A module on the
+    meta device (`with torch.device("meta")`) has no weights to copy: its rows are born on first use,
+    which is how a model larger than memory is built. Everything is checked before anything changes.
+
+    A model of one process is converted. In a process group of several ranks every rank would train rows of its own, so
+    this raises; `rowmill.distributed.ShardedCollection` spreads rows over ranks.
+
+    Args:
+        model: The model. If it is an embedding itself it cannot be swapped in place.
+        store: An open store, or where to open one (see `Conversion.store`).
+        optimizer: What updates the rows: one for all, or by module path (patterns as "tables.*"). Weights that
+            `apply_optimizer_in_backward` tagged bring their own; a table must have exactly one.
+        memory: Budget of the store, if it is opened here.
+        dtype: How weights are stored, "fp32", "bf16" or "split-bf16"; see `Store.table`.
+        initializer: How rows are born that were not copied; None: normal(0, 1), as torch does.
+        staleness_bound: See `Store.table`.
+        dense: Index tables by their ids 0..num_embeddings; False: by hash, which pays when few of
+            many ids ever occur.
+        dense_optimizer: The optimizer of the rest: must not hold an embedding's weight too.
+        skip: Paths (or patterns) of modules to leave alone, with all that is in them.
+        prefix: Put in front of the module paths to name the tables.
+        reuse: Tables of these names may exist with rows: keep those and copy nothing into them.
+        dry_run: Change nothing, only return the plan.
+
+    Examples:
+        >>> model = nn.Sequential(nn.EmbeddingBag(1000, 8, mode="sum"), nn.Linear(8, 1))
+        >>> plan = convert(model, store="folder", optimizer=SGD(lr=0.1), dry_run=True)
+        >>> print(plan)
+        module  table  rows   dim  optimizer  group  bytes     tier
+        0       0      1,000  8    SGD        0      31.2 KiB  memory
+        1 tables, 31.2 KiB of rows, memory 2.0 GiB
+    """
+    initializer = init.Normal() if initializer is None else initializer
+    collections = collections_of(model, skip)
+    sources = _sources(model, skip)
+    _refuse_shared(model, sources)
+    if dense_optimizer is not None:
+        _refuse_trained_twice(sources, dense_optimizer)
+    budget = store.memory if isinstance(store, Store) else parse_size(memory)
+    plans = _plans(sources, optimizer, dtype, prefix, budget)
+    if dry_run:
+        return Conversion(plans, budget, store if isinstance(store, Store) else None)
+    _refuse_ranks(sources)
+    opened = store if isinstance(store, Store) else open_store(store, memory=budget)
+    try:
+        tables = {
+            plan.path: _table(
+                sources[plan.path], plan, opened, initializer, staleness_bound, dense, reuse
+            )
+            for plan in plans
+        }
+        twins: dict[str, nn.Module] = {
+            path: keyed_twin(path, collection, tables) for path, collection in collections.items()
+        }
+        inside = {inner for path, found in collections.items() for inner in found.paths(path)}
+        for path in tables.keys() - inside:
+            twins[path] = _twin(sources[path], tables[path])
+    except BaseException:
+        if not isinstance(store, Store):
+            opened.close()
+        raise
+    for path, twin in twins.items():
+        _replace(model, path, twin)
+    for collection in collections.values():
+        collection.forget_weights()
+    return Conversion(plans, budget, opened)
+
+
+def unconvert(model: nn.Module) -> None:
+    """Swap the stored modules of a model for plain torch modules with the same weights, in place.
+
+    Needs memory for all weights. The store keeps its rows. TorchRec's collections come back as they were, without
+    their tags: tag them anew to train them.
+    """
+    stored = list(stored_modules(model))
+    for path, module in stored:
+        known = isinstance(module, KeyedBags | KeyedRows) or (
+            isinstance(module, StoredBag) and module.num_embeddings is not None
+        )
+        if not known:
+            raise InvalidInput(f"{path}: {type(module).__name__} has no plain torch counterpart")
+    for path, module in stored:
+        if isinstance(module, KeyedBags | KeyedRows):
+            _replace(model, path, plain_collection(module))
+        else:
+            assert isinstance(module, StoredBag)
+            _replace(model, path, _plain(module))
+
+
+def _sources(model: nn.Module, skip: Collection[str]) -> dict[str, _Source]:
+    sources: dict[str, _Source] = {}
+    left = [path for path, _ in paths_of(model) if path and matches(path, skip)]
+    for path, module in paths_of(model, remove_duplicate=False):
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or matches(
+            path, [*skip, *(f"{skipped}.*" for skipped in left)]
+        ):
+            continue
+        if path == "":
+            raise InvalidInput(
+                "the model is an embedding itself and cannot be swapped in place: put it into a module"
+            )
+        if type(module) not in (nn.Embedding, nn.EmbeddingBag):
+            raise InvalidInput(
+                f"{path}: {type(module).__name__} is a subclass whose forward may differ; "
+                f"skip it with skip=[{path!r}]"
+            )
+        refuse_options(module.max_norm, module.scale_grad_by_freq, module.weight.dtype, f"{path}: ")
+        weight = module.weight.detach()
+        known = weight.numel() and not weight.is_meta
+        if known and not all(value.isfinite() for value in weight.aminmax()):
+            raise InvalidInput(
+                f"{path}: a weight is no finite number, which a row cannot hold: set it to one"
+            )
+        if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
+            raise InvalidInput(f'{path}: mode="max" is not supported, only "sum" and "mean"')
+        padding = module.padding_idx if isinstance(module, nn.Embedding) else None
+        if padding is not None and not weight.is_meta and bool(weight[padding].any()):
+            raise InvalidInput(
+                f"{path}: the row of padding_idx {padding} is not 0, which a stored table cannot show"
+            )
+        sources[path] = module
+    if not sources:
+        raise InvalidInput(
+            "the model holds no nn.Embedding, nn.EmbeddingBag or collection of TorchRec to convert"
+        )
+    return sources
+
+
+def _refuse_shared(model: nn.Module, sources: Mapping[str, _Source]) -> None:
+    owners: dict[Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(parameter, []).append(name)
+    for path, module in sources.items():
+        if len(owners[module.weight]) > 1:
+            raise InvalidInput(
+                f"{path}: its weight is shared by {', '.join(owners[module.weight])}; "
+                f"a stored table has one user: skip it with skip=[{path!r}]"
+            )
+
+
+def _refuse_trained_twice(sources: Mapping[str, _Source], optimizer: torch.optim.Optimizer) -> None:
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    for path, module in sources.items():
+        if module.weight in held:
+            raise InvalidInput(
+                f"{path}: its weight is also in the dense optimizer; make that one from the other "
+                "parameters, or after convert()"
+            )
+
+
+def _refuse_ranks(sources: Mapping[str, _Source]) -> None:
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    # Rows that nothing trains are the same on all ranks.
+    trained = [path for path, module in sources.items() if module.weight.requires_grad]
+    if trained:
+        raise InvalidInput(
+            f"{trained[0]}: convert() in a process group of {dist.get_world_size()} ranks would give each rank rows of "
+            "its own, which the gradients of the other ranks never reach: spread the rows over the ranks with "
+            "rowmill.distributed.ShardedCollection, or leave the embeddings to torch"
+        )
+
+
+def _plans(
+    sources: Mapping[str, _Source],
+    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None,
+    dtype: Dtype,
+    prefix: str,
+    budget: int,
+) -> tuple[TablePlan, ...]:
+    groups: dict[object, int] = {}
+    plans: list[TablePlan] = []
+    for path, module in sources.items():
+        # Frozen rows need no state, and a rate of 0 says what happens to them.
+        trained = module.weight.requires_grad
+        spec = _optimizer_of(path, module.weight, optimizer) if trained else SGD(lr=0.0)
+        stride = _core.row_stride(module.embedding_dim, dtype, optimizer_to_dict(spec))
+        group = groups.setdefault((module.embedding_dim, replace(spec, lr=0.0)), len(groups))
+        rows = module.num_embeddings
+        plans.append(
+            TablePlan(
+                path,
+                prefix + path,
+                rows,
+                module.embedding_dim,
+                dtype,
+                spec,
+                group,
+                rows * stride,
+                "",
+            )
+        )
+    total = sum(plan.bytes for plan in plans)
+    tier = "memory" if total <= budget else f"disk, {100 * budget // total}% cached"
+    return tuple(replace(plan, tier=tier) for plan in plans)
+
+
+def _optimizer_of(
+    path: str,
+    weight: Tensor,
+    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None,
+) -> OptimizerSpec:
+    tagged = tagged_optimizer(weight, path)
+    passed = optimizer
+    if isinstance(optimizer, Mapping):
+        passed = next((s for pattern, s in optimizer.items() if fnmatchcase(path, pattern)), None)
+    if tagged is not None and passed is not None:
+        raise InvalidInput(
+            f"{path}: two optimizers, {tagged} by apply_optimizer_in_backward and {passed} by optimizer=; drop one "
+            "of them (optimizer= may name only the modules without a tag)"
+        )
+    found = tagged if tagged is not None else passed
+    if found is None or isinstance(found, Mapping):
+        names = ", ".join(map(repr, optimizer)) if isinstance(optimizer, Mapping) else ""
+        raise InvalidInput(
+            f"{path}: no optimizer; optimizer= names only {names or 'nothing'}, and the weights have no tag of "
+            "apply_optimizer_in_backward"
+        )
+    return found
+
+
+def _table(
+    module: _Source,
+    plan: TablePlan,
+    store: Store,
+    initializer: Initializer,
+    staleness_bound: int | None,
+    dense: bool,
+    reuse: bool,
+) -> Table:
+    existed = plan.table in store.table_names()
+    table = store.table(
+        plan.table,
+        dim=plan.dim,
+        dtype=plan.dtype,
+        optimizer=plan.optimizer,
+        initializer=initializer,
+        staleness_bound=staleness_bound,
+        num_rows=plan.num_rows if dense else None,
+    )
+    if existed and len(table) > 0:
+        if not reuse:
+            raise InvalidInput(
+                f"{plan.path}: table {plan.table!r} of {store} already holds {len(table)} rows; pass "
+                "reuse=True to train on with them, or a prefix to make another table"
+            )
+    elif not module.weight.is_meta:
+        write_weights(table, module.weight.detach(), plan.num_rows)
+    return table
+
+
+def _twin(module: _Source, table: Table) -> StoredBag:
+    if isinstance(module, nn.EmbeddingBag):
+        assert module.mode in ("sum", "mean")
+        twin = EmbeddingBag(
+            module.num_embeddings,
+            module.embedding_dim,
+            norm_type=module.norm_type,
+            mode=module.mode,
+            sparse=module.sparse,
+            include_last_offset=module.include_last_offset,
+            padding_idx=module.padding_idx,
+            table=table,
+        )
+    else:
+        twin = Embedding(
+            module.num_embeddings,
+            module.embedding_dim,
+            padding_idx=module.padding_idx,
+            norm_type=module.norm_type,
+            sparse=module.sparse,
+            table=table,
+        )
+    twin.frozen = not module.weight.requires_grad
+    twin.train(module.training)
+    return twin
+
+
+def _plain(module: StoredBag) -> _Source:
+    assert module.num_embeddings is not None
+    # However large: the caller asked for plain modules, and they hold their weights.
+    rows = module.num_embeddings
+    weight = read_weights(module.table, rows, "weight", 4 * rows * module.embedding_dim)
+    if isinstance(module, EmbeddingBag):
+        plain = nn.EmbeddingBag(
+            rows,
+            module.embedding_dim,
+            norm_type=module.norm_type,
+            mode=module.mode,
+            sparse=module.sparse,
+            _weight=weight,
+            include_last_offset=module.include_last_offset,
+            padding_idx=module.padding_idx,
+        )
+    else:
+        assert isinstance(module, Embedding)
+        plain = nn.Embedding(
+            rows,
+            module.embedding_dim,
+            padding_idx=module.padding_idx,
+            norm_type=module.norm_type,
+            sparse=module.sparse,
+            _weight=weight,
+        )
+    plain.weight.requires_grad_(not module.frozen)
+    plain.train(module.training)
+    return plain
+
+
+def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)

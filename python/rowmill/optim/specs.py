@@ -1,0 +1,313 @@
+"""Optimizers: what updates the rows of a table, and `RowOptimizer` to update them when you say so.
+
+`SplitSGD` and `SplitAdagrad` are for the dense half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rowmill.errors import InvalidInput
+from rowmill.init import Constant, Initializer, Normal, TruncatedNormal, Uniform, Zeros
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rowmill.store.steps import Step
+    from rowmill.store.tables import Table
+
+
+@dataclass(frozen=True)
+class SGD:
+    """`w -= lr * g`, as `torch.optim.SGD`. Keeps no state."""
+
+    lr: float
+
+
+@dataclass(frozen=True)
+class MomentumSGD:
+    """`v = momentum * v + g; w -= lr * v` on the rows that have a gradient. One float per weight.
+
+    On those rows it is `torch.optim.SGD` with dampening 0; rows without a gradient stand still, where torch's
+    go on moving. `nesterov` steps by `lr * (g + momentum * v)` instead.
+    """
+
+    lr: float
+    momentum: float = 0.9
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """`s += g * g; w -= lr * g / (sqrt(s) + eps)`, as `torch.optim.Adagrad`. One float per weight."""
+
+    lr: float
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+
+
+@dataclass(frozen=True)
+class RowwiseAdagrad:
+    """Adagrad with one accumulator per row: `s += mean(g * g)`. One float per row."""
+
+    lr: float
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam on the rows that have a gradient, as `torch.optim.SparseAdam`. Two floats per weight."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True)
+class RowwiseAdam:
+    """Adam with one second moment per row, of `mean(g * g)`. One float per weight and one per row.
+
+    As FBGEMM's `PARTIAL_ROWWISE_ADAM` on rows that have a gradient. Bias correction counts the steps of the table and
+    `eps` is added to the uncorrected root, as in `Adam`.
+    """
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True)
+class FTRL:
+    """FTRL-Proximal (McMahan et al., KDD 2013, Algorithm 1). Two floats per weight.
+
+    `n' = n + g * g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where `abs(z) <= l1`, and elsewhere
+    `w = -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2)`.
+
+    A row's weights follow from z and n from its first update on. What they were before, drawn by the initializer or
+    put, counts there with the share `(sqrt(n') - sqrt(n)) / (beta + sqrt(n') + lr * l2)` and is forgotten beyond
+    it. To go on from given weights `w`, put their state too:
+    `-(beta + sqrt(n) + lr * l2) * w - lr * l1 * sign(w)`, then n.
+
+    The state is `lr * z`, then n: so weights stay where they are when the rate changes. The penalties act with the
+    rate of the update.
+
+    Args:
+        lr: The paper's alpha.
+        beta: Added to the root.
+        l1: Strength of the penalty on `abs(w)`: it makes weights 0.
+        l2: Strength of the penalty on `w * w / 2`.
+        initial_accumulator: What n begins with; above 0 if beta is 0.
+    """
+
+    lr: float
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    initial_accumulator: float = 0.0
+
+
+OptimizerSpec = SGD | MomentumSGD | Adagrad | RowwiseAdagrad | Adam | RowwiseAdam | FTRL
+
+_OPTIMIZERS: dict[str, type[OptimizerSpec]] = {
+    "sgd": SGD,
+    "momentum_sgd": MomentumSGD,
+    "adagrad": Adagrad,
+    "rowwise_adagrad": RowwiseAdagrad,
+    "adam": Adam,
+    "rowwise_adam": RowwiseAdam,
+    "ftrl": FTRL,
+}
+_INITIALIZERS: dict[str, type[Initializer]] = {
+    "zeros": Zeros,
+    "constant": Constant,
+    "uniform": Uniform,
+    "normal": Normal,
+    "truncated_normal": TruncatedNormal,
+}
+
+
+def optimizer_to_dict(optimizer: OptimizerSpec) -> dict[str, Any]:
+    """An optimizer as the binding takes it."""
+    return _to_dict(optimizer, _OPTIMIZERS, "optimizer", "rowmill.optim")
+
+
+def initializer_to_dict(initializer: Initializer) -> dict[str, Any]:
+    """An initializer as the binding takes it."""
+    return _to_dict(initializer, _INITIALIZERS, "initializer", "rowmill.init")
+
+
+def optimizer_from_dict(spec: Mapping[str, Any]) -> OptimizerSpec:
+    """The inverse of `optimizer_to_dict`."""
+    fields = dict(spec)
+    return _OPTIMIZERS[fields.pop("kind")](**fields)
+
+
+def _to_dict(spec: object, kinds: Mapping[str, type[Any]], what: str, home: str) -> dict[str, Any]:
+    for kind, class_ in kinds.items():
+        if type(spec) is class_:
+            return {"kind": kind, **vars(spec)}
+    known = ", ".join(class_.__name__ for class_ in kinds.values())
+    raise InvalidInput(f"{what} must be one of {home}'s {known}, got {spec!r}")
+
+
+class RowOptimizer(torch.optim.Optimizer):
+    """Updates rows when `step()` is called, instead of inside backward.
+
+    From its creation on, backward passes only collect the gradients of its tables: over several
+    micro-batches if you like, and scaled, clipped or skipped as dense ones are. `parameters()` are
+    stand-ins whose `.grad` is the gradient of the rows touched since the last step, `[rows, dim]`;
+    pass them to `clip_grad_norm_` together with the dense ones. `GradScaler` and learning-rate
+    schedulers take this optimizer as any other.
+
+    Unlike with dense parameters, `step()` consumes the gradients: it never applies them twice.
+    The rows' clocks stay held from their forward to `step()` or `zero_grad()`.
+
+    Args:
+        params: A module, tables, or dicts `{"params": tables, "lr": ...}`.
+        lr: Learning rate of groups that name none; None: each table's own.
+    """
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[Table] | Iterable[dict[str, Any]],
+        *,
+        lr: float | None = None,
+    ) -> None:
+        self._pending: dict[Tensor, _Pending] = {}
+        groups: list[dict[str, Any]] = []
+        for group in _groups(params):
+            by_rate: dict[float, list[Table]] = {}
+            for table in group["params"]:
+                rate = group.get("lr", lr)
+                by_rate.setdefault(table.lr if rate is None else rate, []).append(table)
+            for rate, tables in by_rate.items():
+                stand_ins = [self._stand_in(table) for table in tables]
+                groups.append({**group, "params": stand_ins, "lr": rate})
+        if not groups:
+            raise InvalidInput("RowOptimizer got no tables: the module holds no rowmill.nn module")
+        super().__init__(groups, {"lr": lr})
+        for pending in self._pending.values():
+            pending.table.sink = self
+
+    def _stand_in(self, table: Table) -> nn.Parameter:
+        taken = any(pending.table is table for pending in self._pending.values())
+        if taken or table.sink is not None:
+            raise InvalidInput(f"table {table.name!r} is already updated by a RowOptimizer")
+        stand_in = nn.Parameter(torch.zeros(0, table.dim))
+        self._pending[stand_in] = _Pending(table, stand_in)
+        return stand_in
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables this optimizer updates."""
+        return [pending.table for pending in self._pending.values()]
+
+    def parameters(self) -> list[Tensor]:
+        """Stand-ins of the tables: `.grad` is the gradient on the rows touched since the last step."""
+        return list(self._pending)
+
+    def accumulate(
+        self, table: Table, ids: NDArray[np.int64], values: NDArray[np.float32], step: Step
+    ) -> None:
+        """Add gradients of distinct rows of a table; called when a backward pass is over."""
+        for pending in self._pending.values():
+            if pending.table is table:
+                pending.add(ids, values, step)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
+        """Apply the collected gradients, one optimizer step per table, and release the clocks."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for stand_in in group["params"]:
+                self._pending[stand_in].apply(float(group["lr"]))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the collected gradients and release their clocks."""
+        for pending in self._pending.values():
+            pending.drop()
+
+    def detach(self) -> None:
+        """Drop what is collected and give the tables back: backward updates them again."""
+        self.zero_grad()
+        for pending in self._pending.values():
+            pending.table.sink = None
+
+
+class _Pending:
+    """Gradients of the rows of one table that wait for `step()`; the values live in `.grad`."""
+
+    def __init__(self, table: Table, stand_in: nn.Parameter) -> None:
+        self.table = table
+        self.stand_in = stand_in
+        self.ids = torch.empty(0, dtype=torch.int64)
+        self.held: list[Step] = []
+
+    def add(self, ids: NDArray[np.int64], values: NDArray[np.float32], step: Step) -> None:
+        more_ids, more = torch.from_numpy(ids), torch.from_numpy(values).view(-1, self.table.dim)
+        if self.stand_in.grad is not None:
+            both = torch.cat([self.ids, more_ids])
+            gradient = self.stand_in.grad
+            more_ids, more = _summed(both, torch.cat([gradient, more]))
+        self._set(more_ids, more)
+        if step not in self.held:
+            step.hold()
+            self.held.append(step)
+
+    def _set(self, ids: Tensor, gradient: Tensor | None) -> None:
+        self.ids = ids
+        # The stand-in takes the shape of its gradient, without memory of its own.
+        self.stand_in.grad = None
+        self.stand_in.data = torch.zeros(1).expand(len(ids), self.table.dim)
+        self.stand_in.grad = gradient
+
+    def apply(self, lr: float) -> None:
+        gradient = self.stand_in.grad
+        if gradient is None:
+            return
+        held, ids = self.held, self.ids
+        try:
+            ticket = next((step.ticket for step in held if step.open), None)
+            self.table.core.rmw(ids.numpy(), gradient.contiguous().numpy(), lr, ticket)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        self._set(torch.empty(0, dtype=torch.int64), None)
+        held, self.held = self.held, []
+        for step in held:
+            step.let_go()
+
+
+def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids and the sum of their values."""
+    unique, place = cast("tuple[Tensor, Tensor]", torch.unique(ids, return_inverse=True))
+    total = torch.zeros(len(unique), values.shape[1])
+    return unique, total.index_add_(0, place, values)
+
+
+def _groups(
+    params: nn.Module | Iterable[Table] | Iterable[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    from rowmill.nn import tables_of  # Modules are built on tables, which are built on this file.
+
+    if isinstance(params, nn.Module):
+        return [{"params": tables_of(params)}]
+    listed = list(params)
+    if all(isinstance(entry, dict) for entry in listed):
+        return [dict(entry) for entry in listed if isinstance(entry, dict)]
+    return [{"params": listed}]

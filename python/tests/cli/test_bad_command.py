@@ -1,0 +1,334 @@
+"""Nonsense on the command line: every mistake is one line that names the setting or file, and nothing is destroyed.
+
+A traceback that reaches a person is a defect. So is a folder that a run clears because it stood where its rows were to
+go, and a run that goes on from something that is not its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rowmill
+from rowmill.cli import main
+from rowmill.config import GenerateConfig
+from rowmill.data import MISSING_ID
+from rowmill.data.generate import generate
+from rowmill.optim import SGD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two logs that differ in their rows only."""
+    folder = tmp_path_factory.mktemp("logs")
+    for seed in (0, 1):
+        generate(folder / f"log{seed}", GenerateConfig(rows=600, seed=seed, rows_per_table=50))
+    return folder
+
+
+@pytest.fixture
+def here(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the logs, a file, and a folder with somebody's work."""
+    for name in ("log0", "log1"):
+        shutil.copytree(logs / name, tmp_path / name)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/thesis.tex").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(*arguments: str, code: int = 2) -> str:
+        capsys.readouterr()
+        try:
+            ended = main(arguments)
+        except SystemExit as usage:
+            ended = usage.code
+        error = capsys.readouterr().err
+        assert ended == code, error
+        assert "Traceback" not in error
+        last = error.splitlines()[-1]
+        assert last.startswith("rowmill")
+        assert len(error.splitlines()) == 1 or error.startswith("usage:")
+        return last
+
+    return run
+
+
+def train(*more: str, data: str = "log0", out: str = "out") -> list[str]:
+    return ["train", "--data", data, "--out", out, "--memory", "64MiB", *more]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--batch"], "argument --batch: expected one argument"),
+        (["--memory", "12XB"], "store.memory must be a number of bytes or a size such as"),
+        (["--memory", "-5"], "store.memory must be a number of bytes or a size such as"),
+        (["--memory", "1MiB"], "memory must be at least 16777216 bytes (16 MiB), got 1048576"),
+        (["--memory", "9" * 30], "store.memory must be less than 8388608TiB"),
+        (["--row-memory", "1KiB"], "is too small"),
+        (["--row-memory", "1GiB"], "row_memory must be at most memory (67108864 bytes)"),
+        (["--batch", "-1"], "train.batch = '-1'; it must be an integer of at least 1"),
+        (["--batch", "1e3"], "train.batch = '1e3'; it must be an integer of at least 1"),
+        (["--seed", str(1 << 64)], "train.seed = '18446744073709551616'"),
+        (["--threads", "9" * 20], "it must be an integer of at least 1 and at most 256"),
+        (["--dim", "9" * 20], "it must be an integer of at least 1 and at most 65536"),
+        (["--dense-lr", "1e300"], "train.dense_lr = '1e300'; it must be a number"),
+        (["--ids", "hash", "--buckets", "9" * 20], "at most 2147483647"),
+        (["--staleness-bound", "256"], "store.staleness_bound = '256'"),
+        (["--train-rows", "601"], "data.train_rows = 601, but log0 has 600 rows"),
+        (["--out", ""], "train.out is empty"),
+        (["--data", ""], "data.path is empty"),
+        (["--store", ""], "store.path is empty"),
+        (["--out", "file"], "train.out = 'file' cannot be made a folder (File exists)"),
+        (["--out", "file/out"], "train.out = 'file/out' cannot be made a folder (Not a directory)"),
+        (["--store", "file"], "store file is a file; a store is a folder, give --store another"),
+        (["--store", "work"], "store work is not empty: pass --resume"),
+        (["--store", "work", "--resume"], "cannot resume: work holds no store, but thesis.tex"),
+        (["--plain", "--resume"], "train.resume needs a store"),
+        (["--config", "work"], "config file work cannot be read: Is a directory"),
+        (["--schema", "work"], "schema file work cannot be read: Is a directory"),
+        (["--data", "work"], "work holds no *.parquet and no *.tsv"),
+        (["--data", "nowhere"], "data nowhere does not exist"),
+        (["--data", "/dev/null"], "data /dev/null is a pipe or a device"),
+    ],
+)
+def test_a_wrong_flag_of_train_is_named(
+    here: Path, refused: Callable[..., str], flags: list[str], says: str
+) -> None:
+    assert says in refused(*train(*flags))
+    assert (here / "work/thesis.tex").read_text() == (here / "file").read_text() == "mine"
+
+
+def test_a_parquet_with_a_missing_label_names_file_row_and_fix(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    table = pq.read_table("log0/part-00000.parquet")
+    labels = table["label"].to_pylist()
+    labels[7] = None
+    pq.write_table(table.set_column(0, "label", pa.array(labels, pa.int8())), "nulls.parquet")
+    says = refused(*train(data="nulls.parquet"))
+    assert "nulls.parquet, row 7 (from 0): label 'label' is missing; drop the row" in says
+
+
+def test_a_tsv_row_with_twelve_integers_names_file_line_and_fix(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    rows = ["\t".join(["1", *["3"] * integers, *["ab"] * 26]) for integers in (13, 13, 12)]
+    Path("clicks.tsv").write_text("\n".join(rows) + "\n")
+    says = refused(*train(data="clicks.tsv"))
+    assert "clicks.tsv, line 3: 39 fields, expected 40" in says
+    assert "a missing value is an empty field, not a left-out one" in says
+
+
+def test_training_that_diverges_says_when_and_what_to_lower(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    for flag in ("--dense-lr", "--row-lr"):
+        says = refused(*train(flag, "1e30"), code=1)
+        assert "training diverged at step 2: the loss is" in says
+        assert f"{flag} (now 1e+30)" in says
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--dim", "8"], "cannot resume: model.dim was 16 and is 8"),
+        (["--seed", "3"], "cannot resume: train.seed was 0 and is 3"),
+        (["--model", "ffnn"], "cannot resume: model.kind was 'dlrm' and is 'ffnn'"),
+        (["--row-optimizer", "adam"], "cannot resume: rows.optimizer was 'adagrad' and is 'adam'"),
+        (["--data", "log1"], "cannot resume: checksum of the first rows was"),
+        (["--train-rows", "100"], "cannot resume: train rows was 480 and is 100"),
+    ],
+)
+def test_another_run_than_that_of_the_store_is_refused_by_the_setting_that_differs(
+    here: Path, refused: Callable[..., str], flags: list[str], says: str
+) -> None:
+    assert main(train()) == 0
+    before = sorted(path.read_bytes() for path in Path("out/store").glob("[!L]*"))
+    assert says in refused(*train("--resume", *flags))
+    manifest = Path("out/store/MANIFEST").read_bytes()
+    assert manifest in before, "the checkpoint is the one of the first run"
+    assert main(train("--resume")) == 0
+
+
+def test_a_parameter_of_another_optimizer_is_named_and_the_rows_of_the_last_run_stay(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    assert main(train()) == 0
+    manifest = Path("out/store/MANIFEST").read_bytes()
+    Path("run.toml").write_text("[rows]\nl1 = 0.1\n")
+    says = refused(*train("--config", "run.toml"))
+    assert "rows.l1 = 0.1, but adagrad takes lr, eps, initial_accumulator: drop rows.l1" in says
+    assert Path("out/store/MANIFEST").read_bytes() == manifest
+
+
+def test_an_optimizer_that_torch_has_not_is_refused_for_plain_rows(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    for kind in ("momentum_sgd", "rowwise_adagrad", "rowwise_adam", "ftrl"):
+        says = refused(*train("--plain", "--row-optimizer", kind))
+        assert f"rows.optimizer = '{kind}' has no counterpart in torch" in says
+
+
+def test_a_store_that_no_run_made_is_neither_cleared_nor_gone_on_with(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    with rowmill.open("out/store", memory="16MiB") as store:
+        store.table("words", dim=1, optimizer=SGD(lr=1.0)).put([1], [[2.0]])
+        store.checkpoint()
+    for flags in ([], ["--resume"], ["--store", "out/store", "--resume"]):
+        says = refused(*train(*flags))
+        assert "store out/store has tables, but not of a run of `rowmill train`" in says
+    with rowmill.open("out/store", memory="16MiB") as store:
+        assert store.open_table("words").get([1]).tolist() == [[2.0]]
+
+
+def test_a_folder_named_store_with_other_things_in_it_is_not_cleared(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    shutil.copytree("work", "out/store")
+    assert "out/store would be cleared for this run, but holds thesis.tex" in refused(*train())
+    assert Path("out/store/thesis.tex").read_text() == "mine"
+
+
+def test_a_damaged_store_is_neither_gone_on_with_nor_cleared(
+    here: Path, refused: Callable[..., str]
+) -> None:
+    assert main(train()) == 0
+    manifest = Path("out/store/MANIFEST")
+    manifest.write_bytes(manifest.read_bytes()[:-100])
+    says = refused(*train("--resume"), code=1)
+    assert "MANIFEST" in says
+    assert "damaged; restore the folder from a copy, or remove it" in says
+    before = {path.name: path.read_bytes() for path in manifest.parent.iterdir()}
+    says = refused(*train())
+    assert "out/store has a checkpoint that cannot be read" in says
+    assert "MANIFEST" in says
+    after = {path.name: path.read_bytes() for path in manifest.parent.iterdir()}
+    assert after == before
+
+
+def test_a_store_of_a_newer_format_is_not_cleared(here: Path, refused: Callable[..., str]) -> None:
+    assert main(train()) == 0
+    manifest = Path("out/store/MANIFEST")
+    newer = b"rowmill-manifest 5 00000000 0\n"
+    manifest.write_bytes(newer)
+    for flags in ([], ["--resume"]):
+        assert "format version 5, this build reads up to 4" in refused(*train(*flags), code=1)
+    assert "upgrade rowmill" in refused("inspect", "out/store", code=1)
+    assert manifest.read_bytes() == newer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "no store at nowhere: check the path"),
+        (["file"], "no store at file: check the path"),
+        (["work"], "no store at work: check the path"),
+        ([""], "argument STORE: is empty; give a path"),
+        (["work", "--hottest", "-1"], "'-1' is not a number from 0 to 999999"),
+        (["work", "--hottest", "many"], "'many' is not a number from 0 to 999999"),
+        (["work", "--hottest", "9" * 30], "is not a number from 0 to 999999"),
+    ],
+)
+def test_a_wrong_argument_of_inspect_is_named(
+    here: Path, refused: Callable[..., str], arguments: list[str], says: str
+) -> None:
+    assert says in refused("inspect", *arguments)
+    assert sorted(path.name for path in Path("work").iterdir()) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--out", "x"], "generate.rows is not set"),
+        (["--out", "", "--rows", "9"], "argument --out: is empty; give a path"),
+        (["--out", "file", "--rows", "9"], "file is a file; a log is a folder"),
+        (["--out", "x", "--rows", "0"], "generate.rows = '0'; it must be an integer of at least 1"),
+        (["--out", "x", "--rows", "9", "--zipf", "-1"], "generate.zipf = '-1'"),
+        (["--out", "x", "--rows", "9", "--seed", "9" * 30], "at most 17592186044415"),
+        (["--out", "log0", "--rows", "9"], "log0 holds a log generated with other settings"),
+    ],
+)
+def test_a_wrong_argument_of_generate_is_named(
+    here: Path, refused: Callable[..., str], arguments: list[str], says: str
+) -> None:
+    assert says in refused("data", "generate", *arguments)
+    assert not Path("x").exists()
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(train(out="run[/1]")) == 0
+    assert "run[/1]/report.html" in capsys.readouterr().out
+    with rowmill.open("marked", memory="16MiB") as store:
+        for name in ("[/x]", "[red]"):
+            store.table(name, dim=1, optimizer=SGD(lr=1.0)).get_or_init([1])
+        store.checkpoint()
+    assert main(["inspect", "marked"]) == 0
+    shown = capsys.readouterr().out
+    assert "[/x]" in shown
+    assert "[red]" in shown
+
+
+@pytest.fixture
+def looked_up(here: Path) -> Path:
+    """A store whose hottest row is that of the missing id."""
+    with rowmill.open("rows", memory="16MiB") as store:
+        table = store.table("C1", dim=16, optimizer=SGD(lr=1.0))
+        for _ in range(200):
+            table.get_or_init([MISSING_ID, 7, MISSING_ID + 1])
+            table.get_or_init([MISSING_ID])
+        table.put(np.arange(5000), np.ones((5000, 16), np.float32))
+        store.checkpoint()
+    return here / "rows"
+
+
+def test_inspect_calls_the_missing_id_missing(
+    looked_up: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(looked_up)]) == 0
+    shown = capsys.readouterr().out
+    assert "missing" in shown.split("Hottest rows")[1]
+    assert str(MISSING_ID) not in shown
+    assert str(MISSING_ID + 1) in shown
+
+
+def test_inspect_says_where_the_store_of_a_run_is(
+    looked_up: Path, refused: Callable[..., str]
+) -> None:
+    Path("run").mkdir()
+    looked_up.rename("run/store")
+    assert "no store at run: there is one at run/store" in refused("inspect", "run")
+
+
+def test_a_reader_that_closes_the_pipe_ends_inspect_without_a_word(looked_up: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rowmill", "inspect", str(looked_up), "--hottest", "9999"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 1
+    assert errors == b""

@@ -1,0 +1,57 @@
+"""rowmill with the real TorchRec, PyKEEN and PyTorch Geometric, which live in a folder of their own (`tools/frameworks.py`)
+and are imported in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.frameworks import frameworks_folder
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+CASES = ROOT / "python/tests/frameworks"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    try:
+        return frameworks_folder()
+    except RuntimeError as error:
+        pytest.skip(f"the other frameworks cannot be installed here: {error}")
+
+
+@pytest.mark.parametrize("framework", ["torchrec", "pykeen", "pyg"])
+def test_cases_of_a_framework(framework: str, folder: Path) -> None:
+    """Every case of its file; what fails there is printed here."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+    run = subprocess.run(
+        [*command, str(CASES / f"{framework}_cases.py")],
+        env={**os.environ, "PYTHONPATH": str(folder), "ROWMILL_FRAMEWORKS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_rowmill_imports_no_framework_unasked(folder: Path) -> None:
+    program = (
+        "import sys, rowmill, rowmill.cli, rowmill.train, rowmill.kge\n"
+        "print({'torchrec', 'pykeen', 'torch_geometric'} & set(sys.modules))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout == "set()\n"

@@ -1,0 +1,53 @@
+"""Dropout: the share that is left out, the mean that stays, every place alike, and equal bits for an equal seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rowmill.nn.dropout import dropout
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_share_is_left_out_and_the_mean_stays(share: float) -> None:
+    torch.manual_seed(1)
+    dropped = torch.stack([dropout(torch.ones(7, 3), share) for _ in range(4_000)])
+    rates = (dropped == 0).float().mean(dim=0)
+    assert rates.min() > share - 0.05
+    assert rates.max() < share + 0.05
+    assert dropped.unique().tolist() == pytest.approx([0.0, 1 / (1 - share)], rel=1e-3)
+    assert dropped.mean().item() == pytest.approx(1.0, abs=0.05)
+    # No two of the places, of one word or of two, go together.
+    correlation = torch.corrcoef(dropped.reshape(4_000, -1).T)
+    assert (correlation - torch.eye(21)).abs().max() < 0.1
+
+
+def test_gradients_go_where_weights_were_kept() -> None:
+    weights = torch.ones(1000, requires_grad=True)
+    dropped = dropout(weights, 0.3)
+    dropped.sum().backward()
+    assert weights.grad is not None
+    torch.testing.assert_close(weights.grad, dropped.detach())
+
+
+def test_the_stream_of_torch_decides() -> None:
+    def drawn() -> torch.Tensor:
+        return dropout(torch.ones(100), 0.5)
+
+    torch.manual_seed(3)
+    first, second = drawn(), drawn()
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    assert torch.equal(drawn(), first)
+
+
+def test_shares_at_the_ends() -> None:
+    weights = torch.ones(50)
+    assert dropout(weights, 0.0) is weights
+    assert dropout(weights, 1 - 1e-9).isfinite().all()
+
+
+def test_nothing_is_left_out_but_in_training() -> None:
+    weights = torch.ones(50)
+    assert dropout(weights, 0.5, training=False) is weights
+    assert not torch.equal(dropout(weights, 0.5, training=True), weights)
