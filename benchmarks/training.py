@@ -19,16 +19,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import common
-from rowmill.config import (
-    Config,
-    DataConfig,
-    GenerateConfig,
-    ModelConfig,
-    RowsConfig,
-    StoreConfig,
-    TrainConfig,
-)
-from rowmill.data.generate import table_ids
+from rowmill.config import Config, DataConfig, ModelConfig, RowsConfig, StoreConfig, TrainConfig
+from rowmill.ctr.data.generate import table_ids
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.store import Store
 from rowmill.train.rows import StoredRows
 from rowmill.train.run import Trainer, open_trainer

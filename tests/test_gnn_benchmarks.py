@@ -22,12 +22,13 @@ from benchmarks.gnn_out_of_core.stored import training
 from benchmarks.gnn_quality import run as gnn_quality
 from benchmarks.peer_loop import PeerLoop
 from benchmarks.rounds import Patience
-from rowmill.config import NodesConfig, StoreConfig
-from rowmill.data import Features
-from rowmill.data.planted_nodes import make_nodes
-from rowmill.train.nodes import NodeTask
+from rowmill.config import StoreConfig
+from rowmill.gnn.node_graph import Features
+from rowmill.gnn.planted_nodes import make_nodes
+from rowmill.gnn.settings import NodesConfig
+from rowmill.gnn.splits import best_of_valid
+from rowmill.gnn.task import NodeTask
 from rowmill.train.run import Trainer
-from rowmill.train.splits import best_of_valid
 from tests.array_rows import ArrayRows
 
 SHAPE = Shape(bits=13, batch=16)

@@ -21,8 +21,9 @@ from benchmarks.quickstart import run as quickstart
 from benchmarks.rounds import Patience
 from benchmarks.staleness_quality import quality, rate, run
 from benchmarks.training import Shape, config_of, loaded
-from rowmill.config import GenerateConfig, SequencesConfig, StoreConfig, TrainConfig
-from rowmill.data.generate import generate, table_ids
+from rowmill.config import StoreConfig, TrainConfig
+from rowmill.ctr.data.generate import generate, table_ids
+from rowmill.ctr.settings import GenerateConfig, SequencesConfig
 from rowmill.train import dense
 from rowmill.train.rows import StoredRows
 from tests.array_rows import ArrayRows

@@ -15,15 +15,8 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
-from rowmill.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    RowsConfig,
-    SequencesConfig,
-    StoreConfig,
-    TrainConfig,
-)
+from rowmill.config import Config, DataConfig, ModelConfig, RowsConfig, StoreConfig, TrainConfig
+from rowmill.ctr.settings import SequencesConfig
 from rowmill.train import train
 
 Kind = Literal["wide_deep", "ncf", "two_tower", "din", "dien", "bst"]

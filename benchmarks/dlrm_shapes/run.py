@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rowmill
 from benchmarks import common
 from rowmill.bench.shapes import SHAPES as PUBLISHED
-from rowmill.models import DLRM, dot_interaction
+from rowmill.ctr.models import DLRM, dot_interaction
 from rowmill.ops.interaction import interaction
 from rowmill.train.dense import multiplies_bf16
 
@@ -141,7 +141,7 @@ def batches(shape: Shape, skew: str, seed: int) -> list[Batch]:
 
 
 def torch_mlp(inputs: int, widths: Sequence[int], *, relu_last: bool) -> nn.Sequential:
-    """Layers of plain torch, laid out as `rowmill.models.mlp`."""
+    """Layers of plain torch, laid out as `rowmill.ctr.models.mlp`."""
     layers: list[nn.Module] = []
     for width in widths:
         layers += [nn.Linear(inputs, width), nn.ReLU()]

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rowmill
 from benchmarks import common
 from benchmarks.exchange.cells import Cell
+from rowmill.ctr.models.layers import mlp
 from rowmill.distributed import Pipeline, Ranks, RowCache, ShardedCollection
 from rowmill.distributed.exchange import Exchange
-from rowmill.models.layers import mlp
 from rowmill.nn import Feature
 from rowmill.train.allocator import keep_freed_memory
 

@@ -15,10 +15,10 @@ from benchmarks.gnn_out_of_core.shape import DIM, FANOUTS, Shape
 from benchmarks.peer_loop import PeerLoop, PeerSide
 from benchmarks.peer_rows import PeerRows
 from rowmill.config import Config, StoreConfig
-from rowmill.data import Features, NodeGraph, NodeSplit
 from rowmill.gnn import NeighbourSampler, NodeBatch, NodeBatches
+from rowmill.gnn.node_graph import Features, NodeGraph, NodeSplit
+from rowmill.gnn.task import NodeTask
 from rowmill.store import Store
-from rowmill.train.nodes import NodeTask
 from rowmill.train.rows import open_rows
 
 

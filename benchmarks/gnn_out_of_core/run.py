@@ -26,7 +26,7 @@ from benchmarks.peer_rows import KINDS, PeerRows
 from benchmarks.rounds import Patience, counted, run_rounds
 from benchmarks.training import LoadedTrainer, device_reads_per_s
 from rowmill.config import StoreConfig
-from rowmill.data import NodeGraph
+from rowmill.gnn.node_graph import NodeGraph
 
 SHARE = 4
 """Memory for one row in so many."""

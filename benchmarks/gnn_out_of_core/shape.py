@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.config import Config, GnnConfig, ModelConfig, StoreConfig, TrainConfig
-from rowmill.data import NodeGraph
+from rowmill.config import Config, ModelConfig, StoreConfig, TrainConfig
+from rowmill.gnn.node_graph import NodeGraph
+from rowmill.gnn.settings import GnnConfig
 
 CLASSES = 172
 DIM = 128

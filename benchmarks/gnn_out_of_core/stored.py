@@ -10,8 +10,8 @@ from rich.console import Console
 from benchmarks.gnn_out_of_core.shape import DIM, Shape
 from benchmarks.training import LoadedTrainer
 from rowmill.config import Config
-from rowmill.data import Features, NodeGraph, NodeSplit
-from rowmill.train.nodes import NodeTask, feature_table
+from rowmill.gnn.node_graph import Features, NodeGraph, NodeSplit
+from rowmill.gnn.task import NodeTask, feature_table
 from rowmill.train.rows import open_rows
 from rowmill.train.run import Trainer
 

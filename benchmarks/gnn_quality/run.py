@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 from benchmarks.outcomes import Outcomes, parser_of_settings
 from rowmill.config import load_config
-from rowmill.train.splits import best_of_valid, config_of_split
+from rowmill.gnn.splits import best_of_valid, config_of_split
 
 EXAMPLES = common.REPOSITORY / "examples/gnn"
 GRAPHS = {

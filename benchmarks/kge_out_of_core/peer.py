@@ -14,11 +14,11 @@ from benchmarks.kge_out_of_core.shape import Shape
 from benchmarks.peer_loop import Keys, PeerLoop, PeerSide
 from benchmarks.peer_rows import PeerRows
 from rowmill.config import Config, RowsConfig, StoreConfig
-from rowmill.data import Graph
 from rowmill.kge import GraphBatch, GraphBatches
+from rowmill.kge.graph import Graph
+from rowmill.kge.task import GraphTask
 from rowmill.optim import Adagrad
 from rowmill.store import Store
-from rowmill.train.graphs import GraphTask
 from rowmill.train.rows import open_rows, row_optimizer
 
 

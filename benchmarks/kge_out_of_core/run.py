@@ -31,7 +31,7 @@ from benchmarks.peer_rows import KINDS, PeerRows
 from benchmarks.rounds import Cell, Patience, counted, run_rounds
 from benchmarks.training import LoadedTrainer, device_reads_per_s, wait_for_lookahead
 from rowmill.config import StoreConfig
-from rowmill.data import Graph
+from rowmill.kge.graph import Graph
 from rowmill.store import Store
 
 SHARE = 4

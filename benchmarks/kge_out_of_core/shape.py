@@ -15,16 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowmill.config import (
-    Config,
-    DataConfig,
-    KgeConfig,
-    ModelConfig,
-    RowsConfig,
-    StoreConfig,
-    TrainConfig,
-)
-from rowmill.data import Graph
+from rowmill.config import Config, DataConfig, ModelConfig, RowsConfig, StoreConfig, TrainConfig
+from rowmill.kge.graph import Graph
+from rowmill.kge.settings import KgeConfig
 
 TRIPLES_PER_ENTITY = 338_586_276 / 86_054_151
 SKEW = 0.7

@@ -8,9 +8,9 @@ from rich.console import Console
 from benchmarks.kge_out_of_core.shape import Shape
 from benchmarks.training import LoadedTrainer
 from rowmill.config import Config
-from rowmill.data import Graph
+from rowmill.kge.graph import Graph
+from rowmill.kge.task import GraphTask
 from rowmill.store import Store
-from rowmill.train.graphs import GraphTask
 from rowmill.train.rows import open_rows
 from rowmill.train.run import Trainer
 

@@ -12,11 +12,11 @@ from benchmarks.peer_loop import Keys, PeerLoop, PeerSide, distinct
 from benchmarks.peer_rows import PeerRows
 from benchmarks.training import Shape
 from rowmill.config import Config, RowsConfig
-from rowmill.data import Batch
-from rowmill.data.generate import table_ids
+from rowmill.ctr.data import Batch
+from rowmill.ctr.data.generate import table_ids
+from rowmill.ctr.rows import StoredClickRows
+from rowmill.ctr.task import ClickTask, Log, open_clicks
 from rowmill.optim import Adagrad
-from rowmill.train.click_rows import StoredClickRows
-from rowmill.train.clicks import ClickTask, Log, open_clicks
 from rowmill.train.rows import row_optimizer
 
 

@@ -26,17 +26,10 @@ import rowmill
 from benchmarks import common
 from benchmarks.peer_frameworks.own import own
 from benchmarks.peer_frameworks.summary import summarize
-from rowmill.config import (
-    Config,
-    DataConfig,
-    KgeConfig,
-    ModelConfig,
-    RowsConfig,
-    StoreConfig,
-    TrainConfig,
-)
-from rowmill.data import Graph, read_graph
+from rowmill.config import Config, DataConfig, ModelConfig, RowsConfig, StoreConfig, TrainConfig
 from rowmill.integrations.pykeen import StoredRepresentation
+from rowmill.kge.graph import Graph, read_graph
+from rowmill.kge.settings import KgeConfig
 from rowmill.train.run import open_trainer
 
 Kind = Literal["distmult", "complex"]

@@ -26,10 +26,10 @@ from benchmarks import common
 from benchmarks.peer_frameworks.own import own
 from benchmarks.peer_frameworks.summary import summarize
 from rowmill.config import Config, DataConfig, ModelConfig, StoreConfig, TrainConfig
-from rowmill.data import NodeGraph, read_node_graph
-from rowmill.data.planted_nodes import make_nodes
+from rowmill.gnn.node_graph import NodeGraph, read_node_graph
+from rowmill.gnn.planted_nodes import make_nodes
+from rowmill.gnn.settings import GnnConfig, NodesConfig
 from rowmill.integrations.pyg import NeighbourSampler, StoredFeatures, StoredGraph
-from rowmill.node_config import GnnConfig, NodesConfig
 from rowmill.train.run import open_trainer
 
 Kind = Literal["graphsage", "gat"]

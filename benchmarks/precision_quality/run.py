@@ -16,7 +16,8 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
-from rowmill.config import Config, DataConfig, GenerateConfig, RowsConfig, TrainConfig
+from rowmill.config import Config, DataConfig, RowsConfig, TrainConfig
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.train import train
 
 PRECISIONS = ("fp32", "split-bf16")

@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 from benchmarks.risk_graphs.shape import CLASSES, DENSE_RATE, FANOUTS, HIDDEN, RATE
-from rowmill.data import read_node_graph
 from rowmill.gnn import GraphSAGE, NeighbourSampler, NodeBatch, NodeBatches
+from rowmill.gnn.node_graph import read_node_graph
 
 WORLD = 2
 _EPS = 1e-10

@@ -23,7 +23,7 @@ from benchmarks import common
 from benchmarks.risk_graphs.shape import Shape, payout, trisk
 from benchmarks.training import LoadedTrainer
 from rowmill.config import StoreConfig
-from rowmill.train.nodes import NodeTask
+from rowmill.gnn.task import NodeTask
 from rowmill.train.run import Trainer, open_trainer
 
 SHARE = 4

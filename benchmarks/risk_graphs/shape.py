@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rowmill.config import Config, DataConfig, ModelConfig, RowsConfig, StoreConfig, TrainConfig
-from rowmill.node_config import GnnConfig
+from rowmill.gnn.settings import GnnConfig
 
 CLASSES = 2
 FANOUTS = (4, 5)

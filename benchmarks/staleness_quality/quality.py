@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import common
-from rowmill.config import Config, DataConfig, GenerateConfig, StoreConfig, TrainConfig
+from rowmill.config import Config, DataConfig, StoreConfig, TrainConfig
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.train import train
 
 BOUNDS: tuple[int | None, ...] = (0, 1, 4, 10, 20, 40, 80, None)

@@ -48,6 +48,10 @@ class InvalidInput(RowmillError, ValueError):
     """An argument is wrong; the message names it, what was expected and what came. Nothing changed."""
 
 
+class DataError(InvalidInput):
+    """Bad input data. The message names file, row, column, value and the fix, as far as they exist."""
+
+
 class BackendMissing(RowmillError, ImportError):
     """A backend of torch.distributed is not installed; the message says how to."""
 

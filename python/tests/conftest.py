@@ -1,19 +1,67 @@
-"""What many tests need: an empty store."""
+"""What many tests need: an empty store, data, real and generated, configurations of runs on it, and a process that runs are
+forked from.
+"""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rowmill
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from python.tests.train.configs import Make
+from rowmill.config import Config, load_config
+from rowmill.ctr.data.generate import generate
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[rowmill.Store]:
     with rowmill.open(tmp_path / "store", memory="64MiB", wait_deadline_s=2.0) as opened:
         yield opened
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Real data that is not part of the repository."""
+    root = Path(os.environ.get("ROWMILL_DATA", Path(__file__).parents[3] / "shared/data"))
+    if not root.is_dir():
+        pytest.skip(f"no real data in {root}: set ROWMILL_DATA to its folder")
+    return root
+
+
+@pytest.fixture(scope="session")
+def server() -> ForkServerContext:
+    """Has loaded the modules of the command."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["rowmill.cli", "rowmill.train"])
+    return context
+
+
+@pytest.fixture(scope="module")
+def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A click log as the module's `LOG` says."""
+    folder = tmp_path_factory.mktemp("log")
+    generate(folder, request.module.LOG)
+    return folder
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest, log: Path, tmp_path: Path) -> Make:
+    """Configurations of runs on that log, with the module's `SETTINGS`."""
+
+    def make_config(name: str = "run", **flags: Any) -> Config:
+        values: dict[tuple[str, str], Any] = {
+            ("data", "path"): log,
+            ("train", "out"): tmp_path / name,
+            ("train", "threads"): 1,
+            ("store", "memory"): "256MiB",
+        }
+        for key, value in {**request.module.SETTINGS, **flags}.items():
+            section, _, entry = key.partition("__")
+            values[section, entry] = value
+        return load_config(None, values)
+
+    return make_config

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from rowmill.config import load_config
-from rowmill.data.generate import id_laws
-from rowmill.data.locality import expected_reuse
+from rowmill.ctr.data.generate import id_laws
+from rowmill.ctr.data.locality import expected_reuse
 from rowmill.size import parse_size
 from rowmill.train import train
 

@@ -14,11 +14,11 @@ from rowmill.bench.run import COLLECTIVES, scaling, summary, title
 from rowmill.bench.settings import cores_of
 from rowmill.distributed.torchrun import Launched, ends_late
 from rowmill.errors import ExchangeFailed, InvalidInput, RankLost
-from rowmill.report import html_page, write_whole
-from rowmill.report.bars import Bar, stacked_bars
 from rowmill.train.backend import check_gpus
 from rowmill.train.dense import multiplies_bf16
 from rowmill.train.machine import describe_machine
+from rowmill.train.report import html_page, write_whole
+from rowmill.train.report.bars import Bar, stacked_bars
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowmill.bench.buckets import Buckets
-from rowmill.models.dcn_v2 import CrossLayer
-from rowmill.models.layers import mlp
+from rowmill.ctr.models.dcn_v2 import CrossLayer
+from rowmill.ctr.models.layers import mlp
 from rowmill.ops.interaction import interaction
 from rowmill.optim import SplitAdagrad, SplitSGD
 
@@ -61,7 +61,7 @@ class Crosses(nn.Module):
 
 
 class Pairs(nn.Module):
-    """The dot interaction, in the type of the rows, as in `rowmill.models.DLRM`."""
+    """The dot interaction, in the type of the rows, as in `rowmill.ctr.models.DLRM`."""
 
     def forward(self, dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
         """`[B, D + F (F + 1) / 2]`."""

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from rowmill.bench.command import add_bench
-from rowmill.config import ConfigError, load_config, section_from, settings_of
+from rowmill.config.config import load_config, section_from, settings_of
+from rowmill.config.setting import ConfigError
 from rowmill.errors import (
     CheckpointMissing,
     InvalidInput,
@@ -31,8 +32,8 @@ from rowmill.errors import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from rowmill.config import Config
-    from rowmill.report.figures import Figure
+    from rowmill.config.config import Config
+    from rowmill.train.report.figures import Figure
 
 _TRAIN_SECTIONS = ("data", "model", "gnn", "rows", "store", "train", "checkpoint")
 _COUNT_DIGITS = 6
@@ -264,9 +265,13 @@ def _train(parsed: argparse.Namespace) -> int:
     with _importing():
         from rich.console import Console
 
-        from rowmill.train import train, train_splits
+        from rowmill.gnn.splits import train_splits
+        from rowmill.train import train
         from rowmill.train.allocator import keep_freed_memory
-        from rowmill.train.ranked_clicks import is_first
+        from rowmill.train.ranks import is_first
+        from rowmill.train.run import task_opener
+
+        task_opener(config)
 
     keep_freed_memory()
     # The modules of torch stay: looking at all of them again took the collector 4 % of some steps.
@@ -284,7 +289,7 @@ def _train(parsed: argparse.Namespace) -> int:
 def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
     from rich.markup import escape
 
-    from rowmill.report import figures_of
+    from rowmill.train.report import figures_of
 
     figures = figures_of(report)
     train = report["train"]
@@ -308,7 +313,7 @@ def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
 
 
 def _print_splits(result: dict[str, Any], console: Any) -> None:
-    from rowmill.report import figures_of
+    from rowmill.train.report import figures_of
 
     found = result["test"]
     for figure in figures_of(result).tested(found):
@@ -399,7 +404,7 @@ def _follow(parsed: argparse.Namespace) -> int:
 
 def _generate(parsed: argparse.Namespace) -> int:
     with _importing():
-        from rowmill.data.generate import generate
+        from rowmill.ctr.data.generate import generate
 
     values = {key: value for (_, key), value in _flags(parsed, "generate").items()}
     sidecar = generate(parsed.out, section_from("generate", values))
@@ -409,7 +414,7 @@ def _generate(parsed: argparse.Namespace) -> int:
 
 def _sequences(parsed: argparse.Namespace) -> int:
     with _importing():
-        from rowmill.data.sequences import make_sequences
+        from rowmill.ctr.data.sequences import make_sequences
 
     values = {key: value for (_, key), value in _flags(parsed, "sequences").items()}
     sidecar = make_sequences(parsed.out, section_from("sequences", values))
@@ -419,7 +424,7 @@ def _sequences(parsed: argparse.Namespace) -> int:
 
 def _nodes(parsed: argparse.Namespace) -> int:
     with _importing():
-        from rowmill.data.planted_nodes import make_nodes
+        from rowmill.gnn.planted_nodes import make_nodes
 
     values = {key: value for (_, key), value in _flags(parsed, "nodes").items()}
     print(make_nodes(parsed.out, section_from("nodes", values)))

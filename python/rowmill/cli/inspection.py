@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table as TextTable
 
 from rowmill import _core
-from rowmill.data import MISSING_ID
+from rowmill.ctr.data import MISSING_ID
 from rowmill.errors import StoreMissing, StoreSuperseded
 from rowmill.size import format_size
 from rowmill.store.changes import Changes, count

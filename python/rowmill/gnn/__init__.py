@@ -1,18 +1,60 @@
-"""Graph neural networks: samples of neighbours, and models over the blocks that they consist of."""
+"""Graph neural networks: graphs of nodes read from files, samples of neighbours, and models over the blocks that they consist of."""
 
-from rowmill.gnn.batches import NodeBatch, NodeBatches
-from rowmill.gnn.gat import GAT, GatLayer
-from rowmill.gnn.sage import GraphSAGE, SageLayer
-from rowmill.gnn.sampler import Block, NeighbourSampler, Sample
+from typing import TYPE_CHECKING
+
+from rowmill._lazy import lazy
+
+if TYPE_CHECKING:
+    from rowmill.gnn.batches import NodeBatch, NodeBatches
+    from rowmill.gnn.gat import GAT, GatLayer
+    from rowmill.gnn.metrics import NodeMetrics
+    from rowmill.gnn.node_graph import Features, NodeGraph, NodeSplit, read_node_graph
+    from rowmill.gnn.sage import GraphSAGE, SageLayer
+    from rowmill.gnn.sampler import Block, NeighbourSampler, Sample
 
 __all__ = [
     "GAT",
     "Block",
+    "Features",
     "GatLayer",
     "GraphSAGE",
     "NeighbourSampler",
     "NodeBatch",
     "NodeBatches",
+    "NodeGraph",
+    "NodeMetrics",
+    "NodeSplit",
     "SageLayer",
     "Sample",
+    "read_node_graph",
 ]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "batches": (
+            "NodeBatch",
+            "NodeBatches",
+        ),
+        "gat": (
+            "GAT",
+            "GatLayer",
+        ),
+        "metrics": ("NodeMetrics",),
+        "node_graph": (
+            "Features",
+            "NodeGraph",
+            "NodeSplit",
+            "read_node_graph",
+        ),
+        "sage": (
+            "GraphSAGE",
+            "SageLayer",
+        ),
+        "sampler": (
+            "Block",
+            "NeighbourSampler",
+            "Sample",
+        ),
+    },
+)

@@ -1,16 +1,23 @@
-"""Knowledge graphs: models over stored rows, losses, batches of queries, and filtered ranking."""
+"""Knowledge graphs: triples read from files, models over stored rows, losses, batches of queries, and filtered ranking."""
 
-from rowmill.kge.batches import GraphBatch, GraphBatches
-from rowmill.kge.dense_softmax import dense_softmax
-from rowmill.kge.losses import logistic, penalty, self_adversarial, softmax
-from rowmill.kge.models import MODELS, ComplEx, DistMult, RotatE, TransE, TripleModel
-from rowmill.kge.order import beta_order, swaps
-from rowmill.kge.ranking import KnownTriples, rank
+from typing import TYPE_CHECKING
+
+from rowmill._lazy import lazy
+
+if TYPE_CHECKING:
+    from rowmill.kge.batches import GraphBatch, GraphBatches
+    from rowmill.kge.chunked_softmax import dense_softmax
+    from rowmill.kge.graph import Graph, read_graph
+    from rowmill.kge.losses import logistic, penalty, self_adversarial, softmax
+    from rowmill.kge.models import MODELS, ComplEx, DistMult, RotatE, TransE, TripleModel
+    from rowmill.kge.order import beta_order, swaps
+    from rowmill.kge.ranking import KnownTriples, rank
 
 __all__ = [
     "MODELS",
     "ComplEx",
     "DistMult",
+    "Graph",
     "GraphBatch",
     "GraphBatches",
     "KnownTriples",
@@ -22,7 +29,45 @@ __all__ = [
     "logistic",
     "penalty",
     "rank",
+    "read_graph",
     "self_adversarial",
     "softmax",
     "swaps",
 ]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "batches": (
+            "GraphBatch",
+            "GraphBatches",
+        ),
+        "chunked_softmax": ("dense_softmax",),
+        "graph": (
+            "Graph",
+            "read_graph",
+        ),
+        "losses": (
+            "logistic",
+            "penalty",
+            "self_adversarial",
+            "softmax",
+        ),
+        "models": (
+            "MODELS",
+            "ComplEx",
+            "DistMult",
+            "RotatE",
+            "TransE",
+            "TripleModel",
+        ),
+        "order": (
+            "beta_order",
+            "swaps",
+        ),
+        "ranking": (
+            "KnownTriples",
+            "rank",
+        ),
+    },
+)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rowmill.config import KgeConfig
-    from rowmill.data import Graph
+    from rowmill.kge.graph import Graph
+    from rowmill.kge.settings import KgeConfig
 
 _ORDER, _NEGATIVES, _PARTITIONS = range(3)
 """What a stream of random numbers is for."""

@@ -1,6 +1,5 @@
-"""The trainer behind `rowmill train`."""
+"""The trainer behind `rowmill train`: what all tasks share."""
 
 from rowmill.train.run import TrainingDiverged, train
-from rowmill.train.splits import train_splits
 
-__all__ = ["TrainingDiverged", "train", "train_splits"]
+__all__ = ["TrainingDiverged", "train"]

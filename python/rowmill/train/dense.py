@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rowmill.config import ConfigError
+from rowmill.config.setting import ConfigError
 from rowmill.optim import SplitAdagrad, SplitSGD
 from rowmill.train.backend import CPU, device_name
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from rowmill.config import TrainConfig
+    from rowmill.config.sections import TrainConfig
 
 
 def dense_optimizer(

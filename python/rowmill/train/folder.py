@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import rowmill
 from rowmill import _core
-from rowmill.config import ConfigError
+from rowmill.config.setting import ConfigError
 from rowmill.distributed.checkpoint import take_lock
 from rowmill.distributed.manifest import NAME as MANIFEST
 from rowmill.distributed.manifest import Manifest
@@ -22,7 +22,7 @@ from rowmill.train.state import ATTACHMENT, described_in, progress_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rowmill.config import Config
+    from rowmill.config.config import Config
     from rowmill.store.store import Store
 
 _RANKS_FILES = re.compile(r"LOCK|CHECKPOINT(\.new)?|state-\d+\.pt(\.new)?|parts-\d+")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from rowmill.report.figures import Figures
+    from rowmill.train.report.figures import Figures
 
 
 class RunProgress:

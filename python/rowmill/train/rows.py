@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import rowmill
-from rowmill.config import ConfigError
+from rowmill.config.setting import ConfigError
 from rowmill.optim.specs import optimizer_from_dict
 from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, MinCount
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from rowmill.config import AdmissionConfig, Config, EvictionConfig, RowsConfig
+    from rowmill.config.config import Config
+    from rowmill.config.sections import AdmissionConfig, EvictionConfig, RowsConfig
     from rowmill.init import Initializer
     from rowmill.optim.specs import OptimizerSpec
     from rowmill.store.eviction import Admission, Eviction

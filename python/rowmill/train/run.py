@@ -24,26 +24,18 @@ import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rowmill.errors import InvalidInput, RowmillError
-from rowmill.report import clear_report, figures_of, read_report, write_report
-from rowmill.train.clicks import open_clicks
 from rowmill.train.folder import check_is_new
-from rowmill.train.graphs import open_graph
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
-from rowmill.train.nodes import open_nodes
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
-from rowmill.train.ranked_clicks import (
-    check_alone,
-    is_first,
-    open_ranked_clicks,
-    rank_conditions,
-    started_ranks,
-)
+from rowmill.train.ranks import check_alone, is_first, rank_conditions, started_ranks
+from rowmill.train.report import clear_report, figures_of, read_report, write_report
 from rowmill.train.rows import StoredRows, row_eviction, row_optimizer
 from rowmill.train.state import Run
 from rowmill.train.task import announced, check_flags
@@ -55,17 +47,19 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from rowmill.config import Config
+    from rowmill.config.config import Config
     from rowmill.train.rows import RowCounters
     from rowmill.train.state import RunState
     from rowmill.train.task import Task
 
 
-_TASKS: dict[str, Callable[[Config, Console, int], AbstractContextManager[Task]]] = {
-    "ctr": open_clicks,
-    "kge": open_graph,
-    "gnn": open_nodes,
+_TASKS = {
+    "ctr": "rowmill.ctr.task:open_clicks",
+    "kge": "rowmill.kge.task:open_graph",
+    "gnn": "rowmill.gnn.task:open_nodes",
 }
+"""What opens each task. Tasks build on this package, so it imports the one that a run names when the run begins."""
+_RANKED_TASK = "rowmill.ctr.ranked_task:open_ranked_clicks"
 _LOOKAHEAD_OF_RANKS = 4
 """Batches ahead, where nobody says how many."""
 
@@ -132,15 +126,12 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     if alone:
         check_is_new(config)
     torch.set_num_threads(threads)
-    opened = _TASKS[config.train.task]
     if alone:
         check_alone(config)
-    else:
-        opened = open_ranked_clicks
-        if config.store.lookahead is None:
-            # What each batch ahead takes is more here: it is prepared, not just announced.
-            config = replace(config, store=replace(config.store, lookahead=_LOOKAHEAD_OF_RANKS))
-    with opened(config, console, threads) as task:
+    elif config.store.lookahead is None:
+        # What each batch ahead takes is more here: it is prepared, not just announced.
+        config = replace(config, store=replace(config.store, lookahead=_LOOKAHEAD_OF_RANKS))
+    with task_opener(config)(config, console, threads) as task:
         pusher = None
         if config.checkpoint.push is not None and isinstance(task.rows, StoredRows):
             keep = config.checkpoint.keep
@@ -153,6 +144,14 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
         finally:
             if pusher is not None:
                 pusher.wait()
+
+
+def task_opener(
+    config: Config,
+) -> Callable[[Config, Console, int], AbstractContextManager[Task]]:
+    """What opens the task of the settings, on so many threads; its modules are imported."""
+    alone = started_ranks() is None
+    return resolve_name(_TASKS[config.train.task] if alone else _RANKED_TASK)
 
 
 class Trainer:

@@ -11,14 +11,16 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from rowmill.config import ConfigError
+from rowmill.config.setting import ConfigError
 from rowmill.nn import dense_state_dict, load_dense_state_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rowmill.config import Config
-    from rowmill.data import Graph, NodeGraph, Source
+    from rowmill.config.config import Config
+    from rowmill.ctr.data import Source
+    from rowmill.gnn.node_graph import NodeGraph
+    from rowmill.kge.graph import Graph
 
 ATTACHMENT = "rowmill.train"
 _CHECKED_ROWS = 1024

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rowmill.config import Config, ConfigError
+from rowmill.config.config import Config
+from rowmill.config.setting import ConfigError
 from rowmill.size import parse_size
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from rowmill.config import StoreConfig
+    from rowmill.config.sections import StoreConfig
     from rowmill.train.rows import RowSide
 
 

@@ -19,9 +19,9 @@ import pytest
 
 import rowmill
 from rowmill.cli import main
-from rowmill.config import GenerateConfig
-from rowmill.data import MISSING_ID
-from rowmill.data.generate import generate
+from rowmill.ctr.data import MISSING_ID
+from rowmill.ctr.data.generate import generate
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.optim import SGD
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tools.frameworks import frameworks_folder
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-CASES = ROOT / "python/tests/frameworks"
+CASES = ROOT / "python/tests/integrations"
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +27,18 @@ def folder() -> Path:
         pytest.skip(f"the other frameworks cannot be installed here: {error}")
 
 
+def path_with(folder: Path) -> str:
+    """The frameworks, beside the rowmill that is tested."""
+    return os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(folder)])
+
+
 @pytest.mark.parametrize("framework", ["torchrec", "pykeen", "pyg"])
 def test_cases_of_a_framework(framework: str, folder: Path) -> None:
     """Every case of its file; what fails there is printed here."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
     run = subprocess.run(
         [*command, str(CASES / f"{framework}_cases.py")],
-        env={**os.environ, "PYTHONPATH": str(folder), "ROWMILL_FRAMEWORKS": "1"},
+        env={**os.environ, "PYTHONPATH": path_with(folder), "ROWMILL_FRAMEWORKS": "1"},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -44,12 +49,12 @@ def test_cases_of_a_framework(framework: str, folder: Path) -> None:
 
 def test_rowmill_imports_no_framework_unasked(folder: Path) -> None:
     program = (
-        "import sys, rowmill, rowmill.cli, rowmill.train, rowmill.kge\n"
+        "import sys, rowmill.cli, rowmill.conversion, rowmill.ctr.task, rowmill.kge.task, rowmill.gnn.task\n"
         "print({'torchrec', 'pykeen', 'torch_geometric'} & set(sys.modules))"
     )
     run = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": path_with(folder)},
         capture_output=True,
         text=True,
         check=True,

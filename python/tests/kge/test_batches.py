@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rowmill.config import KgeConfig
-from rowmill.data import Graph
 from rowmill.kge import GraphBatch, GraphBatches
+from rowmill.kge.graph import Graph
+from rowmill.kge.settings import KgeConfig
 
 N, R, TRIPLES, BATCH = 40, 3, 300, 32
 

@@ -97,7 +97,7 @@ def test_penalties_are_sums_of_powers() -> None:
 def test_the_dense_softmax_is_the_softmax_of_products(
     monkeypatch: pytest.MonkeyPatch, smoothing: float, block_floats: int
 ) -> None:
-    module = importlib.import_module("rowmill.kge.dense_softmax")
+    module = importlib.import_module("rowmill.kge.chunked_softmax")
     monkeypatch.setattr(module, "_BLOCK_FLOATS", block_floats)
     torch.manual_seed(4)
     query = torch.randn(B, 5, requires_grad=True)

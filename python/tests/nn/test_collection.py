@@ -11,9 +11,9 @@ from torch import nn
 
 import rowmill
 from rowmill import RaggedBatch
+from rowmill.ctr.models.embeddings import FeatureBags
 from rowmill.errors import InvalidInput
 from rowmill.init import Zeros
-from rowmill.models.embeddings import FeatureBags
 from rowmill.nn import EmbeddingCollection, Feature, StackedBags
 from rowmill.optim import SGD, Adagrad
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rowmill.ctr.models import DLRM, FeatureBags
 from rowmill.errors import InvalidInput
-from rowmill.models import DLRM, FeatureBags
 from rowmill.ops.interaction import interaction, reference
 
 SHAPES = [(1, 1, 1), (3, 2, 5), (2, 3, 16), (5, 8, 64), (301, 26, 128), (7, 31, 33), (4, 0, 6)]

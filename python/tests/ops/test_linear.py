@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rowmill.models import mlp
+from rowmill.ctr.models import mlp
 from rowmill.ops import linear as module
 from rowmill.ops.linear import linear
 

@@ -18,8 +18,8 @@ import pytest
 from python.tests.warm import warm_python
 from rowmill import errors
 from rowmill.cli import main
-from rowmill.config import GenerateConfig
-from rowmill.data.generate import generate
+from rowmill.ctr.data.generate import generate
+from rowmill.ctr.settings import GenerateConfig
 
 if TYPE_CHECKING:
     from collections.abc import Generator

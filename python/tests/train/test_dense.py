@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from python.tests.train.configs import Make, quiet
-from rowmill.config import ConfigError, GenerateConfig
+from rowmill.config import ConfigError
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.optim import SplitSGD
 from rowmill.train import dense, train
 from rowmill.train.run import open_trainer

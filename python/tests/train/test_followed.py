@@ -19,7 +19,8 @@ from rich.console import Console
 import rowmill
 from python.tests.train.configs import Make, quiet
 from python.tests.train.runs import DEADLINE_S, fork, until
-from rowmill.config import ConfigError, GenerateConfig
+from rowmill.config import ConfigError
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.train.run import open_trainer
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import pytest
 
 from python.tests.train.runs import DEADLINE_S, ended, epoch, fork, until
 from rowmill.cli import main
-from rowmill.config import GenerateConfig
+from rowmill.ctr.settings import GenerateConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ import torch
 
 import rowmill
 from python.tests.train.runs import fork
-from rowmill.config import GenerateConfig
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.train.state import ATTACHMENT
 
 if TYPE_CHECKING:

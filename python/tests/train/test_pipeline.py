@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from python.tests.train.configs import Make, quiet
-from rowmill.config import ConfigError, GenerateConfig
+from rowmill.config import ConfigError
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.train import train
 from rowmill.train.run import Trainer, TrainingDiverged, open_trainer
 

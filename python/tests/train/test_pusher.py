@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 import rowmill
-from rowmill.config import ConfigError, GenerateConfig, load_config
-from rowmill.data.generate import generate
+from rowmill.config import ConfigError, load_config
+from rowmill.ctr.data.generate import generate
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.errors import RemoteError
 from rowmill.train import train
 from rowmill.train.state import ATTACHMENT

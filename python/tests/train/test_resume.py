@@ -21,7 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from python.tests.train.cut_off import cut_off
 from python.tests.train.runs import scalars
 from rowmill.cli import main
-from rowmill.config import GenerateConfig
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.train.run import Trainer
 from rowmill.train.state import Run, RunState
 

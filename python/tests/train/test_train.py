@@ -18,10 +18,11 @@ import torch
 from python.tests.train.configs import Make, quiet
 from python.tests.train.cut_off import CutOffError
 from rowmill import optim
-from rowmill.config import Config, ConfigError, GenerateConfig, load_config
-from rowmill.report import figures_of
+from rowmill.config import Config, ConfigError, load_config
+from rowmill.ctr.settings import GenerateConfig
 from rowmill.train import train
 from rowmill.train.progress import RunProgress
+from rowmill.train.report import figures_of
 from rowmill.train.run import Trainer, open_trainer
 
 if TYPE_CHECKING:

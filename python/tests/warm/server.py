@@ -25,8 +25,9 @@ MODULES = (
     "torch.distributed.run",
     "rowmill.cli",
     "rowmill.train",
-    "rowmill.train.graphs",
-    "rowmill.train.nodes",
+    "rowmill.ctr.ranked_task",
+    "rowmill.kge.task",
+    "rowmill.gnn.task",
     "rowmill.bench.rank",
     "rowmill.distributed",
 )

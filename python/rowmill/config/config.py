@@ -1,0 +1,238 @@
+"""Settings of a run: frozen dataclasses, filled from a TOML file and then from flags.
+
+Every section of the file is one dataclass and every key one field, so that flag, key and field share name, type,
+limits and help. Anything that does not fit raises `ConfigError` with the key, the value and the fix.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from rowmill.config.sections import (
+    AdmissionConfig,
+    CheckpointConfig,
+    DataConfig,
+    EvictionConfig,
+    ModelConfig,
+    RowsConfig,
+    StoreConfig,
+    TrainConfig,
+)
+from rowmill.config.setting import ConfigError, Setting
+from rowmill.ctr.settings import GenerateConfig, SequencesConfig
+from rowmill.gnn.settings import GnnConfig, NodesConfig
+from rowmill.kge.settings import KgeConfig
+from rowmill.size import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of `rowmill train`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    kge: KgeConfig = field(default_factory=KgeConfig)
+    gnn: GnnConfig = field(default_factory=GnnConfig)
+    rows: RowsConfig = field(default_factory=RowsConfig)
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    generate: GenerateConfig | None = None
+    sequences: SequencesConfig | None = None
+    nodes: NodesConfig | None = None
+
+    def __post_init__(self) -> None:
+        makers = [name for name in ("generate", "sequences", "nodes") if getattr(self, name)]
+        if len(makers) > 1:
+            raise ConfigError(
+                f"{' and '.join(f'[{name}]' for name in makers)} both make data.path: keep one of them"
+            )
+        parse_size(self.store.memory, name="store.memory")
+        if self.store.row_memory is not None:
+            parse_size(self.store.row_memory, name="store.row_memory")
+        parse_size(self.store.feed_waiting, name="store.feed_waiting")
+        if self.store.feed is not None:
+            parse_size(self.store.feed, name="store.feed")
+        if self.train.plain and self.store.feed is not None:
+            raise ConfigError("store.feed needs a store: drop --plain or --feed")
+        if self.train.plain and self.train.resume:
+            raise ConfigError("train.resume needs a store: drop --plain or --resume")
+        if self.train.plain and self.train.in_flight > 1:
+            raise ConfigError("train.in_flight needs a store: drop --plain or --in-flight")
+        if self.train.plain and self.checkpoint.push is not None:
+            raise ConfigError("checkpoint.push needs a store: drop --plain or --push")
+        if self.train.plain and self.rows.dtype != "fp32":
+            raise ConfigError(
+                f"rows.dtype = {self.rows.dtype!r} needs a store: drop --plain or --row-dtype"
+            )
+        if self.train.plain and self.eviction.rule != "none":
+            raise ConfigError("eviction.rule needs a store: drop --plain or [eviction]")
+        if self.train.plain and self.admission.min_count is not None:
+            raise ConfigError("admission.min_count needs a store: drop --plain or [admission]")
+        parse_size(self.admission.bytes, name="admission.bytes")
+        train = self.train
+        if train.task != "ctr" and train.dense_optimizer != "adam":
+            raise ConfigError(
+                f"train.dense_optimizer is of the task ctr: drop it with --task {train.task}"
+            )
+        of_task = {"ctr": ("fp32", "bf16", "split-bf16"), "kge": ("fp32", "bf16"), "gnn": ("fp32",)}
+        if train.precision not in of_task[train.task]:
+            raise ConfigError(
+                f"train.precision = {train.precision!r} is not for the task {train.task}, "
+                f"which takes {' or '.join(of_task[train.task])}"
+            )
+        if train.precision == "split-bf16" and train.dense_optimizer == "adam":
+            raise ConfigError(
+                "train.precision = 'split-bf16' needs --dense-optimizer adagrad or sgd: adam has no split form"
+            )
+        if train.precision == "split-bf16" and self.model.kind == "bst":
+            raise ConfigError(
+                "train.precision = 'split-bf16' is not for model.kind = 'bst', whose layer norms take float32 weights: "
+                "use bf16"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: plain(item) for key, item in value.items()}  # pyright: ignore
+            return str(value) if isinstance(value, Path) else value
+
+        return plain(asdict(self))
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "kge": KgeConfig,
+    "gnn": GnnConfig,
+    "rows": RowsConfig,
+    "eviction": EvictionConfig,
+    "admission": AdmissionConfig,
+    "store": StoreConfig,
+    "train": TrainConfig,
+    "checkpoint": CheckpointConfig,
+    "generate": GenerateConfig,
+    "sequences": SequencesConfig,
+    "nodes": NodesConfig,
+}
+
+
+def settings_of(section: str) -> dict[str, tuple[Any, Setting]]:
+    """Type and setting of every key of a section."""
+    hints = get_type_hints(SECTIONS[section], include_extras=True)
+    return {key: (hint.__origin__, hint.__metadata__[0]) for key, hint in hints.items()}
+
+
+USUAL_MODELS = {"kge": "complex", "gnn": "graphsage"}
+"""What a task trains if nothing is said: other tasks than `ctr` cannot train the model that a config begins with."""
+
+
+def load_config(path: Path | None, flags: Mapping[tuple[str, str], Any] | None = None) -> Config:
+    """Read a config file, if any, and let flags replace what it says.
+
+    Args:
+        path: A TOML file.
+        flags: Values by (section, key), as text or typed; they win over the file.
+    """
+    content: dict[str, Any] = {}
+    if path is not None:
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"config file {path} does not exist") from None
+        except OSError as error:
+            raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
+    for name, values in content.items():
+        if name not in SECTIONS:
+            raise ConfigError(f"unknown section [{name}]; known: {', '.join(SECTIONS)}")
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{name} = {values!r}: {name} is a section, write [{name}] and keys under it"
+            )
+    for (section, key), value in (flags or {}).items():
+        content.setdefault(section, {})[key] = value
+    for task, usual in USUAL_MODELS.items():
+        if content.get("train", {}).get("task") == task:
+            content.setdefault("model", {}).setdefault("kind", usual)
+    return Config(**{name: section_from(name, values) for name, values in content.items()})
+
+
+def section_from(name: str, values: Mapping[str, Any]) -> Any:
+    """One section from its keys; text is converted where a key wants a number, a path or a list.
+
+    Examples:
+        >>> section_from("train", {"batch": "1_024", "epochs": 2}).batch
+        1024
+    """
+    known = settings_of(name)
+    converted: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"unknown key {name}.{key}; known: {', '.join(known)}")
+        hint, setting = known[key]
+        converted[key] = _convert(f"{name}.{key}", value, hint, setting)
+    for entry in fields(SECTIONS[name]):
+        if entry.default is MISSING and entry.name not in converted:
+            raise ConfigError(f"{name}.{entry.name} is not set: {known[entry.name][1].help}")
+    return SECTIONS[name](**converted)
+
+
+def _convert(name: str, value: Any, hint: Any, setting: Setting) -> Any:
+    if get_origin(hint) is UnionType:
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "infinite")):
+            return None
+        hint = next(option for option in get_args(hint) if option is not NoneType)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ConfigError(f"{name} = {value!r}; it must be one of {', '.join(get_args(hint))}")
+        return value
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{name} = {value!r}; it must be a list of integers")
+        items: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+        return tuple(_convert(name, item, int, setting) for item in items)
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} = {value!r}; it must be true or false")
+        return value
+    if hint in (int, float):
+        return _number(name, value, hint, setting)
+    if isinstance(value, bool) or not isinstance(value, str | Path | int):
+        raise ConfigError(f"{name} = {value!r}; it must be text")
+    if hint is Path and not str(value).strip():
+        raise ConfigError(f"{name} is empty; give a path, or leave it out")
+    return hint(str(value))
+
+
+def _number(name: str, value: Any, kind: type[int | float], setting: Setting) -> int | float:
+    least, most = setting.least, setting.most
+    what = "an integer" if kind is int else "a number"
+    if least is not None:
+        what += f" of at least {least:g}"
+    if most is not None:
+        what += f" and at most {most if isinstance(most, int) else format(most, 'g')}"
+    wrong = ConfigError(f"{name} = {value!r}; it must be {what}")
+    try:
+        if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+            raise ValueError
+        number = kind(value)
+    except (ValueError, TypeError, OverflowError):
+        raise wrong from None
+    if not abs(number) < float("inf") or (least is not None and number < least):
+        raise wrong
+    if most is not None and number > most:
+        raise wrong
+    return number

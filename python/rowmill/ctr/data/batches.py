@@ -1,0 +1,70 @@
+"""Batches of tensors in a fixed order, from any row on.
+
+Shapes: B rows of a batch, N numeric features, S columns of ids, T tasks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rowmill.ctr.data.block import Block
+from rowmill.ctr.data.features import IdWay, transform
+from rowmill.ctr.data.source import Source
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Contiguous tensors: dense ``[B, N]`` float32, ids ``[B, S]`` int64, labels ``[B]`` float32.
+
+    ``stop`` is the row after the last one: where to go on. With further tasks labels are ``[B, T]``; with histories
+    ``lengths`` ``[B]`` int64 says how many of their places are taken.
+    """
+
+    dense: Tensor
+    ids: Tensor
+    labels: Tensor
+    stop: int
+    lengths: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        lengths = 0 if self.lengths is None else self.lengths.nbytes
+        return self.dense.nbytes + self.ids.nbytes + self.labels.nbytes + lengths
+
+
+def batches(source: Source, way: IdWay, *, start: int, stop: int, batch: int) -> Iterator[Batch]:
+    """Rows ``start <= row < stop`` in batches of ``batch``; the last one may be smaller.
+
+    The same rows fall into the same batches whichever multiple of ``batch`` a run starts from, so a run that goes
+    on from ``Batch.stop`` sees what it would have seen.
+    """
+    rest: Block | None = None
+    row = start
+    for raw in source.blocks(start, stop):
+        block = transform(raw, way)
+        if rest is not None:
+            block = rest.followed_by(block)
+        whole = len(block) - len(block) % batch
+        for lo in range(0, whole, batch):
+            row += batch
+            yield _tensors(block, lo, lo + batch, row)
+        rest = block.rows(whole, len(block))
+    if rest is not None and len(rest):
+        yield _tensors(rest, 0, len(rest), row + len(rest))
+
+
+def _tensors(block: Block, lo: int, hi: int, stop: int) -> Batch:
+    part = block.rows(lo, hi)
+    return Batch(
+        torch.from_numpy(part.dense),
+        torch.from_numpy(part.ids),
+        torch.from_numpy(part.labels),
+        stop,
+        None if part.lengths is None else torch.from_numpy(part.lengths),
+    )

@@ -1,0 +1,184 @@
+"""From raw values to what a model takes: logs of counts, and ids in one of three ways.
+
+| way | id of a value | rows of a table |
+|---|---|---|
+| full | the 64-bit value itself | unbounded |
+| hash | hash of the value and the feature, modulo ``buckets`` | ``buckets`` + 1 |
+| vocabulary | its place among the values seen ``min_count`` times in the train part | their number + 2 |
+
+A missing value has an id of its own in each way; a value outside the vocabulary shares one id with its like. The
+places of a history are treated as the feature whose ids they hold; those that are not taken count as missing.
+Numeric features x become log(1 + x), 0 for negative and missing values.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowmill.ctr.data.block import MISSING_ID, Block
+from rowmill.ctr.data.source import Source
+from rowmill.errors import DataError
+
+OOV_ID = 0
+"""With a vocabulary: the id of every value outside it."""
+
+MISSING_VOCABULARY_ID = 1
+"""With a vocabulary: the id of a missing value."""
+
+_KNOWN_FROM = 2
+
+
+class IdWay(Protocol):
+    """One way to turn raw ids ``[n, S]`` into row ids ``[n, S]``."""
+
+    @property
+    def missing(self) -> int:
+        """The id of a missing value."""
+        ...
+
+    def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row ids of raw ids."""
+        ...
+
+    def rows(self, features: int) -> list[int] | None:
+        """Number of ids per feature (they are 0..rows), or None where any 64-bit value may come."""
+        ...
+
+    def fingerprint(self) -> str | None:
+        """Something that changes when what was fitted to the data changes; None if nothing was."""
+        ...
+
+
+class FullIds:
+    """The 64-bit value itself."""
+
+    missing = MISSING_ID
+
+    def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row ids of raw ids."""
+        return ids
+
+    def rows(self, features: int) -> list[int] | None:
+        """Unbounded."""
+        return None
+
+    def fingerprint(self) -> str | None:
+        """Nothing is fitted."""
+        return None
+
+
+@dataclass(frozen=True)
+class HashedIds:
+    """A hash modulo ``buckets``; a missing value is number ``buckets``.
+
+    ``features`` says which feature each column of ids is of; without it each is of its own.
+    """
+
+    buckets: int
+    features: tuple[int, ...] | None = None
+
+    @property
+    def missing(self) -> int:
+        """The bucket behind the last one."""
+        return self.buckets
+
+    def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row ids of raw ids."""
+        features = range(ids.shape[1]) if self.features is None else self.features
+        feature = np.array(features, dtype=np.uint64) + np.uint64(1)
+        hashed = mix64(ids.view(np.uint64) ^ mix64(feature)) % np.uint64(self.buckets)
+        return np.where(ids == MISSING_ID, np.int64(self.buckets), hashed.view(np.int64))
+
+    def rows(self, features: int) -> list[int] | None:
+        """All buckets and the missing value."""
+        return [self.buckets + 1] * features
+
+    def fingerprint(self) -> str | None:
+        """Nothing is fitted."""
+        return None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Values seen often enough, sorted, per feature; ``features`` as in `HashedIds`."""
+
+    values: tuple[NDArray[np.int64], ...]
+    features: tuple[int, ...] | None = None
+    missing = MISSING_VOCABULARY_ID
+
+    def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row ids of raw ids."""
+        out = np.empty_like(ids)
+        features = range(ids.shape[1]) if self.features is None else self.features
+        for column, feature in enumerate(features):
+            raw, known = ids[:, column], self.values[feature]
+            if len(known):
+                place = np.minimum(np.searchsorted(known, raw), len(known) - 1)
+                out[:, column] = np.where(known[place] == raw, place + _KNOWN_FROM, OOV_ID)
+            else:
+                out[:, column] = OOV_ID
+        out[ids == MISSING_ID] = MISSING_VOCABULARY_ID
+        return out
+
+    def rows(self, features: int) -> list[int] | None:
+        """Known values, the missing one, and the one for all others."""
+        return [len(known) + _KNOWN_FROM for known in self.values]
+
+    def fingerprint(self) -> str | None:
+        """A checksum of all values."""
+        check = 0
+        for known in self.values:
+            check = crc32(known.tobytes(), crc32(len(known).to_bytes(8, "little"), check))
+        return f"{check:08x}"
+
+
+def fit_vocabulary(source: Source, *, rows: int, min_count: int) -> Vocabulary:
+    """Count the values of the first ``rows`` rows, those of histories aside, as they stood in rows of their own.
+
+    Memory grows with the distinct values, not with the rows.
+    """
+    features = len(source.schema.ids)
+    counted = [(np.empty(0, np.int64), np.empty(0, np.int64)) for _ in range(features)]
+    for block in source.blocks(0, rows):
+        for feature in range(features):
+            fresh, fresh_counts = np.unique(block.ids[:, feature], return_counts=True)
+            values, counts = counted[feature]
+            merged, place = np.unique(np.concatenate([values, fresh]), return_inverse=True)
+            total = np.bincount(
+                place, weights=np.concatenate([counts, fresh_counts]), minlength=len(merged)
+            )
+            counted[feature] = (merged, total.astype(np.int64))
+    known = tuple(v[(c >= min_count) & (v != MISSING_ID)] for v, c in counted)
+    return Vocabulary(known, tuple(source.schema.id_features))
+
+
+def id_way(name: str, source: Source, *, train_rows: int, buckets: int, min_count: int) -> IdWay:
+    """The way called ``name``; a vocabulary is fitted on the train part only."""
+    if name == "full":
+        return FullIds()
+    if name == "hash":
+        return HashedIds(buckets, tuple(source.schema.id_features))
+    if name == "vocabulary":
+        return fit_vocabulary(source, rows=train_rows, min_count=min_count)
+    raise DataError(f"ids = {name!r}; it must be full, hash or vocabulary")
+
+
+def log_counts(dense: NDArray[np.float32]) -> NDArray[np.float32]:
+    """log(1 + x), 0 where x is negative or missing."""
+    return np.log1p(np.maximum(np.nan_to_num(dense, nan=0.0), 0.0))
+
+
+def transform(block: Block, way: IdWay) -> Block:
+    """Model inputs of raw rows."""
+    ids = np.ascontiguousarray(way.apply(block.ids))
+    return Block(block.labels, log_counts(block.dense), ids, block.lengths)
+
+
+def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection of 64-bit words whose output bits all depend on all input bits (Stafford's variant 13)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

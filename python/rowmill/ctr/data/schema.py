@@ -1,0 +1,144 @@
+"""Which columns of a click log are the label, the numeric features and the id features.
+
+A schema file is TOML:
+
+    label = "clicked"
+    dense = ["age_days", "price"]
+    ids = ["user", "item"]
+    tasks = ["bought"]                                           # further labels, for models of several tasks
+    item_ids = ["item"]                                          # the ids of what is shown, for two towers
+    columns = ["clicked", "age_days", "price", "user", "item"]   # TSV only: what each field is, in order
+    id_base = 16                                                 # TSV only: ids written in base 16 or 10
+
+    places = 20                                                  # the last ids of a history that count
+    [histories]                                                  # parquet only: columns of lists, oldest first
+    item = "items_before"                                        # its ids are rows of the table of `item`
+"""
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rowmill.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """Names of the columns to read.
+
+    ``columns`` and ``id_base`` matter only for files without a header (TSV). ``histories`` are pairs: an id column,
+    and the column with the list of its ids that came before. All lists of a row are equally long.
+    """
+
+    label: str
+    dense: tuple[str, ...]
+    ids: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    id_base: int = 16
+    tasks: tuple[str, ...] = ()
+    item_ids: tuple[str, ...] = ()
+    histories: tuple[tuple[str, str], ...] = ()
+    places: int = 20
+
+    def __post_init__(self) -> None:
+        names = self.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(f"schema names column {twice[0]!r} twice; each column has one role")
+        if not self.ids:
+            raise DataError("schema names no id column; list at least one under 'ids'")
+        if self.id_base not in (10, 16):
+            raise DataError(
+                f"schema: id_base is {self.id_base}; ids of a TSV file are written in base 10 or 16"
+            )
+        unknown = [name for name in (*dict(self.histories), *self.item_ids) if name not in self.ids]
+        if unknown:
+            raise DataError(
+                f"schema: {unknown[0]!r} under 'histories' or 'item_ids' is no id column; add it to 'ids'"
+            )
+        if self.places < 1:
+            raise DataError(f"schema: places is {self.places}; a history has at least 1")
+        if not self.columns:
+            object.__setattr__(self, "columns", tuple(names))
+        absent = [name for name in names if name not in self.columns]
+        if absent:
+            raise DataError(
+                f"schema: column {absent[0]!r} has a role but is not in 'columns'; add it at its place"
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """Every column that is read: labels, numeric features, id features, histories."""
+        return [*self.labels, *self.dense, *self.ids, *dict(self.histories).values()]
+
+    @property
+    def labels(self) -> list[str]:
+        """The label and those of further tasks."""
+        return [self.label, *self.tasks]
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """For every history the place of its id column in ``ids``."""
+        return tuple(self.ids.index(name) for name in dict(self.histories))
+
+    @property
+    def id_features(self) -> list[int]:
+        """For every column of a batch's ids, single ids and then the places of histories, its place in ``ids``."""
+        places = [target for target in self.targets for _ in range(self.places)]
+        return [*range(len(self.ids)), *places]
+
+
+CRITEO = Schema(
+    label="label",
+    dense=tuple(f"I{i}" for i in range(1, 14)),
+    ids=tuple(f"C{i}" for i in range(1, 27)),
+)
+"""The columns of the Criteo logs: label, I1..I13, C1..C26, in the order of the raw TSV files."""
+
+
+def load_schema(path: Path) -> Schema:
+    """Read a schema file."""
+    try:
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"schema file {path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"schema file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"schema file {path} is not valid TOML: {error}") from None
+    known = {field.name for field in fields(Schema)}
+    for key, value in content.items():
+        if key not in known:
+            raise DataError(
+                f"schema file {path}: unknown key {key!r}; known: {', '.join(sorted(known))}"
+            )
+        if key == "histories":
+            content[key] = _histories(value, path)
+            continue
+        is_list = key in ("dense", "ids", "columns", "tasks", "item_ids")
+        is_number = key in ("id_base", "places")
+        expected = (
+            "a list of column names" if is_list else "a number" if is_number else "a column name"
+        )
+        items: list[Any] = value if is_list and isinstance(value, list) else [value]
+        wanted = int if is_number else str
+        if is_list != isinstance(value, list) or not all(
+            isinstance(item, wanted) for item in items
+        ):
+            raise DataError(f"schema file {path}: {key} = {value!r}; it must be {expected}")
+        if is_list:
+            content[key] = tuple(items)
+    for key in ("label", "dense", "ids"):
+        if key not in content:
+            raise DataError(f"schema file {path} lacks the key {key!r}")
+    return Schema(**content)
+
+
+def _histories(value: Any, path: Path) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict) or not all(isinstance(column, str) for column in value.values()):
+        raise DataError(
+            f"schema file {path}: histories = {value!r}; it must be a table of an id column and the column of its "
+            'lists, as [histories] item = "items_before"'
+        )
+    return tuple(value.items())

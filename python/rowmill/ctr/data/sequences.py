@@ -1,0 +1,219 @@
+"""A click log of sequences: who was shown which item, after which items.
+
+It is made from interactions by time, leaving the last one of every user out. Each other interaction becomes a click
+and some rows without a click, of items that user has nothing to do with in the train part. The last one becomes a list
+of candidates: it, and items the user never met. The train part comes first, in the order of time; the lists follow.
+The side file ``sequences.json`` says where the lists begin and how long they are.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from rowmill.ctr.data.interactions import Interactions, generate_interactions, read_interactions
+from rowmill.ctr.data.schema import Schema
+from rowmill.ctr.settings import SequencesConfig
+from rowmill.errors import DataError
+from rowmill.files import writing
+
+SEQUENCES_FILE = "sequences.json"
+_BLOCK_ROWS = 65_536
+_REDRAWS = 64
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What a sequence log says of itself: columns, rows to train on, rows of each list that is tested."""
+
+    schema: Schema
+    train_rows: int
+    candidates: int
+
+
+def make_sequences(out: Path, settings: SequencesConfig) -> Path:
+    """Write the log into ``out``, from the interactions that are named or from generated ones; returns its side file.
+
+    A log that is already there with the same settings is kept; one with other settings is an error.
+    """
+    sidecar = out / SEQUENCES_FILE
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; a log is a folder, choose another --out")
+    told = {key: str(value) for key, value in asdict(settings).items()}
+    if sidecar.exists():
+        if _read(sidecar)["settings"] == told:
+            return sidecar
+        raise DataError(
+            f"{out} holds sequences made with other settings; choose another --out or delete it"
+        )
+    if any(out.glob("*.parquet")):
+        raise DataError(f"{out} holds parquet files that are no sequences; choose another --out")
+    named = settings.interactions
+    interactions = generate_interactions(settings) if named is None else read_interactions(named)
+    table, train_rows = sequence_table(interactions, settings)
+    out.mkdir(parents=True, exist_ok=True)
+    unfinished = out / ".unfinished"
+    with writing(unfinished):
+        pq.write_table(table, unfinished, row_group_size=_BLOCK_ROWS, write_page_checksum=True)
+    unfinished.replace(out / "part-00000.parquet")
+    content = {
+        "settings": told,
+        "tasks": [] if interactions.liked is None else ["liked"],
+        "places": settings.places,
+        "train_rows": train_rows,
+        "candidates": settings.candidates,
+        "interactions": len(interactions),
+        "users": len(np.unique(interactions.users)),
+        "items": len(np.unique(interactions.items)),
+    }
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(sidecar)
+    return sidecar
+
+
+def load_sequences(folder: Path) -> Sequences | None:
+    """What the log in a folder says of itself, or None if it is no log of sequences."""
+    sidecar = folder / SEQUENCES_FILE
+    if not sidecar.is_file():
+        return None
+    content = _read(sidecar)
+    schema = Schema(
+        label="label",
+        dense=(),
+        ids=("user", "item"),
+        tasks=tuple(content["tasks"]),
+        item_ids=("item",),
+        histories=(("item", "items_before"),),
+        places=content["places"],
+    )
+    return Sequences(schema, content["train_rows"], content["candidates"])
+
+
+def sequence_table(interactions: Interactions, settings: SequencesConfig) -> tuple[pa.Table, int]:
+    """The log as a table, and how many of its rows are the train part."""
+    users, user = np.unique(interactions.users, return_inverse=True)
+    items, item = np.unique(interactions.items, return_inverse=True)
+    counts = np.bincount(user)
+    position = _position_in_own(user)
+    left_out = (position == counts[user] - 1) & (counts[user] > 1)
+    if not left_out.any():
+        raise DataError(
+            "no user has two interactions, so there is no last one to leave out; give a longer log"
+        )
+    stream = np.random.default_rng([settings.seed, len(interactions)])
+    kept = np.flatnonzero(~left_out)
+    seen = np.unique(user[kept] * len(items) + item[kept])
+    _check_room(np.bincount(user[kept], minlength=len(users)), len(items), settings, users)
+    others = _draw_others(stream, user[kept], len(items), settings.negatives, seen)
+    train = np.concatenate([item[kept, None], others], axis=1)
+    last = np.flatnonzero(left_out)
+    test = np.empty((len(last), settings.candidates), np.int64)
+    met = np.unique(user * len(items) + item)
+    for row, event in enumerate(last):
+        first = user[event] * len(items)
+        lo, hi = np.searchsorted(met, [first, first + len(items)])
+        free = np.setdiff1d(np.arange(len(items)), met[lo:hi] - first, assume_unique=True)
+        wanted = settings.candidates - 1
+        if len(free) < wanted:
+            remedy = f"lower --candidates to {len(free) + 1}" if len(free) else "drop that user"
+            raise DataError(
+                f"user {users[user[event]]} never met {len(free)} of the {len(items)} items, too few for "
+                f"candidates = {settings.candidates}; {remedy}"
+            )
+        test[row] = [item[event], *stream.choice(free, wanted, replace=False)]
+    events = np.concatenate([kept.repeat(train.shape[1]), last.repeat(settings.candidates)])
+    shown = items[np.concatenate([train.ravel(), test.ravel()])]
+    clicked = np.concatenate(
+        [
+            np.arange(train.size) % train.shape[1] == 0,
+            np.arange(test.size) % settings.candidates == 0,
+        ]
+    )
+    columns = {"label": pa.array(clicked.astype(np.int8))}
+    if interactions.liked is not None:
+        columns["liked"] = pa.array((clicked & interactions.liked[events]).astype(np.int8))
+    columns |= {
+        "user": pa.array(interactions.users[events]),
+        "item": pa.array(shown),
+        "items_before": _histories(interactions.items, user, position, events, settings.places),
+    }
+    return pa.table(columns), int(train.size)
+
+
+def _position_in_own(user: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many interactions of the same user came before each."""
+    order = np.argsort(user, kind="stable")
+    counts = np.bincount(user)
+    position = np.empty(len(user), np.int64)
+    position[order] = np.arange(len(user)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return position
+
+
+def _check_room(
+    taken: NDArray[np.int64], items: int, settings: SequencesConfig, users: NDArray[np.int64]
+) -> None:
+    full = np.flatnonzero(taken >= items)
+    if settings.negatives and len(full):
+        raise DataError(
+            f"user {users[full[0]]} met all {items} items, so there is none to show without a click; set "
+            "--negatives 0, or drop that user"
+        )
+
+
+def _draw_others(
+    stream: np.random.Generator,
+    user: NDArray[np.int64],
+    items: int,
+    count: int,
+    seen: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """For every event ``count`` items its user has not seen, each drawn evenly."""
+    drawn = stream.integers(0, items, (len(user), count))
+    for _ in range(_REDRAWS):
+        wrong = np.isin(user[:, None] * items + drawn, seen)
+        if not wrong.any():
+            return drawn
+        drawn[wrong] = stream.integers(0, items, int(wrong.sum()))
+    # Users who have seen nearly everything: what is left of it.
+    for event, place in np.argwhere(np.isin(user[:, None] * items + drawn, seen)):
+        free = np.setdiff1d(np.arange(items), seen - user[event] * items)
+        drawn[event, place] = stream.choice(free)
+    return drawn
+
+
+def _histories(
+    item: NDArray[np.int64],
+    user: NDArray[np.int64],
+    position: NDArray[np.int64],
+    events: NDArray[np.int64],
+    places: int,
+) -> pa.Array:
+    """The last items of the user before every event, oldest first."""
+    order = np.argsort(user, kind="stable")
+    at = np.empty(len(user), np.int64)
+    at[order] = np.arange(len(user))
+    lengths = np.minimum(position[events], places)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    nth = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    flat = item[order][np.repeat(at[events] - lengths, lengths) + nth]
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat))
+
+
+def _read(sidecar: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
+        for name in ("places", "train_rows", "candidates"):
+            if not isinstance(content[name], int) or content[name] < 1:
+                raise ValueError
+        if not isinstance(content["settings"], dict) or not isinstance(content["tasks"], list):
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{sidecar} does not describe sequences: remove it, or make the log again"
+        ) from None
+    return content

@@ -1,0 +1,120 @@
+"""Deep interest evolution network: how interests follow each other (Zhou et al. 2019, arXiv 1809.03672).
+
+Shapes: B rows of a batch, N numeric features, S columns of ids (see `rowmill.ctr.models.history`), P places, D weights
+per row, E = H * D; W is the width of a state, here E.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from rowmill.ctr.models.din import mlp_with_dice
+from rowmill.ctr.models.history import Histories
+
+
+class AttentionalGRU(nn.Module):
+    """A GRU whose update gate is scaled by how much a place matters for the target (AUGRU, equations 14 to 16).
+
+    The first gate forgets, the second one updates: ``u = a * sigmoid(...)``, ``h = (1 - u) * h + u * candidate``.
+    """
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.inward = nn.Linear(inputs, 3 * width)
+        self.recurrent = nn.Linear(width, 3 * width)
+        for linear in (self.inward, self.recurrent):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, states_BPW: Tensor, weights_BP: Tensor) -> Tensor:
+        """The last state, ``[B, W]``. A place of weight 0 leaves the state as it is."""
+        inward_PBG = self.inward(states_BPW).unbind(1)
+        state_BW = states_BPW.new_zeros(len(states_BPW), self.recurrent.in_features)
+        for inward_BG, weight_B in zip(inward_PBG, weights_BP.unbind(1), strict=True):
+            from_reset, from_update, from_new = inward_BG.chunk(3, dim=1)
+            reset, update, new = self.recurrent(state_BW).chunk(3, dim=1)
+            candidate = torch.tanh(from_new + torch.sigmoid(from_reset + reset) * new)
+            gate = weight_B.unsqueeze(1) * torch.sigmoid(from_update + update)
+            state_BW = (1 - gate) * state_BW + gate * candidate
+        return state_BW
+
+
+class DIEN(nn.Module):
+    """A GRU over the history, attention to the target, a second GRU guided by it, then an MLP.
+
+    In training a forward leaves ``auxiliary_loss``, the mean logistic loss of telling the next place of a history
+    from the same place of the row before it in the batch, by the state before it (equation 3; the paper draws its
+    negatives from all items). Add it to the loss of the clicks. None where no history has two places.
+
+    Args:
+        embeddings: called as ``embeddings(ids)``, gives ``[B, S, D]``.
+        histories: where features, targets and histories lie.
+        dim: D.
+        dense_features: N.
+        hidden: hidden widths of the MLP; a last layer of width 1 follows.
+
+    Example:
+        >>> from rowmill.ctr.models import FeatureBags
+        >>> bags = FeatureBags(
+        ...     [nn.EmbeddingBag(10, 4), nn.EmbeddingBag(10, 4)], bag_of=[0, 1, 1, 1]
+        ... )
+        >>> layout = Histories(features=2, targets=(1,), places=2)
+        >>> model = DIEN(bags, histories=layout, dim=4)
+        >>> ids, lengths = torch.zeros(5, 4, dtype=torch.int64), torch.tensor([2, 1, 0, 2, 2])
+        >>> model(torch.rand(5, 0), ids, lengths).shape
+        torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        *,
+        histories: Histories,
+        dim: int,
+        dense_features: int = 0,
+        hidden: Sequence[int] = (200, 80),
+    ) -> None:
+        super().__init__()
+        width = len(histories.targets) * dim
+        self.embeddings = embeddings
+        self.histories = histories
+        self.extract = nn.GRU(width, width, batch_first=True)
+        self.match = nn.Linear(width, width, bias=False)
+        self.evolve = AttentionalGRU(width, width)
+        inputs = dense_features + len(histories.others) * dim + 2 * width
+        self.layers = mlp_with_dice(inputs, hidden)
+        self.auxiliary_loss: Tensor | None = None
+
+    def forward(self, dense_BN: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
+        """Logits of a click, float32 ``[B]``."""
+        return self.logits(dense_BN, self.embeddings(ids_BS), lengths_B)
+
+    def logits(self, dense_BN: Tensor, pooled_BSD: Tensor, lengths_B: Tensor) -> Tensor:
+        """The same from pooled vectors: all of the model but the embeddings."""
+        others_BX, target_BE, history_BPE = self.histories.split(pooled_BSD)
+        taken_BP = self.histories.taken(lengths_B)
+        # Places lie oldest first, so those behind the last one taken change no state before them.
+        states_BPW, _ = self.extract(history_BPE)
+        scores_BP = (self.match(states_BPW) * target_BE.unsqueeze(1)).sum(2)
+        weights_BP = scores_BP.where(taken_BP, -torch.inf).softmax(1)
+        # Of an empty history all scores are minus infinity.
+        weights_BP = weights_BP.where(taken_BP, 0.0)
+        interest_BW = self.evolve(states_BPW, weights_BP)
+        self.auxiliary_loss = (
+            _next_place_loss(states_BPW, history_BPE, taken_BP) if self.training else None
+        )
+        inputs = torch.cat([dense_BN, others_BX, target_BE, interest_BW], dim=1)
+        return self.layers(inputs).squeeze(1)
+
+
+def _next_place_loss(states_BPW: Tensor, history_BPE: Tensor, taken_BP: Tensor) -> Tensor | None:
+    before, coming = states_BPW[:, :-1], history_BPE[:, 1:]
+    other = coming.roll(1, dims=0)
+    # Rows whose neighbour's history is shorter have no negative there.
+    both = taken_BP[:, 1:] & taken_BP[:, 1:].roll(1, dims=0)
+    if not bool(both.any()):
+        return None
+    losses = -logsigmoid((before * coming).sum(2)) - logsigmoid(-(before * other).sum(2))
+    return losses[both].mean() / 2

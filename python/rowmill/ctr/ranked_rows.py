@@ -1,0 +1,216 @@
+"""The tables of a click model spread over the ranks of torch.distributed, and one checkpoint of all of them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from rowmill.ctr.rows import new_tables, pooled_dtype, stored_features
+from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
+from rowmill.nn.ragged import RaggedBatch
+from rowmill.train.backend import device_name
+from rowmill.train.folder import ranks_folder
+from rowmill.train.rows import RowCounters, StoredRows
+from rowmill.train.state import check_same_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    import torch
+    from rich.console import Console
+
+    from rowmill.config.config import Config
+    from rowmill.ctr.data import IdWay, Source
+    from rowmill.ctr.rows import Columns
+    from rowmill.distributed import Ranks, Watch
+    from rowmill.distributed.collection import Prepared
+    from rowmill.store.store import Store
+    from rowmill.store.tables import Table
+    from rowmill.train.rows import StepPipeline
+    from rowmill.train.state import Run
+
+
+class RankedClickRows(StoredRows):
+    """Rows in the stores of all ranks. Every method but `step` and `inputs` is a collective."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        tables: Sequence[Table],
+        columns: Columns,
+        console: Console,
+        *,
+        ranks: Ranks,
+        checkpoint: Checkpoint,
+        watch: Watch,
+        device: torch.device,
+    ) -> None:
+        super().__init__(store, tables, console)
+        self._ranks = ranks
+        self._checkpoint = checkpoint
+        self._watch = watch
+        self._lookahead = config.store.lookahead or 0
+        self._begun = 0
+        self._collection = ShardedCollection(
+            stored_features(self.tables, columns),
+            ranks=ranks,
+            rows_on_wire=config.train.rows_on_wire,
+            output_dtype=pooled_dtype(config),
+        )
+        self._names = [feature.name for feature in self._collection.features]
+        self._device = device
+        self.embeddings: nn.Module = _Stacked(self._collection, device)
+
+    def inputs(self, ids_BS: Tensor) -> RaggedBatch:
+        """The ids of this rank's samples by column; `ids_BS` is int64 [B, S], a column for each feature."""
+        return RaggedBatch.from_dense(self._names, ids_BS)
+
+    def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
+        """Does nothing: the pipeline tells the owners of the rows which ids are coming."""
+
+    def reading(self) -> AbstractContextManager[object]:
+        """Nothing is announced for an evaluation."""
+        return nullcontext()
+
+    def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline:
+        """Sends the ids of coming batches to their owners while the loop works; up to `in_flight` steps overlap."""
+        depth = max(self._lookahead, in_flight - 1, 1)
+        return _RankedPipeline(
+            Pipeline(self._collection, depth=depth, in_flight=in_flight), self.inputs, self._step
+        )
+
+    def counters(self) -> RowCounters:
+        """Sums over all ranks; of the time stalled, the longest."""
+        said = self._ranks.gather(super().counters())
+        return RowCounters(
+            looked_up=sum(of.looked_up for of in said),
+            cold=sum(of.cold for of in said),
+            stalled_s=max(of.stalled_s for of in said),
+            resident_bytes=sum(of.resident_bytes for of in said),
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Those of all ranks."""
+        where = {"ranks": self._ranks.count, "device": device_name(self._device)}
+        return {**where, **_added(self._ranks.gather(super().summary()))}
+
+    def counts(self) -> dict[str, int]:
+        """Those of all ranks."""
+        return _added(self._ranks.gather(super().counts()))
+
+    def save(self, run: Run) -> None:
+        """One checkpoint of all ranks."""
+        # Figures of time differ between ranks: the run has those of rank 0.
+        said = self._ranks.gather(run.described())[0]
+        self._checkpoint.save(run.model, run.optimizer, position=said)
+
+    def restore(self, run: Run) -> list[str] | None:
+        """What the last checkpoint holds beside the rows."""
+        said = self._checkpoint.restore(run.model, run.optimizer)
+        if said is None:
+            return None
+        changed = run.go_on(said)
+        self._begun = run.state.step
+        return changed
+
+    def _step(self) -> None:
+        self._begun += 1
+        self._watch.step(self._begun)
+
+
+class _Stacked(nn.Module):
+    """What a click model takes as its `embeddings`: pooled in the memory of the CPU, and handed to the dense half."""
+
+    def __init__(self, collection: ShardedCollection, device: torch.device) -> None:
+        super().__init__()
+        self.collection = collection
+        self._device = device
+
+    def forward(self, batch: RaggedBatch | Prepared, offsets: None = None) -> Tensor:
+        """float32 [B, S, D] on the device: one vector for each column of ids."""
+        pooled = self.collection(batch).to(self._device)
+        return pooled.unflatten(1, (len(self.collection.features), -1))
+
+
+class _RankedPipeline:
+    """A `rowmill.distributed.Pipeline` as the training loop takes it."""
+
+    def __init__(
+        self, pipeline: Pipeline, inputs: Callable[[Tensor], RaggedBatch], begin: Callable[[], None]
+    ) -> None:
+        self._pipeline = pipeline
+        self._inputs = inputs
+        self._begin = begin
+        self.waited_s = 0.0
+
+    def run(self, batches: Iterable[Any]) -> Generator[tuple[Any, Prepared]]:
+        """Batches, each with its half of a forward."""
+        coming = ((self._inputs(batch.ids), batch) for batch in batches)
+        with closing(self._pipeline.run(coming)) as ready:
+            while True:
+                since = time.perf_counter()
+                found = next(ready, None)
+                self.waited_s += time.perf_counter() - since
+                if found is None:
+                    return
+                prepared, batch = found
+                self._begin()
+                yield batch, prepared
+
+
+@contextmanager
+def open_ranked_rows(
+    config: Config,
+    source: Source,
+    columns: Columns,
+    *,
+    ranks: Ranks,
+    watch: Watch,
+    device: torch.device,
+    way: IdWay,
+    threads: int,
+    identity: dict[str, Any],
+    console: Console,
+) -> Generator[RankedClickRows]:
+    """The stores of a run, one for each rank, with one table per id feature; to go on, of the run of that identity."""
+
+    def folder() -> tuple[tuple[Any], dict[str, Any]]:
+        path = ranks_folder(config, first=ranks.rank == 0)
+        return (path,), {}
+
+    (path,) = ranks.agree(folder, "the folder")
+    checkpoint = Checkpoint(path, ranks=ranks)
+    store = checkpoint.open(
+        seed=config.train.seed,
+        memory=config.store.memory,
+        row_memory=config.store.row_memory,
+        threads=threads,
+    )
+    with store:
+        if checkpoint.position is not None:
+            check_same_run(checkpoint.position["identity"], identity)
+        tables = new_tables(store, config, source, way)
+        yield RankedClickRows(
+            config,
+            store,
+            tables,
+            columns,
+            console,
+            ranks=ranks,
+            checkpoint=checkpoint,
+            watch=watch,
+            device=device,
+        )
+
+
+def _added(figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over the ranks; words are those of the first."""
+    return {
+        name: sum(of[name] for of in figures) if isinstance(value, int) else value
+        for name, value in figures[0].items()
+    }

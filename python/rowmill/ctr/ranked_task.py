@@ -1,0 +1,227 @@
+"""The task `ctr` on many ranks: every rank takes its part of each batch, and all take the steps that one would.
+
+A rank reads the whole log and keeps its part. The dense half is on every rank, its gradients added up; rows are spread over the
+stores of the ranks. Losses are shares of the mean over the batch, so the learning rates are those of one process.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from rowmill.config.setting import ConfigError
+from rowmill.ctr.data.batches import Batch
+from rowmill.ctr.ranked_rows import open_ranked_rows
+from rowmill.ctr.rows import Columns
+from rowmill.ctr.task import ClickTask, Log
+from rowmill.distributed import Ranks, Watch
+from rowmill.distributed.torchrun import Launched, ends_late, meet
+from rowmill.train.backend import check_gpus, dense_device, torch_backend
+from rowmill.train.folder import check_is_new
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from rich.console import Console
+
+    from rowmill.config.config import Config
+    from rowmill.ctr.ranked_rows import RankedClickRows
+
+_MEETING_S = 60.0
+"""Longest wait for another rank to start."""
+
+_WAIT_S = 600.0
+"""Longest wait for another rank: one may still be reading the log."""
+
+_LAST_WORDS_S = 5.0
+"""How long a rank that is asked to end may take to say which one was lost."""
+
+
+@dataclass(frozen=True)
+class Part(Batch):
+    """This rank's rows of a batch."""
+
+    whole: int = 0
+    """Rows of the batch."""
+
+
+class RankedClickTask(ClickTask):
+    """A click model and its log, on many ranks."""
+
+    def __init__(
+        self,
+        config: Config,
+        log: Log,
+        rows: RankedClickRows,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
+        self._ranks = ranks
+        super().__init__(config, log, rows, device)
+        # Summed in the order of ranks: a run that goes on has the bits of one that never stopped.
+        self._parallel = ranks.data_parallel(self.model, repeatable=True)
+
+    def loss(self, batch: Batch, rows: Any) -> tuple[Tensor, Tensor]:
+        """This rank's share of the loss, a scalar, and the logits of its rows, float32.
+
+        `rows` is what the pipeline prepared; the shares of all ranks add up to the mean over the batch.
+        """
+        logits = self._logits(self._parallel, batch, rows)
+        labels = batch.labels.to(self.device)
+        losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        return self._ranks.mean(losses), logits.detach().cpu()
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits of this rank's rows."""
+        return self._logits(self._parallel, batch, self.rows.inputs(batch.ids)).cpu()
+
+    def observe(self, batch: Any, predicted: Tensor) -> None:
+        """The logits of this rank's rows of a `Part`, which was learned from."""
+        super().observe(batch, predicted)
+        self.window.rows += batch.whole
+
+    def _metrics(self, metrics: Any) -> Any:
+        return OfAllRanks(metrics, self._ranks)
+
+    def _batches(self, start: int, stop: int, batch: int) -> Iterator[Part]:
+        rank, count = self._ranks.rank, self._ranks.count
+        for whole in super()._batches(start, stop, batch):
+            rows = slice(len(whole) * rank // count, len(whole) * (rank + 1) // count)
+            yield Part(
+                whole.dense[rows],
+                whole.ids[rows],
+                whole.labels[rows],
+                whole.stop,
+                None if whole.lengths is None else whole.lengths[rows],
+                len(whole),
+            )
+
+
+class _Metrics(Protocol):
+    def update(self, logits: Tensor, labels: Tensor) -> None: ...
+    def compute(self) -> dict[str, float | None]: ...
+    def reset(self) -> None: ...
+
+
+class OfAllRanks:
+    """Metrics over the rows of all ranks, in the order of their batches. `compute` is a collective.
+
+    Attributes:
+        rows: Counted by whoever knows how many rows a batch has on all ranks.
+    """
+
+    def __init__(self, metrics: _Metrics, ranks: Ranks) -> None:
+        self._metrics = metrics
+        self._ranks = ranks
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        self.rows = 0
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """This rank's part of a batch."""
+        self._parts.append((logits.detach(), labels))
+
+    def compute(self) -> dict[str, float | None]:
+        """Figures of all ranks."""
+        for parts in zip(*self._ranks.gather(self._parts), strict=True):
+            logits, labels = (torch.cat(of_ranks) for of_ranks in zip(*parts, strict=True))
+            self._metrics.update(logits, labels)
+        self._parts = []
+        return self._metrics.compute()
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self._metrics.reset()
+        self._parts = []
+        self.rows = 0
+
+
+@contextmanager
+def open_ranked_clicks(
+    config: Config, console: Console, threads: int
+) -> Generator[RankedClickTask]:
+    """The click model of the settings on the ranks that torchrun has started, with their stores open."""
+    check_ranked(config)
+    here = Launched.here()
+    if here is None:
+        raise ConfigError("this process is no rank: start it with torchrun")
+    backend = config.train.backend
+
+    def able() -> None:
+        check_is_new(config)
+        check_gpus(backend, here.local_count)
+
+    meet(
+        here,
+        torch_backend(backend),
+        meeting_s=_MEETING_S,
+        wait_s=_WAIT_S,
+        able=able,
+    )
+    device = dense_device(backend, here.local_rank)
+    ended = (
+        "rowmill: ended by SIGTERM; the same command with --resume goes on from the last checkpoint"
+    )
+    try:
+        ranks = Ranks(timeout_s=_WAIT_S)
+        with ends_late(_LAST_WORDS_S, ended), Watch(ranks) as watch:
+            log = _open_log(config, console, ranks)
+            with open_ranked_rows(
+                config,
+                log.source,
+                Columns.of(log.source.schema, log.way),
+                ranks=ranks,
+                watch=watch,
+                device=device,
+                way=log.way,
+                threads=threads,
+                identity=log.identity,
+                console=console,
+            ) as rows:
+                yield RankedClickTask(config, log, rows, ranks, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def check_ranked(config: Config) -> None:
+    """Raise `ConfigError` for a setting that only a run of one process supports; it names the setting."""
+    alone = {
+        f"train.task = {config.train.task!r}": config.train.task != "ctr",
+        "model.kind = 'dien', which has a loss beside that of the clicks,": config.model.kind
+        == "dien",
+        "train.plain": config.train.plain,
+        "store.feed": config.store.feed is not None,
+        "checkpoint.push": config.checkpoint.push is not None,
+    }
+    for what, given in alone.items():
+        if given:
+            raise ConfigError(f"{what} is for one process: start it without torchrun, or drop it")
+
+
+def _open_log(config: Config, console: Console, ranks: Ranks) -> Log:
+    """The log as every rank reads it. What must be made first is made by rank 0."""
+
+    def read() -> Log:
+        log = Log.open(config, console)
+        wire = {"train.rows_on_wire": config.train.rows_on_wire}
+        return replace(log, identity=log.identity | wire)
+
+    def first() -> tuple[list[Log], dict[str, Any]]:
+        return ([read()] if ranks.rank == 0 else []), {}
+
+    def described() -> tuple[Log, dict[str, Any]]:
+        log = mine[0] if mine else read()
+        # What may change between the parts of a run, and not between ranks.
+        now = {
+            "train.resume": config.train.resume,
+            "train.checkpoint_every": config.train.checkpoint_every,
+        }
+        return log, log.identity | now
+
+    mine = ranks.agree(first, "the log")
+    return ranks.agree(described, "the settings")

@@ -1,0 +1,85 @@
+"""Several splits of one graph, a run each, and what their figures come to together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from rowmill.config.setting import ConfigError
+from rowmill.gnn.task import check_splits
+from rowmill.train.folder import check_is_new
+from rowmill.train.run import train
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rowmill.config.config import Config
+
+
+def train_splits(config: Config, console: Console) -> dict[str, Any]:
+    """Train on every split in a folder of its own, with a seed of its own; one that is complete is left as it is.
+
+    Returns:
+        The content of `splits.json` in the run's folder: of each figure of the test part its mean, its standard
+        deviation and its values by split; the same of the valid part as it was best; and seconds of training.
+    """
+    for name, value in (
+        ("store.path", config.store.path),
+        ("checkpoint.push", config.checkpoint.push),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"{name} is for one run, and gnn.splits = {config.gnn.splits}: drop it"
+            )
+    out, first = config.train.out, config.gnn.split
+    numbers = range(first, first + config.gnn.splits)
+    # All before the first of them begins.
+    for number in numbers:
+        check_is_new(config_of_split(config, number))
+    check_splits(config, console)
+    reports: list[dict[str, Any]] = []
+    for number in numbers:
+        console.print(f"Split {number}", highlight=False)
+        reports.append(train(config_of_split(config, number), console))
+    result = {
+        "splits": list(numbers),
+        "test": _together([report["test"] for report in reports]),
+        "valid": _together([best_of_valid(report["curve"]) for report in reports]),
+        "seconds": sum(report["run"]["seconds"] for report in reports),
+        "config": config.as_dict(),
+        "machine": reports[-1]["machine"],
+    }
+    (out / "splits.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
+
+
+def config_of_split(config: Config, number: int) -> Config:
+    """The settings of the run on one split, in a folder of its own and with a seed of its own."""
+    seed = config.train.seed + number - config.gnn.split
+    return replace(
+        config,
+        gnn=replace(config.gnn, split=number, splits=1),
+        train=replace(config.train, seed=seed, out=config.train.out / f"split-{number}"),
+    )
+
+
+def best_of_valid(curve: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The highest figures of the valid part, where higher is better."""
+    keys = ("valid_accuracy", "valid_auc")
+    found = {key: [point[key] for point in curve if key in point] for key in keys}
+    return {key: max(values, default=None) for key, values in found.items() if values}
+
+
+def _together(tests: list[dict[str, float | None]]) -> dict[str, dict[str, Any]]:
+    together: dict[str, dict[str, Any]] = {}
+    for name in tests[0]:
+        values = [test[name] for test in tests]
+        known = [value for value in values if value is not None]
+        together[name] = {
+            "mean": mean(known) if known else None,
+            "deviation": stdev(known) if len(known) > 1 else None,
+            "values": values,
+        }
+    return together

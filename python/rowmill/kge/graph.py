@@ -1,0 +1,222 @@
+"""A knowledge graph from a folder: `train.tsv`, `valid.tsv` and `test.tsv`, one triple a line.
+
+A line is `head<TAB>relation<TAB>tail`, any text without tabs. Entities and relations get numbers in the order in which
+they first appear, heads before tails, so equal files give equal numbers.
+"""
+
+# pyarrow has no types: everything read through it is unknown.
+# pyright: reportUnknownArgumentType=none, reportUnknownParameterType=none, reportUnknownVariableType=none
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+
+from rowmill.errors import DataError
+from rowmill.files import check_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+PARTS = ("train", "valid", "test")
+_COLUMNS = ("head", "relation", "tail")
+_SHOWN = 60
+_LINE_BYTES = 1 << 20
+"""Longer lines than this do not fit into what is parsed at once."""
+_WRONG_COUNT = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+): (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Triples as numbers, int64 `[n, 3]`: head, relation, tail.
+
+    `entities` and `relations` are the names by number. Entities that only valid or test have come last.
+    """
+
+    entities: pa.Array
+    relations: pa.Array
+    train: NDArray[np.int64]
+    valid: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+    @property
+    def entity_count(self) -> int:
+        """Entities of all parts."""
+        return len(self.entities)
+
+    @property
+    def relation_count(self) -> int:
+        """Relations, each once."""
+        return len(self.relations)
+
+    def write_names(self, folder: Path) -> None:
+        """Write `entities.txt` and `relations.txt`: the name of number 0 on the first line, and so on."""
+        for names, file in ((self.entities, "entities.txt"), (self.relations, "relations.txt")):
+            with (folder / file).open("w", encoding="utf-8") as opened:
+                opened.writelines(f"{name}\n" for name in names)
+
+    def fingerprint(self) -> str:
+        """A checksum of all triples by which another graph of equal size is noticed."""
+        check = 0
+        for part in (self.train, self.valid, self.test):
+            check = crc32(part.tobytes(), check)
+        return f"{check:08x}"
+
+
+def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> Graph:
+    """Read the three parts of a graph.
+
+    Args:
+        folder: Holds the three files.
+        unseen: What becomes of entities that valid or test have and train has not: an error, or rows that stay as they
+            were born and are ranked like all others.
+    """
+    if not folder.is_dir():
+        raise DataError(
+            f"data {folder} is no folder; give one with train.tsv, valid.tsv and test.tsv"
+        )
+    parts = {part: _read(folder / f"{part}.tsv") for part in PARTS}
+    train = parts["train"]
+    entities = _distinct(*_ends(train))
+    known = len(entities)
+    relations = _distinct(train["relation"])
+    for part in ("valid", "test"):
+        file, triples = folder / f"{part}.tsv", parts[part]
+        _check_known(file, triples, "relation", relations)
+        if unseen == "error":
+            for column in ("head", "tail"):
+                _check_known(file, triples, column, entities)
+    if unseen == "rank":
+        entities = _distinct(*(end for part in PARTS for end in _ends(parts[part])))
+        assert len(entities) >= known
+    numbered = {
+        part: np.stack(
+            [
+                _numbers(triples["head"], entities),
+                _numbers(triples["relation"], relations),
+                _numbers(triples["tail"], entities),
+            ],
+            axis=1,
+        )
+        for part, triples in parts.items()
+    }
+    return Graph(entities, relations, **numbered)
+
+
+def _read(file: Path) -> pa.Table:
+    """The triples of a file as text; every line is looked at."""
+    try:
+        if file.exists() and not file.is_file() and not file.is_dir():
+            # Whoever opens a pipe waits for its writer.
+            raise DataError(f"{file} is no regular file; give one with a triple a line")
+        with file.open("rb") as opened:
+            check_text(opened.peek(), file)
+        table = csv.read_csv(
+            file,
+            # Only one thread knows the numbers of lines.
+            csv.ReadOptions(column_names=list(_COLUMNS), use_threads=False),
+            csv.ParseOptions(
+                delimiter="\t",
+                quote_char=False,
+                double_quote=False,
+                ignore_empty_lines=False,
+            ),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(_COLUMNS, pa.string()), strings_can_be_null=False
+            ),
+        )
+    except FileNotFoundError:
+        raise DataError(
+            f"{file} does not exist; a graph is a folder with train.tsv, valid.tsv and test.tsv"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+    except pa.ArrowInvalid as error:
+        raise _unreadable(file, str(error)) from None
+    if table.num_rows == 0:
+        raise _empty(file)
+    for column in _COLUMNS:
+        empty = table[column].index("").as_py()
+        if empty >= 0:
+            raise DataError(
+                f"{file}, line {empty + 1}: the {column} is empty; a line is head<TAB>relation<TAB>tail"
+            )
+    return table
+
+
+def _empty(file: Path) -> DataError:
+    return DataError(f"{file} has no triples; every part of a graph needs at least one")
+
+
+def _unreadable(file: Path, said: str) -> DataError:
+    """What is wrong with a file of which the reader said this."""
+    if "Empty CSV" in said:
+        return _empty(file)
+    with file.open("rb") as opened:
+        for number, line in enumerate(opened, 1):
+            if len(line) > _LINE_BYTES:
+                return DataError(
+                    f"{file}, line {number} has {len(line):,} bytes, more than {_LINE_BYTES:,}; "
+                    "a line is head<TAB>relation<TAB>tail"
+                )
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return DataError(
+                    f"{file}, line {number}: {line[:_SHOWN]!r} is not UTF-8; save the file as UTF-8"
+                )
+    wrong = _WRONG_COUNT.search(said)
+    if wrong is None:
+        return DataError(f"{file} cannot be read as lines of triples: {said}")
+    number, columns, text = wrong.groups()
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return DataError(
+        f"{file}, line {number}: {text!r} has {columns} columns, not 3; a line is head<TAB>relation<TAB>tail"
+    )
+
+
+def _ends(triples: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    return triples["head"], triples["tail"]
+
+
+def _distinct(*columns: pa.ChunkedArray) -> pa.Array:
+    """Values in the order in which they first appear, those of an earlier column first."""
+    chunks = [chunk for column in columns for chunk in column.chunks]
+    return pa.chunked_array(chunks, pa.string()).unique()
+
+
+def _numbers(column: pa.ChunkedArray, names: pa.Array) -> NDArray[np.int64]:
+    return np.asarray(_places(column, names))
+
+
+def _places(column: pa.ChunkedArray, names: pa.Array) -> pa.ChunkedArray:
+    """The number of every value, null where it is not among the names."""
+    options = pc.SetLookupOptions(value_set=names)
+    return pc.call_function("index_in", [column], options).cast(pa.int64())
+
+
+def _check_known(file: Path, triples: pa.Table, column: str, names: pa.Array) -> None:
+    known = _places(triples[column], names).is_valid()
+    line = known.index(pa.scalar(value=False)).as_py()
+    if line < 0:
+        return
+    value = triples[column][line].as_py()
+    unknown = np.count_nonzero(~np.asarray(known))
+    if column == "relation":
+        remedy = "drop such lines: nothing could be learned about it"
+    else:
+        remedy = (
+            'drop such lines, or set kge.unseen to "rank" to rank it with the row it is born with'
+        )
+    raise DataError(
+        f"{file}, line {line + 1}: {column} {value!r} is not in train.tsv ({unknown} such lines); {remedy}"
+    )

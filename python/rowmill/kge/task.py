@@ -1,0 +1,304 @@
+"""The task `kge`: a knowledge-graph model, trained on `train.tsv`, its figures those of filtered ranking.
+
+Entities and relations are two tables of the store, by number. Settings are chosen by the figures of `valid.tsv`; those of
+`test.tsv` are computed once, at the end.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rowmill.config.setting import ConfigError
+from rowmill.kge import (
+    MODELS,
+    GraphBatches,
+    KnownTriples,
+    dense_softmax,
+    logistic,
+    penalty,
+    rank,
+    self_adversarial,
+    softmax,
+)
+from rowmill.kge.graph import read_graph
+from rowmill.nn import Embedding
+from rowmill.nn.dropout import dropout
+from rowmill.train.dense import check_precision, dense_precision
+from rowmill.train.rows import StoredRows, new_table, open_rows
+from rowmill.train.state import graph_identity
+from rowmill.train.task import check_task
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from numpy.typing import NDArray
+    from rich.console import Console
+    from torch import Tensor
+
+    from rowmill.config.config import Config
+    from rowmill.config.sections import ModelConfig
+    from rowmill.kge import GraphBatch, TripleModel
+    from rowmill.kge.graph import Graph
+    from rowmill.kge.settings import KgeConfig
+    from rowmill.store.store import Store
+
+_POWERS = {"l2": 2, "n3": 3}
+
+
+class LossWindow:
+    """The mean loss since the last point of the curves, over examples."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._sum = 0.0
+
+    def update(self, loss: float, examples: int) -> None:
+        """The mean loss of some examples."""
+        self.rows += examples
+        self._sum += loss * examples
+
+    def compute(self) -> dict[str, float | None]:
+        """`{"loss":}`."""
+        return {"loss": self._sum / self.rows if self.rows else None}
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.rows, self._sum = 0, 0.0
+
+
+class GraphTask:
+    """A model of triples and its graph."""
+
+    optimizer = None  # Every parameter is a row.
+
+    def __init__(
+        self,
+        config: Config,
+        graph: Graph,
+        store: Store,
+        identity: dict[str, Any],
+        console: Console,
+    ) -> None:
+        self.config = config
+        self.graph = graph
+        self.identity = identity
+        self.window = LossWindow()
+        kind = MODELS[config.model.kind]
+        dim, settings = config.model.dim, config.kge
+        self._reciprocal = graph.relation_count if settings.reciprocal else None
+        relations = graph.relation_count * (2 if settings.reciprocal else 1)
+        self.entities = new_table(store, config, "entities", dim=dim, num_rows=graph.entity_count)
+        self.relations = new_table(
+            store,
+            config,
+            "relations",
+            dim=kind.relation_dim(dim),
+            num_rows=relations,
+            initializer=kind.relation_initializer(),
+        )
+        self.rows = StoredRows(store, [self.entities, self.relations], console)
+        torch.manual_seed(config.train.seed)
+        self.model = build_model(
+            config.model,
+            settings,
+            Embedding(graph.entity_count, dim, table=self.entities),
+            Embedding(relations, self.relations.dim, table=self.relations),
+        )
+        self._batches = GraphBatches(
+            graph, settings, batch=config.train.batch, seed=config.train.seed
+        )
+        self.train_rows = self._batches.examples
+
+    @cached_property
+    def _known(self) -> KnownTriples:
+        # Made for the first figures: training needs neither it nor its memory.
+        graph = self.graph
+        return KnownTriples([graph.train, graph.valid, graph.test], asked=[graph.valid, graph.test])
+
+    def batches(self, epoch: int, start: int) -> Iterator[GraphBatch]:
+        """Triples of the train part, or its distinct queries, shuffled anew in every epoch."""
+        return self._batches.epoch(epoch, start)
+
+    def lookahead(self, batch: GraphBatch, *, steps: int) -> None:
+        """Announce entities and relations, unless every step needs every entity: then none can wait its turn."""
+        if len(batch.entities) < self.graph.entity_count:
+            self.rows.store.lookahead(
+                {self.entities: batch.entities, self.relations: batch.relations}, steps=steps
+            )
+
+    def look_up(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+        """The rows of entities and relations of a batch."""
+        return self.model.entities(batch.entities), self.model.relations(batch.relations)
+
+    def loss(self, batch: GraphBatch, rows: tuple[Tensor, Tensor] | None) -> tuple[Tensor, float]:
+        """The loss with its penalties, and without them."""
+        entities, relations = self.look_up(batch) if rows is None else rows
+        settings = self.config.kge
+        given, relation = entities[batch.given], relations[batch.relation_of]
+        query = self._query(
+            dropout(given, settings.entity_dropout),
+            dropout(relation, settings.relation_dropout),
+            batch.tail_queries,
+        )
+        answers = batch.answers
+        if batch.candidates is None:
+            candidates = dropout(entities, settings.entity_dropout)
+            loss = self._loss_of_all(query, candidates, batch.queries, answers)
+        else:
+            candidates = dropout(entities[batch.candidates], settings.entity_dropout)
+            own = dropout(entities[answers], settings.entity_dropout)
+            drawn = self._scores(query, candidates)
+            # An entity that was drawn may be the answer, which is no negative.
+            drawn = drawn.masked_fill(batch.candidates == answers[:, None], -torch.inf)
+            scores = torch.cat([self.model.pair_scores(query, own)[:, None], drawn], dim=1)
+            loss = self._loss(scores, batch.queries, torch.zeros_like(answers))
+        shown = float(loss.detach())
+        if settings.regularizer != "none":
+            loss = loss + self._penalty(given, relation, entities[answers])
+        return loss, shown
+
+    def observe(self, batch: GraphBatch, predicted: float) -> None:
+        """The loss of a batch that was learned from."""
+        self.window.update(predicted, len(batch))
+
+    def validates(self, epochs: int) -> bool:
+        """Every so many epochs, and after the last."""
+        every = self.config.kge.validate_every
+        return epochs == self.config.train.epochs or bool(every and epochs % every == 0)
+
+    def validate(self) -> dict[str, float | None]:
+        """Figures of the valid part, as `valid_mrr` and so on."""
+        return {f"valid_{key}": value for key, value in self._rank(self.graph.valid).items()}
+
+    def test(self) -> dict[str, float | None]:
+        """Figures of the test part."""
+        return self._rank(self.graph.test)
+
+    def about(self) -> dict[str, Any]:
+        """Sizes of the graph."""
+        graph = self.graph
+        return {
+            "run": {
+                "train_rows": self.train_rows,
+                "test_rows": len(graph.test),
+                "valid_rows": len(graph.valid),
+                "entities": graph.entity_count,
+                "relations": graph.relation_count,
+            }
+        }
+
+    def _query(self, given: Tensor, relations: Tensor, tail_queries: int) -> Tensor:
+        if self._reciprocal is not None:
+            return self.model.tail_query(given, relations)
+        tails = self.model.tail_query(given[:tail_queries], relations[:tail_queries])
+        heads = self.model.head_query(given[tail_queries:], relations[tail_queries:])
+        return torch.cat([tails, heads])
+
+    def _loss_of_all(
+        self, query: Tensor, candidates: Tensor, queries: Tensor, answers: Tensor
+    ) -> Tensor:
+        settings = self.config.kge
+        if self.model.dot_scores and settings.loss == "softmax":
+            with dense_precision(self.config.train):
+                return dense_softmax(
+                    query, candidates, queries, answers, smoothing=settings.smoothing
+                )
+        return self._loss(self._scores(query, candidates), queries, answers)
+
+    def _scores(self, query: Tensor, candidates: Tensor) -> Tensor:
+        with dense_precision(self.config.train):
+            return self.model.scores(query, candidates).float()
+
+    def _loss(self, scores: Tensor, queries: Tensor, columns: Tensor) -> Tensor:
+        settings = self.config.kge
+        match settings.loss:
+            case "softmax":
+                return softmax(scores, queries, columns, smoothing=settings.smoothing)
+            case "logistic":
+                return logistic(scores, queries, columns)
+            case "self_adversarial":
+                return self_adversarial(scores, queries, columns, temperature=settings.temperature)
+
+    def _penalty(self, given: Tensor, relations: Tensor, answers: Tensor) -> Tensor:
+        settings = self.config.kge
+        power = _POWERS[settings.regularizer]
+        entity = penalty(self.model.magnitudes(given), power)
+        entity = entity + penalty(self.model.magnitudes(answers), power)
+        # A relation of angles has no length to keep short.
+        turns = self.model.relation_initializer() is not None
+        relation = 0.0 if turns else penalty(self.model.magnitudes(relations), power)
+        weighted = settings.entity_penalty * entity + settings.relation_penalty * relation
+        return weighted / len(given)
+
+    def _rank(self, triples: NDArray[Any]) -> dict[str, float | None]:
+        ranks = rank(
+            self.model,
+            triples,
+            self._known,
+            entities=self.graph.entity_count,
+            reciprocal=self._reciprocal,
+        )
+        return ranks.figures()
+
+
+@contextmanager
+def open_graph(config: Config, console: Console, threads: int) -> Generator[GraphTask]:
+    """The model of the settings and its graph, with its store open."""
+    path = check_task(
+        config, data="the folder of the graph", models=MODELS, what="a knowledge graph"
+    )
+    check_settings(config)
+    check_precision(config.train)
+    graph = read_graph(path, unseen=config.kge.unseen)
+    if config.kge.partitions > graph.entity_count:
+        raise ConfigError(
+            f"kge.partitions = {config.kge.partitions}, but the graph has {graph.entity_count} entities: take fewer"
+        )
+    identity = graph_identity(config, graph)
+    with open_rows(config, threads=threads, identity=identity) as store:
+        graph.write_names(config.train.out)
+        yield GraphTask(config, graph, store, identity, console)
+
+
+def build_model(
+    config: ModelConfig, settings: KgeConfig, entities: Embedding, relations: Embedding
+) -> TripleModel:
+    """The model that the settings name."""
+    kind = MODELS[config.kind]
+    return kind(entities, relations, margin=settings.margin, norm=settings.norm)
+
+
+def check_settings(config: Config) -> None:
+    """Raise where settings do not go together."""
+    settings = config.kge
+    MODELS[config.model.kind].relation_dim(config.model.dim)
+    sampled = settings.objective == "negatives"
+    if settings.partitions > 1 and not sampled:
+        raise ConfigError(
+            f'kge.partitions = {settings.partitions} needs kge.objective = "negatives": '
+            f"{settings.objective} touches every entity in every step"
+        )
+    if settings.partitions > 1 and settings.buffer_partitions > settings.partitions:
+        raise ConfigError(
+            f"kge.buffer_partitions = {settings.buffer_partitions}, but kge.partitions = {settings.partitions}: "
+            "take as many or fewer"
+        )
+    if sampled and settings.negatives == 0 and not settings.in_batch:
+        raise ConfigError(
+            "kge.negatives = 0 and kge.in_batch = false leave nothing to compare with: set one of them"
+        )
+    if settings.loss == "self_adversarial" and not sampled:
+        raise ConfigError(
+            f'kge.loss = "self_adversarial" is for kge.objective = "negatives", not {settings.objective!r}'
+        )
+    if settings.smoothing and (settings.loss != "softmax" or (sampled and not settings.in_batch)):
+        raise ConfigError(
+            f'kge.smoothing = {settings.smoothing} is for kge.loss = "softmax" against all entities or those of '
+            "the batch: drop it"
+        )
+    if settings.regularizer == "none" and (settings.entity_penalty or settings.relation_penalty):
+        raise ConfigError('a kge penalty is set, but kge.regularizer is "none": name one')

@@ -1,0 +1,216 @@
+"""Files that are not what their name says, or no longer what they were: each is named, with the fix, and none is
+trained on as if it were whole.
+"""
+
+import gzip
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rowmill.config import ConfigError, section_from
+from rowmill.ctr.data import CRITEO, load_schema, open_source
+from rowmill.ctr.data.generate import TEACHER_FILE, generate, teacher_scores
+from rowmill.ctr.settings import GenerateConfig
+from rowmill.errors import DataError
+
+Lines = Callable[..., Path]
+Line = Callable[..., str]
+
+
+def read_all(path: Path) -> list[list[int]]:
+    source = open_source(path)
+    return [row for block in source.blocks(0, source.rows) for row in block.ids.tolist()]
+
+
+def fails(path: Path, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_all(path)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    generate(tmp_path / "log", GenerateConfig(rows=5_000, tables=26, rows_per_table=100))
+    return tmp_path / "log"
+
+
+def test_windows_line_ends_give_the_same_rows(write_tsv: Lines, line: Line) -> None:
+    lines = [line(ids=[f"{row:x}", *["b"] * 24, ""]) for row in range(9)]
+    unix = read_all(write_tsv(lines, "unix.tsv"))
+    windows = write_tsv(lines, "windows.tsv")
+    windows.write_bytes(windows.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_all(windows) == unix
+    assert len(unix) == 9
+
+
+def test_lines_that_end_with_a_carriage_return_alone_are_refused(
+    write_tsv: Lines, line: Line
+) -> None:
+    path = write_tsv([line()] * 5)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
+    fails(path, r"clicks\.tsv ends its lines with CR alone")
+
+
+def test_a_header_line_is_called_one(write_tsv: Lines, line: Line) -> None:
+    path = write_tsv(["\t".join(CRITEO.names), line()])
+    fails(path, r"line 1: label is 'label'; .*a log has no header: remove line 1")
+
+
+@pytest.mark.parametrize("name", ["clicks.tsv", "clicks.tsv.gz", "clicks"])
+def test_a_compressed_file_is_called_so_whatever_its_name(
+    tmp_path: Path, line: Line, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(line().encode()))
+    if name == "clicks":
+        fails(path, "neither a parquet file nor named")
+    else:
+        fails(path, "is compressed.*: unpack it first")
+
+
+def test_a_folder_of_compressed_files_names_one(tmp_path: Path, line: Line) -> None:
+    (tmp_path / "day_0.tsv.gz").write_bytes(gzip.compress(line().encode()))
+    fails(tmp_path, r"holds no \*\.parquet .*; unpack day_0\.tsv\.gz first")
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.parquet"])
+def test_a_log_without_rows_is_refused(tmp_path: Path, log: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"")
+    if name.endswith("parquet"):
+        pq.write_table(pq.read_table(log / "part-00000.parquet").slice(0, 0), path)
+    fails(path, f"{name} has no rows")
+
+
+def test_text_of_another_encoding_is_refused(write_tsv: Lines, line: Line) -> None:
+    path = write_tsv([line()])
+    path.write_text(line(), encoding="utf-16")
+    fails(path, "holds zero bytes, so it is no text in UTF-8")
+
+
+def test_bytes_that_are_no_text_are_refused_without_a_word_from_the_reader(
+    write_tsv: Lines, line: Line, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tsv([line()])
+    path.write_bytes(line().encode() + b"\n\xff\xfe\xc3\n")
+    fails(path, r"clicks\.tsv, line 2: 1 fields, expected 40")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_parquet_file_named_tsv_is_refused(tmp_path: Path, log: Path) -> None:
+    shutil.copy(log / "part-00000.parquet", tmp_path / "a.tsv")
+    fails(tmp_path / "a.tsv", r"a\.tsv is a parquet file: name it \*\.parquet")
+
+
+def test_a_pipe_is_refused_and_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.tsv")
+    fails(tmp_path / "a.tsv", r"a\.tsv is a pipe or a device")
+
+
+def test_a_file_that_may_not_be_read_is_named(write_tsv: Lines, line: Line) -> None:
+    path = write_tsv([line()])
+    path.chmod(0)
+    before = os.geteuid()
+    if before == 0:
+        for folder in path.parents[:4]:
+            folder.chmod(0o755)
+        os.seteuid(65534)
+    try:
+        fails(path, r"clicks\.tsv cannot be read: Permission denied")
+    finally:
+        os.seteuid(before)
+
+
+def test_any_flipped_bit_or_cut_of_a_generated_log_is_noticed_or_harmless(
+    tmp_path: Path, log: Path
+) -> None:
+    """Pages carry checksums, and what lies between them has a structure that breaks."""
+    intact = (log / "part-00000.parquet").read_bytes()
+    expected = _values(log / "part-00000.parquet")
+    stream = np.random.default_rng(7)
+    path = tmp_path / "damaged.parquet"
+    noticed = 0
+    for place in stream.integers(0, len(intact), 150):
+        damaged = bytearray(intact)
+        damaged[place] ^= 1 << int(stream.integers(8))
+        noticed += _noticed(path, bytes(damaged), expected)
+    assert noticed > 140, "most bytes of the file are pages"
+    for length in stream.integers(0, len(intact), 20):
+        assert _noticed(path, intact[:length], expected)
+
+
+def _noticed(path: Path, content: bytes, expected: list[Any]) -> bool:
+    path.write_bytes(content)
+    found, message = expected, ""
+    try:
+        found = _values(path)
+    except DataError as error:
+        message = str(error)
+    if message:
+        assert "damaged.parquet" in message
+        return True
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(found, expected, strict=True))
+    return False
+
+
+def _values(path: Path) -> list[Any]:
+    source = open_source(path)
+    blocks = list(source.blocks(0, source.rows))
+    return [
+        np.concatenate([getattr(block, name) for block in blocks])
+        for name in ("labels", "dense", "ids")
+    ]
+
+
+def test_a_column_that_changes_its_type_between_files_is_named(tmp_path: Path, log: Path) -> None:
+    table = pq.read_table(log / "part-00000.parquet")
+    shutil.copy(log / "part-00000.parquet", tmp_path / "a.parquet")
+    words = table.set_column(14, "C1", pa.array(["word"] * table.num_rows))
+    pq.write_table(words, tmp_path / "b.parquet")
+    fails(tmp_path, r"b\.parquet, row 0 .*'C1' has type string")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"last_fifth": 3}', "\0"])
+def test_scores_that_are_no_scores_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / TEACHER_FILE).write_text(content)
+    with pytest.raises(DataError, match=r"teacher\.json does not hold a teacher's scores: remove"):
+        teacher_scores(tmp_path, 80)
+    if not content.startswith("{"):
+        with pytest.raises(DataError, match=r"teacher\.json does not hold"):
+            generate(tmp_path, GenerateConfig(rows=10))
+
+
+def test_a_log_is_not_generated_onto_a_file(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("mine")
+    with pytest.raises(DataError, match="log is a file; a log is a folder"):
+        generate(tmp_path / "log", GenerateConfig(rows=10))
+    assert (tmp_path / "log").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", 1 << 44), ("rows_per_table", 1 << 41), ("tables", 5000), ("rows", -1)],
+)
+def test_settings_beyond_what_the_generator_can_do_are_refused(key: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"generate\.{key} = {value}; it must be an integer of"):
+        section_from("generate", {"rows": 10, key: value})
+
+
+def test_the_largest_settings_generate(tmp_path: Path) -> None:
+    settings = {"rows": 10, "seed": (1 << 44) - 1, "rows_per_table": 1 << 40, "tables": 2}
+    generate(tmp_path, section_from("generate", settings))
+    assert pq.read_table(tmp_path / "part-00000.parquet").num_rows == 10
+
+
+def test_a_schema_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_bytes(b"\xb6\xff")
+    with pytest.raises(DataError, match=r"schema\.toml is not valid TOML"):
+        load_schema(tmp_path / "schema.toml")
+    with pytest.raises(DataError, match=r"cannot be read: Is a directory"):
+        load_schema(tmp_path)

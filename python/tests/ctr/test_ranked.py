@@ -1,0 +1,411 @@
+"""`rowmill train` on several ranks takes the steps of one process, and goes on where all of them were saved.
+
+The ranks are processes of the command with the environment that torchrun gives; one test has torchrun itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from python.tests.ports import free_port
+from python.tests.train.runs import ended, fork, until
+from python.tests.warm import warm_python
+from rowmill.config import ConfigError, load_config
+from rowmill.ctr.data.sequences import make_sequences
+from rowmill.ctr.ranked_task import check_ranked
+from rowmill.ctr.settings import GenerateConfig, SequencesConfig
+from rowmill.distributed.manifest import Manifest
+from tools.locked import locked_folder
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
+    from multiprocessing.process import BaseProcess
+
+pytestmark = pytest.mark.slow
+
+LOG = GenerateConfig(rows=4_001, seed=3, rows_per_table=500)
+TRAIN_ROWS = 3_201
+"""Fifty batches of 64 and one of 1, of which all ranks but the last have nothing."""
+
+
+def arguments(log: Path, out: Path, *more: str) -> list[str]:
+    settings = {
+        "--data": log,
+        "--out": out,
+        "--memory": "64MiB",
+        "--batch": 64,
+        "--log-every": 5,
+        "--checkpoint-every": 10,
+        "--train-rows": TRAIN_ROWS,
+        "--threads": 1,
+    }
+    flags = [str(part) for setting in settings.items() for part in setting]
+    return ["train", *flags, *more]
+
+
+def start(
+    server: ForkServerContext, count: int, of_rank: list[list[str]], folder: Path
+) -> list[BaseProcess]:
+    """Ranks, each with its arguments; what they print is in `printed-<rank>` of the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    return [
+        fork(
+            server,
+            of_rank[rank],
+            folder / f"printed-{rank}",
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "LOCAL_WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+        )
+        for rank in range(count)
+    ]
+
+
+def run(server: ForkServerContext, count: int, log: Path, out: Path, *more: str) -> list[str]:
+    """All ranks to the end, which must be a good one; what each printed."""
+    ranks = start(server, count, [arguments(log, out, *more)] * count, out)
+    codes = [ended(rank) for rank in ranks]
+    said = printed(out, count)
+    assert codes == [0] * count, said
+    return said
+
+
+def printed(out: Path, count: int) -> list[str]:
+    return [(out / f"printed-{rank}").read_text() for rank in range(count)]
+
+
+def start_any(
+    server: ForkServerContext, count: int, log: Path, out: Path, *more: str
+) -> tuple[list[int], list[str]]:
+    """Exit codes, and what was printed, of a run of one process without torchrun or of several ranks."""
+    if count > 1:
+        ranks = start(server, count, [arguments(log, out, *more)] * count, out)
+        return [ended(rank) for rank in ranks], printed(out, count)
+    out.mkdir(parents=True, exist_ok=True)
+    code = ended(fork(server, arguments(log, out, *more), out / "printed"))
+    return [code], [(out / "printed").read_text()]
+
+
+def run_any(server: ForkServerContext, count: int, log: Path, out: Path, *more: str) -> None:
+    codes, said = start_any(server, count, log, out, *more)
+    assert codes == [0] * count, said
+
+
+def files(out: Path) -> dict[Path, bytes]:
+    found = (file for file in out.rglob("*") if file.is_file())
+    return {
+        file: file.read_bytes()
+        for file in found
+        if file.name != "LOCK" and not file.name.startswith("printed")
+    }
+
+
+def measured(out: Path) -> dict[str, Any]:
+    report = json.loads((out / "report.json").read_text())
+    curve = [(point["step"], point["rows"], point["logloss"]) for point in report["curve"]]
+    names = ("steps", "live_rows", "train_rows", "test_rows")
+    return {
+        "curve": curve,
+        "test": report["test"],
+        "run": {name: report["run"][name] for name in names},
+    }
+
+
+def alike(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """The same steps, but for the order of sums."""
+    assert one["run"] == other["run"]
+    assert [point[:2] for point in one["curve"]] == [point[:2] for point in other["curve"]]
+    losses = [point[2] for point in other["curve"]]
+    assert [point[2] for point in one["curve"]] == pytest.approx(losses, rel=1e-5)
+    assert one["test"] == pytest.approx(other["test"], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def alone(log: Path, server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process leaves behind."""
+    out = tmp_path_factory.mktemp("alone")
+    assert ended(fork(server, arguments(log, out), out / "printed")) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def two(log: Path, server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks leave behind."""
+    out = tmp_path_factory.mktemp("two")
+    run(server, 2, log, out)
+    return out
+
+
+def test_two_ranks_take_the_steps_of_one_process(alone: Path, two: Path) -> None:
+    alike(measured(two), measured(alone))
+    first, second = printed(two, 2)
+    assert "test AUC" in first
+    assert second == "", "one rank speaks for all"
+    assert json.loads((two / "report.json").read_text())["run"]["ranks"] == 2
+
+
+def test_three_ranks_with_steps_in_flight_take_them_too(
+    alone: Path, log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    """At bound 0, which lets no row be read before its last update."""
+    run(server, 3, log, tmp_path / "three", "--in-flight", "3")
+    alike(measured(tmp_path / "three"), measured(alone))
+
+
+def test_rows_of_histories_and_lists_of_candidates_are_those_of_one_process(
+    server: ForkServerContext, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    make_sequences(log, SequencesConfig(users=40, items=60, events=12, places=5, candidates=10))
+    more = "--model", "two_tower", "--dim", "4"
+    train = arguments(log, tmp_path / "alone", *more)
+    at = train.index("--train-rows")
+    del train[at : at + 2]
+    assert ended(fork(server, train, tmp_path / "printed")) == 0
+    ranked = [str(tmp_path / "two") if word == str(tmp_path / "alone") else word for word in train]
+    codes = [ended(rank) for rank in start(server, 2, [ranked] * 2, tmp_path / "two")]
+    assert codes == [0, 0], printed(tmp_path / "two", 2)
+    alike(measured(tmp_path / "two"), measured(tmp_path / "alone"))
+    assert "hr_at_10" in measured(tmp_path / "two")["test"]
+
+
+def test_narrow_rows_on_the_wire_are_another_run(
+    two: Path, log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    out = tmp_path / "bf16"
+    run(server, 2, log, out, "--rows-on-wire", "bf16")
+    assert measured(out)["test"] != measured(two)["test"]
+    assert measured(out)["test"]["logloss"] == pytest.approx(
+        measured(two)["test"]["logloss"], rel=1e-2
+    )
+    ranks = start(server, 2, [arguments(log, out, "--resume")] * 2, out)
+    assert [ended(rank) for rank in ranks] == [2, 2]
+    assert "cannot resume: train.rows_on_wire was 'bf16' and is 'fp32'" in printed(out, 2)[0]
+
+
+def killed(server: ForkServerContext, log: Path, out: Path) -> str:
+    """Two ranks, of which the second is killed behind the second checkpoint; what the first says."""
+    ranks = start(server, 2, [arguments(log, out)] * 2, out)
+
+    def saved() -> bool:
+        manifest = Manifest.load(out / "store")
+        return manifest is not None and manifest.number >= 2
+
+    until(saved, lambda: all(rank.is_alive() for rank in ranks))
+    victim = ranks[1].pid
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    assert [ended(rank) for rank in ranks] == [1, -signal.SIGKILL]
+    return printed(out, 2)[0]
+
+
+def test_a_rank_that_is_killed_is_named_and_the_run_goes_on_with_its_bits(
+    two: Path, log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    said = killed(server, log, tmp_path)
+    assert "rowmill: rank 1 was lost in step" in said
+    assert "start all ranks again" in said
+    first, _ = run(server, 2, log, tmp_path, "--resume")
+    assert "Resuming at step" in first
+    assert "Note" not in first
+    assert measured(tmp_path) == measured(two)
+    again, _ = run(server, 2, log, tmp_path, "--resume")
+    assert "Nothing to do" in again
+
+
+def test_other_numbers_of_ranks_take_a_run_over(
+    alone: Path, log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    killed(server, log, tmp_path)
+    first, *_ = run(server, 3, log, tmp_path, "--resume")
+    assert "Note: ranks was 2 and is 3, so the bits may differ" in first
+    alike(measured(tmp_path), measured(alone))
+
+
+def test_a_folder_is_of_one_process_or_of_ranks(
+    alone: Path, two: Path, log: Path, server: ForkServerContext
+) -> None:
+    last = alone / "printed-last"
+    assert ended(fork(server, arguments(log, two, "--resume"), last)) == 2
+    assert (
+        f"cannot resume: {two}/store holds the rows of many ranks, start it with torchrun"
+        in last.read_text()
+    )
+    ranks = start(server, 2, [arguments(log, alone, "--resume")] * 2, alone)
+    assert [ended(rank) for rank in ranks] == [2, 2]
+    said = f"cannot resume: {alone}/store holds the rows of one process, start it without torchrun"
+    assert all(said in text for text in printed(alone, 2))
+
+
+def test_a_new_run_is_refused_by_all_ranks_where_a_checkpoint_is(
+    log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    few = "--train-rows", "200"
+    for before, after in ((2, 1), (1, 2), (2, 2)):
+        out = tmp_path / f"{before}-{after}"
+        run_any(server, before, log, out, *few)
+        kept = files(out)
+        codes, said = start_any(server, after, log, out, *few)
+        assert codes == [2] * after
+        for text in said:
+            assert f"{out}/store has the checkpoint of a run at step 4 (200 rows)" in text
+            assert "pass --resume to go on from it, or give --out another folder" in text
+        assert files(out) == kept
+
+
+def test_a_new_run_clears_what_another_number_of_processes_left_without_a_checkpoint(
+    log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    few = "--train-rows", "200"
+    marks = {1: ["STORE", "MANIFEST"], 2: ["CHECKPOINT"]}
+    for count in (2, 1, 2):
+        run_any(server, count, log, tmp_path, *few)
+        for name in marks[count]:
+            (tmp_path / "store" / name).unlink()
+    (tmp_path / "store" / "diary.txt").write_text("mine")
+    ranks = start(server, 2, [arguments(log, tmp_path, *few)] * 2, tmp_path)
+    assert [ended(rank) for rank in ranks] == [2, 2]
+    assert "holds diary.txt, which is no part of a store" in printed(tmp_path, 2)[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--dense-lr", "0.1"], "the settings, train.dense_lr: rank 0 has 0.002, rank 1 has 0.1"),
+        (["--resume"], "the settings, train.resume: rank 0 has False, rank 1 has True"),
+        (
+            ["--checkpoint-every", "7"],
+            "the settings, train.checkpoint_every: rank 0 has 10, rank 1 has 7",
+        ),
+    ],
+    ids=str,
+)
+def test_ranks_that_were_told_different_things_say_which(
+    log: Path, server: ForkServerContext, tmp_path: Path, more: list[str], message: str
+) -> None:
+    told = [arguments(log, tmp_path), arguments(log, tmp_path, *more)]
+    assert [ended(rank) for rank in start(server, 2, told, tmp_path)] == [2, 2]
+    for said in printed(tmp_path, 2):
+        assert said == f"rowmill: ranks disagree on {message}\n"
+
+
+def test_a_backend_that_one_rank_lacks_is_told_by_all(
+    log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    told = [arguments(log, tmp_path), arguments(log, tmp_path, "--backend", "oneccl")]
+    assert [ended(rank) for rank in start(server, 2, told, tmp_path)] == [1, 1]
+    said = "rowmill: rank 1: oneCCL is not installed: pip install 'rowmill[oneccl]'\n"
+    assert printed(tmp_path, 2) == [said, said]
+
+
+def test_ranks_over_oneccl_take_the_same_steps(log: Path, two: Path, tmp_path: Path) -> None:
+    """The exchange, batches ahead, checkpoints of all ranks and the watch, every message of them by libccl."""
+    packages = Path(__file__).parents[1] / "distributed/oneccl/packages.lock"
+    ran = subprocess.run(
+        [
+            *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
+            *("2", "-m", "rowmill", *arguments(log, tmp_path, "--backend", "oneccl")),
+        ],
+        env={**os.environ, "PYTHONPATH": str(locked_folder("oneccl", packages))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    alike(measured(tmp_path), measured(two))
+
+
+def test_torchrun_starts_it(log: Path, tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "rowmill", *arguments(log, tmp_path, "--train-rows", "640")),
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("test AUC") == 1
+
+
+VICTIM = """
+import os, signal, sys
+from rowmill.cli import main
+from rowmill.ctr.task import Log
+from rowmill.train.run import Trainer
+
+step, opened = Trainer.train_step, Log.open
+where, dies = os.environ["WHERE"], os.environ["RANK"] == os.environ["VICTIM"]
+
+def train_step(trainer, *arguments):
+    if where == "step" and trainer.state.step == 6 and dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(trainer, *arguments)
+
+def open_log(*arguments):
+    if where == "log" and dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return opened(*arguments)
+
+Trainer.train_step, Log.open = train_step, open_log
+sys.exit(main())
+"""
+"""The command, of which one rank is killed in its seventh step, or when it reads the log."""
+
+
+@pytest.mark.parametrize(
+    ("victim", "where", "lost"),
+    [
+        (0, "step", "in step 7"),
+        (1, "step", "in step 7"),
+        (0, "log", "before its first step"),
+        (1, "log", "before its first step"),
+    ],
+)
+def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(
+    log: Path, tmp_path: Path, victim: int, where: str, lost: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(VICTIM)
+    command = [
+        *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        # It ends the other rank at once.
+        *("--monitor-interval=0.001", str(program), *arguments(log, tmp_path / "run")),
+    ]
+    environment = {**os.environ, "VICTIM": str(victim), "WHERE": where}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode != 0
+    said = [line for line in ran.stderr.splitlines() if line.startswith("rowmill:")]
+    assert said == [
+        f"rowmill: rank {victim} was lost {lost}: it ended without a word; start all ranks again, and they go on "
+        "from their last checkpoint"
+    ], ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "named"),
+    [
+        ("train", "task", "kge", "train.task = 'kge'"),
+        ("model", "kind", "dien", "model.kind = 'dien'"),
+        ("train", "plain", True, "train.plain"),
+        ("store", "feed", "1MiB", "store.feed"),
+        ("checkpoint", "push", "file:///tmp/there", "checkpoint.push"),
+    ],
+)
+def test_what_one_process_alone_can_do_is_refused(
+    section: str, key: str, value: Any, named: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_ranked(load_config(None, {(section, key): value}))
+    assert str(refused.value).startswith(named)
+    assert "without torchrun" in str(refused.value)
