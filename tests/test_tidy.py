@@ -355,6 +355,19 @@ def test_python_packages_import_their_own_and_lower_layers_only() -> None:
     assert found == []
 
 
+def test_private_python_packages_are_imported_within_their_parent_only() -> None:
+    private = {name for name in python_modules() if re.search(r"\._\w+$", name)}
+    assert "distributed._exchange" in private
+    found = [
+        f"{path.relative_to(ROOT)} imports {other}"
+        for module, path in python_modules().items()
+        for other in imported_modules(path)
+        for name in private
+        if f"{other}.".startswith(f"{name}.") and not module.startswith(name.rpartition(".")[0])
+    ]
+    assert found == []
+
+
 def test_models_do_not_know_where_their_rows_are() -> None:
     """Click models build on each other and on operators on plain tensors; they know no lookup and no store."""
     models = [path for path in python_modules().values() if PYTHON_MODELS in path.as_posix()]

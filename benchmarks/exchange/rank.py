@@ -25,7 +25,7 @@ from benchmarks import common
 from benchmarks.exchange.cells import Cell
 from rowmill.ctr.models.layers import mlp
 from rowmill.distributed import Pipeline, Ranks, RowCache, ShardedCollection
-from rowmill.distributed.exchange import Exchange
+from rowmill.distributed._exchange.exchange import Exchange
 from rowmill.nn import Feature
 from rowmill.train.allocator import keep_freed_memory
 

@@ -15,20 +15,23 @@ Examples:
             optimizer.step()
 """
 
-from rowmill.distributed.checkpoint import Checkpoint
+from rowmill.distributed._checkpoint.checkpoint import Checkpoint, take_lock
+from rowmill.distributed._checkpoint.manifest import CHECKPOINT_FILE, Manifest
+from rowmill.distributed._exchange.exchange import RowsOnWire
+from rowmill.distributed._exchange.traffic import Traffic
+from rowmill.distributed._liveness.watch import Watch
 from rowmill.distributed.collection import Prepared, ShardedCollection
-from rowmill.distributed.exchange import RowsOnWire
 from rowmill.distributed.pipeline import Pipeline
 from rowmill.distributed.ranks import Ranks
 from rowmill.distributed.row_cache import CacheUse, RowCache
 from rowmill.distributed.strategy import STRATEGIES, Strategy
-from rowmill.distributed.traffic import Traffic
-from rowmill.distributed.watch import Watch
 
 __all__ = [
+    "CHECKPOINT_FILE",
     "STRATEGIES",
     "CacheUse",
     "Checkpoint",
+    "Manifest",
     "Pipeline",
     "Prepared",
     "Ranks",
@@ -38,4 +41,5 @@ __all__ = [
     "Strategy",
     "Traffic",
     "Watch",
+    "take_lock",
 ]

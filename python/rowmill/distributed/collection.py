@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rowmill.distributed.exchange import Exchange, RowsOnWire, check_rows_on_wire
-from rowmill.distributed.plan import Asked, LookedUp, Placed, Plan
+from rowmill.distributed._exchange.exchange import Exchange, RowsOnWire, check_rows_on_wire
+from rowmill.distributed._exchange.plan import Asked, LookedUp, Placed, Plan
 from rowmill.distributed.row_cache import HeldRows, on
 from rowmill.errors import InvalidInput
 from rowmill.nn.collection import check_output_dtype
@@ -26,12 +26,12 @@ from rowmill.size import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rowmill.distributed.chunk import Owned, Sent
+    from rowmill.distributed._exchange.chunk import Owned, Sent
+    from rowmill.distributed._exchange.traffic import Traffic
     from rowmill.distributed.meter import Meter
     from rowmill.distributed.ranks import Ranks
     from rowmill.distributed.row_cache import CacheUse, Reads, RowCache
     from rowmill.distributed.strategy import Lane, Strategy
-    from rowmill.distributed.traffic import Traffic
     from rowmill.nn import Feature
     from rowmill.store.steps import LookupGuard
     from rowmill.store.store import Store

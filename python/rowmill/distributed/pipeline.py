@@ -27,8 +27,8 @@ from rowmill.size import check_int
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
+    from rowmill.distributed._exchange.exchange import Exchange
     from rowmill.distributed.collection import Prepared, ShardedCollection
-    from rowmill.distributed.exchange import Exchange
     from rowmill.distributed.row_cache import HeldRows, RowCache
     from rowmill.nn.ragged import RaggedBatch
     from rowmill.store.steps import Step

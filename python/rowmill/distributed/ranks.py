@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rowmill.distributed.whereabouts import Call, Whereabouts
+from rowmill.distributed._liveness.whereabouts import Call, Whereabouts
 from rowmill.errors import ExchangeFailed, InvalidInput, RowmillError
 
 _T = TypeVar("_T")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from rowmill.distributed.exchange import Lookups
+from rowmill.distributed._exchange.exchange import Lookups
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import Bags, Message, Unique, combine, segment_unique
 from rowmill.size import check_int, parse_size
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rowmill.distributed.chunk import Sent
-    from rowmill.distributed.plan import LookedUp
+    from rowmill.distributed._exchange.chunk import Sent
+    from rowmill.distributed._exchange.plan import LookedUp
 
 _T = TypeVar("_T")
 

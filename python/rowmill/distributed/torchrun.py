@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from rowmill.distributed._liveness.within import within
 from rowmill.distributed.ranks import raise_first, spell
-from rowmill.distributed.within import within
 from rowmill.errors import ExchangeFailed, InvalidInput, RowmillError
 
 if TYPE_CHECKING:

@@ -87,8 +87,8 @@ def _drawn(
     """Numbers drawn from ranges, each with its weight."""
     sums: NDArray[np.float64] = np.concatenate([[0.0], np.cumsum(weights)])
     lowest, highest = sums[first], sums[end]
-    at = lowest + random.random(count) * (highest - lowest)
-    found = np.searchsorted(sums, at, side="right") - 1
+    at: NDArray[np.float64] = lowest + random.random(count) * (highest - lowest)
+    found: NDArray[np.int64] = np.searchsorted(sums, at, side="right") - 1
     return np.clip(found, first, np.asarray(end) - 1)
 
 

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, cast
 import rowmill
 from rowmill import _core
 from rowmill.config.setting import ConfigError
-from rowmill.distributed.checkpoint import take_lock
-from rowmill.distributed.manifest import NAME as MANIFEST
-from rowmill.distributed.manifest import Manifest
+from rowmill.distributed import CHECKPOINT_FILE, Manifest, take_lock
 from rowmill.errors import MemoryTooSmall, StoreCorrupt
 from rowmill.train.state import ATTACHMENT, described_in, progress_of
 
@@ -115,7 +113,7 @@ def check_is_of_a_run(store: Store, folder: Path) -> None:
 
 def _check_is_new(folder: Path, flag: str) -> None:
     try:
-        if (folder / MANIFEST).exists():
+        if (folder / CHECKPOINT_FILE).exists():
             manifest = Manifest.load(folder)
             position = None if manifest is None else manifest.position
             known = isinstance(position, dict) and "identity" in position

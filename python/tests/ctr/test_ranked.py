@@ -22,7 +22,7 @@ from rowmill.config import ConfigError, load_config
 from rowmill.ctr.data.sequences import make_sequences
 from rowmill.ctr.ranked_task import check_ranked
 from rowmill.ctr.settings import GenerateConfig, SequencesConfig
-from rowmill.distributed.manifest import Manifest
+from rowmill.distributed._checkpoint.manifest import Manifest
 from tools.locked import locked_folder
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ import rowmill
 from python.tests.distributed.rank import batch_of, part_of, tables_of
 from rowmill import RaggedBatch
 from rowmill.distributed import Checkpoint, Pipeline, Ranks, ShardedCollection, Watch
-from rowmill.distributed.manifest import Manifest
+from rowmill.distributed._checkpoint.manifest import Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rowmill.distributed.manifest import write_durable
+from rowmill.distributed._checkpoint.manifest import write_durable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rowmill.distributed.exchange import Exchange
+    from rowmill.distributed._exchange.exchange import Exchange
+    from rowmill.distributed._exchange.traffic import Leg
+    from rowmill.distributed._liveness.whereabouts import Call
     from rowmill.distributed.ranks import Ranks
-    from rowmill.distributed.traffic import Leg
-    from rowmill.distributed.whereabouts import Call
 
 _AT_ONCE = 2
 """Messages of a lane on their way at a time."""

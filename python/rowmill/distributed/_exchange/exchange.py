@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from rowmill.distributed.buffers import Buffers
-from rowmill.distributed.chunk import Owned, Sent, cut_owned, cut_sent, floats_by_category, runs
-from rowmill.distributed.messages import Messages
+from rowmill.distributed._exchange.buffers import Buffers
+from rowmill.distributed._exchange.chunk import (
+    Owned,
+    Sent,
+    cut_owned,
+    cut_sent,
+    floats_by_category,
+    runs,
+)
+from rowmill.distributed._exchange.messages import Messages
+from rowmill.distributed._exchange.traffic import Leg, Traffic
 from rowmill.distributed.meter import Meter
 from rowmill.distributed.ranks import raise_first, spell
-from rowmill.distributed.traffic import Leg, Traffic
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import (
     Bags,
@@ -44,9 +51,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from rowmill.distributed._liveness.whereabouts import Call
     from rowmill.distributed.ranks import Ranks
     from rowmill.distributed.strategy import Lane
-    from rowmill.distributed.whereabouts import Call
 
 RowsOnWire = Literal["fp32", "bf16"]
 """How weights and gradients travel."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rowmill.distributed.category import category_of
-from rowmill.distributed.exchange import Lookups
+from rowmill.distributed._exchange.category import category_of
+from rowmill.distributed._exchange.exchange import Lookups
 from rowmill.distributed.strategy import Lane, Strategy, lanes
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import RecoveredFeature, Unique, segment_unique

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from rowmill.distributed.within import within
+from rowmill.distributed._liveness.within import within
 from rowmill.errors import ExchangeFailed, RankLost, RowmillError
 
 if TYPE_CHECKING:

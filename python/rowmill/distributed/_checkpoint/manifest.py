@@ -17,7 +17,7 @@ from rowmill.errors import StoreCorrupt, StoreNewer
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAME = "CHECKPOINT"
+CHECKPOINT_FILE = "CHECKPOINT"
 _MAGIC = "rowmill-checkpoint"
 _VERSION = 1
 
@@ -53,7 +53,7 @@ class Manifest:
             StoreCorrupt: It is damaged.
             StoreNewer: A newer build wrote it.
         """
-        path = folder / NAME
+        path = folder / CHECKPOINT_FILE
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class Manifest:
         """Make this the checkpoint in the folder, in one step: a crash leaves the one before, or this."""
         rest = json.dumps(asdict(self)).encode()
         line = f"{_MAGIC} {_VERSION} {crc32(rest):08x} {len(rest)}\n"
-        write_durable(folder / NAME, line.encode() + rest)
+        write_durable(folder / CHECKPOINT_FILE, line.encode() + rest)
 
 
 def write_durable(path: Path, content: bytes) -> None:

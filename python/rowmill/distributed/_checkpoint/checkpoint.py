@@ -30,8 +30,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rowmill import _core, store
-from rowmill.distributed.category import category_of
-from rowmill.distributed.manifest import Manifest, write_durable
+from rowmill.distributed._checkpoint.manifest import Manifest, write_durable
+from rowmill.distributed._exchange.category import category_of
 from rowmill.errors import (
     CheckpointMissing,
     InvalidInput,

@@ -1,0 +1,1 @@
+"""Ids to the ranks that own their rows, rows back, and gradients the same way."""

@@ -1,0 +1,1 @@
+"""Which ranks still live, and which call each of them is in."""
