@@ -11,9 +11,9 @@ import pytest
 from benchmarks import common
 from benchmarks.cost_model.model import Curve, Link
 from benchmarks.dlrm_scaling import run as scaling
+from benchmarks.dlrm_scaling.settings import Settings
 from benchmarks.slow_links import run as slow_links
 from benchmarks.slow_links.run import Cell, Variant
-from rowmill.bench.settings import Settings
 
 BLOCKING, OVERLAP = Variant("blocking"), Variant("overlap")
 NARROW = Variant("overlap", "bf16")

@@ -154,7 +154,7 @@ PYTHON_LAYERS = (
     {"ctr", "gnn", "kge"},
     {"integrations"},
     {"conversion"},
-    {"bench", "cli", "__main__"},
+    {"cli", "__main__"},
 )
 # Folders of models: the embeddings that these are given may lie anywhere.
 PYTHON_MODELS = "ctr/models"

@@ -1,6 +1,6 @@
 """What do more ranks gain in a training step of DLRM, with the batch of all kept (strong), or that of each (weak)?
 
-Runs of `rowmill bench dlrm` with one thread for each rank, on one machine over loopback. Beside them a model, of the work of one
+Runs of `dlrm.py` with one thread for each rank, on one machine over loopback. Beside them a model, of the work of one
 rank as measured here and of messages as `benchmarks/cost_model` measured them: what ranks with a core and a link of their own
 would gain, which nobody has measured.
 """
@@ -18,10 +18,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 from benchmarks.cost_model.model import ID_BYTES, WEIGHT_BYTES, Curve, Link, Sends
-from rowmill.bench.batches import make_batch
-from rowmill.bench.launch import run_ranks
-from rowmill.bench.run import summary
-from rowmill.bench.settings import Settings
+from benchmarks.dlrm_scaling.batches import make_batch
+from benchmarks.dlrm_scaling.figures import summary
+from benchmarks.dlrm_scaling.launch import run_ranks
+from benchmarks.dlrm_scaling.settings import Settings
 
 FITS = common.REPOSITORY / "benchmarks/results/cost_model.json"
 LINK = "1gbit"

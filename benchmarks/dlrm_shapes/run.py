@@ -29,7 +29,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rowmill
 from benchmarks import common
-from rowmill.bench.shapes import SHAPES as PUBLISHED
+from benchmarks.dlrm_scaling.shapes import SHAPES as PUBLISHED
 from rowmill.ctr.models import DLRM, dot_interaction
 from rowmill.ops.interaction import interaction
 from rowmill.train.dense import multiplies_bf16

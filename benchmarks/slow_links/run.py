@@ -1,6 +1,6 @@
 """How much of the time of messages does a step hide, where links are slow?
 
-`rowmill bench dlrm` on ranks that each have a network namespace, joined by links of 1 Gbit/s and of 100 Mbit/s: with every
+`benchmarks/dlrm_scaling/dlrm.py` on ranks that each have a network namespace, joined by links of 1 Gbit/s and of 100 Mbit/s: with every
 message waited for where it begins, and with messages behind work; in fp32 and in bf16; with the threads that carry messages on
 a core of their own, and on that of work. Needs root (`links.py`).
 """
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 from benchmarks.slow_links.links import Network, missing, network
 
+PROGRAM = common.REPOSITORY / "benchmarks/dlrm_scaling/dlrm.py"
 PORT = "29713"
 RUN_S_MAX = 600
 
@@ -169,7 +170,7 @@ def run_ranks(
 ) -> dict[str, Any]:
     """One run, a rank in each namespace, told who they are as `torchrun` would tell them."""
     with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
-        command = [sys.executable, "-m", "rowmill", "bench", "dlrm"]
+        command = [sys.executable, str(PROGRAM)]
         command += ["--config", cell.config, "--scale", SCALE, "--sweep", "weak"]
         command += ["--batch", str(cell.samples), "--comm", variant.comm, "--pin", variant.pin]
         command += ["--precision", variant.precision, "--steps", str(steps), "--warmup", "3"]

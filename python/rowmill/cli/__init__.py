@@ -1,5 +1,5 @@
 """The command `rowmill`: its parser and commands, and what a store tells a person."""
 
-from rowmill.cli.command import main
+from rowmill.cli.command import exit_code, main
 
-__all__ = ["main"]
+__all__ = ["exit_code", "main"]

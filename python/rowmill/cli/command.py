@@ -1,4 +1,4 @@
-"""The command line: `rowmill train`, `inspect`, `fsck`, `changes`, `follow`, `push`, `checkpoints`, `restore`, `bench`, and more.
+"""The command line: `rowmill train`, `inspect`, `fsck`, `changes`, `follow`, `push`, `checkpoints`, `restore`, and more.
 
 Flags come from the fields of `rowmill.config`. Bad input ends with one line on standard error and exit code 2, a
 failure of the store or the machine with 1.
@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from rowmill.bench.command import add_bench
 from rowmill.config.config import load_config, section_from, settings_of
 from rowmill.config.setting import ConfigError
 from rowmill.errors import (
@@ -30,7 +29,7 @@ from rowmill.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from rowmill.config.config import Config
     from rowmill.train.report.figures import Figure
@@ -44,13 +43,24 @@ _BAD_INPUT = (CheckpointMissing, InvalidInput, MemoryTooSmall, StoreMissing, Tab
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     parsed = _parser().parse_args(arguments)
+    return exit_code(lambda: parsed.command(parsed), "rowmill", parsed.interrupted)
+
+
+def exit_code(command: Callable[[], int], program: str, interrupted: str) -> int:
+    """The exit code of a command; an error that it raises is printed as one line.
+
+    Args:
+        command: Returns its exit code.
+        program: What the line begins with.
+        interrupted: What follows "interrupted" where Ctrl-C ended it.
+    """
     try:
-        return parsed.command(parsed)
+        return command()
     except _BAD_INPUT as error:
-        print(f"rowmill: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 2
     except RowmillError as error:
-        print(f"rowmill: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # Whoever read the output has seen enough; what Python still holds of it goes nowhere.
@@ -58,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         print(
-            f"rowmill: {error.strerror or error}: {error.filename or ''}".rstrip(": "),
+            f"{program}: {error.strerror or error}: {error.filename or ''}".rstrip(": "),
             file=sys.stderr,
         )
         return 1
     except KeyboardInterrupt:
-        print(f"rowmill: interrupted{parsed.interrupted}", file=sys.stderr)
+        print(f"{program}: interrupted{interrupted}", file=sys.stderr)
         return 130
 
 
@@ -201,7 +211,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_flags(nodes, "nodes")
     nodes.set_defaults(command=_nodes, interrupted="; the same command begins it again")
-    add_bench(commands)
     return parser
 
 

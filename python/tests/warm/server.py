@@ -28,7 +28,6 @@ MODULES = (
     "rowmill.ctr.ranked_task",
     "rowmill.kge.task",
     "rowmill.gnn.task",
-    "rowmill.bench.rank",
     "rowmill.distributed",
 )
 FILES_MAX = 64

@@ -1,4 +1,4 @@
-"""`rowmill bench dlrm` as a person runs it: real ranks, real messages, figures that add up.
+"""`benchmarks/dlrm_scaling/dlrm.py` as a person runs it: real ranks, real messages, figures that add up.
 
 What could break: a phase that is counted twice or not at all, a message that is called hidden while somebody waited for it,
 overlap that changes what is learned, a batch that depends on the number of ranks, threads that do not run where they were
@@ -19,18 +19,21 @@ from typing import Any
 
 import pytest
 
+from benchmarks.dlrm_scaling.dlrm import main
+from benchmarks.dlrm_scaling.figures import COLLECTIVES, scaling, summary
+from benchmarks.dlrm_scaling.launch import run_ranks
+from benchmarks.dlrm_scaling.settings import Settings
+from benchmarks.dlrm_scaling.shapes import SHAPES
 from python.tests.warm import warm_python
-from rowmill.bench.launch import run_ranks
-from rowmill.bench.run import COLLECTIVES, scaling, summary
-from rowmill.bench.settings import Settings, cores_of
-from rowmill.bench.shapes import SHAPES
-from rowmill.cli import main
+from rowmill.distributed.cores import cores_of
 from rowmill.errors import ExchangeFailed, InvalidInput
 from rowmill.train.dense import multiplies_bf16
 from tools.locked import locked_folder
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = str(ROOT / "benchmarks/dlrm_scaling/dlrm.py")
 TINY = ("--config", "mlperf", "--scale", "0.002", "--threads", "1", "--steps", "4", "--warmup", "2")
 """Four steps: every distinct batch once, whatever part of it was sent for in the step before."""
 MODES = ("blocking", "overlap")
@@ -43,10 +46,7 @@ def bench(
     done = subprocess.run(
         [
             python or warm_python(),
-            "-m",
-            "rowmill",
-            "bench",
-            "dlrm",
+            PROGRAM,
             *arguments,
             "--out",
             str(out),
@@ -194,9 +194,10 @@ def test_oneccl_carries_the_same(tmp_path: Path, both: tuple[str, dict[str, Any]
 
 
 def oneccl_path() -> str:
-    """Where its packages are."""
-    packages = Path(__file__).parents[1] / "distributed/oneccl/packages.lock"
-    return str(locked_folder("oneccl", packages))
+    """PYTHONPATH with its packages."""
+    packages = ROOT / "python/tests/distributed/oneccl/packages.lock"
+    paths = [os.environ.get("PYTHONPATH"), str(locked_folder("oneccl", packages))]
+    return os.pathsep.join(filter(None, paths))
 
 
 def test_ranks_of_torchrun_are_those_of_the_run(
@@ -205,7 +206,7 @@ def test_ranks_of_torchrun_are_those_of_the_run(
     done = subprocess.run(
         [
             *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *("-m", "rowmill", "bench", "dlrm", *TINY, "--out", str(tmp_path)),
+            *(PROGRAM, *TINY, "--out", str(tmp_path)),
         ],
         capture_output=True,
         text=True,
@@ -235,12 +236,12 @@ def test_threads_run_where_they_are_pinned(tmp_path: Path, backend: str) -> None
     """Those that carry messages on a core of their own, all others not."""
     if len(os.sched_getaffinity(0)) < 2:
         with pytest.raises(InvalidInput, match="there is only one core here"):
-            cores_of(Settings(config="small", pin="apart"), 0, 1, [0])
+            cores_of(0, 1, [0], pin="apart")
         return
     program = tmp_path / "program.py"
     program.write_text(
-        "import json, sys\nfrom pathlib import Path\n"
-        "from rowmill.bench.rank import Place, measure\nfrom rowmill.bench.settings import Settings\n"
+        f"import json, sys\nfrom pathlib import Path\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from benchmarks.dlrm_scaling.rank import Place, measure\nfrom benchmarks.dlrm_scaling.settings import Settings\n"
         "found = {}\n"
         "def look(step):\n"
         "    for task in Path('/proc/self/task').iterdir():\n"
@@ -283,14 +284,12 @@ def test_threads_run_where_they_are_pinned(tmp_path: Path, backend: str) -> None
 def test_cores_are_shared_out(
     ranks: int, cores: int, expected: list[tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> None:
-    settings = Settings(config="small", ranks=ranks, pin="apart")
-    found = [cores_of(settings, rank, ranks, range(cores)) for rank in range(ranks)]
+    found = [cores_of(rank, ranks, range(cores), pin="apart") for rank in range(ranks)]
     assert [(tuple(one.compute), tuple(one.comm)) for one in found] == expected
     assert [one.threads for one in found] == [len(compute) for compute, _ in expected]
     # Beside it, what differs is where messages are carried.
-    together = replace(settings, pin="together")
     for rank, apart in enumerate(found):
-        one = cores_of(together, rank, ranks, range(cores))
+        one = cores_of(rank, ranks, range(cores), pin="together")
         assert one == replace(apart, comm=apart.compute)
 
 
@@ -317,7 +316,7 @@ def test_cores_are_shared_out(
 def test_bad_input_is_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    given = ["bench", "dlrm", "--config", "mlperf", "--out", str(tmp_path), *arguments]
+    given = ["--config", "mlperf", "--out", str(tmp_path), *arguments]
     assert main(given) in (1, 2)
     assert message in one_line(capsys)
 
@@ -335,14 +334,14 @@ def test_the_stores_of_a_run_lie_in_a_new_folder(
     (tmp_path / "file").touch()
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.tex").touch()
-    given = ["bench", "dlrm", *TINY, "--out", str(tmp_path / "out")]
+    given = [*TINY, "--out", str(tmp_path / "out")]
     assert main([*given, "--store", str(tmp_path / store)]) == 2
     assert message in one_line(capsys)
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     error = capsys.readouterr().err
-    assert error.startswith("rowmill: ")
+    assert error.startswith("dlrm: ")
     assert error.count("\n") == 1
     return error
 
@@ -357,7 +356,7 @@ def test_under_torchrun_one_run_with_its_ranks(
         ("MASTER_PORT", "1"),
     ):
         monkeypatch.setenv(name, value)
-    given = ["bench", "dlrm", *TINY]
+    given = [*TINY]
     assert main([*given, "--ranks", "3"]) == 2
     assert "--ranks is 3, but torchrun started 2" in capsys.readouterr().err
     assert main([*given, "--comm", ",".join(MODES)]) == 2
@@ -366,8 +365,8 @@ def test_under_torchrun_one_run_with_its_ranks(
 
 def test_help_does_not_wait_for_torch() -> None:
     program = (
-        "import sys\nfrom rowmill.cli import main\n"
-        "try: main(['bench', 'dlrm', '--help'])\nexcept SystemExit: pass\n"
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom benchmarks.dlrm_scaling.dlrm import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     done = subprocess.run(

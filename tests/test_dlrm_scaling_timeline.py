@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from rowmill.bench import timeline
-from rowmill.bench.timeline import Timeline, covered
+from benchmarks.dlrm_scaling import timeline
+from benchmarks.dlrm_scaling.timeline import Timeline, covered
 
 if TYPE_CHECKING:
     from collections.abc import Callable

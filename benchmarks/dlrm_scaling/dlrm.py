@@ -1,4 +1,10 @@
-"""The flags of `rowmill bench dlrm`, apart from what it does, so that help need not wait for torch."""
+"""Times a training step of DLRM on one rank or many, phase by phase.
+
+    .venv/bin/python benchmarks/dlrm_scaling/dlrm.py --config mlperf --scale 0.1 --ranks 1,2
+    torchrun --nproc-per-node 2 benchmarks/dlrm_scaling/dlrm.py --config mlperf
+
+This module holds the flags alone, so that help need not wait for torch.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,10 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rowmill.bench.settings import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.dlrm_scaling.settings import (
     BACKENDS,
     COMMS,
     PINS,
@@ -19,7 +26,8 @@ from rowmill.bench.settings import (
     Grid,
     Settings,
 )
-from rowmill.bench.shapes import SHAPES
+from benchmarks.dlrm_scaling.shapes import SHAPES
+from rowmill.cli import exit_code
 from rowmill.errors import InvalidInput
 from rowmill.size import parse_size
 
@@ -38,14 +46,14 @@ _LISTS = {
 """Flags that take several values, separated by commas: every combination is a run."""
 
 
-def add_bench(commands: Any) -> None:
-    """Add `bench dlrm` to the commands."""
-    bench = commands.add_parser("bench", help="measure a training step").add_subparsers(
-        required=True, metavar="COMMAND"
-    )
-    dlrm = bench.add_parser(
-        "dlrm",
-        help="time a step of DLRM on one rank or many, phase by phase",
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    return exit_code(lambda: _dlrm(parsed), "dlrm", "; nothing was written")
+
+
+def _parser() -> argparse.ArgumentParser:
+    dlrm = argparse.ArgumentParser(
         description="Time a training step of DLRM: dense layers on every rank, tables spread over all. It starts its ranks itself, "
         "or is one of those that torchrun starts. --ranks, --backend, --comm, --precision and --pin take several values, "
         "separated by commas, and every combination is a run.",
@@ -107,7 +115,7 @@ def add_bench(commands: Any) -> None:
         default=Path("out/bench"),
         help="folder of JSON and picture (default out/bench)",
     )
-    dlrm.set_defaults(command=_dlrm, interrupted="; nothing was written")
+    return dlrm
 
 
 def _dlrm(parsed: argparse.Namespace) -> int:
@@ -143,11 +151,9 @@ def _dlrm(parsed: argparse.Namespace) -> int:
     ).runs(base)
     from rich.console import Console
 
-    from rowmill.bench.dlrm import bench_dlrm
+    from benchmarks.dlrm_scaling.runs import bench_dlrm
 
-    bench_dlrm(
-        runs, out=parsed.out, command=shlex.join(["rowmill", *sys.argv[1:]]), console=Console()
-    )
+    bench_dlrm(runs, out=parsed.out, command=shlex.join(sys.argv), console=Console())
     return 0
 
 
@@ -178,3 +184,7 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

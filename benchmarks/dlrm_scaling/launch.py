@@ -20,8 +20,9 @@ from rowmill.errors import ExchangeFailed, InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rowmill.bench.settings import Settings
+    from benchmarks.dlrm_scaling.settings import Settings
 
+RANK = Path(__file__).with_name("rank.py")
 _SETTLE_S = 3.0
 """How long the others may take to end once one has failed: who failed first is not always who is heard first."""
 
@@ -93,7 +94,7 @@ def _start(settings: Settings, rank: int, folder: Path) -> _Process:
         # What libraries print is of interest only if a rank ends without a word.
         with log.open("w") as out:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "rowmill.bench.rank", str(theirs)],
+                [sys.executable, str(RANK), str(theirs)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,

@@ -1,6 +1,6 @@
-"""One rank of `rowmill bench dlrm`: a process that another one started, or `torchrun`.
+"""One rank of `dlrm.py`: a process that another one started, or `torchrun`.
 
-    python -m rowmill.bench.rank FD    # started by the command
+    python benchmarks/dlrm_scaling/rank.py FD    # started by the program
 
 The settings come on standard input, as JSON. What the rank has to say it writes to the file descriptor, a line of JSON each:
 which step it is in, why it failed, what it measured.
@@ -22,11 +22,14 @@ import torch
 import torch.distributed as dist
 
 import rowmill
-from rowmill.bench.batches import make_batch, table_names
-from rowmill.bench.settings import Settings, cores_of
-from rowmill.bench.step import Trainer
-from rowmill.bench.timeline import Timeline, Times
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.dlrm_scaling.batches import make_batch, table_names
+from benchmarks.dlrm_scaling.settings import Settings
+from benchmarks.dlrm_scaling.step import Trainer
+from benchmarks.dlrm_scaling.timeline import Timeline, Times
 from rowmill.distributed import Ranks, ShardedCollection, Watch, torchrun
+from rowmill.distributed.cores import Pin, cores_of
 from rowmill.distributed.torchrun import Launched
 from rowmill.errors import InvalidInput, RankLost, RowmillError
 from rowmill.nn import Feature
@@ -36,9 +39,9 @@ from rowmill.train.backend import dense_device, torch_backend
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rowmill.bench.batches import Batch, Skew
-    from rowmill.bench.shapes import Shape
-    from rowmill.bench.step import Comm, Precision
+    from benchmarks.dlrm_scaling.batches import Batch, Skew
+    from benchmarks.dlrm_scaling.shapes import Shape
+    from benchmarks.dlrm_scaling.step import Comm, Precision
     from rowmill.store.store import Store
 
 BATCHES = 4
@@ -124,7 +127,13 @@ def _measure(
     gather: bool,
 ) -> list[dict[str, Any]]:
     available = sorted(os.sched_getaffinity(0))
-    cores = cores_of(settings, place.local_rank, place.local_ranks, available)
+    cores = cores_of(
+        place.local_rank,
+        place.local_ranks,
+        available,
+        pin=cast("Pin", settings.pin),
+        threads=settings.threads,
+    )
     device = dense_device(settings.backend, place.local_rank)
     if device.type == "cuda":
         timeline.settle = torch.cuda.current_stream(device).synchronize

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rowmill.bench.buckets import Buckets
+from benchmarks.dlrm_scaling.buckets import Buckets
 from rowmill.ctr.models.dcn_v2 import CrossLayer
 from rowmill.ctr.models.layers import mlp
 from rowmill.ops.interaction import interaction
@@ -20,9 +20,9 @@ from rowmill.optim import SplitAdagrad, SplitSGD
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rowmill.bench.batches import Batch
-    from rowmill.bench.shapes import Shape
-    from rowmill.bench.timeline import Timeline
+    from benchmarks.dlrm_scaling.batches import Batch
+    from benchmarks.dlrm_scaling.shapes import Shape
+    from benchmarks.dlrm_scaling.timeline import Timeline
     from rowmill.distributed import ShardedCollection
     from rowmill.distributed.collection import Coming, Prepared
 

@@ -1,17 +1,17 @@
-"""`rowmill bench dlrm`: the runs of a command one after the other, a table on the terminal, a file and a picture."""
+"""The program `dlrm.py`: the runs of a command one after the other, a table on the terminal, a file and a picture."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
-from rowmill.bench.launch import run_ranks
-from rowmill.bench.rank import GRACE_S, Failed, Place, measure
-from rowmill.bench.run import COLLECTIVES, scaling, summary, title
-from rowmill.bench.settings import cores_of
+from benchmarks.dlrm_scaling.figures import COLLECTIVES, scaling, summary, title
+from benchmarks.dlrm_scaling.launch import run_ranks
+from benchmarks.dlrm_scaling.rank import GRACE_S, Failed, Place, measure
+from rowmill.distributed.cores import Pin, cores_of
 from rowmill.distributed.torchrun import Launched, ends_late
 from rowmill.errors import ExchangeFailed, InvalidInput, RankLost
 from rowmill.train.backend import check_gpus
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from rowmill.bench.settings import Settings
+    from benchmarks.dlrm_scaling.settings import Settings
 
 
 def bench_dlrm(
@@ -98,7 +98,7 @@ def _check(settings: Settings, ranked: Place | None) -> None:
             f"--ranks is {settings.ranks}, but torchrun started {os.environ['WORLD_SIZE']}: leave --ranks out"
         )
     local = settings.ranks if ranked is None else ranked.local_ranks
-    cores_of(settings, 0, local, sorted(os.sched_getaffinity(0)))
+    cores_of(0, local, sorted(os.sched_getaffinity(0)), pin=cast("Pin", settings.pin))
     if settings.backend == "oneccl":
         from rowmill.distributed.oneccl import library
 

@@ -1,4 +1,4 @@
-"""A rank of `rowmill bench dlrm` that dies: the others end within seconds, and say which one and in which step.
+"""A rank of `benchmarks/dlrm_scaling/dlrm.py` that dies: the others end within seconds, and say which one and in which step.
 
 What could break: ranks that wait for minutes in a collective, an error about sockets, the wrong rank named, a rank that torchrun
 ends before it has said anything, and one that does not end when it is asked to. Ranks are processes and are killed.
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.dlrm_scaling.launch import RANK, run_ranks
+from benchmarks.dlrm_scaling.settings import Settings
 from python.tests.ports import free_port
 from python.tests.warm import warm_python
-from rowmill.bench.launch import run_ranks
-from rowmill.bench.settings import Settings
 from rowmill.errors import ExchangeFailed
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -39,10 +39,14 @@ def test_a_rank_that_dies_ends_the_command_and_is_named() -> None:
     assert ranks_of_this_process() == []
 
 
-VICTIM = """
+ROOT = RANK.parents[2]
+PROGRAM = RANK.with_name("dlrm.py")
+
+VICTIM = f"""
 import os, signal, sys
-from rowmill.bench.step import Trainer
-from rowmill.cli import main
+sys.path.insert(0, {str(ROOT)!r})
+from benchmarks.dlrm_scaling.step import Trainer
+from benchmarks.dlrm_scaling.dlrm import main
 
 step, taken = Trainer.step, []
 
@@ -67,7 +71,7 @@ def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(tmp_path: Path, vict
             *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
             # It ends the other rank at once.
             "--monitor-interval=0.001",
-            *(str(program), "bench", "dlrm", *LONG, "500", "--out", str(tmp_path)),
+            *(str(program), *LONG, "500", "--out", str(tmp_path)),
         ],
         env={**os.environ, "VICTIM": str(victim)},
         capture_output=True,
@@ -76,9 +80,9 @@ def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(tmp_path: Path, vict
         check=False,
     )
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if line.startswith("rowmill:")]
+    said = [line for line in done.stderr.splitlines() if line.startswith("dlrm:")]
     assert said == [
-        f"rowmill: rank {victim} was lost in step 7: it ended without a word; no figures are left of this run"
+        f"dlrm: rank {victim} was lost in step 7: it ended without a word; no figures are left of this run"
     ], done.stderr
     assert not (tmp_path / "dlrm.json").exists()
 
@@ -90,7 +94,7 @@ def test_a_rank_without_torchrun_that_dies_is_named_by_the_other(tmp_path: Path)
     port = free_port()
     ranks = [
         subprocess.Popen(
-            [warm_python(), program, "bench", "dlrm", *LONG, "500", "--out", tmp_path],
+            [warm_python(), program, *LONG, "500", "--out", tmp_path],
             env={**environment(rank, 3, port), "VICTIM": "1"},
             stderr=subprocess.PIPE,
             text=True,
@@ -103,7 +107,9 @@ def test_a_rank_without_torchrun_that_dies_is_named_by_the_other(tmp_path: Path)
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL, 1], said
-    line = "rowmill: rank 1 was lost in step 7: it ended without a word; no figures are left of this run"
+    line = (
+        "dlrm: rank 1 was lost in step 7: it ended without a word; no figures are left of this run"
+    )
     assert said[0] == said[2] == [line]
 
 
@@ -111,7 +117,7 @@ def test_a_rank_that_is_asked_to_end_ends(tmp_path: Path) -> None:
     """SIGTERM is put off while another rank may be named, and no longer."""
     rank = subprocess.Popen(
         [
-            *(warm_python(), "-m", "rowmill", "bench", "dlrm", *LONG, "100000"),
+            *(warm_python(), PROGRAM, *LONG, "100000"),
             *("--out", tmp_path, "--store", tmp_path / "store"),
         ],
         env=environment(0, 1, free_port()),
@@ -142,6 +148,6 @@ def ranks_of_this_process() -> list[int]:
                 parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
             except OSError:
                 continue
-            if parent == os.getpid() and b"rowmill.bench.rank" in command:
+            if parent == os.getpid() and str(RANK).encode() in command:
                 found.append(int(folder.name))
     return sorted(found)

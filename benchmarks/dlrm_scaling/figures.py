@@ -8,13 +8,13 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from rowmill.bench.step import PHASES
-from rowmill.bench.timeline import OTHER
+from benchmarks.dlrm_scaling.step import PHASES
+from benchmarks.dlrm_scaling.timeline import OTHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rowmill.bench.settings import Settings
+    from benchmarks.dlrm_scaling.settings import Settings
 
 COLLECTIVES = {
     "counts": "counts of ids",

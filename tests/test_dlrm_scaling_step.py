@@ -13,18 +13,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rowmill.bench.batches import make_batch
-from rowmill.bench.rank import open_rows, open_store
-from rowmill.bench.settings import Settings
-from rowmill.bench.step import Trainer
-from rowmill.bench.timeline import Timeline
+from benchmarks.dlrm_scaling.batches import make_batch
+from benchmarks.dlrm_scaling.rank import open_rows, open_store
+from benchmarks.dlrm_scaling.settings import Settings
+from benchmarks.dlrm_scaling.step import Trainer
+from benchmarks.dlrm_scaling.timeline import Timeline
 from rowmill.distributed import Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
-    from rowmill.bench.step import Comm
+    from benchmarks.dlrm_scaling.step import Comm
 
 
 class Events(Timeline):

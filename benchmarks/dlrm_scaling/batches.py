@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from rowmill.bench.shapes import Shape
+    from benchmarks.dlrm_scaling.shapes import Shape
 
 Skew = Literal["zipf", "uniform"]
 

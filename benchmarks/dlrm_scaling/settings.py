@@ -1,4 +1,4 @@
-"""What a run of `rowmill bench dlrm` is told, checked before any rank starts."""
+"""What a run of `dlrm.py` is told, checked before any rank starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from rowmill.bench.shapes import SHAPES, Shape
+from benchmarks.dlrm_scaling.shapes import SHAPES, Shape
 from rowmill.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Settings:
         batch: Samples in its place, or None.
         ranks: How many.
         backend: Of torch.distributed.
-        comm: See `rowmill.bench.step`.
+        comm: See `benchmarks.dlrm_scaling.step`.
         precision: Of rows, layers and messages.
         pin: `apart`: communication threads on cores of their own. `together`: on the cores of work, which are those that
             `apart` leaves to it, so that the two differ in nothing but who is in whose way.
@@ -105,45 +105,6 @@ class Settings:
     def part(self, rank: int) -> slice:
         """The samples of a rank."""
         return slice(self.samples * rank // self.ranks, self.samples * (rank + 1) // self.ranks)
-
-
-@dataclass(frozen=True)
-class Cores:
-    """Where the threads of a rank run.
-
-    Attributes:
-        compute: Cores of its work.
-        comm: Cores of the threads that carry its messages.
-        threads: How many share the work.
-    """
-
-    compute: tuple[int, ...]
-    comm: tuple[int, ...]
-    threads: int
-
-
-def cores_of(settings: Settings, rank: int, ranks: int, cores: Sequence[int]) -> Cores:
-    """The cores of one of `ranks` ranks on this machine, which share `cores`.
-
-    Apart: each rank's communication has a core if there are two for each rank, else one core carries that of all. What is left
-    is for work, in equal shares, or shared where there are fewer cores than ranks. Together: no core is used but those for work.
-
-    Examples:
-        >>> cores_of(Settings(config="small", ranks=2, pin="apart"), 1, 2, [0, 1, 2, 3, 4, 5])
-        Cores(compute=(2, 3), comm=(5,), threads=2)
-    """
-    if settings.pin == "off":
-        return Cores(tuple(cores), tuple(cores), settings.threads or max(1, len(cores) // ranks))
-    if len(cores) < 2:
-        raise InvalidInput("--pin sets cores apart for communication: there is only one core here")
-    carrying = ranks if len(cores) >= 2 * ranks else 1
-    left, comm = cores[:-carrying], cores[-carrying:]
-    begin, end = len(left) * rank // ranks, len(left) * (rank + 1) // ranks
-    compute = left[begin : max(begin + 1, end)]
-    carriers = (
-        compute if settings.pin == "together" else comm[rank % carrying : rank % carrying + 1]
-    )
-    return Cores(tuple(compute), tuple(carriers), settings.threads or max(1, len(compute)))
 
 
 @dataclass(frozen=True, kw_only=True)
