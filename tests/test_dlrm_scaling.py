@@ -28,7 +28,7 @@ from python.tests.warm import warm_python
 from rowmill.distributed.cores import cores_of
 from rowmill.errors import ExchangeFailed, InvalidInput
 from rowmill.train.dense import multiplies_bf16
-from tools.locked import locked_folder
+from tools.locked import locked_folder, with_folder
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -196,8 +196,7 @@ def test_oneccl_carries_the_same(tmp_path: Path, both: tuple[str, dict[str, Any]
 def oneccl_path() -> str:
     """PYTHONPATH with its packages."""
     packages = ROOT / "python/tests/distributed/oneccl/packages.lock"
-    paths = [os.environ.get("PYTHONPATH"), str(locked_folder("oneccl", packages))]
-    return os.pathsep.join(filter(None, paths))
+    return with_folder(locked_folder("oneccl", packages))
 
 
 def test_ranks_of_torchrun_are_those_of_the_run(

@@ -35,3 +35,8 @@ def locked_folder(name: str, lock: Path) -> Path:
         raise RuntimeError(run.stderr.strip())
     unfinished.replace(folder)
     return folder
+
+
+def with_folder(folder: Path) -> str:
+    """The PYTHONPATH of this process, and such a folder behind it."""
+    return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder)]))

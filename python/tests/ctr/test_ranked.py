@@ -23,7 +23,7 @@ from rowmill.ctr.data.sequences import make_sequences
 from rowmill.ctr.ranked_task import check_ranked
 from rowmill.ctr.settings import GenerateConfig, SequencesConfig
 from rowmill.distributed._checkpoint.manifest import Manifest
-from tools.locked import locked_folder
+from tools.locked import locked_folder, with_folder
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
@@ -319,7 +319,7 @@ def test_ranks_over_oneccl_take_the_same_steps(log: Path, two: Path, tmp_path: P
             *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
             *("2", "-m", "rowmill", *arguments(log, tmp_path, "--backend", "oneccl")),
         ],
-        env={**os.environ, "PYTHONPATH": str(locked_folder("oneccl", packages))},
+        env={**os.environ, "PYTHONPATH": with_folder(locked_folder("oneccl", packages))},
         capture_output=True,
         text=True,
         timeout=300,

@@ -19,7 +19,7 @@ import pytest
 
 from python.tests.distributed.collectives import CASES, ONLY, SIZE
 from python.tests.warm import warm_python
-from tools.locked import locked_folder
+from tools.locked import locked_folder, with_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ def oneccl() -> Path:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(folder), **more}
+    return {**os.environ, "PYTHONPATH": with_folder(folder), **more}
 
 
 @pytest.fixture(scope="module")
@@ -161,11 +161,11 @@ def alone(folder: Path, python: str, **environ: str) -> str:
 
 def test_what_is_missing_is_named_at_once(oneccl: Path, tmp_path: Path) -> None:
     assert (
-        alone(tmp_path, sys.executable, PYTHONPATH="")
+        alone(tmp_path, sys.executable)
         == "rowmill.errors.BackendMissing: oneCCL is not installed: pip install 'rowmill[oneccl]'"
     )
     # A cache of its own, so that the shim is not there yet.
-    found = {"PYTHONPATH": str(oneccl), "XDG_CACHE_HOME": str(tmp_path)}
+    found = {"PYTHONPATH": with_folder(oneccl), "XDG_CACHE_HOME": str(tmp_path)}
     assert alone(tmp_path, warm_python(), **found, PATH=str(tmp_path)).endswith(
         "is compiled when first used, and there is no C++ compiler: apt install g++"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tools.frameworks import frameworks_folder
+from tools.locked import with_folder
 
 pytestmark = pytest.mark.slow
 
@@ -27,18 +28,13 @@ def folder() -> Path:
         pytest.skip(f"the other frameworks cannot be installed here: {error}")
 
 
-def path_with(folder: Path) -> str:
-    """The frameworks, beside the rowmill that is tested."""
-    return os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(folder)])
-
-
 @pytest.mark.parametrize("framework", ["torchrec", "pykeen", "pyg"])
 def test_cases_of_a_framework(framework: str, folder: Path) -> None:
     """Every case of its file; what fails there is printed here."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
     run = subprocess.run(
         [*command, str(CASES / f"{framework}_cases.py")],
-        env={**os.environ, "PYTHONPATH": path_with(folder), "ROWMILL_FRAMEWORKS": "1"},
+        env={**os.environ, "PYTHONPATH": with_folder(folder), "ROWMILL_FRAMEWORKS": "1"},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -54,7 +50,7 @@ def test_rowmill_imports_no_framework_unasked(folder: Path) -> None:
     )
     run = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": path_with(folder)},
+        env={**os.environ, "PYTHONPATH": with_folder(folder)},
         capture_output=True,
         text=True,
         check=True,
