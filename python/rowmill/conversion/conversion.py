@@ -112,7 +112,7 @@ def convert(
     dtype: Dtype = "fp32",
     initializer: Initializer | None = None,
     staleness_bound: int | None = 0,
-    dense: bool = True,
+    direct_index: bool = True,
     dense_optimizer: torch.optim.Optimizer | None = None,
     skip: Collection[str] = (),
     prefix: str = "",
@@ -141,7 +141,7 @@ def convert(
         dtype: How weights are stored, "fp32", "bf16" or "split-bf16"; see `Store.table`.
         initializer: How rows are born that were not copied; None: normal(0, 1), as torch does.
         staleness_bound: See `Store.table`.
-        dense: Index tables by their ids 0..num_embeddings; False: by hash, which pays when few of
+        direct_index: Index tables by their ids 0..num_embeddings; False: by hash, which pays when few of
             many ids ever occur.
         dense_optimizer: The optimizer of the rest: must not hold an embedding's weight too.
         skip: Paths (or patterns) of modules to leave alone, with all that is in them.
@@ -172,7 +172,7 @@ def convert(
     try:
         tables = {
             plan.path: _table(
-                sources[plan.path], plan, opened, initializer, staleness_bound, dense, reuse
+                sources[plan.path], plan, opened, initializer, staleness_bound, direct_index, reuse
             )
             for plan in plans
         }
@@ -352,7 +352,7 @@ def _table(
     store: Store,
     initializer: Initializer,
     staleness_bound: int | None,
-    dense: bool,
+    direct_index: bool,
     reuse: bool,
 ) -> Table:
     existed = plan.table in store.table_names()
@@ -363,7 +363,7 @@ def _table(
         optimizer=plan.optimizer,
         initializer=initializer,
         staleness_bound=staleness_bound,
-        num_rows=plan.num_rows if dense else None,
+        num_rows=plan.num_rows if direct_index else None,
     )
     if existed and len(table) > 0:
         if not reuse:

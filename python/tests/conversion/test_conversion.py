@@ -101,7 +101,12 @@ def test_the_plan_says_table_group_bytes_and_tier(store: rowmill.Store) -> None:
 def test_a_store_is_opened_where_a_path_is_given(tmp_path: Path) -> None:
     model = Model()
     done = rowmill.convert(
-        model, store=tmp_path / "s", memory="16MiB", optimizer=SGD(lr=0.1), prefix="m/", dense=False
+        model,
+        store=tmp_path / "s",
+        memory="16MiB",
+        optimizer=SGD(lr=0.1),
+        prefix="m/",
+        direct_index=False,
     )
     assert done.store is not None
     with done.store as store:
@@ -114,10 +119,12 @@ def test_a_store_is_opened_where_a_path_is_given(tmp_path: Path) -> None:
         with pytest.raises(
             InvalidInput, match=r"words: table 'm/words' .* holds 20 rows; pass reuse"
         ):
-            rowmill.convert(again, store=store, optimizer=SGD(lr=0.1), prefix="m/", dense=False)
+            rowmill.convert(
+                again, store=store, optimizer=SGD(lr=0.1), prefix="m/", direct_index=False
+            )
         assert isinstance(again.words, nn.EmbeddingBag), "a failed conversion changes nothing"
         rowmill.convert(
-            again, store=store, optimizer=SGD(lr=0.1), prefix="m/", dense=False, reuse=True
+            again, store=store, optimizer=SGD(lr=0.1), prefix="m/", direct_index=False, reuse=True
         )
         assert not (again.words.weight == Model().words.weight).all()
 
@@ -125,7 +132,7 @@ def test_a_store_is_opened_where_a_path_is_given(tmp_path: Path) -> None:
 def test_tables_larger_than_memory_are_built_on_the_meta_device(store: rowmill.Store) -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.EmbeddingBag(2**30, 64, mode="sum"))
-    rowmill.convert(model, store=store, optimizer=SGD(lr=0.1), dense=False)
+    rowmill.convert(model, store=store, optimizer=SGD(lr=0.1), direct_index=False)
     out = model(torch.tensor([[5, 2**30 - 1]]))
     assert 0.1 < out.abs().mean() < 10, "rows are born as torch's are"
     assert len(store.open_table("0")) == 2

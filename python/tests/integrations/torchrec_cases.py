@@ -284,7 +284,7 @@ def test_rows_of_sequences_are_the_same_and_train_alike(
 def test_what_was_converted_goes_back(store: rowmill.Store) -> None:
     model = nn.ModuleDict({"bags": Ranker(), "rows": Sequence()})
     before = copy.deepcopy(model.state_dict())
-    rowmill.convert(model, store=store, optimizer=ADAGRAD, dense=False)
+    rowmill.convert(model, store=store, optimizer=ADAGRAD, direct_index=False)
     rowmill.unconvert(model)
     assert isinstance(model["bags"].ebc, EmbeddingBagCollection)
     assert isinstance(model["rows"].ec, EmbeddingCollection)
@@ -309,7 +309,7 @@ def test_a_collection_on_the_meta_device_is_born_in_the_store(store: rowmill.Sto
     model = nn.ModuleDict(
         {"ebc": EmbeddingBagCollection(tables=[config], device=torch.device("meta"))}
     )
-    rowmill.convert(model, store=store, optimizer=ADAGRAD, dense=False)
+    rowmill.convert(model, store=store, optimizer=ADAGRAD, direct_index=False)
     assert model["ebc"](batch(1)).values().shape == (5, 4)
 
 
