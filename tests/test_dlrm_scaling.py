@@ -240,7 +240,7 @@ def test_threads_run_where_they_are_pinned(tmp_path: Path, backend: str) -> None
     program = tmp_path / "program.py"
     program.write_text(
         f"import json, sys\nfrom pathlib import Path\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from benchmarks.dlrm_scaling.rank import Place, measure\nfrom benchmarks.dlrm_scaling.settings import Settings\n"
+        "from benchmarks.dlrm_scaling.rank import RankProcess, measure\nfrom benchmarks.dlrm_scaling.settings import Settings\n"
         "found = {}\n"
         "def look(step):\n"
         "    for task in Path('/proc/self/task').iterdir():\n"
@@ -248,7 +248,7 @@ def test_threads_run_where_they_are_pinned(tmp_path: Path, backend: str) -> None
         "        said = dict(line.split(':\\t', 1) for line in lines)\n"
         "        found[task.name] = said['Name'], said['Cpus_allowed_list'].strip()\n"
         "settings = Settings(config='mlperf', scale=0.002, pin='apart', steps=2, backend=sys.argv[2])\n"
-        "result = measure(settings, Place(0, 0, 1, sys.argv[1]), look)[0]\n"
+        "result = measure(settings, RankProcess(0, 0, 1, sys.argv[1]), look)[0]\n"
         "main = found[str(__import__('os').getpid())][1]\n"
         "print(json.dumps({'main': main, 'all': list(found.values()), 'cores': result['cores']}))\n"
     )

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.dlrm_scaling.batches import make_batch
+from benchmarks.dlrm_scaling.random_batch import make_batch
 from benchmarks.dlrm_scaling.rank import open_rows, open_store
 from benchmarks.dlrm_scaling.settings import Settings
 from benchmarks.dlrm_scaling.step import Trainer

@@ -24,7 +24,7 @@ import torch.distributed as dist
 import rowmill
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks.dlrm_scaling.batches import make_batch, table_names
+from benchmarks.dlrm_scaling.random_batch import make_batch, table_names
 from benchmarks.dlrm_scaling.settings import Settings
 from benchmarks.dlrm_scaling.step import Trainer
 from benchmarks.dlrm_scaling.timeline import Timeline, Times
@@ -39,7 +39,7 @@ from rowmill.train.backend import dense_device, torch_backend
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.dlrm_scaling.batches import Batch, Skew
+    from benchmarks.dlrm_scaling.random_batch import RandomBatch, Skew
     from benchmarks.dlrm_scaling.shapes import Shape
     from benchmarks.dlrm_scaling.step import Comm, Precision
     from rowmill.store.store import Store
@@ -65,7 +65,7 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class RankProcess:
     """Which rank a process is.
 
     Attributes:
@@ -82,7 +82,7 @@ class Place:
 
 
 def measure(
-    settings: Settings, place: Place, tell: Callable[[int], None], *, gather: bool = False
+    settings: Settings, place: RankProcess, tell: Callable[[int], None], *, gather: bool = False
 ) -> list[dict[str, Any]]:
     """Run the steps of one rank; what they took here, or on every rank.
 
@@ -120,7 +120,7 @@ def measure(
 
 def _measure(
     settings: Settings,
-    place: Place,
+    place: RankProcess,
     timeline: Timeline,
     begins: Callable[[int], None],
     *,
@@ -193,7 +193,7 @@ def _measure(
 
 
 def _steps(
-    settings: Settings, trainer: Trainer, batches: list[Batch], begins: Callable[[int], None]
+    settings: Settings, trainer: Trainer, batches: list[RandomBatch], begins: Callable[[int], None]
 ) -> dict[str, Any]:
     losses: list[float] = []
 
@@ -215,7 +215,7 @@ def _steps(
     return {"losses": losses, **measured[0], **measured[1]}
 
 
-def meet(settings: Settings, place: Place) -> None:
+def meet(settings: Settings, place: RankProcess) -> None:
     """Begin torch.distributed."""
     backend = torch_backend(settings.backend)
     here = Launched.here()
@@ -303,7 +303,7 @@ def main() -> None:
         words.flush()
 
     job = json.load(sys.stdin)
-    settings, place = Settings(**job["settings"]), Place(**job["place"])
+    settings, place = Settings(**job["settings"]), RankProcess(**job["place"])
     # The command that started this rank is gone: nobody waits for its figures.
     with suppress(BrokenPipeError):
         try:

@@ -18,9 +18,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 from benchmarks.cost_model.model import ID_BYTES, WEIGHT_BYTES, Curve, Link, Sends
-from benchmarks.dlrm_scaling.batches import make_batch
 from benchmarks.dlrm_scaling.figures import summary
 from benchmarks.dlrm_scaling.launch import run_ranks
+from benchmarks.dlrm_scaling.random_batch import make_batch
 from benchmarks.dlrm_scaling.settings import Settings
 
 FITS = common.REPOSITORY / "benchmarks/results/cost_model.json"

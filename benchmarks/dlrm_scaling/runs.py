@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from benchmarks.dlrm_scaling.figures import COLLECTIVES, scaling, summary, title
 from benchmarks.dlrm_scaling.launch import run_ranks
-from benchmarks.dlrm_scaling.rank import GRACE_S, Failed, Place, measure
+from benchmarks.dlrm_scaling.rank import GRACE_S, Failed, RankProcess, measure
 from rowmill.distributed.cores import Pin, cores_of
 from rowmill.distributed.torchrun import Launched, ends_late
 from rowmill.errors import ExchangeFailed, InvalidInput, RankLost
@@ -85,13 +85,13 @@ def bench_dlrm(
     return report
 
 
-def _torchrun() -> Place | None:
+def _torchrun() -> RankProcess | None:
     """Which rank of `torchrun` this process is."""
     here = Launched.here()
-    return None if here is None else Place(here.rank, here.local_rank, here.local_count, None)
+    return None if here is None else RankProcess(here.rank, here.local_rank, here.local_count, None)
 
 
-def _check(settings: Settings, ranked: Place | None) -> None:
+def _check(settings: Settings, ranked: RankProcess | None) -> None:
     """Raise for what no rank could do here, before any is started."""
     if ranked is not None and int(os.environ["WORLD_SIZE"]) != settings.ranks:
         raise InvalidInput(
@@ -112,7 +112,7 @@ def _check(settings: Settings, ranked: Place | None) -> None:
         )
 
 
-def _measure_here(settings: Settings, place: Place) -> list[dict[str, Any]]:
+def _measure_here(settings: Settings, place: RankProcess) -> list[dict[str, Any]]:
     try:
         with ends_late(GRACE_S + 1):
             return measure(settings, place, lambda _: None, gather=True)

@@ -20,7 +20,7 @@ from rowmill.optim import SplitAdagrad, SplitSGD
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.dlrm_scaling.batches import Batch
+    from benchmarks.dlrm_scaling.random_batch import RandomBatch
     from benchmarks.dlrm_scaling.shapes import Shape
     from benchmarks.dlrm_scaling.timeline import Timeline
     from rowmill.distributed import ShardedCollection
@@ -135,7 +135,7 @@ class Trainer:
         self._device = device
         self._narrow = torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
 
-    def step(self, batch: Batch, following: Batch | None = None) -> Tensor:
+    def step(self, batch: RandomBatch, following: RandomBatch | None = None) -> Tensor:
         """Forward, backward and update; this rank's share of the mean loss, float64.
 
         Args:
@@ -145,7 +145,7 @@ class Trainer:
         with self.timeline.step():
             return self._step(batch, following)
 
-    def _step(self, batch: Batch, following: Batch | None) -> Tensor:
+    def _step(self, batch: RandomBatch, following: RandomBatch | None) -> Tensor:
         phase, model = self.timeline.phase, self.model
         coming, self._coming = self._coming, None
         if coming is None:
@@ -200,7 +200,7 @@ class Trainer:
             self.optimizer.step()
         return share.detach().double().cpu()
 
-    def _ask(self, batch: Batch | None) -> list[Prepared]:
+    def _ask(self, batch: RandomBatch | None) -> list[Prepared]:
         """Send the ids of a batch, if there is one, to the owners of their rows."""
         if batch is None:
             return []

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowmill.config.setting import ConfigError
-from rowmill.ctr.data.batches import Batch
+from rowmill.ctr.data.click_batch import ClickBatch
 from rowmill.ctr.ranked_rows import open_ranked_rows
 from rowmill.ctr.rows import Columns
 from rowmill.ctr.task import ClickTask, Log
@@ -44,7 +44,7 @@ _LAST_WORDS_S = 5.0
 
 
 @dataclass(frozen=True)
-class Part(Batch):
+class Part(ClickBatch):
     """This rank's rows of a batch."""
 
     whole: int = 0
@@ -67,7 +67,7 @@ class RankedClickTask(ClickTask):
         # Summed in the order of ranks: a run that goes on has the bits of one that never stopped.
         self._parallel = ranks.data_parallel(self.model, repeatable=True)
 
-    def loss(self, batch: Batch, rows: Any) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: ClickBatch, rows: Any) -> tuple[Tensor, Tensor]:
         """This rank's share of the loss, a scalar, and the logits of its rows, float32.
 
         `rows` is what the pipeline prepared; the shares of all ranks add up to the mean over the batch.
@@ -77,7 +77,7 @@ class RankedClickTask(ClickTask):
         losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return self._ranks.mean(losses), logits.detach().cpu()
 
-    def predict(self, batch: Batch) -> Tensor:
+    def predict(self, batch: ClickBatch) -> Tensor:
         """Logits of this rank's rows."""
         return self._logits(self._parallel, batch, self.rows.inputs(batch.ids)).cpu()
 

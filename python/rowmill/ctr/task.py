@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rowmill.config.config import Config
-    from rowmill.ctr.data import Batch, IdWay, Source
+    from rowmill.ctr.data import ClickBatch, IdWay, Source
     from rowmill.ctr.data.sequences import Sequences
     from rowmill.ctr.rows import ClickRows
 
@@ -101,19 +101,19 @@ class ClickTask:
         self.optimizer = dense_optimizer(config.train, dense_parameters(self.model), device)
         self.window = self._metrics(ClickMetrics())
 
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int) -> Iterator[ClickBatch]:
         """Rows of the train part, in the order of the log in every epoch."""
         return self._batches(start, self.train_rows, self.config.train.batch)
 
-    def lookahead(self, batch: Batch, *, steps: int) -> None:
+    def lookahead(self, batch: ClickBatch, *, steps: int) -> None:
         """Announce the ids of a batch."""
         self.rows.lookahead(batch.ids, steps=steps)
 
-    def look_up(self, batch: Batch) -> Tensor:
+    def look_up(self, batch: ClickBatch) -> Tensor:
         """The pooled vectors, `[B, F, D]`."""
         return self.rows.embeddings(self.rows.inputs(batch.ids))
 
-    def loss(self, batch: Batch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: ClickBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the predicted clicks with what the model adds to it, and their logits."""
         logits = (
             self._logits(self.model, batch, self.rows.inputs(batch.ids))
@@ -125,11 +125,11 @@ class ClickTask:
             loss = loss + self.config.model.auxiliary * self.model.auxiliary_loss
         return loss, logits.detach().cpu()
 
-    def predict(self, batch: Batch) -> Tensor:
+    def predict(self, batch: ClickBatch) -> Tensor:
         """Logits of a batch, `[B]`, or `[B, T]` of several tasks."""
         return self._logits(self.model, batch, self.rows.inputs(batch.ids)).cpu()
 
-    def observe(self, batch: Batch, predicted: Tensor) -> None:
+    def observe(self, batch: ClickBatch, predicted: Tensor) -> None:
         """The logits of a batch that was learned from."""
         self.window.update(*_of_task(0, predicted, batch.labels))
 
@@ -183,14 +183,14 @@ class ClickTask:
             },
         }
 
-    def _logits(self, model: Callable[..., Tensor], batch: Batch, rows: Any) -> Tensor:
+    def _logits(self, model: Callable[..., Tensor], batch: ClickBatch, rows: Any) -> Tensor:
         """Logits on the device, float32, by a model that takes these rows beside the rest of a batch."""
         rest = [batch.dense] if batch.lengths is None else [batch.dense, batch.lengths]
         dense, *lengths = (tensor.to(self.device) for tensor in rest)
         with dense_precision(self.config.train, self.device):
             return model(dense, rows, *lengths).float()
 
-    def _batches(self, start: int, stop: int, batch: int) -> Iterator[Batch]:
+    def _batches(self, start: int, stop: int, batch: int) -> Iterator[ClickBatch]:
         return batches(self.log.source, self.log.way, start=start, stop=stop, batch=batch)
 
     def _metrics(self, metrics: _M) -> _M:

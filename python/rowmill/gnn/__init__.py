@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from rowmill._lazy import lazy
 
 if TYPE_CHECKING:
-    from rowmill.gnn.batches import NodeBatch, NodeBatches
     from rowmill.gnn.gat import GAT, GatLayer
     from rowmill.gnn.metrics import NodeMetrics
+    from rowmill.gnn.node_batch import NodeBatch, NodeBatches
     from rowmill.gnn.node_graph import Features, NodeGraph, NodeSplit, read_node_graph
     from rowmill.gnn.sage import GraphSAGE, SageLayer
     from rowmill.gnn.sampler import Block, NeighbourSampler, Sample
@@ -32,7 +32,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "batches": (
+        "node_batch": (
             "NodeBatch",
             "NodeBatches",
         ),

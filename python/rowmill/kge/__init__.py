@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from rowmill._lazy import lazy
 
 if TYPE_CHECKING:
-    from rowmill.kge.batches import GraphBatch, GraphBatches
     from rowmill.kge.chunked_softmax import dense_softmax
     from rowmill.kge.graph import Graph, read_graph
+    from rowmill.kge.graph_batch import GraphBatch, GraphBatches
     from rowmill.kge.losses import logistic, penalty, self_adversarial, softmax
     from rowmill.kge.models import MODELS, ComplEx, DistMult, RotatE, TransE, TripleModel
     from rowmill.kge.order import beta_order, swaps
@@ -38,7 +38,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "batches": (
+        "graph_batch": (
             "GraphBatch",
             "GraphBatches",
         ),

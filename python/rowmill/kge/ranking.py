@@ -121,7 +121,7 @@ def _among(values: NDArray[np.int64], ordered: NDArray[np.int64]) -> NDArray[np.
 
 
 @dataclass(frozen=True)
-class Ranks:
+class AnswerRanks:
     """Ranks of the right heads and tails, float64 `[n]` each; halves where ties are odd."""
 
     heads: NDArray[np.float64]
@@ -152,7 +152,7 @@ def rank(
     reciprocal: int | None = None,
     chunk: int = CHUNK_ENTITIES,
     block: int = BLOCK_QUERIES,
-) -> Ranks:
+) -> AnswerRanks:
     """Rank the head and the tail of every triple among all entities, without changing a row.
 
     Args:
@@ -187,7 +187,7 @@ def rank(
         group = triples[start : start + _GROUP_TRIPLES]
         ranks[:, start : start + len(group)] = ranker.ranks(group, known, reciprocal)
     model.train(training)
-    return Ranks(heads=ranks[0], tails=ranks[1])
+    return AnswerRanks(heads=ranks[0], tails=ranks[1])
 
 
 class _Ranker:
@@ -217,7 +217,7 @@ class _Ranker:
         known_entities = np.concatenate([of_heads[1], of_tails[1], answers])
         order = np.argsort(known_entities, kind="stable")
         blocks = [
-            _Block(
+            _QueryBlock(
                 _filled(queries[start : start + self._block], self._block),
                 answers[start : start + self._block],
                 start,
@@ -257,7 +257,7 @@ class _Ranker:
         return _filled(self._model.entities(entities), self._chunk)
 
 
-class _Block:
+class _QueryBlock:
     """Queries that are scored together, and how their answers compare so far."""
 
     def __init__(

@@ -15,7 +15,7 @@ from rowmill.config.setting import ConfigError
 from rowmill.optim.specs import optimizer_from_dict
 from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, MinCount
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
-from rowmill.train.pipeline import Pipeline
+from rowmill.train.in_flight import StepsInFlight
 from rowmill.train.state import ATTACHMENT, check_same_run, described_in
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class StoredRows:
 
     def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline | None:
         """Lookups of more than one step at a time."""
-        return Pipeline(self.store, look_up, in_flight) if in_flight > 1 else None
+        return StepsInFlight(self.store, look_up, in_flight) if in_flight > 1 else None
 
     def save(self, run: Run) -> None:
         """One atomic checkpoint; the feed goes on there if it had to pause."""

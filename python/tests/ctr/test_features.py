@@ -19,8 +19,8 @@ from rowmill.ctr.data import (
     id_way,
     open_source,
 )
-from rowmill.ctr.data.block import Block
 from rowmill.ctr.data.features import MISSING_VOCABULARY_ID, OOV_ID, log_counts, mix64, transform
+from rowmill.ctr.data.row_block import RowBlock
 from rowmill.ctr.data.source import Source
 
 SCHEMA = Schema(label="y", dense=("x",), ids=("user", "item"))
@@ -77,7 +77,7 @@ def test_a_vocabulary_knows_what_the_train_part_holds_often_enough() -> None:
 
 def test_a_vocabulary_counts_across_blocks() -> None:
     blocks = [
-        Block(np.zeros(2, np.float32), np.zeros((2, 1), np.float32), np.array([[a, 1], [b, 2]]))
+        RowBlock(np.zeros(2, np.float32), np.zeros((2, 1), np.float32), np.array([[a, 1], [b, 2]]))
         for a, b in [(1, 2), (2, 3), (3, 3)]
     ]
 
@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_meets_the_batches_it_would_have_met(size: int) -> No
 
 
 def test_transform_keeps_labels_and_applies_both() -> None:
-    raw = Block(np.ones(1, np.float32), np.array([[np.e - 1]], np.float32), np.array([[4]]))
+    raw = RowBlock(np.ones(1, np.float32), np.array([[np.e - 1]], np.float32), np.array([[4]]))
     block = transform(raw, FullIds())
     assert block.labels.tolist() == [1.0]
     np.testing.assert_allclose(block.dense, [[1.0]], rtol=1e-6)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rowmill.ctr.data import CRITEO, MISSING_ID, Block, Schema, load_schema, open_source
+from rowmill.ctr.data import CRITEO, MISSING_ID, RowBlock, Schema, load_schema, open_source
 from rowmill.ctr.data import tsv as tsv_module
 from rowmill.errors import DataError
 
@@ -23,9 +23,9 @@ Line = Callable[..., str]
 SMALL = Schema(label="y", dense=("x",), ids=("user", "item"))
 
 
-def joined(blocks: Iterator[Block]) -> Block:
+def joined(blocks: Iterator[RowBlock]) -> RowBlock:
     parts = list(blocks)
-    return Block(
+    return RowBlock(
         np.concatenate([part.labels for part in parts]),
         np.concatenate([part.dense for part in parts]),
         np.concatenate([part.ids for part in parts]),
@@ -44,7 +44,7 @@ def small_table() -> pa.Table:
     )
 
 
-def expected_small(block: Block) -> None:
+def expected_small(block: RowBlock) -> None:
     assert block.labels.tolist() == [0, 1, 1]
     np.testing.assert_array_equal(block.dense[:, 0], [1, np.nan, -3])
     assert block.ids[:, 0].tolist() == [7, 8, MISSING_ID]

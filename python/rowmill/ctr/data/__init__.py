@@ -1,19 +1,19 @@
 """Click logs: reading, features, batches, and a generator of logs whose best possible AUC is known."""
 
-from rowmill.ctr.data.batches import Batch, batches
-from rowmill.ctr.data.block import MISSING_ID, Block
+from rowmill.ctr.data.click_batch import ClickBatch, batches
 from rowmill.ctr.data.features import FullIds, HashedIds, IdWay, Vocabulary, fit_vocabulary, id_way
+from rowmill.ctr.data.row_block import MISSING_ID, RowBlock
 from rowmill.ctr.data.schema import CRITEO, Schema, load_schema
 from rowmill.ctr.data.source import Source, open_source
 
 __all__ = [
     "CRITEO",
     "MISSING_ID",
-    "Batch",
-    "Block",
+    "ClickBatch",
     "FullIds",
     "HashedIds",
     "IdWay",
+    "RowBlock",
     "Schema",
     "Source",
     "Vocabulary",

@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from rowmill.ctr.data.block import MISSING_ID, Block
+from rowmill.ctr.data.row_block import MISSING_ID, RowBlock
 from rowmill.ctr.data.source import Source
 from rowmill.errors import DataError
 
@@ -171,10 +171,10 @@ def log_counts(dense: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.log1p(np.maximum(np.nan_to_num(dense, nan=0.0), 0.0))
 
 
-def transform(block: Block, way: IdWay) -> Block:
+def transform(block: RowBlock, way: IdWay) -> RowBlock:
     """Model inputs of raw rows."""
     ids = np.ascontiguousarray(way.apply(block.ids))
-    return Block(block.labels, log_counts(block.dense), ids, block.lengths)
+    return RowBlock(block.labels, log_counts(block.dense), ids, block.lengths)
 
 
 def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

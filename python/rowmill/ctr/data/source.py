@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from rowmill.ctr.data.block import Block, any_table_to_arrow, block_from_arrow, check_columns
+from rowmill.ctr.data.row_block import RowBlock, any_table_to_arrow, block_from_arrow, check_columns
 from rowmill.ctr.data.schema import CRITEO, Schema
 from rowmill.ctr.data.tsv import count_lines, read_tsv
 from rowmill.errors import DataError
@@ -32,7 +32,7 @@ class Source(Protocol):
     schema: Schema
     rows: int
 
-    def blocks(self, start: int, stop: int) -> Iterator[Block]:
+    def blocks(self, start: int, stop: int) -> Iterator[RowBlock]:
         """Rows ``start <= row < stop``, in order."""
         ...
 
@@ -122,7 +122,7 @@ class ParquetSource:
         self._dataset = pads.dataset([str(file) for file in files], format="parquet")
         self.rows = sum(rows for *_, rows in self._groups)
 
-    def blocks(self, start: int, stop: int) -> Iterator[Block]:
+    def blocks(self, start: int, stop: int) -> Iterator[RowBlock]:
         """Rows ``start <= row < stop``, in order."""
         fragments = {fragment.path: fragment for fragment in self._dataset.get_fragments()}
         before = 0
@@ -172,7 +172,7 @@ class TsvSource:
         self._files = [(file, count_lines(file)) for file in files]
         self.rows = sum(rows for _, rows in self._files)
 
-    def blocks(self, start: int, stop: int) -> Iterator[Block]:
+    def blocks(self, start: int, stop: int) -> Iterator[RowBlock]:
         """Rows ``start <= row < stop``, in order."""
         before = 0
         for file, rows in self._files:
@@ -196,7 +196,7 @@ class TableSource:
         self.rows = table.num_rows
         self._table = table.select(schema.names)
 
-    def blocks(self, start: int, stop: int) -> Iterator[Block]:
+    def blocks(self, start: int, stop: int) -> Iterator[RowBlock]:
         """Rows ``start <= row < stop``, in order."""
         row = start
         for batch in self._table.slice(start, max(stop - start, 0)).to_batches(
@@ -208,6 +208,6 @@ class TableSource:
             row += batch.num_rows
 
 
-def head(block: Block, rows: int) -> Block:
+def head(block: RowBlock, rows: int) -> RowBlock:
     """The first ``rows`` rows of a block."""
     return block if len(block) <= rows else block.rows(0, rows)

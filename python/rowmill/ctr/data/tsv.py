@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
-from rowmill.ctr.data.block import MISSING_ID, Block, block_from_arrow
+from rowmill.ctr.data.row_block import MISSING_ID, RowBlock, block_from_arrow
 from rowmill.ctr.data.schema import Schema
 from rowmill.errors import DataError
 from rowmill.files import check_text
@@ -42,7 +42,7 @@ def count_lines(path: Path) -> int:
     return lines + (last != b"\n")
 
 
-def read_tsv(path: Path, schema: Schema, start: int) -> Iterator[Block]:
+def read_tsv(path: Path, schema: Schema, start: int) -> Iterator[RowBlock]:
     """Rows from number ``start`` (from 0) to the end, in blocks."""
     with path.open("rb") as file:
         file.seek(_offset_of_line(path, start))

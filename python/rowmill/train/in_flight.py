@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LOOK_AGAIN_S = 0.01
 
 
-class Pipeline:
+class StepsInFlight:
     """At most `in_flight` steps whose rows are looked up and not updated yet."""
 
     def __init__(self, store: Store, look_up: Callable[[Any], Any], in_flight: int) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rowmill.ctr.data.block import Block
 from rowmill.ctr.data.features import IdWay, transform
+from rowmill.ctr.data.row_block import RowBlock
 from rowmill.ctr.data.source import Source
 
 
 @dataclass(frozen=True)
-class Batch:
+class ClickBatch:
     """Contiguous tensors: dense ``[B, N]`` float32, ids ``[B, S]`` int64, labels ``[B]`` float32.
 
     ``stop`` is the row after the last one: where to go on. With further tasks labels are ``[B, T]``; with histories
@@ -38,13 +38,15 @@ class Batch:
         return self.dense.nbytes + self.ids.nbytes + self.labels.nbytes + lengths
 
 
-def batches(source: Source, way: IdWay, *, start: int, stop: int, batch: int) -> Iterator[Batch]:
+def batches(
+    source: Source, way: IdWay, *, start: int, stop: int, batch: int
+) -> Iterator[ClickBatch]:
     """Rows ``start <= row < stop`` in batches of ``batch``; the last one may be smaller.
 
     The same rows fall into the same batches whichever multiple of ``batch`` a run starts from, so a run that goes
-    on from ``Batch.stop`` sees what it would have seen.
+    on from ``ClickBatch.stop`` sees what it would have seen.
     """
-    rest: Block | None = None
+    rest: RowBlock | None = None
     row = start
     for raw in source.blocks(start, stop):
         block = transform(raw, way)
@@ -59,9 +61,9 @@ def batches(source: Source, way: IdWay, *, start: int, stop: int, batch: int) ->
         yield _tensors(rest, 0, len(rest), row + len(rest))
 
 
-def _tensors(block: Block, lo: int, hi: int, stop: int) -> Batch:
+def _tensors(block: RowBlock, lo: int, hi: int, stop: int) -> ClickBatch:
     part = block.rows(lo, hi)
-    return Batch(
+    return ClickBatch(
         torch.from_numpy(part.dense),
         torch.from_numpy(part.ids),
         torch.from_numpy(part.labels),

@@ -20,7 +20,7 @@ MISSING_ID = -(2**63)
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Raw rows: labels ``[n]`` float32, dense ``[n, N]`` float32 with NaN where missing, ids ``[n, S]`` int64.
 
     With further tasks labels are ``[n, T]``. With histories ``lengths`` ``[n]`` int64 says how many places of them are
@@ -35,17 +35,19 @@ class Block:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def rows(self, start: int, stop: int) -> "Block":
+    def rows(self, start: int, stop: int) -> "RowBlock":
         """Rows ``start <= row < stop``, not copied."""
         lengths = None if self.lengths is None else self.lengths[start:stop]
-        return Block(self.labels[start:stop], self.dense[start:stop], self.ids[start:stop], lengths)
+        return RowBlock(
+            self.labels[start:stop], self.dense[start:stop], self.ids[start:stop], lengths
+        )
 
-    def followed_by(self, other: "Block") -> "Block":
+    def followed_by(self, other: "RowBlock") -> "RowBlock":
         """The rows of both."""
         lengths = None
         if self.lengths is not None and other.lengths is not None:
             lengths = np.concatenate([self.lengths, other.lengths])
-        return Block(
+        return RowBlock(
             np.concatenate([self.labels, other.labels]),
             np.concatenate([self.dense, other.dense]),
             np.concatenate([self.ids, other.ids]),
@@ -57,7 +59,7 @@ Where = Callable[[int], str]
 """Tells where the i-th row of a batch came from: file and row, for messages."""
 
 
-def block_from_arrow(batch: pa.RecordBatch, schema: Schema, where: Where) -> Block:
+def block_from_arrow(batch: pa.RecordBatch, schema: Schema, where: Where) -> RowBlock:
     """Check and convert the columns of one Arrow batch. Ids must be integers; nulls mean missing."""
     rows = batch.num_rows
     dense = np.empty((rows, len(schema.dense)), dtype=np.float32)
@@ -76,7 +78,7 @@ def block_from_arrow(batch: pa.RecordBatch, schema: Schema, where: Where) -> Blo
             _check_equally_long(before, lengths, name, schema, where)
         lengths = before
     taken = None if lengths is None else np.minimum(lengths, schema.places)
-    return Block(labels[0] if len(labels) == 1 else np.stack(labels, axis=1), dense, ids, taken)
+    return RowBlock(labels[0] if len(labels) == 1 else np.stack(labels, axis=1), dense, ids, taken)
 
 
 def check_columns(present: list[str], schema: Schema, file: str) -> None:

@@ -25,7 +25,7 @@ ZIPF = 1.05
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class RandomBatch:
     """Inputs of one step.
 
     Attributes:
@@ -44,7 +44,7 @@ def table_names(shape: Shape) -> tuple[str, ...]:
     return tuple(f"t{number}" for number in range(len(shape.rows)))
 
 
-def make_batch(shape: Shape, skew: Skew, *, samples: int, part: slice, seed: int) -> Batch:
+def make_batch(shape: Shape, skew: Skew, *, samples: int, part: slice, seed: int) -> RandomBatch:
     """The samples `part` of a batch of `samples`; equal seeds make equal batches."""
     random = np.random.default_rng(seed)
     dense = random.random((samples, shape.dense), np.float32)[part]
@@ -56,7 +56,7 @@ def make_batch(shape: Shape, skew: Skew, *, samples: int, part: slice, seed: int
         ids.append(_drawn(share, rows, skew).reshape(-1))
     lengths = torch.tensor(shape.lookups).repeat_interleave(size)
     values = torch.from_numpy(np.concatenate(ids))
-    return Batch(
+    return RandomBatch(
         torch.from_numpy(dense.copy()),
         RaggedBatch.from_lengths(table_names(shape), values, lengths),
         torch.from_numpy(labels.copy()),

@@ -1,0 +1,78 @@
+"""What `import rowmill` makes reachable, and what it does not import before it is used.
+
+What could break: a public package that only an import of its own makes an attribute, a name listed but not there, torch
+imported by the command line's help, and frameworks imported where they are not used.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import rowmill
+
+PACKAGE = Path(rowmill.__file__).parent
+PUBLIC = sorted(
+    path.parent.name for path in PACKAGE.glob("*/__init__.py") if path.parent.name[0] != "_"
+)
+LAZY = ("rowmill", "rowmill.config", "rowmill.ctr", "rowmill.gnn", "rowmill.kge", "rowmill.store")
+
+
+def in_a_new_interpreter(program: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_importing_rowmill_imports_nothing_large_and_gives_every_public_package() -> None:
+    assert {"ctr", "distributed", "gnn", "integrations", "kge", "nn", "store"} <= set(PUBLIC)
+    loaded = in_a_new_interpreter(
+        "import sys, rowmill\n"
+        "large = {'torch', 'numpy', 'pyarrow', 'torchmetrics', 'rich', 'pykeen', 'torch_geometric'}\n"
+        "assert not large & set(sys.modules), large & set(sys.modules)\n"
+        f"names = {PUBLIC!r}\n"
+        "assert set(names) <= set(dir(rowmill)), set(names) - set(dir(rowmill))\n"
+        "for name in names:\n"
+        "    assert getattr(rowmill, name).__name__ == f'rowmill.{name}'\n"
+        "print(*sorted({'pykeen', 'torch_geometric', 'torchrec'} & set(sys.modules)))"
+    )
+    assert loaded == "\n"
+
+
+def test_settings_and_remote_checkpoints_need_no_torch() -> None:
+    in_a_new_interpreter(
+        "import sys\n"
+        "from rowmill.config import SECTIONS\n"
+        "from rowmill.store.remote import checkpoints\n"
+        "assert {'kge', 'gnn', 'generate'} <= set(SECTIONS)\n"
+        "assert 'torch' not in sys.modules"
+    )
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_every_listed_name_is_there(package: str) -> None:
+    module = import_module(package)
+    assert sorted(module.__all__) == dir(module)
+    for name in module.__all__:
+        assert getattr(module, name) is not None, name
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_no_module_hides_a_name_of_its_package() -> None:
+    """Importing a module makes it an attribute of its package, in place of a function of the same name."""
+    hidden = [
+        f"{package}.{name}"
+        for package in LAZY
+        for name in import_module(package).__all__
+        for path in [PACKAGE.joinpath(*package.split(".")[1:], name)]
+        if path.is_dir() or path.with_suffix(".py").exists()
+        if getattr(import_module(package), name) is not import_module(f"{package}.{name}")
+    ]
+    assert hidden == []
