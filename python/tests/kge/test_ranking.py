@@ -123,7 +123,7 @@ def test_a_model_that_knows_nothing_is_in_the_middle() -> None:
 
 
 def test_figures_are_of_both_sides() -> None:
-    figures = ranking.Ranks(heads=np.array([1.0, 4.0]), tails=np.array([2.5, 20.0])).figures()
+    figures = ranking.AnswerRanks(heads=np.array([1.0, 4.0]), tails=np.array([2.5, 20.0])).figures()
     assert figures["mrr"] == pytest.approx((1 + 1 / 4 + 1 / 2.5 + 1 / 20) / 4)
     assert [figures[f"hits@{k}"] for k in (1, 3, 10)] == [0.25, 0.5, 0.75]
     assert figures["mrr_heads"] == pytest.approx(0.625)

@@ -20,6 +20,7 @@ from python.tests.train.cut_off import CutOffError
 from rowmill import optim
 from rowmill.config import Config, ConfigError, load_config
 from rowmill.ctr.settings import GenerateConfig
+from rowmill.optim.specs import optimizer_to_dict
 from rowmill.train import train
 from rowmill.train.progress import RunProgress
 from rowmill.train.report import figures_of
@@ -97,7 +98,7 @@ def test_rows_learn_in_both(make: Make) -> None:
 def test_rows_are_updated_by_the_optimizer_that_is_set(
     make: Make, tmp_path: Path, parameters: dict[str, Any], expected: optim.OptimizerSpec
 ) -> None:
-    kind = optim.optimizer_to_dict(expected)["kind"]
+    kind = optimizer_to_dict(expected)["kind"]
     lines = [f"{key} = {json.dumps(value)}" for key, value in parameters.items()]
     file = tmp_path / "run.toml"
     file.write_text("\n".join(["[rows]", f'optimizer = "{kind}"', "lr = 0.5", *lines]))
