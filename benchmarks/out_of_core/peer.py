@@ -12,7 +12,7 @@ from benchmarks.peer_loop import Keys, PeerLoop, PeerSide, distinct
 from benchmarks.peer_rows import PeerRows
 from benchmarks.training import Shape
 from rowmill.config import Config, RowsConfig
-from rowmill.ctr.data import Batch
+from rowmill.ctr.data import ClickBatch
 from rowmill.ctr.data.generate import table_ids
 from rowmill.ctr.rows import StoredClickRows
 from rowmill.ctr.task import ClickTask, Log, open_clicks
@@ -45,23 +45,23 @@ class PeerClickTask(ClickTask):
         self._side = PeerSide(rows, config.model.dim, optimizer)
         self.rows: Any = self._side
 
-    def lookahead(self, batch: Batch, *, steps: int) -> None:
+    def lookahead(self, batch: ClickBatch, *, steps: int) -> None:
         """Announce the ids of a batch to the peer."""
         keys, _ = distinct(_keys(batch))
         self._side.announce(keys, steps=steps)
 
-    def look_up(self, batch: Batch) -> Tensor:
+    def look_up(self, batch: ClickBatch) -> Tensor:
         """The vectors of a batch, `[B, F, D]`, from the peer."""
         keys, positions = distinct(_keys(batch))
         learned = self._side.read(keys)
         return learned[positions].view(*batch.ids.shape, self._side.dim)
 
-    def loss(self, batch: Batch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: ClickBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """Of the product's task, over the peer's rows."""
         return super().loss(batch, self.look_up(batch) if rows is None else rows)
 
 
-def _keys(batch: Batch) -> Keys:
+def _keys(batch: ClickBatch) -> Keys:
     return batch.ids.numpy().reshape(-1).view(np.uint64)
 
 
