@@ -53,6 +53,7 @@ CRATE_IMPORTS = {
         "rowmill-log",
     },
     "rowmill-remote": {"rowmill-io", "rowmill-store"},
+    "rowmill-server": set[str](),
     "rowmill-testkit": {"rowmill-splitmix", "rowmill-io"},
     "rowmill-python": {
         "rowmill-rows",
