@@ -32,6 +32,7 @@ UNSAFE_CRATES = {
     "rowmill-python",
     "rowmill-bench",
     "rowmill-peers",
+    "rowmill-serve",
 }
 
 # Which crates a crate may build on: the road of ARCHITECTURE.md, one direction only.
@@ -54,6 +55,7 @@ CRATE_IMPORTS = {
     },
     "rowmill-remote": {"rowmill-io", "rowmill-store"},
     "rowmill-server": set[str](),
+    "rowmill-serve": {"rowmill-io", "rowmill-server"},
     "rowmill-testkit": {"rowmill-splitmix", "rowmill-io"},
     "rowmill-python": {
         "rowmill-rows",

@@ -1,0 +1,304 @@
+//! The deadline queue: instants in, decisions out.
+//!
+//! Invariants:
+//! - Requests run in the order of their deadlines (Liu and Layland, 1973), whole, never split over batches.
+//! - Every request of a batch is predicted to meet its deadline when the batch starts.
+//! - A request is admitted only if it raises the number of queued requests that are predicted to meet their deadlines.
+//!   All others are refused when they arrive, while their sender can still ask elsewhere.
+//! - The queue has a bound, and at most one batch runs.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::ServiceTime;
+
+/// How much a batch and the queue may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// Requests of one batch; 1 turns batching off.
+    pub batch_requests_max: usize,
+    /// Rows of one batch.
+    pub batch_rows_max: u32,
+    /// Requests that wait.
+    pub queue_requests_max: usize,
+}
+
+/// A request that waits or runs.
+#[derive(Debug)]
+pub struct Job<T> {
+    /// When its reply must be ready.
+    pub deadline: Instant,
+    /// Rows it adds to a batch.
+    pub rows: u32,
+    /// The request.
+    pub request: T,
+}
+
+/// Why a request does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The queue is full.
+    #[error("{queued} requests wait already: send fewer, or raise the queue's limit of {queued}")]
+    Full {
+        /// How many wait.
+        queued: usize,
+    },
+    /// It is larger than any batch.
+    #[error("the request has {rows} rows, a batch takes {rows_max}: split it, or raise the limit")]
+    TooLarge {
+        /// Its rows.
+        rows: u32,
+        /// Rows of a batch at most.
+        rows_max: u32,
+    },
+    /// It would be late itself.
+    #[error(
+        "its reply would take {needed:?}, its deadline is in {left:?}, behind {queued} requests: retry later or allow more time"
+    )]
+    Late {
+        /// From its arrival to its predicted reply.
+        needed: Duration,
+        /// From its arrival to its deadline.
+        left: Duration,
+        /// Requests that wait.
+        queued: usize,
+    },
+    /// It would make another request late that has been admitted.
+    #[error("it would delay one of {queued} admitted requests beyond its deadline: retry later")]
+    WouldDelay {
+        /// Requests that wait.
+        queued: usize,
+    },
+    /// It was admitted, but earlier batches took longer than predicted.
+    #[error(
+        "earlier batches took longer than predicted, and {left:?} are too few for its own batch of {needed:?}: retry later"
+    )]
+    Delayed {
+        /// The predicted time of its batch.
+        needed: Duration,
+        /// What was left until its deadline.
+        left: Duration,
+    },
+    /// The process ends.
+    #[error("the process is about to end: ask another one")]
+    Closed,
+}
+
+/// A request that does not run, and why.
+#[derive(Debug)]
+pub struct Refused<T> {
+    /// The request.
+    pub job: Job<T>,
+    /// Why it does not run.
+    pub refusal: Refusal,
+}
+
+/// What to do now.
+#[derive(Debug)]
+pub struct Next<T> {
+    /// Requests that can no longer meet their deadlines.
+    pub refused: Vec<Refused<T>>,
+    /// The batch to run; empty when nothing waits or a batch runs.
+    pub batch: Vec<Job<T>>,
+}
+
+/// The deadline queue of one device.
+#[derive(Debug)]
+pub struct Batcher<T> {
+    limits: BatchLimits,
+    service: ServiceTime,
+    /// By deadline, then by arrival.
+    queue: BTreeMap<(Instant, u64), Job<T>>,
+    arrivals: u64,
+    running: Option<Running>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    started: Instant,
+    rows: u32,
+}
+
+impl<T> Batcher<T> {
+    /// An idle device whose speed is not known yet.
+    ///
+    /// # Panics
+    /// When a limit is 0.
+    pub fn new(limits: BatchLimits) -> Self {
+        let BatchLimits { batch_requests_max, batch_rows_max, queue_requests_max } = limits;
+        assert!(batch_requests_max > 0 && batch_rows_max > 0 && queue_requests_max > 0, "{limits:?}");
+        let (service, queue) = (ServiceTime::default(), BTreeMap::new());
+        Self { limits, service, queue, arrivals: 0, running: None }
+    }
+
+    /// Requests that wait.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether a batch runs.
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Admit a request that arrives `now`, or give it back.
+    ///
+    /// Costs two walks over the queue, 20 ns per request that waits.
+    ///
+    /// # Errors
+    /// When the queue is full, the request too large, or too few requests would meet their deadlines.
+    pub fn offer(&mut self, now: Instant, job: Job<T>) -> Result<(), Refused<T>> {
+        if let Some(refusal) = self.refusal(now, &job) {
+            return Err(Refused { job, refusal });
+        }
+        self.queue.insert((job.deadline, self.arrivals), job);
+        self.arrivals += 1;
+        Ok(())
+    }
+
+    /// The batch that starts `now`, if the device is free. Its end must be reported by [`Self::finish`].
+    pub fn next(&mut self, now: Instant) -> Next<T> {
+        let mut next = Next { refused: Vec::new(), batch: Vec::new() };
+        if self.running.is_some() {
+            return next;
+        }
+        let mut plan = Plan::default();
+        while let Some(first) = self.queue.first_entry() {
+            let step = plan.add(&self.limits, &self.service, now, first.get().deadline, first.get().rows);
+            match step {
+                Step::Joins => next.batch.push(first.remove()),
+                Step::Starts => break,
+                Step::Misses { needed } => {
+                    let job = first.remove();
+                    let left = job.deadline.saturating_duration_since(now);
+                    next.refused.push(Refused { job, refusal: Refusal::Delayed { needed, left } });
+                }
+            }
+        }
+        if !next.batch.is_empty() {
+            self.running = Some(Running { started: now, rows: plan.rows });
+        }
+        next
+    }
+
+    /// The running batch ended `now`.
+    ///
+    /// # Panics
+    /// When none runs.
+    pub fn finish(&mut self, now: Instant) {
+        let running = self.running.take().expect("a batch ends once");
+        self.service.observe(running.rows, now.saturating_duration_since(running.started));
+    }
+
+    /// Take out every request that waits, because the process ends.
+    pub fn clear(&mut self) -> Vec<Job<T>> {
+        std::mem::take(&mut self.queue).into_values().collect()
+    }
+
+    fn refusal(&self, now: Instant, job: &Job<T>) -> Option<Refusal> {
+        let queued = self.queue.len();
+        if job.rows > self.limits.batch_rows_max {
+            return Some(Refusal::TooLarge { rows: job.rows, rows_max: self.limits.batch_rows_max });
+        }
+        if queued >= self.limits.queue_requests_max {
+            return Some(Refusal::Full { queued });
+        }
+        let free_at = self.running.map_or(now, |running| {
+            now.max(running.started.checked_add(self.service.predict(running.rows)).unwrap_or(now))
+        });
+        // An equal deadline runs after those that came before.
+        let split = (job.deadline, self.arrivals);
+        let waiting = || self.queue.values().map(|job| (job.deadline, job.rows, false));
+        let before = waiting().take(self.queue.range(..split).count());
+        let behind = waiting().skip(self.queue.range(..split).count());
+        let with = before.chain(std::iter::once((job.deadline, job.rows, true))).chain(behind);
+        let with = self.forecast(free_at, with);
+        if let Some(ends) = with.newcomer_misses {
+            let needed = ends.saturating_duration_since(now);
+            return Some(Refusal::Late { needed, left: job.deadline.saturating_duration_since(now), queued });
+        }
+        let met_without = self.forecast(free_at, waiting()).met;
+        (with.met <= met_without).then_some(Refusal::WouldDelay { queued })
+    }
+
+    /// Play [`Self::next`] and [`Self::finish`] with predicted times until the queue is empty.
+    fn forecast(&self, free_at: Instant, queue: impl Iterator<Item = (Instant, u32, bool)>) -> Forecast {
+        let (mut at, mut plan) = (free_at, Plan::default());
+        let mut forecast = Forecast { met: 0, newcomer_misses: None };
+        for (deadline, rows, is_newcomer) in queue {
+            let mut step = plan.add(&self.limits, &self.service, at, deadline, rows);
+            if let Step::Starts = step {
+                at = at.checked_add(self.service.predict(plan.rows)).unwrap_or(at);
+                plan = Plan::default();
+                step = plan.add(&self.limits, &self.service, at, deadline, rows);
+            }
+            match step {
+                Step::Misses { needed } if is_newcomer => {
+                    forecast.newcomer_misses = Some(at.checked_add(needed).unwrap_or(at));
+                }
+                Step::Misses { .. } => {}
+                Step::Joins | Step::Starts => forecast.met += 1,
+            }
+        }
+        forecast
+    }
+}
+
+/// What is predicted of a queue.
+struct Forecast {
+    /// Requests that meet their deadlines.
+    met: usize,
+    /// When the newcomer would end, if that is too late.
+    newcomer_misses: Option<Instant>,
+}
+
+/// A batch that is being filled, in the order of deadlines.
+#[derive(Default)]
+struct Plan {
+    requests: usize,
+    rows: u32,
+    /// The earliest deadline of the batch.
+    deadline: Option<Instant>,
+}
+
+/// What becomes of the next request in order.
+enum Step {
+    /// It joins the batch.
+    Joins,
+    /// The batch is full, or would take too long with it: it starts the next batch.
+    Starts,
+    /// It cannot meet its deadline, even alone and now.
+    Misses { needed: Duration },
+}
+
+impl Plan {
+    /// Add the next request to a batch that starts at `at`, if it fits. Deadlines never fall from call to call, so the
+    /// first one is the batch's.
+    fn add(
+        &mut self,
+        limits: &BatchLimits,
+        service: &ServiceTime,
+        at: Instant,
+        deadline: Instant,
+        rows: u32,
+    ) -> Step {
+        let total = self.rows.saturating_add(rows);
+        let needed = service.predict(total).saturating_add(service.margin());
+        let is_in_time = |deadline: Instant| at.checked_add(needed).is_some_and(|end| end <= deadline);
+        if self.requests == 0 && !is_in_time(deadline) {
+            return Step::Misses { needed };
+        }
+        let is_full = self.requests == limits.batch_requests_max || total > limits.batch_rows_max;
+        if self.requests > 0 && (is_full || !self.deadline.is_some_and(is_in_time)) {
+            return Step::Starts;
+        }
+        self.deadline = self.deadline.or(Some(deadline));
+        self.requests += 1;
+        self.rows = total;
+        Step::Joins
+    }
+}
+
+#[cfg(test)]
+mod tests;

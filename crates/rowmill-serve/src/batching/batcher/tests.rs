@@ -1,0 +1,330 @@
+//! The queue against a naive model, and what deadlines gain, in simulated time.
+
+use proptest::prelude::*;
+use rowmill_testkit::Rng64;
+
+use super::*;
+
+const NO_LIMITS: BatchLimits =
+    BatchLimits { batch_requests_max: 1000, batch_rows_max: u32::MAX, queue_requests_max: 100_000 };
+
+fn millis(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+fn job(deadline: Instant, rows: u32, request: u64) -> Job<u64> {
+    Job { deadline, rows, request }
+}
+
+/// A batcher that knows its device: 1 ms per batch and 1 ms per row.
+fn trained(limits: BatchLimits, now: Instant) -> Batcher<u64> {
+    let mut batcher = Batcher::new(limits);
+    for rows in [1, 2, 3, 4, 8, 8, 4, 2, 1] {
+        batcher.service.observe(rows, millis(1 + u64::from(rows)));
+    }
+    assert!(batcher.next(now).batch.is_empty());
+    batcher
+}
+
+fn requests(next: &Next<u64>) -> Vec<u64> {
+    next.batch.iter().map(|job| job.request).collect()
+}
+
+#[test]
+fn requests_run_by_deadline_and_then_by_arrival() {
+    let now = Instant::now();
+    let limits = BatchLimits { batch_requests_max: 2, ..NO_LIMITS };
+    let mut batcher = Batcher::new(limits);
+    for (request, left) in [(0, 900), (1, 500), (2, 500), (3, 700)] {
+        batcher.offer(now, job(now + millis(left), 1, request)).unwrap();
+    }
+    assert_eq!(requests(&batcher.next(now)), [1, 2]);
+    assert!(batcher.next(now).batch.is_empty(), "one batch at a time");
+    batcher.finish(now + millis(1));
+    assert_eq!(requests(&batcher.next(now + millis(1))), [3, 0]);
+}
+
+#[test]
+fn a_batch_of_one_turns_batching_off() {
+    let now = Instant::now();
+    let mut batcher = Batcher::new(BatchLimits { batch_requests_max: 1, ..NO_LIMITS });
+    for request in 0..3 {
+        batcher.offer(now, job(now + millis(100), 1, request)).unwrap();
+    }
+    for request in 0..3 {
+        assert_eq!(requests(&batcher.next(now)), [request]);
+        batcher.finish(now);
+    }
+}
+
+#[test]
+fn a_batch_ends_before_its_earliest_deadline() {
+    let now = Instant::now();
+    let mut batcher = trained(NO_LIMITS, now);
+    let margin = batcher.service.margin();
+    // Two rows take 3 ms, three take 4 ms.
+    for (request, left) in
+        [(0, millis(3) + margin + Duration::from_micros(500)), (1, millis(50)), (2, millis(50))]
+    {
+        batcher.offer(now, job(now + left, 1, request)).unwrap();
+    }
+    assert_eq!(requests(&batcher.next(now)), [0, 1]);
+}
+
+#[test]
+fn refusals_give_their_reason() {
+    let now = Instant::now();
+    let limits = BatchLimits { batch_rows_max: 10, batch_requests_max: 1, queue_requests_max: 3 };
+    let mut batcher = trained(limits, now);
+    let mut refusal = |left: Duration, rows, request| {
+        batcher.offer(now, job(now + left, rows, request)).err().map(|refused| refused.refusal)
+    };
+    assert_eq!(refusal(millis(100), 11, 0), Some(Refusal::TooLarge { rows: 11, rows_max: 10 }));
+    assert!(matches!(refusal(millis(4), 8, 0), Some(Refusal::Late { queued: 0, .. })), "8 rows take 9 ms");
+    assert_eq!(refusal(millis(30), 10, 1), None);
+    assert_eq!(refusal(millis(25), 10, 2), None, "11 ms, then 22 ms");
+    assert_eq!(
+        refusal(millis(20), 8, 3),
+        Some(Refusal::WouldDelay { queued: 2 }),
+        "31 ms are too many for the first"
+    );
+    assert_eq!(refusal(millis(500), 8, 4), None, "behind both");
+    assert_eq!(refusal(millis(500), 1, 5), Some(Refusal::Full { queued: 3 }));
+}
+
+#[test]
+fn an_admitted_request_is_refused_once_it_is_hopeless() {
+    let now = Instant::now();
+    let mut batcher = trained(NO_LIMITS, now);
+    batcher.offer(now, job(now + millis(50), 1, 0)).unwrap();
+    assert_eq!(requests(&batcher.next(now)), [0]);
+    batcher.offer(now, job(now + millis(50), 1, 1)).unwrap();
+    batcher.offer(now, job(now + millis(1000), 1, 2)).unwrap();
+    // The running batch takes 100 ms in place of 2.
+    batcher.finish(now + millis(100));
+    let next = batcher.next(now + millis(100));
+    assert_eq!(requests(&next), [2]);
+    assert!(matches!(
+        next.refused[..],
+        [Refused { job: Job { request: 1, .. }, refusal: Refusal::Delayed { .. } }]
+    ));
+}
+
+// ---------------------------------------------------------------------- against a model
+
+/// The queue as a plain list, and the rules word by word.
+struct Model {
+    limits: BatchLimits,
+    service: ServiceTime,
+    waiting: Vec<(Instant, u64, u32)>,
+    running: Option<(Instant, u32)>,
+}
+
+impl Model {
+    fn time(&self, rows: u32) -> Duration {
+        self.service.predict(rows)
+    }
+
+    /// Batches that run from `at` on: their requests, and the requests that miss.
+    fn play(&self, mut at: Instant, mut waiting: Vec<(Instant, u64, u32)>) -> (Vec<Vec<u64>>, Vec<u64>) {
+        waiting.sort_by_key(|&(deadline, number, _)| (deadline, number));
+        let (mut batches, mut missed) = (Vec::new(), Vec::new());
+        while !waiting.is_empty() {
+            let (first_deadline, first, first_rows) = waiting[0];
+            if at + self.time(first_rows) + self.service.margin() > first_deadline {
+                missed.push(first);
+                waiting.remove(0);
+                continue;
+            }
+            // The longest beginning of the list that is a batch.
+            let is_batch = |count: usize| {
+                let rows: u64 = waiting[..count].iter().map(|&(_, _, rows)| u64::from(rows)).sum();
+                count <= self.limits.batch_requests_max
+                    && rows <= u64::from(self.limits.batch_rows_max)
+                    && at + self.time(rows as u32) + self.service.margin() <= first_deadline
+            };
+            let count = (1..=waiting.len()).take_while(|&count| is_batch(count)).last().unwrap();
+            let rows = waiting[..count].iter().map(|&(_, _, rows)| rows).sum();
+            at += self.time(rows);
+            batches.push(waiting.drain(..count).map(|(_, number, _)| number).collect());
+        }
+        (batches, missed)
+    }
+
+    fn admits(&self, now: Instant, newcomer: (Instant, u64, u32)) -> bool {
+        let free = self.running.map_or(now, |(started, rows)| now.max(started + self.time(rows)));
+        let met = |waiting: Vec<_>| waiting.len() - self.play(free, waiting.clone()).1.len();
+        let with: Vec<_> = self.waiting.iter().copied().chain([newcomer]).collect();
+        newcomer.2 <= self.limits.batch_rows_max
+            && self.waiting.len() < self.limits.queue_requests_max
+            && !self.play(free, with.clone()).1.contains(&newcomer.1)
+            && met(with) > met(self.waiting.clone())
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Offer { left_ms: u64, rows: u32 },
+    Next,
+    Finish,
+    Pass { ms: u64 },
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        4 => (0_u64..120, 1_u32..14).prop_map(|(left_ms, rows)| Action::Offer { left_ms, rows }),
+        2 => Just(Action::Next),
+        2 => Just(Action::Finish),
+        2 => (0_u64..40).prop_map(|ms| Action::Pass { ms }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn decides_like_the_model(
+        actions in prop::collection::vec(action(), 1..120),
+        batch_requests_max in 1_usize..6,
+        batch_rows_max in 5_u32..30,
+        queue_requests_max in 1_usize..12,
+    ) {
+        let limits = BatchLimits { batch_requests_max, batch_rows_max, queue_requests_max };
+        let mut now = Instant::now();
+        let mut batcher = trained(limits, now);
+        let mut model =
+            Model { limits, service: batcher.service.clone(), waiting: Vec::new(), running: None };
+        let (mut admitted, mut ended) = (0, 0);
+        for (number, action) in (0_u64..).zip(actions) {
+            match action {
+                Action::Offer { left_ms, rows } => {
+                    let deadline = now + millis(left_ms);
+                    let admits = model.admits(now, (deadline, number, rows));
+                    prop_assert_eq!(batcher.offer(now, job(deadline, rows, number)).is_ok(), admits);
+                    if admits {
+                        model.waiting.push((deadline, number, rows));
+                        admitted += 1;
+                    }
+                }
+                Action::Next => {
+                    let next = batcher.next(now);
+                    let ran: Vec<u64> = requests(&next);
+                    let refused: Vec<u64> = next.refused.iter().map(|refused| refused.job.request).collect();
+                    if model.running.is_none() {
+                        let (batches, missed) = model.play(now, model.waiting.clone());
+                        let batch = batches.first().cloned().unwrap_or_default();
+                        prop_assert_eq!(&ran, &batch);
+                        // Requests that miss behind the batch are not known to miss yet.
+                        prop_assert_eq!(&refused[..], &missed[..refused.len()]);
+                        let rows = next.batch.iter().map(|job| job.rows).sum();
+                        model.running = (!ran.is_empty()).then_some((now, rows));
+                        model.waiting.retain(|(_, number, _)| !ran.contains(number) && !refused.contains(number));
+                        prop_assert!(!ran.is_empty() || model.waiting.is_empty());
+                    } else {
+                        prop_assert!(ran.is_empty() && refused.is_empty());
+                    }
+                    ended += ran.len() + refused.len();
+                }
+                Action::Finish => {
+                    if model.running.take().is_some() {
+                        batcher.finish(now);
+                        model.service = batcher.service.clone();
+                    }
+                }
+                Action::Pass { ms } => now += millis(ms),
+            }
+            prop_assert_eq!(batcher.queued(), model.waiting.len());
+            prop_assert!(batcher.queued() <= queue_requests_max);
+        }
+        prop_assert_eq!(admitted, ended + batcher.clear().len(), "every request ends once");
+    }
+}
+
+// ---------------------------------------------------------------------- what it is good for
+
+/// A request of a simulation, in milliseconds from its begin.
+#[derive(Clone, Copy)]
+struct Arrival {
+    at: f64,
+    left: f64,
+}
+
+/// Bursts of `burst` requests at `load` of a device that serves one request in a millisecond; half of the requests
+/// have 50 ms, half 500 ms.
+fn bursts(seed: u64, burst: usize, load: f64) -> Vec<Arrival> {
+    let mut rng = Rng64::new(seed);
+    let mut at = 0.0;
+    let mut arrivals = Vec::new();
+    while arrivals.len() < 20_000 {
+        at += -(1.0 - rng.unit()).ln() * burst as f64 / load;
+        arrivals.extend((0..burst).map(|_| Arrival { at, left: if rng.one_in(2) { 50.0 } else { 500.0 } }));
+    }
+    arrivals
+}
+
+/// How many deadlines the queue meets, one request at a time.
+fn met_by_deadline(arrivals: &[Arrival]) -> (usize, usize) {
+    let begin = Instant::now();
+    let at = |time: f64| begin + Duration::from_secs_f64(time / 1e3);
+    let mut batcher = Batcher::new(BatchLimits { batch_requests_max: 1, ..NO_LIMITS });
+    batcher.service.observe(1, millis(1));
+    let (mut met, mut refused, mut free_at) = (0, 0, begin);
+    let mut waiting = arrivals.iter().peekable();
+    let mut now = begin;
+    while waiting.peek().is_some() || batcher.queued() > 0 || batcher.is_running() {
+        if batcher.is_running() && waiting.peek().is_none_or(|arrival| at(arrival.at) >= free_at) {
+            now = free_at;
+            batcher.finish(now);
+        } else if let Some(arrival) = waiting.next() {
+            now = at(arrival.at).max(now);
+            refused += usize::from(batcher.offer(now, job(at(arrival.at + arrival.left), 1, 0)).is_err());
+        }
+        let next = batcher.next(now);
+        refused += next.refused.len();
+        for job in next.batch {
+            free_at = now + millis(1);
+            met += usize::from(free_at <= job.deadline);
+        }
+    }
+    (met, refused)
+}
+
+/// The same, first come first served; requests that are hopeless when their turn comes are dropped.
+fn met_in_order(arrivals: &[Arrival]) -> usize {
+    let mut free_at = 0.0_f64;
+    let is_met = |arrival: &&Arrival| {
+        let end = free_at.max(arrival.at) + 1.0;
+        let is_met = end <= arrival.at + arrival.left;
+        if is_met {
+            free_at = end;
+        }
+        is_met
+    };
+    arrivals.iter().filter(is_met).count()
+}
+
+#[test]
+fn deadlines_meet_more_deadlines_than_arrival_order_does() {
+    for (burst, ratio_min) in [(16, 1.05), (64, 1.25)] {
+        let arrivals = bursts(17, burst, 0.9);
+        let (met, refused) = met_by_deadline(&arrivals);
+        let in_order = met_in_order(&arrivals);
+        let ratio = met as f64 / in_order as f64;
+        println!(
+            "bursts of {burst}: {met} of {} met, {refused} refused; in order {in_order}; {ratio:.2}x",
+            arrivals.len()
+        );
+        assert_eq!(
+            met + refused,
+            arrivals.len(),
+            "what is admitted is met: the device takes as long as predicted"
+        );
+        assert!(ratio >= ratio_min, "{ratio}");
+    }
+}
+
+#[test]
+fn ten_times_overload_leaves_the_device_busy_with_requests_that_are_met() {
+    let arrivals = bursts(18, 16, 10.0);
+    let span = arrivals.last().unwrap().at;
+    let (met, _) = met_by_deadline(&arrivals);
+    assert!(met as f64 >= 0.9 * span, "{met} met, {span} possible");
+}

@@ -1,0 +1,185 @@
+//! Between the connections that submit requests and the thread that runs a device.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{BatchLimits, Batcher, Job, Refusal, Refused};
+
+/// A [`Batcher`] that threads share. The thread of the device calls [`Self::take`]; any thread submits.
+pub struct Dispatcher<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+    refuse: Box<dyn Fn(T, Refusal) + Send + Sync>,
+}
+
+struct State<T> {
+    batcher: Batcher<T>,
+    is_closed: bool,
+}
+
+/// Requests that run together. Dropping it tells the dispatcher that the device is free.
+pub struct Batch<T> {
+    /// The requests, in the order of their deadlines.
+    pub requests: Vec<T>,
+    dispatcher: Arc<Dispatcher<T>>,
+}
+
+impl<T> Dispatcher<T> {
+    /// A dispatcher of one idle device. `refuse` answers a request that does not run; it is called by the thread that
+    /// submits or takes, with no lock held.
+    pub fn new(limits: BatchLimits, refuse: impl Fn(T, Refusal) + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State { batcher: Batcher::new(limits), is_closed: false }),
+            changed: Condvar::new(),
+            refuse: Box::new(refuse),
+        })
+    }
+
+    /// Queue a request, or refuse it at once.
+    pub fn submit(&self, deadline: Instant, rows: u32, request: T) {
+        let mut state = self.state.lock();
+        let job = Job { deadline, rows, request };
+        let offered = if state.is_closed {
+            Err(Refused { job, refusal: Refusal::Closed })
+        } else {
+            state.batcher.offer(Instant::now(), job)
+        };
+        drop(state);
+        match offered {
+            Ok(()) => drop(self.changed.notify_one()),
+            Err(Refused { job, refusal }) => (self.refuse)(job.request, refusal),
+        }
+    }
+
+    /// Wait for a batch, `wait` at most. `None` when there is none, or the dispatcher is closed.
+    pub fn take(self: &Arc<Self>, wait: Duration) -> Option<Batch<T>> {
+        let until = Instant::now() + wait;
+        let mut state = self.state.lock();
+        loop {
+            let next = state.batcher.next(Instant::now());
+            let is_closed = state.is_closed;
+            if next.refused.is_empty() && next.batch.is_empty() {
+                if is_closed || self.changed.wait_until(&mut state, until).timed_out() {
+                    return None;
+                }
+                continue;
+            }
+            drop(state);
+            for Refused { job, refusal } in next.refused {
+                (self.refuse)(job.request, refusal);
+            }
+            if !next.batch.is_empty() {
+                let requests = next.batch.into_iter().map(|job| job.request).collect();
+                return Some(Batch { requests, dispatcher: Arc::clone(self) });
+            }
+            state = self.state.lock();
+        }
+    }
+
+    /// Requests that wait.
+    pub fn queued(&self) -> usize {
+        self.state.lock().batcher.queued()
+    }
+
+    /// Refuse all that waits and all that comes; the running batch goes on.
+    pub fn close(&self) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        let waiting = state.batcher.clear();
+        drop(state);
+        self.changed.notify_all();
+        for job in waiting {
+            (self.refuse)(job.request, Refusal::Closed);
+        }
+    }
+}
+
+impl<T> Drop for Batch<T> {
+    fn drop(&mut self) {
+        self.dispatcher.state.lock().batcher.finish(Instant::now());
+        self.dispatcher.changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_mins(1);
+
+    type Refusals = mpsc::Receiver<(u32, Refusal)>;
+
+    fn dispatcher(queue_requests_max: usize) -> (Arc<Dispatcher<u32>>, Refusals) {
+        let limits = BatchLimits { batch_requests_max: 4, batch_rows_max: 100, queue_requests_max };
+        let (sender, refusals) = mpsc::channel();
+        (Dispatcher::new(limits, move |request, refusal| sender.send((request, refusal)).unwrap()), refusals)
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + LONG
+    }
+
+    #[test]
+    fn every_request_of_many_threads_runs_once_and_batches_do_not_overlap() {
+        let (dispatcher, refusals) = dispatcher(1000);
+        let running = std::sync::atomic::AtomicBool::new(false);
+        let mut ran: Vec<u32> = std::thread::scope(|scope| {
+            let takers: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let mut ran: Vec<u32> = Vec::new();
+                        while let Some(batch) = dispatcher.take(LONG) {
+                            assert!(!running.swap(true, std::sync::atomic::Ordering::SeqCst));
+                            assert!((1..=4).contains(&batch.requests.len()));
+                            ran.extend(&batch.requests);
+                            std::thread::yield_now();
+                            running.store(false, std::sync::atomic::Ordering::SeqCst);
+                        }
+                        ran
+                    })
+                })
+                .collect();
+            std::thread::scope(|senders| {
+                for sender in 0..4_u32 {
+                    let dispatcher = &dispatcher;
+                    senders.spawn(move || {
+                        (0..50).for_each(|number| dispatcher.submit(soon(), 1, sender * 50 + number));
+                    });
+                }
+            });
+            while dispatcher.queued() > 0 {
+                std::thread::yield_now();
+            }
+            dispatcher.close();
+            takers.into_iter().flat_map(|taker| taker.join().unwrap()).collect()
+        });
+        assert!(refusals.try_recv().is_err());
+        ran.sort_unstable();
+        assert_eq!(ran, (0..200).collect::<Vec<u32>>());
+    }
+
+    #[test]
+    fn refusals_reach_the_request() {
+        let (dispatcher, refusals) = dispatcher(2);
+        dispatcher.submit(Instant::now().checked_sub(Duration::from_secs(1)).unwrap(), 1, 1);
+        assert!(matches!(refusals.recv().unwrap(), (1, Refusal::Late { .. })));
+        dispatcher.submit(soon(), 101, 2);
+        assert_eq!(refusals.recv().unwrap(), (2, Refusal::TooLarge { rows: 101, rows_max: 100 }));
+        (3..6).for_each(|request| dispatcher.submit(soon(), 1, request));
+        assert_eq!(refusals.recv().unwrap(), (5, Refusal::Full { queued: 2 }));
+        dispatcher.close();
+        dispatcher.submit(soon(), 1, 6);
+        let rest: Vec<_> = refusals.try_iter().collect();
+        assert_eq!(rest, [(3, Refusal::Closed), (4, Refusal::Closed), (6, Refusal::Closed)]);
+        assert!(dispatcher.take(LONG).is_none());
+    }
+
+    #[test]
+    fn a_wait_without_requests_ends() {
+        assert!(dispatcher(2).0.take(Duration::from_millis(1)).is_none());
+    }
+}

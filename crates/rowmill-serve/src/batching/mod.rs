@@ -1,0 +1,12 @@
+//! Which requests run together, and when: earliest deadline first, one batch at a time per device.
+//!
+//! [`Batcher`] decides, without a thread or a clock. [`Dispatcher`] puts it between the connections that submit requests
+//! and the one thread that runs a device.
+
+mod batcher;
+mod dispatcher;
+mod service_time;
+
+pub use batcher::{BatchLimits, Batcher, Job, Next, Refusal, Refused};
+pub use dispatcher::{Batch, Dispatcher};
+pub use service_time::ServiceTime;

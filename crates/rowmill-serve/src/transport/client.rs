@@ -1,0 +1,372 @@
+//! The end of a connection that asks: calls with deadlines over one connection, which is made anew when it ends.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+use super::Address;
+use super::incoming::failure_reason;
+use super::outbox::{Items, Lent, Outbox, write_items};
+use super::socket::{Reader, Socket, Writer};
+use crate::arena::{Arena, Mapping};
+use crate::messages::{
+    Intake, Kind, Limits, Message, PeerMemory, Received, Status, StreamError, Tensor, read, read_after,
+};
+
+/// How long connecting may take, whatever the deadline of the call.
+const CONNECT_WAIT: Duration = Duration::from_secs(5);
+/// Pause after the first failure to connect; it doubles with each failure.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Bounds of a client.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientOptions {
+    /// How large replies may be.
+    pub limits: Limits,
+    /// Requests without a reply, abandoned ones included.
+    pub in_flight_max: usize,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self { limits: Limits::default(), in_flight_max: 1024 }
+    }
+}
+
+/// Why a call has no reply.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The dense half refused the request or failed.
+    #[error("{address}: {reason}")]
+    Failed {
+        /// Where the dense half is.
+        address: Address,
+        /// Why, for programs.
+        status: Status,
+        /// Why, for people.
+        reason: String,
+    },
+    /// No reply came in time.
+    #[error(
+        "no reply from {address} within {waited:?}: allow more time, or see whether the dense half is overloaded"
+    )]
+    Deadline {
+        /// Where the dense half is.
+        address: Address,
+        /// How long the call waited.
+        waited: Duration,
+    },
+    /// The connection ended while the request was under way.
+    #[error(
+        "the connection to {address} ended before the reply ({cause}): the dense half may have stopped; retry"
+    )]
+    Disconnected {
+        /// Where the dense half is.
+        address: Address,
+        /// How it ended.
+        cause: String,
+    },
+    /// There is no connection.
+    #[error("cannot connect to {address}: {cause}; start the dense half, or wait until it is ready")]
+    Unreachable {
+        /// Where the dense half is.
+        address: Address,
+        /// Why.
+        cause: String,
+    },
+    /// Too many requests are under way.
+    #[error("{in_flight} requests to {address} wait for replies: send fewer at once or raise in_flight_max")]
+    Busy {
+        /// Where the dense half is.
+        address: Address,
+        /// How many.
+        in_flight: usize,
+    },
+    /// The reply cannot be used.
+    #[error("the reply of {address} cannot be used: {cause}")]
+    Spoiled {
+        /// Where the dense half is.
+        address: Address,
+        /// Why.
+        cause: String,
+    },
+}
+
+/// Calls the dense half at one address. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Client(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    address: Address,
+    program: u64,
+    arena: Arena,
+    options: ClientOptions,
+    requests: AtomicU64,
+    state: tokio::sync::Mutex<State>,
+}
+
+/// The connection, or when to try again.
+#[derive(Debug, Default)]
+struct State {
+    live: Option<Connection>,
+    pause: Duration,
+    retry_at: Option<Instant>,
+    cause: String,
+}
+
+/// Dropping it ends the connection.
+#[derive(Debug)]
+struct Connection {
+    outbox: Outbox,
+    shared: Arc<Shared>,
+}
+
+/// What calls and the task of the connection share.
+#[derive(Debug)]
+struct Shared {
+    calls: Mutex<Calls>,
+    ending: Notify,
+    lent: Lent,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    waiting: HashMap<u64, oneshot::Sender<Answer>>,
+    has_ended: bool,
+}
+
+/// What a call gets; an error is the end of the connection or a reply that cannot be used.
+type Answer = Result<Message, Lost>;
+
+#[derive(Clone, Debug)]
+enum Lost {
+    Connection(String),
+    Reply(String),
+}
+
+impl Client {
+    /// A client that connects with its first call. Tensors of `arena` are not copied.
+    pub fn new(address: Address, program: u64, arena: Arena, options: ClientOptions) -> Self {
+        let state = tokio::sync::Mutex::default();
+        Self(Arc::new(Inner { address, program, arena, options, requests: AtomicU64::new(1), state }))
+    }
+
+    /// Where the tensors of requests should lie.
+    pub fn arena(&self) -> &Arena {
+        &self.0.arena
+    }
+
+    /// Send `tensors`, and wait for the reply until `deadline`. Call it within a runtime.
+    ///
+    /// # Errors
+    /// When the dense half refuses or fails, or no reply comes in time. A request that got no answer may have run.
+    pub async fn call(
+        &self,
+        tensors: Vec<Tensor>,
+        trace: [u8; 16],
+        deadline: Instant,
+    ) -> Result<Message, CallError> {
+        let begin = Instant::now();
+        let inner = &*self.0;
+        let id = inner.requests.fetch_add(1, Relaxed);
+        let ask = async {
+            let (answer, outbox) = inner.expect(id).await?;
+            let message = Message {
+                trace,
+                program: inner.program,
+                time_left: deadline.saturating_duration_since(Instant::now()),
+                tensors,
+                ..Message::bare(Kind::Request, id)
+            };
+            outbox.put(message, None);
+            let answer = answer.await.unwrap_or_else(|_| Err(Lost::Connection("it was closed".into())));
+            inner.judge(answer)
+        };
+        let address = || inner.address.clone();
+        tokio::time::timeout_at(deadline.into(), ask)
+            .await
+            .unwrap_or_else(|_| Err(CallError::Deadline { address: address(), waited: begin.elapsed() }))
+    }
+}
+
+impl Inner {
+    /// Prepare for the answer to request `id`; where to put the request.
+    async fn expect(&self, id: u64) -> Result<(oneshot::Receiver<Answer>, Outbox), CallError> {
+        let mut state = self.state.lock().await;
+        let is_live = |connection: &Connection| !connection.shared.calls.lock().has_ended;
+        if !state.live.as_ref().is_some_and(is_live) {
+            state.live = None;
+            self.reconnect(&mut state).await?;
+        }
+        let Some(connection) = &state.live else { return Err(self.unreachable(&state.cause)) };
+        let mut calls = connection.shared.calls.lock();
+        let in_flight = calls.waiting.len();
+        if in_flight >= self.options.in_flight_max {
+            // A peer that answers none of them while every caller has given up is not alive.
+            if calls.waiting.values().all(oneshot::Sender::is_closed) {
+                connection.shared.ending.notify_one();
+            }
+            return Err(CallError::Busy { address: self.address.clone(), in_flight });
+        }
+        let (sender, receiver) = oneshot::channel();
+        if !calls.has_ended {
+            calls.waiting.insert(id, sender);
+        }
+        Ok((receiver, connection.outbox.clone()))
+    }
+
+    async fn reconnect(&self, state: &mut State) -> Result<(), CallError> {
+        if state.retry_at.is_some_and(|at| Instant::now() < at) {
+            return Err(self.unreachable(&state.cause));
+        }
+        let connected = tokio::time::timeout(CONNECT_WAIT, self.connect()).await;
+        match connected.unwrap_or_else(|_| Err(format!("no answer within {CONNECT_WAIT:?}"))) {
+            Ok(connection) => {
+                *state = State { live: Some(connection), ..State::default() };
+                Ok(())
+            }
+            Err(cause) => {
+                state.pause = (state.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+                state.retry_at = Some(Instant::now() + state.pause);
+                state.cause = cause;
+                Err(self.unreachable(&state.cause))
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Connection, String> {
+        let mut socket = Socket::connect(&self.address).await.map_err(|error| error.to_string())?;
+        let shares_memory = socket.shares_memory();
+        socket.send_hello(self.program, &self.arena).await.map_err(|error| error.to_string())?;
+        let (hello, memory) = socket.receive_first().await.map_err(|error| error.to_string())?;
+        let (mut reader, writer) = socket.split();
+        let intake = Intake::new(self.arena.clone(), self.options.limits);
+        match hello.kind {
+            Kind::Hello if hello.program == self.program => {}
+            Kind::Failure => {
+                let refusal =
+                    read_after(hello, &mut reader, &intake).await.map_err(|error| error.to_string())?;
+                return Err(match refusal {
+                    Received::Message(message) => failure_reason(&message),
+                    _ => "refused".into(),
+                });
+            }
+            _ => {
+                return Err(format!(
+                    "the peer begins with a {:?} of program {:016x}",
+                    hello.kind, hello.program
+                ));
+            }
+        }
+        let (outbox, items) = Outbox::new();
+        let shared =
+            Arc::new(Shared { calls: Mutex::default(), ending: Notify::new(), lent: Lent::default() });
+        let task = Task {
+            reader,
+            writer,
+            items,
+            lends: shares_memory.then(|| self.arena.clone()),
+            intake: with_peer(intake, memory, &outbox),
+            shared: Arc::clone(&shared),
+        };
+        tokio::spawn(task.run());
+        Ok(Connection { outbox, shared })
+    }
+
+    fn judge(&self, answer: Answer) -> Result<Message, CallError> {
+        let address = || self.address.clone();
+        match answer {
+            Ok(message) if message.kind == Kind::Failure => {
+                let (status, reason) = (message.status, failure_reason(&message));
+                Err(CallError::Failed { address: address(), status, reason })
+            }
+            Ok(message) => Ok(message),
+            Err(Lost::Connection(cause)) => Err(CallError::Disconnected { address: address(), cause }),
+            Err(Lost::Reply(cause)) => Err(CallError::Spoiled { address: address(), cause }),
+        }
+    }
+
+    fn unreachable(&self, cause: &str) -> CallError {
+        CallError::Unreachable { address: self.address.clone(), cause: cause.into() }
+    }
+}
+
+fn with_peer(mut intake: Intake, memory: Option<Arc<Mapping>>, outbox: &Outbox) -> Intake {
+    intake.peer = memory.map(|memory| PeerMemory { memory, lender: Arc::new(outbox.clone()) });
+    intake
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.shared.ending.notify_one();
+    }
+}
+
+/// Reads and writes one connection until it ends.
+struct Task {
+    reader: Reader,
+    writer: Writer,
+    items: Items,
+    /// The arena that the peer has mapped.
+    lends: Option<Arena>,
+    intake: Intake,
+    shared: Arc<Shared>,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let Shared { calls, ending, lent } = &*self.shared;
+        let cause = tokio::select! {
+            result = receive(&mut self.reader, &self.intake, &self.shared) => match result {
+                Ok(()) => "the peer closed it".into(),
+                Err(error) => error.to_string(),
+            },
+            result = write_items(&mut self.items, &mut self.writer, self.lends.as_ref(), lent) => match result {
+                Ok(()) => "it was closed".into(),
+                Err(error) => error.to_string(),
+            },
+            () = ending.notified() => "the peer answers none of many requests, or the client was dropped".into(),
+        };
+        let waiting = {
+            let mut calls = calls.lock();
+            calls.has_ended = true;
+            std::mem::take(&mut calls.waiting)
+        };
+        for caller in waiting.into_values() {
+            // A caller that has given up is not there any more.
+            let _ = caller.send(Err(Lost::Connection(cause.clone())));
+        }
+        lent.clear();
+    }
+}
+
+async fn receive(reader: &mut Reader, intake: &Intake, shared: &Shared) -> Result<(), StreamError> {
+    let answer = |id: u64, answer: Answer| {
+        if let Some(caller) = shared.calls.lock().waiting.remove(&id) {
+            // As above.
+            let _ = caller.send(answer);
+        }
+    };
+    loop {
+        match read(reader, intake).await? {
+            Received::Message(message) => match message.kind {
+                Kind::Reply | Kind::Failure => answer(message.id, Ok(message)),
+                Kind::Release => shared.lent.give_back(message.id),
+                kind @ (Kind::Hello | Kind::Request) => {
+                    let text = format!("the peer sent a {kind:?}");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
+                }
+            },
+            Received::Spoiled { header, cause } => answer(header.id, Err(Lost::Reply(cause.to_string()))),
+            Received::End => return Ok(()),
+        }
+    }
+}

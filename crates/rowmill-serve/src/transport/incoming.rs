@@ -1,0 +1,84 @@
+//! A request that has arrived, and the way back for its reply.
+
+use std::any::Any;
+use std::time::Instant;
+
+use super::outbox::Outbox;
+use crate::arena::Buffer;
+use crate::messages::{DType, Kind, Message, SMALL_BYTES, Status, Tensor, TensorName};
+
+/// A request to answer.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Its program, trace id and tensors.
+    pub request: Message,
+    /// When its sender stops waiting.
+    pub deadline: Instant,
+    /// Where its reply goes.
+    pub replier: Replier,
+}
+
+/// Sends one reply. Dropped without one, it reports a failure, so that no request is left without an answer.
+pub struct Replier {
+    pub(super) id: u64,
+    pub(super) trace: [u8; 16],
+    pub(super) program: u64,
+    pub(super) outbox: Outbox,
+    /// Counts the request as open until its reply is written.
+    pub(super) hold: Option<Box<dyn Any + Send>>,
+}
+
+impl Replier {
+    /// Answer with `tensors`. Drop the request's tensors first: their release then travels with the reply.
+    pub fn reply(mut self, tensors: Vec<Tensor>) {
+        self.send(Kind::Reply, Status::Ok, tensors);
+    }
+
+    /// Answer that the request failed. A text beyond 4 KiB is cut.
+    pub fn fail(mut self, status: Status, text: &str) {
+        self.send_failure(status, text);
+    }
+
+    fn send_failure(&mut self, status: Status, text: &str) {
+        self.send(Kind::Failure, status, vec![failure_text(text)]);
+    }
+
+    fn send(&mut self, kind: Kind, status: Status, tensors: Vec<Tensor>) {
+        let Self { id, trace, program, .. } = *self;
+        let time_left = std::time::Duration::ZERO;
+        let message = Message { kind, id, trace, program, time_left, status, tensors };
+        // Without a hold the request has been answered.
+        if let Some(hold) = self.hold.take() {
+            self.outbox.put(message, Some(hold));
+        }
+    }
+}
+
+impl Drop for Replier {
+    fn drop(&mut self) {
+        if self.hold.is_some() {
+            self.send_failure(Status::Failed, "the request was dropped without a reply");
+        }
+    }
+}
+
+impl std::fmt::Debug for Replier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replier").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// The tensor of a failure: its reason.
+pub(super) fn failure_text(text: &str) -> Tensor {
+    let end = (0..=text.len().min(SMALL_BYTES)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    let data = Buffer::from(&text.as_bytes()[..end]);
+    Tensor::new(TensorName::Number(0), DType::UInt8, &[data.len() as u64], data)
+}
+
+/// The reason of a failure.
+pub(super) fn failure_reason(message: &Message) -> String {
+    message
+        .tensors
+        .first()
+        .map_or_else(String::new, |tensor| String::from_utf8_lossy(&tensor.data).into_owned())
+}

@@ -1,0 +1,216 @@
+//! The end of a connection that answers: it accepts connections and hands over their requests.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rowmill_server::{Drain, Exposure, ListenError, bind_tcp, bind_unix};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+
+use super::incoming::failure_text;
+use super::outbox::{Lent, Outbox, write_items};
+use super::socket::{Reader, Socket};
+use super::{Address, Incoming, Replier};
+use crate::arena::{Arena, Mapping};
+use crate::messages::{
+    Intake, Kind, Limits, Message, PeerMemory, Received, SpoiledCause, Status, StreamError, read,
+};
+
+/// How long a new connection may take to introduce itself.
+const HELLO_WAIT: Duration = Duration::from_secs(5);
+/// Pause after the system refused a connection, for example because too many files are open.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A socket that accepts connections.
+#[derive(Debug)]
+pub enum Listener {
+    /// Of `tcp://`.
+    Tcp(TcpListener),
+    /// Of `shm://`, with the path of the socket.
+    Shm(UnixListener, PathBuf),
+}
+
+impl Listener {
+    /// Listen at `address`.
+    ///
+    /// # Errors
+    /// When the address is in use, or more exposed than `exposure` allows.
+    pub async fn bind(address: &Address, exposure: Exposure) -> Result<Self, ListenError> {
+        match address {
+            Address::Tcp(address) => bind_tcp(address, exposure).map(Self::Tcp),
+            Address::Shm(path) => Ok(Self::Shm(bind_unix(path).await?, path.clone())),
+        }
+    }
+
+    /// The address to connect to; a port 0 has become the port that the system chose.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub fn address(&self) -> io::Result<Address> {
+        match self {
+            Self::Tcp(listener) => Ok(Address::Tcp(listener.local_addr()?.to_string())),
+            Self::Shm(_, path) => Ok(Address::Shm(path.clone())),
+        }
+    }
+
+    async fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Self::Tcp(listener) => listener.accept().await.and_then(|(stream, _)| Socket::tcp(stream)),
+            Self::Shm(listener, _) => listener.accept().await.map(|(stream, _)| Socket::Shm(stream)),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Self::Shm(_, path) = self {
+            // A socket that stays behind is replaced by the next listener.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// What a dense half serves, and its bounds.
+#[derive(Clone, Debug)]
+pub struct Serving {
+    /// The program; connections for another one are refused.
+    pub program: u64,
+    /// Where requests go, and where replies should come from.
+    pub arena: Arena,
+    /// How large requests may be.
+    pub limits: Limits,
+    /// Connections at once; more wait in the listener.
+    pub connections_max: usize,
+    /// Requests of one connection that wait for a reply; with more its socket is not read.
+    pub in_flight_max: usize,
+}
+
+type Handler = Arc<dyn Fn(Incoming) + Send + Sync>;
+
+/// Accept connections and call `on_request` with each request, until `drain` starts. Connections stay open after that:
+/// they send the replies of open requests, and refuse new ones.
+pub async fn serve(
+    listener: Listener,
+    serving: Serving,
+    drain: Drain,
+    on_request: impl Fn(Incoming) + Send + Sync + 'static,
+) {
+    let on_request: Handler = Arc::new(on_request);
+    let connections = Arc::new(Semaphore::new(serving.connections_max));
+    let mut accepting = drain.hold();
+    let accept = async {
+        loop {
+            let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok(socket) => {
+                    let (serving, drain, on_request) =
+                        (serving.clone(), drain.clone(), Arc::clone(&on_request));
+                    tokio::spawn(async move {
+                        if let Err(error) = serve_connection(socket, &serving, &drain, &on_request).await {
+                            tracing::warn!(%error, "a connection ended");
+                        }
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = accept => {}
+        () = accepting.draining() => {}
+    }
+}
+
+async fn serve_connection(
+    mut socket: Socket,
+    serving: &Serving,
+    drain: &Drain,
+    on_request: &Handler,
+) -> Result<(), StreamError> {
+    let (outbox, mut items) = Outbox::new();
+    let lent = Lent::default();
+    let shared = socket.shares_memory().then_some(&serving.arena);
+    let hello = tokio::time::timeout(HELLO_WAIT, socket.receive_first()).await;
+    let (hello, memory) = hello.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    if hello.kind != Kind::Hello {
+        return Err(unexpected("first message", hello.kind));
+    }
+    if hello.program != serving.program {
+        let text = format!(
+            "the CPU half has program {:016x}, this dense half has {:016x}: start both with one bundle",
+            hello.program, serving.program
+        );
+        outbox.put(failure(hello.id, Status::UnknownProgram, &text), None);
+        drop(outbox);
+        let (_, mut writer) = socket.split();
+        return Ok(write_items(&mut items, &mut writer, None, &lent).await?);
+    }
+    socket.send_hello(serving.program, &serving.arena).await?;
+    let (mut reader, mut writer) = socket.split();
+    // Either half ends the connection. Memory lent to the peer returns when `lent` is dropped.
+    tokio::select! {
+        result = receive(&mut reader, serving, memory, &outbox, &lent, drain, on_request) => result,
+        result = write_items(&mut items, &mut writer, shared, &lent) => Ok(result?),
+    }
+}
+
+async fn receive(
+    reader: &mut Reader,
+    serving: &Serving,
+    memory: Option<Arc<Mapping>>,
+    outbox: &Outbox,
+    lent: &Lent,
+    drain: &Drain,
+    on_request: &Handler,
+) -> Result<(), StreamError> {
+    let mut intake = Intake::new(serving.arena.clone(), serving.limits);
+    intake.peer = memory.map(|memory| PeerMemory { memory, lender: Arc::new(outbox.clone()) });
+    let in_flight = Arc::new(Semaphore::new(serving.in_flight_max));
+    loop {
+        // Not reading is what slows a sender down that has too many requests in flight.
+        let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else { return Ok(()) };
+        match read(reader, &intake).await? {
+            Received::Message(request) if request.kind == Kind::Request => {
+                let (id, trace, program) = (request.id, request.trace, request.program);
+                let hold = Some(Box::new((drain.hold(), permit)) as _);
+                let replier = Replier { id, trace, program, outbox: outbox.clone(), hold };
+                let deadline = Instant::now() + request.time_left;
+                if drain.has_started() {
+                    replier.fail(Status::Draining, "the dense half is about to end: ask another one");
+                } else if program == serving.program {
+                    on_request(Incoming { request, deadline, replier });
+                } else {
+                    replier.fail(
+                        Status::UnknownProgram,
+                        "the request is for another program than its connection",
+                    );
+                }
+            }
+            Received::Message(message) if message.kind == Kind::Release => lent.give_back(message.id),
+            Received::Message(message) => return Err(unexpected("message", message.kind)),
+            Received::Spoiled { header, cause } if header.kind == Kind::Request => {
+                let status = match cause {
+                    SpoiledCause::Message(_) => Status::Invalid,
+                    SpoiledCause::Arena(_) => Status::Full,
+                };
+                outbox.put(failure(header.id, status, &cause.to_string()), None);
+            }
+            Received::Spoiled { header, .. } => return Err(unexpected("message", header.kind)),
+            Received::End => return Ok(()),
+        }
+    }
+}
+
+fn failure(id: u64, status: Status, text: &str) -> Message {
+    Message { status, tensors: vec![failure_text(text)], ..Message::bare(Kind::Failure, id) }
+}
+
+fn unexpected(what: &str, kind: Kind) -> StreamError {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the peer's {what} is a {kind:?}")).into()
+}

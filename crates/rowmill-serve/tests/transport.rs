@@ -1,0 +1,317 @@
+//! Calls over both transports, within one process: what arrives, what is refused and why, and that memory returns.
+//! What a peer does that is killed, stopped or malicious is in `faults.rs`.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::arena;
+use common::dense::*;
+use parking_lot::Mutex;
+use rowmill_serve::*;
+
+fn each_transport(test: impl Fn(&Address)) {
+    let folder = tempfile::tempdir().unwrap();
+    for address in addresses(folder.path()) {
+        println!("{address}");
+        test(&address);
+    }
+}
+
+fn echoing(address: &Address) -> Dense {
+    let arena = arena();
+    let from = arena.clone();
+    Dense::start(address, arena, 64, move |incoming| echo(&from, incoming))
+}
+
+#[test]
+fn tensors_of_every_size_come_back_and_memory_returns() {
+    each_transport(|address| {
+        let dense = echoing(address);
+        let mine = arena();
+        let client = dense.client(&mine);
+        for round in 0..3 {
+            let sizes = [0, 1, 4096, 4097, 100_000, 8 << 20];
+            let sent: Vec<Tensor> =
+                (0..).zip(sizes).map(|(name, len)| bytes(&mine, name, len, round)).collect();
+            let call = client.call(sent.clone(), [round as u8; 16], by(GENEROUS));
+            let reply = dense.server.handle().block_on(call).unwrap();
+            assert_eq!((reply.kind, reply.trace, reply.program), (Kind::Reply, [round as u8; 16], PROGRAM));
+            assert_eq!(reply.tensors.len(), sent.len());
+            for (reply, sent) in reply.tensors.iter().zip(&sent) {
+                assert_eq!((&reply.name, &reply.shape), (&sent.name, &sent.shape));
+                assert!(reply.data == sent.data, "tensor {:?}", sent.name);
+            }
+        }
+        until("memory of requests returns", || mine.held_bytes() == 0);
+        until("memory of replies returns", || dense.arena.held_bytes() == 0);
+    });
+}
+
+#[test]
+fn tensors_of_shared_memory_are_read_where_they_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let requests = Arc::clone(&received);
+    let arena_of_dense = arena();
+    let [_, address] = addresses(folder.path());
+    let dense = Dense::start(&address, arena_of_dense.clone(), 64, move |incoming| {
+        requests.lock().push(incoming.request.tensors);
+        incoming.replier.reply(Vec::new());
+    });
+    let mine = arena();
+    let client = dense.client(&mine);
+    let sent = bytes(&mine, 0, 1 << 20, 0);
+    dense.server.handle().block_on(client.call(vec![sent.clone()], [0; 16], by(GENEROUS))).unwrap();
+    assert!(received.lock()[0][0].data == sent.data);
+    assert_eq!(dense.arena.held_bytes(), 0, "the dense half holds no copy");
+    drop(sent);
+    assert_eq!(mine.held_bytes(), 1 << 20, "lent as long as the dense half reads it");
+    received.lock().clear();
+    until("memory returns", || mine.held_bytes() == 0);
+}
+
+#[test]
+fn replies_find_their_calls_in_any_order() {
+    each_transport(|address| {
+        let (sender, requests) = mpsc::channel();
+        let dense = Dense::start(address, arena(), 64, move |incoming| sender.send(incoming).unwrap());
+        let reverse = std::thread::spawn(move || {
+            for _ in 0..4 {
+                let mut burst: Vec<Incoming> = requests.iter().take(16).collect();
+                burst.reverse();
+                for Incoming { request, replier, .. } in burst {
+                    replier.reply(request.tensors);
+                }
+            }
+        });
+        let mine = arena();
+        let client = dense.client(&mine);
+        let calls: Vec<_> = (0..64)
+            .map(|number| {
+                let (client, tensor) = (client.clone(), bytes(&mine, 0, 5000 + number, number));
+                dense.server.handle().spawn(async move {
+                    let reply = client.call(vec![tensor.clone()], [0; 16], by(GENEROUS)).await.unwrap();
+                    assert!(reply.tensors[0].data == tensor.data, "request {number}");
+                })
+            })
+            .collect();
+        for call in calls {
+            dense.server.handle().block_on(call).unwrap();
+        }
+        reverse.join().unwrap();
+        until("memory returns", || mine.held_bytes() == 0);
+    });
+}
+
+#[test]
+fn refusals_and_failures_say_why() {
+    each_transport(|address| {
+        let dense = Dense::start(address, arena(), 64, |incoming| {
+            match incoming.request.tensors.len() {
+                0 => incoming.replier.fail(Status::Late, "its deadline is in 3ms"),
+                1 => incoming.replier.fail(Status::Failed, &"\u{e4}".repeat(5000)),
+                // Dropped without a reply.
+                _ => {}
+            }
+        });
+        let mine = arena();
+        let client = dense.client(&mine);
+        let call = |tensors: u16| {
+            let tensors = (0..tensors).map(|name| bytes(&mine, name, 10, 0)).collect();
+            dense.server.handle().block_on(client.call(tensors, [0; 16], by(GENEROUS))).unwrap_err()
+        };
+        let error = call(0);
+        assert!(matches!(error, CallError::Failed { status: Status::Late, .. }), "{error}");
+        assert_eq!(error.to_string(), format!("{}: its deadline is in 3ms", dense.address));
+        assert!(matches!(call(1), CallError::Failed { reason, .. } if reason == "\u{e4}".repeat(2048)));
+        assert!(call(2).to_string().contains("dropped without a reply"));
+
+        let other = Client::new(dense.address.clone(), 0xbad, mine.clone(), ClientOptions::default());
+        let error = dense
+            .server
+            .handle()
+            .block_on(other.call(vec![], [0; 16], by(GENEROUS)))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("000000000000feed") && error.contains("0000000000000bad"), "{error}");
+
+        let large = bytes(&mine, 0, (16 << 20) + 1, 0);
+        let five = vec![large.clone(); 5];
+        let five = (0..)
+            .zip(five)
+            .map(|(name, tensor)| Tensor { name: TensorName::Number(name), ..tensor })
+            .collect();
+        let error = dense.server.handle().block_on(client.call(five, [0; 16], by(GENEROUS))).unwrap_err();
+        assert!(
+            matches!(error, CallError::Disconnected { .. }),
+            "beyond 64 MiB the stream is not read: {error}"
+        );
+        assert!(matches!(call(0), CallError::Failed { .. }), "the next call connects again");
+    });
+}
+
+#[test]
+fn a_deadline_ends_a_call_and_a_late_reply_harms_none() {
+    each_transport(|address| {
+        let (sender, requests) = mpsc::channel();
+        let dense = Dense::start(address, arena(), 64, move |incoming| sender.send(incoming).unwrap());
+        let mine = arena();
+        let client = dense.client(&mine);
+        let call = client.call(vec![bytes(&mine, 0, 10_000, 0)], [0; 16], by(Duration::from_millis(20)));
+        let error = dense.server.handle().block_on(call).unwrap_err();
+        assert!(matches!(error, CallError::Deadline { .. }), "{error}");
+        let late = requests.recv().unwrap();
+        assert!(late.request.time_left <= Duration::from_millis(20));
+        late.replier.reply(late.request.tensors);
+        let client = client.clone();
+        let (tensor, handle) = (bytes(&mine, 0, 20_000, 1), dense.server.handle());
+        let next = handle.spawn({
+            let tensor = tensor.clone();
+            async move { client.call(vec![tensor], [0; 16], by(GENEROUS)).await }
+        });
+        let Incoming { request, replier, .. } = requests.recv().unwrap();
+        replier.reply(request.tensors);
+        assert!(handle.block_on(next).unwrap().unwrap().tensors[0].data == tensor.data);
+        drop(tensor);
+        until("memory returns", || mine.held_bytes() == 0);
+    });
+}
+
+#[test]
+fn a_full_arena_refuses_the_request_and_keeps_the_connection() {
+    let small = Arena::new(64 << 10).unwrap();
+    let dense = Dense::start(&Address::Tcp("127.0.0.1:0".into()), small, 64, |incoming| {
+        incoming.replier.reply(Vec::new());
+    });
+    let mine = arena();
+    let client = dense.client(&mine);
+    let held = dense.arena.lease(40 << 10).unwrap();
+    let call = |len: usize, time| {
+        dense.server.handle().block_on(client.call(vec![bytes(&mine, 0, len, 0)], [0; 16], by(time)))
+    };
+    let error = call(128 << 10, GENEROUS).unwrap_err();
+    assert!(matches!(error, CallError::Failed { status: Status::Full, .. }), "{error}");
+    assert!(error.to_string().contains("131072 bytes are more than the arena of 65536 bytes"), "{error}");
+    call(8 << 10, GENEROUS).unwrap();
+    // The caller gives up when the dense half stops waiting for room; which of the two comes first is open.
+    let error = call(50 << 10, Duration::from_millis(30)).unwrap_err();
+    assert!(
+        matches!(error, CallError::Failed { status: Status::Full, .. } | CallError::Deadline { .. }),
+        "{error}"
+    );
+    drop(held);
+    call(50 << 10, GENEROUS).unwrap();
+}
+
+#[test]
+fn requests_beyond_the_limit_in_flight_are_not_read() {
+    each_transport(|address| {
+        let open = Arc::new(AtomicUsize::new(0));
+        let (sender, requests) = mpsc::channel();
+        let counted = Arc::clone(&open);
+        let dense = Dense::start(address, arena(), 3, move |incoming| {
+            assert!(counted.fetch_add(1, SeqCst) < 3, "four requests at once");
+            sender.send(incoming).unwrap();
+        });
+        let mine = arena();
+        let client = dense.client(&mine);
+        let calls: Vec<_> = (0..20)
+            .map(|number| {
+                let (client, tensor) = (client.clone(), bytes(&mine, 0, 5000, number));
+                dense
+                    .server
+                    .handle()
+                    .spawn(async move { client.call(vec![tensor], [0; 16], by(GENEROUS)).await })
+            })
+            .collect();
+        for _ in 0..20 {
+            let Incoming { request, replier, .. } = requests.recv().unwrap();
+            drop(request);
+            open.fetch_sub(1, SeqCst);
+            replier.reply(Vec::new());
+        }
+        for call in calls {
+            dense.server.handle().block_on(call).unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_drain_finishes_open_requests_and_refuses_new_ones() {
+    each_transport(|address| {
+        let (sender, requests) = mpsc::channel();
+        let dense = Dense::start(address, arena(), 64, move |incoming| sender.send(incoming).unwrap());
+        let mine = arena();
+        let (client, other) = (dense.client(&mine), dense.client(&mine));
+        let client_runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let ask = |client: &Client| {
+            let client = client.clone();
+            client_runtime.spawn(async move { client.call(vec![], [0; 16], by(GENEROUS)).await })
+        };
+        let open = ask(&client);
+        let request = requests.recv().unwrap();
+        let drain = dense.server.drain().clone();
+        drain.start();
+        let refused = client_runtime.block_on(ask(&client)).unwrap().unwrap_err();
+        assert!(matches!(refused, CallError::Failed { status: Status::Draining, .. }), "{refused}");
+        until("the listener closes", || {
+            let error = client_runtime.block_on(ask(&other)).unwrap().unwrap_err();
+            matches!(error, CallError::Unreachable { .. })
+        });
+        request.replier.reply(Vec::new());
+        dense.server.run(GENEROUS).unwrap();
+        client_runtime.block_on(open).unwrap().unwrap();
+    });
+}
+
+#[test]
+fn batches_of_the_dispatcher_answer_calls() {
+    each_transport(|address| {
+        let limits = BatchLimits { batch_requests_max: 8, batch_rows_max: 1000, queue_requests_max: 100 };
+        let dispatcher = Dispatcher::new(limits, |incoming: Incoming, refusal| {
+            incoming.replier.fail(Status::Late, &refusal.to_string());
+        });
+        let queue = Arc::clone(&dispatcher);
+        let dense = Dense::start(address, arena(), 64, move |incoming| {
+            let rows = incoming.request.tensors.first().map_or(1, |tensor| tensor.shape[0] as u32);
+            queue.submit(incoming.deadline, rows, incoming);
+        });
+        let device = std::thread::spawn({
+            let dispatcher = Arc::clone(&dispatcher);
+            move || {
+                let mut answered = 0;
+                while let Some(mut batch) = dispatcher.take(GENEROUS) {
+                    for Incoming { request, replier, .. } in std::mem::take(&mut batch.requests) {
+                        answered += 1;
+                        replier.reply(request.tensors);
+                    }
+                }
+                answered
+            }
+        });
+        let mine = arena();
+        let client = dense.client(&mine);
+        let calls: Vec<_> = (0..40)
+            .map(|number| {
+                let (client, tensor) = (client.clone(), bytes(&mine, 0, 100, number));
+                dense.server.handle().spawn(async move {
+                    let reply = client.call(vec![tensor.clone()], [0; 16], by(GENEROUS)).await.unwrap();
+                    assert!(reply.tensors[0].data == tensor.data);
+                })
+            })
+            .collect();
+        for call in calls {
+            dense.server.handle().block_on(call).unwrap();
+        }
+        let hopeless = client.call(vec![bytes(&mine, 0, 1001, 0)], [0; 16], by(GENEROUS));
+        let error = dense.server.handle().block_on(hopeless).unwrap_err().to_string();
+        assert!(error.contains("the request has 1001 rows, a batch takes 1000"), "{error}");
+        dispatcher.close();
+        assert_eq!(device.join().unwrap(), 40);
+    });
+}
