@@ -24,6 +24,7 @@ pub use limits::Limits;
 pub use read::{Intake, Received, SpoiledCause, StreamError, read};
 pub(crate) use read::{PeerMemory, read_after};
 pub use status::Status;
+pub(crate) use tensor::bytes_of;
 pub use tensor::{DType, Tensor, TensorName};
 pub(crate) use write::Outgoing;
 pub use write::encode;

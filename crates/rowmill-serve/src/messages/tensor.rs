@@ -88,6 +88,6 @@ impl Tensor {
 }
 
 /// Bytes of a tensor, if they are a number.
-pub(super) fn bytes_of(dtype: DType, shape: &[u64]) -> Option<u64> {
+pub(crate) fn bytes_of(dtype: DType, shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(dtype.bytes() as u64, |bytes, &size| bytes.checked_mul(size))
 }
