@@ -1,0 +1,36 @@
+package placement
+
+// bounds are the largest free amounts of any host below a leaf, each by itself. An instance that exceeds one fits on
+// no host there, so that the search skips full leaves without a look at their hosts. They are made again when read
+// after a change that may lower them.
+type bounds struct {
+	Resources
+	gpus, slices, nic int
+	stale             bool
+}
+
+func (b *bounds) raise(h *host) {
+	b.Cores = max(b.Cores, h.free.Cores)
+	b.Memory = max(b.Memory, h.free.Memory)
+	b.Disk = max(b.Disk, h.free.Disk)
+	b.gpus = max(b.gpus, h.idle)
+	b.slices = max(b.slices, h.partible)
+	b.nic = max(b.nic, h.roomiestNIC())
+}
+
+// admits says whether a host below the leaf may fit an instance.
+func (l *leaf) admits(in *Instance) bool {
+	if l.bounds.stale {
+		l.bounds = bounds{}
+		for _, h := range l.hosts {
+			l.bounds.raise(h)
+		}
+	}
+	if !l.bounds.holds(in.Resources) || l.bounds.nic < in.NIC {
+		return false
+	}
+	if in.Profile == "" {
+		return l.bounds.gpus >= in.GPUs
+	}
+	return l.bounds.slices > 0
+}

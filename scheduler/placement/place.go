@@ -1,0 +1,130 @@
+package placement
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Place puts an instance on the best node and returns node and devices. If no node takes it, the error is a *Rejection.
+func (c *Cluster) Place(in Instance) (Assignment, error) {
+	return c.place(in, nil)
+}
+
+// Find returns what Place would, and changes nothing.
+func (c *Cluster) Find(in Instance) (Assignment, error) {
+	g, err := c.admit(&in)
+	if err != nil {
+		return Assignment{}, err
+	}
+	defer c.forget(g)
+	if h := c.search(&in, g, nil); h != nil {
+		return h.pick(&in), nil
+	}
+	return Assignment{}, c.reject(&in, g, nil)
+}
+
+// place is Place, below one spine if only is given.
+func (c *Cluster) place(in Instance, only *spine) (Assignment, error) {
+	g, err := c.admit(&in)
+	if err != nil {
+		return Assignment{}, err
+	}
+	defer c.forget(g)
+	h := c.search(&in, g, only)
+	if h == nil {
+		return Assignment{}, c.reject(&in, g, only)
+	}
+	return c.assign(h, g, &in), nil
+}
+
+// search returns the best host, or nil. Algorithm 1, line 2: the spine of the service.
+func (c *Cluster) search(in *Instance, g *group, only *spine) *host {
+	if only != nil {
+		return c.searchSpine(only, in, g)
+	}
+	if g.count > 0 {
+		home := g.spines[0].spine
+		if h := c.searchSpine(home, in, g); h != nil || g.service.Spines == Hard {
+			return h
+		}
+	}
+	asked := g.service.Expected
+	if asked == (Demand{}) {
+		asked = DemandOf([]Instance{*in})
+	}
+	for _, s := range c.spinesFor(asked, g) {
+		if h := c.searchSpine(s, in, g); h != nil {
+			return h
+		}
+	}
+	return nil
+}
+
+// spinesFor returns the spines that a group may use, the best first: most instances of it; without instances, most
+// headroom for what is asked; then node order.
+func (c *Cluster) spinesFor(asked Demand, g *group) []*spine {
+	type candidate struct {
+		spineCount
+		headroom float64
+	}
+	var candidates []candidate
+	for _, held := range g.spines {
+		if g.apart(held.spine) {
+			candidates = append(candidates, candidate{held, 0})
+		}
+	}
+	for _, s := range c.spines {
+		held := slices.ContainsFunc(g.spines, func(c spineCount) bool { return c.spine == s })
+		if !held && g.apart(s) {
+			candidates = append(candidates, candidate{spineCount{spine: s}, s.free.headroom(asked, c.options.Growth)})
+		}
+	}
+	slices.SortStableFunc(candidates, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(b.headroom, a.headroom))
+	})
+	spines := make([]*spine, len(candidates))
+	for i := range candidates {
+		spines[i] = candidates[i].spine
+	}
+	return spines
+}
+
+// searchSpine is line 3: leaves with most instances first, then the others in node order.
+func (c *Cluster) searchSpine(s *spine, in *Instance, g *group) *host {
+	for i := range g.leaves {
+		if l := g.leaves[i].leaf; l.spine == s {
+			if h := c.searchLeaf(l, in, g.service); h != nil {
+				return h
+			}
+		}
+	}
+	for _, l := range s.leaves {
+		if l.admits(in) && !g.below(l) {
+			if h := c.searchLeaf(l, in, g.service); h != nil {
+				return h
+			}
+		}
+	}
+	return nil
+}
+
+// searchLeaf is lines 4 to 13: the host with the shortest path between NIC and devices, the first of equal ones.
+func (c *Cluster) searchLeaf(l *leaf, in *Instance, s *service) *host {
+	if l.uplink+in.NIC > c.uplinkLimit(l) && in.NIC > 0 || !l.admits(in) {
+		return nil
+	}
+	var best *host
+	shortest := Far + 1
+	for _, h := range l.hosts {
+		if !h.fits(in) || h.dense(s, in.Density) {
+			continue
+		}
+		if d, _ := h.nearest(in); d < shortest {
+			best, shortest = h, d
+		}
+		if shortest == SameSwitch {
+			break
+		}
+	}
+	return best
+}

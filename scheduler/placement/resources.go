@@ -1,0 +1,101 @@
+package placement
+
+import "fmt"
+
+// Resources are amounts of the divisible resources of a node or an instance.
+type Resources struct {
+	// Cores counts thousandths of a processor core.
+	Cores int64
+	// Memory and Disk count MiB.
+	Memory, Disk int64
+}
+
+func (r *Resources) add(other Resources) {
+	r.Cores += other.Cores
+	r.Memory += other.Memory
+	r.Disk += other.Disk
+}
+
+func (r *Resources) subtract(other Resources) {
+	r.Cores -= other.Cores
+	r.Memory -= other.Memory
+	r.Disk -= other.Disk
+}
+
+func (r Resources) holds(other Resources) bool {
+	return r.Cores >= other.Cores && r.Memory >= other.Memory && r.Disk >= other.Disk
+}
+
+func (r Resources) validate() error {
+	for _, field := range []struct {
+		name  string
+		value int64
+	}{{"cores", r.Cores}, {"memory", r.Memory}, {"disk", r.Disk}} {
+		if field.value < 0 {
+			return fmt.Errorf("%s must be >= 0, got %d", field.name, field.value)
+		}
+	}
+	return nil
+}
+
+// Demand adds up what many instances ask, or what a spine has free.
+type Demand struct {
+	Resources
+	GPUs int
+	// Slices counts memory slices of GPUs in MIG mode, eight in a GPU.
+	Slices int
+	// NIC counts percent of one NIC.
+	NIC int
+}
+
+// DemandOf adds up the requests of instances.
+func DemandOf(instances []Instance) Demand {
+	var sum Demand
+	for i := range instances {
+		in := &instances[i]
+		sum.add(in.Resources)
+		sum.NIC += in.NIC
+		if in.Profile == "" {
+			sum.GPUs += in.GPUs
+		} else {
+			sum.Slices += in.GPUs * profileSize(in.Profile)
+		}
+	}
+	return sum
+}
+
+// headroom returns the smallest ratio of free to asked amounts over what is asked; infinite if nothing is.
+func (d Demand) headroom(asked Demand, growth float64) float64 {
+	ratio := unlimited
+	for _, pair := range [...][2]int64{
+		{d.Cores, asked.Cores},
+		{d.Memory, asked.Memory},
+		{d.Disk, asked.Disk},
+		{int64(d.GPUs), int64(asked.GPUs)},
+		{int64(d.Slices), int64(asked.Slices)},
+		{int64(d.NIC), int64(asked.NIC)},
+	} {
+		if pair[1] > 0 {
+			ratio = min(ratio, float64(pair[0])/(growth*float64(pair[1])))
+		}
+	}
+	return ratio
+}
+
+const unlimited = 1e18
+
+// give adds what became free.
+func (d *Demand) give(other Demand) {
+	d.add(other.Resources)
+	d.GPUs += other.GPUs
+	d.Slices += other.Slices
+	d.NIC += other.NIC
+}
+
+// take subtracts what is in use now.
+func (d *Demand) take(other Demand) {
+	d.subtract(other.Resources)
+	d.GPUs -= other.GPUs
+	d.Slices -= other.Slices
+	d.NIC -= other.NIC
+}

@@ -1,0 +1,94 @@
+package placement
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// The topology is spines, leaves below them and hosts below those, each list in the order of names. That order breaks
+// every tie, so it must not depend on the order in which nodes came.
+
+type spineKey struct{ zone, name string }
+
+func (k spineKey) compare(other spineKey) int {
+	return cmp.Or(strings.Compare(k.zone, other.zone), strings.Compare(k.name, other.name))
+}
+
+type spine struct {
+	key    spineKey
+	leaves []*leaf
+	free   Demand
+	hosts  int
+}
+
+type leaf struct {
+	spine *spine
+	name  string
+	hosts []*host
+	// nics counts the NICs of all hosts, uplink the percent of NICs that instances below the leaf hold.
+	nics, uplink int
+	bounds       bounds
+}
+
+func compareLeaves(a, b *leaf) int {
+	return cmp.Or(a.spine.key.compare(b.spine.key), strings.Compare(a.name, b.name))
+}
+
+func compareHosts(a, b *host) int {
+	return strings.Compare(a.Name, b.Name)
+}
+
+// leafOf returns the leaf of a node, made when the node is the first below it.
+func (c *Cluster) leafOf(n *Node) *leaf {
+	key := spineKey{n.Zone, n.Spine}
+	at, found := slices.BinarySearchFunc(c.spines, key, func(s *spine, key spineKey) int { return s.key.compare(key) })
+	if !found {
+		c.spines = slices.Insert(c.spines, at, &spine{key: key})
+	}
+	s := c.spines[at]
+	at, found = slices.BinarySearchFunc(s.leaves, n.Leaf, func(l *leaf, name string) int { return strings.Compare(l.name, name) })
+	if !found {
+		s.leaves = slices.Insert(s.leaves, at, &leaf{spine: s, name: n.Leaf})
+	}
+	return s.leaves[at]
+}
+
+// attach puts a host below its leaf.
+func (c *Cluster) attach(h *host) {
+	l := h.leaf
+	at, _ := slices.BinarySearchFunc(l.hosts, h, compareHosts)
+	l.hosts = slices.Insert(l.hosts, at, h)
+	l.nics += len(h.NICs)
+	l.bounds.stale = true
+	l.spine.hosts++
+	l.spine.free.give(h.unused())
+	c.hosts[h.Name] = h
+}
+
+// detach removes an empty host, and its leaf and spine where it was the last.
+func (c *Cluster) detach(h *host) {
+	l, s := h.leaf, h.leaf.spine
+	at, _ := slices.BinarySearchFunc(l.hosts, h, compareHosts)
+	l.hosts = slices.Delete(l.hosts, at, at+1)
+	l.nics -= len(h.NICs)
+	l.bounds.stale = true
+	s.hosts--
+	s.free.take(h.unused())
+	delete(c.hosts, h.Name)
+	if len(l.hosts) == 0 {
+		s.leaves = slices.DeleteFunc(s.leaves, func(other *leaf) bool { return other == l })
+	}
+	if s.hosts == 0 {
+		c.spines = slices.DeleteFunc(c.spines, func(other *spine) bool { return other == s })
+	}
+}
+
+// uplinkLimit returns the percent of NICs that instances below a leaf may hold.
+func (c *Cluster) uplinkLimit(l *leaf) int {
+	nics := c.options.UplinkNICs
+	if nics == 0 {
+		nics = float64(l.nics) / c.options.Oversubscription
+	}
+	return int(nics * 100 * c.options.UplinkLimit)
+}
