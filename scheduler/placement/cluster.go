@@ -109,7 +109,13 @@ func (c *Cluster) Declare(s Service) error {
 		known = &service{}
 		c.services[s.Name] = known
 	}
+	for _, g := range known.groups {
+		g.promise(c.options.Growth, -1)
+	}
 	known.Service, known.declared = s, true
+	for _, g := range known.groups {
+		g.promise(c.options.Growth, 1)
+	}
 	return nil
 }
 
@@ -226,10 +232,17 @@ func (c *Cluster) release(r *running) {
 
 // settle brings indexes up to date with a host that had before free; step is 1 for an instance more.
 func (c *Cluster) settle(r *running, before Demand, step int) {
-	l := r.host.leaf
-	l.spine.free.take(before)
-	l.spine.free.give(r.host.unused())
+	l, g := r.host.leaf, r.group
+	l.spine.free.subtractDemand(before)
+	l.spine.free.addDemand(r.host.unused())
 	l.uplink += step * r.NIC
 	l.bounds.stale = true
-	r.group.move(l, step)
+	g.promise(c.options.Growth, -1)
+	if asked := DemandOf([]Instance{r.Instance}); step > 0 {
+		g.used.addDemand(asked)
+	} else {
+		g.used.subtractDemand(asked)
+	}
+	g.move(l, step)
+	g.promise(c.options.Growth, 1)
 }

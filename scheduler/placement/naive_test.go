@@ -180,10 +180,38 @@ func (n *naive) count(in *Instance, match func(*Node) bool) (count int) {
 	return count
 }
 
+// promised is what groups with most of their instances in a spine are expected to ask yet.
+func (n *naive) promised(key [2]string) (sum Demand) {
+	for name, service := range n.services {
+		for number := range max(service.Groups, 1) {
+			in := &Instance{Service: name, Group: number}
+			counts := map[[2]string]int{}
+			rest := service.Expected.times(n.options.Growth)
+			for _, a := range n.running {
+				if a.Service == name && a.Group == number {
+					node := n.node(a.Node)
+					counts[[2]string{node.Zone, node.Spine}]++
+					rest.subtractDemand(DemandOf([]Instance{a.Instance}))
+				}
+			}
+			home := n.count(in, func(*Node) bool { return true }) > 0
+			for other, count := range counts {
+				if count > counts[key] || count == counts[key] && slices.Compare(other[:], key[:]) < 0 {
+					home = false
+				}
+			}
+			if home {
+				sum.addDemand(rest.positive())
+			}
+		}
+	}
+	return sum
+}
+
 // spines returns the spines that an instance may use, the best first.
 func (n *naive) spines(in *Instance) [][2]string {
 	service := n.services[in.Service]
-	asked := service.Expected
+	asked := service.Expected.times(n.options.Growth)
 	if asked == (Demand{}) {
 		asked = DemandOf([]Instance{*in})
 	}
@@ -221,7 +249,8 @@ func (n *naive) spines(in *Instance) [][2]string {
 				free.NIC += n.freeNIC(node, nic)
 			}
 		}
-		one.headroom = free.headroom(asked, n.options.Growth)
+		free.subtractDemand(n.promised(key))
+		one.headroom = free.headroom(asked)
 		one.count = n.count(in, func(node *Node) bool { return [2]string{node.Zone, node.Spine} == key })
 		if one.count > 0 {
 			one.headroom = 0
@@ -291,6 +320,38 @@ func (n *naive) find(in *Instance) (string, Distance) {
 		}
 	}
 	return "", 0
+}
+
+// firstRule returns the first rule that a node does not meet.
+func (n *naive) firstRule(node *Node, in *Instance) Rule {
+	free, gpus, nic := n.free(node), 0, 0
+	for gpu := range node.GPUs {
+		gpus += n.gives(node, gpu, in)
+	}
+	for i := range node.NICs {
+		nic = max(nic, n.freeNIC(node, i))
+	}
+	home := n.count(in, func(*Node) bool { return true }) > 0
+	switch {
+	case !slices.Contains(n.spines(in), [2]string{node.Zone, node.Spine}) && home && n.services[in.Service].Spines == Hard:
+		return RuleSpine
+	case !slices.Contains(n.spines(in), [2]string{node.Zone, node.Spine}):
+		return RuleGroup
+	case free.Cores < in.Cores:
+		return RuleCores
+	case free.Memory < in.Memory:
+		return RuleMemory
+	case free.Disk < in.Disk:
+		return RuleDisk
+	case gpus < in.GPUs:
+		return RuleGPU
+	case nic < in.NIC:
+		return RuleNIC
+	case !n.densityAllows(node, in):
+		return RuleDensity
+	default:
+		return RuleUplink
+	}
 }
 
 // overAllocated names what an assignment would use twice, or "".

@@ -48,7 +48,7 @@ func (c *Cluster) search(in *Instance, g *group, only *spine) *host {
 			return h
 		}
 	}
-	asked := g.service.Expected
+	asked := g.service.Expected.times(c.options.Growth)
 	if asked == (Demand{}) {
 		asked = DemandOf([]Instance{*in})
 	}
@@ -61,7 +61,7 @@ func (c *Cluster) search(in *Instance, g *group, only *spine) *host {
 }
 
 // spinesFor returns the spines that a group may use, the best first: most instances of it; without instances, most
-// headroom for what is asked; then node order.
+// headroom, that is room over what is asked in the scarcest resource; then node order.
 func (c *Cluster) spinesFor(asked Demand, g *group) []*spine {
 	type candidate struct {
 		spineCount
@@ -76,7 +76,9 @@ func (c *Cluster) spinesFor(asked Demand, g *group) []*spine {
 	for _, s := range c.spines {
 		held := slices.ContainsFunc(g.spines, func(c spineCount) bool { return c.spine == s })
 		if !held && g.apart(s) {
-			candidates = append(candidates, candidate{spineCount{spine: s}, s.free.headroom(asked, c.options.Growth)})
+			room := s.free
+			room.subtractDemand(s.promised)
+			candidates = append(candidates, candidate{spineCount{spine: s}, room.headroom(asked)})
 		}
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int {

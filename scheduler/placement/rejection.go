@@ -76,7 +76,8 @@ type Rejection struct {
 	// Nodes counts all nodes, Turned those that each rule turned away first.
 	Nodes  int
 	Turned [RuleCount]int
-	// Nearest is the node with the fewest rules missed, then the smallest shortage; nil without nodes.
+	// Nearest is the node with the fewest rules missed, then the smallest shortage, below the spines that the instance
+	// may use; below any if there is none, and nil without nodes.
 	Nearest *Miss
 }
 
@@ -96,18 +97,33 @@ func (r *Rejection) Error() string {
 	return text.String()
 }
 
-// reject asks every host every rule.
+// reject asks every host below the spines that the instance may use every rule. The hosts of other spines are only
+// counted, unless there is no spine left.
 func (c *Cluster) reject(in *Instance, g *group, only *spine) *Rejection {
 	r := &Rejection{Instance: in.Name, Nodes: len(c.hosts)}
+	var admitted []*spine
+	for _, s := range c.spines {
+		if rule, excluded := spineRule(s, g, only); excluded {
+			r.Turned[rule] += s.hosts
+		} else {
+			admitted = append(admitted, s)
+		}
+	}
+	if len(admitted) == 0 {
+		admitted, r.Turned = c.spines, [RuleCount]int{}
+	}
 	var nearest *host
 	fewest, smallest := int(RuleCount)+1, 0.0
 	var found [RuleCount]Shortage
-	for _, s := range c.spines {
+	for _, s := range admitted {
 		for _, l := range s.leaves {
 			for _, h := range l.hosts {
 				missed := c.shortages(found[:0], h, in, g, only)
 				r.Turned[missed[0].Rule]++
-				if size := shortageSize(missed); len(missed) < fewest || len(missed) == fewest && size < smallest {
+				if len(missed) > fewest {
+					continue
+				}
+				if size := shortageSize(missed); len(missed) < fewest || size < smallest {
 					nearest, fewest, smallest = h, len(missed), size
 				}
 			}
@@ -117,6 +133,21 @@ func (c *Cluster) reject(in *Instance, g *group, only *spine) *Rejection {
 		r.Nearest = &Miss{Node: nearest.Name, Shortages: c.shortages(nil, nearest, in, g, only)}
 	}
 	return r
+}
+
+// spineRule says whether an instance may not run below a spine, and by which rule.
+func spineRule(s *spine, g *group, only *spine) (rule Rule, excluded bool) {
+	home := only
+	if home == nil && g.count > 0 {
+		home = g.spines[0].spine
+	}
+	if s == home {
+		return 0, false
+	}
+	if only != nil || home != nil && g.service.Spines == Hard {
+		return RuleSpine, true
+	}
+	return RuleGroup, !g.apart(s)
 }
 
 // missOf says what a host lacks by itself.
@@ -139,16 +170,8 @@ func shortageSize(missed []Shortage) float64 {
 
 // shortages appends every rule that a host does not meet, in the order of rules.
 func (c *Cluster) shortages(missed []Shortage, h *host, in *Instance, g *group, only *spine) []Shortage {
-	s := h.leaf.spine
-	hard := only != nil || g.count > 0 && g.service.Spines == Hard
-	home := only
-	if home == nil && g.count > 0 {
-		home = g.spines[0].spine
-	}
-	if hard && s != home {
-		missed = append(missed, Shortage{Rule: RuleSpine})
-	} else if !hard && !g.apart(s) && s != home {
-		missed = append(missed, Shortage{Rule: RuleGroup})
+	if rule, excluded := spineRule(h.leaf.spine, g, only); excluded {
+		missed = append(missed, Shortage{Rule: rule})
 	}
 	lack := func(rule Rule, needs, has int64) {
 		if has < needs {

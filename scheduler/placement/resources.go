@@ -65,7 +65,7 @@ func DemandOf(instances []Instance) Demand {
 }
 
 // headroom returns the smallest ratio of free to asked amounts over what is asked; infinite if nothing is.
-func (d Demand) headroom(asked Demand, growth float64) float64 {
+func (d Demand) headroom(asked Demand) float64 {
 	ratio := unlimited
 	for _, pair := range [...][2]int64{
 		{d.Cores, asked.Cores},
@@ -76,7 +76,7 @@ func (d Demand) headroom(asked Demand, growth float64) float64 {
 		{int64(d.NIC), int64(asked.NIC)},
 	} {
 		if pair[1] > 0 {
-			ratio = min(ratio, float64(pair[0])/(growth*float64(pair[1])))
+			ratio = min(ratio, float64(pair[0])/float64(pair[1]))
 		}
 	}
 	return ratio
@@ -84,18 +84,32 @@ func (d Demand) headroom(asked Demand, growth float64) float64 {
 
 const unlimited = 1e18
 
-// give adds what became free.
-func (d *Demand) give(other Demand) {
+func (d *Demand) addDemand(other Demand) {
 	d.add(other.Resources)
 	d.GPUs += other.GPUs
 	d.Slices += other.Slices
 	d.NIC += other.NIC
 }
 
-// take subtracts what is in use now.
-func (d *Demand) take(other Demand) {
+func (d *Demand) subtractDemand(other Demand) {
 	d.subtract(other.Resources)
 	d.GPUs -= other.GPUs
 	d.Slices -= other.Slices
 	d.NIC -= other.NIC
+}
+
+func (d Demand) times(factor float64) Demand {
+	scaled := func(value int64) int64 { return int64(float64(value) * factor) }
+	return Demand{
+		Resources: Resources{scaled(d.Cores), scaled(d.Memory), scaled(d.Disk)},
+		GPUs:      int(scaled(int64(d.GPUs))), Slices: int(scaled(int64(d.Slices))), NIC: int(scaled(int64(d.NIC))),
+	}
+}
+
+// positive replaces negative amounts by 0.
+func (d Demand) positive() Demand {
+	return Demand{
+		Resources: Resources{max(d.Cores, 0), max(d.Memory, 0), max(d.Disk, 0)},
+		GPUs:      max(d.GPUs, 0), Slices: max(d.Slices, 0), NIC: max(d.NIC, 0),
+	}
 }

@@ -30,8 +30,9 @@ const (
 type Service struct {
 	Name   string
 	Spines Strength
-	// Expected is what one group asks when all its instances run. The first instance of a group looks for a spine with
-	// that much room, times the growth factor; without it only its own request counts.
+	// Expected is what one group asks when all its instances run. The first instance of a group takes a spine with that
+	// much room, times the growth factor, and what is not used of it yet stays promised: it is no room for the next
+	// service. Without it only the request of the first instance counts, and nothing is promised.
 	Expected Demand
 	// Groups is the number of groups; 0 and 1 are one group.
 	Groups int
@@ -64,6 +65,7 @@ type group struct {
 	service *service
 	number  int
 	count   int
+	used    Demand
 	spines  []spineCount
 	leaves  []leafCount
 }
@@ -126,6 +128,21 @@ func settle[T any](list []T, at, count int, compare func(a, b T) int) []T {
 	}
 	at, _ = slices.BinarySearchFunc(list, moved, compare)
 	return slices.Insert(list, at, moved)
+}
+
+// promise moves what the group may still ask onto its spine (1), or from it (-1), where other services see it.
+func (g *group) promise(growth float64, sign int) {
+	if g.count == 0 {
+		return
+	}
+	rest := g.service.Expected.times(growth)
+	rest.subtractDemand(g.used)
+	rest = rest.positive()
+	if sign > 0 {
+		g.spines[0].spine.promised.addDemand(rest)
+	} else {
+		g.spines[0].spine.promised.subtractDemand(rest)
+	}
 }
 
 func (g *group) below(l *leaf) bool {

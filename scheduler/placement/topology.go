@@ -19,7 +19,9 @@ type spine struct {
 	key    spineKey
 	leaves []*leaf
 	free   Demand
-	hosts  int
+	// promised is what services that run here are expected to ask yet.
+	promised Demand
+	hosts    int
 }
 
 type leaf struct {
@@ -62,7 +64,7 @@ func (c *Cluster) attach(h *host) {
 	l.nics += len(h.NICs)
 	l.bounds.stale = true
 	l.spine.hosts++
-	l.spine.free.give(h.unused())
+	l.spine.free.addDemand(h.unused())
 	c.hosts[h.Name] = h
 }
 
@@ -74,7 +76,7 @@ func (c *Cluster) detach(h *host) {
 	l.nics -= len(h.NICs)
 	l.bounds.stale = true
 	s.hosts--
-	s.free.take(h.unused())
+	s.free.subtractDemand(h.unused())
 	delete(c.hosts, h.Name)
 	if len(l.hosts) == 0 {
 		s.leaves = slices.DeleteFunc(s.leaves, func(other *leaf) bool { return other == l })
