@@ -52,17 +52,17 @@ func newHost(n Node, l *leaf) *host {
 	for i := range n.NICs {
 		var gpus, cpus []Distance
 		for j := range n.GPUs {
-			gpus = append(gpus, n.NICs[i].distance(n.GPUs[j].Locality))
+			gpus = append(gpus, n.NICs[i].Distance(n.GPUs[j].Locality))
 		}
 		for j := range n.CPUs {
-			cpus = append(cpus, n.NICs[i].distance(n.CPUs[j].Locality))
+			cpus = append(cpus, n.NICs[i].Distance(n.CPUs[j].Locality))
 		}
 		h.gpuByNIC, h.cpuByNIC = append(h.gpuByNIC, gpus), append(h.cpuByNIC, cpus)
 	}
 	for i := range n.GPUs {
 		var cpus []Distance
 		for j := range n.CPUs {
-			cpus = append(cpus, n.GPUs[i].distance(n.CPUs[j].Locality))
+			cpus = append(cpus, n.GPUs[i].Distance(n.CPUs[j].Locality))
 		}
 		h.cpuByGPU = append(h.cpuByGPU, cpus)
 	}

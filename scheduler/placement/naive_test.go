@@ -119,12 +119,12 @@ func (n *naive) distance(node *Node, in *Instance) Distance {
 		for limit := SameSwitch; limit <= Far; limit++ {
 			var units, cores int64
 			for gpu := range node.GPUs {
-				if node.NICs[nic].distance(node.GPUs[gpu].Locality) <= limit {
+				if node.NICs[nic].Distance(node.GPUs[gpu].Locality) <= limit {
 					units += int64(n.gives(node, gpu, in))
 				}
 			}
 			for cpu := range node.CPUs {
-				if node.NICs[nic].distance(node.CPUs[cpu].Locality) <= limit {
+				if node.NICs[nic].Distance(node.CPUs[cpu].Locality) <= limit {
 					cores += n.freeCores(node, cpu)
 				}
 			}

@@ -30,7 +30,8 @@ func (d Distance) String() string {
 	return [...]string{"same PCIe switch", "same NUMA node", "other"}[d]
 }
 
-func (l Locality) distance(other Locality) Distance {
+// Distance says how far two positions on one node are apart.
+func (l Locality) Distance(other Locality) Distance {
 	switch {
 	case l.Switch >= 0 && l.Switch == other.Switch:
 		return SameSwitch

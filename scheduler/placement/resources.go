@@ -98,6 +98,16 @@ func (d *Demand) subtractDemand(other Demand) {
 	d.NIC -= other.NIC
 }
 
+// Plus returns the sum with another demand, or the difference where sign is -1.
+func (d Demand) Plus(other Demand, sign int) Demand {
+	if sign < 0 {
+		d.subtractDemand(other)
+	} else {
+		d.addDemand(other)
+	}
+	return d
+}
+
 func (d Demand) times(factor float64) Demand {
 	scaled := func(value int64) int64 { return int64(float64(value) * factor) }
 	return Demand{

@@ -1,10 +1,24 @@
 package study
 
-import "testing"
+import (
+	"os"
+	"testing"
+	"time"
+
+	"rowmill.io/scheduler/placement/dataset"
+)
 
 func TestTmp2(t *testing.T) {
-	r, err := Promotion()
-	t.Logf("%+v %v", r, err)
-	s, err := Speed(1, 50000)
-	t.Logf("%+v %v", s, err)
+	f, _ := os.Open(os.Getenv("ROWMILL_DATA") + "/cluster/disaggregated_DLRM_trace.csv")
+	jobs, err := dataset.ReadTrace("t", f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, form := range []string{"split", "whole"} {
+		for _, p := range TracePolicies {
+			s := time.Now()
+			r, err := Trace(jobs, p, form, 1)
+			t.Logf("%v %+v %v", time.Since(s), r, err)
+		}
+	}
 }

@@ -1,0 +1,248 @@
+package study
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"rowmill.io/scheduler/placement"
+	"rowmill.io/scheduler/placement/dataset"
+	"rowmill.io/scheduler/placement/fragment"
+)
+
+// The replay runs the 31 days of the 2025 trace on a cluster of the paper's machines. Resources and devices are kept by
+// every policy, as kubelet and DRA keep them; spine, density and uplink are rules of ours alone.
+
+// TracePolicies are the policies of the replay.
+var TracePolicies = []string{
+	"rowmill", "rowmill-preferred", "least-allocated", "most-allocated", "best-fit", "fgd", "random",
+}
+
+// traceNodes is 8 spines of 16 leaves of 32 nodes.
+func traceNodes() []placement.Node {
+	return clos(8, 16, share{inference128, 25}, share{inference192, 4}, share{training, 3})
+}
+
+// Oversubscription is the ratio of NICs below a leaf to its uplink.
+const Oversubscription = 2
+
+// scheduler is one policy in a replay.
+type scheduler interface {
+	// place returns where an instance runs; ok is false if it has to wait.
+	place(in *placement.Instance) (placed spot, ok bool)
+	release(in *placement.Instance, from spot)
+}
+
+// spot is a node with what of it the recorder needs.
+type spot struct {
+	node     int
+	nic      int
+	distance placement.Distance
+	grant    fragment.Grant
+	cores    [2]int64
+}
+
+// replay runs the events and returns what the recorder saw.
+func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed uint64) (TraceRun, error) {
+	source := rand.New(rand.NewPCG(seed, 1))
+	with, err := newScheduler(nodes, jobs, policy, source)
+	if err != nil {
+		return TraceRun{}, err
+	}
+	record := newRecorder(nodes, jobs)
+	at := make([]spot, len(jobs))
+	runs := make([]bool, len(jobs))
+	var waiting []int
+	events := eventsOf(jobs, source.Perm(len(jobs)))
+	for i := 0; i < len(events); {
+		now := events[i].time
+		record.sampleUntil(now)
+		freed := false
+		for ; i < len(events) && events[i].time == now && events[i].step < 0; i++ {
+			job := events[i].job
+			if !runs[job] {
+				waiting = slices.DeleteFunc(waiting, func(other int) bool { return other == job })
+				record.neverRan(job)
+				continue
+			}
+			with.release(&jobs[job].Instance, at[job])
+			record.released(job, at[job])
+			freed = true
+		}
+		start := func(job int) bool {
+			place, ok := with.place(&jobs[job].Instance)
+			if ok {
+				at[job], runs[job] = place, true
+				record.placed(job, place, now)
+			}
+			return ok
+		}
+		if freed {
+			// Requests of one kind wait for the same room: after the first fails, the others of its kind do.
+			full := map[placement.Instance]bool{}
+			waiting = slices.DeleteFunc(waiting, func(job int) bool {
+				kind := jobs[job].Instance
+				kind.Name = ""
+				if full[kind] {
+					return false
+				}
+				ok := start(job)
+				full[kind] = !ok
+				return ok
+			})
+		}
+		for ; i < len(events) && events[i].time == now && events[i].step > 0; i++ {
+			if job := events[i].job; !start(job) {
+				waiting = append(waiting, job)
+			}
+		}
+	}
+	for _, job := range waiting {
+		record.neverRan(job)
+	}
+	run := record.result()
+	run.Policy, run.Seed = policy, seed
+	return run, nil
+}
+
+func newScheduler(nodes []placement.Node, jobs []dataset.Lifetime, policy string, source *rand.Rand) (scheduler, error) {
+	switch policy {
+	case "rowmill":
+		return newOurs(nodes, jobs, placement.Hard)
+	case "rowmill-preferred":
+		return newOurs(nodes, jobs, placement.Preferred)
+	}
+	full := make([]fragment.Node, len(nodes))
+	for i := range nodes {
+		n := &nodes[i]
+		full[i] = fragment.NewNode(n.Name, n.Cores, n.Memory, len(n.GPUs))
+		full[i].Disk = n.Disk
+		for range n.NICs {
+			full[i].NICs = append(full[i].NICs, 100)
+		}
+	}
+	free := make([]fragment.Node, len(full))
+	cores := make([][2]int64, len(full))
+	for i := range full {
+		free[i] = full[i].Clone()
+		cores[i] = [2]int64{nodes[i].CPUs[0].Cores, nodes[i].CPUs[1].Cores}
+	}
+	s := &stock{nodes: nodes, free: free, cores: cores}
+	switch policy {
+	case "least-allocated":
+		s.policy = fragment.LeastAllocated(free, full)
+	case "most-allocated":
+		s.policy = fragment.MostAllocated(free, full)
+	default:
+		s.policy = newPolicy(policy, free, fragment.Classes(podsOf(jobs), popularity), source)
+	}
+	return s, nil
+}
+
+// ours is the placement package.
+type ours struct {
+	cluster *placement.Cluster
+	index   map[string]int
+}
+
+func newOurs(nodes []placement.Node, jobs []dataset.Lifetime, strength placement.Strength) (*ours, error) {
+	cluster, err := newCluster(nodes, placement.Options{Oversubscription: Oversubscription})
+	if err != nil {
+		return nil, err
+	}
+	o := &ours{cluster, map[string]int{}}
+	for i := range nodes {
+		o.index[nodes[i].Name] = i
+	}
+	for name, demand := range expected(jobs) {
+		if err := cluster.Declare(placement.Service{Name: name, Spines: strength, Expected: demand}); err != nil {
+			return nil, err
+		}
+	}
+	return o, nil
+}
+
+func (o *ours) place(in *placement.Instance) (spot, bool) {
+	a, err := o.cluster.Place(*in)
+	if err != nil {
+		if rejection := new(placement.Rejection); !errors.As(err, &rejection) {
+			panic(err)
+		}
+		return spot{}, false
+	}
+	return spot{node: o.index[a.Node], nic: a.NICIndex, distance: a.Distance}, true
+}
+
+func (o *ours) release(in *placement.Instance, _ spot) {
+	if err := o.cluster.Release(in.Name); err != nil {
+		panic(err)
+	}
+}
+
+// stock is a policy that scores nodes and knows no topology: the first NIC with room, the fullest GPU, the first cores.
+type stock struct {
+	nodes  []placement.Node
+	free   []fragment.Node
+	cores  [][2]int64
+	policy fragment.Policy
+}
+
+func (s *stock) place(in *placement.Instance) (spot, bool) {
+	pod := podOf(in)
+	node, gpus := s.policy.Choose(&pod)
+	if node < 0 {
+		return spot{}, false
+	}
+	place := spot{node: node, grant: s.free[node].Take(&pod, gpus)}
+	s.policy.Changed(node)
+	place.nic = place.grant.NIC
+	place.cores[0] = min(in.Cores, s.cores[node][0])
+	place.cores[1] = in.Cores - place.cores[0]
+	s.cores[node][0] -= place.cores[0]
+	s.cores[node][1] -= place.cores[1]
+	place.distance = distanceOf(&s.nodes[node], &place)
+	return place, true
+}
+
+func (s *stock) release(in *placement.Instance, from spot) {
+	pod := podOf(in)
+	s.free[from.node].Give(&pod, from.grant)
+	s.cores[from.node][0] += from.cores[0]
+	s.cores[from.node][1] += from.cores[1]
+	s.policy.Changed(from.node)
+}
+
+// distanceOf is the distance from the NIC to the farthest GPU, or without GPUs to the farthest cores.
+func distanceOf(n *placement.Node, place *spot) placement.Distance {
+	farthest := placement.SameSwitch
+	if place.nic < 0 {
+		return farthest
+	}
+	nic := n.NICs[place.nic].Locality
+	for _, gpu := range place.grant.GPUs {
+		farthest = max(farthest, nic.Distance(n.GPUs[gpu].Locality))
+	}
+	if len(place.grant.GPUs) == 0 {
+		for i, cores := range place.cores {
+			if cores > 0 {
+				farthest = max(farthest, nic.Distance(n.CPUs[i].Locality))
+			}
+		}
+	}
+	return farthest
+}
+
+// Trace replays the trace with one policy, split or whole.
+func Trace(jobs []dataset.Lifetime, policy, form string, seed uint64) (TraceRun, error) {
+	switch form {
+	case "split":
+	case "whole":
+		jobs = Whole(jobs, Larger)
+	default:
+		return TraceRun{}, fmt.Errorf("form must be split or whole, got %q", form)
+	}
+	run, err := replay(traceNodes(), jobs, policy, seed)
+	run.Form = form
+	return run, err
+}
