@@ -233,8 +233,10 @@ func (c *Cluster) release(r *running) {
 // settle brings indexes up to date with a host that had before free; step is 1 for an instance more.
 func (c *Cluster) settle(r *running, before Demand, step int) {
 	l, g := r.host.leaf, r.group
-	l.spine.free.subtractDemand(before)
-	l.spine.free.addDemand(r.host.unused())
+	after := r.host.unused()
+	after.subtractDemand(before)
+	l.free.addDemand(after)
+	l.spine.free.addDemand(after)
 	l.uplink += step * r.NIC
 	l.bounds.stale = true
 	g.promise(c.options.Growth, -1)

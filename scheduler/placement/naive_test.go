@@ -151,6 +151,10 @@ func (n *naive) densityAllows(node *Node, in *Instance) bool {
 }
 
 func (n *naive) uplinkAllows(leaf [3]string, in *Instance) bool {
+	return in.NIC == 0 || in.NIC <= n.uplinkLeft(leaf)
+}
+
+func (n *naive) uplinkLeft(leaf [3]string) int {
 	nics, used := 0, 0
 	for i := range n.nodes {
 		if leafKey(&n.nodes[i]) != leaf {
@@ -165,7 +169,7 @@ func (n *naive) uplinkAllows(leaf [3]string, in *Instance) bool {
 	if capacity == 0 {
 		capacity = float64(nics) / n.options.Oversubscription
 	}
-	return in.NIC == 0 || used+in.NIC <= int(capacity*100*n.options.UplinkLimit)
+	return int(capacity*100*n.options.UplinkLimit) - used
 }
 
 func leafKey(n *Node) [3]string { return [3]string{n.Zone, n.Spine, n.Leaf} }
@@ -227,30 +231,19 @@ func (n *naive) spines(in *Instance) [][2]string {
 			continue
 		}
 		one := candidate{key: key}
-		var free Demand
+		free := n.freeBelow(func(node *Node) bool { return [2]string{node.Zone, node.Spine} == key })
+		uplinks := 0
+		var counted [][3]string
 		for j := range n.nodes {
-			node := &n.nodes[j]
-			if ([2]string{node.Zone, node.Spine}) != key {
-				continue
-			}
-			free.add(n.free(node))
-			for gpu := range node.GPUs {
-				busy := n.busyGPU(node, gpu)
-				for s := range slicesPerGPU {
-					if node.GPUs[gpu].MIG && busy&(1<<s) == 0 {
-						free.Slices++
-					}
-				}
-				if !node.GPUs[gpu].MIG && busy == 0 {
-					free.GPUs++
-				}
-			}
-			for nic := range node.NICs {
-				free.NIC += n.freeNIC(node, nic)
+			leaf := leafKey(&n.nodes[j])
+			if [2]string{leaf[0], leaf[1]} == key && !slices.Contains(counted, leaf) {
+				counted = append(counted, leaf)
+				uplinks += max(n.uplinkLeft(leaf), 0)
 			}
 		}
+		free.NIC = min(free.NIC, uplinks)
 		free.subtractDemand(n.promised(key))
-		one.headroom = free.headroom(asked)
+		one.headroom = tightest(free.headroom(asked))
 		one.count = n.count(in, func(node *Node) bool { return [2]string{node.Zone, node.Spine} == key })
 		if one.count > 0 {
 			one.headroom = 0
@@ -285,8 +278,9 @@ func (n *naive) spines(in *Instance) [][2]string {
 func (n *naive) find(in *Instance) (string, Distance) {
 	for _, key := range n.spines(in) {
 		type candidate struct {
-			leaf  [3]string
-			count int
+			leaf     [3]string
+			count    int
+			headroom float64
 		}
 		var leaves []candidate
 		for i := range n.nodes {
@@ -294,10 +288,14 @@ func (n *naive) find(in *Instance) (string, Distance) {
 			if [2]string{leaf[0], leaf[1]} != key || slices.ContainsFunc(leaves, func(c candidate) bool { return c.leaf == leaf }) {
 				continue
 			}
-			leaves = append(leaves, candidate{leaf, n.count(in, func(node *Node) bool { return leafKey(node) == leaf })})
+			one := candidate{leaf: leaf, count: n.count(in, func(node *Node) bool { return leafKey(node) == leaf })}
+			if one.count == 0 {
+				one.headroom = n.leafHeadroom(leaf, in)
+			}
+			leaves = append(leaves, one)
 		}
 		slices.SortFunc(leaves, func(a, b candidate) int {
-			return cmp.Or(cmp.Compare(b.count, a.count), slices.Compare(a.leaf[:], b.leaf[:]))
+			return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(b.headroom, a.headroom), slices.Compare(a.leaf[:], b.leaf[:]))
 		})
 		for _, one := range leaves {
 			if !n.uplinkAllows(one.leaf, in) {
@@ -320,6 +318,49 @@ func (n *naive) find(in *Instance) (string, Distance) {
 		}
 	}
 	return "", 0
+}
+
+// freeBelow adds up what is free on the nodes that match.
+func (n *naive) freeBelow(match func(*Node) bool) (free Demand) {
+	for j := range n.nodes {
+		node := &n.nodes[j]
+		if !match(node) {
+			continue
+		}
+		free.add(n.free(node))
+		for gpu := range node.GPUs {
+			busy := n.busyGPU(node, gpu)
+			for s := range slicesPerGPU {
+				if node.GPUs[gpu].MIG && busy&(1<<s) == 0 {
+					free.Slices++
+				}
+			}
+			if !node.GPUs[gpu].MIG && busy == 0 {
+				free.GPUs++
+			}
+		}
+		for nic := range node.NICs {
+			free.NIC += n.freeNIC(node, nic)
+		}
+	}
+	return free
+}
+
+// leafHeadroom is room below a leaf over what the group of an instance is still expected to ask.
+func (n *naive) leafHeadroom(leaf [3]string, in *Instance) float64 {
+	asked := n.services[in.Service].Expected
+	for _, a := range n.running {
+		if a.Service == in.Service && a.Group == in.Group {
+			asked.subtractDemand(DemandOf([]Instance{a.Instance}))
+		}
+	}
+	asked = asked.positive()
+	if asked == (Demand{}) {
+		asked = DemandOf([]Instance{*in})
+	}
+	free := n.freeBelow(func(node *Node) bool { return leafKey(node) == leaf })
+	free.NIC = min(free.NIC, n.uplinkLeft(leaf))
+	return free.headroom(asked)
 }
 
 // firstRule returns the first rule that a node does not meet.

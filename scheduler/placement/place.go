@@ -60,29 +60,31 @@ func (c *Cluster) search(in *Instance, g *group, only *spine) *host {
 	return nil
 }
 
-// spinesFor returns the spines that a group may use, the best first: most instances of it; without instances, most
-// headroom, that is room over what is asked in the scarcest resource; then node order.
+// spinesFor returns the spines that a group may use, the best first: most instances of it; without instances, by room
+// over what is asked in the scarcest resource, the tightest of those with room for all of it, so that large services
+// find a spine later, then the roomiest; then node order.
 func (c *Cluster) spinesFor(asked Demand, g *group) []*spine {
 	type candidate struct {
 		spineCount
-		headroom float64
+		rank float64
 	}
 	var candidates []candidate
-	for _, held := range g.spines {
-		if g.apart(held.spine) {
-			candidates = append(candidates, candidate{held, 0})
-		}
-	}
 	for _, s := range c.spines {
-		held := slices.ContainsFunc(g.spines, func(c spineCount) bool { return c.spine == s })
-		if !held && g.apart(s) {
-			room := s.free
-			room.subtractDemand(s.promised)
-			candidates = append(candidates, candidate{spineCount{spine: s}, room.headroom(asked)})
+		if !g.apart(s) {
+			continue
 		}
+		one := candidate{spineCount: spineCount{spine: s}}
+		if at := slices.IndexFunc(g.spines, func(c spineCount) bool { return c.spine == s }); at >= 0 {
+			one.count = g.spines[at].count
+		} else {
+			room := s.free
+			room.NIC = min(room.NIC, c.uplinkRoom(s))
+			one.rank = tightest(room.Plus(s.promised, -1).headroom(asked))
+		}
+		candidates = append(candidates, one)
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(b.headroom, a.headroom))
+		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(b.rank, a.rank))
 	})
 	spines := make([]*spine, len(candidates))
 	for i := range candidates {
@@ -91,7 +93,15 @@ func (c *Cluster) spinesFor(asked Demand, g *group) []*spine {
 	return spines
 }
 
-// searchSpine is line 3: leaves with most instances first, then the others in node order.
+// tightest ranks headroom: above 1 the smaller is better, below 1 the larger.
+func tightest(headroom float64) float64 {
+	if headroom >= 1 {
+		return 1 + 1/headroom
+	}
+	return headroom
+}
+
+// searchSpine is line 3: leaves with most instances first, then the others.
 func (c *Cluster) searchSpine(s *spine, in *Instance, g *group) *host {
 	for i := range g.leaves {
 		if l := g.leaves[i].leaf; l.spine == s {
@@ -100,14 +110,39 @@ func (c *Cluster) searchSpine(s *spine, in *Instance, g *group) *host {
 			}
 		}
 	}
-	for _, l := range s.leaves {
-		if l.admits(in) && !g.below(l) {
-			if h := c.searchLeaf(l, in, g.service); h != nil {
-				return h
-			}
+	for _, l := range c.newLeaves(s, in, g) {
+		if h := c.searchLeaf(l, in, g.service); h != nil {
+			return h
 		}
 	}
 	return nil
+}
+
+// newLeaves returns the leaves of a spine that hold no instance of a group yet, the one with most headroom for what the
+// group is still expected to ask first: a service that grows stays below few leaves.
+func (c *Cluster) newLeaves(s *spine, in *Instance, g *group) []*leaf {
+	asked := g.service.Expected.Plus(g.used, -1).positive()
+	if asked == (Demand{}) {
+		asked = DemandOf([]Instance{*in})
+	}
+	type candidate struct {
+		leaf     *leaf
+		headroom float64
+	}
+	candidates := make([]candidate, 0, len(s.leaves))
+	for _, l := range s.leaves {
+		if !g.below(l) && l.admits(in) {
+			room := l.free
+			room.NIC = min(room.NIC, c.uplinkLimit(l)-l.uplink)
+			candidates = append(candidates, candidate{l, room.headroom(asked)})
+		}
+	}
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(b.headroom, a.headroom) })
+	leaves := make([]*leaf, len(candidates))
+	for i := range candidates {
+		leaves[i] = candidates[i].leaf
+	}
+	return leaves
 }
 
 // searchLeaf is lines 4 to 13: the host with the shortest path between NIC and devices, the first of equal ones.

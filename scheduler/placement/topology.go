@@ -30,6 +30,7 @@ type leaf struct {
 	hosts []*host
 	// nics counts the NICs of all hosts, uplink the percent of NICs that instances below the leaf hold.
 	nics, uplink int
+	free         Demand
 	bounds       bounds
 }
 
@@ -64,6 +65,7 @@ func (c *Cluster) attach(h *host) {
 	l.nics += len(h.NICs)
 	l.bounds.stale = true
 	l.spine.hosts++
+	l.free.addDemand(h.unused())
 	l.spine.free.addDemand(h.unused())
 	c.hosts[h.Name] = h
 }
@@ -76,6 +78,7 @@ func (c *Cluster) detach(h *host) {
 	l.nics -= len(h.NICs)
 	l.bounds.stale = true
 	s.hosts--
+	l.free.subtractDemand(h.unused())
 	s.free.subtractDemand(h.unused())
 	delete(c.hosts, h.Name)
 	if len(l.hosts) == 0 {
@@ -93,4 +96,13 @@ func (c *Cluster) uplinkLimit(l *leaf) int {
 		nics = float64(l.nics) / c.options.Oversubscription
 	}
 	return int(nics * 100 * c.options.UplinkLimit)
+}
+
+// uplinkRoom adds up what is left of the uplinks below a spine.
+func (c *Cluster) uplinkRoom(s *spine) int {
+	room := 0
+	for _, l := range s.leaves {
+		room += max(c.uplinkLimit(l)-l.uplink, 0)
+	}
+	return room
 }

@@ -24,6 +24,9 @@ type TraceRun struct {
 	// below different spines. Both are means over samples every six hours, in percent.
 	Crossings      float64 `json:"leaf_crossings_percent"`
 	SpineCrossings float64 `json:"spine_crossings_percent"`
+	// ServiceCrossings is the mean of each service's share below different leaves: services count alike, where Crossings
+	// counts pairs and so mostly the few largest services, which no leaf holds.
+	ServiceCrossings float64 `json:"service_leaf_crossings_percent"`
 	// Near is instances by the distance between their NIC and devices, in percent of those with a NIC share.
 	NearSwitch float64 `json:"same_switch_percent"`
 	NearNUMA   float64 `json:"same_numa_percent"`
@@ -61,6 +64,7 @@ type recorder struct {
 	samples  int
 	crossing float64
 	spines   float64
+	each     float64
 	used     float64
 }
 
@@ -198,17 +202,22 @@ func (r *recorder) released(job int, at spot) {
 	}
 }
 
-func (r *recorder) neverRan(int) { r.run.Unplaced++ }
-
 // sampleUntil takes the samples before a time.
 func (r *recorder) sampleUntil(now float64) {
 	for ; r.sampled <= now && !math.IsInf(now, 1); r.sampled += samplePeriod {
-		pairs, sameLeaf, sameSpine := 0, 0, 0
+		pairs, sameLeaf, sameSpine, split := 0, 0, 0, 0
+		each := 0.0
 		for _, t := range r.services {
-			pairs += t.total[placement.RoleCPU] * t.total[placement.RoleDense]
+			of, same := t.total[placement.RoleCPU]*t.total[placement.RoleDense], 0
 			for _, counts := range t.leaves {
-				sameLeaf += counts[placement.RoleCPU] * counts[placement.RoleDense]
+				same += counts[placement.RoleCPU] * counts[placement.RoleDense]
 			}
+			if of > 0 {
+				each += 1 - float64(same)/float64(of)
+				split++
+			}
+			pairs += of
+			sameLeaf += same
 			for _, counts := range t.spines {
 				sameSpine += counts[placement.RoleCPU] * counts[placement.RoleDense]
 			}
@@ -217,6 +226,9 @@ func (r *recorder) sampleUntil(now float64) {
 		if pairs > 0 {
 			r.crossing += 1 - float64(sameLeaf)/float64(pairs)
 			r.spines += 1 - float64(sameSpine)/float64(pairs)
+		}
+		if split > 0 {
+			r.each += each / float64(split)
 		}
 		r.used += float64(r.nodes)
 	}
@@ -232,6 +244,7 @@ func (r *recorder) result() TraceRun {
 	if r.samples > 0 {
 		samples := float64(r.samples)
 		run.Crossings, run.SpineCrossings = 100*r.crossing/samples, 100*r.spines/samples
+		run.ServiceCrossings = 100 * r.each / samples
 		run.NodesMean = r.used / samples
 	}
 	if with := float64(r.near[0] + r.near[1] + r.near[2]); with > 0 {

@@ -21,11 +21,11 @@ var TracePolicies = []string{
 
 // traceNodes is 8 spines of 16 leaves of 32 nodes.
 func traceNodes() []placement.Node {
-	return clos(8, 16, share{inference128, 25}, share{inference192, 4}, share{training, 3})
+	return clos(8, 16, share{inference128, 21}, share{inference192, 8}, share{training, 3})
 }
 
 // Oversubscription is the ratio of NICs below a leaf to its uplink.
-const Oversubscription = 2
+const Oversubscription = 1
 
 // scheduler is one policy in a replay.
 type scheduler interface {
@@ -54,7 +54,7 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 	at := make([]spot, len(jobs))
 	runs := make([]bool, len(jobs))
 	var waiting []int
-	events := eventsOf(jobs, source.Perm(len(jobs)))
+	events := eventsOf(jobs, ranks(jobs, source))
 	for i := 0; i < len(events); {
 		now := events[i].time
 		record.sampleUntil(now)
@@ -63,7 +63,7 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 			job := events[i].job
 			if !runs[job] {
 				waiting = slices.DeleteFunc(waiting, func(other int) bool { return other == job })
-				record.neverRan(job)
+				record.run.Unplaced++
 				continue
 			}
 			with.release(&jobs[job].Instance, at[job])
@@ -98,12 +98,25 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 			}
 		}
 	}
-	for _, job := range waiting {
-		record.neverRan(job)
-	}
+	record.run.Unplaced += len(waiting)
 	run := record.result()
 	run.Policy, run.Seed = policy, seed
 	return run, nil
+}
+
+// ranks orders what is created at one time: services in a random order, each service's instances together and in a
+// random order. So the services that ran before the trace began are deployed one after the other.
+func ranks(jobs []dataset.Lifetime, source *rand.Rand) []int {
+	apps := appsOf(jobs)
+	service := map[string]int{}
+	for i, rank := range source.Perm(len(apps)) {
+		service[apps[i].name] = rank
+	}
+	ranks := source.Perm(len(jobs))
+	for i := range jobs {
+		ranks[i] += service[jobs[i].Service] * len(jobs)
+	}
+	return ranks
 }
 
 func newScheduler(nodes []placement.Node, jobs []dataset.Lifetime, policy string, source *rand.Rand) (scheduler, error) {

@@ -31,7 +31,7 @@ func podsOf(jobs []dataset.Lifetime) []fragment.Pod {
 // app is the instances of one service in the trace, by role.
 type app struct {
 	name string
-	jobs [2][]*dataset.Lifetime
+	jobs [3][]*dataset.Lifetime
 }
 
 func appsOf(jobs []dataset.Lifetime) []app {
@@ -108,7 +108,7 @@ func Whole(jobs []dataset.Lifetime, merge Merge) []dataset.Lifetime {
 		}
 		slices.SortStableFunc(steps, func(a, b step) int { return cmp.Compare(a.time, b.time) })
 		one := a.monolith()
-		var counts [2]int
+		var counts [3]int
 		var alive []int
 		for i := 0; i < len(steps); {
 			now := steps[i].time
@@ -133,7 +133,8 @@ func Whole(jobs []dataset.Lifetime, merge Merge) []dataset.Lifetime {
 	return whole
 }
 
-// expected returns what each service asks at the time at which it asks most cores.
+// expected returns what each service asks at the time at which it asks most cores: the limit that its owner sets for
+// its replicas.
 func expected(jobs []dataset.Lifetime) map[string]placement.Demand {
 	peaks := map[string]placement.Demand{}
 	now := map[string]placement.Demand{}
