@@ -14,13 +14,16 @@ func TestTmp2(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, form := range []string{"split"} {
-		for m := range 1 {
-			for _, p := range []string{"rowmill"} {
-				s := time.Now()
-				r, err := Trace(jobs, p, form, 1+uint64(m)*0)
-				t.Logf("%v %+v %v", time.Since(s), r, err)
-			}
-		}
+	f, _ = os.Open(os.Getenv("ROWMILL_DATA") + "/cluster/openb_pod_list_default.csv")
+	pods, err := dataset.ReadPods("n", f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := NewWorkload(pods, jobs, Larger)
+	for _, p := range []string{"best-fit", "random", "fgd"} {
+		s := time.Now()
+		r := ClusterH(&w, FittedKnobs, p, .9, 1)
+		r.nodes = nil
+		t.Logf("%s %v %+v", p, time.Since(s), r)
 	}
 }

@@ -1,0 +1,250 @@
+package study
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"rowmill.io/scheduler/placement"
+	"rowmill.io/scheduler/placement/dataset"
+	"rowmill.io/scheduler/placement/fragment"
+)
+
+// Cluster H is the paper's cluster of figures 3 and 19, made again from what is published of it: more than 4,000 nodes,
+// 640,000 cores and 11,000 GPUs, 90 % of both allocated, 34,000 cores and 222 GPUs of what is free in fragments. The 2023
+// pods and monoliths of the 2025 trace arrive in a random order and are packed by best fit, until both are allocated to
+// the level; a request beyond a level, or without room, is dropped. Some nodes are left out and stay empty.
+
+// hKind is a kind of node of cluster H, with how many there are.
+type hKind struct {
+	count  int
+	cores  int64
+	gpus   int
+	memory int64
+}
+
+var hKinds = []hKind{
+	{985, 128, 8, 1024},
+	{1330, 128, 1, 1024},
+	{1790, 192, 1, 1536},
+}
+
+// Knobs are the shares of nodes that stay empty, of those with eight GPUs and of those with one. They are fitted on the
+// fragments before the split alone, by Fit with the seeds 1 to 5.
+type Knobs struct {
+	Eight float64 `json:"eight_gpus"`
+	One   float64 `json:"one_gpu"`
+}
+
+// FittedKnobs are what Fit returns for the public traces.
+var FittedKnobs = Knobs{Eight: 0.1010, One: 0.0336}
+
+// Targets of the fit: fragments before the split in the paper.
+const (
+	targetCores = 34_000
+	targetGPUs  = 222
+	fittedLevel = 0.90
+)
+
+// Workload is the classes whose fragments are measured, and what arrives.
+type Workload struct {
+	pods, whole []fragment.Pod
+	// Monoliths, CPU and Dense are classes of instances before and after the split; the pods of 2023 run beside.
+	Monoliths, CPU, Dense []fragment.Class
+	allBefore, allAfter   []fragment.Class
+}
+
+// NewWorkload reads classes from both traces.
+func NewWorkload(pods []fragment.Pod, jobs []dataset.Lifetime, merge Merge) Workload {
+	bare := func(jobs []dataset.Lifetime, keep func(placement.Role) bool) []fragment.Pod {
+		var kept []fragment.Pod
+		for i := range jobs {
+			if keep(jobs[i].Role) {
+				pod := podOf(&jobs[i].Instance)
+				// Disks and NICs of cluster H are not published.
+				pod.Disk, pod.NIC = 0, 0
+				kept = append(kept, pod)
+			}
+		}
+		return kept
+	}
+	whole := bare(Whole(jobs, merge), func(placement.Role) bool { return true })
+	cpu := bare(jobs, func(r placement.Role) bool { return r == placement.RoleCPU })
+	dense := bare(jobs, func(r placement.Role) bool { return r == placement.RoleDense })
+	return Workload{
+		pods: pods, whole: whole,
+		Monoliths: fragment.Classes(whole, 1),
+		CPU:       fragment.Classes(cpu, 1),
+		Dense:     fragment.Classes(dense, 1),
+		allBefore: fragment.Classes(slices.Concat(pods, whole), popularity),
+		allAfter:  fragment.Classes(slices.Concat(pods, cpu, dense), popularity),
+	}
+}
+
+// HRun is one snapshot of cluster H.
+type HRun struct {
+	Seed  uint64  `json:"seed"`
+	Level float64 `json:"level"`
+	// AllocatedCores and AllocatedGPUs are shares, Monoliths and Pods what runs.
+	AllocatedCores float64 `json:"allocated_cores"`
+	AllocatedGPUs  float64 `json:"allocated_gpus"`
+	Monoliths      int     `json:"monoliths"`
+	Pods           int     `json:"pods"`
+	// Before and After measure the same free resources: by monoliths, and by CPU and dense instances.
+	Before fragment.Totals `json:"before"`
+	After  fragment.Totals `json:"after"`
+	// AllBefore and AllAfter measure them by all classes with the weights of FGD, the pods of 2023 and CPU instances too.
+	AllBefore fragment.Totals `json:"all_before"`
+	AllAfter  fragment.Totals `json:"all_after"`
+	nodes     []fragment.Node
+}
+
+// ClusterH fills cluster H to a level of both cores and GPUs and measures fragments.
+func ClusterH(w *Workload, knobs Knobs, policy string, level float64, seed uint64) HRun {
+	source := rand.New(rand.NewPCG(seed, 2))
+	f := newFilling(knobs, level)
+	run := HRun{Seed: seed, Level: level}
+	run.Monoliths, run.Pods = f.fill(w, policy, source)
+	run.AllocatedCores = float64(f.cores.used) / float64(f.cores.total)
+	run.AllocatedGPUs = float64(f.gpus.used) / float64(f.gpus.total)
+	run.nodes = f.all()
+	run.Before = fragment.Measure(run.nodes, w.Monoliths, w.Monoliths)
+	run.After = fragment.Measure(run.nodes, w.Dense, w.CPU)
+	run.AllBefore = fragment.Measure(run.nodes, w.allBefore, w.allBefore)
+	run.AllAfter = fragment.Measure(run.nodes, w.allAfter, w.allAfter)
+	return run
+}
+
+// filling is cluster H while it is filled.
+type filling struct {
+	training, inference, empty []fragment.Node
+	cores, gpus                quota
+}
+
+// quota is how much of a resource is allocated, and may be.
+type quota struct{ total, most, used int64 }
+
+// open says whether a request still goes in; nearly says whether the level is reached within a thousandth.
+func (q *quota) open(asked int64) bool { return q.used+asked <= q.most }
+func (q *quota) nearly() bool          { return q.used >= q.most-q.total/1000 }
+
+func newFilling(knobs Knobs, level float64) *filling {
+	f := &filling{}
+	f.training, f.inference, f.empty = hNodes(knobs, level)
+	for _, n := range f.all() {
+		f.cores.total += n.Cores
+		f.gpus.total += int64(n.FreeGPU())
+	}
+	f.cores.most = int64(level * float64(f.cores.total))
+	f.gpus.most = int64(level * float64(f.gpus.total))
+	return f
+}
+
+func (f *filling) all() []fragment.Node {
+	return slices.Concat(f.training, f.inference, f.empty)
+}
+
+// fill lets requests arrive. Those that ask a GPU come first, in the mix of both traces: pods go to nodes with eight GPUs,
+// monoliths to nodes with one, as the paper's cluster keeps training and inference apart. When GPUs are allocated to the
+// level, pods without a GPU fill cores of both.
+func (f *filling) fill(w *Workload, policy string, source *rand.Rand) (monoliths, pods int) {
+	training := newPolicy(policy, f.training, w.allBefore, source)
+	inference := newPolicy(policy, f.inference, w.allBefore, source)
+	full := map[fragment.Pod]bool{}
+	place := func(p *fragment.Pod, nodes []fragment.Node, with fragment.Policy) bool {
+		node, granted := with.Choose(p)
+		if node < 0 {
+			return false
+		}
+		nodes[node].Take(p, granted)
+		with.Changed(node)
+		f.cores.used += p.Cores
+		f.gpus.used += int64(p.GPUs * p.Share)
+		return true
+	}
+	// So many draws in a row that find no room mean that nothing that arrives has any.
+	const patience = 20_000
+	for dropped := 0; dropped < patience && !(f.gpus.nearly() && f.cores.nearly()); dropped++ {
+		at := source.IntN(len(w.pods) + len(w.whole))
+		isPod := at < len(w.pods)
+		var p *fragment.Pod
+		if isPod {
+			p = &w.pods[at]
+		} else {
+			p = &w.whole[at-len(w.pods)]
+		}
+		// Nothing is released, so a request that once had no room has none again.
+		if full[*p] || !f.cores.open(p.Cores) || !f.gpus.open(int64(p.GPUs*p.Share)) || p.GPUs == 0 && !f.gpus.nearly() && dropped < patience/2 {
+			continue
+		}
+		var ok bool
+		switch {
+		case !isPod:
+			ok = place(p, f.inference, inference)
+		case p.GPUs > 0:
+			ok = place(p, f.training, training)
+		default:
+			ok = place(p, f.training, training) || place(p, f.inference, inference)
+		}
+		if !ok {
+			full[*p] = true
+			continue
+		}
+		dropped = -1
+		if isPod {
+			pods++
+		} else {
+			monoliths++
+		}
+	}
+	return monoliths, pods
+}
+
+// hNodes returns the nodes that are filled and those that stay empty. Above the level of the fit fewer stay empty, in
+// proportion to what is free in all.
+func hNodes(knobs Knobs, level float64) (training, inference, empty []fragment.Node) {
+	scale := min(1, (1-level)/(1-fittedLevel))
+	for _, kind := range hKinds {
+		share := knobs.One
+		filled := &inference
+		if kind.gpus > 1 {
+			share = knobs.Eight
+			filled = &training
+		}
+		idle := int(share*scale*float64(kind.count) + 0.5)
+		for i := range kind.count {
+			node := fragment.NewNode("", 1000*kind.cores, 1024*kind.memory, kind.gpus)
+			if i < idle {
+				empty = append(empty, node)
+			} else {
+				*filled = append(*filled, node)
+			}
+		}
+	}
+	return training, inference, empty
+}
+
+// Fit finds knobs for which the fragments before the split are those of the paper, on the mean of five seeds: each round
+// moves the knobs by what an empty node of either kind adds to what is free and usable.
+func Fit(w *Workload, rounds int) (Knobs, HRun) {
+	knobs := FittedKnobs
+	var mean HRun
+	for range rounds {
+		mean = HRun{}
+		const seeds = 5
+		for seed := range uint64(seeds) {
+			run := ClusterH(w, knobs, "best-fit", fittedLevel, seed+1)
+			mean.Before.FragmentCores += run.Before.FragmentCores / seeds
+			mean.Before.FragmentGPUs += run.Before.FragmentGPUs / seeds
+		}
+		eight, one128, one192 := hKinds[0], hKinds[1], hKinds[2]
+		// An empty node makes its resources usable: a step of the knobs changes fragments by -a*eight - b*one.
+		gpuEight, gpuOne := float64(eight.count*eight.gpus), float64(one128.count+one192.count)
+		coreEight := float64(eight.count) * float64(eight.cores)
+		coreOne := float64(one128.count)*float64(one128.cores) + float64(one192.count)*float64(one192.cores)
+		gpus, cores := mean.Before.FragmentGPUs-targetGPUs, mean.Before.FragmentCores-targetCores
+		determinant := gpuEight*coreOne - gpuOne*coreEight
+		knobs.Eight = max(0, knobs.Eight+(gpus*coreOne-cores*gpuOne)/determinant)
+		knobs.One = max(0, knobs.One+(gpuEight*cores-coreEight*gpus)/determinant)
+	}
+	return knobs, mean
+}
