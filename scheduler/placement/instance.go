@@ -64,7 +64,7 @@ func (in *Instance) validate() error {
 		return fmt.Errorf("instance %q: density must be >= 0, got %d; 0 sets no limit", in.Name, in.Density)
 	case in.Group < 0:
 		return fmt.Errorf("instance %q: group must be >= 0, got %d", in.Name, in.Group)
-	case in.Profile != "" && profileSize(in.Profile) == 0:
+	case in.Profile != "" && ProfileSlices(in.Profile) == 0:
 		return fmt.Errorf("instance %q: MIG profile %q is unknown", in.Name, in.Profile)
 	case in.Profile != "" && in.GPUs == 0:
 		return fmt.Errorf("instance %q: names MIG profile %q but asks for 0 GPUs", in.Name, in.Profile)

@@ -60,8 +60,9 @@ func profilesOf(model string) map[string]migProfile {
 	}
 }
 
-// profileSize returns the slices of a profile, those of the larger GPU where a name means two sizes; 0 if unknown.
-func profileSize(profile string) int {
+// ProfileSlices returns how many of the eight memory slices of a GPU a MIG profile takes, those of the larger GPU where a
+// name means two sizes; 0 for an unknown profile.
+func ProfileSlices(profile string) int {
 	if p, ok := profiles80[profile]; ok {
 		return p.size
 	}

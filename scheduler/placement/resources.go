@@ -58,7 +58,7 @@ func DemandOf(instances []Instance) Demand {
 		if in.Profile == "" {
 			sum.GPUs += in.GPUs
 		} else {
-			sum.Slices += in.GPUs * profileSize(in.Profile)
+			sum.Slices += in.GPUs * ProfileSlices(in.Profile)
 		}
 	}
 	return sum

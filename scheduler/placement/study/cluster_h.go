@@ -36,7 +36,7 @@ type Knobs struct {
 }
 
 // FittedKnobs are what Fit returns for the public traces.
-var FittedKnobs = Knobs{Eight: 0.1010, One: 0.0336}
+var FittedKnobs = Knobs{Eight: 0.0999, One: 0.0367}
 
 // Targets of the fit: fragments before the split in the paper.
 const (

@@ -99,10 +99,10 @@ func (f *Fleet) draw() placement.Instance {
 		return in
 	}
 	in.NIC = 1
-	in.Resources = [...]placement.Resources{
-		{Cores: 48_000, Memory: 240 << 10, Disk: 255 << 10},
-		{Cores: 64_000, Memory: 320 << 10, Disk: 255 << 10},
-	}[f.source.IntN(2)]
+	in.Resources = placement.Resources{Cores: 48_000, Memory: 240 << 10, Disk: 255 << 10}
+	if f.source.IntN(3) == 0 {
+		in.Resources = placement.Resources{Cores: 64_000, Memory: 320 << 10, Disk: 255 << 10}
+	}
 	return in
 }
 

@@ -1,6 +1,7 @@
 package study
 
 import (
+	"encoding/json"
 	"os"
 	"testing"
 	"time"
@@ -19,11 +20,18 @@ func TestTmp2(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	f, _ = os.Open(os.Getenv("ROWMILL_DATA") + "/cluster/openb_node_list_gpu_node.csv")
+	nodes, err := dataset.ReadNodes("n", f)
+	d := &Data{nodes, pods, jobs}
+	facts, err := RunFacts(d)
+	b, _ := json.Marshal(facts)
+	t.Log(string(b), err)
 	w := NewWorkload(pods, jobs, Larger)
-	for _, p := range []string{"best-fit", "random", "fgd"} {
-		s := time.Now()
-		r := ClusterH(&w, FittedKnobs, p, .9, 1)
-		r.nodes = nil
-		t.Logf("%s %v %+v", p, time.Since(s), r)
-	}
+	s := time.Now()
+	k, run := Fit(&w, 6)
+	t.Log(k, run.Before, time.Since(s))
+	s = time.Now()
+	h := RunClusterH(d, 3)
+	b, _ = json.Marshal([]any{h.Levels, h.Others})
+	t.Log(string(b), time.Since(s))
 }

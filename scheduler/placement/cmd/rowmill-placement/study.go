@@ -1,0 +1,174 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"rowmill.io/scheduler/placement/chart"
+	"rowmill.io/scheduler/placement/dataset"
+	"rowmill.io/scheduler/placement/study"
+)
+
+// report is the one JSON object of a study; parts that were not asked are absent.
+type report struct {
+	Data      string                 `json:"data"`
+	Facts     *study.Facts           `json:"facts,omitempty"`
+	Yardstick *study.YardstickResult `json:"yardstick,omitempty"`
+	ClusterH  *study.HResult         `json:"cluster_h,omitempty"`
+	Trace     *study.TraceResult     `json:"trace,omitempty"`
+	Promotion *study.PromotionResult `json:"promotion,omitempty"`
+	Speed     *study.SpeedResult     `json:"speed,omitempty"`
+}
+
+func runStudy(arguments []string, _ io.Reader, out io.Writer) error {
+	set := flags("study PART...")
+	folder := set.String("data", "", "folder of the public data sets, or of generated ones")
+	quick := set.Bool("quick", false, "few seeds: ends within three minutes on two cores")
+	pictures := set.String("pictures", "", "folder to write SVG pictures to")
+	decisions := set.Int("decisions", 200_000, "decisions that the part speed times")
+	if err := set.Parse(arguments); err != nil {
+		return err
+	}
+	seeds := study.FullSeeds
+	if *quick {
+		seeds = study.QuickSeeds
+	}
+	parts := set.Args()
+	if len(parts) == 0 {
+		return fmt.Errorf("study: name at least one part: facts yardstick cluster-h trace promotion speed")
+	}
+	var data *study.Data
+	result := report{Data: *folder}
+	figures := map[string]*chart.Figure{}
+	for _, part := range parts {
+		var err error
+		if data == nil && part != "promotion" && part != "speed" {
+			if data, err = readData(*folder); err != nil {
+				return err
+			}
+		}
+		fmt.Fprintln(os.Stderr, "study:", part)
+		switch part {
+		case "facts":
+			var facts study.Facts
+			facts, err = study.RunFacts(data)
+			result.Facts = &facts
+		case "yardstick":
+			yardstick := study.RunYardstick(data, seeds.Yardstick)
+			result.Yardstick = &yardstick
+			maps.Copy(figures, study.YardstickPictures(&yardstick))
+		case "cluster-h":
+			h := study.RunClusterH(data, seeds.ClusterH)
+			result.ClusterH = &h
+			maps.Copy(figures, study.ClusterHPictures(data, &h))
+		case "trace":
+			var trace study.TraceResult
+			trace, err = study.RunTrace(data, seeds.Trace)
+			result.Trace = &trace
+			maps.Copy(figures, study.TracePictures(&trace))
+		case "promotion":
+			var promotion study.PromotionResult
+			promotion, err = study.Promotion()
+			result.Promotion = &promotion
+		case "speed":
+			var speed study.SpeedResult
+			speed, err = study.Speed(1, *decisions)
+			result.Speed = &speed
+		default:
+			err = fmt.Errorf("there is no part %q: facts yardstick cluster-h trace promotion speed", part)
+		}
+		if err != nil {
+			return fmt.Errorf("study: %w", err)
+		}
+	}
+	if *pictures != "" {
+		if err := draw(*pictures, figures); err != nil {
+			return err
+		}
+	}
+	return writeJSON(out, result)
+}
+
+func writeJSON(out io.Writer, value any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", " ")
+	return encoder.Encode(value)
+}
+
+func draw(folder string, figures map[string]*chart.Figure) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(figures)) {
+		if err := os.WriteFile(filepath.Join(folder, name+".svg"), figures[name].SVG(), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readData reads the three files of a folder.
+func readData(folder string) (*study.Data, error) {
+	data := &study.Data{}
+	read := func(name string, parse func(io.Reader) error) error {
+		file, err := os.Open(filepath.Join(folder, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("no file %s in %q: openb_* and disaggregated_DLRM_trace.csv are published in alibaba/clusterdata "+
+				"(cluster-trace-gpu-v2023 and -v2025); name their folder with -data, or write files like them with: "+
+				"rowmill-placement generate -out FOLDER", name, folder)
+		}
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		return parse(file)
+	}
+	return data, errors.Join(
+		read(dataset.NodesFile, func(r io.Reader) (err error) { data.Nodes, err = dataset.ReadNodes(dataset.NodesFile, r); return }),
+		read(dataset.PodsFile, func(r io.Reader) (err error) { data.Pods, err = dataset.ReadPods(dataset.PodsFile, r); return }),
+		read(dataset.TraceFile, func(r io.Reader) (err error) { data.Trace, err = dataset.ReadTrace(dataset.TraceFile, r); return }),
+	)
+}
+
+func runFit(arguments []string, _ io.Reader, out io.Writer) error {
+	set := flags("fit")
+	folder := set.String("data", "", "folder of the public data sets")
+	rounds := set.Int("rounds", 6, "rounds of the fit")
+	if err := set.Parse(arguments); err != nil {
+		return err
+	}
+	data, err := readData(*folder)
+	if err != nil {
+		return err
+	}
+	w := study.NewWorkload(data.Pods, data.Trace, study.Larger)
+	knobs, mean := study.Fit(&w, *rounds)
+	return writeJSON(out, map[string]any{
+		"knobs": knobs, "fragment_cores": mean.Before.FragmentCores, "fragment_gpus": mean.Before.FragmentGPUs,
+	})
+}
+
+func runGenerate(arguments []string, _ io.Reader, _ io.Writer) error {
+	set := flags("generate")
+	folder := set.String("out", "", "folder to write to")
+	seed := set.Uint64("seed", 1, "seed of what is drawn")
+	if err := set.Parse(arguments); err != nil {
+		return err
+	}
+	if *folder == "" {
+		return fmt.Errorf("generate: name a folder with -out")
+	}
+	if err := os.MkdirAll(*folder, 0o755); err != nil {
+		return err
+	}
+	return dataset.Generate(*seed, func(name string) (io.WriteCloser, error) {
+		return os.OpenFile(filepath.Join(*folder, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	})
+}
