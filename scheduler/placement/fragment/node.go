@@ -80,9 +80,12 @@ func (n *Node) Take(p *Pod, gpus []int) Grant {
 	if p.NIC > 0 {
 		grant.NIC = n.nicFor(p)
 	}
-	n.move(p, grant, 1)
+	n.Hold(p, grant)
 	return grant
 }
+
+// Hold removes what a pod uses, with devices that are known.
+func (n *Node) Hold(p *Pod, grant Grant) { n.move(p, grant, 1) }
 
 // Give returns what a pod used.
 func (n *Node) Give(p *Pod, grant Grant) { n.move(p, grant, -1) }

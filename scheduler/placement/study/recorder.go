@@ -53,6 +53,8 @@ type recorder struct {
 	spineOf  []int
 	onNode   []int
 	services map[string]*tally
+	// inOrder lists the services as they came, so that sums do not depend on the order of a map.
+	inOrder  []*tally
 	perNode  map[nodeService]*crowd
 	nics     [][]int
 	uplinks  []int
@@ -118,6 +120,7 @@ func (r *recorder) tally(service string) *tally {
 	if t == nil {
 		t = &tally{leaves: map[int]*[3]int{}, spines: map[int]*[3]int{}}
 		r.services[service] = t
+		r.inOrder = append(r.inOrder, t)
 	}
 	return t
 }
@@ -207,7 +210,7 @@ func (r *recorder) sampleUntil(now float64) {
 	for ; r.sampled <= now && !math.IsInf(now, 1); r.sampled += samplePeriod {
 		pairs, sameLeaf, sameSpine, split := 0, 0, 0, 0
 		each := 0.0
-		for _, t := range r.services {
+		for _, t := range r.inOrder {
 			of, same := t.total[placement.RoleCPU]*t.total[placement.RoleDense], 0
 			for _, counts := range t.leaves {
 				same += counts[placement.RoleCPU] * counts[placement.RoleDense]

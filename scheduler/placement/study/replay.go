@@ -32,6 +32,8 @@ type scheduler interface {
 	// place returns where an instance runs; ok is false if it has to wait.
 	place(in *placement.Instance) (placed spot, ok bool)
 	release(in *placement.Instance, from spot)
+	// mayFit says whether a request that found no room may find some, now that something was released on these nodes.
+	mayFit(in *placement.Instance, freed []int) bool
 }
 
 // spot is a node with what of it the recorder needs.
@@ -58,7 +60,8 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 	for i := 0; i < len(events); {
 		now := events[i].time
 		record.sampleUntil(now)
-		freed := false
+		var freed []int
+		left := map[string]bool{}
 		for ; i < len(events) && events[i].time == now && events[i].step < 0; i++ {
 			job := events[i].job
 			if !runs[job] {
@@ -68,7 +71,8 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 			}
 			with.release(&jobs[job].Instance, at[job])
 			record.released(job, at[job])
-			freed = true
+			freed = append(freed, at[job].node)
+			left[jobs[job].Service] = true
 		}
 		start := func(job int) bool {
 			place, ok := with.place(&jobs[job].Instance)
@@ -78,8 +82,9 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 			}
 			return ok
 		}
-		if freed {
-			// Requests of one kind wait for the same room: after the first fails, the others of its kind do.
+		if len(freed) > 0 {
+			// Requests of one kind wait for the same room: after the first fails, the others of its kind do. A service that
+			// lost an instance may also have found another spine.
 			full := map[placement.Instance]bool{}
 			waiting = slices.DeleteFunc(waiting, func(job int) bool {
 				kind := jobs[job].Instance
@@ -87,7 +92,7 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 				if full[kind] {
 					return false
 				}
-				ok := start(job)
+				ok := (left[kind.Service] || with.mayFit(&kind, freed)) && start(job)
 				full[kind] = !ok
 				return ok
 			})
@@ -126,15 +131,7 @@ func newScheduler(nodes []placement.Node, jobs []dataset.Lifetime, policy string
 	case "rowmill-preferred":
 		return newOurs(nodes, jobs, placement.Preferred)
 	}
-	full := make([]fragment.Node, len(nodes))
-	for i := range nodes {
-		n := &nodes[i]
-		full[i] = fragment.NewNode(n.Name, n.Cores, n.Memory, len(n.GPUs))
-		full[i].Disk = n.Disk
-		for range n.NICs {
-			full[i].NICs = append(full[i].NICs, 100)
-		}
-	}
+	full := emptyNodes(nodes)
 	free := make([]fragment.Node, len(full))
 	cores := make([][2]int64, len(full))
 	for i := range full {
@@ -153,10 +150,28 @@ func newScheduler(nodes []placement.Node, jobs []dataset.Lifetime, policy string
 	return s, nil
 }
 
+// emptyNodes returns nodes with everything free.
+func emptyNodes(nodes []placement.Node) []fragment.Node {
+	empty := make([]fragment.Node, len(nodes))
+	for i := range nodes {
+		n := &nodes[i]
+		empty[i] = fragment.NewNode(n.Name, n.Cores, n.Memory, len(n.GPUs))
+		empty[i].Disk = n.Disk
+		for range n.NICs {
+			empty[i].NICs = append(empty[i].NICs, 100)
+		}
+	}
+	return empty
+}
+
 // ours is the placement package.
 type ours struct {
 	cluster *placement.Cluster
 	index   map[string]int
+	// free is what the cluster has free, and leaves the nodes below the leaf of each node: room on a node, or on the
+	// uplink of its leaf, is what an instance may wait for.
+	free   []fragment.Node
+	leaves [][]int
 }
 
 func newOurs(nodes []placement.Node, jobs []dataset.Lifetime, strength placement.Strength) (*ours, error) {
@@ -164,9 +179,15 @@ func newOurs(nodes []placement.Node, jobs []dataset.Lifetime, strength placement
 	if err != nil {
 		return nil, err
 	}
-	o := &ours{cluster, map[string]int{}}
+	o := &ours{cluster: cluster, index: map[string]int{}, free: emptyNodes(nodes)}
+	leaves := map[[2]string][]int{}
 	for i := range nodes {
 		o.index[nodes[i].Name] = i
+		leaf := [2]string{nodes[i].Spine, nodes[i].Leaf}
+		leaves[leaf] = append(leaves[leaf], i)
+	}
+	for i := range nodes {
+		o.leaves = append(o.leaves, leaves[[2]string{nodes[i].Spine, nodes[i].Leaf}])
 	}
 	for name, demand := range expected(jobs) {
 		if err := cluster.Declare(placement.Service{Name: name, Spines: strength, Expected: demand}); err != nil {
@@ -184,13 +205,30 @@ func (o *ours) place(in *placement.Instance) (spot, bool) {
 		}
 		return spot{}, false
 	}
-	return spot{node: o.index[a.Node], nic: a.NICIndex, distance: a.Distance}, true
+	place := spot{node: o.index[a.Node], nic: a.NICIndex, distance: a.Distance, grant: fragment.Grant{NIC: a.NICIndex}}
+	for _, share := range a.GPUs {
+		place.grant.GPUs = append(place.grant.GPUs, share.Index)
+	}
+	pod := podOf(in)
+	o.free[place.node].Hold(&pod, place.grant)
+	return place, true
 }
 
-func (o *ours) release(in *placement.Instance, _ spot) {
+func (o *ours) release(in *placement.Instance, from spot) {
 	if err := o.cluster.Release(in.Name); err != nil {
 		panic(err)
 	}
+	pod := podOf(in)
+	o.free[from.node].Give(&pod, from.grant)
+}
+
+func (o *ours) mayFit(in *placement.Instance, freed []int) bool {
+	pod := podOf(in)
+	return slices.ContainsFunc(freed, func(node int) bool { return anyFits(o.free, o.leaves[node], &pod) })
+}
+
+func anyFits(free []fragment.Node, nodes []int, pod *fragment.Pod) bool {
+	return slices.ContainsFunc(nodes, func(node int) bool { return free[node].Fits(pod) })
 }
 
 // stock is a policy that scores nodes and knows no topology: the first NIC with room, the fullest GPU, the first cores.
@@ -216,6 +254,11 @@ func (s *stock) place(in *placement.Instance) (spot, bool) {
 	s.cores[node][1] -= place.cores[1]
 	place.distance = distanceOf(&s.nodes[node], &place)
 	return place, true
+}
+
+func (s *stock) mayFit(in *placement.Instance, freed []int) bool {
+	pod := podOf(in)
+	return anyFits(s.free, freed, &pod)
 }
 
 func (s *stock) release(in *placement.Instance, from spot) {

@@ -93,7 +93,7 @@ func clos1(spine, leaf int, shares ...share) []placement.Node {
 func (f *Fleet) draw() placement.Instance {
 	f.next++
 	in := placement.Instance{Name: fmt.Sprint(f.next), Service: fmt.Sprint(f.source.IntN(156))}
-	if f.source.IntN(5) < 2 {
+	if f.source.IntN(20) < 9 {
 		in.Role, in.GPUs, in.NIC, in.Density = placement.RoleDense, 1, 25, 4
 		in.Resources = placement.Resources{Cores: 8000, Memory: 40 << 10, Disk: 85 << 10}
 		return in
