@@ -14,7 +14,7 @@ var suffixes = map[string]float64{
 
 // parseQuantity reads a quantity of Kubernetes, for example 500m, 16Gi or 1e3.
 func parseQuantity(text string) (float64, error) {
-	number := strings.TrimRight(text, "numkMGTPEi")
+	number := strings.TrimRight(text, "numkKMGTPEi")
 	value, err := strconv.ParseFloat(number, 64)
 	factor, known := suffixes[text[len(number):]]
 	if err != nil || !known || math.IsNaN(value) || math.IsInf(value, 0) {

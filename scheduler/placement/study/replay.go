@@ -52,11 +52,18 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 	if err != nil {
 		return TraceRun{}, err
 	}
+	run := runEvents(nodes, jobs, with, ranks(jobs, source))
+	run.Policy, run.Seed = policy, seed
+	return run, nil
+}
+
+// runEvents lets instances come and go, and those that found no room wait in the order in which they came.
+func runEvents(nodes []placement.Node, jobs []dataset.Lifetime, with scheduler, rank []int) TraceRun {
 	record := newRecorder(nodes, jobs)
 	at := make([]spot, len(jobs))
 	runs := make([]bool, len(jobs))
 	var waiting []int
-	events := eventsOf(jobs, ranks(jobs, source))
+	events := eventsOf(jobs, rank)
 	for i := 0; i < len(events); {
 		now := events[i].time
 		record.sampleUntil(now)
@@ -104,9 +111,7 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 		}
 	}
 	record.run.Unplaced += len(waiting)
-	run := record.result()
-	run.Policy, run.Seed = policy, seed
-	return run, nil
+	return record.result()
 }
 
 // ranks orders what is created at one time: services in a random order, each service's instances together and in a

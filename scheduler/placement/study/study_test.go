@@ -218,6 +218,36 @@ func TestReplayKeepsResourcesAndOursKeepsEveryRule(t *testing.T) {
 	}
 }
 
+// eager retries every instance that waits, whatever was released.
+type eager struct{ scheduler }
+
+func (eager) mayFit(*placement.Instance, []int) bool { return true }
+
+func TestRetriesThatAreLeftOutWouldHaveFailed(t *testing.T) {
+	jobs := smallTrace(t)
+	nodes := clos(2, 2, share{inference128, 10}, share{inference192, 3}, share{training, 2})
+	for _, policy := range TracePolicies {
+		if policy == "random" {
+			// A retry that fails draws no number, but one that succeeds elsewhere would.
+			continue
+		}
+		var runs [2]TraceRun
+		for i := range runs {
+			with, err := newScheduler(nodes, jobs, policy, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i == 1 {
+				with = eager{with}
+			}
+			runs[i] = runEvents(nodes, jobs, with, nil)
+		}
+		if runs[0] != runs[1] || runs[0].Waited == 0 {
+			t.Errorf("%s: %+v, retrying everything %+v", policy, runs[0], runs[1])
+		}
+	}
+}
+
 func TestRecorderSeesBrokenRules(t *testing.T) {
 	forever := math.Inf(1)
 	jobs := []dataset.Lifetime{

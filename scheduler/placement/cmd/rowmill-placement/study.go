@@ -31,6 +31,7 @@ func runStudy(arguments []string, _ io.Reader, out io.Writer) error {
 	set := flags("study PART...")
 	folder := set.String("data", "", "folder of the public data sets, or of generated ones")
 	quick := set.Bool("quick", false, "few seeds: ends within three minutes on two cores")
+	count := set.Int("seeds", 0, "seeds of every part; 0: what the part needs")
 	pictures := set.String("pictures", "", "folder to write SVG pictures to")
 	decisions := set.Int("decisions", 200_000, "decisions that the part speed times")
 	if err := set.Parse(arguments); err != nil {
@@ -39,6 +40,9 @@ func runStudy(arguments []string, _ io.Reader, out io.Writer) error {
 	seeds := study.FullSeeds
 	if *quick {
 		seeds = study.QuickSeeds
+	}
+	if *count > 0 {
+		seeds = study.Seeds{Yardstick: *count, ClusterH: *count, Trace: *count}
 	}
 	parts := set.Args()
 	if len(parts) == 0 {
