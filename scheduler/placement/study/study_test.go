@@ -169,7 +169,7 @@ func TestMonolithsFollowTheLargerHalf(t *testing.T) {
 // smallTrace is a generated trace that a cluster of some racks just holds.
 func smallTrace(t *testing.T) []dataset.Lifetime {
 	t.Helper()
-	var files = map[string]*strings.Builder{}
+	files := map[string]*strings.Builder{}
 	err := dataset.Generate(1, func(name string) (io.WriteCloser, error) {
 		files[name] = &strings.Builder{}
 		return nopCloser{files[name]}, nil

@@ -1,0 +1,110 @@
+"""How many GPUs and cores does splitting recommendation models free?
+
+Runs the command `rowmill-placement study` (scheduler/placement, written in Go) and keeps its figures: the published
+benchmark of FGD as a yardstick, fragments of the paper's cluster H before and after the split, the published trace
+replayed by seven policies, and the nodes that three services need on the day of a promotion.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks import common
+
+PARTS = ("facts", "yardstick", "cluster-h", "trace", "promotion", "speed")
+
+
+def main() -> None:
+    parser = common.argument_parser(__doc__)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--seeds", type=int, default=0, help="seeds of each part; 0: 10 and 20")
+    parser.add_argument("--pictures", type=Path, help="write SVG pictures to this folder")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"no parts {sorted(unknown)}: there are {', '.join(PARTS)}")
+    benchmark = common.Benchmark(common.settings(arguments))
+    with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
+        program = build(Path(folder))
+        data = common.data_file("cluster") or generated(program, Path(folder) / "data")
+        command = [program, "study", "-data", data, "-seeds", str(arguments.seeds)]
+        command += ["-quick"] if benchmark.settings.quick else []
+        command += ["-pictures", arguments.pictures] if arguments.pictures else []
+        for part in arguments.parts or PARTS:
+            done = subprocess.run([*command, part], check=True, stdout=subprocess.PIPE, text=True)
+            keep(benchmark, json.loads(done.stdout))
+            benchmark.keep()
+    benchmark.write()
+
+
+def build(folder: Path) -> Path:
+    """Builds the command with the Go that $GO names, or that of the path."""
+    go = os.environ.get("GO") or shutil.which("go")
+    if go is None:
+        sys.exit("no Go: run `make placement-study`, which installs it, or name the program in GO")
+    program = folder / "rowmill-placement"
+    subprocess.run(
+        [go, "build", "-o", program, "./cmd/rowmill-placement"],
+        cwd=common.REPOSITORY / "scheduler/placement",
+        check=True,
+    )
+    return program
+
+
+def generated(program: Path, folder: Path) -> Path:
+    """Writes data sets of the public shape, and says that the figures are not those of the public ones."""
+    print(
+        "no public traces: put openb_* and disaggregated_DLRM_trace.csv of alibaba/clusterdata "
+        "into $ROWMILL_DATA/cluster; running with generated ones",
+        file=sys.stderr,
+    )
+    subprocess.run([program, "generate", "-out", folder], check=True)
+    return folder
+
+
+def keep(benchmark: common.Benchmark, study: dict[str, Any]) -> None:
+    """Adds the figures of one part, and its runs as cells."""
+    study.pop("data")
+    for part, result in study.items():
+        for name, value in flattened(part, result):
+            if isinstance(value, dict):
+                figure = common.Figure(value["mean"], value["min"], value["max"], value["seeds"])
+                benchmark.summarize(name, figure)
+                benchmark.summary[f"{name}_ci95"] = value["half"]
+            else:
+                benchmark.summary[name] = value
+        for run in result.get("runs", []):
+            run.pop("curve", None)
+            benchmark.cells.append({"part": part, **run})
+
+
+def flattened(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Names of numbers and intervals, joined with underscores; runs and points are left out."""
+    if isinstance(value, dict) and "mean" not in value:
+        found: list[tuple[str, Any]] = []
+        for key, inner in value.items():
+            if key in ("runs", "free_cores_and_gpus"):
+                continue
+            part = "" if key in ("summary", "figures") else f"_{key.replace(' ', '_')}"
+            found += flattened(name + part, inner)
+        return found
+    if isinstance(value, list):
+        return [pair for level in value for pair in flattened(f"{name}_{label(level)}", level["figures"])]
+    return [(name, value)] if isinstance(value, dict | int | float) else []
+
+
+def label(level: dict[str, Any]) -> str:
+    """The name of one level of cluster H: `90_best-fit`, with the rule for monoliths where it is not the default."""
+    words = [f"{100 * level['level']:.0f}", level["policy"]]
+    if level["monoliths"] != "larger half":
+        words.append(level["monoliths"].replace(" ", "_"))
+    return "_".join(words)
+
+
+if __name__ == "__main__":
+    main()
