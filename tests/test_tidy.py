@@ -393,7 +393,9 @@ def test_placement_needs_the_standard_library_alone() -> None:
         f"{path.relative_to(ROOT)}: {name}"
         for path in tracked(".go")
         if path.is_relative_to(folder) and not path.name.endswith("_test.go")
-        for name in re.findall(r'^(?:import)?\s+(?:\w+ )?"([\w./-]+)"$', path.read_text(), re.MULTILINE)
+        for name in re.findall(
+            r'^(?:import)?\s+(?:\w+ )?"([\w./-]+)"$', path.read_text(), re.MULTILINE
+        )
         if "." in name.split("/")[0] and name != own and not name.startswith(f"{own}/")
     ]
     assert foreign == []

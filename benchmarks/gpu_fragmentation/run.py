@@ -94,7 +94,11 @@ def flattened(name: str, value: Any) -> list[tuple[str, Any]]:
             found += flattened(name + part, inner)
         return found
     if isinstance(value, list):
-        return [pair for level in value for pair in flattened(f"{name}_{label(level)}", level["figures"])]
+        return [
+            pair
+            for level in value
+            for pair in flattened(f"{name}_{label(level)}", level["figures"])
+        ]
     return [(name, value)] if isinstance(value, dict | int | float) else []
 
 

@@ -11,7 +11,7 @@ import (
 	"rowmill.io/scheduler/placement/fragment"
 )
 
-// gpuShare is what a request for whole GPUs asks of each, in thousandths.
+// podOf is the request of an instance; of each GPU it asks all.
 func podOf(in *placement.Instance) fragment.Pod {
 	p := fragment.Pod{Cores: in.Cores, Memory: in.Memory, Disk: in.Disk, GPUs: in.GPUs, NIC: in.NIC}
 	if p.GPUs > 0 {
