@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
@@ -73,9 +74,10 @@ def keep(benchmark: common.Benchmark, study: dict[str, Any]) -> None:
     for part, result in study.items():
         for name, value in flattened(part, result):
             if isinstance(value, dict):
-                figure = common.Figure(value["mean"], value["min"], value["max"], value["seeds"])
+                of = cast("dict[str, float]", value)
+                figure = common.Figure(of["mean"], of["min"], of["max"], int(of["seeds"]))
                 benchmark.summarize(name, figure)
-                benchmark.summary[f"{name}_ci95"] = value["half"]
+                benchmark.summary[f"{name}_ci95"] = of["half"]
             else:
                 benchmark.summary[name] = value
         for run in result.get("runs", []):
@@ -83,23 +85,18 @@ def keep(benchmark: common.Benchmark, study: dict[str, Any]) -> None:
             benchmark.cells.append({"part": part, **run})
 
 
-def flattened(name: str, value: Any) -> list[tuple[str, Any]]:
+def flattened(name: str, value: object) -> Iterator[tuple[str, Any]]:
     """Names of numbers and intervals, joined with underscores; runs and points are left out."""
-    if isinstance(value, dict) and "mean" not in value:
-        found: list[tuple[str, Any]] = []
-        for key, inner in value.items():
-            if key in ("runs", "free_cores_and_gpus"):
-                continue
-            part = "" if key in ("summary", "figures") else f"_{key.replace(' ', '_')}"
-            found += flattened(name + part, inner)
-        return found
     if isinstance(value, list):
-        return [
-            pair
-            for level in value
-            for pair in flattened(f"{name}_{label(level)}", level["figures"])
-        ]
-    return [(name, value)] if isinstance(value, dict | int | float) else []
+        for level in cast("list[dict[str, Any]]", value):
+            yield from flattened(f"{name}_{label(level)}", level["figures"])
+    elif isinstance(value, dict) and "mean" not in value:
+        for key, inner in cast("dict[str, object]", value).items():
+            if key not in ("runs", "free_cores_and_gpus"):
+                part = "" if key in ("summary", "figures") else f"_{key.replace(' ', '_')}"
+                yield from flattened(name + part, inner)
+    elif isinstance(value, dict | int | float):
+        yield name, value
 
 
 def label(level: dict[str, Any]) -> str:
