@@ -45,14 +45,14 @@ class RaggedBatch:
             raise InvalidInput(f"features must be distinct names, got {list(self.features)}")
         _check("values", self.values, torch.int64)
         _check("offsets", self.offsets, torch.int64)
-        if len(self.offsets) == 0 or (len(self.offsets) - 1) % len(self.features) != 0:
+        if self.offsets.shape[0] == 0 or (self.offsets.shape[0] - 1) % len(self.features) != 0:
             raise InvalidInput(
                 f"offsets must have F * B + 1 entries for F = {len(self.features)} features, "
                 f"got {len(self.offsets)}"
             )
         if self.weights is not None:
             _check("weights", self.weights, torch.float32)
-            if len(self.weights) != len(self.values):
+            if self.weights.shape[0] != self.values.shape[0]:
                 raise InvalidInput(
                     f"weights must have one entry per id ({len(self.values)}), got {len(self.weights)}"
                 )
@@ -60,7 +60,7 @@ class RaggedBatch:
     @property
     def batch_size(self) -> int:
         """Number of samples, B."""
-        return (len(self.offsets) - 1) // len(self.features)
+        return (self.offsets.shape[0] - 1) // len(self.features)
 
     @classmethod
     def from_lengths(

@@ -31,7 +31,7 @@ class AttentionalGRU(nn.Module):
     def forward(self, states_BPW: Tensor, weights_BP: Tensor) -> Tensor:
         """The last state, ``[B, W]``. A place of weight 0 leaves the state as it is."""
         inward_PBG = self.inward(states_BPW).unbind(1)
-        state_BW = states_BPW.new_zeros(len(states_BPW), self.recurrent.in_features)
+        state_BW = states_BPW.new_zeros(states_BPW.shape[0], self.recurrent.in_features)
         for inward_BG, weight_B in zip(inward_PBG, weights_BP.unbind(1), strict=True):
             from_reset, from_update, from_new = inward_BG.chunk(3, dim=1)
             reset, update, new = self.recurrent(state_BW).chunk(3, dim=1)

@@ -39,9 +39,10 @@ def linear(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
 def _pays(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> bool:
     """Decided by shapes and the build of torch alone, never by a clock: equal runs take equal ways."""
     return (
-        x_BI.dim() == 2
+        # First: a comparison of sizes would limit the batches that an exported graph takes.
+        not torch.compiler.is_compiling()
+        and x_BI.dim() == 2
         and x_BI.shape[0] * weight_OI.numel() >= PRODUCTS_MIN
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and all(
             type(tensor) in (Tensor, torch.nn.Parameter)
