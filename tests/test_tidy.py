@@ -156,7 +156,7 @@ PYTHON_LAYERS = (
     {"train"},
     {"ctr", "gnn", "kge"},
     {"integrations"},
-    {"conversion"},
+    {"conversion", "partition"},
     {"cli", "__main__"},
 )
 # Folders of models: the embeddings that these are given may lie anywhere.

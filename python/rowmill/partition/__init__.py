@@ -1,0 +1,1 @@
+"""Export of a model as two halves: lookups and what they need on a CPU, matrix products where a GPU may be."""
