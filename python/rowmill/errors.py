@@ -7,6 +7,9 @@ from __future__ import annotations
 
 __all__ = [
     "BackendMissing",
+    "BundleDamaged",
+    "BundleExists",
+    "CannotExport",
     "ChangesGone",
     "CheckpointInDoubt",
     "CheckpointMissing",
@@ -50,6 +53,18 @@ class InvalidInput(RowmillError, ValueError):
 
 class DataError(InvalidInput):
     """Bad input data. The message names file, row, column, value and the fix, as far as they exist."""
+
+
+class CannotExport(RowmillError):
+    """A module does what a served graph cannot hold; the message names the operator and the source line."""
+
+
+class BundleExists(RowmillError, FileExistsError):
+    """A bundle would be written to a path where something is."""
+
+
+class BundleDamaged(RowmillError):
+    """A file of a bundle is absent or differs from what its manifest says; the message names the file."""
 
 
 class BackendMissing(RowmillError, ImportError):

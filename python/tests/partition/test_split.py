@@ -1,0 +1,227 @@
+"""The parts of a split, run one after the other, against the program that was not split, bit for bit.
+
+Batches of 1, of other sizes than the example's, and empty bags are among them: what tracing has taken for a number fails here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from python.tests.partition.models import CLICK_MODELS, IDS, D, Model, bags, click_model, stacked
+from rowmill.partition.capture import capture
+from rowmill.partition.placement import Rule, place
+from rowmill.partition.split import Split, split
+
+if TYPE_CHECKING:
+    import rowmill
+
+EXAMPLE_ROWS = 5
+
+
+def checked(model: Model, rule: Rule = "bytes") -> Split:
+    """The split of a model, after it has answered as the program that was not split and as the module itself."""
+    example = model.call(EXAMPLE_ROWS)
+    captured = capture(model.module, [example])
+    parts = split(captured, place(captured.graph, rule), example)
+    model.module.eval()
+    unsplit = captured.program.module(check_guards=False)
+    for rows in (1, 2, 7, 300):
+        call = model.call(rows)
+        with torch.no_grad():
+            whole, answer, eager = unsplit(*call), parts.run(*call), model.module(*call)
+        for left, right, own in zip(*map(listed, (whole, answer, eager)), strict=True):
+            assert torch.equal(left, right), f"{rows} rows"
+            torch.testing.assert_close(right, own, rtol=1e-5, atol=1e-5)
+    return parts
+
+
+def listed(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def targets(program: torch.export.ExportedProgram) -> set[str]:
+    return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+
+
+@pytest.mark.parametrize("name", CLICK_MODELS)
+def test_click_models_over_a_store(name: str, store: rowmill.Store) -> None:
+    parts = checked(click_model(name, lambda columns: stacked(store, columns)))
+    assert parts.cpu is not None
+    assert parts.dense is not None
+    assert "rowmill.lookup.default" in targets(parts.cpu.program)
+    assert "aten.linear.default" in targets(parts.dense.program)
+    assert not any(name.startswith("rowmill.lookup") for name in targets(parts.dense.program))
+
+
+@pytest.mark.parametrize("name", ["dlrm", "din"])
+def test_click_models_over_torch_embeddings_by_the_rule_prism(name: str) -> None:
+    parts = checked(click_model(name, bags), "prism")
+    assert parts.dense is not None
+    assert not any("embedding" in name for name in targets(parts.dense.program))
+    assert not any("embeddings" in name for name in parts.dense.program.state_dict)
+
+
+class Transformer(nn.Module):
+    """A transformer over the embeddings of a sequence, with positions as constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(IDS, D, padding_idx=0)
+        self.positions = nn.Embedding(6, D)
+        self.block = nn.TransformerEncoderLayer(D, 2, 16, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(D, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        items = self.items(ids) + self.positions(torch.arange(6))
+        return self.out(self.block(items).mean(1)).squeeze(1)
+
+
+def test_a_transformer_over_torch_embeddings() -> None:
+    parts = checked(Model(Transformer(), lambda rows: (torch.randint(0, IDS, (rows, 6)),)))
+    assert parts.dense is not None
+    # A lookup of constants is a constant: computed once, in the dense half.
+    assert "aten.embedding.default" not in targets(parts.dense.program)
+    assert any(name.startswith("folded.") for name, _ in parts.dense.program.named_buffers())
+
+
+class Ragged(nn.Module):
+    """Bags of any length with weights, and features of the rows of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(IDS, D, mode="sum")
+        self.layer = nn.Linear(D + 2, 3)
+
+    def forward(self, x: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+        return self.layer(torch.cat([x, self.bag(ids, offsets, weights)], dim=1))
+
+
+def test_bags_of_any_length_and_empty_ones() -> None:
+    def call(rows: int) -> tuple[Tensor, ...]:
+        sizes = torch.tensor([0, 3, 1]).repeat(rows)[:rows]
+        count = int(sizes.sum()) + 2
+        offsets = sizes.cumsum(0) - sizes
+        return torch.rand(rows, 2), torch.randint(0, IDS, (count,)), offsets, torch.rand(count)
+
+    checked(Model(Ragged(), call))
+
+
+class Tokens(nn.Module):
+    """No tensor that crosses has the batch as one of its sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(IDS, D)
+        self.layer = nn.Linear(3 * D, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.layer(self.rows(ids.flatten()).view(ids.shape[0], 3 * D))
+
+
+def test_a_size_that_no_tensor_has_crosses_without_bytes() -> None:
+    parts = checked(Model(Tokens(), lambda rows: (torch.randint(0, IDS, (rows, 3)),)))
+    assert parts.cpu is not None
+    assert parts.dense is not None
+    (carrier,) = set(parts.dense.inputs) - parts.placement.crossing.keys()
+    values = parts.values([torch.randint(0, IDS, (4, 3))])
+    assert values[carrier].shape == (4, 0)
+
+
+class TwoOutputs(nn.Module):
+    """The score of every row, and the vector that it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(IDS, D, mode="mean")
+        self.layer = nn.Linear(D, 1)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        vectors = self.bag(ids)
+        return self.layer(vectors).squeeze(1), vectors * 2
+
+
+def test_an_output_that_is_not_dense_does_not_cross() -> None:
+    parts = checked(Model(TwoOutputs(), lambda rows: (torch.randint(0, IDS, (rows, 3)),)))
+    assert len(parts.placement.crossing) == 1
+    assert len(parts.placement.reply) == 1
+
+
+class Ranking(nn.Module):
+    """A user once, candidates, and the three best of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = nn.Embedding(IDS, D)
+        self.items = nn.Embedding(IDS, D)
+        self.layer = nn.Linear(2 * D, 1)
+
+    def forward(self, user: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+        vectors = self.users(user).expand(items.shape[0], -1)
+        scores = self.layer(torch.cat([vectors, self.items(items)], dim=1)).squeeze(1).sigmoid()
+        best = scores.topk(1)
+        return best.values, items[best.indices]
+
+
+def test_ranking_repeats_the_user_behind_the_crossing_and_sorts_after_the_reply() -> None:
+    def call(rows: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor(3), torch.randint(0, IDS, (rows,))
+
+    parts = checked(Model(Ranking(), call))
+    assert sorted(parts.placement.crossing.values()) == [4 * D, 4 * D * EXAMPLE_ROWS]
+    assert parts.post is not None
+    assert "aten.topk.default" in targets(parts.post.program)
+
+
+def test_a_model_without_embeddings_is_dense() -> None:
+    layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    parts = checked(Model(layers, lambda rows: (torch.rand(rows, 4),)))
+    assert parts.cpu is None
+    assert parts.dense is not None
+
+
+def test_a_model_of_embeddings_alone_has_no_dense_half() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(IDS, D)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.rows(ids).mean(1)
+
+    parts = checked(Model(Mean(), lambda rows: (torch.randint(0, IDS, (rows, 3)),)))
+    assert parts.dense is None
+    assert not parts.placement.crossing
+
+
+def test_a_dense_half_for_other_machines_has_no_operator_of_ours(store: rowmill.Store) -> None:
+    model = click_model("dlrm", lambda columns: stacked(store, columns))
+    parts = checked(model)
+    assert parts.dense is not None
+    portable = parts.portable_dense(model.call(EXAMPLE_ROWS))
+    assert "rowmill.interaction.default" in targets(parts.dense.program)
+    assert not any(name.startswith("rowmill") for name in targets(portable.program))
+    call = model.call(9)
+    values = parts.values(call)
+    for name, value in portable.run(values).items():
+        torch.testing.assert_close(value, values[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_seed_above_a_lookup_is_a_warning_with_its_line() -> None:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.route = nn.Linear(4, IDS)
+            self.rows = nn.Embedding(IDS, D)
+            self.out = nn.Linear(D, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.rows(self.route(x).argmax(1)))
+
+    parts = checked(Model(Router(), lambda rows: (torch.rand(rows, 4),)))
+    (warning,) = parts.warnings
+    assert warning.startswith("aten::linear at ")
+    assert "test_split.py:" in warning
