@@ -1,0 +1,219 @@
+"""`rowmill.export`: a module becomes a bundle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from rowmill.errors import BundleExists, CannotExport, InvalidInput
+from rowmill.nn import stored_modules
+from rowmill.partition.bundle import Bundle, save_program, write_manifest
+from rowmill.partition.capture import capture
+from rowmill.partition.named_lookup import named
+from rowmill.partition.operators import Operators, name_of
+from rowmill.partition.placement import place
+from rowmill.partition.plan import NotNative, dtype_name, plan_of, shape_of
+from rowmill.partition.report import report
+from rowmill.partition.rows import copy_store, store_weights
+from rowmill.partition.split import Part, Split, split
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Collection, Sequence
+
+    from rowmill.partition.capture import Example, Pass
+    from rowmill.partition.placement import Rule
+
+_TOLERANCE = 1e-5
+
+
+def export(
+    module: nn.Module,
+    examples: Sequence[Example],
+    *,
+    out: str | os.PathLike[str],
+    passes: Sequence[Pass] = (),
+    rule: Rule = "bytes",
+    compile: bool = False,
+    seeds: Collection[str] = (),
+    cpu_only: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Write a bundle with the two halves of a module.
+
+    Args:
+        module: Any module with embeddings, torch's or stored ones. It is exported in eval mode.
+        examples: Calls of the module, with at least 2 rows each: tuples of arguments, or dicts. The first is the nominal
+            request that bytes are counted for. Dimension 0 of every tensor may differ at run time.
+        out: The folder of the bundle; nothing may be there.
+        passes: Changes of the graph, applied in this order before the partition.
+        rule: "bytes", the fewest bytes per request, or "prism", colouring from the matrix products.
+        compile: Add the dense half as an AOTInductor package for this kind of machine.
+        seeds: Further operators that the dense half must run, such as "mylib::attention".
+        cpu_only: Further operators that it must not run.
+
+    Returns:
+        What the caller should know of this bundle, a sentence each.
+
+    Raises:
+        BundleExists: Something is at `out`.
+        CannotExport: No graph can hold the module; names operator and source line.
+    """
+    if rule not in ("prism", "bytes"):
+        raise InvalidInput(f'rule must be "bytes" or "prism", got {rule!r}')
+    path = Path(out)
+    if path.exists():
+        raise BundleExists(f"{path} exists: remove it, or give another path")
+    captured = capture(
+        module, examples, passes=passes, operators=Operators.with_registered(seeds, cpu_only)
+    )
+    parts = split(captured, place(captured.graph, rule), examples[0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        said = _write(folder, module, parts, examples, compile=compile)
+        folder.chmod(0o755)
+        folder.rename(path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return said
+
+
+def _write(
+    folder: Path, module: nn.Module, parts: Split, examples: Sequence[Example], *, compile: bool
+) -> tuple[str, ...]:
+    captured, said = parts.captured, list(parts.warnings)
+    weights: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
+    for half, part in (("cpu", parts.cpu), ("post", parts.post)):
+        if part is None:
+            continue
+        try:
+            plan = plan_of(part)
+        except NotNative as outside:
+            said.append(f"the {half} half runs in torch: no step of a plan is {outside}")
+            program = parts.again(part, examples[0], named).program
+            weights |= save_program(program, folder / f"{half}.pt2")
+            continue
+        (folder / f"{half}.json").write_text(json.dumps(plan, indent=1) + "\n")
+        state: dict[str, Any] = {**part.program.state_dict, **part.program.constants}
+        for step in plan["steps"]:
+            if step["op"] == "weight":
+                weights[step["name"]] = state[step["name"]].detach().contiguous()
+            elif step["op"] == "lookup":
+                names = [f"{name}.weight" for name in step["tables"]]
+                found = {name: state[name] for name in names if name in state}
+                matrices |= {name.removesuffix(".weight"): found[name] for name in found}
+    if parts.dense is not None:
+        weights |= save_program(parts.dense.program, folder / "dense.pt2")
+        portable = parts.portable_dense(examples[0])
+        if _has_ours(parts.dense):
+            save_program(portable.program, folder / "dense.portable.pt2")
+        if compile:
+            said += _compile(portable, folder / "dense.aoti.pt2")
+    safetensors.torch.save_file(weights, folder / "weights.safetensors")
+    _write_rows(folder / "rows", module, matrices)
+    _write_signature(folder / "signature.json", parts)
+    tensors: dict[str, Tensor] = {}
+    for number, example in enumerate(examples):
+        inputs = captured.flat(example)
+        for name, value in zip(captured.inputs, inputs, strict=True):
+            tensors[f"{number}.input.{name}"] = value.detach().contiguous()
+        values = parts.values(inputs)
+        for at, name in enumerate(parts.outputs):
+            tensors[f"{number}.output.{at}"] = values[name].detach().contiguous()
+    # Clones: a file of tensors refuses two names of one memory.
+    safetensors.torch.save_file(
+        {name: value.clone() for name, value in tensors.items()}, folder / "examples.safetensors"
+    )
+    (folder / "report.html").write_text(report(parts, examples[0]))
+    about = {"rule": parts.placement.rule, "examples": len(examples), "notes": said}
+    write_manifest(folder, about)
+    _check(folder)
+    return tuple(said)
+
+
+def _write_rows(folder: Path, module: nn.Module, matrices: dict[str, Tensor]) -> None:
+    stores = {
+        table.store
+        for _, stored in stored_modules(module)
+        for table in stored.stored_tables().values()
+    }
+    if len(stores) > 1 or (stores and matrices):
+        raise CannotExport(
+            f"the embeddings of {type(module).__name__} lie in {len(stores)} stores and {len(matrices)} torch modules; a "
+            "bundle has one store: convert all embeddings into one with rowmill.convert"
+        )
+    if stores:
+        copy_store(stores.pop(), folder)
+    elif matrices:
+        store_weights(matrices, folder)
+
+
+def _write_signature(path: Path, parts: Split) -> None:
+    captured = parts.captured
+    nodes = {node.name: node for node in captured.program.graph.nodes}
+
+    def described(name: str, **more: Any) -> dict[str, Any]:
+        value = nodes[name].meta["val"]
+        return {"name": name, "dtype": dtype_name(value.dtype), "shape": shape_of(value), **more}
+
+    placement = parts.placement
+    taken = set[str]() if parts.dense is None else set(parts.dense.inputs)
+    signature = {
+        "inputs": [described(name) for name in captured.inputs],
+        "outputs": list(parts.outputs),
+        "output_shapes": [described(str(name)) for name in parts.outputs],
+        "crossing": [described(name, bytes=size) for name, size in placement.crossing.items()],
+        "size_carriers": sorted(taken - placement.crossing.keys()),
+        "reply": [described(name, bytes=size) for name, size in placement.reply.items()],
+        "halves": {
+            half: {"inputs": list(part.inputs), "outputs": list(part.outputs)}
+            for half, part in (("cpu", parts.cpu), ("dense", parts.dense), ("post", parts.post))
+            if part is not None
+        },
+    }
+    path.write_text(json.dumps(signature, indent=1) + "\n")
+
+
+def _has_ours(part: Part) -> bool:
+    return any(name_of(node.target).startswith("rowmill::") for node in part.program.graph.nodes)
+
+
+def _compile(part: Part, path: Path) -> list[str]:
+    """Compile the dense half; what could not be compiled is a sentence, not an error."""
+    try:
+        compiler: Any = import_module("torch._inductor")
+        compiler.aoti_compile_and_package(part.program, package_path=str(path))
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        return [f"the dense half is not compiled, its program runs instead: {first[0]}"]
+    return []
+
+
+def _check(folder: Path) -> None:
+    """Answer the examples from the files of a bundle."""
+    with Bundle.open(folder) as bundle:
+        for number, (inputs, answers) in enumerate(bundle.examples()):
+            for at, (given, expected) in enumerate(zip(bundle.run(inputs), answers, strict=True)):
+                if not torch.allclose(
+                    given.double(),
+                    expected.double(),
+                    rtol=_TOLERANCE,
+                    atol=_TOLERANCE,
+                    equal_nan=True,
+                ):
+                    worst = float((given.double() - expected.double()).abs().max())
+                    raise CannotExport(
+                        f"output {at} of example {number} differs by {worst:.3g} between the bundle and the module: report "
+                        "this with the module"
+                    )
