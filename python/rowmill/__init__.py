@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         nn,
         ops,
         optim,
+        partition,
         store,
         train,
     )
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rowmill.conversion.conversion import Conversion, convert, unconvert
     from rowmill.errors import RowmillError
     from rowmill.nn.ragged import RaggedBatch
+    from rowmill.partition.export import export
     from rowmill.store.changes import ChangedRows, ChangedTable, Changes
     from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, LowestScore, MinCount
     from rowmill.store.feed import (
@@ -75,6 +77,7 @@ __all__ = [
     "ctr",
     "distributed",
     "errors",
+    "export",
     "gnn",
     "init",
     "integrations",
@@ -83,6 +86,7 @@ __all__ = [
     "open",
     "ops",
     "optim",
+    "partition",
     "restore",
     "store",
     "train",
@@ -96,6 +100,7 @@ __getattr__, __dir__ = lazy(
         "conversion.conversion": ("Conversion", "convert", "unconvert"),
         "errors": ("RowmillError",),
         "nn.ragged": ("RaggedBatch",),
+        "partition.export": ("export",),
         "store.changes": ("ChangedRows", "ChangedTable", "Changes"),
         "store.eviction": ("TTL", "LeastFrequent", "LowestNorm", "LowestScore", "MinCount"),
         "store.feed": (
@@ -124,6 +129,7 @@ __getattr__, __dir__ = lazy(
         "nn",
         "ops",
         "optim",
+        "partition",
         "store",
         "train",
     ),

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from rowmill.partition.colouring import prism
+from rowmill.partition.minimum_cut import minimum_cut
 from rowmill.partition.operators import Kind
 
 if TYPE_CHECKING:
@@ -92,10 +94,6 @@ class Placement:
 
 def place(graph: Graph, rule: Rule = "bytes") -> Placement:
     """Place a graph by a rule."""
-    # Imported here: both take `Parts` from this module.
-    from rowmill.partition.colouring import prism
-    from rowmill.partition.minimum_cut import minimum_cut
-
     parts = Parts.of(graph)
     dense = prism(graph, parts) if rule == "prism" else minimum_cut(graph, parts)
     late = [operator for operator in graph.operators if operator.name in parts.post]

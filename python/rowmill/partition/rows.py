@@ -12,7 +12,7 @@ import torch
 
 import rowmill
 from rowmill import init
-from rowmill.optim import SGD, optimizer_to_dict
+from rowmill.optim import SGD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _MEMORY = "256MiB"
 _CHUNK_ROWS = 16_384
+
+_UNTRAINED = {"kind": "sgd", "lr": 0.0}
+"""An optimizer without state, as the binding takes it."""
 
 
 def copy_store(source: Store, folder: Path) -> int:
@@ -39,7 +42,7 @@ def copy_store(source: Store, folder: Path) -> int:
                 name,
                 dim=table.dim,
                 dtype=table.dtype,
-                optimizer=optimizer_to_dict(SGD(lr=0.0)),
+                optimizer=_UNTRAINED,
                 initializer=table.core.initializer,
                 staleness_bound=0,
                 dense_rows=table.num_rows,
