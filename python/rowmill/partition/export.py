@@ -119,7 +119,7 @@ def _write(
             save_program(portable.program, folder / "dense.portable.pt2")
         if compile:
             said += _compile(portable, folder / "dense.aoti.pt2")
-    safetensors.torch.save_file(weights, folder / "weights.safetensors")
+    safetensors.torch.save_file(_apart(weights), folder / "weights.safetensors")
     _write_rows(folder / "rows", module, matrices)
     _write_signature(folder / "signature.json", parts)
     tensors: dict[str, Tensor] = {}
@@ -130,15 +130,23 @@ def _write(
         values = parts.values(inputs)
         for at, name in enumerate(parts.outputs):
             tensors[f"{number}.output.{at}"] = values[name].detach().contiguous()
-    # Clones: a file of tensors refuses two names of one memory.
-    safetensors.torch.save_file(
-        {name: value.clone() for name, value in tensors.items()}, folder / "examples.safetensors"
-    )
+    safetensors.torch.save_file(_apart(tensors), folder / "examples.safetensors")
     (folder / "report.html").write_text(report(parts, examples[0]))
     about = {"rule": parts.placement.rule, "examples": len(examples), "notes": said}
     write_manifest(folder, about)
     _check(folder)
     return tuple(said)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of which no two share memory, which a file of tensors refuses."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        memory = value.untyped_storage().data_ptr()
+        found[name] = value.clone() if memory in seen else value
+        seen.add(memory)
+    return found
 
 
 def _write_rows(folder: Path, module: nn.Module, matrices: dict[str, Tensor]) -> None:

@@ -158,6 +158,15 @@ def test_a_half_that_does_not_compile_runs_as_a_program(
         answers_alike(bundle, Model(layer, lambda rows: (torch.rand(rows, 4),)))
 
 
+def test_weights_that_two_layers_share_are_kept(tmp_path: Path) -> None:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    layers[2].weight = layers[0].weight
+    model = Model(layers, lambda rows: (torch.rand(rows, 4),))
+    export(layers, [model.call(3)], out=tmp_path / "bundle")
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        answers_alike(bundle, model)
+
+
 def test_what_exists_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     layer, call = nn.Linear(4, 1), (torch.rand(3, 4),)
