@@ -64,7 +64,7 @@ $(CORE): $(TOOLS) $(RUST_SOURCES) pyproject.toml
 	touch $@
 
 .PHONY: test
-test: test-rust test-python ## Run every test of every language, long ones in their short form
+test: test-rust test-python test-scheduler ## Run every test of every language, long ones in their short form
 
 .PHONY: test-fast
 test-fast: setup ## Run unit tests and the Python tests that take little time: under four minutes
@@ -85,7 +85,7 @@ test-python: setup ## Run the Python tests
 .PHONY: test-long
 test-long: setup sanitize ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, the address sanitizer
 	ROWMILL_SIM_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test simulation every -- --nocapture
-	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test fuzz -- --nocapture
+	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test fuzz --test mutations -- --nocapture
 	ROWMILL_TEST_LONG=1 cargo test $(CARGO_TESTS) --test model --test history --test crash --test threads
 	$(PYTEST) -m long
 
