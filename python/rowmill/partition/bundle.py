@@ -24,7 +24,7 @@ import json
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import safetensors.torch
 import torch
@@ -179,7 +179,7 @@ class Bundle:
     def _run(self, half: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         program = self._halves[half]
         if isinstance(program, dict):
-            return run_plan(program, values, self._weights, self._look_up)
+            return run_plan(cast("dict[str, Any]", program), values, self._weights, self._look_up)
         about = self.signature["halves"][half]
         arguments = [values[name] for name in about["inputs"]]
         if self._rows is None:
