@@ -9,8 +9,9 @@ use crate::error::none_missing;
 use crate::{Engine, Options, PeerError};
 
 const NAME: &str = "WiredTiger";
-/// Part of the memory that the cache is told to use: the library's allocations take as much again of the rest.
-const CACHE_PART: (u64, u64) = (3, 4);
+/// Share of the memory that the cache gets. The cache size counts no overhead of allocations: with 64 MiB of memory, a
+/// cache of half of it and 8 other busy threads the process grew by 78 to 92 MB, with 3/4 of it by up to 154 MB.
+const CACHE_PART: (u64, u64) = (1, 2);
 /// The block that the store reads, too. Rows of a page in memory are searched, not scanned.
 const TABLE: &CStr =
     c"key_format=Q,value_format=u,allocation_size=4KB,leaf_page_max=4KB,internal_page_max=4KB,\
