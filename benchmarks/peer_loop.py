@@ -39,7 +39,7 @@ class PeerSide:
         self._read: tuple[Keys, Tensor, Tensor] | None = None
 
     def announce(self, keys: Keys, *, steps: int) -> None:
-        """The rows of these keys are read in so many steps; 1 is the next."""
+        """Announce keys that will be read `steps` steps from now; 1 is the next step."""
         self._rows.announce(keys, steps)
 
     def read(self, keys: Keys) -> Tensor:

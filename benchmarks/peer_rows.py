@@ -55,7 +55,7 @@ class PeerRows:
         return self._rows[: len(keys)]
 
     def announce(self, keys: NDArray[Any], steps: int) -> None:
-        """Read rows ahead in the background: the get that needs them is the one in so many steps; 1 is the next."""
+        """Prefetch rows that a `get` will need `steps` steps from now; 1 is the next step."""
         self._keys[: len(keys)] = keys
         self._ask("announce", len(keys), steps)
 
@@ -129,7 +129,7 @@ def peer_rows(
     changes: bool = True,
     keys_max: int = KEYS_MAX,
 ) -> Generator[PeerRows]:
-    """An engine without rows, with room for so many; `changes`: they are put as often as got."""
+    """Start an empty engine with room for `rows` rows. `changes`: rows are put as often as got."""
     file = os.memfd_create("rows")
     try:
         os.ftruncate(file, keys_max * (8 + row_bytes))

@@ -1,7 +1,7 @@
 """Interleaved rounds of variants, until they are stationary or time is up.
 
-A round runs every variant once, the starting one rotating. The last rounds count, so many as asked; those before them
-are kept and marked.
+A round runs every variant once; each round starts with the next variant. Only the last `rounds` rounds count. Earlier
+rounds are kept in the result and marked `counted: false`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What a run of `dlrm.py` is told, checked before any rank starts."""
+"""Settings of `dlrm.py`, checked before any rank starts."""
 
 from __future__ import annotations
 

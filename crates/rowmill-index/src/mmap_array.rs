@@ -79,7 +79,7 @@ impl<T: Zeroed> MmapArray<T> {
 
     /// Address of value `index`. It may be dereferenced only if `index` is below the length.
     ///
-    /// Unlike a borrow of the slice it leaves the other values to whoever holds their addresses.
+    /// Borrowing the slice instead would invalidate pointers that other threads hold into it.
     #[inline]
     pub fn pointer(&self, index: usize) -> *mut T {
         debug_assert!(index < self.len, "{index} beyond {}", self.len);

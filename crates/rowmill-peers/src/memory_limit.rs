@@ -20,7 +20,7 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// Put this process into a new group that may hold so many bytes.
+    /// Put this process into a new control group with a memory limit of `bytes`.
     ///
     /// # Errors
     /// The memory controller of cgroup v1 is not mounted, or this user may not write to it.

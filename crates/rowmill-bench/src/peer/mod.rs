@@ -142,7 +142,7 @@ fn ahead_max(settings: &Settings) -> usize {
     settings.memory as usize / settings.row_bytes / 2
 }
 
-/// An engine without rows, with room for those of so many tables.
+/// Open an empty engine with room for the rows of `tables` tables.
 fn open(
     kind: PeerKind,
     settings: &Settings,
