@@ -1,4 +1,4 @@
-"""The command `rowmill`: its parser and commands, and what a store tells a person."""
+"""The command `rowmill`: argument parser, commands, and printed descriptions of stores."""
 
 from rowmill.cli.command import exit_code, main
 

@@ -1,7 +1,7 @@
-"""The command line: `rowmill train`, `inspect`, `fsck`, `changes`, `follow`, `push`, `checkpoints`, `restore`, and more.
+"""The command line: `rowmill train`, `inspect`, `fsck`, `push`, `checkpoints`, `restore`, `changes`, `follow`, `data`.
 
-Flags come from the fields of `rowmill.config`. Bad input ends with one line on standard error and exit code 2, a
-failure of the store or the machine with 1.
+Flags come from the fields of `rowmill.config`. Every error is one line on standard error. The exit code is 2 for bad
+input and 1 for a failure of the store or the machine.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from rowmill.config.config import load_config, section_from, settings_of
+from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
 from rowmill.config.setting import ConfigError
 from rowmill.errors import (
     CheckpointMissing,
@@ -41,18 +42,18 @@ _BAD_INPUT = (CheckpointMissing, InvalidInput, MemoryTooSmall, StoreMissing, Tab
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command and return its exit code."""
     parsed = _parser().parse_args(arguments)
     return exit_code(lambda: parsed.command(parsed), "rowmill", parsed.interrupted)
 
 
 def exit_code(command: Callable[[], int], program: str, interrupted: str) -> int:
-    """The exit code of a command; an error that it raises is printed as one line.
+    """Run a command and return its exit code; print an error that it raises as one line.
 
     Args:
-        command: Returns its exit code.
-        program: What the line begins with.
-        interrupted: What follows "interrupted" where Ctrl-C ended it.
+        command: Returns an exit code.
+        program: Name of the program, with which the line starts.
+        interrupted: Text to print after "interrupted" on Ctrl-C.
     """
     try:
         return command()
@@ -63,7 +64,7 @@ def exit_code(command: Callable[[], int], program: str, interrupted: str) -> int
         print(f"{program}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Whoever read the output has seen enough; what Python still holds of it goes nowhere.
+        # The reader closed the pipe. Buffered output goes to /dev/null, so that Python's flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -79,78 +80,96 @@ def exit_code(command: Callable[[], int], program: str, interrupted: str) -> int
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="rowmill", description="Train models whose embedding tables outgrow memory."
+        prog="rowmill", description="Train models with embedding tables larger than memory."
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser(
         "train",
-        help="train a click model, a knowledge graph or a graph of nodes, and report how good it is",
+        help="train and test a click model, a knowledge graph embedding or a graph neural network",
     )
     train.add_argument(
-        "--config", type=_path, metavar="FILE", help="TOML file with settings; flags win over it"
+        "--config", type=_path, metavar="FILE", help="TOML file with settings; flags override it"
     )
     for section in _TRAIN_SECTIONS:
         _add_flags(train, section)
     train.set_defaults(
         command=_train,
-        interrupted="; the same command with --resume goes on from the last checkpoint",
+        interrupted="; to continue from the last checkpoint, run the same command with --resume",
     )
 
     inspect = commands.add_parser(
-        "inspect", help="print tables, sizes, hottest rows and health of a store"
+        "inspect", help="print the tables, sizes and most looked-up rows of a store"
     )
-    inspect.add_argument("store", type=_path, metavar="STORE")
+    inspect.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
     inspect.add_argument(
-        "--hottest", type=_count, default=10, metavar="N", help="rows to list (default 10)"
+        "--hottest",
+        type=_count,
+        default=10,
+        metavar="N",
+        help="number of most looked-up rows to list (default 10)",
     )
     inspect.set_defaults(command=_inspect, interrupted="")
 
     fsck = commands.add_parser(
-        "fsck", help="read every block of a store; 0 if clean, 1 if not, 2 if it cannot be read"
+        "fsck",
+        help="check every block of a store; exit code 0: clean, 1: damaged, 2: cannot be read",
     )
-    fsck.add_argument("store", type=_path, metavar="STORE")
+    fsck.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
     fsck.add_argument(
         "--repair",
         action="store_true",
-        help="keep what is proven in a new checkpoint, list the rest",
+        help="if the store is damaged, write a new checkpoint with the intact rows and list the dropped ones",
     )
     fsck.add_argument(
-        "--dropped", type=_path, metavar="FILE", help="write the list of dropped rows to a file"
+        "--dropped",
+        type=_path,
+        metavar="FILE",
+        help="write the list of dropped rows to FILE instead of printing it",
     )
-    fsck.set_defaults(command=_fsck, interrupted="; the store stands at its last checkpoint")
+    fsck.set_defaults(command=_fsck, interrupted="; the store is still at its last checkpoint")
 
     push = commands.add_parser(
         "push", help="copy the last checkpoint of a store to an object store"
     )
-    push.add_argument("store", type=_path, metavar="STORE")
-    push.add_argument("url", metavar="URL", help="s3://, gs://, az:// or file://, and a path")
+    push.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
     push.add_argument(
-        "--keep", type=_count, default=3, metavar="K", help="checkpoints to keep there (default 3)"
+        "url", metavar="URL", help="target: s3://, gs://, az:// or file://, and a path"
+    )
+    push.add_argument(
+        "--keep",
+        type=_count,
+        default=3,
+        metavar="K",
+        help="number of checkpoints to keep at URL (default 3)",
     )
     push.set_defaults(
         command=_push,
-        interrupted="; nothing new is visible there, the same command begins it again",
+        interrupted="; the URL shows no new checkpoint; run the same command to start again",
     )
 
     checkpoints = commands.add_parser("checkpoints", help="list the checkpoints at a URL")
-    checkpoints.add_argument("url", metavar="URL")
+    checkpoints.add_argument("url", metavar="URL", help="URL that was given to rowmill push")
     checkpoints.set_defaults(command=_checkpoints, interrupted="")
 
-    restore = commands.add_parser("restore", help="make a store of a checkpoint at a URL")
-    restore.add_argument("url", metavar="URL")
-    restore.add_argument("folder", type=_path, metavar="FOLDER", help="new or empty")
-    restore.add_argument(
-        "--checkpoint", type=_count, metavar="N", help="its number (default: the latest)"
+    restore = commands.add_parser(
+        "restore", help="download a checkpoint from a URL into a new store"
     )
-    restore.set_defaults(command=_restore, interrupted="; the same command goes on with it")
+    restore.add_argument("url", metavar="URL", help="URL that was given to rowmill push")
+    restore.add_argument(
+        "folder", type=_path, metavar="FOLDER", help="folder for the store, new or empty"
+    )
+    restore.add_argument(
+        "--checkpoint", type=_count, metavar="N", help="number of the checkpoint (default: latest)"
+    )
+    restore.set_defaults(command=_restore, interrupted="; run the same command to continue")
 
     changes = commands.add_parser(
         "changes",
-        help="count or export what changed between an earlier checkpoint and the last one",
+        help="count or export the rows that changed between an earlier checkpoint and the last one",
     )
-    changes.add_argument("store", type=_path, metavar="STORE")
+    changes.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
     changes.add_argument(
         "--since",
         type=_checkpoint,
@@ -161,56 +180,63 @@ def _parser() -> argparse.ArgumentParser:
     changes.add_argument(
         "--out", type=_path, metavar="FILE", help="write the changed rows to a Parquet file"
     )
-    changes.set_defaults(command=_changes, interrupted="; the file is not complete")
+    changes.set_defaults(command=_changes, interrupted="; the output file is incomplete")
 
     follow = commands.add_parser(
-        "follow", help="follow the feed of a store that is being trained, and print counts and lag"
+        "follow", help="follow the feed of a store during training, and print counts and lag"
     )
-    follow.add_argument("store", type=_path, metavar="STORE")
+    follow.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
     follow.add_argument(
         "--since",
         type=_checkpoint,
         metavar="SEQUENCE",
-        help="last event already seen; without it, begin with the rows of the last checkpoint",
+        help="start after this event (default: start with the rows of the last checkpoint)",
     )
     follow.add_argument(
-        "--seconds", type=_count, metavar="N", help="end after N seconds without an event"
+        "--seconds",
+        type=_count,
+        metavar="N",
+        help="stop after N seconds without an event (default: never)",
     )
     follow.set_defaults(
-        command=_follow, interrupted="; --since goes on from the last sequence printed"
+        command=_follow,
+        interrupted="; to continue, pass the number of the last event printed as --since",
     )
 
-    data = commands.add_parser("data", help="make data").add_subparsers(
+    data = commands.add_parser("data", help="generate or convert training data").add_subparsers(
         required=True, metavar="COMMAND"
     )
     generate = data.add_parser(
-        "generate", help="write a click log whose best possible AUC is known"
+        "generate", help="generate a click log with a known best possible AUC"
     )
     generate.add_argument(
-        "--out", type=_path, required=True, metavar="DIR", help="folder of the log"
+        "--out", type=_path, required=True, metavar="DIR", help="folder for the log"
     )
     _add_flags(generate, "generate")
     generate.set_defaults(
-        command=_generate, interrupted="; the log is not finished, the same command begins it again"
+        command=_generate,
+        interrupted="; the log is incomplete; run the same command to start again",
     )
 
     sequences = data.add_parser(
-        "sequences", help="write a log of sequences, of interactions in a file or generated ones"
+        "sequences",
+        help="write a log with item histories, from a file of interactions or generated",
     )
     sequences.add_argument(
-        "--out", type=_path, required=True, metavar="DIR", help="folder of the log"
+        "--out", type=_path, required=True, metavar="DIR", help="folder for the log"
     )
     _add_flags(sequences, "sequences")
-    sequences.set_defaults(command=_sequences, interrupted="; the same command begins it again")
+    sequences.set_defaults(command=_sequences, interrupted="; run the same command to start again")
 
     nodes = data.add_parser(
-        "nodes", help="write a graph of nodes whose classes features and neighbours give away"
+        "nodes",
+        help="generate a graph whose node classes can be predicted from features and neighbours",
     )
     nodes.add_argument(
-        "--out", type=_path, required=True, metavar="FILE", help="an .npz file, to be made"
+        "--out", type=_path, required=True, metavar="FILE", help=".npz file to write"
     )
     _add_flags(nodes, "nodes")
-    nodes.set_defaults(command=_nodes, interrupted="; the same command begins it again")
+    nodes.set_defaults(command=_nodes, interrupted="; run the same command to start again")
     return parser
 
 
@@ -223,26 +249,31 @@ def _path(text: str) -> Path:
 def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > _COUNT_DIGITS:
         raise argparse.ArgumentTypeError(
-            f"{text[:20]!r} is not a number from 0 to {10**_COUNT_DIGITS - 1}"
+            f"must be an integer from 0 to {10**_COUNT_DIGITS - 1}, got {text[:20]!r}"
         )
     return int(text)
 
 
 def _checkpoint(text: str) -> int:
     if not text.isdecimal() or len(text) > _CHECKPOINT_DIGITS:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number of a checkpoint or event")
+        raise argparse.ArgumentTypeError(
+            f"must be the number of a checkpoint or event, got {text[:20]!r}"
+        )
     return int(text)
 
 
 def _add_flags(parser: argparse.ArgumentParser, section: str) -> None:
     group = parser.add_argument_group(f"[{section}]")
+    defaults = {entry.name: entry.default for entry in fields(SECTIONS[section])}
     for key, (hint, setting) in settings_of(section).items():
         if setting.flag is None:
             continue
+        default = defaults[key]
+        shown = default is not None and default is not False and default is not MISSING
         options: dict[str, Any] = {
             "dest": f"{section}.{key}",
             "default": None,
-            "help": setting.help,
+            "help": f"{setting.help} (default {default})" if shown else setting.help,
         }
         if hint is bool:
             options["action"] = "store_true"
@@ -268,8 +299,8 @@ def _train(parsed: argparse.Namespace) -> int:
     config = load_config(parsed.config, flags)
     if config.data.path is None:
         raise ConfigError(
-            "no data: name a click log with --data, or the folder or file of a graph, or one of them in [data] path of "
-            "the config file"
+            "no data: pass a click log, or the folder or file of a graph, with --data, or set path in [data] of the "
+            "config file"
         )
     with _importing():
         from rich.console import Console
@@ -283,9 +314,9 @@ def _train(parsed: argparse.Namespace) -> int:
         task_opener(config)
 
     keep_freed_memory()
-    # The modules of torch stay: looking at all of them again took the collector 4 % of some steps.
+    # torch's modules live until exit. Scanning them on every full garbage collection took 4 % of the time of some steps.
     gc.freeze()
-    atexit.register(gc.unfreeze)  # They want to be collected at the end.
+    atexit.register(gc.unfreeze)
     console = Console(quiet=not is_first())
     if config.train.task == "gnn" and config.gnn.splits > 1:
         _print_splits(train_splits(config, console), console)
@@ -417,7 +448,9 @@ def _generate(parsed: argparse.Namespace) -> int:
 
     values = {key: value for (_, key), value in _flags(parsed, "generate").items()}
     sidecar = generate(parsed.out, section_from("generate", values))
-    print(f"{parsed.out}: the teacher's scores are in {sidecar.name}")
+    print(
+        f"wrote {parsed.out}; best possible metrics (scores of the teacher) are in {sidecar.name}"
+    )
     return 0
 
 
@@ -427,7 +460,7 @@ def _sequences(parsed: argparse.Namespace) -> int:
 
     values = {key: value for (_, key), value in _flags(parsed, "sequences").items()}
     sidecar = make_sequences(parsed.out, section_from("sequences", values))
-    print(f"{parsed.out}: where its lists of candidates begin is in {sidecar.name}")
+    print(f"wrote {parsed.out}; the start rows of its candidate lists are in {sidecar.name}")
     return 0
 
 
@@ -442,14 +475,14 @@ def _nodes(parsed: argparse.Namespace) -> int:
 
 @contextmanager
 def _importing() -> Generator[None]:
-    """Let Ctrl-C end the process at once: some modules catch any exception while they load, and fail later."""
+    """While modules load, let Ctrl-C end the process at once: some modules catch KeyboardInterrupt and fail later."""
     handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not handled or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def leave(*_: object) -> None:
-        print("rowmill: interrupted before anything was done", file=sys.stderr, flush=True)
+        print("rowmill: interrupted before any change", file=sys.stderr, flush=True)
         os._exit(130)
 
     before = signal.signal(signal.SIGINT, leave)
@@ -460,7 +493,7 @@ def _importing() -> Generator[None]:
 
 
 class _Version(argparse.Action):
-    """Prints the version; asks the binding only then."""
+    """Prints the version; imports the binding only when the flag is given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version")

@@ -1,4 +1,4 @@
-"""What is in a store, for a person: tables, sizes, hottest rows, health; and whether every block of it is right."""
+"""Printed output of `rowmill inspect`, `fsck`, `changes` and `follow`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from rowmill.store.store import Store
 
 _ROW_PLACES_WARNING = 0.8
-"""Share of a group's row places from which on a warning is printed."""
+"""Share of used row places of a group from which `rowmill inspect` prints a warning."""
 
 _STARTS_MAX = 20
-"""Copies of a checkpoint that are begun before a writer that is always faster is given up."""
+"""Attempts to copy a checkpoint while the writer keeps replacing it by newer ones."""
 
 
 def print_store(path: Path, console: Console, *, hottest: int) -> None:
-    """Print everything, of the last checkpoint; the store may be open for writing elsewhere.
+    """Print tables, sizes and most looked-up rows of the last checkpoint; another process may have the store open.
 
     Args:
         path: Folder of the store.
         console: Where to print.
-        hottest: Rows to list.
+        hottest: Number of most looked-up rows to list.
     """
     with _open(path) as store:
         stats = store.stats()
@@ -55,63 +55,63 @@ def print_store(path: Path, console: Console, *, hottest: int) -> None:
 
 
 def print_fsck(path: Path, *, repair: bool, dropped: Path | None = None) -> bool:
-    """Read every block of a store and print what was verified and each problem; with `repair`, keep what is proven.
+    """Check every block of a store; print what was verified and each problem.
 
     Args:
         path: Folder of the store.
-        repair: Write a new checkpoint of what is proven if anything is wrong; nobody may have the store open.
-        dropped: File for the list of dropped rows; without it they are printed.
+        repair: If there are problems, write a new checkpoint with the intact rows. No process may have the store open.
+        dropped: File for the list of dropped rows; None prints the list.
 
     Returns:
-        Whether nothing was wrong.
+        Whether the store has no problem.
     """
     report = _core.fsck(str(path), repair)
     for problem in report["problems"]:
         print(problem)
     lost = [*_lost_rows(report["dropped"]), *report["unnamed"]]
     if dropped is None:
-        verb = "dropped" if repair else "not proven"
+        verb = "dropped" if repair else "damaged"
         for line in lost:
             print(f"{verb}: {line}")
     else:
         dropped.write_text("".join(f"{line}\n" for line in lost))
-        print(f"{len(lost)} lines of dropped rows are in {dropped}")
+        print(f"wrote {len(lost)} lines with the ids of dropped rows to {dropped}")
     read = (
-        f"checkpoint {report['epoch']}: {report['files']} files, {report['segments']:,} segments with "
-        f"{report['blocks']:,} blocks read, {report['rows']:,} rows proven"
+        f"checkpoint {report['epoch']}: read {report['files']} files and {report['segments']:,} segments with "
+        f"{report['blocks']:,} blocks; {report['rows']:,} rows are intact"
     )
     if not report["problems"]:
         print(f"clean: {read}")
     elif report["repaired"] is not None:
-        print(f"repaired: {read}, and kept in checkpoint {report['repaired']}")
+        print(f"repaired: {read} and saved as checkpoint {report['repaired']}")
     else:
         print(f"DAMAGED: {read}; {len(report['problems'])} problems")
     return not report["problems"]
 
 
 def print_changes(path: Path, *, since: int, out: Path | None = None) -> None:
-    """Print how many rows of each table were written and deleted since a checkpoint, and export them if asked to.
+    """Print how many rows of each table were written and deleted since a checkpoint, and optionally export them.
 
     Args:
         path: Folder of the store.
         since: Number of the earlier checkpoint; 0: all rows.
-        out: Parquet file for the rows.
+        out: Parquet file for the rows; None exports nothing.
     """
     changes = Changes(path, since=since)
     counts = count(changes) if out is None else write_parquet(changes, out)
     for name, (written, deleted) in counts.items():
         print(f"table {name}: {written:,} rows written, {deleted:,} deleted")
-    where = "" if out is None else f"; they are in {out}"
+    where = "" if out is None else f"; wrote the rows to {out}"
     print(f"changes from checkpoint {changes.since} to {changes.until}{where}")
 
 
 def print_feed(path: Path, *, since: int | None = None, seconds: int | None = None) -> None:
-    """Follow a feed and print, once a second, what came and how long after it was published.
+    """Follow a feed; print once a second the number of changes received and their lag behind publication.
 
     Args:
         path: Folder of the store.
-        since: Last event already seen; None: begin with the rows of the last checkpoint.
-        seconds: End after so long without an event; None: never.
+        since: Start after this event; None: start with the rows of the last checkpoint.
+        seconds: Stop after this time without an event; None: never.
     """
     rows = deletes = 0
     lags_ms: list[float] = []
@@ -135,7 +135,7 @@ def print_feed(path: Path, *, since: int | None = None, seconds: int | None = No
             case FeedCheckpoint(epoch=epoch):
                 print(f"event {sequence}: checkpoint {epoch}", flush=True)
             case FeedRollback(to=to, epoch=epoch):
-                print(f"event {sequence}: back to event {to}, checkpoint {epoch}", flush=True)
+                print(f"event {sequence}: rollback to event {to}, checkpoint {epoch}", flush=True)
         if time.monotonic() - printed >= 1:
             printed = time.monotonic()
             print_line()
@@ -143,7 +143,7 @@ def print_feed(path: Path, *, since: int | None = None, seconds: int | None = No
 
 
 def _follow(path: Path, since: int | None, seconds: int | None) -> Iterator[FeedEvent]:
-    """Follow a feed; the copy of a checkpoint that is replaced while it is read begins again with the next one."""
+    """Follow a feed. If the writer replaces the checkpoint while it is copied, start again with the new one."""
     for start in range(_STARTS_MAX):
         try:
             yield from ChangeFeed(path).follow(since, timeout_s=seconds)
@@ -154,7 +154,7 @@ def _follow(path: Path, since: int | None, seconds: int | None) -> Iterator[Feed
 
 
 def _lost_rows(dropped: dict[str, bytearray]) -> Iterator[str]:
-    """Ranges of ids, a line each."""
+    """One line per range of consecutive ids."""
     for table, ids in dropped.items():
         sorted_ids = np.sort(np.frombuffer(ids, dtype=np.int64))
         for run in np.split(sorted_ids, np.flatnonzero(np.diff(sorted_ids) != 1) + 1):
@@ -194,8 +194,8 @@ def _tables(store: Store, stats: dict[str, Any]) -> TextTable:
 
 def _counts(store: Store, stats: dict[str, Any]) -> TextTable:
     shown = _text_table(
-        "Rows since the tables were made",
-        ["name", "born", "deleted", "evicted", "eviction", "admission"],
+        "Rows since the tables were created",
+        ["name", "created", "deleted", "evicted", "eviction", "admission"],
     )
     for name in store.table_names():
         table, figures = store.open_table(name), stats["tables"][name]
@@ -211,13 +211,13 @@ def _counts(store: Store, stats: dict[str, Any]) -> TextTable:
 
 
 def _sizes(stats: dict[str, Any]) -> TextTable:
-    shown = _text_table("Device", ["what", "bytes"])
+    shown = _text_table("Space", ["use", "bytes"])
     for label, name in [
-        ("live rows", "device_live_bytes"),
-        ("segments in use", "device_used_bytes"),
-        ("kept for the last checkpoint only", "device_pinned_bytes"),
-        ("free for reuse", "device_free_bytes"),
-        ("index in memory", "index_bytes"),
+        ("disk: live rows", "device_live_bytes"),
+        ("disk: segments in use", "device_used_bytes"),
+        ("disk: needed only by the last checkpoint", "device_pinned_bytes"),
+        ("disk: free for reuse", "device_free_bytes"),
+        ("memory: index", "index_bytes"),
     ]:
         shown.add_row(label, format_size(stats[name]))
     return shown
@@ -244,8 +244,8 @@ def _warnings(stats: dict[str, Any]) -> list[str]:
     return [
         f"warning: group {group} (tables {_tables_of(stats, group)}) has used "
         f"{figures['row_places_share']:.0%} of its row places ({figures['row_places_used']:,} of "
-        f"{figures['row_places']:,}): new rows will be refused; delete or evict rows, or give some tables another dim "
-        f"or optimizer, which puts them into another group"
+        f"{figures['row_places']:,}); when all are used, new rows are refused: delete or evict rows, or use another "
+        f"dim or optimizer for some tables, which puts them into another group"
         for group, figures in stats["groups"].items()
         if figures["row_places_share"] >= _ROW_PLACES_WARNING
     ]
@@ -266,8 +266,8 @@ def _hottest(store: Store, count: int) -> TextTable:
 def _health(stats: dict[str, Any]) -> str:
     rows = sum(table["rows"] for table in stats["tables"].values())
     live, used = stats["device_live_bytes"], stats["device_used_bytes"]
-    space = f"{used / live:.2f} device bytes per live byte" if live else "nothing on the device"
-    return f"healthy: {rows:,} rows; {space}; the index was read, rowmill fsck reads the rows too"
+    space = f"{used / live:.2f} bytes on disk per live byte" if live else "nothing on disk"
+    return f"healthy: {rows:,} rows; {space}; only the index was checked, rowmill fsck also checks the rows"
 
 
 def _text_table(title: str, columns: list[str]) -> TextTable:

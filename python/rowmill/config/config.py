@@ -54,7 +54,7 @@ class Config:
         makers = [name for name in ("generate", "sequences", "nodes") if getattr(self, name)]
         if len(makers) > 1:
             raise ConfigError(
-                f"{' and '.join(f'[{name}]' for name in makers)} both make data.path: keep one of them"
+                f"{' and '.join(f'[{name}]' for name in makers)} both write data.path: keep one of these sections"
             )
         parse_size(self.store.memory, name="store.memory")
         if self.store.row_memory is not None:
@@ -82,22 +82,22 @@ class Config:
         train = self.train
         if train.task != "ctr" and train.dense_optimizer != "adam":
             raise ConfigError(
-                f"train.dense_optimizer is of the task ctr: drop it with --task {train.task}"
+                f"train.dense_optimizer applies only to --task ctr; remove it for --task {train.task}"
             )
         of_task = {"ctr": ("fp32", "bf16", "split-bf16"), "kge": ("fp32", "bf16"), "gnn": ("fp32",)}
         if train.precision not in of_task[train.task]:
             raise ConfigError(
-                f"train.precision = {train.precision!r} is not for the task {train.task}, "
-                f"which takes {' or '.join(of_task[train.task])}"
+                f"train.precision must be {' or '.join(of_task[train.task])} for --task {train.task}, "
+                f"got {train.precision!r}"
             )
         if train.precision == "split-bf16" and train.dense_optimizer == "adam":
             raise ConfigError(
-                "train.precision = 'split-bf16' needs --dense-optimizer adagrad or sgd: adam has no split form"
+                "train.precision = 'split-bf16' needs --dense-optimizer adagrad or sgd: adam has no split-bf16 form"
             )
         if train.precision == "split-bf16" and self.model.kind == "bst":
             raise ConfigError(
-                "train.precision = 'split-bf16' is not for model.kind = 'bst', whose layer norms take float32 weights: "
-                "use bf16"
+                "train.precision = 'split-bf16' does not work with model.kind = 'bst', whose layer norms need float32 "
+                "weights: use --precision bf16"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def load_config(path: Path | None, flags: Mapping[tuple[str, str], Any] | None =
             raise ConfigError(f"unknown section [{name}]; known: {', '.join(SECTIONS)}")
         if not isinstance(values, dict):
             raise ConfigError(
-                f"{name} = {values!r}: {name} is a section, write [{name}] and keys under it"
+                f"{name} = {values!r}, but {name} is a section: write [{name}] and its keys below it"
             )
     for (section, key), value in (flags or {}).items():
         content.setdefault(section, {})[key] = value
@@ -197,21 +197,21 @@ def _convert(name: str, value: Any, hint: Any, setting: Setting) -> Any:
         hint = next(option for option in get_args(hint) if option is not NoneType)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise ConfigError(f"{name} = {value!r}; it must be one of {', '.join(get_args(hint))}")
+            raise ConfigError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
         return value
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{name} = {value!r}; it must be a list of integers")
+            raise ConfigError(f"{name} must be a list of integers, got {value!r}")
         items: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
         return tuple(_convert(name, item, int, setting) for item in items)
     if hint is bool:
         if not isinstance(value, bool):
-            raise ConfigError(f"{name} = {value!r}; it must be true or false")
+            raise ConfigError(f"{name} must be true or false, got {value!r}")
         return value
     if hint in (int, float):
         return _number(name, value, hint, setting)
     if isinstance(value, bool) or not isinstance(value, str | Path | int):
-        raise ConfigError(f"{name} = {value!r}; it must be text")
+        raise ConfigError(f"{name} must be text, got {value!r}")
     if hint is Path and not str(value).strip():
         raise ConfigError(f"{name} is empty; give a path, or leave it out")
     return hint(str(value))
@@ -224,7 +224,7 @@ def _number(name: str, value: Any, kind: type[int | float], setting: Setting) ->
         what += f" of at least {least:g}"
     if most is not None:
         what += f" and at most {most if isinstance(most, int) else format(most, 'g')}"
-    wrong = ConfigError(f"{name} = {value!r}; it must be {what}")
+    wrong = ConfigError(f"{name} must be {what}, got {value!r}")
     try:
         if isinstance(value, bool) or (kind is int and isinstance(value, float)):
             raise ValueError

@@ -27,32 +27,41 @@ class DataConfig:
     path: Annotated[
         Path | None,
         Setting(
-            "parquet or TSV file, or a directory of them; kge: a folder with train, valid and test.tsv; gnn: an .npz file",
+            "ctr: Parquet or TSV file, or a folder of them; kge: folder with train.tsv, valid.tsv and test.tsv; "
+            "gnn: .npz file",
             "--data",
         ),
     ] = None
     schema: Annotated[
-        Path | None, Setting("TOML file that names the columns (default: Criteo's)", "--schema")
+        Path | None,
+        Setting("ctr: TOML file that names the columns (default: columns of Criteo)", "--schema"),
     ] = None
     train_rows: Annotated[
         int | None,
         Setting(
-            "rows to train on; the rest is tested (default: all but a fifth)", "--train-rows", 1
+            "ctr: number of training rows, from the first; the rest is the test set (default: four fifths)",
+            "--train-rows",
+            1,
         ),
     ] = None
     ids: Annotated[
         Literal["full", "hash", "vocabulary"],
         Setting(
-            "64-bit ids as they are, hashed into buckets, or numbered by a vocabulary", "--ids"
+            "ctr: how a value becomes an id: full = unchanged 64-bit id, hash = hashed into --buckets, "
+            "vocabulary = number of the value in a vocabulary",
+            "--ids",
         ),
     ] = "full"
     buckets: Annotated[
-        int, Setting("with --ids hash: buckets per feature", "--buckets", 1, (1 << 31) - 1)
+        int,
+        Setting("with --ids hash: number of buckets per feature", "--buckets", 1, (1 << 31) - 1),
     ] = 1 << 20
     min_count: Annotated[
         int,
         Setting(
-            "with --ids vocabulary: occurrences a value needs in the train part", "--min-count", 1
+            "with --ids vocabulary: occurrences in the training rows that a value needs to get an id of its own",
+            "--min-count",
+            1,
         ),
     ] = 2
 
@@ -80,9 +89,15 @@ class ModelConfig:
             "graphsage",
             "gat",
         ],
-        Setting("the model", "--model"),
+        Setting(
+            "model; --task kge: transe, rotate, distmult or complex (default complex); --task gnn: graphsage or gat "
+            "(default graphsage); --task ctr: all others",
+            "--model",
+        ),
     ] = "dlrm"
-    dim: Annotated[int, Setting("weights per row", "--dim", 1, DIM_MAX)] = 16
+    dim: Annotated[
+        int, Setting("embedding dimension: number of weights per row", "--dim", 1, DIM_MAX)
+    ] = 16
     bottom: Annotated[
         tuple[int, ...],
         Setting("dlrm: hidden widths below the interaction", least=1, most=DIM_MAX),
@@ -98,7 +113,7 @@ class ModelConfig:
         256,
         128,
     )
-    cross_layers: Annotated[int, Setting("dcn_v2: crosses", least=1, most=1000)] = 2
+    cross_layers: Annotated[int, Setting("dcn_v2: number of cross layers", least=1, most=1000)] = 2
     rank: Annotated[int, Setting("dcn_v2: rank of the cross matrices", least=1, most=DIM_MAX)] = 64
     attention: Annotated[
         tuple[int, ...],
@@ -107,7 +122,11 @@ class ModelConfig:
     heads: Annotated[int, Setting("bst: attention heads", least=1, most=DIM_MAX)] = 2
     auxiliary: Annotated[
         float,
-        Setting("dien: weight of the loss of the next place of a history", least=0, most=FLOAT_MAX),
+        Setting(
+            "dien: weight of the auxiliary loss, which predicts the next item of a history",
+            least=0,
+            most=FLOAT_MAX,
+        ),
     ] = 1.0
 
 
@@ -122,25 +141,29 @@ class RowsConfig:
         Literal[
             "sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"
         ],
-        Setting("optimizer of the rows", "--row-optimizer"),
+        Setting("optimizer of the embedding rows", "--row-optimizer"),
     ] = "adagrad"
-    lr: Annotated[float, Setting("learning rate of the rows", "--row-lr", 0, FLOAT_MAX)] = 0.02
+    lr: Annotated[
+        float, Setting("learning rate of the embedding rows", "--row-lr", 0, FLOAT_MAX)
+    ] = 0.02
     dtype: Annotated[
         Literal["fp32", "bf16", "split-bf16"],
         Setting(
-            "how weights are stored: bf16 takes half the bytes; of split-bf16 lookups read half of them, "
-            "updates all",
+            "how weights are stored: bf16 takes half the bytes; split-bf16 keeps float32 precision, but lookups "
+            "read only the upper bfloat16 halves",
             "--row-dtype",
         ),
     ] = "fp32"
     initial_width: Annotated[
         float,
-        Setting("new weights are uniform between minus and plus this", least=1e-9, most=FLOAT_MAX),
+        Setting(
+            "new weights are uniform in [-initial_width, initial_width)", least=1e-9, most=FLOAT_MAX
+        ),
     ] = 0.01
     momentum: Annotated[
         float | None, Setting("momentum_sgd: decay of the velocity", least=1e-6, most=BELOW_ONE)
     ] = None
-    nesterov: Annotated[bool | None, Setting("momentum_sgd: take Nesterov's step")] = None
+    nesterov: Annotated[bool | None, Setting("momentum_sgd: use Nesterov momentum")] = None
     beta1: Annotated[
         float | None,
         Setting("adam, rowwise_adam: decay of the first moment", least=0, most=BELOW_ONE),
@@ -151,21 +174,30 @@ class RowsConfig:
     ] = None
     eps: Annotated[
         float | None,
-        Setting("Adagrads and Adams: added to the root", least=1e-30, most=FLOAT_MAX),
+        Setting(
+            "adagrad, adam and their row-wise forms: added to the root in the denominator",
+            least=1e-30,
+            most=FLOAT_MAX,
+        ),
     ] = None
-    beta: Annotated[float | None, Setting("ftrl: added to the root", least=0, most=FLOAT_MAX)] = (
-        None
-    )
+    beta: Annotated[
+        float | None,
+        Setting("ftrl: added to the root in the denominator", least=0, most=FLOAT_MAX),
+    ] = None
     l1: Annotated[
         float | None,
-        Setting("ftrl: penalty on absolute weights; makes weights 0", least=0, most=FLOAT_MAX),
+        Setting("ftrl: L1 penalty; sets small weights to 0", least=0, most=FLOAT_MAX),
     ] = None
     l2: Annotated[
-        float | None, Setting("ftrl: penalty on half the squares", least=0, most=FLOAT_MAX)
+        float | None, Setting("ftrl: L2 penalty, l2 / 2 times the square", least=0, most=FLOAT_MAX)
     ] = None
     initial_accumulator: Annotated[
         float | None,
-        Setting("Adagrads, ftrl: what sums of squares begin with", least=0, most=FLOAT_MAX),
+        Setting(
+            "adagrad, rowwise_adagrad, ftrl: initial sum of squared gradients",
+            least=0,
+            most=FLOAT_MAX,
+        ),
     ] = None
 
 
@@ -175,16 +207,23 @@ class EvictionConfig:
 
     rule: Annotated[
         Literal["none", "ttl", "least_frequent", "lowest_norm"],
-        Setting("none, or the class of rowmill that it is named after"),
+        Setting("eviction rule: none, or rowmill.TTL, rowmill.LeastFrequent, rowmill.LowestNorm"),
     ] = "none"
-    steps: Annotated[int | None, Setting("ttl: steps without a change", least=1)] = None
+    steps: Annotated[
+        int | None, Setting("ttl: evict rows not updated for this many steps", least=1)
+    ] = None
     max_rows: Annotated[
         int | None, Setting("least_frequent, lowest_norm: rows to keep per table", least=1)
     ] = None
     below: Annotated[
-        float | None, Setting("lowest_norm: the norm instead", least=1e-30, most=FLOAT_MAX)
+        float | None,
+        Setting(
+            "lowest_norm: evict rows below this norm, in place of max_rows",
+            least=1e-30,
+            most=FLOAT_MAX,
+        ),
     ] = None
-    every: Annotated[int, Setting("steps from one eviction to the next", least=1)] = 100
+    every: Annotated[int, Setting("steps between evictions", least=1)] = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,29 +231,39 @@ class AdmissionConfig:
     """Section `[admission]`: which ids get a row."""
 
     min_count: Annotated[
-        int | None, Setting("steps that ask for an id before it has a row", least=2, most=255)
+        int | None,
+        Setting("training steps that must look up an id before it gets a row", least=2, most=255),
     ] = None
-    bytes: Annotated[str, Setting("memory of the sketch of a table, a power of two")] = "1MiB"
+    bytes: Annotated[
+        str, Setting("memory per table for the sketch that counts lookups, a power of two")
+    ] = "1MiB"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
     """Section `[store]`: where rows live, and with how much memory."""
 
-    path: Annotated[Path | None, Setting("folder of the rows (default: OUT/store)", "--store")] = (
-        None
-    )
-    memory: Annotated[str, Setting("memory of the store, index and I/O included", "--memory")] = (
-        "2GiB"
-    )
+    path: Annotated[
+        Path | None, Setting("folder of the store with the rows (default: OUT/store)", "--store")
+    ] = None
+    memory: Annotated[
+        str,
+        Setting(
+            "memory budget of the store, index and I/O included",
+            "--memory",
+        ),
+    ] = "2GiB"
     row_memory: Annotated[
         str | None,
-        Setting("expert: memory for rows and log buffers alone, within --memory", "--row-memory"),
+        Setting(
+            "part of --memory for resident rows and log buffers (default: what the index leaves)",
+            "--row-memory",
+        ),
     ] = None
     staleness_bound: Annotated[
         int | None,
         Setting(
-            'updates a row may lag behind: 0 is synchronous, "infinite" no bound',
+            'number of updates by which a row may be stale: 0 is synchronous, "infinite" is unbounded',
             "--staleness-bound",
             0,
             255,
@@ -223,8 +272,7 @@ class StoreConfig:
     lookahead: Annotated[
         int | None,
         Setting(
-            "batches whose rows are fetched in advance (default: up to 60, as long as those that wait take less than "
-            "a 32nd of --memory; on many ranks 4)",
+            "number of batches to prefetch (default: 4 to 60, as fit into a 32nd of --memory; under torchrun 4)",
             "--lookahead",
             0,
         ),
@@ -232,17 +280,17 @@ class StoreConfig:
     feed: Annotated[
         str | None,
         Setting(
-            "bytes on disk for a feed of what changes, which rowmill follow reads (default: none)",
+            'publish changes as a feed for rowmill follow, in at most this much disk, such as "1GiB" (default: no feed)',
             "--feed",
         ),
     ] = None
     feed_interval_s: Annotated[
         float,
-        Setting("longest time between two rounds of publishing, in seconds", least=1e-3, most=3600),
+        Setting("longest time in seconds between two publications", least=1e-3, most=3600),
     ] = 0.1
     feed_waiting: Annotated[
         str,
-        Setting("memory, beyond --memory, for rows that leave it before the feed has said them"),
+        Setting("memory beyond --memory for rows that are spilled before the feed publishes them"),
     ] = "64MiB"
 
 
@@ -250,70 +298,91 @@ class StoreConfig:
 class TrainConfig:
     """Section `[train]`: the run."""
 
-    epochs: Annotated[int, Setting("passes over the train part", "--epochs", 0)] = 1
+    epochs: Annotated[int, Setting("passes over the training data", "--epochs", 0)] = 1
     batch: Annotated[
         int,
-        Setting("rows per step; kge: triples, or queries with kvsall; gnn: nodes", "--batch", 1),
+        Setting(
+            "examples per step: rows of a click log; kge: triples, or queries with kvsall; gnn: nodes",
+            "--batch",
+            1,
+        ),
     ] = 256
     task: Annotated[
         Literal["ctr", "kge", "gnn"],
-        Setting("clicks of a log, links of a knowledge graph, or classes of nodes", "--task"),
+        Setting(
+            "ctr: predict clicks; kge: predict links of a knowledge graph; gnn: classify nodes",
+            "--task",
+        ),
     ] = "ctr"
     in_flight: Annotated[
         int,
         Setting(
-            "steps whose rows may be read before the first of them is updated; how far rows lag behind is up to "
-            "store.staleness_bound",
+            "number of steps whose rows may be looked up and not yet updated; --staleness-bound limits how stale "
+            "rows get",
             "--in-flight",
             1,
             1000,
         ),
     ] = 1
-    seed: Annotated[int, Setting("seed of rows and dense weights", "--seed", 0, (1 << 64) - 1)] = 0
+    seed: Annotated[
+        int, Setting("random seed of rows and dense weights", "--seed", 0, (1 << 64) - 1)
+    ] = 0
     dense_lr: Annotated[
-        float, Setting("learning rate of the dense half", "--dense-lr", 0, FLOAT_MAX)
+        float, Setting("learning rate of the dense layers", "--dense-lr", 0, FLOAT_MAX)
     ] = 2e-3
     dense_optimizer: Annotated[
         Literal["adam", "adagrad", "sgd"],
-        Setting("ctr: optimizer of the dense half", "--dense-optimizer"),
+        Setting("ctr: optimizer of the dense layers", "--dense-optimizer"),
     ] = "adam"
     precision: Annotated[
         Literal["fp32", "bf16", "split-bf16"],
         Setting(
-            "ctr: what the dense half multiplies in; split-bf16: its weights are bfloat16 too, their lower halves state "
-            "of adagrad or sgd; kge: fp32 or bf16, what scores are multiplied in",
+            "number format of matrix products; split-bf16 (ctr with adagrad or sgd): weights are bfloat16 too, and "
+            "the optimizer keeps their lower halves; kge: fp32 or bf16; gnn: fp32",
             "--precision",
         ),
     ] = "fp32"
     dense_decay_from: Annotated[
         float,
         Setting(
-            "share of the run after which that rate falls evenly to 0; 1: never", least=0, most=1
+            "share of the run after which dense_lr falls linearly to 0; 1: never", least=0, most=1
         ),
     ] = 0.5
     threads: Annotated[
         int | None,
-        Setting("threads (default: all cores but one, which fetches rows)", "--threads", 1, 256),
+        Setting(
+            "number of threads (default: all cores but one, which is left for prefetching)",
+            "--threads",
+            1,
+            256,
+        ),
     ] = None
     backend: Annotated[
         Literal["gloo", "oneccl", "nccl"],
-        Setting("under torchrun: what carries messages; nccl: a GPU for each rank", "--backend"),
+        Setting("under torchrun: communication backend; nccl needs one GPU per rank", "--backend"),
     ] = "gloo"
     rows_on_wire: Annotated[
         Literal["fp32", "bf16"],
         Setting(
-            "under torchrun: what rows and their gradients travel as, bf16 in half the bytes",
+            "under torchrun: number format of rows and gradients in messages; bf16 halves their bytes",
             "--rows-on-wire",
         ),
     ] = "fp32"
     checkpoint_every: Annotated[
-        int, Setting("steps between checkpoints; 0: only at the end", "--checkpoint-every", 0)
+        int,
+        Setting("steps between checkpoints; 0: only at the end", "--checkpoint-every", 0),
     ] = 1000
-    log_every: Annotated[int, Setting("steps between points of the curves", "--log-every", 1)] = 50
-    out: Annotated[Path, Setting("folder of report and events", "--out")] = Path("out/train")
-    resume: Annotated[bool, Setting("go on from the last checkpoint", "--resume")] = False
+    log_every: Annotated[int, Setting("steps between logged metrics", "--log-every", 1)] = 50
+    out: Annotated[
+        Path,
+        Setting("folder for report.html and TensorBoard events", "--out"),
+    ] = Path("out/train")
+    resume: Annotated[bool, Setting("continue from the last checkpoint", "--resume")] = False
     plain: Annotated[
-        bool, Setting("rows in torch.nn.EmbeddingBag instead of a store, to compare", "--plain")
+        bool,
+        Setting(
+            "ctr: keep rows in torch.nn.EmbeddingBag instead of a store, for comparison", "--plain"
+        ),
     ] = False
 
 
@@ -323,6 +392,8 @@ class CheckpointConfig:
 
     push: Annotated[
         str | None,
-        Setting("URL each checkpoint is copied to: s3://, gs://, az:// or file://", "--push"),
+        Setting("copy each checkpoint to this s3://, gs://, az:// or file:// URL", "--push"),
     ] = None
-    keep: Annotated[int, Setting("checkpoints to keep there", "--keep", 1, 10_000)] = 3
+    keep: Annotated[
+        int, Setting("number of checkpoints to keep at --push", "--keep", 1, 10_000)
+    ] = 3

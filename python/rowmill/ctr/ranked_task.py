@@ -164,9 +164,7 @@ def open_ranked_clicks(
         able=able,
     )
     device = dense_device(backend, here.local_rank)
-    ended = (
-        "rowmill: ended by SIGTERM; the same command with --resume goes on from the last checkpoint"
-    )
+    ended = "rowmill: ended by SIGTERM; to continue from the last checkpoint, run the same command with --resume"
     try:
         ranks = Ranks(timeout_s=_WAIT_S)
         with ends_late(_LAST_WORDS_S, ended), Watch(ranks) as watch:

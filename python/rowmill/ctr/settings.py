@@ -1,4 +1,4 @@
-"""Settings of click logs that are made: sections of the file that `rowmill.config` reads."""
+"""Settings of generated click logs: sections of the file that `rowmill.config` reads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rowmill.config.setting import Setting
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """Section `[generate]`: a click log to make first, if it is not there yet."""
+    """Section `[generate]`: the click log to generate before training, if it does not exist yet."""
 
-    rows: Annotated[int, Setting("rows of the log", "--rows", 1)]
-    seed: Annotated[int, Setting("seed of everything random", "--seed", 0, (1 << 44) - 1)] = 0
-    tables: Annotated[int, Setting("id features", "--tables", 1, 4096)] = 26
+    rows: Annotated[int, Setting("number of rows of the log", "--rows", 1)]
+    seed: Annotated[int, Setting("random seed", "--seed", 0, (1 << 44) - 1)] = 0
+    tables: Annotated[int, Setting("number of id features", "--tables", 1, 4096)] = 26
     rows_per_table: Annotated[
         int | None,
         Setting(
-            "distinct ids of every feature (default: as in the Criteo log)",
+            "number of distinct ids per feature (default: as in the Criteo log)",
             "--rows-per-table",
             1,
             1 << 40,
@@ -28,34 +28,45 @@ class GenerateConfig:
     zipf: Annotated[
         float | None,
         Setting(
-            "one Zipf exponent for all ids (default: the law fitted to production)", "--zipf", 0
+            "Zipf exponent of the ids of all features (default: a distribution fitted to production logs)",
+            "--zipf",
+            0,
         ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequencesConfig:
-    """Section `[sequences]`: a log of sequences to make first, if it is not there yet."""
+    """Section `[sequences]`: the log of sequences to make before training, if it does not exist yet."""
 
     interactions: Annotated[
         Path | None,
         Setting(
-            "parquet or TSV file with the columns user, item, timestamp and perhaps rating (default: generate some)",
+            "Parquet or TSV file with columns user, item, timestamp and optionally rating (default: generate "
+            "interactions)",
             "--interactions",
         ),
     ] = None
     places: Annotated[
-        int, Setting("items before the one shown that a row tells", "--places", 1, 10_000)
+        int,
+        Setting("longest history of a row, in items", "--places", 1, 10_000),
     ] = 20
     negatives: Annotated[
-        int, Setting("rows without a click for each with one, to train on", "--negatives", 0, 1000)
+        int,
+        Setting("training rows without a click per click", "--negatives", 0, 1000),
     ] = 4
     candidates: Annotated[
-        int, Setting("items to tell a user's last one from, itself included", "--candidates", 2)
+        int,
+        Setting(
+            "items to rank per user in the test, the user's last item included",
+            "--candidates",
+            2,
+        ),
     ] = 100
-    seed: Annotated[int, Setting("seed of everything random", "--seed", 0, (1 << 44) - 1)] = 0
-    users: Annotated[int, Setting("generated: users", "--users", 1)] = 1000
-    items: Annotated[int, Setting("generated: items", "--items", 4)] = 1000
+    seed: Annotated[int, Setting("random seed", "--seed", 0, (1 << 44) - 1)] = 0
+    users: Annotated[int, Setting("generated interactions: number of users", "--users", 1)] = 1000
+    items: Annotated[int, Setting("generated interactions: number of items", "--items", 4)] = 1000
     events: Annotated[
-        int, Setting("generated: interactions of a user, on average", "--events", 2)
+        int,
+        Setting("generated interactions: mean number per user", "--events", 2),
     ] = 50

@@ -10,64 +10,80 @@ from rowmill.config.setting import BELOW_ONE, FLOAT_MAX, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class KgeConfig:
-    """Section `[kge]`: how a knowledge graph is learned."""
+    """Section `[kge]`: how to learn a knowledge graph."""
 
     objective: Annotated[
         Literal["1vsall", "kvsall", "negatives"],
         Setting(
-            "what a query's answer is compared with: all entities, all with every answer of the query at once, or some"
+            "candidates of a query: 1vsall = all entities, one answer; kvsall = all entities, all answers of the query "
+            "together; negatives = drawn entities"
         ),
     ] = "negatives"
     loss: Annotated[
-        Literal["softmax", "logistic", "self_adversarial"], Setting("loss of a query's scores")
+        Literal["softmax", "logistic", "self_adversarial"],
+        Setting("loss over the scores of a query"),
     ] = "softmax"
     negatives: Annotated[
-        int, Setting("negatives: entities drawn for each batch", least=0, most=1 << 24)
+        int, Setting("objective negatives: entities drawn per batch", least=0, most=1 << 24)
     ] = 256
     in_batch: Annotated[
-        bool, Setting("negatives: compare with the other entities of the batch too")
+        bool,
+        Setting("objective negatives: the other entities of the batch are candidates too"),
     ] = False
     reciprocal: Annotated[
-        bool, Setting("ask for heads as tails of relations of their own, twice as many")
+        bool,
+        Setting("predict heads as tails of reciprocal relations, which doubles the relations"),
     ] = True
     regularizer: Annotated[
-        Literal["none", "l2", "n3"], Setting("penalty on the rows of a batch's triples")
+        Literal["none", "l2", "n3"], Setting("penalty on the rows of the triples of a batch")
     ] = "none"
     entity_penalty: Annotated[
-        float, Setting("its weight for entities", least=0, most=FLOAT_MAX)
+        float, Setting("weight of the regularizer for entities", least=0, most=FLOAT_MAX)
     ] = 0.0
     relation_penalty: Annotated[
-        float, Setting("its weight for relations", least=0, most=FLOAT_MAX)
+        float, Setting("weight of the regularizer for relations", least=0, most=FLOAT_MAX)
     ] = 0.0
     entity_dropout: Annotated[
-        float, Setting("share of the weights of entities left out", least=0, most=BELOW_ONE)
+        float, Setting("dropout rate of entity weights", least=0, most=BELOW_ONE)
     ] = 0.0
     relation_dropout: Annotated[
-        float, Setting("share of the weights of relations left out", least=0, most=BELOW_ONE)
+        float, Setting("dropout rate of relation weights", least=0, most=BELOW_ONE)
     ] = 0.0
     smoothing: Annotated[
         float,
-        Setting("softmax: share of the answers given to all candidates", least=0, most=BELOW_ONE),
+        Setting(
+            "loss softmax: label smoothing, the share of the target spread over all candidates",
+            least=0,
+            most=BELOW_ONE,
+        ),
     ] = 0.0
     temperature: Annotated[
-        float, Setting("self_adversarial: how much harder wrong ones count", least=0, most=1e6)
+        float,
+        Setting(
+            "loss self_adversarial: temperature; larger values give hard negatives more weight",
+            least=0,
+            most=1e6,
+        ),
     ] = 1.0
     margin: Annotated[
         float, Setting("transe, rotate: added to every score", least=0, most=FLOAT_MAX)
     ] = 0.0
-    norm: Annotated[int, Setting("transe: of the distance", least=1, most=2)] = 1
+    norm: Annotated[int, Setting("transe: distance in the L1 or L2 norm", least=1, most=2)] = 1
     unseen: Annotated[
         Literal["error", "rank"],
         Setting(
-            "entities that valid or test have and train has not: an error, or rows never learned"
+            "entities in valid.tsv or test.tsv that train.tsv lacks: error = stop, rank = rank them untrained"
         ),
     ] = "error"
     partitions: Annotated[
-        int, Setting("ranges of entities whose triples are trained together", least=1, most=4096)
+        int,
+        Setting(
+            "number of entity ranges; triples are trained by pairs of them", least=1, most=4096
+        ),
     ] = 1
     buffer_partitions: Annotated[
-        int, Setting("how many of them are in use at a time", least=2, most=4096)
+        int, Setting("number of partitions in use at a time", least=2, most=4096)
     ] = 4
     validate_every: Annotated[
-        int, Setting("epochs between figures of the valid part; 0: only at the end", least=0)
+        int, Setting("epochs between evaluations on valid.tsv; 0: only at the end", least=0)
     ] = 0

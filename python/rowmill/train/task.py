@@ -155,7 +155,7 @@ def check_flags(config: Config) -> None:
             value = getattr(getattr(config, section), name)
             if task != of and value != getattr(getattr(usual, section), name):
                 raise ConfigError(
-                    f"{section}.{name} = {str(value)!r} is of the task {of}: drop it with --task {task}"
+                    f"{section}.{name} applies only to --task {of}; remove it for --task {task}, got {str(value)!r}"
                 )
 
 

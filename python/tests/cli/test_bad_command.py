@@ -39,7 +39,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with the logs, a file, and a folder with somebody's work."""
+    """A working folder with the logs, a file, and a folder with other work."""
     for name in ("log0", "log1"):
         shutil.copytree(logs / name, tmp_path / name)
     (tmp_path / "file").write_text("mine")
@@ -83,14 +83,23 @@ def train(*more: str, data: str = "log0", out: str = "out") -> list[str]:
         (["--memory", "9" * 30], "store.memory must be less than 8388608TiB"),
         (["--row-memory", "1KiB"], "is too small"),
         (["--row-memory", "1GiB"], "row_memory must be at most memory (67108864 bytes)"),
-        (["--batch", "-1"], "train.batch = '-1'; it must be an integer of at least 1"),
-        (["--batch", "1e3"], "train.batch = '1e3'; it must be an integer of at least 1"),
-        (["--seed", str(1 << 64)], "train.seed = '18446744073709551616'"),
-        (["--threads", "9" * 20], "it must be an integer of at least 1 and at most 256"),
-        (["--dim", "9" * 20], "it must be an integer of at least 1 and at most 65536"),
-        (["--dense-lr", "1e300"], "train.dense_lr = '1e300'; it must be a number"),
+        (["--batch", "-1"], "train.batch must be an integer of at least 1, got '-1'"),
+        (["--batch", "1e3"], "train.batch must be an integer of at least 1, got '1e3'"),
+        (["--seed", str(1 << 64)], "18446744073709551615, got '18446744073709551616'"),
+        (
+            ["--threads", "9" * 20],
+            "train.threads must be an integer of at least 1 and at most 256, got",
+        ),
+        (["--dim", "9" * 20], "model.dim must be an integer of at least 1 and at most 65536, got"),
+        (
+            ["--dense-lr", "1e300"],
+            "train.dense_lr must be a number of at least 0 and at most 3e+38, got '1e300'",
+        ),
         (["--ids", "hash", "--buckets", "9" * 20], "at most 2147483647"),
-        (["--staleness-bound", "256"], "store.staleness_bound = '256'"),
+        (
+            ["--staleness-bound", "256"],
+            "store.staleness_bound must be an integer of at least 0 and at most 255, got '256'",
+        ),
         (["--train-rows", "601"], "data.train_rows = 601, but log0 has 600 rows"),
         (["--out", ""], "train.out is empty"),
         (["--data", ""], "data.path is empty"),
@@ -242,9 +251,12 @@ def test_a_store_of_a_newer_format_is_not_cleared(here: Path, refused: Callable[
         (["file"], "no store at file: check the path"),
         (["work"], "no store at work: check the path"),
         ([""], "argument STORE: is empty; give a path"),
-        (["work", "--hottest", "-1"], "'-1' is not a number from 0 to 999999"),
-        (["work", "--hottest", "many"], "'many' is not a number from 0 to 999999"),
-        (["work", "--hottest", "9" * 30], "is not a number from 0 to 999999"),
+        (["work", "--hottest", "-1"], "--hottest: must be an integer from 0 to 999999, got '-1'"),
+        (
+            ["work", "--hottest", "many"],
+            "--hottest: must be an integer from 0 to 999999, got 'many'",
+        ),
+        (["work", "--hottest", "9" * 30], "must be an integer from 0 to 999999, got '99999"),
     ],
 )
 def test_a_wrong_argument_of_inspect_is_named(
@@ -260,8 +272,11 @@ def test_a_wrong_argument_of_inspect_is_named(
         (["--out", "x"], "generate.rows is not set"),
         (["--out", "", "--rows", "9"], "argument --out: is empty; give a path"),
         (["--out", "file", "--rows", "9"], "file is a file; a log is a folder"),
-        (["--out", "x", "--rows", "0"], "generate.rows = '0'; it must be an integer of at least 1"),
-        (["--out", "x", "--rows", "9", "--zipf", "-1"], "generate.zipf = '-1'"),
+        (["--out", "x", "--rows", "0"], "generate.rows must be an integer of at least 1, got '0'"),
+        (
+            ["--out", "x", "--rows", "9", "--zipf", "-1"],
+            "generate.zipf must be a number of at least 0, got '-1'",
+        ),
         (["--out", "x", "--rows", "9", "--seed", "9" * 30], "at most 17592186044415"),
         (["--out", "log0", "--rows", "9"], "log0 holds a log generated with other settings"),
     ],

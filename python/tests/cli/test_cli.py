@@ -57,15 +57,15 @@ def test_help_names_the_conventional_flags_and_does_not_wait_for_torch() -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "no data: name a click log with --data"),
+        (["train"], "no data: pass a click log"),
         (["train", "--data", "nowhere.parquet"], "data nowhere.parquet does not exist"),
         (
             ["train", "--data", "x", "--batch", "0"],
-            "train.batch = '0'; it must be an integer of at least 1",
+            "train.batch must be an integer of at least 1, got '0'",
         ),
         (
             ["train", "--data", "x", "--model", "wide"],
-            "model.kind = 'wide'; it must be one of dlrm",
+            "model.kind must be one of dlrm",
         ),
         (
             ["train", "--data", "x", "--memory", "2 pounds"],
@@ -73,7 +73,7 @@ def test_help_names_the_conventional_flags_and_does_not_wait_for_torch() -> None
         ),
         (
             ["train", "--data", "x", "--row-dtype", "fp16"],
-            "rows.dtype = 'fp16'; it must be one of fp32, bf16, split-bf16",
+            "rows.dtype must be one of fp32, bf16, split-bf16, got 'fp16'",
         ),
         (["train", "--config", "nowhere.toml"], "config file nowhere.toml does not exist"),
         (["data", "generate", "--out", "x"], "generate.rows is not set"),

@@ -50,7 +50,7 @@ def test_a_clean_store_is_clean_and_a_repair_changes_nothing(store: Path) -> Non
         code, out, error = fsck(store, *flags, python="" if flags else sys.executable)
         assert (code, error) == (0, "")
         assert out.startswith("clean: checkpoint 1: ")
-        assert f"{_ROWS:,} rows proven" in out
+        assert f"{_ROWS:,} rows are intact" in out
     after = {path.name: path.read_bytes() for path in store.iterdir() if path.name != "LOCK"}
     assert after == before
 
@@ -62,7 +62,7 @@ def test_a_damaged_block_is_repaired_around_and_its_rows_are_listed(
     code, out, _ = fsck(store)
     assert code == 1
     assert "DAMAGED: checkpoint 1" in out
-    assert "not proven: table t id " in out
+    assert "damaged: table t id " in out
     listed = tmp_path / "dropped"
     code, out, _ = fsck(store, "--repair", "--dropped", listed)
     assert code == 1

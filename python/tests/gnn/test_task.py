@@ -492,7 +492,7 @@ def test_the_command_generates_trains_several_splits_and_tells_their_mean(
     [
         ({"model__kind": "dlrm"}, r"model\.kind = 'dlrm' is no model of nodes"),
         ({"train__plain": True}, r"train\.plain is for click models"),
-        ({"data__ids": "hash"}, r"data\.ids = 'hash' is of the task ctr: drop it with --task gnn"),
+        ({"data__ids": "hash"}, r"data\.ids applies only to --task ctr; remove it for --task gnn"),
         ({"gnn__fanouts": []}, r"gnn\.fanouts is empty"),
         ({"gnn__fanouts": [4, 0]}, r"gnn\.fanouts has a 0"),
         ({"gnn__test_fanouts": [4]}, r"gnn\.test_fanouts has 1 layers and gnn\.fanouts 2"),
@@ -547,7 +547,7 @@ def test_a_graph_is_made_first_where_the_settings_say_so(make: Make, tmp_path: P
     assert train(make(**nodes), quiet())["run"]["nodes"] == 700
     with pytest.raises(DataError, match="is no graph of these settings"):
         train(make("other", **{**nodes, "nodes__nodes": 701}), quiet())
-    with pytest.raises(ConfigError, match=r"\[sequences\] and \[nodes\] both make data\.path"):
+    with pytest.raises(ConfigError, match=r"\[sequences\] and \[nodes\] both write data\.path"):
         make(**nodes, sequences__users=5)
 
 

@@ -459,7 +459,7 @@ def test_the_command_prints_figures_and_leaves_a_report(
         ({"train__plain": True}, r"train\.plain is for click models"),
         (
             {"data__train_rows": 9},
-            r"data\.train_rows = '9' is of the task ctr: drop it with --task kge",
+            r"data\.train_rows applies only to --task ctr; remove it for --task kge",
         ),
         ({"kge__negatives": 0}, r"kge\.negatives = 0 and kge\.in_batch = false leave nothing"),
         ({"kge__objective": "1vsall", "kge__partitions": 4}, r"kge\.partitions = 4 needs"),
@@ -469,7 +469,7 @@ def test_the_command_prints_figures_and_leaves_a_report(
         ({"kge__entity_penalty": 0.1}, r'kge\.regularizer is "none"'),
         ({"kge__partitions": 151}, r"kge\.partitions = 151, but the graph has 150 entities"),
         ({"model__dim": 7}, "dim must be even, got 7"),
-        ({"gnn__splits": 3}, r"gnn\.splits = '3' is of the task gnn: drop it with --task kge"),
+        ({"gnn__splits": 3}, r"gnn\.splits applies only to --task gnn; remove it for --task kge"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(

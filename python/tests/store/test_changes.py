@@ -111,7 +111,7 @@ def test_the_command_counts_and_exports(store: Path, tmp_path: Path) -> None:
     assert changes(store, "--since", 1) == (0, f"{counts}changes from checkpoint 1 to 2\n", "")
     out = tmp_path / "changed.parquet"
     code, text, _ = changes(store, "--since", 1, "--out", out, python=sys.executable)
-    assert (code, text) == (0, f"{counts}changes from checkpoint 1 to 2; they are in {out}\n")
+    assert (code, text) == (0, f"{counts}changes from checkpoint 1 to 2; wrote the rows to {out}\n")
 
     file = pq.read_table(out)
     about = json.loads(file.schema.metadata[b"rowmill"])
@@ -141,7 +141,7 @@ def test_what_cannot_be_told_is_said_in_one_line(store: Path, tmp_path: Path) ->
     assert not (tmp_path / "none").exists()
     code, _, error = changes(store, "--since", "-1")
     assert code == 2
-    assert "is not a number of a checkpoint or event" in error
+    assert "must be the number of a checkpoint or event, got '-1'" in error
 
 
 def test_changes_that_are_not_kept_say_since_when_they_are(tmp_path: Path) -> None:

@@ -108,13 +108,14 @@ def test_what_has_no_split_form_or_no_instructions_is_refused(
     with pytest.raises(ConfigError, match="'split-bf16' needs --dense-optimizer adagrad or sgd"):
         make(train__precision="split-bf16", train__dense_optimizer="adam")
     with pytest.raises(
-        ConfigError, match=r"dense_optimizer is of the task ctr: drop it with --task kge"
+        ConfigError, match=r"dense_optimizer applies only to --task ctr; remove it for --task kge"
     ):
         make(train__task="kge")
     for task, precision, takes in (("kge", "split-bf16", "fp32 or bf16"), ("gnn", "bf16", "fp32")):
         flags = {"train__dense_optimizer": "adam", "train__precision": precision}
         with pytest.raises(
-            ConfigError, match=f"'{precision}' is not for the task {task}, which takes {takes}"
+            ConfigError,
+            match=f"train.precision must be {takes} for --task {task}, got '{precision}'",
         ):
             make(train__task=task, **flags)
     monkeypatch.setattr(dense, "multiplies_bf16", lambda: False)

@@ -109,7 +109,7 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_how_to_go_on(
     assert process.returncode == 130
     assert "Traceback" not in printed
     assert printed.splitlines()[-1] == (
-        "rowmill: interrupted; the same command with --resume goes on from the last checkpoint"
+        "rowmill: interrupted; to continue from the last checkpoint, run the same command with --resume"
     )
     assert ended(fork(server, arguments(log, out, "--resume"), tmp_path / "printed.txt")) == 0
     assert measured(out) == measured(whole)
@@ -122,7 +122,7 @@ def test_ctrl_c_while_modules_load_is_one_line_too(log: Path, tmp_path: Path) ->
     process.send_signal(signal.SIGINT)
     printed = process.communicate(timeout=DEADLINE_S)[0]
     assert process.returncode == 130
-    assert printed == "rowmill: interrupted before anything was done\n"
+    assert printed == "rowmill: interrupted before any change\n"
     assert not (tmp_path / "out").exists()
 
 
