@@ -198,7 +198,7 @@ def test_a_log_is_not_generated_onto_a_file(tmp_path: Path) -> None:
     [("seed", 1 << 44), ("rows_per_table", 1 << 41), ("tables", 5000), ("rows", -1)],
 )
 def test_settings_beyond_what_the_generator_can_do_are_refused(key: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=rf"generate\.{key} = {value}; it must be an integer of"):
+    with pytest.raises(ConfigError, match=rf"generate\.{key} must be an integer of .* got {value}"):
         section_from("generate", {"rows": 10, key: value})
 
 

@@ -180,14 +180,14 @@ def test_wrong_uses_are_named(store: rowmill.Store) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('[eviction]\nrule = "old"', "eviction.rule = 'old'; it must be one of none, ttl"),
-        ('[eviction]\nrule = "ttl"\nsteps = 0', "eviction.steps = 0; it must be an integer"),
+        ('[eviction]\nrule = "old"', "eviction.rule must be one of none, ttl"),
+        ('[eviction]\nrule = "ttl"\nsteps = 0', "eviction.steps must be an integer of at least 1, got 0"),
         ('[eviction]\nrule = "ttl"\nmax_rows = 5', "takes eviction.steps, got eviction.max_rows"),
         ('[eviction]\nrule = "ttl"', "takes eviction.steps, got none of these"),
         ("[eviction]\nsteps = 5", "eviction.steps is set, but eviction.rule is none"),
         (
             "[admission]\nmin_count = 1",
-            "admission.min_count = 1; it must be an integer of at least 2",
+            "admission.min_count must be an integer of at least 2",
         ),
         ('[admission]\nbytes = "much"', "admission.bytes must be a number of bytes"),
         (
