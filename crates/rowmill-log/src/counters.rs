@@ -1,8 +1,8 @@
-//! What a log has done since it was opened.
+//! Counters of a log, from 0 at open.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts as they were at one moment, each for itself.
+/// A snapshot of the counters. Each counter is read separately, so they may not agree with each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogCounts {
     /// Blocks read from the device, trailers included.
@@ -17,7 +17,7 @@ pub struct LogCounts {
     pub(crate) rows_read: u64,
     /// Rows read from the tail buffers, without the device.
     pub(crate) tail_hits: u64,
-    /// Blocks and trailers that were not what had been written.
+    /// Blocks and trailers whose content failed its check.
     pub corrupt: u64,
 }
 

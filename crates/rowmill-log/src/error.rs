@@ -1,26 +1,26 @@
-//! What a log could not do, and what is wrong with a block.
+//! Errors of a log, and the kinds of damage that a block can have.
 
 use std::sync::Arc;
 
 use rowmill_io::DeviceError;
 
-/// The bytes of one row, or why there are none.
+/// The bytes of one row, or the error that prevented reading them.
 pub type RowResult<'a> = Result<&'a [u8], LogError>;
 
-/// What the log of a group could not do.
+/// An error of the log of one group.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LogError {
-    /// The row number names no row any more. Look the row up again; if the index still gives this
-    /// number, the index is damaged.
-    #[error("row number {number} of group {group} names no row: look it up again")]
+    /// No row has this number any more. Look the row up again. If the index still gives this number, the
+    /// index is damaged.
+    #[error("group {group} has no row with number {number} any more: look the row up again")]
     Moved {
         /// Group of the log.
         group: u32,
         /// The row number asked for.
         number: u32,
     },
-    /// What the device returned is not what was written there.
-    #[error("group {group}, segment {sequence} in place {place}, {part}: {fault}")]
+    /// The device returned other bytes than were written.
+    #[error("group {group}, segment {sequence} in place {place}, {part} is corrupt: {fault}")]
     Corrupt {
         /// Group of the log.
         group: u32,
@@ -34,31 +34,36 @@ pub enum LogError {
         fault: Damage,
     },
     /// A read failed. Other rows may still be readable.
-    #[error("reading the log of group {group}: {cause}")]
+    #[error("reading the log of group {group} failed: {cause}")]
     Read {
         /// Group of the log.
         group: u32,
-        /// The device's own error.
+        /// The error of the device.
         cause: Arc<DeviceError>,
     },
-    /// Nothing can be written until the store is opened again at its last checkpoint. Reads of healthy rows go on.
-    #[error("the log of group {group} takes no more rows, reopen the store at its last checkpoint: {cause}")]
+    /// The log refuses writes until the store is reopened at its last checkpoint. Rows in healthy blocks can
+    /// still be read.
+    #[error(
+        "the log of group {group} refuses writes after a failure; reopen the store at its last checkpoint: {cause}"
+    )]
     Poisoned {
         /// Group of the log.
         group: u32,
         /// The first failure.
         cause: Arc<PoisonCause>,
     },
-    /// The system refused to start the writer thread.
-    #[error("starting thread {name}: {source}")]
+    /// The operating system refused to start the writer thread.
+    #[error("the system refused to start thread {name}: {source}")]
     Thread {
         /// Name of the thread.
         name: String,
-        /// The system's reason.
+        /// The reason of the operating system.
         source: Arc<std::io::Error>,
     },
-    /// Too few row numbers are left.
-    #[error("the log of group {group} has used {used} of {limit} row numbers")]
+    /// No free place is left for a new segment, or fewer than the next checkpoint needs.
+    #[error(
+        "the log of group {group} has used {used} of its {limit} row numbers: delete rows and make a checkpoint"
+    )]
     Full {
         /// Group of the log.
         group: u32,
@@ -67,29 +72,29 @@ pub enum LogError {
         /// All row numbers of the log.
         limit: u64,
     },
-    /// The log was opened for reading.
-    #[error("the log of group {group} is open for reading only")]
+    /// The log was opened for reading only.
+    #[error("the log of group {group} was opened read-only")]
     ReadOnly {
         /// Group of the log.
         group: u32,
     },
-    /// The checkpoint's description of the log cannot be true.
-    #[error("the checkpoint misdescribes the log of group {group}: {reason}")]
+    /// The checkpoint's description of the log is impossible.
+    #[error("the checkpoint describes the log of group {group} wrongly: {reason}")]
     BadState {
         /// Group of the log.
         group: u32,
-        /// What cannot be.
+        /// Which value is impossible.
         reason: String,
     },
 }
 
-/// Why a log takes no more rows.
+/// Why a log refuses writes.
 #[derive(Debug, thiserror::Error)]
 pub enum PoisonCause {
     /// A write or sync failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The writer panicked.
+    /// The writer thread panicked.
     #[error("{0}")]
     Panic(String),
     /// The store was closed.
@@ -97,7 +102,7 @@ pub enum PoisonCause {
     Closed,
 }
 
-/// A part of a segment.
+/// A part of a segment, for errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentPart {
     /// A data block, counted from the beginning of the segment.
@@ -118,8 +123,10 @@ impl std::fmt::Display for SegmentPart {
 /// What is wrong with a part of a segment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// Content or logical address differ from what was written.
-    #[error("checksum {found:08x} instead of {expected:08x}: damaged, stale or from another place")]
+    /// The content or the logical address of the block differ from what was written.
+    #[error(
+        "its checksum is {found:08x}, expected {expected:08x}: the block is damaged, outdated or belongs elsewhere"
+    )]
     Checksum {
         /// Checksum when written.
         expected: u32,
@@ -127,20 +134,20 @@ pub enum Damage {
         found: u32,
     },
     /// The trailer belongs to another segment.
-    #[error("{field} {found} instead of {expected}: stale or from another place")]
+    #[error("its {field} is {found}, expected {expected}: it is outdated or belongs elsewhere")]
     Field {
         /// Which field of the trailer.
         field: &'static str,
-        /// Its value by the checkpoint.
+        /// Its value according to the checkpoint.
         expected: u64,
         /// Its value on the device.
         found: u64,
     },
     /// The magic number is missing.
-    #[error("no trailer is there")]
+    #[error("the magic number of a trailer is missing")]
     NotATrailer,
-    /// Written by another version of the format.
-    #[error("segment format {found}, this build reads {expected}")]
+    /// The segment has another format version.
+    #[error("the segment has format version {found}, this build reads version {expected}")]
     Version {
         /// The version of this build.
         expected: u32,

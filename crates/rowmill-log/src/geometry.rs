@@ -1,16 +1,16 @@
-//! Where rows, checksums and keys lie inside a segment, and what a row number means.
+//! Where rows, checksums and keys lie inside a segment, and how a row number encodes a place and an index.
 
 use rowmill_io::{BLOCK_BYTES, Span};
 
 use super::trailer;
 
-/// Row numbers leave the top bit to the index, which marks resident rows with it.
+/// Row numbers have 31 bits: the index uses the top bit to mark resident rows.
 pub const ROW_NUMBERS: u64 = 1 << 31;
 
 /// The shape of every segment of one log.
 ///
-/// A segment fills one *place* of the file: data blocks that hold nothing but rows, then trailer blocks.
-/// Rows of at most a block never straddle one; wider rows take whole consecutive blocks.
+/// A segment fills one *place* of the file: data blocks that hold only rows, followed by trailer blocks. A
+/// row of at most one block never straddles two blocks. A wider row takes whole consecutive blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     stride: usize,
@@ -22,13 +22,13 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The most rows of `stride` bytes that fit, with their trailer, into `segment_bytes`; a segment of
-    /// one unit (a block, or one wide row) when not even that fits.
+    /// The shape with the most rows of `stride` bytes that fit into `segment_bytes` together with their
+    /// trailer. If not even one block (or one wide row) fits, a segment has exactly that.
     ///
     /// # Panics
     /// When `stride` is 0.
     pub fn new(stride: usize, segment_bytes: usize) -> Self {
-        assert!(stride > 0, "a row has bytes");
+        assert!(stride > 0, "a row has at least one byte");
         let rows_per_block = (BLOCK_BYTES / stride).max(1);
         let blocks_per_row = stride.div_ceil(BLOCK_BYTES);
         let trailer_blocks = |units: usize| {
@@ -54,13 +54,13 @@ impl Geometry {
         self.stride
     }
 
-    /// Rows of one block, or 1 where a row takes several.
+    /// Rows per block; 1 if a row takes several blocks.
     pub(crate) fn rows_per_block(&self) -> u32 {
         self.rows_per_block
     }
 
-    /// Bytes of data blocks for each row of a full segment: more than the stride where blocks have an end that no
-    /// row fits into.
+    /// Data bytes per row of a full segment. More than the stride if blocks end in bytes that no row fits
+    /// into.
     pub fn packed_row_bytes(&self) -> usize {
         self.blocks_per_row as usize * BLOCK_BYTES / self.rows_per_block as usize
     }
@@ -100,7 +100,7 @@ impl Geometry {
         self.data_blocks as usize * BLOCK_BYTES
     }
 
-    /// Places that `row_numbers` row numbers, at most [`ROW_NUMBERS`], can name.
+    /// The number of places that `row_numbers` row numbers, at most [`ROW_NUMBERS`], can name.
     pub(crate) fn places_max(&self, row_numbers: u64) -> u32 {
         (row_numbers.min(ROW_NUMBERS) / u64::from(self.rows_per_segment)) as u32
     }
@@ -110,37 +110,37 @@ impl Geometry {
         place * self.rows_per_segment + index
     }
 
-    /// The place and the index in it that `number` names.
+    /// The place that `number` names, and the index of the row in it.
     pub(crate) fn locate(&self, number: u32) -> (u32, u32) {
         (number / self.rows_per_segment, number % self.rows_per_segment)
     }
 
-    /// First block, within the segment, of row `index`.
+    /// The first block, within the segment, of row `index`.
     pub(crate) fn block_of(&self, index: u32) -> u32 {
         index / self.rows_per_block * self.blocks_per_row
     }
 
-    /// First byte of row `index` within its (first) block.
+    /// The first byte of row `index` within its (first) block.
     pub(crate) fn offset_in_block(&self, index: u32) -> usize {
         (index % self.rows_per_block) as usize * self.stride
     }
 
-    /// First byte of row `index` within its segment.
+    /// The first byte of row `index` within its segment.
     pub(crate) fn offset_of(&self, index: u32) -> usize {
         self.block_of(index) as usize * BLOCK_BYTES + self.offset_in_block(index)
     }
 
-    /// Data blocks that the first `rows` rows take.
+    /// The number of data blocks that the first `rows` rows take.
     pub(crate) fn used_blocks(&self, rows: u32) -> u32 {
         rows.div_ceil(self.rows_per_block) * self.blocks_per_row
     }
 
-    /// First byte of `place` in the file.
+    /// The first byte of `place` in the file.
     pub(crate) fn place_offset(&self, place: u32) -> u64 {
         u64::from(place) * self.place_bytes() as u64
     }
 
-    /// The blocks of the file with the first `bytes` of the trailer of `place`.
+    /// The blocks of the file that hold the first `bytes` of the trailer of `place`.
     pub(crate) fn trailer_span(&self, place: u32, bytes: usize) -> Span {
         Span {
             offset: self.place_offset(place) + self.trailer_offset() as u64,

@@ -1,12 +1,12 @@
 //! The device log of one group: rows appended in segments, read back by row number, freed by segment.
 //!
-//! Appended rows collect in tail buffers; full segments are written by a thread of the log. Every row is
-//! *retained* when appended and has to be *released* when neither the index nor a checkpoint being
-//! written names it any more; a segment without retained rows becomes free. What may be written again,
-//! and when, is decided in `segment_table`; what a block must look like, in `trailer`.
+//! Appended rows collect in tail buffers, and a thread of the log writes full segments. Appending a row
+//! *retains* it. The caller *releases* the row when neither the index nor an unfinished checkpoint names it
+//! any more. A segment without retained rows becomes free. `segment_table` decides which places may be
+//! rewritten and when; `trailer` defines the format of a segment's checksums and keys.
 //!
-//! The log does not know which rows are current, moves nothing by itself, and does not recover rows that
-//! no checkpoint names: after a crash it begins at the state of the last checkpoint.
+//! The log does not know which rows are current and never moves rows by itself. After a crash it starts from
+//! the last checkpoint: rows that no checkpoint names are lost.
 
 #![forbid(unsafe_code)]
 
@@ -50,22 +50,23 @@ pub use segment_copy::SegmentCopier;
 pub use segment_table::{LogSpace, Victim};
 pub use state::{LogState, SegmentRecord};
 
-/// How a log is opened.
+/// Options for opening a log.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
-    /// Group of the log, for trailers and errors.
+    /// Group of the log, written into trailers and errors.
     pub group: u32,
-    /// Shape of the segments; what it was when the log was made.
+    /// Shape of the segments; it must be the same at every opening.
     pub geometry: Geometry,
-    /// Segments held in memory on their way to the device; 4 let appending, cleaning and writing overlap.
-    /// 0 opens the log for reading only.
+    /// Number of segment buffers in memory. 4 let appending, cleaning and writing overlap. 0 opens the log
+    /// for reading only.
     pub tail_buffers: usize,
-    /// Whether a thread of the log writes them; else callers do, when they have to wait for a buffer and
-    /// with [`Log::write_one`].
+    /// Whether a thread of the log writes segments. If not, callers write them with [`Log::write_one`], and
+    /// when they wait for a buffer.
     pub writer_thread: bool,
-    /// Memory for the checksums of segments; those not asked for lately are forgotten and read again.
+    /// Memory limit for segment checksums. Those that were not used recently are dropped and read again when
+    /// needed.
     pub checksum_bytes_max: usize,
-    /// A number that differs at every opening of the store, drawn at random.
+    /// A random number that differs at every opening of the store.
     pub incarnation: u64,
     /// Row numbers of the log: [`ROW_NUMBERS`], or fewer in a test.
     pub row_numbers: u64,
@@ -74,7 +75,7 @@ pub struct LogConfig {
 }
 
 impl LogConfig {
-    /// For a log that is only read.
+    /// Options of a log that is only read.
     pub fn for_reading(group: u32, geometry: Geometry, checksum_bytes_max: usize) -> Self {
         Self {
             group,
@@ -96,7 +97,7 @@ pub struct Log {
     process: Process,
 }
 
-/// What the callers and the writer thread share.
+/// State that callers and the writer thread share.
 struct Shared {
     group: u32,
     geometry: Geometry,
@@ -108,13 +109,13 @@ struct Shared {
     live: LiveCounts,
     readings: Readings,
     scratch: Mutex<Vec<Scratch>, ranks::LogScratch>,
-    /// Held while free places are given back to the file system: a second caller returns when they are.
+    /// Held while free places are returned to the file system. A second caller waits until they are.
     discards: Mutex<(), ranks::LogDiscards>,
     counters: Counters,
 }
 
-/// Protects a reader: row numbers looked up after this was made, and read before it is dropped, never
-/// give another row's bytes. Not for keeping: freed places cannot be reused meanwhile.
+/// Protects a reader: row numbers looked up after this was made and read before it is dropped never give
+/// another row's bytes. Drop it soon: freed places cannot be reused while it lives.
 #[must_use = "rows are protected only while this lives"]
 pub struct Reading<'a> {
     log: &'a Log,
@@ -122,19 +123,23 @@ pub struct Reading<'a> {
 }
 
 impl Log {
-    /// The log as the checkpoint `state` describes it. Afterwards retain every row of the
-    /// index ([`Log::retaining`]), then call [`Log::loaded`].
+    /// Open the log as the checkpoint `state` describes it. Afterwards retain every row of the index
+    /// ([`Log::retaining`]), then call [`Log::loaded`].
     ///
     /// # Errors
-    /// [`LogError::BadState`] when the state cannot be true or the file is too short for it; [`LogError::Thread`].
+    /// [`LogError::BadState`] when the state is impossible or the file is too short for it;
+    /// [`LogError::Thread`].
     pub fn open(device: Arc<dyn Device>, config: LogConfig, state: &LogState) -> Result<Self, LogError> {
         let LogConfig { group, geometry, tail_buffers, writer_thread, .. } = config;
         let bad_state = |reason| LogError::BadState { group, reason };
-        // First of all, because the tables are as long as the file is said to be.
+        // Checked first: the tables allocated below are as long as the state says.
         let end = state.segments.iter().map(|segment| u64::from(segment.place) + 1).max().unwrap_or(0);
         let needed = u128::from(end) * geometry.place_bytes() as u128;
         if needed > u128::from(device.bytes()) {
-            return Err(bad_state(format!("it needs {needed} bytes, the file has {}", device.bytes())));
+            return Err(bad_state(format!(
+                "its segments need {needed} bytes, the file has {}",
+                device.bytes()
+            )));
         }
         let live = LiveCounts::default();
         let table = SegmentTable::new(&config, state, &live).map_err(bad_state)?;
@@ -162,19 +167,20 @@ impl Log {
         Ok(Self { shared, writer, process: Process::current() })
     }
 
-    /// Append a row, retained once; its number. Waits while every tail buffer is on its way to the
-    /// device.
+    /// Append a row, retain it once and return its row number. Waits while every tail buffer is full or being
+    /// written.
     ///
     /// # Errors
     /// [`LogError::Poisoned`], [`LogError::Full`] or [`LogError::ReadOnly`]; nothing is appended then.
     ///
     /// # Panics
-    /// When `row` is not as long as the stride.
+    /// When the length of `row` is not the stride.
     pub fn append(&self, key: RowKey, row: &[u8]) -> Result<u32, LogError> {
         self.append_keeping(0, key, row)
     }
 
-    /// As [`Log::append`], but refused when fewer than `places` places are free, which the next checkpoint needs.
+    /// As [`Log::append`], but keeps `places` places free for the next checkpoint: [`LogError::Full`] when
+    /// fewer are left.
     ///
     /// # Errors
     /// As [`Log::append`].
@@ -185,7 +191,7 @@ impl Log {
         self.shared.append(Stream::Changed, places, key, row)
     }
 
-    /// Append a row that cleaning moves, as [`Log::append`] does; such rows get segments of their own.
+    /// As [`Log::append`], for a row that cleaning moves. Moved rows share segments with moved rows only.
     ///
     /// # Errors
     /// As [`Log::append`].
@@ -196,12 +202,12 @@ impl Log {
         self.shared.append(Stream::Moved, 0, key, row)
     }
 
-    /// Take and write no more rows: when this returns, nothing is being written. Readers may go on.
+    /// Stop taking and writing rows. When this returns, no write is in progress. Reads continue to work.
     pub fn close(&self) {
         self.shared.close();
     }
 
-    /// Begin to read: call this before looking up the row numbers.
+    /// Begin to read. Call this before looking up the row numbers.
     pub fn reading(&self) -> Reading<'_> {
         Reading { log: self, stamp: self.shared.readings.begin() }
     }
@@ -211,8 +217,8 @@ impl Log {
         Retaining::new(self)
     }
 
-    /// Count one holder less. Call it after the index has changed, under the lock that protects the
-    /// index, so that nobody can look the number up afterwards.
+    /// Release one hold on a row. Call it after the index has changed, under the lock that protects the
+    /// index, so that no thread can look the number up afterwards.
     ///
     /// # Panics
     /// When the rows of that segment were released more often than retained.
@@ -223,8 +229,8 @@ impl Log {
         }
     }
 
-    /// Every row of the loaded index is retained: segments without any are free once the next
-    /// checkpoint is durable.
+    /// Call this once every row of the loaded index is retained. Segments without retained rows become free
+    /// once the next checkpoint is durable.
     pub fn loaded(&self) {
         self.shared.table.write().loaded(&self.shared.live, &self.shared.readings);
     }
@@ -237,53 +243,54 @@ impl Log {
         self.shared.flush()
     }
 
-    /// Wait until the sealed segments are written, or cannot be: for those who append much and can wait, so
-    /// that buffers are there for those who cannot.
+    /// Wait until all sealed segments are written, or cannot be written. Callers that append many rows and
+    /// can wait call this, so that latency-critical callers find idle buffers.
     pub fn await_written(&self) {
         self.shared.await_written();
     }
 
-    /// Write the oldest sealed segment, where no thread does; whether there was one.
+    /// Write the oldest sealed segment if the log has no writer thread. Returns whether there was one.
     pub fn write_one(&self) -> bool {
         self.shared.write_one()
     }
 
-    /// Make what is written durable.
+    /// Make all written segments durable.
     ///
     /// # Errors
-    /// [`LogError::Poisoned`], and the log is so from then on.
+    /// [`LogError::Poisoned`]; the log is poisoned from then on.
     pub fn sync(&self) -> Result<(), LogError> {
         self.shared.sync()
     }
 
-    /// Seal the open segments, without waiting, and start a new epoch; the number of the one that ended.
+    /// Seal the open segments without waiting and start a new epoch. Returns the number of the epoch that
+    /// ended.
     ///
-    /// Until [`Log::state`] of that number, appended rows are taken to belong to the checkpoint, so the old version of a
-    /// frozen row may be appended and released at once.
+    /// Until [`Log::state`] of that number is taken, the log assumes that the checkpoint may name rows
+    /// appended meanwhile. So the old version of a frozen row may be appended and released at once.
     pub fn cut(&self) -> u64 {
         self.shared.cut()
     }
 
-    /// What the manifest of the checkpoint cut at `cut` has to hold: call it after [`Log::flush`] and
-    /// [`Log::sync`] that followed the last row of the checkpoint, before anything is cut again. Rows appended later do
-    /// not belong to this checkpoint, even if it becomes durable much later.
+    /// The state of the log for the manifest of the checkpoint cut at `cut`. Call it after the last row of
+    /// the checkpoint was appended and [`Log::flush`] and [`Log::sync`] followed, and before the next cut.
+    /// Rows appended later do not belong to this checkpoint, even if it becomes durable much later.
     pub fn state(&self, cut: u64) -> LogState {
         self.shared.table.write().state(cut)
     }
 
-    /// The manifest of `cut` is durable: places freed before that cut may be written again. A checkpoint
-    /// that failed is simply never reported.
+    /// The manifest of `cut` is durable: places freed before that cut may be rewritten. Do not call it for a
+    /// failed checkpoint.
     pub fn checkpoint_durable(&self, cut: u64) {
         self.shared.table.write().checkpoint_durable(cut, &self.shared.readings);
     }
 
-    /// Write nothing over the segments of durable checkpoint `cut`, the last or one that is pinned already,
-    /// until [`Log::unpin`].
+    /// Until [`Log::unpin`], rewrite no segment of durable checkpoint `cut`, which is the last one or already
+    /// pinned.
     pub fn pin(&self, cut: u64) {
         self.shared.table.write().pin(cut);
     }
 
-    /// Take back one [`Log::pin`].
+    /// Undo one [`Log::pin`].
     ///
     /// # Panics
     /// When `cut` is not pinned.
@@ -291,8 +298,8 @@ impl Log {
         self.shared.table.write().unpin(cut, &self.shared.readings);
     }
 
-    /// Give free places back to the file system: those at the end of the file, and of those within it all
-    /// but `kept` bytes for the segments to come; the bytes given back.
+    /// Return free places to the file system: all at the end of the file, and all others except `kept` bytes
+    /// for coming segments. Returns the number of bytes given back.
     pub fn discard_free(&self, kept: u64) -> u64 {
         let shared = &self.shared;
         let place_bytes = shared.geometry.place_bytes();
@@ -306,7 +313,7 @@ impl Log {
         for (first, count) in runs {
             let span =
                 Span { offset: shared.geometry.place_offset(first), bytes: place_bytes * count as usize };
-            // A refusal costs nothing but the space: the places are unused either way.
+            // If the device refuses, the places stay free and only keep their disk space.
             let given = shared.device.discard(span).is_ok();
             shared.table.write().discarded(first, count, given);
             discarded += if given { span.bytes as u64 } else { 0 };
@@ -314,16 +321,16 @@ impl Log {
         discarded
     }
 
-    /// The segment whose cleaning pays most, none when all are full of retained rows.
+    /// The segment whose cleaning pays most; `None` when all are full of retained rows.
     pub fn victim(&self) -> Option<Victim> {
         self.shared.table.read().victim(&self.shared.live)
     }
 
-    /// Read a whole segment from the device and visit its rows, current or not; healthy blocks are
-    /// visited even if others are not. A segment that fails is not offered as a victim again.
+    /// Read a whole segment from the device and visit its rows, current or not. Healthy blocks are visited
+    /// even if other blocks are damaged. A segment that fails is not offered as a victim again.
     ///
     /// # Errors
-    /// [`LogError::Moved`] when no segment lies in `place`, else the first damage found.
+    /// [`LogError::Moved`] when `place` holds no segment, else the first damage found.
     pub fn segment_rows(
         &self,
         place: u32,
@@ -333,8 +340,8 @@ impl Log {
         self.shared.segment_rows(place, visit)
     }
 
-    /// The rows of a segment have moved. One that holds rows all the same is damaged, its keys are not those
-    /// of the index: it is not offered as a victim again, or cleaning would never end.
+    /// The rows of a segment have moved. If it still holds retained rows, its keys differ from the index, so
+    /// it is damaged. It is not offered as a victim again, or cleaning would never end.
     pub fn cleaned(&self, victim: Victim) {
         let Victim { place, sequence, .. } = victim;
         let mut table = self.shared.table.write();
@@ -343,7 +350,7 @@ impl Log {
         }
     }
 
-    /// Places that can be written now.
+    /// Number of places that can be written now.
     pub fn free_places(&self) -> u32 {
         self.shared.table.read().free_places()
     }
@@ -353,12 +360,12 @@ impl Log {
         self.shared.row_limit
     }
 
-    /// Row numbers in places that cannot be written now, and all row numbers.
+    /// The count of row numbers in places that cannot be written now, and of all row numbers.
     pub fn row_numbers(&self) -> (u64, u64) {
         self.shared.table.read().row_numbers()
     }
 
-    /// Bytes of the file by what may become of them.
+    /// Bytes of the file, by state.
     pub fn space(&self) -> LogSpace {
         self.shared.table.read().space(&self.shared.live)
     }
@@ -369,12 +376,12 @@ impl Log {
         shared.tail.bytes(&shared.geometry) + shared.table.read().bytes() + shared.live.bytes()
     }
 
-    /// Memory kept for reading: it belongs to I/O, not to rows.
+    /// Memory kept for reading. The caller charges it to I/O, not to rows.
     pub fn scratch_bytes(&self) -> usize {
         self.shared.scratch_bytes()
     }
 
-    /// What the log has done since it was opened.
+    /// Counters of the log since it was opened.
     pub fn counts(&self) -> LogCounts {
         self.shared.counters.counts()
     }
@@ -386,11 +393,11 @@ impl Log {
 }
 
 impl Reading<'_> {
-    /// Read rows and hand each one to `deliver(position in wanted, result)` exactly once, in any order.
+    /// Read rows and pass each one to `deliver(position in wanted, result)` exactly once, in any order.
     ///
-    /// Rows still in tail buffers come from memory; every other block is read once, however many wanted
-    /// rows lie in it, and checked before its rows are delivered. The keys guard the rows in memory;
-    /// those on the device are guarded by the checksum of their block. `deliver` may append.
+    /// Rows still in tail buffers come from memory. Every other block is read once, even if several wanted
+    /// rows lie in it, and checked before its rows are delivered. The keys verify the rows in memory; the
+    /// checksum of the block verifies rows from the device. `deliver` may append.
     pub fn read(&self, wanted: &[(u32, RowKey)], deliver: &mut dyn FnMut(usize, RowResult<'_>)) {
         self.log.shared.read(wanted, deliver);
     }
@@ -405,13 +412,13 @@ impl Drop for Reading<'_> {
 impl Drop for Log {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // A forked child has no such thread, neither to join nor to detach.
+            // A forked child does not have this thread, so it can neither join nor detach it.
             std::mem::forget(self.writer.take());
             return;
         }
         self.shared.tail.end();
         if let Some(writer) = self.writer.take() {
-            // A panic of the writer was caught and has poisoned the log and the store.
+            // A panic of the writer was caught and has already poisoned the log and the store.
             let _ = writer.join();
         }
     }

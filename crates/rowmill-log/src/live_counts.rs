@@ -1,51 +1,51 @@
-//! How many rows of each place the index (or a checkpoint being written) still names.
+//! How many rows of each place the index or an unfinished checkpoint still names.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Places of the first chunk; each further chunk doubles.
+/// Places of the first chunk; each further chunk has twice as many.
 const FIRST: u32 = 64;
 
-/// A counter per place that is reached without a lock: the counters never move once made, because they
-/// come in chunks, chunk `k` holding `64 << k` of them.
+/// One counter per place, reachable without a lock. Counters come in chunks, chunk `k` holding `64 << k`, so
+/// that they never move once allocated.
 #[derive(Debug, Default)]
 pub(super) struct LiveCounts {
     chunks: [OnceLock<Box<[AtomicU32]>>; 26],
 }
 
 impl LiveCounts {
-    /// Make the counter of `place`.
+    /// Allocate the counter of `place`.
     pub(super) fn cover(&self, place: u32) {
         let (chunk, _) = split(place);
         self.chunks[chunk]
             .get_or_init(|| (0..u64::from(FIRST) << chunk).map(|_| AtomicU32::new(0)).collect());
     }
 
-    /// The rows named in `place`.
+    /// The number of retained rows in `place`.
     pub(super) fn of(&self, place: u32) -> u32 {
         self.counter(place).load(Ordering::Acquire)
     }
 
-    /// Count so many more.
+    /// Add `rows` to the counter of `place`.
     pub(super) fn retain(&self, place: u32, rows: u32) {
         self.counter(place).fetch_add(rows, Ordering::AcqRel);
     }
 
-    /// Count one less; true when it was the last.
+    /// Subtract one. Returns true when the count reached 0.
     pub(super) fn release(&self, place: u32) -> bool {
         let before = self.counter(place).fetch_sub(1, Ordering::AcqRel);
         assert!(before > 0, "a row of place {place} was released more often than retained");
         before == 1
     }
 
-    /// Memory held.
+    /// Memory held, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.chunks.iter().filter_map(OnceLock::get).map(|chunk| chunk.len() * size_of::<AtomicU32>()).sum()
     }
 
     fn counter(&self, place: u32) -> &AtomicU32 {
         let (chunk, at) = split(place);
-        &self.chunks[chunk].get().expect("a place has its counter before it has rows")[at]
+        &self.chunks[chunk].get().expect("the counter of a place is made before its first row")[at]
     }
 }
 

@@ -1,8 +1,8 @@
-//! Rows back from the log: from the tail buffers where they are still in memory, else from the device,
-//! where every block is checked before a byte of it is delivered.
+//! Reads rows from the tail buffers while they are in memory, else from the device. Every block from the
+//! device is checked before any byte of it is delivered.
 //!
-//! A batch is sorted by row number, which is the order on the device, so that one pass over it meets
-//! every segment and every block once.
+//! A batch is sorted by row number, which is the order on the device, so one pass reads every segment and
+//! every block once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use super::segment_table::Whereabouts;
 use super::trailer::{self, Expected};
 use super::{LogError, Shared};
 
-/// Scratches kept when nobody reads, and the entries that each of their lists may keep.
+/// How many idle scratches are kept, and how many entries each of their lists may keep.
 const SCRATCHES_KEPT: usize = 8;
 const ENTRIES_KEPT: usize = 8192;
 
-/// What one call of `read` works with; its lists are kept from call to call.
+/// Working lists of one call of `read`, kept from call to call.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// Row number and, below it, position of every row still to be found.
+    /// Row number (upper half) and position (lower half) of every row still to be found.
     pending: Vec<u64>,
-    /// Positions of rows that are nowhere.
+    /// Positions of rows that are neither in a buffer nor on the device.
     moved: Vec<u32>,
     tail: Vec<InTail>,
     rows: Vec<InBlock>,
     spans: Vec<Span>,
-    /// What every span is, in the order of the spans.
+    /// What each span holds, in the order of the spans.
     reads: Vec<SpanRead>,
-    /// The checksum of every block of every span.
+    /// The expected checksum of every block of every span.
     expected: Vec<u32>,
     unread: Vec<Unread>,
     lost: Vec<Lost>,
@@ -46,20 +46,20 @@ struct InTail {
     sequence: u64,
 }
 
-/// A wanted row and its first byte in the span that holds it.
+/// A wanted row, and its first byte in the span that holds it.
 #[derive(Clone, Copy, Debug)]
 struct InBlock {
     position: u32,
     offset: u32,
 }
 
-/// A span: a block, or the blocks of one wide row.
+/// A span to read: one block, or all blocks of one wide row.
 #[derive(Clone, Copy, Debug)]
 struct SpanRead {
     sequence: u64,
     /// First block within the segment.
     block: u32,
-    /// Its first row in `rows`; they end where those of the next span begin.
+    /// The span's first row in `rows`. Its rows end where those of the next span begin.
     first: u32,
 }
 
@@ -71,14 +71,14 @@ struct Unread {
     spans: Range<usize>,
 }
 
-/// Spans that cannot be checked, because their trailer cannot be read or trusted.
+/// Spans that cannot be checked, because their trailer is unreadable or damaged.
 #[derive(Debug)]
 struct Lost {
     spans: Range<usize>,
     error: LogError,
 }
 
-/// A segment, for errors.
+/// Identifies a segment, for errors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SegmentName {
     pub(super) place: u32,
@@ -86,7 +86,7 @@ pub(super) struct SegmentName {
 }
 
 impl Scratch {
-    /// Forget the last batch, and memory that only an uncommonly large one needs.
+    /// Clear the lists of the last batch, and free memory that only an unusually large batch needs.
     fn clear(&mut self) {
         fn clear<T>(list: &mut Vec<T>) {
             list.clear();
@@ -126,7 +126,7 @@ impl Shared {
         let mut scratch = self.scratch.lock().pop().unwrap_or_default();
         let order = (0..).zip(wanted).map(|(position, (number, _))| u64::from(*number) << 32 | position);
         scratch.pending.extend(order);
-        // Rows found in a buffer that reached the device before they were copied need another round.
+        // A buffer may reach the device before its rows are copied. Such rows need another round.
         while !scratch.pending.is_empty() {
             scratch.pending.sort_unstable();
             self.plan(&mut scratch);
@@ -149,12 +149,12 @@ impl Shared {
         }
     }
 
-    /// Memory of the scratches nobody uses.
+    /// Memory of the idle scratches, in bytes.
     pub(super) fn scratch_bytes(&self) -> usize {
         self.scratch.lock().iter().map(Scratch::bytes).sum()
     }
 
-    /// Find the pending rows: in buffers, in blocks to be read, or nowhere.
+    /// Locate the pending rows: in buffers, in blocks to be read, or gone.
     fn plan(&self, scratch: &mut Scratch) {
         let table = self.table.read();
         let mut segment = (u32::MAX, Whereabouts::Nowhere);
@@ -186,7 +186,7 @@ impl Shared {
         scratch.pending.clear();
     }
 
-    /// Have the span that begins at `block` of a segment of `rows` rows read.
+    /// Add the span that begins at `block` of a segment of `rows` rows to the reads.
     fn plan_span(
         &self,
         scratch: &mut Scratch,
@@ -213,7 +213,7 @@ impl Shared {
         scratch.reads.push(SpanRead { sequence: name.sequence, block, first: scratch.rows.len() as u32 });
     }
 
-    /// Deliver what the buffers hold; rows whose segment has left its buffer are pending again.
+    /// Deliver rows from the buffers. Rows whose segment has left its buffer become pending again.
     fn deliver_from_tail(
         &self,
         wanted: &[(u32, RowKey)],
@@ -230,7 +230,7 @@ impl Shared {
                 Some((owner, bytes)) if owner == key => {
                     row.clear();
                     row.extend_from_slice(bytes);
-                    // Not under the buffer's lock: the caller may append from `deliver`.
+                    // Release the buffer's lock first: the caller may append from `deliver`.
                     drop(image);
                     hits += 1;
                     deliver(position as usize, Ok(row));
@@ -309,7 +309,7 @@ impl Shared {
         add(&self.counters.blocks_read, spans.len() * blocks_per_row);
     }
 
-    /// The blocks from `first` on, once they prove to have the `expected` checksums.
+    /// The blocks from `first` on, after verifying that they have the `expected` checksums.
     pub(super) fn checked<'a>(
         &self,
         segment: SegmentName,

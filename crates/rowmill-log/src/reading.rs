@@ -1,11 +1,11 @@
-//! Active readers of the log. A place that a reader may look into is not written again.
+//! Active readers of the log. A place that a reader may still read is not rewritten.
 //!
-//! A reader of rows begins before it looks row numbers up and ends after it has used the bytes. A place freed
-//! after some reader began rests until that reader has ended. This is reclamation by epochs with one
-//! epoch per freed place; beginning and ending cost one short lock per batch.
+//! A reader of rows begins before it looks up row numbers and ends after it has used the bytes. A place freed
+//! after some reader began is reusable only once that reader has ended. This is epoch-based reclamation with
+//! one epoch per freed place. Beginning and ending cost one short lock per batch.
 //!
-//! A reader of one whole segment holds that place alone. Cleaning is such a reader most of the time, and must not
-//! delay the reuse of every other place.
+//! A reader of a whole segment protects only that place. Cleaning is such a reader most of the time and must
+//! not delay the reuse of all other places.
 
 use std::collections::BTreeMap;
 
@@ -20,20 +20,20 @@ pub(super) struct Readings {
 struct Stamps {
     now: u64,
     active: BTreeMap<u64, u32>,
-    /// Places whose whole segment is read, each as often as it is.
+    /// Places whose whole segment is being read, once for each of its readers.
     whole: Vec<u32>,
 }
 
-/// Which freed places may be written again.
+/// Which freed places may be rewritten.
 pub(super) struct Clear {
-    /// Stamped up to this, no reader of rows looks into them.
+    /// No reader of rows can still read places freed with a stamp up to this.
     stamp: u64,
-    /// Except these, whose segments are read.
+    /// Places whose whole segment is being read; these may not be rewritten.
     whole: Vec<u32>,
 }
 
 impl Clear {
-    /// Whether a place with this stamp may be written again, as far as readers of rows go.
+    /// Whether readers of rows allow a place with this stamp to be rewritten.
     pub(super) fn of_rows(&self, stamp: u64) -> bool {
         stamp <= self.stamp
     }
@@ -45,7 +45,7 @@ impl Clear {
 }
 
 impl Readings {
-    /// A reader begins; hand the stamp back to [`Readings::end`].
+    /// A reader begins. Pass the returned stamp to [`Readings::end`].
     pub(super) fn begin(&self) -> u64 {
         let mut stamps = self.stamps.lock();
         let now = stamps.now;
@@ -56,27 +56,27 @@ impl Readings {
     /// The reader that got `stamp` has ended.
     pub(super) fn end(&self, stamp: u64) {
         let mut stamps = self.stamps.lock();
-        let count = stamps.active.get_mut(&stamp).expect("a reader ends once");
+        let count = stamps.active.get_mut(&stamp).expect("each reader ends exactly once");
         *count -= 1;
         if *count == 0 {
             stamps.active.remove(&stamp);
         }
     }
 
-    /// Stamp a place that is freed now.
+    /// Take a stamp for a place that is freed now.
     pub(super) fn freed(&self) -> u64 {
         let mut stamps = self.stamps.lock();
         stamps.now += 1;
         stamps.now
     }
 
-    /// The reader of the whole segment in `place` begins; it ends when the value is dropped.
+    /// A reader of the whole segment in `place` begins. It ends when the value is dropped.
     pub(super) fn whole(&self, place: u32) -> Whole<'_> {
         self.stamps.lock().whole.push(place);
         Whole { readings: self, place }
     }
 
-    /// Places without a reader.
+    /// Which freed places have no reader.
     pub(super) fn clear(&self) -> Clear {
         let stamps = self.stamps.lock();
         let oldest = stamps.active.first_key_value();
@@ -94,7 +94,7 @@ pub(super) struct Whole<'a> {
 impl Drop for Whole<'_> {
     fn drop(&mut self) {
         let whole = &mut self.readings.stamps.lock().whole;
-        let at = whole.iter().position(|&place| place == self.place).expect("a reader ends once");
+        let at = whole.iter().position(|&place| place == self.place).expect("each reader ends exactly once");
         whole.swap_remove(at);
     }
 }

@@ -1,10 +1,10 @@
-//! Counting the rows that a loaded index names.
+//! Counts the rows that a loaded index names.
 
 use super::Log;
 use super::segment_table::Whereabouts;
 
-/// Rows to be retained, counted apart from the log's own counters: they are millions, and those who count
-/// them side by side would only wait for each other. Nothing is retained before [`Retaining::finish`].
+/// Counts rows to be retained apart from the shared counters of the log. There are millions of rows, and
+/// threads that count in parallel would contend. Nothing is retained before [`Retaining::finish`].
 #[must_use = "nothing is retained before `finish`"]
 pub struct Retaining<'a> {
     log: &'a Log,
@@ -13,9 +13,9 @@ pub struct Retaining<'a> {
 
 #[derive(Clone, Default)]
 struct PlaceRows {
-    /// Rows of its segment.
+    /// Rows of the segment in this place.
     rows: u32,
-    /// Of them, those retained.
+    /// How many of them are retained.
     retained: u32,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Retaining<'a> {
         Self { log, places }
     }
 
-    /// Retain a row; false when there is no such row on the device.
+    /// Retain a row. Returns false when the device has no such row.
     pub fn row(&mut self, number: u32) -> bool {
         let (place, index) = self.log.shared.geometry.locate(number);
         let Some(place) = self.places.get_mut(place as usize).filter(|place| index < place.rows) else {
@@ -40,7 +40,7 @@ impl<'a> Retaining<'a> {
         true
     }
 
-    /// Give the counts to the log.
+    /// Add the counts to the counters of the log.
     pub fn finish(self) {
         for (place, PlaceRows { retained, .. }) in (0..).zip(self.places) {
             if retained > 0 {

@@ -1,4 +1,4 @@
-//! A whole segment back from the device, every block and key checked: for cleaning and for proof reading.
+//! Reads a whole segment from the device and checks every block and key, for cleaning and for `fsck`.
 
 use rowmill_io::{BLOCK_BYTES, Span};
 use rowmill_rows::RowKey;

@@ -1,4 +1,4 @@
-//! Whole segments as bytes, every block checked: for copying a checkpoint to another place.
+//! Copies whole segments as bytes with every block checked, to copy a checkpoint elsewhere.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::geometry::Geometry;
 use super::state::SegmentRecord;
 use super::trailer::{self, Expected};
 
-/// Reads the segments that a checkpoint names from the device of a log, whether the log is open or not.
+/// Reads the segments that a checkpoint names from the device of a log. The log itself may be open or not.
 #[derive(Debug)]
 pub struct SegmentCopier {
     device: Arc<dyn Device>,
@@ -18,12 +18,12 @@ pub struct SegmentCopier {
 }
 
 impl SegmentCopier {
-    /// To copy segments of the log of `group` from `device`.
+    /// A copier of segments of the log of `group` on `device`.
     pub fn new(device: Arc<dyn Device>, geometry: Geometry, group: u32) -> Self {
         Self { device, geometry, group }
     }
 
-    /// The parts of a segment's place that hold something: the blocks in use, and the trailer.
+    /// The parts of a segment's place that hold data: the blocks in use, and the trailer.
     pub fn spans(geometry: &Geometry, segment: SegmentRecord) -> [Span; 2] {
         let bytes = geometry.used_blocks(segment.rows) as usize * BLOCK_BYTES;
         let trailer_bytes = geometry.trailer_blocks() as usize * BLOCK_BYTES;
@@ -33,10 +33,10 @@ impl SegmentCopier {
         ]
     }
 
-    /// The bytes of [`SegmentCopier::spans`], one after the other.
+    /// The bytes of [`SegmentCopier::spans`], concatenated.
     ///
     /// # Errors
-    /// [`LogError::Read`], or [`LogError::Corrupt`] when they are not those of that segment.
+    /// [`LogError::Read`], or [`LogError::Corrupt`] when the bytes do not belong to that segment.
     pub fn copy(&self, segment: SegmentRecord) -> Result<Vec<u8>, LogError> {
         let geometry = &self.geometry;
         let [rows, trailer] = Self::spans(geometry, segment);

@@ -1,16 +1,17 @@
-//! Which segment lies in which place, which places may be written again, and which segment to clean.
+//! Which segment lies in which place, which places may be rewritten, and which segment to clean next.
 //!
 //! Invariants:
-//! - A sequence number is given out once in the life of the file, crashes included.
-//! - A place that a durable checkpoint names is not written until a later checkpoint is durable and nobody
-//!   has the earlier one pinned.
-//! - A place is not written while a reader that may have looked up a row in it is reading.
-//! - The lowest place is reused first, so that a file whose rows become fewer ends in free places.
+//! - Every sequence number is used once in the life of the file, crashes included.
+//! - A place that a durable checkpoint names is rewritten only after a later checkpoint is durable and the
+//!   earlier one is not pinned.
+//! - A place is not rewritten while a reader may still read a row that it looked up there.
+//! - The lowest free place is reused first. When the number of rows shrinks, the free places end up at the
+//!   end of the file.
 //!
-//! Epochs: a *cut* ends epoch `c`. Until checkpoint `c` is durable, what is appended in epoch `c + 1` may
-//! still be named by it (frozen rows reach the log after the cut), so every segment remembers the last
-//! checkpoint that may name it. One that is freed before any cut could name it is reusable at once; any
-//! other one waits for a checkpoint whose cut came after the freeing.
+//! Epochs: a *cut* ends epoch `c`. Until checkpoint `c` is durable, it may name rows appended in epoch `c +
+//! 1`, because frozen rows reach the log after the cut. So every segment records the last checkpoint that may
+//! name it. A segment freed before any cut could name it is reusable at once. Any other segment waits for a
+//! checkpoint whose cut came after the freeing.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,53 +22,53 @@ use super::live_counts::LiveCounts;
 use super::reading::Readings;
 use super::state::{LogState, SegmentRecord};
 
-/// Sequence numbers skipped at most when a log is opened.
+/// Each opening skips up to 2 to this power sequence numbers, by its incarnation.
 const INCARNATION_BITS: u32 = 40;
 
-/// Where the rows of a segment are to be read.
+/// Where the rows of a segment can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whereabouts<'a> {
     /// In a tail buffer, as long as the buffer still holds `sequence`.
     Tail { buffer: u32, sequence: u64 },
-    /// On the device; the checksums are there unless they have to be read from the trailer.
+    /// On the device. Without `checksums`, they must be read from the trailer.
     Device { sequence: u64, rows: u32, checksums: Option<&'a [u32]> },
-    /// Nowhere: the place holds no segment.
+    /// The place holds no segment.
     Nowhere,
 }
 
-/// Bytes of the log by what may become of them.
+/// Bytes of the log, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogSpace {
-    /// Rows that are retained, without trailers and padding.
+    /// Bytes of retained rows, without trailers and padding.
     pub live: u64,
-    /// The same with the bytes at the end of each block that no further row fits into.
+    /// `live` plus the bytes at the end of each block that no further row fits into.
     pub packed: u64,
-    /// Places of segments with retained rows.
+    /// Bytes of places with retained rows.
     pub used: u64,
-    /// Places that wait for a checkpoint before they can be written again.
+    /// Bytes of places that wait for a checkpoint before they can be rewritten.
     pub pinned: u64,
-    /// Places that can be written, now or as soon as the readers of today are done, and whose bytes the file
-    /// system does not have back.
+    /// Bytes of places that can be written now or once the current readers end. Places that were returned to
+    /// the file system are not counted.
     pub free: u64,
 }
 
 /// A segment worth cleaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// Where it lies.
+    /// Place of the segment.
     pub place: u32,
     /// Its sequence number.
     pub sequence: u64,
-    /// Rows that have to move.
+    /// Rows that must be moved.
     pub live_rows: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Status {
-    /// No segment, or one that no reader may look into any more.
+    /// No segment, or a segment that no reader can read any more.
     #[default]
     Empty,
-    /// In a tail buffer: still taking rows, or sealed and on its way to the device.
+    /// In a tail buffer: still taking rows, or sealed and waiting to be written.
     Tail { buffer: u32, sealed: bool },
     /// On the device.
     Written,
@@ -77,20 +78,21 @@ enum Status {
 struct Segment {
     status: Status,
     sequence: u64,
-    /// How many segments this log had opened before; ages are differences of it.
+    /// How many segments this log had opened before this one. The age of a segment is a difference of two
+    /// births.
     birth: u64,
-    /// Set when sealed.
+    /// Number of rows; set when sealed.
     rows: u32,
     /// The last checkpoint that may name this segment.
     named_until: u64,
-    /// Epoch in which the last retained row went.
+    /// Epoch in which the last retained row was released.
     freed_in: Option<u64>,
-    /// Found corrupt: cleaning it again would fail again.
+    /// Found corrupt: not cleaned again, because cleaning would fail again.
     damaged: bool,
-    /// Which write this was, counted from 1; 0 for those of the checkpoint the log was opened at.
+    /// Number of this write, counted from 1; 0 for segments of the checkpoint that the log was opened at.
     written_as: u64,
     checksums: Option<Box<[u32]>>,
-    /// Checksums asked for since the hand last came by.
+    /// Whether the checksums were used since the clock hand last passed.
     recent: AtomicBool,
 }
 
@@ -98,18 +100,18 @@ struct Segment {
 pub(super) struct SegmentTable {
     geometry: Geometry,
     segments: Vec<Segment>,
-    /// Places that row numbers can name.
+    /// Number of places that row numbers can name.
     places_max: u32,
     free: BTreeSet<u32>,
-    /// Of the free places, those whose bytes the file system has back.
+    /// The free places that were returned to the file system.
     hollow: BTreeSet<u32>,
     /// Freed places that wait for readers, oldest first, with their stamps.
     resting: VecDeque<(u64, u32)>,
     /// Freed places that wait for a checkpoint, with the epoch they were freed in.
     pinned: Vec<(u64, u32)>,
-    /// Durable checkpoints whose segments somebody copies, as often as they were pinned.
+    /// Pinned durable checkpoints, one entry per pin. They are being copied.
     pins: Vec<u64>,
-    /// The last checkpoint known to be durable.
+    /// The last durable checkpoint.
     durable: u64,
     epoch: u64,
     /// The cut whose checkpoint is being written.
@@ -121,17 +123,17 @@ pub(super) struct SegmentTable {
     segments_durable: u64,
     checksum_bytes: usize,
     checksum_bytes_max: usize,
-    /// Next place whose checksums may be forgotten.
+    /// Clock hand: the next place whose checksums may be dropped.
     hand: usize,
 }
 
 impl SegmentTable {
-    /// The table of a checkpoint. The incarnation differs from open to open, so that what a crash left in
-    /// free places never carries a sequence number given out again.
+    /// The table of a checkpoint. The incarnation differs at every opening, so a segment that a crash left in
+    /// a free place never has a sequence number that is used again.
     pub(super) fn new(config: &LogConfig, state: &LogState, live: &LiveCounts) -> Result<Self, String> {
         let &LogConfig { geometry, incarnation, checksum_bytes_max, row_numbers, .. } = config;
         let skip = 1 + (incarnation & ((1 << INCARNATION_BITS) - 1));
-        let next_sequence = state.next_sequence.checked_add(skip).ok_or("sequence numbers ran out")?;
+        let next_sequence = state.next_sequence.checked_add(skip).ok_or("no sequence number is left")?;
         let mut table = Self {
             geometry,
             segments: Vec::new(),
@@ -142,7 +144,7 @@ impl SegmentTable {
             pinned: Vec::new(),
             pins: Vec::new(),
             durable: state.cut,
-            epoch: state.cut.checked_add(1).ok_or("epochs ran out")?,
+            epoch: state.cut.checked_add(1).ok_or("no epoch number is left")?,
             checkpointing: None,
             next_sequence,
             births: 0,
@@ -165,20 +167,23 @@ impl SegmentTable {
     fn adopt(&mut self, record: SegmentRecord, state: &LogState, live: &LiveCounts) -> Result<(), String> {
         let SegmentRecord { place, sequence, rows } = record;
         if place >= self.places_max {
-            return Err(format!("place {place} of {}", self.places_max));
+            return Err(format!("a segment lies in place {place}, the log has {} places", self.places_max));
         }
         if rows == 0 || rows > self.geometry.rows_per_segment() {
             return Err(format!(
-                "{rows} rows in place {place}, which has room for {}",
+                "the segment in place {place} has {rows} rows, at most {} fit",
                 self.geometry.rows_per_segment()
             ));
         }
         if sequence >= state.next_sequence {
-            return Err(format!("segment {sequence} of {}", state.next_sequence));
+            return Err(format!(
+                "segment {sequence} exists, but the next sequence number is {}",
+                state.next_sequence
+            ));
         }
         self.cover(place, live);
         if self.segments[place as usize].status != Status::Empty {
-            return Err(format!("two segments in place {place}"));
+            return Err(format!("two segments lie in place {place}"));
         }
         self.segments[place as usize] = Segment {
             status: Status::Written,
@@ -192,7 +197,7 @@ impl SegmentTable {
         Ok(())
     }
 
-    /// Have an entry and a counter for every place up to `place`.
+    /// Make an entry and a counter for every place up to `place`.
     fn cover(&mut self, place: u32, live: &LiveCounts) {
         for place in self.segments.len() as u32..=place {
             live.cover(place);
@@ -200,8 +205,8 @@ impl SegmentTable {
         }
     }
 
-    /// Give the lowest reusable place, or a new one, to a segment that tail buffer `buffer` collects;
-    /// its place and sequence number, `None` when row numbers have run out.
+    /// Assign the lowest reusable place, or a new one, to a segment that tail buffer `buffer` collects.
+    /// Returns its place and sequence number, `None` when no place is left.
     pub(super) fn open(&mut self, buffer: u32, live: &LiveCounts, readings: &Readings) -> Option<(u32, u64)> {
         self.settle(readings);
         let place = match self.free.pop_first() {
@@ -233,7 +238,7 @@ impl SegmentTable {
     pub(super) fn sealed(&mut self, place: u32, rows: u32, live: &LiveCounts, readings: &Readings) {
         let segment = &mut self.segments[place as usize];
         let Status::Tail { buffer, sealed: false } = segment.status else {
-            panic!("place {place} is sealed once, while it is open: {:?}", segment.status)
+            panic!("place {place} can be sealed only once and while open, its status is {:?}", segment.status)
         };
         segment.status = Status::Tail { buffer, sealed: true };
         segment.rows = rows;
@@ -253,7 +258,7 @@ impl SegmentTable {
         }
     }
 
-    /// The last retained row of `place` may have gone.
+    /// Free the segment in `place` if it has no retained row and takes no more rows.
     pub(super) fn emptied(&mut self, place: u32, live: &LiveCounts, readings: &Readings) {
         let segment = &mut self.segments[place as usize];
         let complete = matches!(segment.status, Status::Tail { sealed: true, .. } | Status::Written);
@@ -266,11 +271,11 @@ impl SegmentTable {
         }
     }
 
-    /// Queue a freed place that is not being written for reuse.
+    /// Make a freed place that is not being written reusable, now or after readers and checkpoints.
     fn retire(&mut self, place: u32, readings: &Readings) {
         self.forget(place);
         let segment = &self.segments[place as usize];
-        let freed_in = segment.freed_in.expect("only freed places retire");
+        let freed_in = segment.freed_in.expect("a retired place was freed before");
         if segment.named_until < freed_in {
             self.pinned.push((freed_in, place));
         } else {
@@ -283,7 +288,7 @@ impl SegmentTable {
         self.resting.push_back((readings.freed(), place));
     }
 
-    /// Free the places that no reader can be looking into any more.
+    /// Free the places that no reader can read any more.
     pub(super) fn settle(&mut self, readings: &Readings) {
         if self.resting.is_empty() {
             return;
@@ -303,7 +308,7 @@ impl SegmentTable {
         held.into_iter().rev().for_each(|place| self.resting.push_front(place));
     }
 
-    /// End the epoch; its number names the checkpoint.
+    /// End the epoch. Its number identifies the checkpoint.
     pub(super) fn cut(&mut self) -> u64 {
         let cut = self.epoch;
         self.epoch += 1;
@@ -311,7 +316,7 @@ impl SegmentTable {
         cut
     }
 
-    /// Checkpoint `cut` is durable: what was freed before it is no longer named by anything.
+    /// Checkpoint `cut` is durable: no checkpoint but a pinned one names places freed before it.
     pub(super) fn checkpoint_durable(&mut self, cut: u64, readings: &Readings) {
         if self.checkpointing.is_some_and(|current| current <= cut) {
             self.checkpointing = None;
@@ -320,14 +325,14 @@ impl SegmentTable {
         self.let_go(readings);
     }
 
-    /// Write nothing over the segments of durable checkpoint `cut` until it is unpinned.
+    /// Until it is unpinned, rewrite no segment of durable checkpoint `cut`.
     pub(super) fn pin(&mut self, cut: u64) {
         self.pins.push(cut);
     }
 
-    /// Take back one [`SegmentTable::pin`] of `cut`.
+    /// Undo one [`SegmentTable::pin`] of `cut`.
     pub(super) fn unpin(&mut self, cut: u64, readings: &Readings) {
-        let at = self.pins.iter().position(|&pin| pin == cut).expect("what is unpinned was pinned");
+        let at = self.pins.iter().position(|&pin| pin == cut).expect("only a pinned checkpoint is unpinned");
         self.pins.swap_remove(at);
         self.let_go(readings);
     }
@@ -345,7 +350,7 @@ impl SegmentTable {
         self.settle(readings);
     }
 
-    /// Segments written so far.
+    /// Number of segments written so far.
     pub(super) fn segments_written(&self) -> u64 {
         self.segments_written
     }
@@ -355,9 +360,9 @@ impl SegmentTable {
         self.segments_durable = self.segments_durable.max(written);
     }
 
-    /// What checkpoint `cut` names: durable segments that held its rows when it was cut, or may have
-    /// been given some since. Segments written later are not named by it: a prepared checkpoint may wait for a long time
-    /// before it becomes durable, and must not pin them.
+    /// The segments that checkpoint `cut` names: durable ones that held its rows at the cut or may have
+    /// received some since. Segments written later are not named: a prepared checkpoint may wait long before
+    /// it becomes durable and must not pin them.
     pub(super) fn state(&mut self, cut: u64) -> LogState {
         let mut segments = Vec::new();
         for (place, segment) in (0..).zip(&mut self.segments) {
@@ -378,30 +383,30 @@ impl SegmentTable {
         LogState { cut, next_sequence: self.next_sequence, segments }
     }
 
-    /// Free every segment without a retained row, once after the index of a checkpoint was loaded.
+    /// Free every segment without a retained row. Called once after the index of a checkpoint was loaded.
     pub(super) fn loaded(&mut self, live: &LiveCounts, readings: &Readings) {
         for place in 0..self.segments.len() as u32 {
             self.emptied(place, live, readings);
         }
     }
 
-    /// Places that can be written now.
+    /// Number of places that can be written now.
     pub(super) fn free_places(&self) -> u32 {
         (self.free.len() + self.places_max as usize - self.segments.len()) as u32
     }
 
-    /// Row numbers in places that cannot be written now, and all row numbers.
+    /// The count of row numbers in places that cannot be written now, and of all row numbers.
     pub(super) fn row_numbers(&self) -> (u64, u64) {
         let rows = |places: u32| u64::from(places) * u64::from(self.geometry.rows_per_segment());
         (rows(self.places_max - self.free_places()), rows(self.places_max))
     }
 
-    /// Places there are, of segments and free ones.
+    /// Number of places, with segments and free.
     pub(super) fn places(&self) -> u32 {
         self.segments.len() as u32
     }
 
-    /// Where the rows of the segment in `place` are to be read.
+    /// Where the rows of the segment in `place` can be read.
     pub(super) fn find(&self, place: u32) -> Whereabouts<'_> {
         let Some(segment) = self.segments.get(place as usize) else { return Whereabouts::Nowhere };
         let sequence = segment.sequence;
@@ -418,7 +423,7 @@ impl SegmentTable {
         }
     }
 
-    /// Keep the checksums of segment `sequence` for the next reader.
+    /// Cache the checksums of segment `sequence` for later readers.
     pub(super) fn learned(&mut self, place: u32, sequence: u64, checksums: Box<[u32]>) {
         let segment = &self.segments[place as usize];
         if segment.sequence == sequence && segment.status == Status::Written && segment.freed_in.is_none() {
@@ -430,7 +435,7 @@ impl SegmentTable {
         self.forget(place);
         self.checksum_bytes += size_of_val(&*checksums);
         self.segments[place as usize].checksums = Some(checksums);
-        // Second chance: one turn clears the marks, so two turns always find something to forget.
+        // Second chance: the first turn clears the marks, so two turns always find checksums to drop.
         for _ in 0..2 * self.segments.len() {
             if self.checksum_bytes <= self.checksum_bytes_max {
                 break;
@@ -454,12 +459,12 @@ impl SegmentTable {
         segment.damaged |= segment.sequence == sequence;
     }
 
-    /// The segment whose cleaning pays most: space won times the time it will last, for the work of
-    /// reading it and writing the rest (Rosenblum and Ousterhout, The design and implementation of a
-    /// log-structured file system, 1991, section 3.6). Picking the emptiest one instead moves 2.4 times as
-    /// many rows when a tenth of the rows takes 90 % of the changes, and as many when all rows change alike.
+    /// The segment whose cleaning pays most: (space freed * age) / (cost of reading it and writing the live
+    /// rows). See Rosenblum and Ousterhout, The design and implementation of a log-structured file system,
+    /// 1991, section 3.6. Choosing the emptiest segment instead moves 2.4 times as many rows when a tenth of
+    /// the rows takes 90 % of the changes. When all rows change equally often, both move the same number.
     ///
-    /// Looks at every place (about 10 ns each); a log of 100 Ki segments would want a heap.
+    /// It visits every place (about 10 ns each); a log of 100 Ki segments would need a heap.
     pub(super) fn victim(&self, live: &LiveCounts) -> Option<Victim> {
         let room = self.geometry.rows_per_segment();
         let mut best: Option<(f64, Victim)> = None;
@@ -480,7 +485,7 @@ impl SegmentTable {
         best.map(|(_, victim)| victim)
     }
 
-    /// Bytes by what may become of them.
+    /// Bytes of the log, by state.
     pub(super) fn space(&self, live: &LiveCounts) -> LogSpace {
         let place_bytes = self.geometry.place_bytes() as u64;
         let rows: u64 = (0..self.segments.len() as u32).map(|place| u64::from(live.of(place))).sum();
@@ -496,8 +501,8 @@ impl SegmentTable {
         }
     }
 
-    /// Take free places out of use that are to be given back to the file system, as runs of the first place
-    /// and their number: those at the end of the file, and within it all but `kept`, the highest first.
+    /// Take free places out of use so that they can be returned to the file system: all at the end of the
+    /// file, and all others but `kept`, the highest first. Returns runs as (first place, count).
     pub(super) fn take_free(&mut self, kept: usize) -> Vec<(u32, u32)> {
         let places = self.segments.len() as u32;
         let mut end = places;
@@ -521,8 +526,8 @@ impl SegmentTable {
         runs
     }
 
-    /// A run from [`SegmentTable::take_free`] was `given` back to the file system, or refused. At the end of
-    /// the file its places are no more; elsewhere they are free again.
+    /// The file system took back a run from [`SegmentTable::take_free`] (`given`) or refused it. Places at
+    /// the end of the file are removed; others become free again.
     pub(super) fn discarded(&mut self, first: u32, count: u32, given: bool) {
         if self.segments.len() as u32 == first + count {
             self.segments.truncate(first as usize);
@@ -534,7 +539,7 @@ impl SegmentTable {
         }
     }
 
-    /// Memory held.
+    /// Memory held, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.checksum_bytes
             + self.segments.capacity() * size_of::<Segment>()

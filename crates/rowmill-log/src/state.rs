@@ -1,28 +1,28 @@
-//! What a checkpoint has to remember of a log.
+//! The state of a log that a checkpoint saves.
 
 use serde::{Deserialize, Serialize};
 
 /// The segments a checkpoint names, as written into its manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogState {
-    /// The cut that the checkpoint belongs to; 0 before the first.
+    /// The cut of the checkpoint; 0 before the first.
     pub cut: u64,
-    /// Sequence numbers below this are used.
+    /// The lowest sequence number that is not used yet.
     pub next_sequence: u64,
-    /// The segments, by place.
+    /// The segments, ordered by place.
     pub segments: Vec<SegmentRecord>,
 }
 
-/// One segment named by a checkpoint; in JSON the array `[place, sequence, rows]`, because a store has
-/// many of them.
+/// One segment that a checkpoint names. In JSON it is the short array `[place, sequence, rows]`, because a
+/// store has many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(u32, u64, u32)", into = "(u32, u64, u32)")]
 pub struct SegmentRecord {
-    /// Where the segment lies, in places from the beginning of the file.
+    /// Place of the segment, counted from the beginning of the file.
     pub place: u32,
     /// Its sequence number, never used for another segment of this log.
     pub sequence: u64,
-    /// Rows in it.
+    /// Number of rows in it.
     pub rows: u32,
 }
 

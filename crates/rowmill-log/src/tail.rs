@@ -1,11 +1,11 @@
 //! The end of the log that is still in memory, and the thread that writes it.
 //!
-//! A fixed ring of buffers: one per stream takes rows, the sealed ones wait in order for the writer
-//! thread, the rest are idle. Appending waits when none is idle, so the device sets the pace. Once a write
-//! or a sync has failed nothing is written any more: the log is poisoned, its buffers stay readable.
+//! There is a fixed number of buffers. One per stream takes rows, sealed ones wait in order for the writer
+//! thread, the rest are idle. Appending waits when no buffer is idle, so the device limits the rate. After a
+//! write or sync has failed, nothing is written any more: the log is poisoned, and its buffers stay readable.
 //!
-//! Lock order: tail state, then segment table, then readers' stamps; the lock of a buffer is taken after
-//! the tail state and never held while taking another one.
+//! Lock order: tail state, then segment table, then readers' stamps. The lock of a buffer is taken after the
+//! tail state, and no other lock is taken under it.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -27,16 +27,16 @@ pub(super) struct Tail {
     state: Mutex<State, ranks::LogTail>,
     /// A buffer became idle, a segment was written, or the log was poisoned.
     progress: Condvar,
-    /// A segment was sealed, or the writer has to end.
+    /// A segment was sealed, or the writer must end.
     work: Condvar,
-    /// Whether a thread writes; else those who wait do.
+    /// Whether a writer thread exists. If not, callers that wait write segments themselves.
     threaded: bool,
     buffers: Box<[RwLock<TailBuffer, ranks::LogBuffer>]>,
 }
 
-/// Rows that age alike share segments, so that segments die as a whole: rows that cleaning has moved were
-/// not changed for long and will not be soon. Measured with a tenth of the rows taking 90 % of the
-/// changes, at 1.3 times the live bytes: 0.7 rows moved per row appended, against 2.1 in one stream.
+/// Rows of similar age share segments, so that whole segments become free together. Rows that cleaning moved
+/// have not changed for long and will not change soon. Measured with a tenth of the rows taking 90 % of the
+/// changes, at 1.3 times the live bytes: 0.7 rows moved per row appended, against 2.1 with one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     /// Rows that have changed.
@@ -53,14 +53,15 @@ struct State {
     open: [Option<Open>; STREAMS.len()],
     idle: Vec<u32>,
     sealed: VecDeque<Open>,
-    /// Segments sealed and written so far; they are written in the order they were sealed.
+    /// Number of segments sealed and written so far. Segments are written in the order in which they were
+    /// sealed.
     segments_sealed: u64,
     segments_written: u64,
     poison: Option<Arc<PoisonCause>>,
     ending: bool,
     /// The oldest sealed segment is being written, by the writer thread or a caller.
     writing: bool,
-    /// Free places when they were last counted. There may be more by now, but not fewer.
+    /// Free places at the last count. By now there may be more, but not fewer.
     free_places: u32,
 }
 
@@ -87,12 +88,12 @@ impl Tail {
         &self.buffers[buffer as usize]
     }
 
-    /// Memory of the buffers.
+    /// Memory of the buffers, in bytes.
     pub(super) fn bytes(&self, geometry: &Geometry) -> usize {
         self.buffers.len() * geometry.place_bytes()
     }
 
-    /// Let the writer end after the segment it is writing; sealed segments stay unwritten.
+    /// Ask the writer to end after its current segment. Other sealed segments stay unwritten.
     pub(super) fn end(&self) {
         self.state.lock().ending = true;
         self.work.notify_all();
@@ -116,7 +117,7 @@ impl Shared {
         Ok(self.geometry.number(place, index))
     }
 
-    /// The segment that takes rows of a stream, once there is a buffer for one.
+    /// The open segment of a stream. Waits until a buffer for it is idle.
     fn open_segment<'a>(
         &self,
         state: &'a mut MutexGuard<'_, State>,
@@ -129,7 +130,7 @@ impl Shared {
                     return Err(LogError::ReadOnly { group: self.group });
                 }
                 if state.sealed.is_empty() {
-                    // The other stream has the only buffer; it would be waited for without end.
+                    // The other stream holds the only buffer; without sealing it, this would wait forever.
                     self.seal_all(state);
                 }
                 self.await_writer(state);
@@ -146,10 +147,10 @@ impl Shared {
             state.open[stream as usize] = Some(Open { buffer, place, rows: 0 });
         }
         self.refuse_if_poisoned(state)?;
-        Ok(state.open[stream as usize].as_mut().expect("the loop ends with an open segment"))
+        Ok(state.open[stream as usize].as_mut().expect("the loop above opened a segment"))
     }
 
-    /// Refuse a row that would leave fewer than `keep` places.
+    /// Refuse a row if that would leave fewer than `keep` free places.
     fn refuse_if_short(&self, state: &mut State, keep: u32) -> Result<(), LogError> {
         if state.free_places >= keep {
             return Ok(());
@@ -173,7 +174,7 @@ impl Shared {
         }
     }
 
-    /// Hand the open segments, if any, to the writer.
+    /// Seal the open segments, if any, for the writer.
     fn seal_all(&self, state: &mut State) {
         for stream in STREAMS {
             self.seal(state, stream);
@@ -181,7 +182,7 @@ impl Shared {
     }
 
     fn seal(&self, state: &mut State, stream: Stream) {
-        // A segment is opened for a row, so it has one.
+        // A segment is opened for a row, so it is never empty.
         let Some(open) = state.open[stream as usize].take() else { return };
         self.table.write().sealed(open.place, open.rows, &self.live, &self.readings);
         state.segments_sealed += 1;
@@ -193,11 +194,11 @@ impl Shared {
     pub(super) fn cut(&self) -> u64 {
         let mut state = self.tail.state.lock();
         self.seal_all(&mut state);
-        // Still under the tail's lock: a row appended after the cut belongs to the new epoch.
+        // Still under the tail's lock, so that a row appended after the cut belongs to the new epoch.
         self.table.write().cut()
     }
 
-    /// Seal the open segments and wait until everything sealed is written.
+    /// Seal the open segments and wait until all sealed ones are written.
     pub(super) fn flush(&self) -> Result<(), LogError> {
         let mut state = self.tail.state.lock();
         self.seal_all(&mut state);
@@ -211,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// Wait until no sealed segment waits to be written, or the log is poisoned.
+    /// Wait until all sealed segments are written or the log is poisoned.
     pub(super) fn await_written(&self) {
         let mut state = self.tail.state.lock();
         while !state.sealed.is_empty() && state.poison.is_none() {
@@ -219,7 +220,7 @@ impl Shared {
         }
     }
 
-    /// Make what is written durable.
+    /// Make all written segments durable.
     pub(super) fn sync(&self) -> Result<(), LogError> {
         self.refuse_if_poisoned(&self.tail.state.lock())?;
         let written = self.table.read().segments_written();
@@ -230,7 +231,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Refuse everything from now on; the first cause stays.
+    /// Refuse all writes from now on. The first cause is kept.
     fn poison(&self, cause: impl Into<PoisonCause>) -> LogError {
         let mut state = self.tail.state.lock();
         let cause = Arc::clone(state.poison.get_or_insert_with(|| Arc::new(cause.into())));
@@ -239,7 +240,7 @@ impl Shared {
         LogError::Poisoned { group: self.group, cause }
     }
 
-    /// Refuse rows and write nothing more. No write is in progress when this returns.
+    /// Refuse rows and stop writing. When this returns, no write is in progress.
     pub(super) fn close(&self) {
         self.poison(PoisonCause::Closed);
         let mut state = self.tail.state.lock();
@@ -248,7 +249,7 @@ impl Shared {
         }
     }
 
-    /// The writer thread: write sealed segments in order until the end or a failure.
+    /// The writer thread: write sealed segments in order until asked to end or a write fails.
     pub(super) fn write_sealed_segments(&self, poison: &Poison) {
         let name = format!("the log writer thread of group {}", self.group);
         let written = poison.catch(&name, || {
@@ -292,7 +293,7 @@ impl Shared {
         self.tail.progress.notify_all();
     }
 
-    /// Let the writer get on, or write.
+    /// Wait for progress of the writer thread; without one, write a segment here.
     fn await_writer(&self, state: &mut MutexGuard<'_, State>) {
         if self.tail.threaded || state.writing {
             self.tail.progress.wait(state);
@@ -301,7 +302,7 @@ impl Shared {
         }
     }
 
-    /// Write the oldest sealed segment; false when the log is poisoned by it.
+    /// Write the oldest sealed segment. Returns false when this poisoned the log.
     fn write_sealed(&self, segment: Open) -> bool {
         let written = self.write_segment(segment);
         let succeeded = written.is_ok();
@@ -338,7 +339,7 @@ impl Shared {
     fn write_segment(&self, segment: Open) -> Result<Box<[u32]>, DeviceError> {
         let buffer = self.tail.buffer(segment.buffer);
         buffer.write().clear_rest(&self.geometry);
-        // Readers go on while the checksums are computed and while the device writes.
+        // Readers continue to read the buffer while checksums are computed and the device writes.
         let checksums = buffer.read().checksums(&self.geometry);
         buffer.write().seal(&self.geometry, self.group, &checksums);
         let sealed = buffer.read();

@@ -1,4 +1,4 @@
-//! One segment in memory: being filled, or on its way to the device.
+//! A buffer for one segment: being filled, or waiting to be written.
 
 use rowmill_io::{AlignedBuffer, BLOCK_BYTES};
 use rowmill_rows::RowKey;
@@ -6,7 +6,7 @@ use rowmill_rows::RowKey;
 use super::geometry::Geometry;
 use super::trailer::{self, Expected};
 
-/// A segment image, laid out as it will lie on the device.
+/// The image of a segment, laid out as on the device.
 #[derive(Debug)]
 pub(super) struct TailBuffer {
     sequence: u64,
@@ -25,7 +25,7 @@ impl TailBuffer {
         self.rows = 0;
     }
 
-    /// Append a row; its index.
+    /// Append a row and return its index.
     pub(super) fn push(&mut self, geometry: &Geometry, key: RowKey, row: &[u8]) -> u32 {
         let index = self.rows;
         assert!(index < geometry.rows_per_segment(), "a full segment is sealed before the next row");
@@ -36,8 +36,8 @@ impl TailBuffer {
         index
     }
 
-    /// Row `index` of segment `sequence` and its key; `None` when the buffer holds another segment or
-    /// not that many rows.
+    /// Row `index` of segment `sequence` and its key. `None` when the buffer holds another segment or fewer
+    /// rows.
     pub(super) fn row(&self, geometry: &Geometry, sequence: u64, index: u32) -> Option<(RowKey, &[u8])> {
         if self.sequence != sequence || index >= self.rows {
             return None;
@@ -52,7 +52,8 @@ impl TailBuffer {
         self.sequence == sequence
     }
 
-    /// Zero what an earlier segment left behind the last row, so that equal rows make equal blocks.
+    /// Zero the bytes behind the last row, which an earlier segment left, so that equal rows give equal
+    /// blocks.
     pub(super) fn clear_rest(&mut self, geometry: &Geometry) {
         let rows_end = match self.rows {
             0 => 0,
@@ -81,8 +82,8 @@ impl TailBuffer {
         &self.image[..geometry.used_blocks(self.rows) as usize * BLOCK_BYTES]
     }
 
-    /// What has to be written, as (offset within the place, blocks): one piece for a full segment, and
-    /// for a short one the blocks in use and the trailer.
+    /// The pieces to write, as (offset within the place, blocks): one piece for a full segment, else the
+    /// blocks in use and the trailer.
     pub(super) fn pieces(&self, geometry: &Geometry) -> [(usize, &[u8]); 2] {
         let used = self.data(geometry).len();
         let trailer = geometry.trailer_offset();

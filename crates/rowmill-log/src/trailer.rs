@@ -1,7 +1,7 @@
-//! The end of every segment: what its blocks must look like and whose rows they hold.
+//! The end of every segment: the checksums of its blocks and the keys of its rows.
 //!
-//! All fields are little-endian. The *head* is read before the first row of a segment; the keys only when
-//! the segment is cleaned or checked.
+//! All fields are little-endian. The *head* is read before the first row of a segment. The keys are read only
+//! when the segment is cleaned or checked.
 //!
 //! | byte | field |
 //! |---|---|
@@ -19,9 +19,9 @@
 //! | ... | keys: category u32, id u64 of every row |
 //!
 //! The checksum of a block covers its content and its logical address: sequence number * data blocks of a
-//! segment + block. Sequence numbers are never used twice, so an older block, a block of another place
-//! and a flipped bit all fail alike, and because the expected value lies apart from the block, so does a
-//! lost write. The checksums of head and keys use the sequence number as their address.
+//! segment + block. Sequence numbers are never used twice, so the check detects an older block, a block of
+//! another place and a flipped bit. The expected value is stored apart from the block, so it detects a lost
+//! write, too. The checksums of head and keys use the sequence number as their address.
 
 use rowmill_io::checksum;
 use rowmill_rows::{Category, RowKey};
@@ -34,17 +34,17 @@ const VERSION: u32 = 1;
 const CHECKSUMS_AT: usize = 48;
 const KEY_BYTES: usize = 12;
 
-/// Bytes of a trailer for so many blocks and rows.
+/// Bytes of a trailer for a number of data blocks and rows.
 pub(super) fn bytes(data_blocks: usize, rows: usize) -> usize {
     head_bytes(data_blocks) + rows * KEY_BYTES
 }
 
-/// Bytes before the keys.
+/// Bytes of the head: all bytes before the keys.
 pub(super) fn head_bytes(data_blocks: usize) -> usize {
     CHECKSUMS_AT + 4 * data_blocks
 }
 
-/// Which segment a trailer must belong to.
+/// The segment that a trailer must belong to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
     pub(super) group: u32,
@@ -71,7 +71,7 @@ pub(super) fn key(trailer: &[u8], geometry: &Geometry, index: u32) -> RowKey {
     RowKey { category: Category(u32_at(trailer, at)), id: u64_at(trailer, at + 4) }
 }
 
-/// Complete a trailer whose keys are written.
+/// Write the head of a trailer whose keys are already written.
 pub(super) fn seal(trailer: &mut [u8], geometry: &Geometry, expected: Expected, checksums: &[u32]) {
     let Expected { group, sequence, rows } = expected;
     let keys_at = head_bytes(geometry.data_blocks() as usize);
@@ -96,7 +96,7 @@ pub(super) fn seal(trailer: &mut [u8], geometry: &Geometry, expected: Expected, 
     put_u32(head, 12, crc);
 }
 
-/// The checksums of the blocks in use, once the head proves to be the expected one.
+/// The checksums of the blocks in use, after verifying that the head is the expected one.
 pub(super) fn checksums(
     trailer: &[u8],
     geometry: &Geometry,
@@ -131,7 +131,7 @@ pub(super) fn checksums(
     Ok(head[CHECKSUMS_AT..].chunks_exact(4).take(used).map(|field| u32_at(field, 0)).collect())
 }
 
-/// Check the keys of a trailer whose head is good.
+/// Check the keys of a trailer whose head is already verified.
 pub(super) fn check_keys(trailer: &[u8], geometry: &Geometry, rows: u32) -> Result<(), Damage> {
     let keys_at = head_bytes(geometry.data_blocks() as usize);
     let expected = u32_at(trailer, 40);

@@ -1,4 +1,4 @@
-//! What the device may return or refuse, and that each of it is an error, never data.
+//! Faults of the device: each must give an error, never wrong data.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use super::super::LogSpace;
 use super::super::error::{Damage, PoisonCause, SegmentPart};
 use super::*;
 
-/// A log of rows of 64 bytes whose first two segments are on the device, opened afresh so that nothing of
-/// them is in memory.
+/// A log of rows of 64 bytes whose first two segments are on the device. It is reopened, so none of them is
+/// in memory.
 struct Damaged {
     device: Arc<Faulty>,
     state: LogState,
@@ -36,7 +36,7 @@ impl Damaged {
         log
     }
 
-    /// The result of reading row `at`, and whether the neighbour `healthy` can be read in the same call.
+    /// The result of reading row `at`. Asserts that the neighbour `healthy` can be read in the same call.
     fn read_beside(&self, log: &Log, at: usize, healthy: usize) -> Result<Vec<u8>, LogError> {
         let wanted = [(self.numbers[at], key(at as u64)), (self.numbers[healthy], key(healthy as u64))];
         let mut results = read(log, &wanted);
@@ -98,7 +98,9 @@ fn a_flipped_bit_in_a_key_fails_the_scan_but_not_the_rows() {
     damaged.device.edit(end, |block| block[1000] ^= 1);
     let log = damaged.open(64);
     assert_eq!(read_one(&log, damaged.numbers[0], 0).unwrap(), row(64, 0, 0));
-    let result = log.segment_rows(0, &mut |_, _, _| panic!("no key can be trusted")).map(|()| Vec::new());
+    let result = log
+        .segment_rows(0, &mut |_, _, _| panic!("rows are visited although their keys are damaged"))
+        .map(|()| Vec::new());
     assert_corrupt(result, 0, SegmentPart::Trailer);
 }
 

@@ -1,6 +1,6 @@
-//! The log as a whole: against a model with crashes, under damage of every kind, and under threads.
+//! Tests of the whole log: against a model with crashes, with damage of every kind, and with threads.
 //!
-//! Devices are in memory; [`Faulty`] adds what a real one does at its worst. Nothing sleeps or is timed.
+//! Devices are in memory; [`Faulty`] injects the faults of real devices. No test sleeps or measures time.
 
 mod damage;
 mod model;
@@ -44,7 +44,7 @@ fn row(stride: usize, id: u64, version: u64) -> Vec<u8> {
     (0..stride).map(|at| (seed.rotate_left(at as u32 % 61) as usize + at) as u8).collect()
 }
 
-/// Read rows by number; the results by position.
+/// Read rows by number. Returns the results by position.
 fn read(log: &Log, wanted: &[(u32, RowKey)]) -> Vec<Result<Vec<u8>, LogError>> {
     let mut results: Vec<Option<Result<Vec<u8>, LogError>>> = vec![None; wanted.len()];
     log.reading().read(wanted, &mut |position, result| {
@@ -58,13 +58,13 @@ fn read_one(log: &Log, number: u32, id: u64) -> Result<Vec<u8>, LogError> {
     read(log, &[(number, key(id))]).remove(0)
 }
 
-/// Append rows `ids` in their first version; their numbers.
+/// Append rows `ids` in their first version. Returns their row numbers.
 fn append(log: &Log, ids: std::ops::Range<u64>) -> Vec<u32> {
     let stride = log.geometry().stride();
     ids.map(|id| log.append(key(id), &row(stride, id, 0)).unwrap()).collect()
 }
 
-/// A checkpoint with nothing but the log in it.
+/// Make a checkpoint that contains only the log.
 fn checkpoint(log: &Log) -> LogState {
     let cut = log.cut();
     log.flush().unwrap();
@@ -83,17 +83,17 @@ struct Faulty {
 }
 
 #[derive(Debug, Default)]
-#[allow(clippy::struct_excessive_bools, reason = "faults of their own, which may meet")]
+#[allow(clippy::struct_excessive_bools, reason = "independent faults that can be combined")]
 struct Faults {
     /// Writes wait while this is set.
     hold_writes: bool,
     writes_waiting: usize,
-    /// Writes that still succeed.
+    /// Number of writes that still succeed.
     writes_left: Option<usize>,
     full: bool,
     fail_sync: bool,
     fail_discard: bool,
-    /// Reads of the first block give the second one.
+    /// Reads of the first block return the second one.
     misdirect: Option<(u64, u64)>,
     /// Reads of this block fail.
     unreadable: Option<u64>,
@@ -110,7 +110,7 @@ impl Faulty {
         self.changed.notify_all();
     }
 
-    /// Until a write is being held back.
+    /// Wait until a write is held back.
     fn await_held_write(&self) {
         let mut faults = self.faults.lock();
         while faults.writes_waiting == 0 {
@@ -127,7 +127,7 @@ impl Faulty {
         }
     }
 
-    /// Change the blocks of the device behind the log's back.
+    /// Change the blocks on the device without using the log.
     fn edit(&self, offset: u64, change: impl FnOnce(&mut [u8])) {
         let mut block = block_at(&self.inner, offset);
         change(&mut block);

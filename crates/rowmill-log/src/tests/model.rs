@@ -1,8 +1,8 @@
-//! Random histories against a map: rows are put in memory, evicted into the log, overwritten, deleted and
-//! cleaned, checkpoints are cut, finished or abandoned, and the power fails.
+//! Random histories compared with a map. Rows are changed in memory, spilled into the log, overwritten,
+//! deleted and cleaned; checkpoints are cut, finished or abandoned; power fails.
 //!
-//! After every step the last durable checkpoint must be readable in full by a second log on the same
-//! device, whatever has been appended and recycled since; after a crash it is where the model goes on.
+//! After every step a second log on the same device must be able to read the last durable checkpoint in full,
+//! whatever was appended and reused since. After a crash the model continues from that checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -33,9 +33,9 @@ enum Step {
         count: u64,
     },
     Flush,
-    /// Begin a checkpoint: what is changed in memory is frozen.
+    /// Begin a checkpoint: freeze the rows changed in memory.
     Cut,
-    /// Write the frozen rows and make the checkpoint durable; without a cut, nothing.
+    /// Write the frozen rows and make the checkpoint durable. Does nothing without a cut.
     Finish,
     Clean,
     Discard,
@@ -73,7 +73,7 @@ struct Model {
     /// Versions in memory that the log does not have.
     changed: BTreeMap<u64, u64>,
     evicted: Rows,
-    /// The cut, what it found in the log, and the frozen versions not yet there.
+    /// The cut, the rows that were in the log at the cut, and the frozen versions not yet appended.
     cut: Option<(u64, Rows, BTreeMap<u64, u64>)>,
     durable: (LogState, Rows),
 }
@@ -141,8 +141,8 @@ impl Model {
         }
     }
 
-    /// Append the frozen version of a row, for the checkpoint; it is the row's place in the log as well
-    /// unless the row has changed since.
+    /// Append the frozen version of a row for the checkpoint. Unless the row has changed since, this is also
+    /// its current location in the log.
     fn freeze(&mut self, id: u64) {
         let Some((_, rows, frozen)) = &mut self.cut else { return };
         let Some(version) = frozen.remove(&id) else { return };
@@ -161,7 +161,7 @@ impl Model {
         for id in frozen.keys().copied().collect::<Vec<_>>() {
             self.freeze(id);
         }
-        let (cut, rows, _) = self.cut.take().expect("looked at above");
+        let (cut, rows, _) = self.cut.take().expect("checked above");
         self.log.flush().unwrap();
         self.log.sync().unwrap();
         self.durable = (self.log.state(cut), rows);

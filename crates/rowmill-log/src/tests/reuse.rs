@@ -1,4 +1,4 @@
-//! When a place may be written again, and that reading, flushing and the tail agree about where rows are.
+//! When places may be rewritten, and that reads, flushes and tail buffers agree about where rows are.
 
 use std::collections::BTreeSet;
 
@@ -116,7 +116,7 @@ fn what_a_checkpoint_names_waits_for_the_next_one() {
         log.geometry().place_bytes() as u64,
         "the new checkpoint is not durable yet"
     );
-    // The first checkpoint is whole as long as the second one is not.
+    // The first checkpoint stays readable until the second one is durable.
     let reader = open(&device, &state);
     assert_eq!(read_one(&reader, first[2], 2).unwrap(), row(STRIDE, 2, 0));
     log.sync().unwrap();
@@ -133,7 +133,7 @@ fn freeing_during_a_checkpoint_waits_for_the_one_after() {
     let log = open(&device, &LogState::default());
     let before = append(&log, 0..3);
     let cut = log.cut();
-    // A frozen row whose current version is in memory: appended for the checkpoint only.
+    // A frozen row whose current version is in memory is appended for the checkpoint only.
     let frozen = append(&log, 10..11);
     release(&log, &frozen);
     release(&log, &before);
@@ -326,7 +326,7 @@ fn cleaning_moves_live_rows_and_frees_the_victim() {
     let numbers = append(&log, 0..4 * per_segment);
     log.flush().unwrap();
     assert_eq!(log.victim(), None, "every segment is full of live rows");
-    // Live shares 1/2, 1/4, 1, 1.
+    // Shares of live rows of the four segments: 1/2, 1/4, 1, 1.
     let (half, quarter) = (per_segment as usize / 2, per_segment as usize / 4);
     release(&log, &numbers[..half]);
     release(&log, &numbers[per_segment as usize + quarter..2 * per_segment as usize]);
@@ -410,7 +410,8 @@ fn what_is_appended_after_its_state_is_none_of_a_checkpoint_that_waits() {
     let cut = log.cut();
     log.flush().unwrap();
     log.sync().unwrap();
-    // On its way to the device when the state is asked for: it could hold rows of the checkpoint, but does not.
+    // A segment on its way to the device when the state is taken: it could hold rows of the checkpoint, but
+    // does not.
     let mut numbers = append(&log, 0..per_segment / 2);
     let state = log.state(cut);
     assert_eq!(state.segments.len(), 2);
@@ -423,7 +424,7 @@ fn what_is_appended_after_its_state_is_none_of_a_checkpoint_that_waits() {
     let space = log.space();
     assert_eq!((space.used, space.pinned), (2 * place_bytes, 0), "{space:?}");
     assert!(space.free <= 4 * place_bytes, "{space:?}");
-    // It names what it named, now and once it is durable.
+    // The state names the same segments now and after the checkpoint is durable.
     assert_eq!(log.state(cut).segments, state.segments);
     log.checkpoint_durable(cut);
     assert_eq!(log.space().used, 2 * place_bytes);

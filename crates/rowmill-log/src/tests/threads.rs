@@ -1,7 +1,8 @@
-//! Threads that append, overwrite, read and checkpoint at once.
+//! Threads that append, overwrite, read and checkpoint concurrently.
 //!
-//! Every row carries its id and version, so a reader can tell a wrong row from an old one. The index is a
-//! locked map, as the shards' indexes are; readers look up under the lock and read after it.
+//! Every row carries its id and version, so that a reader can distinguish a wrong row from an old one. The
+//! index is a map behind a lock, like the indexes of shards. Readers look rows up under the lock and read
+//! them after releasing it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -54,7 +55,7 @@ fn readers_never_see_another_row_while_places_are_recycled() {
                         let (_, key, version) = wanted[position];
                         match result {
                             Ok(bytes) => assert_eq!(version_of(bytes, key.id, version), Some(version)),
-                            // Released since it was looked up.
+                            // Released after it was looked up.
                             Err(LogError::Moved { .. }) => {}
                             Err(error) => panic!("{error}"),
                         }
@@ -71,8 +72,8 @@ fn readers_never_see_another_row_while_places_are_recycled() {
             }
         });
         for round in 1..ROUNDS_MAX {
-            // Only a checkpoint lets places go, and only once no reader needs them: on a busy machine neither may
-            // have had its turn.
+            // Places become free only with a checkpoint and after their readers end. On a busy machine
+            // neither may have happened yet.
             if round > 60 && is_recycled(&log) {
                 break;
             }
