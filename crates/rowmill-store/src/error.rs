@@ -1,4 +1,4 @@
-//! What can go wrong in a store, in terms its user can act on.
+//! Errors of a store, with the values that a user needs to act on them.
 
 use std::time::Duration;
 
@@ -7,22 +7,24 @@ use rowmill_log::{LogError, PoisonCause};
 use rowmill_rows::{BagError, RowKey, SpecError};
 use rowmill_sync::Poisoned;
 
-/// Every failure of a store operation. Unless a variant says otherwise the operation changed nothing
-/// and the store stays usable. After [`StoreError::Full`], [`StoreError::Poisoned`], [`StoreError::Device`],
-/// [`StoreError::Corrupt`] and [`StoreError::NoPlaces`] an update may have changed some of its rows in memory; the
-/// last checkpoint is as it was.
+/// Every failure of a store operation. Unless a variant says otherwise, the operation changed nothing and the
+/// store stays usable.
+///
+/// After [`StoreError::Full`], [`StoreError::Poisoned`], [`StoreError::Device`], [`StoreError::Corrupt`] and
+/// [`StoreError::NoPlaces`] an update may have changed some of its rows in memory. The last checkpoint is
+/// unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// There is no store where one was expected.
-    #[error("no store at {location}: check the path, or open it for writing and let it be created")]
+    /// There is no store at the location.
+    #[error("no store at {location}: check the path, or create the store by opening it for writing")]
     Missing {
-        /// Where it was looked for.
+        /// The location that was searched.
         location: String,
     },
-    /// A checkpoint from elsewhere is being put into the folder, or was and did not finish.
+    /// A restore is copying a checkpoint into the folder, or one started and did not finish.
     #[error(
-        "{location} is being filled by a restore, or was by one that did not finish: run the same restore again, \
+        "{location} holds an unfinished restore, which may still be running: run the same restore again, \
          or remove the folder"
     )]
     Restoring {
@@ -37,28 +39,28 @@ pub enum StoreError {
     },
     /// A checkpoint was prepared and not committed.
     #[error(
-        "{location} has checkpoint {prepared} prepared and not committed, beside its last one, {committed}: say which \
-         of them holds, with at={committed} or at={prepared} when opening it; if it is a part of a checkpoint of many \
-         ranks, open that"
+        "{location} has checkpoint {prepared} prepared and not committed, besides its last one, {committed}: say which \
+         of them holds by opening it with at={committed} or at={prepared}; if it is a part of a checkpoint of many \
+         ranks, open that checkpoint instead"
     )]
     InDoubt {
         /// The store.
         location: String,
-        /// The last checkpoint; 0 for none.
+        /// Number of the last checkpoint; 0 for none.
         committed: u64,
-        /// The one that waits.
+        /// Number of the prepared checkpoint.
         prepared: u64,
     },
-    /// The store has another checkpoint than the one it was to be opened at.
+    /// The store has no checkpoint with the number that it was opened at.
     #[error(
-        "{location} has checkpoint {there}, not {at}: a store opens at its last one, or at one that was prepared"
+        "{location} has checkpoint {there}, not {at}: open the store at its last checkpoint or at a prepared one"
     )]
     NotAt {
         /// The store.
         location: String,
-        /// The checkpoint asked for.
+        /// Number of the checkpoint asked for.
         at: u64,
-        /// Those that are there.
+        /// Numbers of the existing checkpoints.
         there: String,
     },
     /// The store was written by a newer build.
@@ -68,7 +70,7 @@ pub enum StoreError {
     Newer {
         /// The store.
         location: String,
-        /// Its version.
+        /// Format version of the store.
         found: u32,
         /// Newest version this build reads.
         supported: u32,
@@ -76,31 +78,31 @@ pub enum StoreError {
     /// Bytes on the device do not match their checksum. They were not returned.
     #[error("{what}: the stored bytes are damaged; restore the folder from a copy, or remove it")]
     Corrupt {
-        /// What was damaged and how that was seen.
+        /// Which file or block is damaged, and which check found it.
         what: String,
     },
     /// A device or file operation failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The device has no space left. Writes are refused from now on, reads go on.
-    #[error("{cause}; the store refuses writes until it is reopened, then it stands at its last checkpoint")]
+    /// The device has no space left. The store refuses writes from now on; reads continue.
+    #[error("{cause}; the store refuses writes until it is reopened at its last checkpoint")]
     Full {
-        /// Which write found no space.
+        /// The write that found no space.
         cause: String,
     },
-    /// An earlier write or sync failed; writes are refused, reads of healthy rows go on.
+    /// An earlier write or sync failed. The store refuses writes; rows in healthy blocks can be read.
     #[error(
-        "the store refuses writes since an earlier failure ({cause}); fix the cause and reopen it: it will \
-         stand at its last checkpoint"
+        "the store refuses writes since an earlier failure ({cause}); fix the cause and reopen the store, \
+         which then starts from its last checkpoint"
     )]
     Poisoned {
         /// The first failure.
         cause: String,
     },
     /// A write to a store opened read-only.
-    #[error("{operation} needs a writable store, this one was opened read-only")]
+    #[error("{operation} needs a writable store; this store was opened read-only")]
     ReadOnly {
-        /// What was tried.
+        /// The refused operation.
         operation: &'static str,
     },
     /// The store was closed.
@@ -115,19 +117,19 @@ pub enum StoreError {
         /// The store.
         location: String,
     },
-    /// The memory budget cannot hold what must be in memory.
+    /// The memory budget is too small for data that must stay in memory.
     #[error("{option}={given} bytes is too small: {what} needs at least {needed} bytes")]
     MemoryTooSmall {
         /// `memory` or `row_memory`.
         option: &'static str,
         /// The budget.
         given: u64,
-        /// The least that would do.
+        /// The smallest sufficient value.
         needed: u64,
-        /// What needs it.
+        /// Which data needs it.
         what: String,
     },
-    /// A table is opened with a spec other than the one it was made with.
+    /// A table is opened with another spec than it was created with.
     #[error(
         "table {table:?} has {field} {stored}, not {given}: open it with the stored value, or use another name"
     )]
@@ -141,49 +143,50 @@ pub enum StoreError {
         /// Value given.
         given: String,
     },
-    /// A spec that no table can have.
+    /// A table spec is invalid.
     #[error("table {table:?}: {source}")]
     Spec {
         /// The table.
         table: String,
-        /// What is wrong.
+        /// Which value is invalid.
         source: SpecError,
     },
-    /// The system refused to start a thread.
+    /// The operating system refused to start a thread.
     #[error(
-        "the system refused to start thread {name}: {source}; raise its limit of threads or open fewer stores"
+        "the system refused to start thread {name}: {source}; raise the limit on threads or open fewer stores"
     )]
     Thread {
         /// Name of the thread.
         name: String,
-        /// The system's reason.
+        /// The reason of the operating system.
         source: std::io::Error,
     },
-    /// A group has used up its row places, the 31-bit numbers of rows on the device. Rows can still be read, and rows in
-    /// memory changed and saved.
+    /// A group has used up its row places, the 31-bit numbers of rows on the device. Rows can still be read,
+    /// and rows in memory can be changed and saved.
     #[error(
-        "group {group} has used {used} of {limit} row places and keeps the rest for checkpoints: delete or evict rows \
-         and make a checkpoint, or give some tables another dim or optimizer, which puts them into another group \
+        "group {group} has used {used} of {limit} row places and reserves the rest for checkpoints: delete or evict rows \
+         and make a checkpoint, or give some tables another dim or optimizer, which moves them to another group \
          (rowmill inspect lists the tables of a group)"
     )]
     NoPlaces {
         /// The group.
         group: u32,
-        /// Places of current rows, and of old versions that are not cleaned yet or belong to the last checkpoint.
+        /// Places in use: current rows, and old versions that are not cleaned yet or that the last checkpoint
+        /// names.
         used: u64,
         /// All places of the group.
         limit: u64,
     },
-    /// A table that does not exist.
-    #[error("no table {name:?} in this store; it has: {known}")]
+    /// The store has no table with this name.
+    #[error("the store has no table {name:?}; it has: {known}")]
     UnknownTable {
         /// The name asked for.
         name: String,
-        /// Names that exist.
+        /// The names that exist.
         known: String,
     },
-    /// An id outside a dense table.
-    #[error("id {id} is outside table {table:?}, which holds ids 0..{rows}")]
+    /// An id is outside the id range of its table.
+    #[error("id {id} is outside table {table:?}, whose ids are in [0, {rows})")]
     IdRange {
         /// The table.
         table: String,
@@ -192,7 +195,7 @@ pub enum StoreError {
         /// Number of ids of the table.
         rows: u64,
     },
-    /// An argument whose length does not fit the others.
+    /// The length of an argument does not fit the other arguments.
     #[error("{argument} has {got} values, expected {expected} ({why})")]
     Length {
         /// Name of the argument.
@@ -201,26 +204,28 @@ pub enum StoreError {
         got: usize,
         /// Values needed.
         expected: usize,
-        /// Where the number comes from.
+        /// Why this number is expected.
         why: String,
     },
-    /// Bags that cannot be pooled.
+    /// Bags that are invalid.
     #[error("table {table:?}: {source}")]
     Bag {
         /// The table.
         table: String,
-        /// What is wrong.
+        /// What is wrong with them.
         source: BagError,
     },
-    /// Tables of different groups in one fused call.
-    #[error("tables {first:?} and {second:?} have different specs and cannot share one lookup")]
+    /// Tables of different groups in one pooled lookup.
+    #[error(
+        "tables {first:?} and {second:?} have different specs and cannot share one lookup: use two lookups"
+    )]
     MixedGroups {
         /// A table.
         first: String,
         /// A table of another group.
         second: String,
     },
-    /// Features of one table in one backward with different learning rates. No row was changed.
+    /// Features of one table have different learning rates in one backward. No row was changed.
     #[error(
         "features of table {table:?} have different learning rates, {first} and {second}: give all features of a table \
          one rate, or look them up in separate calls"
@@ -228,48 +233,48 @@ pub enum StoreError {
     MixedRates {
         /// The table.
         table: String,
-        /// Rate of its first feature.
+        /// Learning rate of its first feature.
         first: f32,
-        /// Another one.
+        /// The different learning rate.
         second: f32,
     },
-    /// A ticket, table or lookup of another store.
+    /// A ticket, table or lookup belongs to another store.
     #[error(
-        "{what} belongs to another store, in {other}, and not to this one, in {location}: use the one that this store \
-         gave out (a store that was closed and opened again is another one)"
+        "{what} belongs to another store, in {other}, and not to the store in {location}: use one that this store \
+         returned (a store that was closed and reopened is another store)"
     )]
     OtherStore {
         /// The ticket, table or lookup.
         what: String,
-        /// Where its store is.
+        /// Location of the store that it belongs to.
         other: String,
-        /// Where the store is that was asked.
+        /// Location of the store that was called.
         location: String,
     },
-    /// Features of one table in one call with different padding ids.
+    /// Features of one table have different padding ids in one lookup.
     #[error("features of table {table:?} in one lookup must share one padding id: use two lookups")]
     MixedPadding {
         /// The table.
         table: String,
     },
-    /// A gradient, value or rate that is not a finite number. No row was changed.
+    /// A gradient, value or learning rate is NaN or infinite. No row was changed.
     #[error(
-        "{argument} of table {table:?} is {value} at position {position}: not a finite number; no row was changed"
+        "{argument} of table {table:?} is {value} at position {position}, but must be finite; no row was changed"
     )]
     NotFinite {
         /// `gradients`, `values` or `lr`.
         argument: &'static str,
         /// The table.
         table: String,
-        /// The first offending value.
+        /// The first value that is not finite.
         value: f32,
         /// Its position in the argument.
         position: usize,
     },
-    /// A row stayed beyond its staleness bound until the deadline.
+    /// A row stayed beyond its staleness bound until the deadline passed.
     #[error(
-        "waited {waited:?} for {key} of table {table:?}: {outstanding} outstanding gets, staleness bound \
-         {bound}, held by {holders}; finish or drop those steps, or raise the bound"
+        "waited {waited:?} for {key} of table {table:?}, which has {outstanding} outstanding gets (staleness bound \
+         {bound}), held by {holders}; finish or drop those steps, or raise the bound"
     )]
     StalenessTimeout {
         /// The row.
@@ -282,30 +287,30 @@ pub enum StoreError {
         bound: u8,
         /// Time waited.
         waited: Duration,
-        /// Tickets that hold the row, with their age.
+        /// Tickets that hold the row, with their ages.
         holders: String,
     },
-    /// Two steps wait for rows of each other; this one, the younger, gives way.
+    /// Two steps wait for each other's rows. This step is the younger and gives way.
     #[error(
-        "step {ticket} and another step wait for rows of each other (here {key}); this younger step gives way: \
+        "step {ticket} and another step wait for each other's rows (here {key}), and this younger step gives way: \
          drop it and run it again, or fetch all tables of a step in one call"
     )]
     StepConflict {
-        /// The ticket that gave way.
+        /// The ticket of the step that gave way.
         ticket: u64,
         /// The row it waited for.
         key: RowKey,
     },
-    /// The step of a queued get ended before the get could go on.
+    /// The step of a queued get ended before the get completed.
     #[error("step {ticket} is over: collect its queued gets before its ticket is released")]
     StepOver {
-        /// The ticket that was dropped.
+        /// The ticket of that step.
         ticket: u64,
     },
-    /// The queue of gets holds as many gets, or as many bytes of them, as it may.
+    /// The queue of gets has reached its limit of gets or of bytes.
     #[error(
-        "the get of {rows} rows of table {table:?} was not queued: {gets} gets of {bytes} bytes wait or were not \
-         collected, the limits are {gets_max} gets and {bytes_max} bytes; collect or drop queued gets first, or get \
+        "the get of {rows} rows of table {table:?} was not queued: {gets} gets of {bytes} bytes wait or are not yet \
+         collected, the limits are {gets_max} gets and {bytes_max} bytes: collect or drop queued gets first, or get \
          fewer rows at once"
     )]
     QueueFull {
@@ -313,13 +318,13 @@ pub enum StoreError {
         table: String,
         /// Rows of the get that was refused.
         rows: usize,
-        /// Gets that wait or whose rows were not collected.
+        /// Gets that wait or are not collected yet.
         gets: u64,
-        /// The bound on them.
+        /// The limit on gets.
         gets_max: u64,
-        /// Bytes that they take.
+        /// Bytes that these gets use.
         bytes: u64,
-        /// The bound on these: a share of the memory budget.
+        /// The limit on bytes: a share of the memory budget.
         bytes_max: u64,
     },
     /// A queued get was not served within the deadline of the store.
@@ -335,28 +340,28 @@ pub enum StoreError {
         /// Time waited.
         waited: Duration,
     },
-    /// A reader found a newer checkpoint whenever it had begun to open one.
+    /// The writer replaced the checkpoint every time a reader tried to open it.
     #[error(
-        "{location} was opened read-only {tries} times, and each time the writer replaced the checkpoint meanwhile: \
-         open it again, or have the writer make checkpoints less often"
+        "opening {location} read-only was tried {tries} times, and each time the writer replaced the checkpoint: \
+         try again, or let the writer make checkpoints less often"
     )]
     Outrun {
         /// The store.
         location: String,
-        /// How often it was tried.
+        /// Number of tries.
         tries: u32,
     },
-    /// More steps are open than can be.
-    #[error("{open} steps are open, the limit is {limit}: finish or drop steps before starting more")]
+    /// The limit on open steps is reached.
+    #[error("{open} steps are open and the limit is {limit}: finish or drop steps before starting more")]
     TooManySteps {
         /// Open tickets.
         open: usize,
         /// The bound on open tickets.
         limit: usize,
     },
-    /// A step would hold the clocks of more rows than it can.
+    /// A step would hold the clocks of more rows than the limit.
     #[error(
-        "step {ticket} holds the clocks of {held} rows and asks for {wanted} more, the limit is {limit} rows for each \
+        "step {ticket} holds the clocks of {held} rows and asks for {wanted} more, but the limit is {limit} rows per \
          step: update or release rows before asking for more, or use smaller batches"
     )]
     TooManyRows {
@@ -364,62 +369,63 @@ pub enum StoreError {
         ticket: u64,
         /// Rows it holds.
         held: usize,
-        /// Rows of the call that it does not hold.
+        /// Rows of the call that it does not hold yet.
         wanted: usize,
-        /// The bound on rows that a step holds.
+        /// The limit on rows that one step holds.
         limit: usize,
     },
-    /// Rows that live by event time, and no event time.
+    /// The eviction rule of a table needs event times, and no step has passed one.
     #[error(
-        "rows of table {table:?} live by event time, and no step has said one: begin steps with an event time"
+        "rows of table {table:?} live by event time, but no step has passed one: begin steps with an event time"
     )]
     NoEventTime {
         /// The table.
         table: String,
     },
-    /// An option outside its range.
+    /// An option is outside its range.
     #[error("{option} must be {expected}, got {got}")]
     Option {
         /// Name of the option.
         option: &'static str,
-        /// What it must be.
+        /// The allowed values.
         expected: String,
-        /// What it was.
+        /// The value given.
         got: String,
     },
-    /// The changes since a checkpoint are not kept any more.
+    /// The changes since a checkpoint are no longer kept.
     #[error(
-        "the changes since checkpoint {since} are not kept any more, the oldest that can be asked for are those \
-         since {oldest}: copy the whole store once (since=0), then ask more often or give the store a larger history"
+        "the changes since checkpoint {since} are not kept any more, the oldest available are the changes \
+         since checkpoint {oldest}: copy the whole store once (since=0), then ask more often or set a larger history"
     )]
     ChangesGone {
         /// The checkpoint asked for.
         since: u64,
-        /// The oldest checkpoint that can be.
+        /// The oldest checkpoint with changes that are still kept.
         oldest: u64,
     },
-    /// There is no feed.
-    #[error(
-        "there is no feed in {location}: open the store for writing with a feed, then it publishes what changes"
-    )]
+    /// The store has no feed.
+    #[error("there is no feed in {location}: open the store for writing with a feed to publish its changes")]
     NoFeed {
         /// The store.
         location: String,
     },
-    /// What a follower would read next is not there: it fell too far behind, or the feed began anew.
-    #[error("{what}: start again with a copy of the last checkpoint, and follow from there")]
+    /// The feed no longer has the position that a follower would read next: it fell too far behind, or the
+    /// feed restarted.
+    #[error("{what}: start again with a copy of the last checkpoint and follow from there")]
     FeedGap {
-        /// What was looked for, and what there is.
+        /// The position that was looked for, and the positions that exist.
         what: String,
     },
-    /// The feed could not be written, or not fast enough; the store works without it.
-    #[error("nothing is published until the next checkpoint, from which followers start again: {cause}")]
+    /// The feed could not be written, or not fast enough. The store continues without it.
+    #[error(
+        "the feed publishes nothing until the next checkpoint, from which followers start again: {cause}"
+    )]
     FeedFailed {
         /// The first failure.
         cause: String,
     },
-    /// A reader's checkpoint has been replaced and its space reused.
-    #[error("the checkpoint this reader stands on was replaced by a newer one; open the store again")]
+    /// The checkpoint that a reader uses was replaced and its space reused.
+    #[error("the checkpoint that this reader opened was replaced by a newer one: open the store again")]
     Superseded,
 }
 

@@ -1,5 +1,5 @@
-//! The row store: embedding rows larger than memory, updated in place, with bounded staleness,
-//! lookahead, and checkpoints that a crash cannot damage.
+//! The row store: embedding rows larger than memory, updated in place, with bounded staleness, lookahead, and
+//! checkpoints that a crash cannot damage.
 //!
 //! ```
 //! # use rowmill_store::*;
@@ -27,14 +27,14 @@
 //! # }
 //! ```
 //!
-//! How a call runs: ids are split by shard ([`Table`], `table`), shards find or create their rows (`shard`, `lookup`),
-//! cold rows come from the log (`group`), and the work is done on addresses of rows (`lookup`, `update`). What must
-//! survive a crash is written by `checkpoint`.
+//! How a call runs: ids are split by shard ([`Table`], `table`), and shards find or create their rows
+//! (`shard`, `lookup`). Cold rows are read from the log (`group`), and rows are then processed by address
+//! (`lookup`, `update`). `checkpoint` writes the state that survives a crash.
 
-// What is not inlined into a function of an instruction set is compiled without it, and a prefetch that is a
-// call of its own comes late.
+// A function that is not inlined into a function compiled for an instruction set loses that instruction set.
+// A prefetch behind a function call comes too late.
 #![allow(clippy::inline_always)]
-// The file of the type that a folder is named after has the folder's name.
+// A folder's main type lies in a file with the folder's name.
 #![allow(clippy::module_inception)]
 
 mod background;

@@ -1,4 +1,4 @@
-//! How a store is opened.
+//! Options for opening a store.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use rowmill_log::ROW_NUMBERS;
 
 use crate::error::StoreError;
 
-/// Batches with fewer rows than this are not worth spreading over threads (a hand-over costs about 5 us).
+/// Smallest batch, in rows, that is spread over threads (a hand-over costs about 5 us).
 pub(crate) const SPREAD_ROWS_MIN: usize = 4096;
 /// Smallest budget: I/O rings take about 1 MiB per thread, log buffers and index come on top.
 const MEMORY_MIN: u64 = 16 << 20;
 
-/// The widest row, with its frame, fits a segment.
+/// Smallest feed: the widest row, with its frame, must fit into a segment of it.
 const BYTES_MIN: u64 = 32 << 20;
-/// A few of the widest rows.
+/// Smallest `waiting`: room for a few of the widest rows.
 const WAITING_MIN: u64 = 1 << 20;
 const INTERVAL_MAX: Duration = Duration::from_hours(1);
 
@@ -23,32 +23,34 @@ const INTERVAL_MAX: Duration = Duration::from_hours(1);
 pub struct StoreOptions {
     /// Bytes of memory for everything: index, rows, buffers, I/O.
     pub memory: u64,
-    /// Expert: bytes for resident rows and the log's write buffers alone, instead of what `memory` leaves.
+    /// Expert: bytes for resident rows and the log's write buffers, instead of the part of `memory` left for
+    /// them.
     pub row_memory: Option<u64>,
     /// Threads that share the work of a large batch.
     pub threads: usize,
-    /// Expert: rows from which on a batch is spread over the threads; tests spread every one.
+    /// Expert: smallest batch, in rows, that is spread over the threads. Tests spread every batch.
     pub spread_rows_min: usize,
     /// Seed of the initializers.
     pub seed: u64,
-    /// Longest wait for a row beyond its staleness bound.
+    /// Longest time to wait for a row beyond its staleness bound.
     pub wait_deadline: Duration,
-    /// Make the store if there is none.
+    /// Create the store if there is none.
     pub create: bool,
-    /// Refuse every change; the store may be open for writing elsewhere.
+    /// Refuse every change. Another process may have the store open for writing.
     pub read_only: bool,
-    /// Number of the checkpoint to open at, where one may wait to be committed; none: the last, and nothing waits.
+    /// Number of the checkpoint to open at, if a prepared one may exist. `None`: the last one, and opening
+    /// fails if one is prepared.
     pub at: Option<u64>,
-    /// Bytes of lists of changes kept for [`crate::Store::changes`], beyond those a checkpoint needs itself.
+    /// Bytes of change lists kept for [`crate::Store::changes`], beyond the lists that a checkpoint needs.
     pub history: u64,
-    /// Publish what changes for other processes; none: no feed is kept.
+    /// Publish changes for other processes. `None`: no feed.
     pub feed: Option<FeedOptions>,
     /// How devices are read.
     pub io: IoChoice,
-    /// Expert: who writes, cleans and looks ahead.
+    /// Expert: whether threads or calls write segments, clean them and look ahead.
     pub background: Background,
-    /// Limit of a group's row places, for tests that exhaust them. A store must not be opened with a smaller limit than
-    /// before.
+    /// Limit on a group's row places, for tests that exhaust them. Never open a store with a smaller limit
+    /// than before.
     #[doc(hidden)]
     pub row_places: u64,
 }
@@ -106,15 +108,16 @@ impl StoreOptions {
     }
 }
 
-/// How a store publishes what it changes.
+/// How a store publishes its changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedOptions {
-    /// Bytes of the feed's files: the oldest fall away.
+    /// Bytes of the feed's files. The oldest files are removed beyond this.
     pub bytes: u64,
     /// Longest time between two rounds of publishing.
     pub interval: Duration,
-    /// Bytes of memory, beyond the budget, for rows that leave memory, and ids that are deleted, between two rounds.
-    /// With more of them the feed pauses until the next checkpoint, from which its followers start again.
+    /// Bytes of memory, beyond the budget, for rows that leave memory and ids that are deleted between two
+    /// rounds. Beyond this limit the feed pauses until the next checkpoint, from which its followers start
+    /// again.
     pub waiting: u64,
 }
 
@@ -151,23 +154,23 @@ impl FeedOptions {
     }
 }
 
-/// Who writes segments, cleans them and looks ahead.
+/// Whether threads or calls write segments, clean them and look ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Background {
-    /// Threads of the store.
+    /// Threads of the store do it.
     #[default]
     Threads,
-    /// The caller, with [`Store::turn`](crate::Store::turn), and any call that cannot go on without. Nothing then depends on
-    /// time or chance: equal calls make equal reads and writes, which is what a simulation needs.
+    /// Calls do it: [`Store::turn`](crate::Store::turn), and any call that cannot continue otherwise. Nothing
+    /// then depends on time or chance: equal calls make equal reads and writes, as simulations need.
     Turns {
-        /// Must differ at every opening of a store, and is drawn at random where there are threads.
+        /// Must differ at every opening of a store. With threads it is drawn at random.
         incarnation: u64,
     },
 }
 
 impl Background {
-    /// A number that differs from opening to opening: segments written by a run that crashed must not look
-    /// like those of the next.
+    /// A number that differs at every opening: segments of a run that crashed must not look like segments of
+    /// the next.
     pub(crate) fn incarnation(self) -> u64 {
         use std::hash::{BuildHasher, Hasher};
         match self {
@@ -176,7 +179,7 @@ impl Background {
         }
     }
 
-    /// Whether the store has threads for it.
+    /// Whether the store has threads for this work.
     pub(crate) fn has_threads(self) -> bool {
         self == Self::Threads
     }

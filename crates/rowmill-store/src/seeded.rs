@@ -1,23 +1,24 @@
-//! Bugs on purpose, in builds with the feature `seeded-bugs`: a test demands that the checker of histories
-//! flags every one. Without the feature [`has`] is false at compile time, and nothing is left of them.
+//! Deliberate bugs, in builds with the feature `seeded-bugs`: a test demands that the checker of histories
+//! finds each of them. Without the feature, [`has`] is false at compile time and the compiler removes them.
 
 /// A bug that can be switched on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     not(feature = "seeded-bugs"),
-    expect(dead_code, unreachable_pub, reason = "only named, never switched on")
+    expect(dead_code, unreachable_pub, reason = "never constructed without the feature")
 )]
 pub enum SeededBug {
-    /// None.
+    /// No bug.
     None,
-    /// A row that was read from the device is changed and not marked as changed: once it leaves memory, it
-    /// comes back as it was.
+    /// A row read from the device is updated but not marked as changed. Once it leaves memory, the update is
+    /// lost.
     LostUpdate,
-    /// Addresses of rows are used though rows have left memory since they were taken.
+    /// Row addresses are used after rows have left memory.
     StaleAddress,
-    /// A clock is taken whatever the staleness bound says.
+    /// A clock is taken even beyond the staleness bound.
     NoBound,
-    /// A step whose row was deleted gives back a clock of the row that was born with its id since.
+    /// After a row was deleted and its id recreated, a step that held the old row releases a clock of the new
+    /// one.
     ForeignClock,
 }
 
@@ -43,7 +44,7 @@ mod switch {
 
     static SEEDED: AtomicU8 = AtomicU8::new(SeededBug::None as u8);
 
-    /// Switch a bug on, for every store of this process, and the one before it off.
+    /// Switch one bug on for all stores of this process, and the previous one off.
     pub fn seed_bug(bug: SeededBug) {
         SEEDED.store(bug as u8, Relaxed);
     }

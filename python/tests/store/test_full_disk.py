@@ -125,7 +125,7 @@ def fill(folder: Path, limit: int = 0) -> list[str]:
     for error in (put, checkpoint):
         assert error[0] == "StorePoisoned"
         assert "refuses writes since an earlier failure" in error[1]
-        assert "reopen it: it will stand at its last checkpoint" in error[1]
+        assert "reopen the store, which then starts from its last checkpoint" in error[1]
     assert get is None, "reads go on"
     saved = found["saved"]
     assert found["again"] == [[True, [float(saved)], str(saved)]] * 2
@@ -144,7 +144,7 @@ def test_a_full_disk_is_told_with_its_file_and_leaves_the_last_checkpoint(
         r"bytes to \S*(group-0\.log|index-\d+\.\w+|attachment-\d+-version|MANIFEST)", message
     )
     assert "free space on the file system" in message
-    assert "reopened, then it stands at its last checkpoint" in message
+    assert "reopened at its last checkpoint" in message
 
 
 @pytest.mark.parametrize("limit", [450_560, 1_500_000, 2_097_152])

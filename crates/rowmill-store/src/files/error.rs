@@ -1,4 +1,4 @@
-//! What can be wrong with the files of a checkpoint.
+//! Errors of the files of a checkpoint.
 
 use rowmill_io::DeviceError;
 
@@ -6,7 +6,7 @@ use rowmill_io::DeviceError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum FileError {
-    /// The volume has no manifest: there is no checkpoint, hence no store.
+    /// The volume has no manifest: there is no checkpoint and so no store.
     #[error("there is no {name}")]
     Missing {
         /// The manifest.
@@ -22,16 +22,16 @@ pub(crate) enum FileError {
         /// Newest version this build reads.
         supported: u32,
     },
-    /// The bytes of a file are not those that were written.
+    /// The bytes of a file are not the bytes that were written.
     #[error("{name} is damaged: {what}")]
     Corrupt {
         /// The file.
         name: String,
-        /// How that was seen.
+        /// Which check found it.
         what: String,
     },
-    /// A name that cannot be part of a file name.
-    #[error("an attachment's name has 1 to 100 letters, digits, '.', '_' or '-', got {name:?}")]
+    /// The name of an attachment is not allowed in a file name.
+    #[error("the name of an attachment must have 1 to 100 letters, digits, '.', '_' or '-', got {name:?}")]
     AttachmentName {
         /// The name.
         name: String,
@@ -46,7 +46,7 @@ impl FileError {
         Self::Corrupt { name: name.to_owned(), what: what.into() }
     }
 
-    /// The error of opening a file that a manifest names.
+    /// The error for a file that a manifest names and that cannot be opened.
     pub(super) fn opening(error: DeviceError) -> Self {
         match error {
             DeviceError::Missing { name } => Self::Corrupt { name, what: "it does not exist".into() },

@@ -1,33 +1,36 @@
-//! One memory budget for index, rows, buffers and I/O.
+//! The one memory budget for index, rows, buffers and I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::working_memory::WorkingMemory;
 
-/// Cold rows in buffers of all calls together take at most one part in this many of the memory.
+/// Cold rows in buffers of all calls together take at most 1/32 of the memory.
 const COLD_SHARE: u64 = 32;
-/// Ids of announcements that wait for lookahead.
+/// Ids announced to lookahead and not processed yet take at most 1/16.
 const ANNOUNCED_SHARE: u64 = 16;
-/// Queued gets, with the rows that were not collected yet.
+/// Queued gets, with rows not collected yet, take at most 1/16.
 const QUEUED_SHARE: u64 = 16;
-/// Lists that calls make of their ids. Calls that need more than that go on, since their callers hold as much.
+/// Id lists of calls are charged up to 1/16. Calls that need more continue, since their callers hold as much
+/// memory.
 const LISTS_SHARE: u64 = 16;
 
-/// What is left of a budget for rows, and how much of it is taken. All figures are bytes.
+/// The memory budget of a store: how much is left for rows, and how much of it they use. All values are
+/// bytes.
 #[derive(Debug)]
 pub(crate) struct Budget {
     memory: u64,
     row_memory: Option<u64>,
     /// Buffers of fixed size: logs, I/O rings, scratch.
     fixed: AtomicU64,
-    /// Buffers and tables of the logs (part of `fixed`): with `row_memory` they come out of the rows' part.
+    /// Buffers and tables of the logs (part of `fixed`). With `row_memory` they count against the memory for
+    /// rows.
     log_buffers: AtomicU64,
     /// Index memory of all shards.
     index: AtomicU64,
     /// Memory of resident rows and their bookkeeping.
     rows: AtomicU64,
-    /// Cold rows, from the device or not born, in buffers of calls.
+    /// Cold rows in buffers of calls: read from the device or not yet created.
     pub(crate) cold: Arc<WorkingMemory>,
     /// Ids announced to lookahead.
     pub(crate) announced: Arc<WorkingMemory>,
@@ -59,12 +62,12 @@ impl Budget {
         self.memory
     }
 
-    /// What rows and log buffers are sized from before anything is allocated.
+    /// The memory from which rows and log buffers are sized before anything is allocated.
     pub(crate) fn row_target(&self) -> u64 {
         self.row_memory.unwrap_or(self.memory / 2)
     }
 
-    /// Whether `row_memory` fixes the part for rows (then bookkeeping is not charged to it).
+    /// Whether `row_memory` fixes the memory for rows. If so, bookkeeping of rows is not charged to it.
     pub(crate) fn rows_are_fixed(&self) -> bool {
         self.row_memory.is_some()
     }
@@ -73,20 +76,20 @@ impl Budget {
         self.fixed.fetch_add(bytes, Relaxed);
     }
 
-    /// Memory for I/O changed.
+    /// Record a changed size of I/O memory.
     pub(crate) fn resize_fixed(&self, before: u64, after: u64) {
         self.fixed.fetch_add(after.wrapping_sub(before), Relaxed);
     }
 
-    /// A log's memory changed.
+    /// Record a changed size of a log's memory.
     pub(crate) fn resize_log_buffers(&self, before: u64, after: u64) {
-        // Wrapping arithmetic adds the difference, whatever its sign.
+        // Wrapping arithmetic adds the difference, whether positive or negative.
         let difference = after.wrapping_sub(before);
         self.log_buffers.fetch_add(difference, Relaxed);
         self.fixed.fetch_add(difference, Relaxed);
     }
 
-    /// An index changed size.
+    /// Record a changed size of an index.
     pub(crate) fn resize_index(&self, before: usize, after: usize) {
         if after >= before {
             self.index.fetch_add((after - before) as u64, Relaxed);
@@ -107,7 +110,7 @@ impl Budget {
         self.rows.load(Relaxed)
     }
 
-    /// Bytes that calls have claimed for a time.
+    /// Bytes that running calls claim now.
     pub(crate) fn working_bytes(&self) -> u64 {
         self.working().map(WorkingMemory::used).sum()
     }
@@ -116,17 +119,17 @@ impl Budget {
         [&self.cold, &self.announced, &self.queued, &self.lists].into_iter().map(|memory| &**memory)
     }
 
-    /// Bytes of all but rows.
+    /// Bytes of everything but rows.
     fn other_bytes(&self) -> u64 {
         self.fixed_bytes() + self.index_bytes() + self.working().map(WorkingMemory::charged).sum::<u64>()
     }
 
-    /// Bytes that resident rows may take now.
+    /// Bytes that resident rows may use now.
     pub(crate) fn row_limit(&self) -> u64 {
         self.row_limit_after(0)
     }
 
-    /// Bytes that resident rows may take once the index has grown by `bytes`.
+    /// Bytes that resident rows may use once the index has grown by `bytes`.
     fn row_limit_after(&self, bytes: u64) -> u64 {
         let left = self.memory.saturating_sub(self.other_bytes() + bytes);
         match self.row_memory {
@@ -135,7 +138,7 @@ impl Budget {
         }
     }
 
-    /// Take `bytes` for rows unless that would exceed the limit.
+    /// Take `bytes` for rows, unless that exceeds the limit. Returns whether it was taken.
     pub(crate) fn take_rows(&self, bytes: u64) -> bool {
         let limit = self.row_limit();
         self.rows
@@ -143,7 +146,7 @@ impl Budget {
             .is_ok()
     }
 
-    /// Take `bytes` for rows whatever the limit: the few slots without which a shard cannot work.
+    /// Take `bytes` for rows even beyond the limit: for the few slots that a shard needs to work at all.
     pub(crate) fn force_rows(&self, bytes: u64) {
         self.rows.fetch_add(bytes, Relaxed);
     }
@@ -152,12 +155,13 @@ impl Budget {
         self.rows.fetch_sub(bytes, Relaxed);
     }
 
-    /// How much more than their limit rows will take once the index has grown by `bytes`.
+    /// By how many bytes rows will exceed their limit once the index has grown by `bytes`.
     pub(crate) fn rows_over(&self, bytes: u64) -> u64 {
         self.row_bytes().saturating_sub(self.row_limit_after(bytes))
     }
 
-    /// Which option is too small to hold `row_bytes` of rows, its value, and what it must be at least.
+    /// Which option is too small to hold `row_bytes` of rows: its name, its value, and the smallest
+    /// sufficient value.
     pub(crate) fn needed_for_rows(&self, row_bytes: u64) -> (&'static str, u64, u64) {
         let of_rows = self.log_buffers.load(Relaxed) + row_bytes;
         match self.row_memory {
@@ -166,7 +170,7 @@ impl Budget {
         }
     }
 
-    /// The least memory this store could work with, given what is not rows.
+    /// The smallest memory with which this store works, given its memory for everything but rows.
     pub(crate) fn needed(&self, row_bytes_min: u64) -> u64 {
         self.other_bytes() + row_bytes_min
     }

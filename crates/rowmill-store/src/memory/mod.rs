@@ -1,7 +1,7 @@
 //! The memory budget of a store.
 //!
-//! The index, rows in memory, buffers and I/O are charged to one budget. Calls claim the memory that they need for a
-//! time. Slots of rows are reserved once and take memory as they are touched.
+//! The index, rows in memory, buffers and I/O are charged to one budget. Calls claim working memory for a
+//! time. Memory for slots of rows is reserved once and used page by page as slots are touched.
 
 mod budget;
 mod working_memory;

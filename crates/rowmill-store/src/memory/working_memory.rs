@@ -1,12 +1,13 @@
-//! Memory that calls take for a time: rows read from the device, announced ids, queued gets, lists of large calls.
+//! Memory that calls claim for a time: rows read from the device, announced ids, queued gets, lists of large
+//! calls.
 //!
-//! The budget is charged for the most that was claimed at once. The heap keeps what is freed for the next call, so
-//! giving it back to the rows would count it twice.
+//! The budget is charged for the maximum that was claimed at once. The heap keeps freed memory for the next
+//! call, so giving it back to the rows would count it twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// One use of working memory, with a limit on its bytes.
+/// Working memory for one purpose, with a limit in bytes.
 #[derive(Debug)]
 pub(crate) struct WorkingMemory {
     limit: u64,
@@ -14,7 +15,7 @@ pub(crate) struct WorkingMemory {
     charged: AtomicU64,
 }
 
-/// Bytes of a working memory that are taken until this is dropped.
+/// Claimed bytes of a working memory. Dropping the claim frees them.
 #[derive(Debug)]
 pub(crate) struct Claim {
     memory: Arc<WorkingMemory>,
@@ -26,18 +27,19 @@ impl WorkingMemory {
         Arc::new(Self { limit, used: AtomicU64::new(0), charged: AtomicU64::new(0) })
     }
 
-    /// Claim all of `bytes`, or nothing where the limit leaves fewer.
+    /// Claim `bytes`, or nothing if that exceeds the limit.
     pub(crate) fn try_claim(self: &Arc<Self>, bytes: u64) -> Option<Claim> {
         let take = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.limit);
         let used = self.used.fetch_update(Relaxed, Relaxed, take).ok()?;
         Some(self.claimed(used, bytes))
     }
 
-    /// Claim as many of `bytes` as the limit leaves, and at least `least`: a call that needs those goes on.
+    /// Claim as many of `bytes` as the limit allows, but always at least `least`, which the call needs to
+    /// continue.
     pub(crate) fn claim(self: &Arc<Self>, bytes: u64, least: u64) -> Claim {
         let grant = |used: u64| bytes.min(self.limit.saturating_sub(used)).max(least);
         let used = self.used.fetch_update(Relaxed, Relaxed, |used| Some(used + grant(used)));
-        let used = used.expect("the update is never refused");
+        let used = used.expect("the closure always returns a value");
         self.claimed(used, grant(used))
     }
 
@@ -55,14 +57,14 @@ impl WorkingMemory {
         self.used.load(Relaxed)
     }
 
-    /// The most bytes that were claimed at once.
+    /// The maximum of bytes that were claimed at once.
     pub(crate) fn charged(&self) -> u64 {
         self.charged.load(Relaxed)
     }
 }
 
 impl Claim {
-    /// Keep at most `bytes` of the claim.
+    /// Shrink the claim to at most `bytes`.
     pub(crate) fn shrink(&mut self, bytes: u64) {
         let given = self.bytes.saturating_sub(bytes);
         self.bytes -= given;

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Clock values counted one by one; the last bucket holds the rest.
+/// Number of histogram buckets: one for each clock value, the last for all larger values.
 pub(crate) const STALENESS_BUCKETS: usize = 17;
 
-/// Counters of a whole store. All grow from 0 at open.
+/// Counters of a whole store, all 0 at open.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) lookups: AtomicU64,
@@ -30,20 +30,20 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// A call looked up this many ids, this many of them distinct.
+    /// Count a call that looked up `lookups` ids, `rows` of them distinct.
     pub(crate) fn count_call(&self, lookups: usize, rows: usize) {
         self.calls.fetch_add(1, Relaxed);
         self.lookups.fetch_add(lookups as u64, Relaxed);
         self.rows_looked_up.fetch_add(rows as u64, Relaxed);
     }
 
-    /// A call changed this many rows.
+    /// Count a call that changed `rows` rows.
     pub(crate) fn count_update(&self, rows: usize) {
         self.updates.fetch_add(1, Relaxed);
         self.rows_updated.fetch_add(rows as u64, Relaxed);
     }
 
-    /// Clocks were taken.
+    /// Count clocks that were taken.
     pub(crate) fn count_staleness(&self, taken: &StalenessCounts) {
         for (total, &count) in self.staleness.iter().zip(&taken.0).filter(|(_, count)| **count > 0) {
             total.fetch_add(count, Relaxed);
@@ -51,7 +51,7 @@ impl Counters {
     }
 }
 
-/// Clocks taken by one call, by how many gets were outstanding.
+/// Clocks taken by one call, by the number of gets outstanding before.
 #[derive(Debug, Default)]
 pub(crate) struct StalenessCounts([u64; STALENESS_BUCKETS]);
 

@@ -1,26 +1,26 @@
-//! One metric: its names, what it counts, and how to read it from the state of a store, a group or a table.
+//! A metric: its names, its unit, and how to read it from the state of a store, a group or a table.
 
 /// Whether a metric only grows while the store is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// It goes up and down.
+    /// The value goes up and down.
     Gauge,
-    /// It only grows.
+    /// The value only grows.
     Counter,
 }
 
-/// What the value of a metric counts.
+/// The unit of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricUnit {
-    /// Things.
+    /// A number of items.
     Count,
     /// Bytes.
     Bytes,
-    /// Nanoseconds; Prometheus text has seconds.
+    /// Nanoseconds; Prometheus text gives seconds.
     Nanoseconds,
     /// A share from 0 to 1.
     Ratio,
-    /// Nothing: it is a text.
+    /// A text without unit.
     Text,
 }
 
@@ -29,28 +29,28 @@ pub enum MetricUnit {
 pub enum MetricValue<'a> {
     /// A number.
     Integer(u64),
-    /// A share.
+    /// A ratio.
     Real(f64),
-    /// A text, empty where there is nothing to say.
+    /// A text; may be empty.
     Text(&'a str),
-    /// A number for each count of outstanding gets.
+    /// One number per count of outstanding gets.
     ByOutstanding(&'a [u64]),
 }
 
 /// A metric of `S`.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric<S> {
-    /// Its name among the fields of `S`, and in the dictionaries of Python.
+    /// Name of its field in `S`, and its key in Python dictionaries.
     pub field: &'static str,
     /// Its name in Prometheus text, after `rowmill_`.
     pub name: &'static str,
     /// Gauge or counter.
     pub kind: MetricKind,
-    /// What it counts.
+    /// Unit of the value.
     pub unit: MetricUnit,
-    /// One sentence about it.
+    /// One sentence that describes it.
     pub help: &'static str,
-    /// Read it.
+    /// Reads the value.
     pub value: fn(&S) -> MetricValue<'_>,
 }
 
@@ -72,8 +72,8 @@ impl<'a> From<&'a Vec<u64>> for MetricValue<'a> {
     }
 }
 
-/// Declare metrics once: a struct with a field for each, beside other `fields`, and its list `METRICS`. Those that are
-/// `computed` are methods that return a share.
+/// Declares metrics once: a struct with a field for each of them, with other `fields`, and its list
+/// `METRICS`. `computed` metrics are methods that return a ratio.
 macro_rules! metrics {
     (
         $(#[$attribute:meta])*

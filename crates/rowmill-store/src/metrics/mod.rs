@@ -1,7 +1,8 @@
-//! What a store counts, and the metrics that it reports.
+//! Counters of a store, and the metrics that it reports.
 //!
-//! Operations add to counters. The metrics of a store, of its groups and of its tables are declared in one list with
-//! name, kind, unit and help; Prometheus text and the dictionaries of Python are made of that list.
+//! Operations add to counters. The metrics of a store, its groups and its tables are declared in one list
+//! with name, kind, unit and help. Prometheus text and the dictionaries of Python are generated from that
+//! list.
 
 mod counters;
 mod metric;

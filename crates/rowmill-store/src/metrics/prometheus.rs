@@ -8,7 +8,7 @@ use super::stats::{GroupStats, Stats, TableStats};
 impl Stats {
     /// The metrics of the store, its groups and its tables as Prometheus text exposition (version 0.0.4).
     ///
-    /// A metric that is a text is a label `text` with the value 1, and no line where the text is empty.
+    /// A text metric becomes a label `text` with the value 1. An empty text gives no line.
     pub fn prometheus(&self) -> String {
         let mut text = String::new();
         write_all(&mut text, Self::METRICS, &[(self, None)]);
@@ -25,7 +25,7 @@ impl Stats {
 /// A label and its value.
 type Label = (&'static str, String);
 
-/// Write metrics of several things of one kind, each with its label.
+/// Write metrics of several items of one kind, each with its label.
 fn write_all<S>(text: &mut String, metrics: &[Metric<S>], things: &[(&S, Option<Label>)]) {
     for metric in metrics {
         let Metric { name, help, .. } = metric;
@@ -125,6 +125,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
-        assert!(!text.contains("rowmill_feed_failure{"), "there is nothing to say");
+        assert!(!text.contains("rowmill_feed_failure{"), "an empty text gives no line");
     }
 }

@@ -1,6 +1,6 @@
-//! Threads that share the work of a call, and threads that work beside calls.
+//! Threads that share the work of one call, and background threads.
 //!
-//! A call is spread over the pool of a store when it is large enough. Threads that fill one slice together write it
+//! A large enough call is spread over the pool of the store. Threads that fill one slice together write it
 //! through `Scatter`. `Rounds` is a thread that repeats its work until it is stopped.
 
 mod rounds;

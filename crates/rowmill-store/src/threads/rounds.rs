@@ -1,4 +1,4 @@
-//! A thread of the store that works in rounds until it is stopped.
+//! A background thread that works in rounds until it is stopped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,14 +9,14 @@ use rowmill_sync::{Condvar, Mutex, Poison, ranks};
 
 use crate::error::StoreError;
 
-/// The thread; dropping it stops and joins it.
+/// The thread. Dropping it stops and joins it.
 #[derive(Debug)]
 pub(crate) struct Rounds {
     stopping: Arc<Stopping>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Whether the thread is to end.
+/// Whether the thread was asked to stop.
 #[derive(Debug, Default)]
 pub(crate) struct Stopping {
     stop: AtomicBool,
@@ -25,7 +25,7 @@ pub(crate) struct Stopping {
 }
 
 impl Stopping {
-    /// A long round looks here now and then.
+    /// Whether the thread must stop. A long round checks this from time to time.
     pub(crate) fn is_due(&self) -> bool {
         self.stop.load(Relaxed)
     }
@@ -37,8 +37,9 @@ impl Stopping {
 }
 
 impl Rounds {
-    /// Call `round` in the thread `rowmill-{name}` now and every `period`, until it returns false, panics, which poisons
-    /// the store, or the thread is stopped. A round that takes longer is followed by the next at once.
+    /// Call `round` in the thread `rowmill-{name}` now and every `period`. It ends when `round` returns
+    /// false, when the thread is stopped, or when `round` panics, which poisons the store. A round that takes
+    /// longer than `period` is followed by the next one at once.
     ///
     /// # Errors
     /// [`StoreError::Thread`].
@@ -60,7 +61,7 @@ impl Rounds {
             }
         };
         let thread = spawn(name, move || {
-            // The cause is kept where every later write looks.
+            // The cause is kept in `poison`, where every later write finds it.
             let _ = poison.catch(&format!("the {name} thread"), rounds);
         })?;
         Ok(Self { stopping, thread: Some(thread) })
@@ -83,7 +84,7 @@ impl Drop for Rounds {
         drop(self.stopping.mutex.lock());
         self.stopping.wake.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was caught and has poisoned the store.
+            // A panic of the thread was caught and has already poisoned the store.
             let _ = thread.join();
         }
     }

@@ -1,16 +1,16 @@
-//! Writing disjoint elements of one slice from several threads.
+//! Writes disjoint elements of one slice from several threads.
 
 use std::marker::PhantomData;
 
-/// A slice whose elements several threads may write, each element by one thread only.
+/// A slice that several threads write, each element by at most one thread.
 pub(crate) struct Scatter<'a, T> {
     base: *mut T,
     len: usize,
     marker: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: every element is written by at most one thread (the contract of the unsafe methods), and the
-// elements used here (floats and row addresses) may be written by any thread.
+// SAFETY: at most one thread writes each element (the contract of the unsafe methods), and the element types
+// (floats and row addresses) may be written by any thread.
 unsafe impl<T: Copy> Sync for Scatter<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Copy> Send for Scatter<'_, T> {}
@@ -23,19 +23,19 @@ impl<'a, T> Scatter<'a, T> {
     /// The elements `start..start + len`.
     ///
     /// # Safety
-    /// They lie inside the slice, and no other thread may touch them while the result lives.
+    /// The elements must lie inside the slice, and no other thread may access them while the result lives.
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         debug_assert!(start + len <= self.len);
-        // SAFETY: in bounds and exclusive by the caller's duty.
+        // SAFETY: the caller guarantees that the range is in bounds and exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
     }
 
     /// Write one element.
     ///
     /// # Safety
-    /// It lies inside the slice, and no other thread may touch it at the same time.
+    /// The element must lie inside the slice, and no other thread may access it at the same time.
     #[inline]
     pub(crate) unsafe fn set(&self, index: usize, value: T) {
         debug_assert!(index < self.len);

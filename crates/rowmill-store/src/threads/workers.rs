@@ -1,18 +1,17 @@
-//! The pool of threads that share the work of a call, and when a call is spread over it.
+//! The pool of threads that share the work of a call, and the rule for when a call is spread over it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use rowmill_io::ProcessLocal;
 use rowmill_sync::Pool;
 
-/// The pool of a store, and how many callers it has at the moment.
+/// The pool of a store, and the number of calls that run now.
 ///
-/// Spreading one call pays while threads would idle otherwise. When half as many calls run at once as there are
-/// threads, every core has work, and handing parts of it over only costs: each call then stays in the thread that
-/// makes it.
+/// Spreading a call pays only while threads would be idle otherwise. When there are more calls than half the
+/// threads, every core has work and a hand-over only costs. Each call then stays in the thread of its caller.
 ///
-/// Tasks may run under locks that their caller holds, so a task takes no lock that its caller may hold. Builds with
-/// `debug_assertions` check this ([`rowmill_sync`]).
+/// Tasks may run under locks that their caller holds, so a task takes no lock that its caller may hold.
+/// Builds with `debug_assertions` check this ([`rowmill_sync`]).
 #[derive(Debug)]
 pub(crate) struct Workers {
     pool: ProcessLocal<Pool>,
@@ -22,7 +21,7 @@ pub(crate) struct Workers {
     spread: AtomicU64,
 }
 
-/// A call under way.
+/// A running call.
 #[derive(Debug)]
 pub(crate) struct Caller<'a>(&'a AtomicUsize);
 
@@ -38,13 +37,13 @@ impl Workers {
         Self { pool, spread_rows_min, callers: AtomicUsize::new(0), spread: AtomicU64::new(0) }
     }
 
-    /// Count a call until its value is dropped.
+    /// Count a running call until the returned value is dropped.
     pub(crate) fn enter(&self) -> Caller<'_> {
         self.callers.fetch_add(1, Relaxed);
         Caller(&self.callers)
     }
 
-    /// A call under way waits for another: meanwhile it has no use for a thread.
+    /// Run `wait`, during which this call waits for another and is not counted as running.
     pub(crate) fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.callers.fetch_sub(1, Relaxed);
         let result = wait();
@@ -52,12 +51,12 @@ impl Workers {
         result
     }
 
-    /// Whether no other call is under way.
+    /// Whether no other call is running.
     pub(crate) fn is_alone(&self) -> bool {
         self.callers.load(Relaxed) <= 1
     }
 
-    /// Whether a call over this many rows is spread: at least two threads are there for every caller.
+    /// Whether a call with this many rows is spread: there must be at least two threads per running call.
     pub(crate) fn share(&self, rows: usize) -> bool {
         let callers = self.callers.load(Relaxed).max(1);
         rows >= self.spread_rows_min && self.pool.threads() >= 2 * callers
@@ -68,7 +67,8 @@ impl Workers {
         self.spread.load(Relaxed)
     }
 
-    /// Run `work` for every number in `[0, tasks)`, on several threads if that pays for a call over `rows` rows.
+    /// Run `work` for every number in `[0, tasks)`, on several threads if that pays for a call with `rows`
+    /// rows.
     pub(crate) fn for_each(&self, rows: usize, tasks: usize, work: impl Fn(usize) + Sync) {
         if tasks > 1 && self.share(rows) {
             self.spread.fetch_add(1, Relaxed);
@@ -78,18 +78,18 @@ impl Workers {
         }
     }
 
-    /// As [`Workers::for_each`]; the results in the order of the numbers.
+    /// As [`Workers::for_each`]; returns the results in the order of the numbers.
     pub(crate) fn map<T: Send>(&self, rows: usize, tasks: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
         if tasks > 1 && self.share(rows) { self.map_all(tasks, work) } else { (0..tasks).map(work).collect() }
     }
 
-    /// As [`Workers::map`], on several threads whatever the number of rows and callers.
+    /// As [`Workers::map`], always on several threads.
     pub(crate) fn map_all<T: Send>(&self, tasks: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
         self.spread.fetch_add(1, Relaxed);
         self.pool.map(tasks, work)
     }
 
-    /// As [`Workers::for_each`], for every item.
+    /// As [`Workers::for_each`], once per item.
     pub(crate) fn for_each_mut<T: Send>(&self, rows: usize, items: &mut [T], work: impl Fn(&mut T) + Sync) {
         if items.len() > 1 && self.share(rows) {
             self.spread.fetch_add(1, Relaxed);
@@ -99,10 +99,10 @@ impl Workers {
         }
     }
 
-    /// As [`Workers::for_each`], for work that can fail. After a failure no further task is begun.
+    /// As [`Workers::for_each`], for work that can fail. After a failure no further task starts.
     ///
     /// # Errors
-    /// The first by number, of those tasks that ran.
+    /// The error with the lowest number among the tasks that ran.
     pub(crate) fn try_for_each<E: Send>(
         &self,
         rows: usize,
