@@ -1,4 +1,4 @@
-//! Gathering the metrics of a store, its groups and its tables.
+//! Gathers the metrics of a store, its groups and its tables.
 
 use std::sync::atomic::Ordering::Relaxed;
 

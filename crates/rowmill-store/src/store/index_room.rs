@@ -1,4 +1,4 @@
-//! Room for direct indexes, which take all their memory when their table is made or opened.
+//! Checks memory for direct indexes, which use all their memory as soon as their table is created or opened.
 
 use rowmill_rows::IdRange;
 
@@ -8,11 +8,11 @@ use crate::group::{Group, SHARDS_MAX};
 use crate::shard::SLOTS_MIN;
 
 impl Store {
-    /// Check that the direct indexes of these tables fit into the memory together, beside a minimum of rows. Other
-    /// indexes that are about to take `hashed` bytes count in what is said to be needed.
+    /// Check that the direct indexes of these tables together fit into the memory, besides the minimum of
+    /// rows. `hashed` bytes of other indexes, about to be loaded, count towards the memory needed.
     ///
     /// # Errors
-    /// [`StoreError::MemoryTooSmall`], which names the table with the largest one.
+    /// [`StoreError::MemoryTooSmall`], which names the table with the largest direct index.
     pub(crate) fn check_direct_indexes(
         &self,
         tables: &[(&str, IdRange, &Group)],
@@ -30,7 +30,7 @@ impl Store {
         if self.budget.needed(rows_min) + all <= self.budget.memory() {
             return Ok(());
         }
-        // More memory brings more shards and larger write buffers.
+        // With more memory there are more shards and larger write buffers.
         let slots = (SHARDS_MAX * SLOTS_MIN) as u64;
         let rows_most = groups.iter().map(|group| slots * group.core.slot_bytes()).sum();
         let needed = self.budget.needed(rows_most) + all + hashed;
@@ -43,7 +43,9 @@ impl Store {
             option: "memory",
             given: self.budget.memory(),
             needed: needed + buffers,
-            what: format!("the direct index of table {name:?} ({bytes} bytes for ids 0..{rows}{others})"),
+            what: format!(
+                "the direct index of table {name:?} ({bytes} bytes for ids in [0, {rows}){others})"
+            ),
         })
     }
 }

@@ -1,7 +1,8 @@
-//! The store and its tables as their user sees them.
+//! The public API: the store and its tables.
 //!
-//! A store holds groups, tables by name, tickets, and one memory budget. Its calls check their arguments, take the locks
-//! they need, and hand the work to a group. Gets that must wait for a clock can wait in a queue.
+//! A store holds groups, tables by name, tickets, and one memory budget. Its calls check their arguments,
+//! take the locks they need, and pass the work to a group. Gets that must wait for a clock can wait in a
+//! queue.
 
 mod gather_stats;
 mod index_room;

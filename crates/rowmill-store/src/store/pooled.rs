@@ -1,4 +1,4 @@
-//! The calls of a store that pool rows of many tables: in training, its backward, and in evaluation.
+//! Calls of a store that pool rows of many tables: training lookup, its backward, and evaluation.
 
 use std::sync::Arc;
 
@@ -12,25 +12,25 @@ use crate::lookup::{Lookup, Placement, Pooled};
 use crate::table::TableState;
 use crate::update::RowGradients;
 
-/// Rows of one table that somebody asks for.
+/// A request for rows of one table.
 #[derive(Clone, Copy, Debug)]
 pub struct AskedRows<'a> {
-    /// Whose rows.
+    /// The table.
     pub table: &'a Table,
-    /// Which of them.
+    /// The ids of the rows.
     pub ids: &'a [u64],
-    /// How often each id was asked for, where callers put requests together: what statistics count.
+    /// How often each id was asked for, if the caller merged several requests. Statistics count these.
     pub times: &'a [u32],
 }
 
 impl<'a> AskedRows<'a> {
-    /// Every row as a bag of its own, given `0, 1, 2, ...`.
+    /// Every row as a bag of one id. `ends` is `0, 1, 2, ...`.
     fn bags(&self, ends: &'a [i64]) -> IdBag<'a> {
         let offsets = &ends[..=self.ids.len()];
         IdBag { ids: self.ids, offsets, weights: None, padding: None, pooling: Pooling::Sum }
     }
 
-    /// Do something with rows as bags of one id each.
+    /// Call `work` with rows as bags of one id each.
     fn with_bags<R>(
         store: &Store,
         asked: &[AskedRows<'_>],
@@ -60,9 +60,9 @@ impl<'a> AskedRows<'a> {
 }
 
 impl Store {
-    /// Pool many features without changing anything: for evaluation and serving. As [`Store::lookup`] without a
-    /// ticket, faster, and not for a backward. Within a `step`, rows announced for it are kept until then, and those
-    /// announced for earlier ones no longer; clocks are not taken.
+    /// Pool many features without changing anything, for evaluation and serving. As [`Store::lookup`] without
+    /// a ticket, but faster and without a backward. It takes no clocks. With `step`, memory keeps rows
+    /// announced for that step, and no longer keeps rows announced for earlier steps.
     ///
     /// # Errors
     /// As [`Store::lookup`].
@@ -81,12 +81,15 @@ impl Store {
         self.settle(group.evaluate(&bags, None, out, placement, step.map(Ticket::id)))
     }
 
-    /// Pool many features in one call. All tables must be of one group. Bag `b` of feature `f` is written
-    /// to `out[b * row_stride + f * dim..]`, rounded to the nearest where it is bfloat16. With a ticket this is a training read: missing rows are born
-    /// and clocks are taken; without, missing rows read as they would be born.
+    /// Pool many features in one call. All tables must belong to one group. Bag `b` of feature `f` is written
+    /// to `out[b * row_stride + f * dim..]`; bfloat16 output is rounded to nearest.
+    ///
+    /// With a ticket this is a training read: it creates missing rows and takes clocks. Without, missing rows
+    /// read as the values they would be created with.
     ///
     /// # Errors
-    /// Wrong shapes, ids outside a dense table, a row beyond its bound until the deadline, or a failed read.
+    /// Wrong shapes, ids outside a dense table, a row beyond its staleness bound until the deadline, or a
+    /// failed read.
     pub fn lookup<T: Pooled>(
         &self,
         bags: &[(&Table, IdBag<'_>)],
@@ -105,9 +108,9 @@ impl Store {
         self.settle(group.lookup(&bags, None, out, Placement::Columns { row_stride }, ticket))
     }
 
-    /// Copy rows of many tables of one group in one call: those of the first to the front of `out`, then those of the
-    /// second. With a ticket this is a training read, as [`Store::lookup`] of bags of one id, and its backward takes
-    /// gradients that lie as the rows do.
+    /// Copy rows of many tables of one group in one call: the rows of the first table to the front of `out`,
+    /// then the rows of the second, and so on. With a ticket this is a training read, as [`Store::lookup`]
+    /// with bags of one id. Its backward takes gradients in the layout of the rows.
     ///
     /// # Errors
     /// As [`Store::lookup`].
@@ -129,7 +132,8 @@ impl Store {
         })
     }
 
-    /// The same without changing anything, as [`Store::evaluate`]: missing rows read as they would be born.
+    /// As [`Store::lookup_rows`] without changing anything, like [`Store::evaluate`]: missing rows read as
+    /// the values they would be created with.
     ///
     /// # Errors
     /// As [`Store::lookup`].
@@ -147,13 +151,13 @@ impl Store {
         })
     }
 
-    /// The backward of [`Store::lookup`]: gradients of the pooled vectors, laid out as they were, become
-    /// one optimizer step on every distinct row; the rows' clocks are given back. `rates` holds one
-    /// learning rate per feature. Of [`Store::lookup_rows`] a feature is a table, and the stride is not looked at.
+    /// The backward of [`Store::lookup`]: one optimizer step on every distinct row, from gradients in the
+    /// layout of the pooled vectors. Releases the rows' clocks. `rates` holds one learning rate per feature.
+    /// For a [`Store::lookup_rows`] a feature is a table, and the row stride is ignored.
     ///
     /// # Errors
-    /// Wrong shapes, features of one table with different rates, or gradients that are not finite (nothing changes
-    /// then), or rows that cannot be read.
+    /// Wrong shapes, features of one table with different rates, or gradients that are not finite: no row is
+    /// changed then. Also rows that cannot be read.
     pub fn apply(
         &self,
         lookup: &Lookup,
@@ -172,7 +176,7 @@ impl Store {
         self.settle(lookup.group().evict_due(&self.changes, lookup.table_states()))
     }
 
-    /// The gradients of a lookup's distinct rows, for an update of one's own later.
+    /// The gradients of a lookup's distinct rows, for a later update by the caller.
     ///
     /// # Errors
     /// Wrong shapes.
@@ -196,10 +200,10 @@ impl Store {
     }
 }
 
-/// Bags by the state of their tables.
+/// Bags, each with the state of its table.
 type Bags<'a> = Vec<(Arc<TableState>, IdBag<'a>)>;
 
-/// The group of all these tables of a store, and their bags.
+/// The group that all these tables share, and their bags.
 fn group_of<'a, 'b>(
     store: &Store,
     bags: &[(&'a Table, IdBag<'b>)],
@@ -209,7 +213,7 @@ fn group_of<'a, 'b>(
             argument: "bags",
             got: 0,
             expected: 1,
-            why: "one feature at least".into(),
+            why: "at least one feature".into(),
         });
     };
     bags.iter().try_for_each(|(table, _)| store.check_table(table))?;

@@ -1,11 +1,12 @@
-//! Gets that wait in a queue, not in the thread that asked.
+//! Queued gets: gets that wait in a queue instead of in the caller's thread.
 //!
-//! A worker that still owes a put must not wait for a clock: its own put may be what it would wait for. So
-//! its get is queued, and a thread of the store takes all its clocks as soon as every row is within its
-//! bound, or none of them; the worker collects the rows later. A queued get that cannot go on holds
-//! nothing of its own, so the queue never blocks anybody; younger steps stand back for it as they do for a
-//! thread that waits. Gets of one step are served in their order, and no get overtakes one of an older step
-//! that wants one of its rows: the worker may collect the older one first.
+//! A worker that still owes a put must not wait for a clock, because the clock may wait for its own put. So
+//! its get is queued. A thread of the store takes all clocks of the get as soon as every row is within its
+//! bound, or none of them. The worker collects the rows later.
+//!
+//! A queued get that cannot proceed holds no clocks, so the queue never blocks other calls. Younger steps
+//! give way to it as they do to a waiting thread. Gets of one step are served in their order. No get
+//! overtakes a get of an older step that wants one of its rows: the worker may collect the older one first.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -23,24 +24,24 @@ use crate::memory::Claim;
 use crate::staleness::{Call, Held, TicketState, Tickets};
 use crate::threads::spawn;
 
-/// Gets that may wait or have rows that were not collected; more are refused.
+/// Maximum of gets that wait or are not collected. More are refused.
 const GETS_MAX: u64 = 4096;
-/// Bytes of a get beside its rows.
+/// Bytes of a get besides its rows.
 const GET_BYTES: usize = 1024;
-/// The queue ends a get at the deadline of the store and says which row it waited for. A wait that goes on for so much
-/// longer ends itself: the queue's thread is held up.
+/// The queue ends a get at the deadline of the store and reports the row it waited for. If the queue's thread
+/// is stalled, the waiting caller itself gives up after this additional time.
 const HELD_UP: Duration = Duration::from_secs(1);
-/// As good as no deadline, and no instant that far ahead is beyond what the clock can say.
+/// Used instead of an infinite deadline: still within the range of the clock.
 const YEAR: Duration = Duration::from_hours(365 * 24);
 
-/// A get that waits in the queue, or is done. Dropping it takes it out of the queue; clocks it has taken
-/// belong to its ticket. It does not keep its step alive: once the ticket is dropped, it fails.
+/// A get that waits in the queue, or is done. Dropping it removes it from the queue; clocks that it has taken
+/// belong to its ticket. It does not keep its step alive: once the ticket is dropped, the get fails.
 #[derive(Debug)]
 pub struct QueuedGet {
     request: Arc<Request>,
     /// Memory of its rows.
     _claim: Claim,
-    /// One of those that the queue counts.
+    /// Counts this get in the queue as long as it lives.
     _counted: Arc<()>,
 }
 
@@ -50,13 +51,13 @@ impl QueuedGet {
         self.request.table.store().check_process().is_err() || self.request.outcome.lock().is_some()
     }
 
-    /// The weights of the ids, `dim` floats each, in their order. Waits until the get is through, at most
-    /// until the deadline of the store.
+    /// The weights of the ids, `dim` floats each, in the order of the ids. Waits until the get completes, at
+    /// most until the deadline of the store.
     ///
     /// # Errors
-    /// As [`Table::get_or_init`]; [`StoreError::StepOver`] when the ticket was dropped before the get went
-    /// on, [`StoreError::QueueTimeout`] when it was not served in time, [`StoreError::Closed`] when the store was
-    /// closed, [`StoreError::Poisoned`] when the queue's thread panicked.
+    /// As [`Table::get_or_init`]. [`StoreError::StepOver`] when the ticket was dropped before the get
+    /// completed, [`StoreError::QueueTimeout`] when it was not served in time, [`StoreError::Closed`] when
+    /// the store was closed, [`StoreError::Poisoned`] when the queue's thread panicked.
     pub fn wait(self) -> Result<Vec<f32>, StoreError> {
         self.request.table.store().check_process()?;
         let longest = self.request.table.group().wait_deadline.saturating_add(HELD_UP);
@@ -80,7 +81,7 @@ impl Drop for QueuedGet {
             return;
         }
         self.request.cancelled.store(true, SeqCst);
-        // The queue forgets it, and its ticket, at its next look.
+        // Wakes the queue's thread, which then drops the request and its reference to the ticket.
         self.request.table.group().tickets.gate.open();
     }
 }
@@ -95,12 +96,12 @@ struct Request {
     cancelled: AtomicBool,
     outcome: Mutex<Option<Result<Vec<f32>, StoreError>>, ranks::QueuedResult>,
     done: Condvar,
-    /// The shard whose younger steps stand back for this get.
+    /// The shard in which younger steps give way to this get.
     waits_in: Mutex<Option<usize>, ranks::QueuedGet>,
 }
 
 impl Request {
-    /// Take the rows if that is possible now; whether the request is over.
+    /// Take the rows if possible now. Returns whether the request is over.
     fn attempt(&self) -> bool {
         if self.cancelled.load(SeqCst) {
             self.stand_down();
@@ -113,10 +114,10 @@ impl Request {
         true
     }
 
-    /// End a get that stays behind others if its time is over; whether it is over.
+    /// End a get that waits behind others if its deadline has passed. Returns whether it is over.
     fn expire(&self) -> bool {
         let cancelled = self.cancelled.load(SeqCst);
-        // It holds up no younger step meanwhile: the get before it may wait for a step that stands back for this one.
+        // It makes no younger step give way meanwhile: the get before it may wait for such a step.
         self.stand_down();
         let over = self.begun.elapsed() >= self.table.group().wait_deadline;
         if over && !cancelled {
@@ -133,7 +134,7 @@ impl Request {
         }
     }
 
-    /// The rows, unless that is not possible yet.
+    /// The rows, or `None` if not all clocks can be taken yet.
     fn take(&self) -> Result<Option<Vec<f32>>, StoreError> {
         let (group, store) = (self.table.group(), self.table.store());
         store.check_writable("a training read")?;
@@ -154,7 +155,7 @@ impl Request {
         Ok(None)
     }
 
-    /// Let others know which row this get waits for.
+    /// Announce which row this get waits for, so that younger steps give way.
     fn stand_by(&self, blocked: &Blocked, ticket: &TicketState) {
         let mut waits_in = self.waits_in.lock();
         let shards = &self.table.group().shards;
@@ -174,7 +175,7 @@ impl Request {
                 ticket.state.end_wait(self.call());
             }
             cell.waiting.lock().remove(&self.step);
-            // Younger steps that stood back may go on.
+            // Younger steps that gave way may proceed.
             cell.gate.open();
         }
     }
@@ -183,7 +184,7 @@ impl Request {
         (self.table.group_number(), self.lookup.serial)
     }
 
-    /// The rows it asks for.
+    /// The rows that the get asks for.
     fn rows(&self) -> impl Iterator<Item = Held> {
         let (group, table) = (self.table.group_number(), self.table.state().local);
         self.lookup.keys().iter().map(move |key| (group, table, key.id))
@@ -195,7 +196,7 @@ impl Request {
     }
 }
 
-/// The queue of a store, and its thread.
+/// The queue of a store and its thread.
 #[derive(Debug)]
 pub(crate) struct RequestQueue {
     shared: Arc<Shared>,
@@ -209,7 +210,7 @@ struct Shared {
     tickets: Arc<Tickets>,
     poison: Arc<Poison>,
     stop: AtomicBool,
-    /// As many others refer to this as there are gets that wait or were not collected.
+    /// Its reference count, minus one, is the number of gets that wait or are not collected.
     counted: Arc<()>,
 }
 
@@ -234,7 +235,7 @@ impl RequestQueue {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Queue a get. Its caller lets one push at a time.
+    /// Queue a get. The caller ensures that only one thread pushes at a time.
     ///
     /// # Errors
     /// [`StoreError::QueueFull`].
@@ -283,7 +284,7 @@ impl RequestQueue {
         requests.push(request);
         drop(requests);
         self.shared.arrived.notify_all();
-        // The thread may wait for clocks that others of its gets need.
+        // The thread may be waiting for clocks of other gets, and must look at this one too.
         self.shared.tickets.gate.open();
         Ok(get)
     }
@@ -298,7 +299,7 @@ impl Drop for RequestQueue {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // A panic of the thread was caught and has poisoned the store.
+            // A panic of the thread was caught and has already poisoned the store.
             let _ = thread.join();
         }
     }
@@ -307,7 +308,7 @@ impl Drop for RequestQueue {
 impl Shared {
     fn work(&self) {
         while let Some((mut requests, seen)) = self.next_round() {
-            // Stable: gets of one step keep their order.
+            // The sort is stable, so gets of one step keep their order.
             requests.sort_by_key(|request| request.step);
             let mut waiting = HashSet::new();
             let mut wanted = HashSet::new();
@@ -328,7 +329,7 @@ impl Shared {
         }
     }
 
-    /// Fail every get that still waits, and those to come.
+    /// Fail every waiting get and all later ones.
     fn end(&self, error: impl Fn() -> StoreError) {
         let mut waiting = self.requests.lock();
         self.stop.store(true, SeqCst);
@@ -340,8 +341,8 @@ impl Shared {
         }
     }
 
-    /// All requests, once there are any, and the generation from which on released clocks matter to them;
-    /// `None` at the end.
+    /// Wait for requests and return all of them, with the gate's generation from which on released clocks
+    /// matter to them. `None` when the queue ends.
     fn next_round(&self) -> Option<(Vec<Arc<Request>>, u64)> {
         let mut requests = self.requests.lock();
         loop {

@@ -1,27 +1,27 @@
-//! What the last checkpoint of an open store consists of.
+//! The last checkpoint of an open store.
 
 use std::time::Duration;
 
 use crate::files::{AttachmentEntry, FileEntry, Manifest};
 
-/// What a completed checkpoint was.
+/// Metrics of a completed checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointInfo {
-    /// Its number; later ones are larger.
+    /// Its number. Later checkpoints have larger numbers.
     pub epoch: u64,
-    /// Rows saved: those changed since the previous one and still in memory.
+    /// Rows saved: changed since the previous checkpoint and still in memory.
     pub rows_saved: u64,
     /// Bytes written to the logs.
     pub log_bytes: u64,
     /// Bytes of index files and attachments written.
     pub file_bytes: u64,
-    /// How long changes of rows were held up.
+    /// How long changes of rows were blocked.
     pub stall: Duration,
-    /// How long it took altogether.
+    /// Total duration.
     pub duration: Duration,
 }
 
-/// What the durable checkpoint consists of.
+/// The parts of the durable checkpoint.
 #[derive(Debug)]
 pub(crate) struct Saved {
     /// Number of the next checkpoint.
@@ -32,11 +32,11 @@ pub(crate) struct Saved {
     pub(crate) attachments: Vec<AttachmentEntry>,
     pub(crate) sketches: Vec<AttachmentEntry>,
     pub(crate) lineage: Vec<(u64, u64)>,
-    /// A checkpoint that waits to be committed.
+    /// A prepared checkpoint that is not committed yet.
     pub(crate) prepared: Option<Box<Written>>,
 }
 
-/// A checkpoint that is written; its manifest makes it durable.
+/// A checkpoint whose files are written. Its manifest makes it durable.
 #[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) manifest: Manifest,

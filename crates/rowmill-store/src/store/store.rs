@@ -28,19 +28,19 @@ use crate::staleness::Tickets;
 use crate::table::{EVENT_TIME_MAX, EventClock, TableState};
 use crate::threads::{Rounds, Workers};
 
-/// Write buffers of a log: two streams (new rows, rows that cleaning moves), each with one buffer that
-/// takes rows while another is on its way to the device.
+/// Number of write buffers of a log: two streams (changed rows, rows that cleaning moves), each with one
+/// buffer that takes rows while another is written.
 pub(crate) const TAIL_BUFFERS: usize = 4;
-/// A log's buffers take one part in this many of the rows' memory.
+/// The buffers of a log use 1/16 of the memory for rows.
 const TAIL_SHARE: u64 = 16;
-/// Bytes of a table's name.
+/// Maximum bytes of a table's name.
 const NAME_BYTES_MAX: usize = 255;
 
-/// Ids by table of one group.
+/// A group, and ids by table of it.
 type GroupIds<'a> = (&'a Arc<Group>, Vec<(u32, &'a [u64])>);
 
-/// An open store. All methods may be called from any thread; dropping it loses what was changed since
-/// the last checkpoint.
+/// An open store. All methods may be called from any thread. Dropping it loses the changes since the last
+/// checkpoint.
 #[derive(Debug)]
 pub struct Store {
     pub(crate) volume: Arc<dyn Volume>,
@@ -55,7 +55,7 @@ pub struct Store {
     pub(crate) index_log: Arc<IndexLog>,
     /// Held shared by every change of rows, exclusively by the cut of a checkpoint.
     pub(crate) changes: Arc<RwLock<(), ranks::Changes>>,
-    /// What the last checkpoint consists of; its lock admits one checkpoint at a time.
+    /// The last checkpoint. Its lock admits one checkpoint at a time.
     pub(crate) saved: Mutex<Saved, ranks::Saved>,
     pub(crate) next_category: AtomicU32,
     pub(crate) poison: Arc<Poison>,
@@ -63,27 +63,27 @@ pub struct Store {
     pub(crate) process: Process,
     // Dropping these joins threads, which a forked child does not have.
     pub(crate) lookahead: Mutex<Option<ProcessLocal<Lookahead>>, ranks::Lookahead>,
-    /// Started by the first get that is queued.
+    /// Started by the first queued get.
     pub(crate) queue: Mutex<Option<ProcessLocal<RequestQueue>>, ranks::Queue>,
     pub(crate) compaction: Mutex<Option<ProcessLocal<Rounds>>, ranks::Compaction>,
     pub(crate) feed: Option<Arc<Feed>>,
-    /// What waits for the feed, where one is kept.
+    /// Changes that wait to be published; `None` without a feed.
     pub(crate) waiting: Option<Arc<FeedBacklog>>,
     pub(crate) publisher: Mutex<Option<ProcessLocal<Rounds>>, ranks::Publisher>,
-    /// Shared with pinned checkpoints: nobody may write to the folder before they are let go.
+    /// Shared with pinned checkpoints: no other process may write to the folder before they are unpinned.
     pub(crate) lock: Mutex<Option<Arc<dyn VolumeLock>>, ranks::VolumeLock>,
-    /// Differs at every opening.
+    /// Random number of this opening.
     pub(crate) incarnation: u64,
     pub(crate) pins: Pins,
 }
 
 impl Store {
-    /// Create a table, or open it if it exists with the same spec (learning rate and staleness bound may
-    /// differ: they are the caller's, not the rows').
+    /// Create a table, or open it if it exists with the same spec. Learning rate and staleness bound may
+    /// differ: they belong to the handle, not to the rows.
     ///
     /// # Errors
-    /// [`StoreError::Spec`], [`StoreError::SpecMismatch`] with the first field that differs, or too
-    /// little memory for one more group.
+    /// [`StoreError::Spec`]; [`StoreError::SpecMismatch`] with the first field that differs;
+    /// [`StoreError::MemoryTooSmall`] when the memory cannot hold one more group or index.
     pub fn table(self: &Arc<Self>, name: &str, spec: &TableSpec) -> Result<Table, StoreError> {
         self.check_open()?;
         spec.validate().map_err(|source| StoreError::Spec { table: name.to_owned(), source })?;
@@ -119,7 +119,7 @@ impl Store {
         let category = Category(self.next_category.fetch_add(1, Relaxed));
         let entry = self.enter_table(&mut tables, name, category, &group, spec, 0);
         drop(tables);
-        // A direct index takes its memory at once, and rows of any group may have it.
+        // A direct index uses its memory at once. Rows of any group may have to leave memory for it.
         let groups = self.groups.read().clone();
         self.settle(shrink_all_if_over(&groups, &self.budget))?;
         Ok(Table::new(Arc::clone(self), entry.0, entry.1, *spec))
@@ -163,7 +163,7 @@ impl Store {
         (Arc::clone(group), state)
     }
 
-    /// The group of a spec, made if there is none.
+    /// The group of a spec; creates it if there is none.
     fn group(&self, spec: &GroupSpec) -> Result<Arc<Group>, StoreError> {
         if let Some(group) = self.groups.read().iter().find(|group| group.core.spec == *spec) {
             return Ok(Arc::clone(group));
@@ -172,7 +172,7 @@ impl Store {
         self.open_group(spec, segment_bytes, &LogState::default())
     }
 
-    /// Make the group of a spec around its log.
+    /// Create the group of a spec and open its log.
     pub(crate) fn open_group(
         &self,
         spec: &GroupSpec,
@@ -194,7 +194,7 @@ impl Store {
             row_numbers: self.options.row_places,
             poison: Arc::clone(&self.poison),
         };
-        // A restored checkpoint lacks the log of a group that had no row.
+        // A restored checkpoint has no log file for a group without rows.
         let device = if writable || !state.segments.is_empty() {
             self.volume.device(&log_name(number), writable)?
         } else {
@@ -220,7 +220,7 @@ impl Store {
             spills_seen: AtomicU64::new(0),
         };
         core.charge_log();
-        // Other rows leave to make room for those of this group, down to the minimum of their groups.
+        // Rows of other groups leave memory for this group, down to the minimum of each group.
         let rows_min = groups.iter().map(|group| group.core.rows_min()).sum::<u64>() + core.rows_min();
         if self.budget.row_limit() < rows_min {
             let (option, given, needed) = self.budget.needed_for_rows(rows_min);
@@ -228,7 +228,7 @@ impl Store {
             return Err(StoreError::MemoryTooSmall {
                 option,
                 given,
-                // More memory brings larger write buffers, up to a sixteenth of it.
+                // More memory means larger write buffers, up to a sixteenth of it.
                 needed: needed + needed / 8,
                 what: format!(
                     "one more group of tables (rows of {} bytes) with its write buffers",
@@ -255,11 +255,11 @@ impl Store {
         self.ticket_at(None)
     }
 
-    /// As [`Store::ticket`], for a step that learns from what happened at `event_time`, in seconds from a
-    /// beginning of the caller's own.
+    /// As [`Store::ticket`], for a step that learns from events at `event_time`, in seconds since an origin
+    /// that the caller chooses.
     ///
     /// # Errors
-    /// Also a time beyond 2^62.
+    /// As [`Store::ticket`], and [`StoreError::Option`] for a time beyond 2^62.
     pub fn ticket_at(&self, event_time: Option<u64>) -> Result<Ticket, StoreError> {
         self.check_writable("a training step")?;
         if let Some(time) = event_time {
@@ -279,17 +279,17 @@ impl Store {
         Ok(ticket)
     }
 
-    /// The latest event time that a step said, in seconds.
+    /// The latest event time that a step passed, in seconds.
     pub fn event_time(&self) -> Option<u64> {
         self.events.now()
     }
 
-    /// Announce ids that will be asked for soon; returns at once. `false` when some were dropped because
-    /// too many announcements, or too many ids of them, wait.
+    /// Announce ids that will be looked up soon; returns at once. Returns `false` when some were dropped
+    /// because too many announcements or announced ids wait.
     ///
     /// # Errors
-    /// [`StoreError::Closed`], ids outside a dense table, or [`StoreError::Poisoned`] once a thread that looks ahead has
-    /// panicked.
+    /// [`StoreError::Closed`], ids outside a dense table, or [`StoreError::Poisoned`] after a lookahead
+    /// thread panicked.
     pub fn lookahead(&self, ids: &[(&Table, &[u64])], destination: Destination) -> Result<bool, StoreError> {
         self.check_open()?;
         let reason = match destination {
@@ -328,7 +328,7 @@ impl Store {
         Ok(all)
     }
 
-    /// Put a get into the queue.
+    /// Add a get to the queue.
     pub(crate) fn enqueue(
         &self,
         table: Table,
@@ -344,23 +344,25 @@ impl Store {
         queue.push(table, lookup, ticket)
     }
 
-    /// Do what is next for the announcements, where no thread does; whether there was anything.
+    /// Run the next piece of lookahead work, in a store without lookahead threads. Returns whether there was
+    /// any.
     pub(crate) fn look_ahead_once(&self) -> bool {
-        // Not under the lock: reading takes long, and others may announce meanwhile.
+        // Run it outside the lock: reads take long, and other calls may announce meanwhile.
         let turn = self.lookahead.lock().as_ref().and_then(|lookahead| lookahead.turn());
         turn.map(|turn| turn()).is_some()
     }
 
-    /// Announcements that lookahead has not worked off yet, but those that wait for room.
+    /// Number of announcements that lookahead has not processed, without those that wait for memory.
     pub fn lookahead_pending(&self) -> u64 {
         self.lookahead.lock().as_ref().map_or(0, |lookahead| lookahead.pending())
     }
 
-    /// Publish what has changed up to now; the last sequence number of the feed. A thread does so too, every
-    /// interval, where the store has threads.
+    /// Publish all changes so far. Returns the sequence number of the feed's last frame. In a store with
+    /// threads, a thread also does this at every interval.
     ///
     /// # Errors
-    /// [`StoreError::NoFeed`] of a store opened without one; [`StoreError::FeedFailed`], or why it fails now.
+    /// [`StoreError::NoFeed`] of a store opened without a feed; [`StoreError::FeedFailed`], or the cause of a
+    /// new failure.
     pub fn publish(&self) -> Result<u64, StoreError> {
         self.check_open()?;
         let Some(feed) = &self.feed else { return Err(StoreError::NoFeed { location: self.location() }) };
@@ -375,7 +377,7 @@ impl Store {
         self.volume.location()
     }
 
-    /// The seed rows are born with: that of the first opening.
+    /// The seed that rows are created with: the seed of the first opening.
     pub fn seed(&self) -> u64 {
         self.options.seed
     }
@@ -385,23 +387,25 @@ impl Store {
         self.options.read_only
     }
 
-    /// End the store's threads, give the volume to others and the memory of rows and indexes back. Nothing is saved:
-    /// what changed since the last checkpoint is lost. Later calls fail with [`StoreError::Closed`], and so may
-    /// those under way. In a forked child it does nothing: all of that is its parent's.
+    /// Stop the store's threads, release the volume, and free the memory of rows and indexes. Nothing is
+    /// saved: changes since the last checkpoint are lost. Later calls fail with [`StoreError::Closed`];
+    /// running calls may fail, too. In a forked child it does nothing, because all of these belong to the
+    /// parent.
     pub fn close(&self) {
         if !self.process.is_current() {
             return;
         }
         self.closed.store(true, Relaxed);
-        // Taken first: to drop a handle joins its threads, which must not happen under a lock.
+        // Take the handles first: dropping one joins its threads, which must not happen under a lock.
         let lookahead = self.lookahead.lock().take();
         let queue = self.queue.lock().take();
         let compaction = self.compaction.lock().take();
         let publisher = self.publisher.lock().take();
         drop((lookahead, queue, compaction, publisher));
-        // A checkpoint under way still needs the rows, and writes to a folder that is another's once the lock is gone.
+        // A running checkpoint still needs the rows. It must not write to the folder after the folder's lock
+        // is released.
         let _no_checkpoint = self.saved.lock();
-        // A call under way may append rows: none is written once the folder is another's.
+        // A running call may append rows. None must be written after another process may own the folder.
         for group in self.groups.read().iter() {
             group.core.log.close();
         }
@@ -412,7 +416,7 @@ impl Store {
         *self.lock.lock() = None;
         for group in self.groups.read().iter() {
             for (number, cell) in group.shards.iter().enumerate() {
-                // What cannot be given back now is when the store is dropped.
+                // Memory that cannot be freed now is freed when the store is dropped.
                 let _ = cell.state.write().empty(&group.core, number);
             }
         }
@@ -420,8 +424,8 @@ impl Store {
 
     // ------------------------------------------------------------------ states
 
-    /// Whether this process opened the store. What returns no error must be asked only after this one: in a forked
-    /// child it may wait for a lock that a thread of the parent held.
+    /// Check that this process opened the store. Call this before any method that returns no error: in a
+    /// forked child such a method may wait forever for a lock that a thread of the parent held.
     ///
     /// # Errors
     /// [`StoreError::Forked`] in a forked child.
@@ -434,7 +438,7 @@ impl Store {
         if self.closed.load(Relaxed) { Err(StoreError::Closed) } else { Ok(()) }
     }
 
-    /// Check that a table is of this store.
+    /// Check that a table belongs to this store.
     pub(crate) fn check_table(&self, table: &Table) -> Result<(), StoreError> {
         self.tickets.check_own(&table.group().tickets, || format!("table {:?}", table.name()))
     }
@@ -447,8 +451,9 @@ impl Store {
         Ok(self.poison.check()?)
     }
 
-    /// Pass a result on. A failed write refuses all later ones; what a reader cannot read because the
-    /// writer has gone on is said so, and no result is when the store was closed meanwhile.
+    /// Map the result of an operation. A failed write makes the store refuse all later ones. A read error
+    /// becomes [`StoreError::Superseded`] if the writer has replaced the checkpoint, and any result becomes
+    /// [`StoreError::Closed`] if the store was closed meanwhile.
     pub(crate) fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         self.check_open()?;
         result.map_err(|error| {
@@ -463,7 +468,7 @@ impl Store {
         })
     }
 
-    /// Whether there is a later checkpoint than the one this store was opened at.
+    /// Whether there is a later checkpoint than the one that this store was opened at.
     fn is_superseded(&self) -> bool {
         let manifest = files::load_manifest(&*self.volume);
         manifest.is_ok_and(|manifest| {
@@ -471,7 +476,7 @@ impl Store {
         })
     }
 
-    /// Refuse every later write.
+    /// Make the store refuse all later writes.
     pub(crate) fn poison(&self, cause: &StoreError) {
         self.poison.set(|| match cause {
             StoreError::Full { cause } | StoreError::Poisoned { cause } => cause.clone(),
@@ -479,7 +484,7 @@ impl Store {
         });
     }
 
-    /// Jobs of calls that were spread over the threads so far.
+    /// Number of calls so far whose work was spread over the threads.
     pub fn jobs_spread(&self) -> u64 {
         self.workers.spread()
     }
@@ -495,12 +500,12 @@ impl Store {
     }
 }
 
-/// File of a group's log.
+/// File name of a group's log.
 pub(crate) fn log_name(group: u32) -> String {
     format!("group-{group}.log")
 }
 
-/// Bytes of a log segment: large enough for fast writes, small beside the rows' memory.
+/// Bytes of a log segment: large enough for fast writes, small compared with the memory for rows.
 pub(crate) fn segment_bytes(row_bytes: u64) -> usize {
     const SEGMENT_MIN: u64 = 16 << 10;
     const SEGMENT_MAX: u64 = 1 << 20;
@@ -530,7 +535,7 @@ fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), 
     }
     if stored.ids != given.ids {
         let text = |ids| match ids {
-            IdRange::Dense { rows } => format!("0..{rows}"),
+            IdRange::Dense { rows } => format!("[0, {rows})"),
             IdRange::Sparse => "any id".into(),
         };
         return mismatch("ids", text(stored.ids), text(given.ids));

@@ -1,4 +1,4 @@
-//! A table as its user sees it.
+//! A table: batched reads and changes of its rows.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use crate::staleness::Release;
 use crate::table::{Key, TableState, copy_floats, write_weights};
 use crate::update::Target;
 
-/// Where in a row floats are written.
+/// Which part of a row floats are written to.
 #[derive(Clone, Copy)]
 enum RowField {
-    /// Its weights.
+    /// The weights.
     Weights,
-    /// From this byte on.
+    /// Floats from this byte of the row on.
     Byte(usize),
 }
 
@@ -58,13 +58,13 @@ impl Table {
         &self.spec
     }
 
-    /// Its number among the tables of the store, in the order in which they were made: with the seed and an id it says
-    /// how a row is born.
+    /// Its number among the tables of the store, in the order of creation. Seed, category and id determine a
+    /// row's initial values.
     pub fn category(&self) -> u32 {
         self.state.category.0
     }
 
-    /// Number of the table's group: tables of one group can share a lookup.
+    /// Number of the table's group. Tables of one group can share a lookup.
     pub fn group_number(&self) -> u32 {
         self.group.core.number
     }
@@ -74,12 +74,12 @@ impl Table {
         &self.store
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.group.len(self.state.local)
     }
 
-    /// Whether there is no row.
+    /// Whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -119,7 +119,7 @@ impl Table {
     }
 
     /// Copy the weights of `ids` to `out` (`dim` floats per id). An id without a row yields its initial
-    /// value and stays without one. Takes no clocks.
+    /// values, and no row is created. Takes no clocks.
     ///
     /// # Errors
     /// Wrong length, ids outside a dense table, or a row that cannot be read.
@@ -127,8 +127,8 @@ impl Table {
         self.get_weights(ids, out, None)
     }
 
-    /// As [`Table::get`], within a step: lookahead keeps the rows announced for it until then, and no longer
-    /// those announced for earlier ones.
+    /// As [`Table::get`], within a step. Until then memory keeps rows announced for this step; rows announced
+    /// for earlier steps are no longer kept.
     ///
     /// # Errors
     /// As [`Table::get`].
@@ -155,11 +155,11 @@ impl Table {
         self.store.settle(self.group.read(&self.state, ids, RowPart::State, out, None))
     }
 
-    /// As [`Table::get`], as a training read: rows that are missing are born, and with a ticket each
-    /// row's clock is taken once, waiting for rows beyond the staleness bound.
+    /// As [`Table::get`], as a training read: missing rows are created. With a ticket each row's clock is
+    /// taken once, waiting for rows beyond the staleness bound.
     ///
     /// # Errors
-    /// Also [`StoreError::StalenessTimeout`] and [`StoreError::StepConflict`].
+    /// As [`Table::get`], and [`StoreError::StalenessTimeout`] and [`StoreError::StepConflict`].
     pub fn get_or_init(
         &self,
         ids: &[u64],
@@ -174,12 +174,12 @@ impl Table {
         self.store.settle(self.group.fetch(&self.state, ids, out, ticket))
     }
 
-    /// As [`Table::get_or_init`], but returns at once: the get waits in a queue until every row is within
-    /// its bound. For a worker that still owes the put of an earlier step, which must not wait.
+    /// As [`Table::get_or_init`], but returns at once: the get waits in a queue until every row is within its
+    /// bound. For a worker that still owes the put of an earlier step and so must not wait.
     ///
     /// # Errors
-    /// Ids outside a dense table, a store that is closed or only read, or [`StoreError::QueueFull`]; all else comes
-    /// with the rows.
+    /// Ids outside a dense table, a store that is closed or read-only, or [`StoreError::QueueFull`].
+    /// [`QueuedGet::wait`] returns all other errors.
     pub fn get_later(&self, ids: &[u64], ticket: &Arc<Ticket>) -> Result<QueuedGet, StoreError> {
         self.store.check_writable("a training read")?;
         check_ticket(&self.group.tickets, Some(ticket))?;
@@ -192,11 +192,11 @@ impl Table {
         self.store.enqueue(self.clone(), lookup, ticket)
     }
 
-    /// Store weights (`dim` floats per id); of an id given twice the last value stays. Rows that are
-    /// missing are born; optimizer state stays as it is. With a ticket the rows' clocks are given back.
+    /// Store weights (`dim` floats per id). If an id is repeated, its last value is kept. Missing rows are
+    /// created; optimizer state is unchanged. With a ticket the rows' clocks are released.
     ///
     /// # Errors
-    /// Wrong length, values that are not finite (nothing changes then), or a failed write.
+    /// Wrong length or values that are not finite (no row is changed then), or a failed write.
     pub fn put(&self, ids: &[u64], values: &[f32], ticket: Option<&Ticket>) -> Result<(), StoreError> {
         self.check("values", ids, values.len(), self.spec.dim as usize)?;
         if self.spec.dtype == Dtype::Bf16 {
@@ -214,7 +214,7 @@ impl Table {
         self.write(("values", values), ids, RowField::Byte(self.group.core.layout.state_offset()), None)
     }
 
-    /// Write floats of rows, as many per id as there are values.
+    /// Write a part of rows, with the same number of floats per id.
     fn write(
         &self,
         (argument, values): (&'static str, &[f32]),
@@ -253,8 +253,8 @@ impl Table {
         self.store.settle(self.group.update(&target, &release, &|keys: &[Key], rows: &[*mut f32]| {
             for (key, &row) in keys.iter().zip(rows) {
                 let values = &values[last[key.position as usize] * width..][..width];
-                // SAFETY: `row` is a resident row of this group under its shard's write lock; it has as many
-                // weights as there are values, or as many floats (of state or stamp) from this byte on.
+                // SAFETY: `row` is a resident row of this group under its shard's write lock. It has as many
+                // weights as there are values, or that many floats (of state or stamp) from this byte on.
                 unsafe {
                     match field {
                         RowField::Weights => write_weights(&self.group.core.layout, values, row),
@@ -269,18 +269,21 @@ impl Table {
         }))
     }
 
-    /// Set the scores of rows, by which a table that evicts those of the lowest score chooses; of an id given
-    /// twice the last one stays. Rows that are missing are born; a row is born with score 0.
+    /// Set the scores of rows, for a table whose rule evicts the rows with the lowest scores. If an id is
+    /// repeated, its last score is kept. Missing rows are created; a new row has score 0.
     ///
     /// # Errors
-    /// A table with another rule or none, wrong length, scores that are not finite, or a failed write.
+    /// A table without this rule, wrong length, scores that are not finite, or a failed write.
     pub fn set_scores(&self, ids: &[u64], scores: &[f32]) -> Result<(), StoreError> {
         let rule = self.state.spec.eviction.map(|eviction| eviction.rule);
         let Some((EvictionRule::LowestScore { .. }, stamp)) = rule.zip(self.group.core.layout.stamp_offset())
         else {
             return Err(StoreError::Option {
                 option: "eviction",
-                expected: format!("LowestScore for the rows of table {:?} to have scores", self.name()),
+                expected: format!(
+                    "LowestScore, because only then rows of table {:?} have scores",
+                    self.name()
+                ),
                 got: rule.map_or("None".into(), |rule| format!("{rule:?}")),
             });
         };
@@ -288,12 +291,12 @@ impl Table {
         self.write(("scores", scores), ids, RowField::Byte(stamp), None)
     }
 
-    /// Take one optimizer step on every distinct row of `ids` with the sum of its gradients (`dim` floats
-    /// per id) at learning rate `rate` (the table's own if `None`). Rows that are missing are born first.
-    /// With a ticket the rows' clocks are given back.
+    /// Take one optimizer step on every distinct row of `ids` with the sum of its gradients (`dim` floats per
+    /// id). The learning rate is `rate`, or the table's own if `None`. Missing rows are created first. With a
+    /// ticket the rows' clocks are released.
     ///
     /// # Errors
-    /// Wrong length, gradients that are not finite (nothing changes then), or a failed read or write.
+    /// Wrong length or gradients that are not finite (no row is changed then), or a failed read or write.
     pub fn rmw(
         &self,
         ids: &[u64],
@@ -318,8 +321,8 @@ impl Table {
         self.store.settle(self.group.evict_due(&self.store.changes, lookup.table_states()))
     }
 
-    /// Remove rows; how many there were. Steps that hold their clocks hold nothing of them any more: rows that are
-    /// born with these ids later start anew.
+    /// Delete rows. Returns how many existed. Steps that hold clocks of these rows lose them: a row created
+    /// later with the same id starts with no outstanding gets.
     ///
     /// # Errors
     /// A failed write.
@@ -334,19 +337,19 @@ impl Table {
         Ok(deleted)
     }
 
-    /// Remove the rows that the table's eviction rule names, for good; their ids, ascending. Rows whose clock
-    /// a step holds stay. Changes of rows wait meanwhile, and every cold row is read: what a rule looks at lies
-    /// in the row.
+    /// Delete all rows that the table's eviction rule selects. Returns their ids, ascending. Rows whose clock
+    /// a step holds stay. Changes of rows are blocked meanwhile. Every cold row is read, because the rule
+    /// needs the stamp in the row.
     ///
     /// # Errors
-    /// A table without a rule, a row that cannot be read, or a failed write.
+    /// A table without an eviction rule, a row that cannot be read, or a failed write.
     pub fn evict(&self) -> Result<Vec<u64>, StoreError> {
         self.store.check_writable("an eviction")?;
         let _caller = self.store.workers.enter();
         self.store.settle(self.group.evict(&self.store.changes, &self.state))
     }
 
-    /// Announce ids that will be asked for soon; see [`Store::lookahead`].
+    /// Announce ids that will be looked up soon; see [`Store::lookahead`].
     ///
     /// # Errors
     /// As [`Store::lookahead`].
@@ -354,8 +357,9 @@ impl Table {
         self.store.lookahead(&[(self, ids)], destination)
     }
 
-    /// Visit every row in batches of at most `batch`: `visit(ids, weights)`. Rows born or deleted during
-    /// the scan may or may not be seen. The order is the store's own. `visit` returns whether to go on.
+    /// Visit every row in batches of at most `batch` rows: `visit(ids, weights)`. The order is not specified,
+    /// and rows created or deleted during the scan may or may not be visited. `visit` returns whether to
+    /// continue.
     ///
     /// # Errors
     /// A row that cannot be read.
@@ -371,7 +375,7 @@ impl Table {
             cell.state.read().index(self.state.local).for_each(|id, _| ids.push(id));
             for ids in ids.chunks(batch.max(1)) {
                 let mut weights = vec![0.0; ids.len() * dim];
-                // `visit` may take its time: it is no call of the store.
+                // `visit` may take long and is not counted as a call of the store.
                 let caller = self.store.workers.enter();
                 let read = self.group.read(&self.state, ids, RowPart::Weights, &mut weights, None);
                 drop(caller);
@@ -384,7 +388,7 @@ impl Table {
         Ok(())
     }
 
-    /// The most looked-up ids with an estimate of their lookups, most first.
+    /// The most looked-up ids with an estimate of their number of lookups, highest first.
     pub fn hottest(&self, count: usize) -> Vec<(u64, u64)> {
         self.state.hottest(count)
     }
@@ -394,9 +398,10 @@ impl Table {
         self.store.stats()
     }
 
-    /// Check that values stay finite when they are rounded to bf16.
+    /// Check that values stay finite when rounded to bf16.
     fn check_bf16(&self, values: &[f32]) -> Result<(), StoreError> {
-        // Half the last bit beyond the largest bf16: from there on the nearest is infinity.
+        // Halfway between the largest bf16 and the next power of two: from here on, rounding to nearest gives
+        // infinity.
         const BEYOND: f32 = f32::from_bits(0x7f7f_8000);
         let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
         if largest < BEYOND || largest.is_infinite() {

@@ -1,25 +1,25 @@
-//! The event time that training has come to. No clock of a machine is ever asked: a run that is repeated
-//! sees the same times.
+//! The latest event time of training. The machine's clock is never used, so a repeated run sees the same
+//! times.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Event times end here.
+/// Maximum event time, in seconds.
 pub(crate) const EVENT_TIME_MAX: u64 = 1 << 62;
 
-/// The latest event time that a step said, in seconds from a beginning of the caller's own.
+/// The latest event time that a step passed, in seconds since an origin that the caller chooses.
 #[derive(Debug, Default)]
 pub(crate) struct EventClock(
-    /// One more than the time; 0 until one is known.
+    /// The time plus one; 0 until a step has passed one.
     AtomicU64,
 );
 
 impl EventClock {
-    /// The time, once one was said.
+    /// The time, or `None` if no step has passed one.
     pub(crate) fn now(&self) -> Option<u64> {
         self.0.load(Relaxed).checked_sub(1)
     }
 
-    /// A step said `time`; the clock does not go back.
+    /// A step passed `time`. The clock never goes back.
     pub(crate) fn advance(&self, time: u64) {
         self.0.fetch_max(time + 1, Relaxed);
     }

@@ -1,29 +1,30 @@
-//! The ids of a table that are looked up most, from a sample.
+//! The most looked-up ids of a table, estimated from a sample.
 //!
-//! Space-Saving (Metwally, Agrawal, El Abbadi, ICDT 2005) over every 251st lookup: an id outside the list
-//! takes the place and count of the least counted one, so counts are upper bounds and truly hot ids stay.
+//! Space-Saving (Metwally, Agrawal, El Abbadi, ICDT 2005) over every 251st lookup. An id outside the list
+//! replaces the entry with the lowest count and inherits that count. So counts are upper bounds, and truly
+//! hot ids stay in the list.
 
-/// Ids kept; the list shown to people is shorter.
+/// Ids kept; reports show fewer.
 const KEPT: usize = 64;
-/// One lookup of this many is counted; a prime, so that it does not fall in step with a batch's shape. More
-/// would be felt: counting one takes as long as looking ten rows up.
+/// One lookup in this many is counted. A prime, so that it does not align with the shape of a batch. Counting
+/// takes as long as looking up ten rows, so a denser sample would slow lookups down.
 const SAMPLE: u64 = 251;
 
 /// Sampled counts of the most looked-up ids.
 #[derive(Debug, Default)]
 pub(crate) struct HotRows {
     counts: Vec<(u64, u64)>,
-    /// Lookups to skip before the next one counts.
+    /// Lookups to skip before the next counted one.
     skip: u64,
 }
 
 impl HotRows {
-    /// Continue from the counts saved after this many lookups.
+    /// Continue from the counts that were saved after `lookups` lookups.
     pub(crate) fn restore(counts: Vec<(u64, u64)>, lookups: u64) -> Self {
         Self { counts, skip: lookups.next_multiple_of(SAMPLE) - lookups }
     }
 
-    /// The most counted of these ids, none of which comes twice.
+    /// The entries with the highest counts. No id may occur twice.
     pub(crate) fn most(mut counts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
         counts.sort_unstable_by_key(|&(id, count)| (std::cmp::Reverse(count), id));
         counts.truncate(KEPT);
@@ -40,7 +41,7 @@ impl HotRows {
         self.skip = (next - ids.len()) as u64;
     }
 
-    /// The same of ids that were looked up so many times each, one after the other.
+    /// As [`HotRows::observe`], for ids that were looked up `times` times each, in a row.
     pub(crate) fn observe_repeated(&mut self, ids: &[u64], times: &[u32]) {
         for (&id, &times) in ids.iter().zip(times) {
             let times = u64::from(times);
@@ -62,7 +63,7 @@ impl HotRows {
         }
     }
 
-    /// Ids with their estimated number of lookups, most first.
+    /// Ids with their estimated number of lookups, highest first.
     pub(crate) fn top(&self, count: usize) -> Vec<(u64, u64)> {
         let mut top = self.counts.clone();
         top.sort_unstable_by_key(|&(id, count)| (std::cmp::Reverse(count), id));

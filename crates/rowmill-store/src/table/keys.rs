@@ -1,4 +1,4 @@
-//! The rows of one operation, split by shard.
+//! Keys: the rows of one operation, grouped by shard.
 
 use std::mem::MaybeUninit;
 
@@ -15,14 +15,14 @@ pub(crate) struct Key {
     pub(crate) hash: u32,
     /// Table within the group.
     pub(crate) table: u32,
-    /// Position among the rows the caller named.
+    /// Position of the row in the caller's list.
     pub(crate) position: u32,
-    /// The shard it belongs to.
+    /// The shard of the row.
     pub(crate) shard: u32,
 }
 
 impl Key {
-    /// The key of an id of a table of this range.
+    /// The key of an id in a table with this id range.
     #[inline]
     pub(crate) fn new(table: u32, range: IdRange, id: u64, position: u32, shards: usize) -> Self {
         let (shard, hash) = match range {
@@ -33,7 +33,7 @@ impl Key {
     }
 }
 
-/// Write the keys of ids of one table, which are numbered from `first` on.
+/// Write the keys of ids of one table, with positions from `first` on.
 pub(crate) fn write_keys(keys: &mut [Key], ids: TableIds<'_>, first: usize, shards: usize) {
     let TableIds { table, range, ids } = ids;
     let numbered = (first as u32..).zip(keys.iter_mut().zip(ids));
@@ -48,7 +48,7 @@ pub(crate) fn write_keys(keys: &mut [Key], ids: TableIds<'_>, first: usize, shar
     }
 }
 
-/// The ids an operation asks of one table.
+/// The ids that an operation asks for in one table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableIds<'a> {
     /// Table within the group.
@@ -57,17 +57,17 @@ pub(crate) struct TableIds<'a> {
     pub(crate) ids: &'a [u64],
 }
 
-/// Ids that one thread puts in order of their shards.
+/// Number of ids that one thread sorts by shard at a time.
 const CHUNK_IDS: usize = 8192;
 
-/// Some ids of one table on their way into the order of their shards.
+/// Some ids of one table, while they are sorted by shard.
 struct IdChunk<'a> {
     ids: TableIds<'a>,
     /// Position of the first id.
     first: usize,
     /// Shard and hash of every id.
     homes: Vec<(u32, u32)>,
-    /// By shard: the number of rows, then where the next one goes.
+    /// Per shard: first the number of rows, then the index for the next row.
     places: Vec<u32>,
 }
 
@@ -85,40 +85,40 @@ impl IdChunk<'_> {
     }
 
     /// # Safety
-    /// The places lie inside `out` and are this chunk's alone.
+    /// The places must lie inside `out` and belong to this chunk alone.
     unsafe fn write(&mut self, out: &Scatter<'_, MaybeUninit<Key>>) {
         let table = self.ids.table;
         for (position, (&id, &(shard, hash))) in
             (self.first as u32..).zip(self.ids.ids.iter().zip(&self.homes))
         {
             let place = &mut self.places[shard as usize];
-            // SAFETY: the caller's.
+            // SAFETY: by the contract of this function.
             unsafe { out.set(*place as usize, MaybeUninit::new(Key { id, hash, table, position, shard })) };
             *place += 1;
         }
     }
 }
 
-/// Rows of a group; for every shard those that belong to it, by position.
+/// Rows of a group: the keys of each shard are contiguous and ordered by position.
 #[derive(Debug)]
 pub(crate) struct Keys {
     sorted: Vec<Key>,
     bounds: Vec<u32>,
-    /// One more than the last position.
+    /// The last position plus one.
     positions: usize,
 }
 
 impl Keys {
-    /// The rows of several tables, numbered from `first` on, from the first id of the first table to the
-    /// last of the last; made by several threads if there are `workers`.
+    /// The rows of several tables. Positions count from `first` on, table by table. Several threads do the
+    /// work if there are `workers`.
     pub(crate) fn new(
         tables: &[TableIds<'_>],
         first: usize,
         shards: usize,
         workers: Option<&Workers>,
     ) -> Self {
-        // A counting sort keeps positions ascending within a shard: chunks are counted, every chunk gets its
-        // places in every shard, and is written there.
+        // A counting sort keeps positions ascending within a shard. Ids are counted per chunk and shard, each
+        // chunk gets its own range in every shard, and then writes its keys there.
         let mut len = 0;
         let mut chunks = Vec::new();
         for table in tables {
@@ -128,7 +128,7 @@ impl Keys {
                 len += ids.ids.len();
             }
         }
-        assert!(u32::try_from(first + len).is_ok(), "{len} ids behind {first} have no 32-bit positions");
+        assert!(u32::try_from(first + len).is_ok(), "positions of {len} ids from {first} on exceed 32 bits");
         match workers {
             Some(workers) => workers.for_each_mut(len, &mut chunks, |chunk| chunk.count(shards)),
             None => chunks.iter_mut().for_each(|chunk| chunk.count(shards)),
@@ -144,18 +144,18 @@ impl Keys {
         }
         let mut sorted = Vec::with_capacity(len);
         let out = Scatter::new(sorted.spare_capacity_mut());
-        // SAFETY: places are below the number of rows, and no two rows have the same.
+        // SAFETY: places are below the number of rows, and no two rows have the same place.
         let write = |chunk: &mut IdChunk<'_>| unsafe { chunk.write(&out) };
         match workers {
             Some(workers) => workers.for_each_mut(len, &mut chunks, write),
             None => chunks.iter_mut().for_each(write),
         }
-        // SAFETY: every place was written.
+        // SAFETY: all `len` places were written.
         unsafe { sorted.set_len(len) };
         Self { sorted, bounds, positions: first + len }
     }
 
-    /// These rows without those marked, by position. The others keep their positions.
+    /// These rows without the marked ones. The other rows keep their positions.
     pub(crate) fn without(&self, marked: &[bool]) -> Self {
         let kept = |key: &&Key| !marked[key.position as usize];
         let mut bounds = vec![0];
@@ -167,7 +167,7 @@ impl Keys {
         Self { sorted, bounds, positions: self.positions }
     }
 
-    /// Positions that the caller named: as many as rows, unless some were taken out.
+    /// Number of positions in the caller's list: the number of rows, plus the rows that `without` removed.
     pub(crate) fn positions(&self) -> usize {
         self.positions
     }
@@ -177,13 +177,13 @@ impl Keys {
         self.sorted.len()
     }
 
-    /// Rows that belong to `shard`.
+    /// The rows of `shard`.
     #[inline]
     pub(crate) fn of_shard(&self, shard: usize) -> &[Key] {
         &self.sorted[self.bounds[shard] as usize..self.bounds[shard + 1] as usize]
     }
 
-    /// All rows, by shard.
+    /// All rows, ordered by shard.
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &Key> {
         self.sorted.iter()
     }

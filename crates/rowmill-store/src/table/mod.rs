@@ -1,7 +1,8 @@
-//! What the engine keeps about a table, and what it knows of one row.
+//! The state of a table, and helpers for single rows.
 //!
-//! `TableState` holds a table's spec, steps, counts, sampled hot ids, and how often ids without a row were asked for. Keys
-//! name the rows of a call. A row's weights are read and written as 32-bit floats, and its stamp serves eviction.
+//! `TableState` holds a table's spec, steps, counts, sampled hot ids, and the sketch that counts ids without
+//! a row. Keys name the rows of a call. A row's weights are read and written as 32-bit floats. Its stamp
+//! serves eviction.
 
 mod event_clock;
 mod hot_rows;

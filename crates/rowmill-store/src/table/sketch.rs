@@ -1,8 +1,9 @@
-//! How often ids were asked for, in a fixed number of bytes.
+//! Counts how often ids were asked for, in a fixed number of bytes.
 //!
 //! A count-min sketch (Cormode and Muthukrishnan, Journal of Algorithms 2005) of four rows of one-byte
-//! counters with the conservative update of Estan and Varghese (SIGCOMM 2002): only the least of an id's counters
-//! grow. It counts up to a limit and no further. An id is never counted too low; too high only where all of its
+//! counters. It uses the conservative update of Estan and Varghese (SIGCOMM 2002): only the smallest of an
+//! id's counters grow. Counts stop at a limit. An id is never counted too low. It is counted too high only if
+//! all its counters are shared with ids that were asked for more often.
 //! counters are shared with ids that were asked for more.
 
 use rowmill_splitmix::{STEP, mix};
@@ -16,13 +17,13 @@ pub(crate) struct Sketch {
 }
 
 impl Sketch {
-    /// An empty sketch of `bytes`, a power of two of at least four.
+    /// An empty sketch of `bytes` counters; `bytes` is a power of two and at least four.
     pub(crate) fn new(bytes: usize, seed: u64) -> Self {
         debug_assert!(bytes.is_power_of_two() && bytes >= ROWS);
         Self { counters: vec![0; bytes], seed }
     }
 
-    /// Count `id` once more, up to `limit`; how often it was counted.
+    /// Count `id` once more, up to `limit`. Returns its count.
     pub(crate) fn count(&mut self, id: u64, limit: u8) -> u8 {
         let places = self.places(id);
         let counted = self.least(&places);
@@ -36,7 +37,7 @@ impl Sketch {
         counted + 1
     }
 
-    /// How often `id` was counted.
+    /// The count of `id`.
     pub(crate) fn counted(&self, id: u64) -> u8 {
         self.least(&self.places(id))
     }
@@ -46,7 +47,7 @@ impl Sketch {
         &self.counters
     }
 
-    /// Continue from the counters of a checkpoint; whether there are as many.
+    /// Replace the counters by those of a checkpoint. Returns whether their number matches.
     pub(crate) fn restore(&mut self, counters: Vec<u8>) -> bool {
         let fits = counters.len() == self.counters.len();
         if fits {
@@ -55,7 +56,7 @@ impl Sketch {
         fits
     }
 
-    /// Count every id at least as often as the sketch with these counters does; whether there are as many.
+    /// Raise every counter to at least the given one. Returns whether their number matches.
     pub(crate) fn merge(&mut self, counters: &[u8]) -> bool {
         let fits = counters.len() == self.counters.len();
         if fits {
@@ -72,7 +73,7 @@ impl Sketch {
     fn places(&self, id: u64) -> [usize; ROWS] {
         let width = self.counters.len() / ROWS;
         let first = mixed(id ^ self.seed);
-        // Odd, so that the rows do not fall together (Kirsch and Mitzenmacher, ESA 2006).
+        // Odd, so that the rows use different counters (Kirsch and Mitzenmacher, ESA 2006).
         let second = mixed(first) | 1;
         std::array::from_fn(|row| {
             let hash = first.wrapping_add(second.wrapping_mul(row as u64));
@@ -81,7 +82,7 @@ impl Sketch {
     }
 }
 
-/// As different for neighbours as for any two numbers, 0 among them.
+/// Mix the bits of `value`, so that neighbouring values and 0 give unrelated results.
 fn mixed(value: u64) -> u64 {
     mix(value.wrapping_add(STEP))
 }

@@ -1,26 +1,26 @@
-//! What a row remembers for the eviction of its table: when it was last changed, by how many steps, or its
-//! score. The stamp lies behind the row's optimizer state, so whatever saves the row saves it too.
+//! The stamp of a row, which eviction reads: when the row was last changed, by how many steps, or its score.
+//! The stamp lies behind the optimizer state, so it is saved together with the row.
 
 use rowmill_rows::RowLayout;
 
-/// What a change of rows does to their stamps.
+/// How a change of rows updates their stamps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// They were changed at this step or second; a later one stays.
+    /// Store this step or second, unless the stamp is already later.
     At(u64),
-    /// They were changed by one more step.
+    /// Add one step.
     Count,
 }
 
 impl Mark {
-    /// Mark some rows of a layout with stamps.
+    /// Update the stamps of rows, if the layout has stamps.
     ///
     /// # Safety
-    /// `rows` are rows of `layout` that nobody else looks at.
+    /// `rows` are rows of `layout`, and no other thread accesses them meanwhile.
     pub(crate) unsafe fn press(self, layout: &RowLayout, rows: &[*mut f32]) {
         let Some(offset) = layout.stamp_offset() else { return };
         for &row in rows {
-            // SAFETY: the caller's; the stamp lies inside a row of a layout with stamps.
+            // SAFETY: by the contract of this function; the stamp lies inside a row of a layout with stamps.
             unsafe {
                 let stamp = row.byte_add(offset).cast::<[u8; 8]>();
                 let before = u64::from_le_bytes(stamp.read());
@@ -34,7 +34,7 @@ impl Mark {
     }
 }
 
-/// Set the stamp of a row that is being born; a row without one is left alone.
+/// Set the stamp of a row that is being created, if the layout has stamps.
 pub(crate) fn set_stamp(layout: &RowLayout, row: &mut [f32], value: u64) {
     if let Some(offset) = layout.stamp_offset() {
         let stamp = &mut row[offset / 4..][..2];
@@ -43,7 +43,7 @@ pub(crate) fn set_stamp(layout: &RowLayout, row: &mut [f32], value: u64) {
     }
 }
 
-/// The stamp of a row; 0 where the layout has none.
+/// The stamp of a row; 0 if the layout has none.
 pub(crate) fn stamp_of(layout: &RowLayout, row: &[f32]) -> u64 {
     layout.stamp_offset().map_or(0, |offset| {
         let stamp = &row[offset / 4..][..2];
@@ -51,7 +51,7 @@ pub(crate) fn stamp_of(layout: &RowLayout, row: &[f32]) -> u64 {
     })
 }
 
-/// Where a score lies among all others: the smaller, the lower.
+/// An integer that orders like the score: a smaller score has a lower rank.
 pub(crate) fn rank_of_score(score: f32) -> u64 {
     let bits = score.to_bits();
     u64::from(if bits >> 31 == 0 { bits | 1 << 31 } else { !bits })

@@ -1,4 +1,4 @@
-//! What the engine keeps about a table beside its rows.
+//! The state of a table, apart from its rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,23 +23,23 @@ pub(crate) struct TableState {
     /// Number of the table within its group.
     pub(crate) local: u32,
     pub(crate) spec: TableSpec,
-    /// Draws the weights of rows that are missing.
+    /// Draws the weights of missing rows.
     pub(crate) initializer: RowInitializer,
-    /// What updates of bf16 weights are rounded by.
+    /// Seeds the rounding of updated bf16 weights.
     rounding: RoundingKey,
-    /// Updates applied: one per step, however many rows (the step count of Adam, and what the rounding of bf16
-    /// weights goes by).
+    /// Updates applied: one per step, for any number of rows. It is the step count of Adam and an input of
+    /// the rounding of bf16 weights.
     steps: AtomicU64,
     accesses: AtomicU64,
     births: AtomicU64,
-    /// Rows deleted, and rows evicted.
+    /// Number of rows deleted, and of rows evicted.
     deletes: AtomicU64,
     evicted: AtomicU64,
-    /// How many automatic evictions have been due.
+    /// Number of automatic evictions that have become due.
     evictions_due: AtomicU64,
-    /// Counts ids that have no row yet, where the table admits by count.
+    /// Counts ids without a row, if the table has admission.
     pub(crate) sketch: Option<Mutex<Sketch, ranks::Sketch>>,
-    /// The store's event time.
+    /// The event time of the store.
     pub(crate) events: Arc<EventClock>,
     hot: Mutex<HotRows, ranks::HotRows>,
 }
@@ -82,7 +82,7 @@ impl TableState {
         state
     }
 
-    /// The bound on outstanding gets, or `None` where no clocks are kept.
+    /// The bound on outstanding gets, or `None` if the table keeps no clocks.
     pub(crate) fn bound(&self) -> Option<u8> {
         match self.spec.staleness {
             StalenessBound::Steps(bound) => Some(bound),
@@ -94,13 +94,13 @@ impl TableState {
         self.steps.load(Relaxed)
     }
 
-    /// Count an update; returns its number, from 1.
+    /// Count an update. Returns its number, counted from 1.
     pub(crate) fn next_step(&self) -> u64 {
         self.steps.fetch_add(1, Relaxed) + 1
     }
 
-    /// The update of the rows of `keys`, with what they are rounded by where they are not stored as they are
-    /// computed; `ids` has room for theirs.
+    /// The update for the rows of `keys`. For bf16 weights it carries the noise for rounding; `ids` is a
+    /// buffer for the ids of these rows.
     #[inline]
     pub(crate) fn rounded<'a>(&self, update: &Update<'_>, keys: &[Key], ids: &'a mut [u64]) -> Update<'a> {
         let Update { lr, step, .. } = *update;
@@ -115,20 +115,20 @@ impl TableState {
         Update { lr, step, rounding }
     }
 
-    /// Continue the updates of another store, and its automatic evictions.
+    /// Continue the update count of another store, and with it the automatic evictions.
     pub(crate) fn restore_steps(&self, steps: u64) {
         self.steps.store(steps, Relaxed);
         self.evictions_due.store(self.evictions_at(steps), Relaxed);
     }
 
-    /// Count lookups of these ids; how many there are.
+    /// Count lookups of these ids. Returns their number.
     pub(crate) fn count_accesses(&self, ids: &[u64]) -> usize {
         self.accesses.fetch_add(ids.len() as u64, Relaxed);
         self.hot.lock().observe(ids);
         ids.len()
     }
 
-    /// Count lookups of these ids, of each so many; how many there are.
+    /// Count lookups of these ids, each `times` times. Returns the total number.
     pub(crate) fn count_repeated(&self, ids: &[u64], times: &[u32]) -> usize {
         let lookups = times.iter().map(|&times| u64::from(times)).sum();
         self.accesses.fetch_add(lookups, Relaxed);
@@ -136,7 +136,7 @@ impl TableState {
         lookups as usize
     }
 
-    /// The most looked-up ids with an estimate of their lookups.
+    /// The most looked-up ids with an estimate of their number of lookups.
     pub(crate) fn hottest(&self, count: usize) -> Vec<(u64, u64)> {
         self.hot.lock().top(count)
     }
@@ -189,10 +189,10 @@ impl TableState {
         self.spec.eviction.map(|eviction| eviction.rule)
     }
 
-    /// Check that rows which live by event time can be stamped with one.
+    /// Check that an event time is known if the eviction rule of the table needs one.
     ///
     /// # Errors
-    /// [`StoreError::NoEventTime`] as long as no step said one.
+    /// [`StoreError::NoEventTime`] until a step has passed one.
     pub(crate) fn check_event_time(&self) -> Result<(), StoreError> {
         if matches!(self.rule(), Some(EvictionRule::TtlSeconds { .. })) && self.events.now().is_none() {
             return Err(StoreError::NoEventTime { table: self.name.clone() });
@@ -200,7 +200,7 @@ impl TableState {
         Ok(())
     }
 
-    /// What a change of rows at step `step` does to their stamps.
+    /// How a change of rows at step `step` updates their stamps.
     pub(crate) fn mark(&self, step: u64, event_time: Option<u64>) -> Option<Mark> {
         match self.rule()? {
             EvictionRule::TtlSteps { .. } => Some(Mark::At(step)),
@@ -214,7 +214,7 @@ impl TableState {
         }
     }
 
-    /// The stamp of a row that is born now.
+    /// The stamp of a row that is created now.
     pub(crate) fn birth_stamp(&self) -> u64 {
         match self.mark(self.steps(), None) {
             Some(Mark::At(now)) => now,
@@ -222,12 +222,12 @@ impl TableState {
         }
     }
 
-    /// How many automatic evictions are due by step `steps`.
+    /// Number of automatic evictions due by step `steps`.
     fn evictions_at(&self, steps: u64) -> u64 {
         steps.checked_div(self.spec.eviction.map_or(0, |eviction| eviction.every)).unwrap_or(0)
     }
 
-    /// Whether an automatic eviction has come due; says so once.
+    /// Whether an automatic eviction has become due. Returns true once per eviction.
     pub(crate) fn take_due_eviction(&self) -> bool {
         let due = self.evictions_at(self.steps());
         due > 0 && self.evictions_due.fetch_max(due, Relaxed) < due

@@ -1,15 +1,15 @@
-//! The weights of one row as 32-bit floats, however the row stores them.
+//! Reads and writes the weights of one row as 32-bit floats, for every dtype.
 
 use rowmill_rows::{Dtype, RowLayout};
 
-/// Copy the weights of a row that are no floats to `out` (`dim` floats).
+/// Copy the weights of a row to `out` (`dim` floats), for a dtype that stores 16-bit halves.
 ///
 /// # Safety
-/// `row` is a row of `layout`, whose weights are stored as halves, that nobody writes meanwhile.
+/// `row` is a row of `layout` whose weights are stored as halves, and no thread writes it meanwhile.
 #[inline]
 pub(crate) unsafe fn join_weights(layout: &RowLayout, row: *const f32, out: &mut [f32]) {
     debug_assert_ne!(layout.dtype, Dtype::F32);
-    // SAFETY: the caller's: a row begins with its weights, and on a multiple of 4.
+    // SAFETY: by the contract of this function; a row begins with its weights and is aligned to 4 bytes.
     let halves = unsafe { std::slice::from_raw_parts(row.cast::<u16>(), halves(layout)) };
     let (upper, lower) = halves.split_at(layout.dim);
     if lower.is_empty() {
@@ -19,23 +19,23 @@ pub(crate) unsafe fn join_weights(layout: &RowLayout, row: *const f32, out: &mut
     }
 }
 
-/// How many halves of floats the weights of a row are.
+/// Number of 16-bit halves that the weights of a row take.
 fn halves(layout: &RowLayout) -> usize {
     layout.dim * layout.dtype.bytes() / 2
 }
 
-/// Make `values` (`dim` floats) the weights of a row, rounded to the nearest it can store.
+/// Store `values` (`dim` floats) as the weights of a row, rounded to nearest for its dtype.
 ///
 /// # Safety
-/// `row` is a row of `layout` that nobody else uses meanwhile, or as much of one as its weights.
+/// `row` is a row of `layout`, or at least its weights, and no other thread accesses it meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn write_weights(layout: &RowLayout, values: &[f32], row: *mut f32) {
     debug_assert_eq!(values.len(), layout.dim);
     match layout.dtype {
-        // SAFETY: the caller's: a row begins with its weights.
+        // SAFETY: by the contract of this function; a row begins with its weights.
         Dtype::F32 => unsafe { copy_floats(values.as_ptr(), row, layout.dim) },
         Dtype::Bf16 | Dtype::SplitBf16 => {
-            // SAFETY: as above; a row begins on a multiple of 4.
+            // SAFETY: as above; a row is aligned to 4 bytes.
             let halves = unsafe { std::slice::from_raw_parts_mut(row.cast::<u16>(), halves(layout)) };
             let (upper, lower) = halves.split_at_mut(layout.dim);
             if lower.is_empty() {
@@ -47,17 +47,17 @@ pub(crate) unsafe fn write_weights(layout: &RowLayout, values: &[f32], row: *mut
     }
 }
 
-/// The weights of a row: where they lie, or put together in `scratch`.
+/// The weights of a row: a slice of the row itself for fp32, else converted into `scratch`.
 ///
 /// # Safety
-/// `row` is a row of `layout` that nobody writes as long as the result is used.
+/// `row` is a row of `layout`, and no thread writes it while the result is used.
 pub(crate) unsafe fn floats_of<'a>(
     layout: &RowLayout,
     row: *const f32,
     scratch: &'a mut Vec<f32>,
 ) -> &'a [f32] {
     match layout.dtype {
-        // SAFETY: the caller's: a row begins with its weights.
+        // SAFETY: by the contract of this function; a row begins with its weights.
         Dtype::F32 => unsafe { std::slice::from_raw_parts(row, layout.dim) },
         Dtype::Bf16 | Dtype::SplitBf16 => {
             scratch.resize(layout.dim, 0.0);
@@ -68,7 +68,7 @@ pub(crate) unsafe fn floats_of<'a>(
     }
 }
 
-/// Weights and optimizer state of a row whose bytes were read from a device: `dim + state_floats` floats.
+/// Decode a row read from a device: weights and optimizer state, `dim + state_floats` floats.
 pub(crate) fn decode_row(layout: &RowLayout, bytes: &[u8], out: &mut [f32]) {
     let (weights, state) = out.split_at_mut(layout.dim);
     match layout.dtype {
@@ -90,33 +90,33 @@ fn decode<const N: usize>(bytes: &[u8], out: &mut [f32], decode: impl Fn([u8; N]
     }
 }
 
-/// Make a row of what [`decode_row`] made of one.
+/// Write a row from the floats of [`decode_row`].
 ///
 /// # Safety
-/// `row` is a row of `layout` that nobody else uses meanwhile.
+/// `row` is a row of `layout`, and no other thread accesses it meanwhile.
 pub(crate) unsafe fn write_row(layout: &RowLayout, values: &[f32], row: *mut f32) {
     let (weights, state) = values.split_at(layout.dim);
-    // SAFETY: the caller's; the state lies behind the weights, `state_floats` floats.
+    // SAFETY: by the contract of this function; the state, `state_floats` floats, lies behind the weights.
     unsafe {
         write_weights(layout, weights, row);
         copy_floats(state.as_ptr(), row.byte_add(layout.state_offset()), state.len());
     }
 }
 
-/// Copy `width` floats. Rows are short: a call of the C library's copy would cost more than the copy.
+/// Copy `width` floats. Rows are short, so a call of the C library's `memcpy` would cost more than the copy.
 ///
 /// # Safety
-/// Both sides have `width` floats, and they do not overlap.
+/// Both pointers have `width` floats, and the ranges do not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_floats(row: *const f32, out: *mut f32, width: usize) {
     const LINE_FLOATS: usize = 16;
     if width >= 4 * LINE_FLOATS {
-        // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
+        // SAFETY: by the contract of this function.
         unsafe { std::ptr::copy_nonoverlapping(row, out, width) };
         return;
     }
     let lines = width / LINE_FLOATS;
-    // SAFETY: the caller's: `width` floats on both sides, which do not overlap.
+    // SAFETY: by the contract of this function.
     unsafe {
         for line in 0..lines {
             let column = line * LINE_FLOATS;
