@@ -1,8 +1,8 @@
-//! Sharing the rows' memory between groups.
+//! Balances the memory for rows between groups.
 //!
-//! Groups take memory as they need it, so one that grew early may hold what another lacks. When memory is
-//! used up, groups that spill rows while they have less than an equal share are given room by those that have
-//! more. And when the index grows, rows give way to it.
+//! Groups take memory as they need it, so a group that grew early may hold memory that another needs. Once
+//! memory is used up, groups that spill rows with less than an equal share get memory from groups with more.
+//! When the index grows, rows leave memory to make room for it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,17 +11,17 @@ use super::group::Group;
 use crate::error::StoreError;
 use crate::memory::Budget;
 
-/// Memory counts as used up from this share of the limit on.
+/// Memory counts as used up from this fraction of the limit on.
 const FULL: f64 = 0.97;
-/// A group gives at most one part in this many of its memory at a time.
+/// A group gives at most 1/8 of its memory at a time.
 const GIVE_SHARE: u64 = 8;
 
 impl Group {
-    /// Make rows fit the budget again after the index has grown. When the log is short of row places, changed rows stay
-    /// in memory until a checkpoint has saved them.
+    /// Spill rows until they fit the budget again, after the index has grown. When the log is short of row
+    /// places, changed rows stay in memory until a checkpoint has saved them.
     ///
     /// # Errors
-    /// When a row cannot be written out.
+    /// When a row cannot be written to the log.
     pub(crate) fn shrink_if_over(&self) -> Result<(), StoreError> {
         let over = self.core.budget.rows_over(0);
         if over == 0 {
@@ -44,18 +44,17 @@ impl Group {
         Ok(())
     }
 
-    /// Evictions since this was last asked.
+    /// Number of spills since the last call.
     fn recent_spills(&self) -> u64 {
         let spills = self.shards.iter().map(|cell| cell.state.read().spills).sum();
         spills - self.core.spills_seen.swap(spills, Relaxed)
     }
 }
 
-/// Have rows of every group leave until they fit the budget, which something else than rows of one group has taken
-/// from.
+/// Spill rows of all groups until they fit the budget, after something other than rows has taken memory.
 ///
 /// # Errors
-/// When a row cannot be written out.
+/// When a row cannot be written to the log.
 pub(crate) fn shrink_all_if_over(groups: &[Arc<Group>], budget: &Budget) -> Result<(), StoreError> {
     let over = budget.rows_over(0);
     let used: u64 = groups.iter().map(|group| group.core.used_bytes()).sum();
@@ -69,11 +68,11 @@ pub(crate) fn shrink_all_if_over(groups: &[Arc<Group>], budget: &Budget) -> Resu
     Ok(())
 }
 
-/// Move memory from groups that have more than an equal share to those that lack some. Called now and
-/// then by the thread that cleans.
+/// Move memory from groups with more than an equal share to groups that spill with less. The cleaning thread
+/// calls this from time to time.
 ///
 /// # Errors
-/// When a row cannot be written out.
+/// When a row cannot be written to the log.
 pub(crate) fn balance(groups: &[Arc<Group>], budget: &Budget) -> Result<(), StoreError> {
     for group in groups {
         group.core.charge_log();
@@ -81,7 +80,7 @@ pub(crate) fn balance(groups: &[Arc<Group>], budget: &Budget) -> Result<(), Stor
     if groups.len() < 2 {
         return Ok(());
     }
-    // Calls of one group may have taken memory that rows of another have.
+    // Working memory claimed by calls of one group may exceed the budget together with rows of another.
     shrink_all_if_over(groups, budget)?;
     let limit = budget.row_limit();
     if (budget.row_bytes() as f64) < limit as f64 * FULL {

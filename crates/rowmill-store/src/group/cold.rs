@@ -1,4 +1,4 @@
-//! Cold rows: read from the device together, brought into memory shard by shard.
+//! Reads cold rows from the device in batches and brings them into memory shard by shard.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -12,71 +12,71 @@ use crate::memory::Claim;
 use crate::shard::{Miss, Reason};
 use crate::table::Key;
 
-/// Times a row may move while it is being read before the store is judged inconsistent.
+/// How often a row may move while it is being read before the store is reported as damaged.
 const MOVES_MAX: usize = 1000;
-/// Bytes of cold rows read in one go: deep enough for the device.
+/// Bytes of cold rows per batch of reads: enough to fill the device's queue.
 const CHUNK_BYTES: usize = 1 << 20;
-/// One call holds at most one part in this many of the memory for cold rows, where it can take its rows in pieces.
+/// One call holds at most 1/4 of the memory for cold rows, if it can process its rows in pieces.
 const PIECES: u64 = 4;
-/// Rows that a call may hold whatever others do.
+/// Rows that a call may hold even when other calls use up the memory.
 const ROWS_LEAST: usize = 16;
-/// One bag may hold this many times as much as there is for all calls, since its rows are needed together.
+/// The rows of one bag are needed together, so one bag may hold four times the memory of all calls.
 const BAG_SHARE: u64 = 4;
-/// Rows brought into a shard before others get at its lock.
+/// Rows brought into a shard per acquisition of its lock.
 const ADMIT_ROWS: usize = 64;
 
-/// Rows read from the device, by number of the miss, at addresses that do not move.
+/// Rows read from the device, by index of the miss, at stable addresses.
 #[derive(Debug)]
 pub(crate) struct ColdRows {
     floats: Vec<f32>,
     arrived: Vec<bool>,
     width: usize,
-    /// What the buffer is charged to, if not to its caller's claim.
+    /// The memory claim of the buffer, if the caller has not claimed it.
     _claim: Option<Claim>,
 }
 
 impl ColdRows {
-    /// The floats of a row; `None` when it was no longer where the index said: look it up again.
+    /// The floats of a row. `None` when the row was no longer where the index pointed: look it up again.
     pub(crate) fn row(&self, number: usize) -> Option<&[f32]> {
         self.arrived[number].then(|| &self.floats[number * self.width..][..self.width])
     }
 }
 
 impl Group {
-    /// Rows read in one go into memory that the caller has claimed.
+    /// Rows per batch of reads into memory that the caller has claimed.
     pub(crate) fn read_chunk(&self) -> usize {
         (CHUNK_BYTES / self.core.layout.stride).max(ROWS_LEAST)
     }
 
-    /// Rows read in one go, as far as the memory for cold rows has room.
+    /// Rows per batch of reads, as far as the memory for cold rows allows.
     pub(crate) fn cold_chunk(&self) -> usize {
         self.cold_piece().min(self.read_chunk())
     }
 
-    /// Cold rows that a call may hold at once, where it takes its rows in pieces.
+    /// Cold rows that a call may hold at once, if it processes its rows in pieces.
     pub(crate) fn cold_piece(&self) -> usize {
         let cold = &self.core.budget.cold;
         let left = cold.limit().saturating_sub(cold.used());
         (left.min(cold.limit() / PIECES) as usize / self.core.layout.stride).max(ROWS_LEAST)
     }
 
-    /// Claim memory for all of `rows` cold rows, or nothing.
+    /// Claim memory for `rows` cold rows, or nothing.
     pub(crate) fn try_claim_cold(&self, rows: usize) -> Option<Claim> {
         let bytes = (rows * self.core.layout.stride) as u64;
         self.making_room(|budget| budget.cold.try_claim(bytes))
     }
 
-    /// Claim memory for cold rows without which a call cannot go on, whatever others hold.
+    /// Claim memory for cold rows that a call needs to proceed, even beyond the limit.
     fn claim_cold(&self, rows: usize) -> Claim {
         let bytes = (rows * self.core.layout.stride) as u64;
         self.making_room(|budget| budget.cold.claim(bytes, bytes))
     }
 
-    /// Claim memory for the cold rows of a piece of a call: of several bags no more than [`Group::cold_piece`], of one
-    /// bag all, since they are summed together.
+    /// Claim memory for the cold rows of a piece of a call. A piece of several bags has at most
+    /// [`Group::cold_piece`] rows. A piece of one bag has all its rows, since they are pooled together.
     ///
     /// # Errors
-    /// [`StoreError::MemoryTooSmall`] for a bag of more rows than any call may hold.
+    /// [`StoreError::MemoryTooSmall`] for a bag with more rows than any call may hold.
     pub(crate) fn claim_piece(&self, rows: usize) -> Result<Claim, StoreError> {
         let bytes = (rows * self.core.layout.stride) as u64;
         let (memory, limit) = (self.core.budget.memory(), self.core.budget.cold.limit() * BAG_SHARE);
@@ -91,10 +91,10 @@ impl Group {
         })
     }
 
-    /// Read cold rows that somebody waits for.
+    /// Read cold rows for a call. The time counts as waiting for the device.
     ///
     /// # Errors
-    /// The first read that failed.
+    /// The error of the first failed read.
     pub(crate) fn read_cold(&self, reading: &Reading<'_>, misses: &[Miss]) -> Result<ColdRows, StoreError> {
         self.timed(misses, || self.read_ahead(reading, misses))
     }
@@ -116,7 +116,7 @@ impl Group {
         result
     }
 
-    /// As [`Group::read_cold`], by a thread nobody waits for.
+    /// As [`Group::read_cold`], for a background thread: no call waits for it.
     pub(crate) fn read_ahead(&self, reading: &Reading<'_>, misses: &[Miss]) -> Result<ColdRows, StoreError> {
         let claim = self.claim_cold(misses.len());
         self.read_rows(reading, misses).map(|cold| ColdRows { _claim: Some(claim), ..cold })
@@ -149,21 +149,21 @@ impl Group {
         failure.map_or(Ok(cold), |error| Err(error.into()))
     }
 
-    /// A row that keeps moving is not in the log at all.
+    /// Report damage when a row has moved too often: the log then does not hold it at all.
     pub(crate) fn check_rounds(&self, rounds: usize, miss: Miss) -> Result<(), StoreError> {
         if rounds < MOVES_MAX {
             return Ok(());
         }
         let key = self.key(miss.key.table, miss.key.id);
-        let what = format!("{key} is indexed at row {} of the log, which holds no such row", miss.row);
+        let what = format!("the index locates {key} at row {} of the log, which holds no such row", miss.row);
         Err(StoreError::Corrupt { what })
     }
 
-    /// Bring rows that were read into memory, those that are still where they were. Returns how many;
-    /// announced ones end where their part of the memory does.
+    /// Bring rows that were read into memory, unless they have moved since. Returns how many. Announced rows
+    /// are admitted only up to their part of the memory.
     ///
     /// # Errors
-    /// When another row cannot be written out to make room.
+    /// When another row cannot be written to the log to make room.
     pub(crate) fn admit_cold(
         &self,
         misses: &[Miss],
@@ -195,9 +195,9 @@ impl Group {
     }
 }
 
-/// Copy a row's bytes, which have no alignment, into floats.
+/// Copy the unaligned bytes of a row into floats.
 fn copy_row(bytes: &[u8], row: &mut [f32]) {
-    assert_eq!(bytes.len(), row.len() * 4, "a row of another stride");
+    assert_eq!(bytes.len(), row.len() * 4, "the bytes of a row have another stride");
     // SAFETY: equal lengths (asserted), no overlap (`row` is exclusively borrowed), any bits are an f32.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), row.as_mut_ptr().cast::<u8>(), bytes.len()) };
 }

@@ -1,7 +1,7 @@
-//! A group: tables of one spec, their rows spread over shards.
+//! A group: tables of one spec, with their rows spread over shards.
 //!
-//! Who may touch what: a shard's rows, index and clocks belong to whoever holds its lock. Locks are taken
-//! one at a time, or all in ascending order for reading. Nobody reads a device while holding one.
+//! The lock of a shard protects its rows, index and clocks. Locks of shards are taken one at a time, or all
+//! in ascending order for reading. No thread reads a device while holding one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,18 +19,19 @@ use crate::staleness::{Held, Tickets};
 use crate::table::{Keys, TableIds, TableState};
 use crate::threads::Workers;
 
-/// Hashes give a shard its part of the rows, and hardly ever more than this many standard deviations beyond.
+/// Hashing spreads rows over shards evenly. A shard almost never exceeds its mean by more than this many
+/// standard deviations.
 const SHARD_DEVIATIONS: f64 = 4.0;
-/// Ids of one call: kernels number them with 31 bits.
+/// Maximum ids of one call: kernels number ids with 31 bits.
 const IDS_MAX: usize = (1 << 31) - 1;
 
-/// A shard with its lock and gate, on cache lines of its own.
+/// A shard with its lock and gate, on separate cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct ShardCell {
     pub(crate) state: RwLock<Shard, ranks::Shard>,
     pub(crate) gate: Gate,
-    /// Tickets that wait for a row of this shard, and the row.
+    /// Tickets that wait for a row of this shard, with the row that each waits for.
     pub(crate) waiting: Mutex<BTreeMap<u64, Held>, ranks::ShardWaiting>,
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct Group {
     pub(crate) workers: Arc<Workers>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) wait_deadline: std::time::Duration,
-    /// Numbers given to lookups.
+    /// The next number of a lookup.
     pub(crate) serial: AtomicU64,
 }
 
@@ -52,11 +53,11 @@ pub(crate) type Groups = Arc<RwLock<Vec<Arc<Group>>, ranks::Groups>>;
 /// A table with its group.
 pub(crate) type GroupTable = (Arc<Group>, Arc<TableState>);
 
-/// Shards of the largest groups.
+/// Maximum number of shards in a group.
 pub(crate) const SHARDS_MAX: usize = 16;
 
-/// How many shards a group gets: enough that threads rarely meet, few enough that each has rows to
-/// choose from when one must leave.
+/// Number of shards of a group: enough that threads rarely contend, few enough that each shard has many rows
+/// to choose from when one must leave.
 pub(crate) fn shards_for(row_bytes: u64, stride: usize) -> usize {
     const SLOTS_PER_SHARD: u64 = 512;
     let slots = row_bytes / stride as u64;
@@ -78,7 +79,7 @@ impl Group {
         let expected_bytes = core.budget.row_target() as usize / core.shards;
         let shards = (0..core.shards)
             .map(|number| {
-                // Across groups, too: the cut of a checkpoint holds every shard of the store.
+                // Numbered across all groups, because the cut of a checkpoint locks every shard of the store.
                 let number = core.number * SHARDS_MAX as u32 + number as u32;
                 Ok(ShardCell {
                     state: RwLock::numbered(number, Shard::new(&core, slots_max, expected_bytes)?),
@@ -99,8 +100,8 @@ impl Group {
         })
     }
 
-    /// Add a table; every shard gets an index for it. The caller holds the store's tables, so only one is added at a
-    /// time, and its number is known to others once it is in every shard.
+    /// Add a table: every shard gets an index for it. The caller holds the lock on the store's tables, so
+    /// tables are added one at a time. The number of the table is published once every shard has its index.
     pub(crate) fn add_table(&self, table: &Arc<TableState>) {
         for (number, cell) in self.shards.iter().enumerate() {
             let index = TableIndex::new(table.spec.ids, number, self.shards.len());
@@ -111,8 +112,8 @@ impl Group {
         tables.push(Arc::clone(table));
     }
 
-    /// Make room in the index for the `rows` of a table that is being opened, as far as the budget has it:
-    /// an index that grows on its way there moves its entries again and again.
+    /// Reserve index memory for the `rows` of a table that is being opened, as far as the budget allows.
+    /// Without this the growing index would move its entries several times.
     pub(crate) fn reserve(&self, table: u32, rows: u64) {
         let rows = self.rows_in_shard(rows);
         for cell in &self.shards {
@@ -120,29 +121,29 @@ impl Group {
         }
     }
 
-    /// Bytes of the index of a table that has `rows` rows.
+    /// Bytes of the index of a table with `rows` rows.
     pub(crate) fn index_bytes_for(&self, ids: IdRange, rows: u64) -> u64 {
         let (shards, rows) = (self.shards.len(), self.rows_in_shard(rows));
         (0..shards).map(|shard| TableIndex::bytes_for(ids, rows, shard, shards) as u64).sum()
     }
 
-    /// Rows of the fullest shard, of `rows` in all.
+    /// Estimated rows of the fullest shard, of `rows` in total.
     fn rows_in_shard(&self, rows: u64) -> usize {
         let mean = rows.min(u64::from(Location::ROW_MAX)) as f64 / self.shards.len() as f64;
         (mean + SHARD_DEVIATIONS * mean.sqrt()) as usize
     }
 
-    /// Key of an id of a table.
+    /// The key of an id of a table.
     pub(crate) fn key(&self, table: u32, id: u64) -> RowKey {
         RowKey { category: self.tables.read()[table as usize].category, id }
     }
 
-    /// The rows of one table, split by shard.
+    /// The rows of one table, grouped by shard.
     pub(crate) fn keys(&self, table: &TableState, ids: &[u64]) -> Keys {
         self.keys_of(&[(table.local, ids)])
     }
 
-    /// The rows of several tables, split by shard.
+    /// The rows of several tables, grouped by shard.
     pub(crate) fn keys_of(&self, ids: &[(u32, &[u64])]) -> Keys {
         let tables = self.tables.read();
         let ids: Vec<TableIds<'_>> = ids
@@ -154,8 +155,8 @@ impl Group {
         Keys::new(&ids, 0, self.shards.len(), workers)
     }
 
-    /// Run `work` for every shard that has rows of `keys`, on several threads if that pays; the results
-    /// by shard.
+    /// Run `work` for every shard that has rows of `keys`, on several threads if that pays. Returns the
+    /// results by shard.
     pub(crate) fn for_each_shard<T: Send>(
         &self,
         keys: &Keys,
@@ -166,7 +167,7 @@ impl Group {
         self.workers.map(keys.len(), busy.len(), |number| (busy[number], work(busy[number])))
     }
 
-    /// Give clocks of a ticket back without changing rows.
+    /// Release clocks of a ticket without changing rows.
     pub(crate) fn release(&self, ticket: u64, table: u32, ids: &[u64]) {
         let keys = self.keys_of(&[(table, ids)]);
         for (shard, cell) in self.shards.iter().enumerate() {
@@ -183,33 +184,33 @@ impl Group {
         self.tickets.gate.open();
     }
 
-    /// Claim memory for lists of a call, as much as there is: a call that needs more goes on, since its caller holds
-    /// lists as long.
+    /// Claim memory for lists of a call, as far as available. A call that needs more proceeds anyway, since
+    /// its caller holds lists of the same length.
     pub(crate) fn claim_lists(&self, bytes: usize) -> Claim {
         self.making_room(|budget| budget.lists.claim(bytes as u64, 0))
     }
 
-    /// Claim working memory; where that leaves less for rows, some of them leave.
+    /// Claim working memory. If that leaves less memory for rows, spill rows.
     pub(crate) fn making_room<T>(&self, claim: impl FnOnce(&Budget) -> T) -> T {
         let budget = &*self.core.budget;
         let before = budget.row_limit();
         let claim = claim(budget);
         if budget.row_limit() < before {
-            // What cannot be written out to make room is reported by the next change of a row.
+            // A failed spill is reported by the next change of a row.
             let _ = self.shrink_if_over();
         }
         claim
     }
 
-    /// Rows of a table.
+    /// Number of rows of a table.
     pub(crate) fn len(&self, table: u32) -> usize {
         self.shards.iter().map(|cell| cell.state.read().index(table).len()).sum()
     }
 
-    /// Check that one call does not have too many ids.
+    /// Check that a call does not have too many ids.
     ///
     /// # Errors
-    /// [`StoreError::Option`] with their number and the limit.
+    /// [`StoreError::Option`] with the number of ids and the limit.
     pub(crate) fn check_count(ids: usize) -> Result<(), StoreError> {
         if ids <= IDS_MAX {
             return Ok(());
@@ -221,14 +222,14 @@ impl Group {
         })
     }
 
-    /// Check that every id is one the table may hold.
+    /// Check that every id is in the id range of the table.
     ///
     /// # Errors
-    /// [`StoreError::IdRange`] with the first that is not, or as [`Group::check_count`].
+    /// [`StoreError::IdRange`] with the first id outside the range, or as [`Group::check_count`].
     pub(crate) fn check_ids(table: &TableState, ids: &[u64]) -> Result<(), StoreError> {
         Self::check_count(ids.len())?;
         let IdRange::Dense { rows } = table.spec.ids else { return Ok(()) };
-        // The loop has no exit, so that it vectorises; the search runs for the error only.
+        // The loop never exits early, so that it vectorizes. The search for the id runs only for the error.
         let largest = ids.iter().fold(0, |largest, &id| largest.max(id));
         if largest < rows {
             return Ok(());

@@ -1,7 +1,7 @@
-//! A group: the tables of one spec, whose rows are spread over shards.
+//! Groups: the tables of one spec, with their rows spread over shards.
 //!
-//! Every operation on rows works on a group. Rows of a call are visited shard by shard with their memory fetched ahead, and
-//! cold rows are read from the log. Groups share the memory for rows among each other.
+//! Every operation on rows works on a group. Rows of a call are visited shard by shard with prefetched
+//! memory, and cold rows are read from the log. Groups share the memory for rows.
 
 mod balance;
 mod cold;

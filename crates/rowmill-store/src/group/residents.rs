@@ -1,5 +1,5 @@
-//! Where the rows of a table lie that are in memory, without keys and entries: all that reading asks for where nobody
-//! counts uses.
+//! Finds the addresses of resident rows without keys and entries: all that a read needs when shards do not
+//! count uses.
 
 use rowmill_index::{
     Compare, HashIndex, Location, Plain, TableIndex, dense_shard_of, prefetch, prefetch_bytes,
@@ -14,12 +14,12 @@ use crate::table::TableState;
 #[cfg(target_arch = "x86_64")]
 use rowmill_index::Avx512;
 
-/// A row is not in memory.
+/// The row is not in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Absent;
 
-/// By shard, the first row of a dense table whose rows are all in memory, in the order of their ids; none if they are
-/// not, or if the shard counts uses.
+/// For a dense table whose rows are all in memory in the order of their ids: the first row of each shard.
+/// `None` otherwise, or if a shard counts uses.
 pub(crate) fn rows_in_order(core: &Core, all: &AllShards<'_>, table: &TableState) -> Option<Vec<RowPtr>> {
     let first = |shard: &Shard| {
         let slot = shard.index(table.local).array().filter(|_| !shard.counts_uses())?;
@@ -28,25 +28,25 @@ pub(crate) fn rows_in_order(core: &Core, all: &AllShards<'_>, table: &TableState
     all.iter().map(|shard| first(shard)).collect()
 }
 
-/// The rows of a table of a group whose shards are held.
+/// Locates the rows of a table while the shards of its group are locked for reading.
 pub(crate) struct Residents<'a> {
     index: Index<'a>,
-    /// By shard, the row of slot 0.
+    /// The row in slot 0 of each shard.
     first: Vec<*const f32>,
     stride: usize,
-    /// Bytes of a row that are read.
+    /// How many bytes of a row are read.
     row_bytes: usize,
 }
 
 /// The table's index, by shard.
 enum Index<'a> {
     Hash(Vec<&'a HashIndex>),
-    /// Words as [`Location::slot_of_stored`] takes them, by position in the shard.
+    /// Words for [`Location::slot_of_stored`], by position in the shard.
     Dense(Vec<&'a [u32]>),
 }
 
 impl<'a> Residents<'a> {
-    /// The rows of a table, to read `row_bytes` of each; none if the shard counts uses.
+    /// For reading `row_bytes` of each row of a table. `None` if a shard counts uses.
     pub(crate) fn new(
         core: &Core,
         all: &'a AllShards<'_>,
@@ -69,10 +69,10 @@ impl<'a> Residents<'a> {
         })
     }
 
-    /// Write the addresses of the rows of `ids`, whose first bytes are then on their way into the caches.
+    /// Write the addresses of the rows of `ids` and prefetch their first bytes.
     ///
     /// # Errors
-    /// [`Absent`] if a row is not in memory, or not of the table's range.
+    /// [`Absent`] if a row is not in memory or an id is outside the table's range.
     pub(crate) fn find(&self, ids: &[u64], rows: &mut [RowPtr]) -> Result<(), Absent> {
         debug_assert_eq!(ids.len(), rows.len());
         match &self.index {
@@ -107,7 +107,7 @@ impl<'a> Residents<'a> {
     }
 
     /// # Safety
-    /// The CPU has AVX-512F and BMI1.
+    /// The CPU must have AVX-512F and BMI1.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,bmi1")]
     unsafe fn find_avx512(
@@ -116,12 +116,12 @@ impl<'a> Residents<'a> {
         ids: &[u64],
         rows: &mut [RowPtr],
     ) -> Result<(), Absent> {
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function.
         unsafe { self.find_hashed::<Avx512>(indexes, ids, rows) }
     }
 
     /// # Safety
-    /// The CPU has the instructions of `C`.
+    /// The CPU must have the instructions of `C`.
     #[inline(always)]
     unsafe fn find_hashed<C: Compare>(
         &self,
@@ -138,7 +138,7 @@ impl<'a> Residents<'a> {
             }
             let mut count = 0;
             for (number, (&id, &(shard, hash))) in ids.iter().zip(&homes).enumerate() {
-                // SAFETY: the caller's.
+                // SAFETY: by the contract of this function.
                 if let Ok(found) = unsafe { indexes[shard as usize].find_near::<C>(id, hash) } {
                     let slot = found.and_then(|found| found.location.slot()).ok_or(Absent)?;
                     rows[number] = self.row(shard as usize, slot);
@@ -149,7 +149,7 @@ impl<'a> Residents<'a> {
             }
             for &number in &beyond[..count] {
                 let (shard, hash) = homes[number as usize];
-                // SAFETY: the caller's.
+                // SAFETY: by the contract of this function.
                 let found = unsafe { indexes[shard as usize].find_beyond::<C>(ids[number as usize], hash) };
                 let slot = found.and_then(|found| found.location.slot()).ok_or(Absent)?;
                 rows[number as usize] = self.row(shard as usize, slot);
@@ -158,7 +158,7 @@ impl<'a> Residents<'a> {
         Ok(())
     }
 
-    /// The row in a slot, asked for.
+    /// The row in a slot; its memory is prefetched.
     #[inline(always)]
     fn row(&self, shard: usize, slot: u32) -> RowPtr {
         let row = self.first[shard].wrapping_byte_add(slot as usize * self.stride);
@@ -208,7 +208,7 @@ mod tests {
         rows_in_order(&group.core, &group.try_read_all().unwrap(), table.state()).is_some()
     }
 
-    /// Evaluation gives what the lookup gives that makes ids distinct.
+    /// Evaluation gives the same result as the training lookup, which deduplicates ids.
     fn compare(store: &Store, tables: &[Table; 2]) {
         let ids: Vec<u64> = (0..5000).map(|i| i * 7919 % ROWS).collect();
         let offsets: Vec<i64> = (0..=500).map(|bag| bag * 10).collect();
@@ -232,23 +232,23 @@ mod tests {
         for table in &tables {
             compare(&store, &tables);
             put(table, 0..ROWS - 1);
-            assert!(!in_order(table), "the last row is not born");
+            assert!(!in_order(table), "the last row does not exist yet");
             compare(&store, &tables);
             put(table, ROWS - 1..ROWS);
             assert!(in_order(table));
             compare(&store, &tables);
         }
-        // A change of a row moves none.
+        // A change in place moves no row.
         put(&tables[0], 100..200);
         assert!(in_order(&tables[0]));
         compare(&store, &tables);
-        // A row that was deleted is as it will be born.
+        // A deleted row reads as its initial values.
         tables[0].delete(&[1234]).unwrap();
         assert!(!in_order(&tables[0]) && in_order(&tables[1]));
         compare(&store, &tables);
         put(&tables[0], 1234..1235);
         compare(&store, &tables);
-        // Rows that leave memory are read from the device.
+        // Rows that have left memory are read from the device.
         let group = tables[1].group();
         group.shards[0].state.write().shrink(&group.core, 8).unwrap();
         assert!(!in_order(&tables[1]));

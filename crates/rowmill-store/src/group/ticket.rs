@@ -1,4 +1,4 @@
-//! One training step as its user sees it.
+//! Tickets: one training step in the public API.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::group::Groups;
 use crate::error::StoreError;
 use crate::staleness::{TicketState, Tickets};
 
-/// One training step: the clocks of the rows it read. Dropping the ticket gives them all back.
+/// The ticket of one training step: the clocks of the rows that the step read. Dropping it releases them all.
 #[derive(Debug)]
 pub struct Ticket {
     pub(crate) state: Arc<TicketState>,
@@ -31,12 +31,12 @@ impl Ticket {
         })
     }
 
-    /// Number of the ticket: later ones are larger.
+    /// Number of the ticket. Later tickets have larger numbers.
     pub fn id(&self) -> u64 {
         self.state.id()
     }
 
-    /// Rows whose clock this ticket has taken and not given back. A row that was deleted since still counts.
+    /// Rows whose clock this ticket has taken and not released. Rows deleted since then still count.
     pub fn rows_held(&self) -> usize {
         self.state.rows_held()
     }
@@ -44,7 +44,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        // The clocks are those of the parent's rows.
+        // In a forked child: the clocks belong to the parent's store.
         if !self.process.is_current() {
             return;
         }
@@ -56,7 +56,7 @@ impl Drop for Ticket {
     }
 }
 
-/// Check that a ticket, if there is one, is of the store with these tickets.
+/// Check that a ticket, if any, belongs to the store with these tickets.
 ///
 /// # Errors
 /// [`StoreError::OtherStore`].

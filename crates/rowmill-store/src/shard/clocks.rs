@@ -1,17 +1,18 @@
-//! Who holds the rows of a shard: one clock per entry, four bits beside it, exact ones beyond.
+//! Clocks of the rows of a shard: four bits beside each index entry, and exact counts for larger values.
 //!
-//! Deleting a row voids the holds on it: a row that is born with the same id later starts with clock zero. Steps
-//! that held the deleted row still have it in their tickets, and will give it back. The shard must not take this
-//! for the clock of the new row, which other steps hold. So it keeps, for each id, the number of void holds that
-//! were not given back yet, and the steps that took the clock of the new row since. A step that is not among them
-//! gives back a void hold. One that is among them gives back its clock.
+//! Deleting a row voids the holds on it: a row created later with the same id starts with clock zero. Steps
+//! that held the deleted row still have it in their tickets and will release it. The shard must not take this
+//! for a release of the new row's clock, which other steps hold. So for each such id it keeps the number of
+//! void holds not released yet, and the steps that took the clock of the new row. A release by one of these
+//! steps releases the clock. A release by any other step ends a void hold.
 //!
-//! Taking, giving back and deleting happen under the lock of the shard, so these counts are exact. The tickets
-//! cannot be: a call takes clocks before it records them, and takes rows off the record before it gives them back.
-//! A generation beside each clock would need more bits in every entry, and in every hold.
+//! Clocks are taken, released and voided under the lock of the shard, so these counts are exact. The tickets'
+//! records are not exact: a call takes clocks before it records them, and removes rows from the record before
+//! it releases them. The alternative, a generation beside each clock, would need more bits in every entry and
+//! every hold.
 //!
-//! While no hold is void, which is nearly always, this costs the test of a length. There are at most as many void
-//! holds as open steps have holds. An eviction voids none, because it leaves rows that are held
+//! Nearly always no hold is void, and then this costs one check for an empty map. There are at most as many
+//! void holds as open steps have holds. An eviction voids none, because it leaves rows that are held
 //! ([`crate::row_lifetime`]). Neither clocks nor void holds are saved: tickets end with their store.
 
 use rowmill_index::{CLOCK_OVERFLOW, EntryRef};
@@ -20,26 +21,26 @@ use super::shard::Shard;
 use crate::seeded::{self, SeededBug};
 use crate::table::Key;
 
-/// The holds of an id whose row was deleted.
+/// The void holds of an id whose row was deleted.
 #[derive(Debug, Default)]
 pub(super) struct VoidHolds {
-    /// Void holds that were not given back yet.
+    /// Number of void holds that were not released yet.
     count: u32,
-    /// Tickets that hold the row born since, once for each hold.
+    /// Tickets that hold the new row with this id, once per hold.
     valid: Vec<u64>,
 }
 
-/// What an acquired clock looked like, for statistics and errors.
+/// The result of taking a clock, for statistics and errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clock {
     /// The clock was taken; this many gets were outstanding before.
     Taken(u32),
-    /// The bound is reached.
+    /// The staleness bound is reached; this many gets are outstanding.
     Blocked(u32),
 }
 
 impl Shard {
-    /// Take the clock of an entry for a ticket unless more than `bound` gets are outstanding.
+    /// Take the clock of an entry for a ticket, unless more than `bound` gets are outstanding.
     #[inline(always)]
     pub(crate) fn take_clock(&mut self, ticket: u64, key: &Key, entry: EntryRef, bound: u8) -> Clock {
         let clock = match self.indexes[key.table as usize].take_clock(entry, bound) {
@@ -52,7 +53,7 @@ impl Shard {
         clock
     }
 
-    /// As [`Shard::take_clock`], of a row that is near its bound or beyond what its entry can count.
+    /// As [`Shard::take_clock`], for a clock near its bound or too large for the bits of the entry.
     #[cold]
     pub(super) fn take_late_clock(&mut self, key: &Key, entry: EntryRef, bound: u8) -> Clock {
         let outstanding = self.outstanding(key.table, key.id, entry);
@@ -63,7 +64,7 @@ impl Shard {
         Clock::Taken(outstanding)
     }
 
-    /// Give back a hold of a ticket on a row: its clock, unless the hold is void.
+    /// Release a ticket's hold on a row: release its clock, unless the hold is void.
     #[inline(always)]
     pub(crate) fn release_clock(&mut self, ticket: u64, key: &Key, entry: EntryRef) {
         if !self.void_holds.is_empty() && self.end_hold(ticket, key) {
@@ -80,7 +81,7 @@ impl Shard {
         self.set_outstanding(key.table, key.id, entry, outstanding - 1);
     }
 
-    /// As [`Shard::release_clock`], of a row that may be deleted.
+    /// As [`Shard::release_clock`], for a row that may have been deleted.
     pub(crate) fn release_clock_of(&mut self, ticket: u64, key: &Key) {
         match self.find(key) {
             Some(found) => self.release_clock(ticket, key, found.entry),
@@ -90,7 +91,7 @@ impl Shard {
 
     // ------------------------------------------------------------------ void holds
 
-    /// The row of an entry is about to be deleted.
+    /// Void the holds of a row that is about to be deleted.
     pub(super) fn void_holds_of(&mut self, table: u32, id: u64, entry: EntryRef) {
         let outstanding = self.outstanding(table, id, entry);
         self.clocks_beyond.remove(&(table, id));
@@ -101,14 +102,14 @@ impl Shard {
         }
     }
 
-    /// Whether the hold of a ticket on a row is void, given that it has one.
+    /// Whether a ticket's hold on a row is void, given that the ticket has one.
     #[inline(always)]
     pub(crate) fn may_be_void(&self, ticket: u64, key: &Key) -> bool {
         !self.void_holds.is_empty()
             && self.void_holds.get(&(key.table, key.id)).is_some_and(|void| !void.valid.contains(&ticket))
     }
 
-    /// A void hold of an id was given back.
+    /// A void hold of an id was released.
     pub(crate) fn end_void_hold(&mut self, key: &Key) {
         let of_id = (key.table, key.id);
         let void = self.void_holds.get_mut(&of_id).expect("the hold is void");
@@ -118,7 +119,7 @@ impl Shard {
         }
     }
 
-    /// A ticket has taken the clock of a row.
+    /// Record that a ticket has taken the clock of a row.
     #[cold]
     pub(super) fn note_hold(&mut self, ticket: u64, key: &Key) {
         if let Some(void) = self.void_holds.get_mut(&(key.table, key.id)) {
@@ -126,7 +127,7 @@ impl Shard {
         }
     }
 
-    /// A ticket gives back a hold; whether it was void.
+    /// A ticket releases a hold. Returns whether the hold was void.
     #[cold]
     pub(super) fn end_hold(&mut self, ticket: u64, key: &Key) -> bool {
         let Some(void) = self.void_holds.get_mut(&(key.table, key.id)) else { return false };
@@ -140,7 +141,7 @@ impl Shard {
 
     // ------------------------------------------------------------------ counting
 
-    /// Outstanding gets of an entry.
+    /// Number of outstanding gets of an entry.
     pub(crate) fn outstanding(&self, table: u32, id: u64, entry: EntryRef) -> u32 {
         match self.indexes[table as usize].clock(entry) {
             CLOCK_OVERFLOW => {

@@ -1,39 +1,39 @@
-//! Which rows that are not in memory are wanted by coming steps.
+//! Hints about cold rows that coming steps have announced.
 //!
-//! Announcements may wait long before their rows are read. A row that comes in meanwhile, for another step, is kept for
-//! theirs too: of the rows in memory that nobody wants within the window of announcements some other leaves. With a window
-//! that covers the cache that is Belady's rule. What is remembered are hints: a direct-mapped table, newer entries overwrite
-//! older ones.
+//! An announcement may wait long before its rows are read. If such a row is loaded earlier for another step,
+//! it is marked for the announced step. Eviction then prefers rows that no announced step needs. With a
+//! window of announcements that covers the cache, this is Belady's rule. The hints are a direct-mapped table:
+//! newer entries overwrite older ones.
 
-/// Fingerprints and steps by hash; none before the first.
+/// Fingerprints and steps, indexed by hash. Empty until the first announcement.
 #[derive(Debug, Default)]
 pub(crate) struct Coming {
-    /// Upper 16 bits of the entry: fingerprint. Lower: number of the step, modulo 2^16.
+    /// Upper 16 bits of an entry: fingerprint. Lower 16 bits: number of the step modulo 2^16.
     entries: Vec<u32>,
 }
 
 impl Coming {
-    /// How many bytes to take beside `slots` rows of this many bytes: about a 64th as many, for an entry for every second row at
-    /// least and four for each at most. Of rows wanted within a window that fills the memory, as many are not there
-    /// as are, or twice as many.
+    /// Bytes of the table for `slots` rows of `row_bytes` bytes: about 1/64 of the memory of the rows, with
+    /// half an entry to four entries per row. If the announced rows of the window fill the memory, about as
+    /// many or twice as many announced rows are cold.
     pub(crate) fn bytes_for(slots: usize, row_bytes: usize) -> usize {
         let entries = slots * (row_bytes / 128).clamp(1, 8) / 2;
         (entries + 1).next_power_of_two() * size_of::<u32>()
     }
 
-    /// Take so many bytes. Another number of entries puts every row elsewhere, so all are forgotten.
+    /// Use this many bytes. Every row then maps to another entry, so all hints are dropped.
     pub(crate) fn resize(&mut self, bytes: usize) {
         self.entries = vec![0; bytes / size_of::<u32>()];
     }
 
-    /// The row of `hash` is wanted by step number `step`.
+    /// Step number `step` needs the row of `hash`.
     pub(crate) fn want(&mut self, hash: u64, step: u64) {
         if let Some(last) = self.entries.len().checked_sub(1) {
             self.entries[hash as usize & last] = fingerprint(hash) | u32::from(step as u16);
         }
     }
 
-    /// The step that wants the row of `hash`, if it is one of the `ahead` after step `now`.
+    /// The step that needs the row of `hash`, if it is one of the `ahead` steps after step `now`.
     pub(crate) fn step_of(&self, hash: u64, now: u64, ahead: u64) -> Option<u64> {
         let at = hash as usize & self.entries.len().checked_sub(1)?;
         let entry = self.entries[at];
@@ -41,12 +41,12 @@ impl Coming {
         (entry & FINGERPRINT == fingerprint(hash) && (1..=ahead).contains(&steps)).then_some(now + steps)
     }
 
-    /// Forget all.
+    /// Drop all hints.
     pub(crate) fn clear(&mut self) {
         self.entries.fill(0);
     }
 
-    /// Bytes of memory taken.
+    /// Memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.entries.len() * size_of::<u32>()
     }
@@ -54,7 +54,7 @@ impl Coming {
 
 const FINGERPRINT: u32 = 0xffff_0000;
 
-/// Never zero, which is an entry of nobody.
+/// Never zero, which marks an empty entry.
 fn fingerprint(hash: u64) -> u32 {
     (hash >> 32) as u32 & FINGERPRINT | 0x8000_0000
 }

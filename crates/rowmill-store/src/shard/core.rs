@@ -1,4 +1,4 @@
-//! What all shards of a group share: layout, optimizer, log and budget.
+//! State that all shards of a group share: layout, optimizer, log and budget.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,7 +14,7 @@ use crate::files::IndexLog;
 use crate::memory::Budget;
 use crate::table::{TableState, set_stamp, write_weights};
 
-/// One row place in this many is kept for cleaning.
+/// 1/8 of the row places is reserved for cleaning.
 const KEPT_FOR_CLEANING: u64 = 8;
 /// Segments that may be open, or sealed before they are full: two streams, before and after a cut.
 const PLACES_OPEN: u32 = 4;
@@ -25,50 +25,50 @@ pub(crate) struct Core {
     pub(crate) number: u32,
     pub(crate) spec: GroupSpec,
     pub(crate) layout: RowLayout,
-    /// Bytes of a segment of the log, as the group was made with.
+    /// Bytes of a segment of the log, fixed when the group was created.
     pub(crate) segment_bytes: usize,
     pub(crate) updater: RowUpdater,
     pub(crate) log: Log,
-    /// What the budget was last charged for the log's memory, and for what it reads with.
+    /// Bytes last charged to the budget for the log's memory, and for its scratch memory for reads.
     pub(crate) log_charged: AtomicU64,
     pub(crate) scratch_charged: AtomicU64,
     pub(crate) index_log: Arc<IndexLog>,
     pub(crate) budget: Arc<Budget>,
-    /// What waits for the feed; none where no feed is kept.
+    /// Changes that wait to be published; `None` without a feed.
     pub(crate) waiting: Option<Arc<FeedBacklog>>,
-    /// Shards of the group.
+    /// Number of shards of the group.
     pub(crate) shards: usize,
     /// Memory of the group's resident rows.
     pub(crate) used_bytes: AtomicU64,
-    /// What the group may take while others lack memory.
+    /// Limit on the memory of the group while other groups lack memory.
     pub(crate) cap_bytes: AtomicU64,
-    /// Spills counted when memory was last balanced.
+    /// Number of spills when memory was last balanced.
     pub(crate) spills_seen: AtomicU64,
 }
 
 impl Core {
-    /// What the budget is charged for a slot.
+    /// Bytes charged to the budget per slot.
     pub(crate) fn slot_bytes(&self) -> u64 {
         let overhead = if self.budget.rows_are_fixed() { 0 } else { SLOT_OVERHEAD_BYTES };
         (self.layout.stride + overhead) as u64
     }
 
-    /// Slots of a shard if all have as many as there is memory for.
+    /// Slots per shard if the available memory is divided equally.
     pub(crate) fn shard_slots(&self) -> usize {
         let bytes = self.budget.row_limit().min(self.cap_bytes.load(Relaxed));
         (bytes / self.slot_bytes()) as usize / self.shards
     }
 
-    /// Slots for rows in memory.
+    /// Slots of the group in memory.
     fn slots(&self) -> u64 {
         self.used_bytes() / self.slot_bytes()
     }
 
     /// Row places of the log that births and spills must leave free, given the number of slots in memory.
     ///
-    /// All rows in memory may change before the next checkpoint, which must not overwrite the last one. The old versions
-    /// that it leaves behind are scattered over segments. Until they are cleaned, the checkpoint after it needs as many
-    /// places again, and cleaning takes places before it frees any.
+    /// All rows in memory may change before the next checkpoint, which must not overwrite the last one. The
+    /// old versions that it leaves behind are scattered over segments. Until they are cleaned, the checkpoint
+    /// after it needs the same number of places again. Cleaning also takes places before it frees any.
     fn places_kept(&self, slots: u64) -> u32 {
         self.places_of(2 * slots + self.log.row_limit() / KEPT_FOR_CLEANING) + 2 * PLACES_OPEN
     }
@@ -78,17 +78,17 @@ impl Core {
         self.places_kept(self.slots())
     }
 
-    /// Whether memory may take `slots` more rows without using places that must stay free.
+    /// Whether `slots` more slots leave enough places free.
     pub(crate) fn has_places_for(&self, slots: usize) -> bool {
         self.log.free_places() >= self.places_kept(self.slots() + slots as u64)
     }
 
-    /// Whether a checkpoint of all rows in memory has its places even after a segment was cleaned.
+    /// Whether a checkpoint of all rows in memory still has enough places after a segment is cleaned.
     pub(crate) fn has_places_to_clean(&self) -> bool {
         self.log.free_places() > self.places_of(self.slots()) + PLACES_OPEN
     }
 
-    /// Check that a checkpoint of `rows` changed rows has the places it needs.
+    /// Check that enough places are free for a checkpoint of `rows` changed rows.
     ///
     /// # Errors
     /// [`StoreError::NoPlaces`].
@@ -100,12 +100,12 @@ impl Core {
         Err(StoreError::NoPlaces { group: self.number, used, limit })
     }
 
-    /// Places that `rows` rows take.
+    /// Places that `rows` rows use.
     fn places_of(&self, rows: u64) -> u32 {
         rows.div_ceil(u64::from(self.log.geometry().rows_per_segment())) as u32
     }
 
-    /// Take memory for `slots` slots, if the budget has it.
+    /// Take memory for `slots` slots if the budget allows it. Returns whether it did.
     pub(crate) fn take_rows(&self, slots: usize) -> bool {
         let bytes = slots as u64 * self.slot_bytes();
         let taken = self.used_bytes() + bytes <= self.cap_bytes.load(Relaxed) && self.budget.take_rows(bytes);
@@ -115,14 +115,14 @@ impl Core {
         taken
     }
 
-    /// Take memory for the few slots a shard cannot do without.
+    /// Take memory for the few slots that a shard needs to work at all.
     pub(crate) fn force_rows(&self, slots: usize) -> bool {
         self.used_bytes.fetch_add(slots as u64 * self.slot_bytes(), Relaxed);
         self.budget.force_rows(slots as u64 * self.slot_bytes());
         true
     }
 
-    /// Give memory of `slots` slots back.
+    /// Return the memory of `slots` slots.
     pub(crate) fn give_rows(&self, slots: usize) {
         self.used_bytes.fetch_sub(slots as u64 * self.slot_bytes(), Relaxed);
         self.budget.give_rows(slots as u64 * self.slot_bytes());
@@ -133,12 +133,13 @@ impl Core {
         self.used_bytes.load(Relaxed)
     }
 
-    /// Charge the budget for what the log's memory has come to: its tables grow with the device.
+    /// Charge the budget for the current memory of the log; its tables grow with the device.
     pub(crate) fn charge_log(&self) {
         let bytes = self.log.bytes() as u64;
         let before = self.log_charged.load(Relaxed);
         if bytes > before {
-            // Whenever the charge grows, rows have to leave: a sixteenth more than is needed keeps that rare.
+            // Rows leave memory whenever the charge grows. Charging a sixteenth more than needed keeps this
+            // rare.
             let bytes = if before == 0 { bytes } else { bytes + bytes / 16 };
             self.budget.resize_log_buffers(self.log_charged.swap(bytes, Relaxed), bytes);
         }
@@ -146,32 +147,32 @@ impl Core {
         self.budget.resize_fixed(self.scratch_charged.swap(scratch, Relaxed), scratch);
     }
 
-    /// The log goes away.
+    /// Remove the charges of the log, before it is dropped.
     pub(crate) fn uncharge_log(&self) {
         self.budget.resize_log_buffers(self.log_charged.swap(0, Relaxed), 0);
         self.budget.resize_fixed(self.scratch_charged.swap(0, Relaxed), 0);
     }
 
-    /// The least memory of resident rows: every shard works with a few slots.
+    /// The minimum memory of resident rows: every shard needs a few slots.
     pub(crate) fn rows_min(&self) -> u64 {
         (self.shards * SLOTS_MIN) as u64 * self.slot_bytes()
     }
 
-    /// Whether the index may grow by `bytes` and leave the rows a minimum.
+    /// Check that the index may grow by `bytes` and leave the minimum of rows.
     ///
     /// # Errors
-    /// [`StoreError::MemoryTooSmall`] with the least memory that would do.
+    /// [`StoreError::MemoryTooSmall`] with the smallest sufficient memory.
     pub(crate) fn check_index_growth(&self, bytes: u64) -> Result<(), StoreError> {
         self.check_room(bytes, || {
             let index = self.budget.index_bytes() + bytes;
-            format!("the index of the rows born so far ({index} bytes) with its buffers")
+            format!("the index of the rows created so far ({index} bytes) with its buffers")
         })
     }
 
-    /// Whether there is room for `bytes` beside a minimum of rows.
+    /// Check that there is room for `bytes` besides the minimum of rows.
     ///
     /// # Errors
-    /// [`StoreError::MemoryTooSmall`] with the least memory that would do for `what`.
+    /// [`StoreError::MemoryTooSmall`] with the smallest sufficient memory for `what`.
     pub(crate) fn check_room(&self, bytes: u64, what: impl FnOnce() -> String) -> Result<(), StoreError> {
         let needed = self.budget.needed(self.rows_min()) + bytes;
         if needed <= self.budget.memory() {
@@ -185,7 +186,7 @@ impl Core {
         })
     }
 
-    /// Fill `row` (`stride / 4` floats) as a row of `table` that was never seen.
+    /// Fill `row` (`stride / 4` floats) with the initial values of a new row of `table`.
     pub(crate) fn initialize(&self, table: &TableState, id: u64, row: &mut [f32]) {
         let (weights, rest) = row.split_at_mut(self.layout.state_offset() / 4);
         self.initialize_weights(table, id, weights);
@@ -195,7 +196,7 @@ impl Core {
         set_stamp(&self.layout, row, table.birth_stamp());
     }
 
-    /// Fill `row`, a row up to its state, with the weights of a row of `table` that was never seen.
+    /// Fill `row`, a row up to its state, with the initial weights of a new row of `table`.
     pub(crate) fn initialize_weights(&self, table: &TableState, id: u64, row: &mut [f32]) {
         if self.layout.dtype == Dtype::F32 {
             table.initializer.fill(id, row);
@@ -208,7 +209,7 @@ impl Core {
         unsafe { write_weights(&self.layout, &weights, row.as_mut_ptr()) };
     }
 
-    /// The hash the cache policy knows a row by.
+    /// The hash that identifies a row in the cache policy.
     #[inline]
     pub(crate) fn policy_hash(table: u32, id: u64) -> u64 {
         let mixed = (id ^ (u64::from(table) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);

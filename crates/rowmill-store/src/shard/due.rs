@@ -1,34 +1,33 @@
-//! Which rows in memory are wanted by a coming step.
+//! Marks rows in memory that a coming step has announced.
 //!
-//! One byte per slot: lookahead marks a row with the step that will ask for it, and the row may not leave
-//! before that step has used it or is over. Steps are numbered as their tickets are. The byte holds the
-//! number modulo 127; marks of steps that are over are cleared every 32 steps, so those left span at most
-//! 95 steps and are told apart.
+//! There is one byte per slot. Lookahead marks a row with the step that will read it. The row does not leave
+//! memory before that step has used it or is over. Steps have the numbers of their tickets. The byte holds
+//! the number modulo 127. Marks of past steps are cleared every 32 steps, so the remaining marks span at most
+//! 95 steps and are unambiguous.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use rowmill_index::prefetch;
 
-/// How far ahead a step may be marked.
+/// How many steps ahead a row can be marked.
 pub(crate) const STEPS_MAX: u64 = 63;
 
-/// Steps between two clearings. `STEPS_MAX` more must stay below `MODULUS`.
+/// Steps between two sweeps. Together with `STEPS_MAX` it must stay below `MODULUS`.
 const SWEEP_STEPS: u64 = 32;
 const MODULUS: u64 = 127;
-/// Lookahead read the row, and nobody has used it yet.
+/// Lookahead read the row, and no step has used it yet.
 const UNUSED: u8 = 0x80;
 const STEP: u8 = 0x7f;
 
-/// The marks of a shard's slots. Marking takes exclusive access; using a row may happen under a shared
-/// lock.
+/// The marks of a shard's slots. Marking needs exclusive access. Using a row needs only a shared lock.
 #[derive(Debug, Default)]
 pub(crate) struct Due {
     marks: Vec<AtomicU8>,
-    /// Youngest step that has read rows of this shard.
+    /// The youngest step that has read rows of this shard.
     now: u64,
-    /// No mark is of an earlier step than this one.
+    /// No mark belongs to an earlier step.
     swept: u64,
-    /// There may be marks.
+    /// Whether there may be marks.
     marked: bool,
 }
 
@@ -45,15 +44,15 @@ impl Due {
         self.swept = self.now;
     }
 
-    /// Clear the marks of steps that are over. The loop is plain arithmetic on bytes, which compilers make
-    /// vectors of: it passes every slot, and between two sweeps a step may have used a few hundred only.
+    /// Clear the marks of past steps. The loop is plain byte arithmetic, which compilers vectorize: it visits
+    /// every slot, and a step may use only a few hundred between two sweeps.
     fn sweep(&mut self) {
         let first = (self.swept % MODULUS) as u8;
         let over = (self.now - self.swept).min(MODULUS) as u8;
         let mut left = 0;
         for mark in &mut self.marks {
             let mark = mark.get_mut();
-            // The step of the mark, counted from `swept`; of an empty mark any number.
+            // The step of the mark, counted from `swept`; arbitrary for an empty mark.
             let step = (*mark & STEP).wrapping_sub(1);
             let since =
                 if step < first { step.wrapping_add(MODULUS as u8) } else { step }.wrapping_sub(first);
@@ -63,13 +62,13 @@ impl Due {
         self.marked = left != 0;
     }
 
-    /// Whether there may be marks at all: without lookahead there are none to look at.
+    /// Whether there may be marks. Without lookahead there are none.
     #[inline]
     pub(crate) fn is_marked(&self) -> bool {
         self.marked
     }
 
-    /// Start loading the mark of a slot.
+    /// Prefetch the mark of a slot.
     #[inline]
     pub(crate) fn prefetch(&self, slot: u32) {
         prefetch(self.marks.as_ptr().wrapping_add(slot as usize));
@@ -85,30 +84,30 @@ impl Due {
         step <= self.now
     }
 
-    /// The row in `slot` is wanted by step number `step`, if that is still to come.
+    /// Mark the row in `slot` for step number `step`, unless that step is past.
     pub(crate) fn mark(&mut self, slot: u32, step: u64) {
         let step = step.min(self.now + STEPS_MAX);
         let mark = self.marks[slot as usize].get_mut();
-        // The latest of several steps counts.
+        // With several steps, the latest counts.
         if step >= self.now && decode(*mark, self.swept).is_none_or(|marked| marked < step) {
             *mark = *mark & UNUSED | encode(step);
             self.marked = true;
         }
     }
 
-    /// Lookahead read the row in `slot`.
+    /// Record that lookahead read the row in `slot`.
     pub(crate) fn mark_unused(&mut self, slot: u32) {
         *self.marks[slot as usize].get_mut() |= UNUSED;
         self.marked = true;
     }
 
-    /// Whether a step that is not over wants the row in `slot`.
+    /// Whether a step that is not over needs the row in `slot`.
     pub(crate) fn is_held(&self, slot: u32) -> bool {
         decode(self.marks[slot as usize].load(Relaxed), self.swept).is_some_and(|step| step >= self.now)
     }
 
-    /// The row in `slot` is used, by step `now` or by a read that belongs to no step. Whether this is the
-    /// use that lookahead brought it for.
+    /// The row in `slot` is used by step `now`, or by a read outside steps. Returns whether this is the first
+    /// use after lookahead loaded it.
     #[inline]
     pub(crate) fn use_row(&self, slot: u32, in_step: bool) -> bool {
         let cell = &self.marks[slot as usize];
@@ -118,28 +117,28 @@ impl Due {
         }
         let later = in_step && decode(mark, self.swept).is_some_and(|step| step > self.now);
         let kept = if later { mark & STEP } else { 0 };
-        // Only the use that clears the flag is the first; a mark set meanwhile is not possible (it takes
-        // exclusive access).
+        // Only the use that clears the flag is the first. A mark cannot be set meanwhile, because that takes
+        // exclusive access.
         cell.swap(kept, Relaxed) & UNUSED != 0
     }
 
-    /// The slot holds no row any more.
+    /// The slot no longer holds a row.
     pub(crate) fn clear(&mut self, slot: u32) {
         *self.marks[slot as usize].get_mut() = 0;
     }
 
-    /// Nothing is wanted any more.
+    /// Clear all marks.
     pub(crate) fn clear_all(&mut self) {
         self.marks.iter_mut().for_each(|mark| *mark.get_mut() = 0);
         self.marked = false;
     }
 
-    /// Have marks for `len` slots.
+    /// Resize to `len` slots.
     pub(crate) fn resize(&mut self, len: usize) {
         self.marks.resize_with(len, AtomicU8::default);
     }
 
-    /// Bytes of memory taken.
+    /// Memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.marks.capacity()
     }
@@ -149,7 +148,7 @@ fn encode(step: u64) -> u8 {
     (step % MODULUS) as u8 + 1
 }
 
-/// The step of a mark, which is not before `swept`.
+/// The step of a mark; it is not before `swept`.
 fn decode(mark: u8, swept: u64) -> Option<u64> {
     let step = u64::from(mark & STEP).checked_sub(1)?;
     Some(swept + (step + MODULUS - swept % MODULUS) % MODULUS)
@@ -214,7 +213,10 @@ mod tests {
                     let held = due.is_held(ahead as u32 - 1);
                     assert_eq!(held, start + ahead >= now, "{ahead} ahead from {start}, {passed} passed");
                 }
-                assert!(due.use_row(0, true) && due.use_row(STEPS_MAX as u32, true), "they stay unused");
+                assert!(
+                    due.use_row(0, true) && due.use_row(STEPS_MAX as u32, true),
+                    "the flag for unused rows stays set"
+                );
                 assert!(due.is_marked());
             }
         }

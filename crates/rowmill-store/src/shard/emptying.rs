@@ -1,4 +1,4 @@
-//! A shard of a store that is closed.
+//! Frees the memory of a shard when its store is closed.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use super::shard::Shard;
 use crate::error::StoreError;
 
 impl Shard {
-    /// Give the memory of rows and indexes back, as if the shard had just been made: shard `number` of the group.
+    /// Free the memory of rows and indexes. The shard is then empty, as shard `number` of the group.
     ///
     /// # Errors
-    /// The system has no address space to give; the shard is as it was.
+    /// When the system refuses address space; the shard is then unchanged.
     pub(crate) fn empty(&mut self, core: &Core, number: usize) -> Result<(), StoreError> {
         let mut empty = Self::new(core, self.meta.len(), 0)?;
         core.give_rows(self.slots);
@@ -24,7 +24,7 @@ impl Shard {
             let index = TableIndex::new(table.spec.ids, number, core.shards);
             empty.add_table(core, Arc::clone(table), index);
         }
-        // Whoever has found a row before looks again.
+        // Readers that found a row before must look it up again.
         (empty.moves, empty.edits) = (self.moves + 1, self.edits + 1);
         empty.spills = self.spills;
         *self = empty;

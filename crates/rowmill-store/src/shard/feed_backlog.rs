@@ -1,8 +1,8 @@
-//! Rows that left memory before the feed could say what they are: how much of them there may be.
+//! Limits the bytes of changed rows that left memory before the feed published them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bytes that wait in all shards of a store.
+/// Bytes of unpublished rows without a slot, over all shards of a store.
 #[derive(Debug)]
 pub(crate) struct FeedBacklog {
     bytes: AtomicU64,
@@ -14,7 +14,7 @@ impl FeedBacklog {
         Self { bytes: AtomicU64::new(0), max }
     }
 
-    /// Have `bytes` more wait; whether there is room for them.
+    /// Add `bytes`. Returns whether they fit within the limit.
     pub(crate) fn add(&self, bytes: usize) -> bool {
         let fits = self.bytes.fetch_add(bytes as u64, Relaxed) + bytes as u64 <= self.max;
         if !fits {
@@ -23,7 +23,7 @@ impl FeedBacklog {
         fits
     }
 
-    /// They wait no longer.
+    /// Remove `bytes`, which were published or dropped.
     pub(crate) fn remove(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes as u64, Relaxed);
     }

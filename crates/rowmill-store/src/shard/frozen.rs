@@ -1,11 +1,11 @@
-//! The checkpoint's part of a shard: the cut, and the rows that are saved after it.
+//! Checkpointing of a shard: the cut, and saving the frozen rows afterwards.
 
 use super::core::Core;
 use super::shard::{NO_ROW, Shard, SlotMeta};
 use crate::error::StoreError;
 
 impl Shard {
-    /// The cut: what is dirty now belongs to the checkpoint.
+    /// The cut: all rows that are dirty now belong to the checkpoint.
     pub(crate) fn freeze(&mut self) {
         debug_assert_eq!(self.frozen.count(), 0, "one checkpoint at a time");
         std::mem::swap(&mut self.dirty, &mut self.frozen);
@@ -13,7 +13,7 @@ impl Shard {
         self.save_from = 0;
     }
 
-    /// Save up to `rows` frozen rows; how many were, and whether there are more.
+    /// Save up to `rows` frozen rows. Returns how many were saved, and whether there are more.
     pub(crate) fn save_some(&mut self, core: &Core, rows: usize) -> Result<(usize, bool), StoreError> {
         for saved in 0..rows {
             let Some(slot) = self.frozen.first_from(self.save_from) else { return Ok((saved, false)) };
@@ -23,12 +23,12 @@ impl Shard {
         Ok((rows, self.frozen.count() > 0))
     }
 
-    /// Rows that the next checkpoint would have to save.
+    /// Number of rows that the next checkpoint has to save.
     pub(crate) fn dirty_rows(&self) -> usize {
         self.dirty.count() + self.frozen.count()
     }
 
-    /// Append a frozen row for the checkpoint that froze it. The slot is clean afterwards.
+    /// Append a frozen row for the checkpoint that froze it. Its slot is then clean.
     pub(super) fn save_frozen(&mut self, core: &Core, slot: u32) -> Result<u32, StoreError> {
         let meta = self.meta[slot as usize];
         let row = core.log.append(self.key(meta.table, meta.id), self.bytes_of(core, slot))?;
@@ -38,7 +38,7 @@ impl Shard {
         Ok(row)
     }
 
-    /// Visit the rows of a table that the device has in their current version, with their row numbers.
+    /// Visit the rows of a table whose current version is on the device, with their row numbers.
     pub(crate) fn on_device(&self, table: u32, mut visit: impl FnMut(u64, u32)) {
         self.index(table).for_each(|id, location| {
             let row =

@@ -1,4 +1,4 @@
-//! Rows that leave the memory of a shard, or the table for good.
+//! Rows leave the memory of a shard, or are deleted.
 
 use rowmill_index::{Location, hash, prefetch, prefetch_bytes};
 use rowmill_rows::RowKey;
@@ -9,7 +9,7 @@ use super::shard::{NO_ROW, SLOTS_MIN, Shard, SlotMeta, VACANT};
 use crate::error::StoreError;
 
 impl Shard {
-    /// Free the slot of the row least worth keeping.
+    /// Free the slot of the row least worth keeping, and return the slot.
     pub(super) fn spill(&mut self, core: &Core) -> Result<u32, StoreError> {
         self.crowded = true;
         let (meta, due) = (&self.meta, &self.due);
@@ -24,7 +24,7 @@ impl Shard {
                 if meta[slot as usize].table == VACANT {
                     return Standing::Vacant;
                 }
-                // First: where memory is full of wanted rows, most searches pass some.
+                // Checked first: when memory is full of announced rows, most searches pass several of them.
                 if due.is_held(slot) {
                     return Standing::Held;
                 }
@@ -48,7 +48,7 @@ impl Shard {
         let victim = victim.expect("a shard has slots before it spills a row");
         let meta = self.meta[victim as usize];
         if let Err(error) = self.vacate(core, victim) {
-            // The row stays where it is; the policy forgot its slot when it chose it.
+            // The row stays in its slot; the policy removed the slot from its queues when it chose it.
             self.policy.admit(victim, Core::policy_hash(meta.table, meta.id));
             return Err(error);
         }
@@ -56,8 +56,8 @@ impl Shard {
         Ok(victim)
     }
 
-    /// Start loading what the next call of [`Shard::spill`] will look at, as far as the last one's did so for
-    /// this: a candidate is three dependent misses.
+    /// Prefetch what the next call of [`Shard::spill`] will read. Finding a victim takes three dependent
+    /// cache misses.
     pub(super) fn prefetch_victim(&self, core: &Core) {
         let Some((first, second)) = self.policy.upcoming() else { return };
         let meta = self.meta[first as usize];
@@ -71,12 +71,12 @@ impl Shard {
         }
     }
 
-    /// Give up rows before the index of this shard grows by `bytes`: indexes of a group grow at about the
-    /// same time, and rows that left only afterwards would exceed the budget by all of that.
+    /// Spill rows before the index of this shard grows by `bytes`. Indexes of a group grow at about the same
+    /// time. If rows left only afterwards, all these indexes together would exceed the budget.
     pub(super) fn make_room(&mut self, core: &Core, bytes: usize) -> Result<(), StoreError> {
         let over = core.budget.rows_over(bytes as u64).min(bytes as u64);
         let slots = over.div_ceil(core.slot_bytes()) as usize;
-        // What half of the slots cannot give, the other shards do afterwards.
+        // At most half of the slots are given up here; the other shards give up the rest afterwards.
         self.shrink(core, self.slots - slots.min(self.slots / 2)).map(drop)
     }
 
@@ -123,13 +123,13 @@ impl Shard {
     }
 
     pub(super) fn bytes_of(&self, core: &Core, slot: u32) -> &[u8] {
-        assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
-        // SAFETY: the slot is one of the shard and holds a row of `stride` initialised bytes, and `&self` under the
-        // shard's lock excludes writers.
+        assert!((slot as usize) < self.slots, "slot {slot} is outside the {} slots of the shard", self.slots);
+        // SAFETY: the slot is within the shard and holds a row of `stride` initialized bytes. `&self` under
+        // the shard's lock excludes writers.
         unsafe { std::slice::from_raw_parts(self.row(core, slot).cast::<u8>(), core.layout.stride) }
     }
 
-    /// Remove a row; whether there was one.
+    /// Delete a row. Returns whether it existed.
     ///
     /// # Errors
     /// When the old version of a frozen row cannot be saved.
@@ -144,7 +144,7 @@ impl Shard {
             if meta.row != NO_ROW {
                 core.log.release(meta.row);
             }
-            // The slot stays in the policy's queue and is handed out when its turn comes.
+            // The slot stays in the policy's queue and is reused when it reaches the front.
             self.clear_slot(slot);
         } else if let Some(row) = location.row() {
             core.log.release(row);
@@ -157,8 +157,8 @@ impl Shard {
         Ok(true)
     }
 
-    /// The log moved a row (compaction): point to its new place if it is still the current version.
-    /// Returns whether it was.
+    /// Compaction moved a row in the log: point the index to its new row number if this is still the current
+    /// version. Returns whether it was.
     pub(crate) fn relocate(
         &mut self,
         core: &Core,
@@ -190,10 +190,11 @@ impl Shard {
         Ok(true)
     }
 
-    /// Shrink to at most `slots` slots: rows in the slots beyond move to the device. Returns slots given up.
+    /// Shrink to at most `slots` slots. Rows in the slots beyond move to the device. Returns the number of
+    /// slots given up.
     ///
     /// # Errors
-    /// When a row cannot be written; the slots freed so far stay free.
+    /// When a row cannot be written. Slots freed so far stay free.
     pub(crate) fn shrink(&mut self, core: &Core, slots: usize) -> Result<usize, StoreError> {
         let target = slots.max(SLOTS_MIN);
         if self.slots <= target {

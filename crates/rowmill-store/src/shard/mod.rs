@@ -1,7 +1,8 @@
-//! One shard of a group: the rows in memory, where every row is, and who holds it.
+//! Shards: one part of a group's rows, with slots in memory, indexes and clocks.
 //!
-//! A shard has slots for rows, an index per table, clocks, and the order in which rows leave memory (S3-FIFO). It marks
-//! rows that a checkpoint has to save and rows that coming steps want. `Core` is what all shards of a group share.
+//! A shard has slots for rows, an index per table, clocks, and the order in which rows leave memory
+//! (S3-FIFO). It marks rows that a checkpoint must save and rows that coming steps have announced. `Core` is
+//! the state that all shards of a group share.
 
 mod clocks;
 mod coming;

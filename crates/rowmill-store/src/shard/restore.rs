@@ -1,4 +1,4 @@
-//! The index of a shard as a checkpoint had it.
+//! Restores the index of a shard from a checkpoint.
 
 use rowmill_index::Location;
 
@@ -7,7 +7,7 @@ use super::shard::Shard;
 use crate::error::StoreError;
 
 impl Shard {
-    /// Make room in the index of a table for `rows` more, if the budget has it.
+    /// Reserve index memory for `rows` more rows of a table, if the budget allows it.
     pub(crate) fn reserve(&mut self, core: &Core, table: u32, rows: usize) {
         let index = &mut self.indexes[table as usize];
         if core.check_index_growth(index.grow_bytes_if_inserting(rows) as u64).is_ok() {
@@ -16,7 +16,7 @@ impl Shard {
         }
     }
 
-    /// Enter a row found in a checkpoint.
+    /// Insert a row of a checkpoint into the index.
     ///
     /// # Errors
     /// When the index exceeds the budget.

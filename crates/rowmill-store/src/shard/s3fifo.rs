@@ -1,53 +1,53 @@
-//! Which resident row to give up next.
+//! The cache policy: which resident row leaves memory next.
 //!
-//! Three FIFO queues as in S3-FIFO (Yang et al., SOSP 2023): rows enter `small`; those used again there
-//! move to `main`, the others leave and are remembered in `ghost`; a remembered row that comes back
-//! enters `main` at once. Rows in `main` are given another round for each use counted. Rows that
-//! lookahead brings wait in a fourth queue, `ahead`, and enter `small` when their step is over.
+//! Three FIFO queues as in S3-FIFO (Yang et al., SOSP 2023). Rows enter `small`. Rows that are used again
+//! there move to `main`; the others leave and are remembered in `ghost`. A remembered row that comes back
+//! enters `main` directly. Rows in `main` get another round for each counted use. Rows that lookahead loads
+//! wait in a fourth queue, `ahead`, and enter `small` when their step is over.
 //!
-//! Use counts live beside the key in the index (a hit touches no memory of the policy's own), so the
-//! caller passes them in. Removed rows are dropped from the queues lazily: a slot whose row was deleted
-//! stays queued and is handed out when its turn comes.
+//! Use counts are stored beside the key in the index, so a hit touches no memory of the policy. The caller
+//! passes the counts in. Deleted rows are removed from the queues lazily: the slot of a deleted row stays
+//! queued and is handed out when it reaches the front.
 
 use std::collections::VecDeque;
 
 use rowmill_index::{MmapArray, prefetch};
 
-/// `small` holds one slot of this many.
+/// `small` holds 1/10 of the slots.
 const SMALL_SHARE: usize = 10;
-/// `ahead` holds at most one slot of this many.
+/// `ahead` holds at most 1/2 of the slots.
 const AHEAD_SHARE: usize = 2;
-/// Held rows met in one search before one of them is given up.
+/// After this many held rows, one search gives up the next row even if it is held.
 const HELD_MAX: usize = 256;
 
-/// What the caller knows about the row in a slot.
+/// The state of the row in a slot, reported by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// The slot holds no row any more.
+    /// The slot no longer holds a row.
     Vacant,
-    /// The row should not leave now (a step holds it, or a coming one wants it).
+    /// The row should not leave now: a step holds its clock, or a coming step has announced it.
     Held,
-    /// The row may leave; it was used this often since it was last examined.
+    /// The row may leave. It was used this often since it was last examined.
     Uses(u8),
 }
 
-/// The queues of one shard. A slot is in one queue at most, so one array links them all.
+/// The queues of one shard. A slot is in at most one queue, so one array links them all.
 #[derive(Debug)]
 pub(crate) struct S3Fifo {
-    /// The slot behind each slot in its queue.
+    /// For each slot, the next slot in its queue.
     next: MmapArray<u32>,
     small: Fifo,
     main: Fifo,
-    /// By the step that wants them, in whose order announcements come as a rule.
+    /// Ordered by the steps that announced the rows: announcements usually arrive in the order of steps.
     ahead: Fifo,
-    /// The steps of the slots in `ahead`, each with how many slots in a row it has.
+    /// The steps of the slots in `ahead`: runs of (step, number of slots).
     steps: VecDeque<(u64, usize)>,
-    /// Direct-mapped fingerprints of rows that left `small`; newer ones overwrite older ones.
+    /// Direct-mapped fingerprints of rows that left `small`. Newer fingerprints overwrite older ones.
     ghost: MmapArray<u32>,
     ghost_len: usize,
 }
 
-/// A queue of linked slots; its ends mean something while it has any.
+/// A queue of linked slots. `first` and `last` are valid only while it is not empty.
 #[derive(Debug, Default)]
 struct Fifo {
     first: u32,
@@ -93,13 +93,13 @@ impl S3Fifo {
         })
     }
 
-    /// A row with hash `hash` came into `slot`.
+    /// A row with hash `hash` was loaded into `slot`.
     pub(crate) fn admit(&mut self, slot: u32, hash: u64) {
         let queue = if self.forget(hash) { &mut self.main } else { &mut self.small };
         queue.push(&mut self.next, slot);
     }
 
-    /// A row with hash `hash` came into `slot` for a coming step.
+    /// A row with hash `hash` was loaded into `slot` for a coming step.
     pub(crate) fn admit_ahead(&mut self, slot: u32, step: u64, hash: u64) {
         if self.forget(hash) {
             self.main.push(&mut self.next, slot);
@@ -112,14 +112,14 @@ impl S3Fifo {
         }
     }
 
-    /// Step number `now` has begun: rows that earlier ones wanted compete with the others from now on.
+    /// Step number `now` has begun: rows announced for earlier steps now compete with all others.
     pub(crate) fn advance(&mut self, now: u64) {
         while let Some((_, slots)) = self.steps.pop_front_if(|(step, _)| *step < now) {
             self.release(slots);
         }
     }
 
-    /// Let all rows that coming steps want compete with the others.
+    /// Let all announced rows compete with the others.
     pub(crate) fn release_ahead(&mut self) {
         self.steps.clear();
         self.release(self.ahead.len);
@@ -127,24 +127,24 @@ impl S3Fifo {
 
     fn release(&mut self, slots: usize) {
         for _ in 0..slots {
-            let slot = self.ahead.pop(&self.next).expect("as many as were counted");
+            let slot = self.ahead.pop(&self.next).expect("the queue holds as many slots as were counted");
             self.small.push(&mut self.next, slot);
         }
     }
 
-    /// Whether one more row may come in for a coming step.
+    /// Whether one more row may be loaded for a coming step.
     pub(crate) fn may_admit_ahead(&self, slots: usize) -> bool {
         self.ahead.len * AHEAD_SHARE < slots
     }
 
-    /// The slot that [`S3Fifo::give_up`] will look at first, and the one after it if there is one.
+    /// The slot that [`S3Fifo::give_up`] will examine first, and the one after it, if any.
     pub(crate) fn upcoming(&self) -> Option<(u32, Option<u32>)> {
         let queue = if self.takes_from_small() { &self.small } else { &self.main };
         let first = (queue.len > 0).then_some(queue.first)?;
         Some((first, (queue.len > 1).then(|| self.next[first as usize])))
     }
 
-    /// Start loading what [`S3Fifo::upcoming`] will read of this slot.
+    /// Prefetch what [`S3Fifo::upcoming`] will read of this slot.
     pub(crate) fn prefetch(&self, slot: u32) {
         prefetch(self.next.pointer(slot as usize));
     }
@@ -153,11 +153,12 @@ impl S3Fifo {
         self.small.len * SMALL_SHARE >= self.small.len + self.main.len || self.main.len == 0
     }
 
-    /// Choose the slot to give up. `standing` reports on a slot's row, `hash` its key hash, `spare` lowers
-    /// its use count by one (or to zero).
+    /// Choose the slot to give up. `standing` reports the state of a slot's row, `hash` its key hash. `spare`
+    /// lowers its use count by one, or to zero.
     ///
-    /// The search is short even if all rows are held: after [`HELD_MAX`] of them the next is chosen
-    /// (clocks live in the index, so a held row may leave memory; it is merely a pity).
+    /// The search is short even if all rows are held: after [`HELD_MAX`] held rows it chooses the next one.
+    /// Clocks are stored in the index, so a held row may leave memory; this costs one extra read and is
+    /// harmless.
     pub(crate) fn give_up(
         &mut self,
         mut standing: impl FnMut(u32) -> Standing,
@@ -185,7 +186,7 @@ impl S3Fifo {
                     }
                     return Some(slot);
                 }
-                // Comes to an end: every round lowers the counts.
+                // This terminates, because every round lowers the counts.
                 Standing::Uses(_) => {
                     spare(slot, from_small);
                     self.main.push(&mut self.next, slot);
@@ -194,13 +195,13 @@ impl S3Fifo {
         }
     }
 
-    /// Forget the slots from `slots` on.
+    /// Remove the slots from `slots` on.
     pub(crate) fn truncate(&mut self, slots: usize) {
         let next = &mut self.next;
         let mut keep = |queue: &mut Fifo, count: usize| {
             let before = queue.len;
             for _ in 0..count {
-                let slot = queue.pop(next).expect("as many as were counted");
+                let slot = queue.pop(next).expect("the queue holds as many slots as were counted");
                 if (slot as usize) < slots {
                     queue.push(next, slot);
                 }
@@ -217,7 +218,7 @@ impl S3Fifo {
         self.fit_ghost(slots);
     }
 
-    /// Bytes of memory taken for `slots` slots.
+    /// Memory for `slots` slots, in bytes.
     pub(crate) fn bytes(&self, slots: usize) -> usize {
         (slots + self.ghost_len) * size_of::<u32>()
     }
@@ -228,7 +229,7 @@ impl S3Fifo {
         self.ghost[index] = fingerprint(hash);
     }
 
-    /// Have an entry per slot. Another number puts every row elsewhere, so all are forgotten.
+    /// Resize to about one entry per slot. Every row then maps to another entry, so all are dropped.
     fn fit_ghost(&mut self, slots: usize) {
         let wanted = slots.next_power_of_two();
         if self.ghost_len != wanted {
@@ -250,7 +251,7 @@ impl S3Fifo {
     }
 }
 
-/// Zero means "nothing remembered".
+/// Never zero, which marks an empty entry.
 fn fingerprint(hash: u64) -> u32 {
     (hash >> 32) as u32 | 1
 }
@@ -260,7 +261,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// A cache of `capacity` keys driven by the policy; returns the hit rate of `trace`.
+    /// The hit rate of `trace` on a cache of `capacity` keys with this policy.
     fn hit_rate(capacity: usize, trace: impl Iterator<Item = u64>) -> f64 {
         let mut policy = S3Fifo::new(100_000).unwrap();
         let mut slot_of: HashMap<u64, u32> = HashMap::new();
@@ -306,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_scan_does_not_flush_the_working_set() {
-        // 100 hot keys used over and over with a long scan of cold keys between the uses.
+        // 100 hot keys, used repeatedly with one long scan of cold keys in between.
         let trace = (0..200_000_u64).map(|i| if i % 2 == 0 { (i / 2) % 100 } else { 1_000_000 + i });
         let rate = hit_rate(300, trace);
         assert!(rate > 0.48, "hot half should nearly always hit, got {rate}");
@@ -340,7 +341,7 @@ mod tests {
         assert_eq!(gone, Some(2));
         assert!(
             policy.give_up(|_| Standing::Held, u64::from, |_, _| {}).is_some(),
-            "a full house must still yield"
+            "a slot is given up even when all rows are held"
         );
     }
 
@@ -402,7 +403,7 @@ mod tests {
             u64::from,
             |_, _| {},
         );
-        assert!(gone.is_some() && searched <= HELD_MAX + 1, "{searched} slots looked at");
+        assert!(gone.is_some() && searched <= HELD_MAX + 1, "{searched} slots examined");
     }
 
     #[test]

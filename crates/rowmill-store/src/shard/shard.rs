@@ -1,11 +1,12 @@
-//! One shard of a group: the rows in memory, where every row is, and who holds it.
+//! One shard of a group: the rows in memory, the location of every row, and the clocks.
 //!
-//! A shard has one writer at a time (its lock is outside, in [`crate::group`]), so everything here is
-//! plain words. Invariants:
-//! * a slot's device row number is valid exactly while the slot is *clean*: dirtying a row releases it;
-//! * *frozen* means: dirty at the last checkpoint cut, unchanged since and not yet saved. Frozen and
-//!   dirty exclude each other; an update of a frozen row first appends the old version (copy on update);
-//! * `moves` grows whenever a slot stops holding a row, so a reader that let go of the lock can tell
+//! A shard has one writer at a time (its lock is outside, in [`crate::group`]), so it uses no atomics.
+//! Invariants:
+//! * A slot's device row number is valid exactly while the slot is *clean*: making a row dirty releases it.
+//! * *Frozen* means: dirty at the last checkpoint cut, unchanged since then and not yet saved. A slot is
+//!   never both frozen and dirty. An update of a frozen row first appends the old version (copy on update).
+//! * `moves` grows whenever a slot stops holding a row. A reader that released the lock checks it to see
+//!   whether its row pointers are still valid.
 //!   whether its row pointers still hold.
 
 use std::collections::HashMap;
@@ -27,9 +28,9 @@ use crate::table::{Key, TableState};
 
 /// Slots are taken from the budget this many at a time.
 pub(super) const GROW_SLOTS: usize = 32;
-/// A shard works with this few slots even when the budget has nothing left.
+/// Minimum number of slots, which a shard gets even when the budget is used up.
 pub(crate) const SLOTS_MIN: usize = 8;
-/// Bookkeeping per slot beside the row: its [`SlotMeta`], queue and ghost entries.
+/// Bookkeeping per slot besides the row: its [`SlotMeta`], queue and ghost entries.
 pub(crate) const SLOT_OVERHEAD_BYTES: usize = size_of::<SlotMeta>() + 12;
 pub(super) const NO_ROW: u32 = u32::MAX;
 pub(super) const VACANT: u32 = u32::MAX;
@@ -40,14 +41,14 @@ pub(crate) struct SlotMeta {
     pub(super) id: u64,
     /// Table within the group, or `VACANT`.
     pub(super) table: u32,
-    /// Where the device has the same bytes, or `NO_ROW`.
+    /// Row number of the same bytes on the device, or `NO_ROW`.
     pub(super) row: u32,
 }
 
-// SAFETY: three integers without padding; zero bytes are a value of each.
+// SAFETY: three integers without padding; all zero bytes are a valid value.
 unsafe impl Zeroed for SlotMeta {}
 
-/// The slots of a shard as a change of rows in memory sees them.
+/// The slots of a shard, for changing rows in place.
 #[derive(Clone, Copy)]
 pub(crate) struct SlotsInPlace<'a> {
     /// The row in slot 0.
@@ -64,7 +65,7 @@ impl SlotsInPlace<'_> {
         self.first.wrapping_byte_add(slot as usize * self.stride)
     }
 
-    /// Start loading the row in `slot`, whose address is returned, and what its change looks at.
+    /// Prefetch the row in `slot` and the bits that its change reads. Returns the row's address.
     #[inline(always)]
     pub(crate) fn prefetch(&self, slot: u32) -> *mut f32 {
         let row = self.row(slot);
@@ -76,66 +77,67 @@ impl SlotsInPlace<'_> {
         row
     }
 
-    /// Whether the row is known to have changed, so that [`Shard::begin_update`] would do nothing.
+    /// Whether the row is already marked as changed, so that [`Shard::begin_update`] would do nothing.
     #[inline(always)]
     pub(crate) fn is_changed(&self, slot: u32) -> bool {
         self.dirty.get(slot) & self.unpublished.is_none_or(|unpublished| unpublished.get(slot))
     }
 }
 
-/// A cold row that an operation has to read.
+/// A cold row that an operation must read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Miss {
     pub(crate) key: Key,
-    /// Where the device has it.
+    /// Its row number on the device.
     pub(crate) row: u32,
 }
 
-/// Why a cold row comes into memory.
+/// Why a cold row is loaded into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reason {
-    /// It is being used.
+    /// A call uses it.
     Use,
-    /// It was announced, and competes with other rows.
+    /// Lookahead announced it. It competes with other rows.
     Announced,
-    /// It was announced for this step, and is kept for it.
+    /// Lookahead announced it for this step. It is kept for the step.
     Wanted(u64),
 }
 
 pub(crate) struct Shard {
     pub(super) rows: MmapArray<u8>,
     pub(super) meta: MmapArray<SlotMeta>,
-    /// Slots in use or free; those beyond were never touched.
+    /// Slots in use or free. Memory beyond them was never touched.
     pub(super) slots: usize,
-    /// Slots that hold a row. Those of deleted rows hold none and are not free either: the policy still has them.
+    /// Slots that hold a row. Slots of deleted rows hold none and are not free: they are still in the
+    /// policy's queues.
     pub(super) occupied: usize,
     pub(super) free: Vec<u32>,
     pub(super) dirty: SlotBits,
     pub(super) frozen: SlotBits,
-    /// Rows that coming steps want.
+    /// Rows in memory that coming steps have announced.
     pub(crate) due: Due,
-    /// Rows that are not in memory and that coming steps want.
+    /// Cold rows that coming steps have announced.
     pub(super) coming: Coming,
-    /// What the feed has not said yet; none where no feed is kept.
+    /// Changes that the feed has not published; `None` without a feed.
     pub(super) unpublished: Option<Unpublished>,
     pub(super) policy: S3Fifo,
     pub(super) indexes: Vec<TableIndex>,
-    /// The tables of the group, beside their indexes.
+    /// The tables of the group, parallel to `indexes`.
     pub(super) tables: Vec<Arc<TableState>>,
-    /// Exact clocks of the entries whose four bits overflowed.
+    /// Exact clocks of entries whose four bits overflowed.
     pub(super) clocks_beyond: HashMap<(u32, u64), u32>,
-    /// Holds of deleted rows, by table and id.
+    /// Void holds of deleted rows, by table and id.
     pub(super) void_holds: HashMap<(u32, u64), VoidHolds>,
     pub(super) moves: u64,
     pub(super) edits: u64,
-    /// A row had to leave: from then on uses are counted, to tell which one goes next.
+    /// A row had to leave memory. From then on uses are counted, to choose the next one.
     pub(super) crowded: bool,
-    /// Frozen slots below this one are saved.
+    /// All frozen slots below this are saved.
     pub(super) save_from: u32,
-    /// Rows that lookahead could not bring in or keep since the last one it could, or the last step.
+    /// Rows that lookahead could not load or keep since its last success or the last step.
     pub(super) refused: usize,
     pub(super) index_bytes: usize,
-    /// Rows that left memory to make room, for statistics.
+    /// Number of rows that left memory to make room, for metrics.
     pub(crate) spills: u64,
 }
 
@@ -193,7 +195,7 @@ impl Shard {
         &self.indexes[table as usize]
     }
 
-    /// What the index says of a key.
+    /// The index entry of a key.
     #[inline]
     pub(crate) fn find(&self, key: &Key) -> Option<Found> {
         let index = self.index(key.table);
@@ -212,13 +214,13 @@ impl Shard {
         self.rows.pointer(slot as usize * core.layout.stride).cast()
     }
 
-    /// Whether [`Shard::touch`] does anything.
+    /// Whether [`Shard::touch`] has any effect.
     pub(crate) fn counts_uses(&self) -> bool {
         self.crowded || self.due.is_marked()
     }
 
-    /// Count a use of a resident row. Shared access suffices. A row that lookahead brought is not
-    /// counted at its first use: that use is what it was brought for.
+    /// Count a use of a resident row. Shared access suffices. The first use of a row that lookahead loaded is
+    /// not counted: it was loaded for this use.
     #[inline]
     pub(crate) fn touch(&self, table: u32, entry: EntryRef, slot: u32, in_step: bool) {
         if self.due.is_marked() && self.due.use_row(slot, in_step) {
@@ -229,7 +231,7 @@ impl Shard {
         }
     }
 
-    /// The slots, for changing their rows in place.
+    /// The slots, for changing rows in place.
     #[inline]
     pub(crate) fn slots_in_place(&self, core: &Core) -> SlotsInPlace<'_> {
         SlotsInPlace {
@@ -240,7 +242,7 @@ impl Shard {
         }
     }
 
-    /// Start loading the row in `slot`, and what a use of it looks at.
+    /// Prefetch the row in `slot` and the mark that its use reads.
     #[inline]
     pub(crate) fn prefetch_row(&self, core: &Core, slot: u32) {
         prefetch_bytes(self.row(core, slot), core.layout.stride);
@@ -249,24 +251,24 @@ impl Shard {
         }
     }
 
-    /// Generation of the slots: unchanged means that no slot lost its row.
+    /// Generation of the slots: while it is unchanged, no slot has lost its row.
     #[inline]
     pub(crate) fn moves(&self) -> u64 {
         self.moves
     }
 
-    /// Generation of the indexes: unchanged means that every entry says what it said.
+    /// Generation of the indexes: while it is unchanged, no index entry has changed.
     #[inline]
     pub(crate) fn edits(&self) -> u64 {
         self.edits
     }
 
-    /// Rows in memory.
+    /// Number of rows in memory.
     pub(crate) fn resident(&self) -> usize {
         self.occupied
     }
 
-    /// Whether every row is in memory.
+    /// Whether all rows are in memory.
     pub(crate) fn all_in_memory(&self) -> bool {
         self.resident() >= self.indexes.iter().map(TableIndex::len).sum()
     }
@@ -283,10 +285,10 @@ impl Shard {
 
     // ------------------------------------------------------------------ rows coming in
 
-    /// Make the missing row of `id`: its weights drawn, its state at its initial value.
+    /// Create the missing row of `id`, with initial weights and initial state.
     ///
     /// # Errors
-    /// When the index would exceed the budget, or room cannot be made because writes fail.
+    /// When the index would exceed the budget, or no room can be made because writes fail.
     pub(crate) fn birth(&mut self, core: &Core, table: u32, id: u64) -> Result<(EntryRef, u32), StoreError> {
         let index = &self.indexes[table as usize];
         let growth = index.grow_bytes_if_inserting(1);
@@ -300,8 +302,8 @@ impl Shard {
         if growth > 0 {
             self.charge_index(core);
         }
-        // SAFETY: `slot` is in use by nobody else and the row memory of a slot holds `stride` bytes,
-        // which cover the weights and state of the layout; the exclusive borrow excludes readers.
+        // SAFETY: no other row uses `slot`, whose memory holds `stride` bytes and so covers the weights and
+        // state. The exclusive borrow excludes readers.
         let row = unsafe { std::slice::from_raw_parts_mut(self.row(core, slot), core.layout.stride / 4) };
         core.initialize(&self.tables[table as usize], id, row);
         self.occupy(slot, table, id, NO_ROW, Reason::Use);
@@ -311,11 +313,11 @@ impl Shard {
         Ok((entry, slot))
     }
 
-    /// Bring a cold row, whose bytes were read, into memory; its slot, or `None` when it is no longer where
-    /// it was missed.
+    /// Load a cold row whose bytes were read. Returns its slot, or `None` when the row has moved since it was
+    /// missed.
     ///
     /// # Errors
-    /// When room cannot be made because writes fail.
+    /// When no room can be made because writes fail.
     pub(crate) fn admit(
         &mut self,
         core: &Core,
@@ -330,8 +332,8 @@ impl Shard {
             return Ok(None);
         };
         let slot = self.take_slot(core)?;
-        // SAFETY: the slot's memory holds `stride` bytes and `bytes` is one row of that length; the two
-        // do not overlap because `bytes` never points into slot memory.
+        // SAFETY: the slot's memory holds `stride` bytes, and `bytes` is one row of that length. They do not
+        // overlap, because `bytes` never points into slot memory.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),
@@ -363,17 +365,17 @@ impl Shard {
         }
     }
 
-    /// Have a place to remember which rows that are not in memory are wanted.
+    /// Allocate or enlarge the table of announced cold rows.
     ///
     /// # Errors
-    /// When room cannot be made because writes fail.
+    /// When no room can be made because writes fail.
     pub(crate) fn begin_wanting(&mut self, core: &Core) -> Result<(), StoreError> {
         let (before, after) = (self.coming.bytes(), Coming::bytes_for(self.slots, core.layout.stride));
-        // Never smaller: were it to follow every change of the slots, each would drive rows out.
+        // It never shrinks: following every change of the slots would drive rows out each time.
         if after <= before {
             return Ok(());
         }
-        // As other bookkeeping: beyond rows whose part of the memory is fixed.
+        // Charged like other bookkeeping: not to the rows if their memory is fixed.
         if !core.budget.rows_are_fixed() {
             self.make_room(core, after - before)?;
             core.budget.resize_fixed(before as u64, after as u64);
@@ -382,7 +384,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Step number `step` wants a row that is not in memory: it stays once it comes.
+    /// Step number `step` announced a cold row: once loaded, the row is kept for the step.
     pub(crate) fn want(&mut self, key: &Key, step: u64) {
         self.coming.want(Core::policy_hash(key.table, key.id), step);
     }
@@ -414,16 +416,16 @@ impl Shard {
         Ok(())
     }
 
-    /// A slot to put a row into: a free one, a new one, or that of the row least worth keeping.
+    /// A slot for a new row: a free slot, a new one, or the slot of the row least worth keeping.
     pub(super) fn take_slot(&mut self, core: &Core) -> Result<u32, StoreError> {
         if let Some(slot) = self.free.pop() {
             return Ok(slot);
         }
-        // A shard that had to give slots up would not get them back, had the others no end.
+        // Without a cap per shard, a shard that lost slots could never get them back.
         let most = self.meta.len().min(core.shard_slots().max(SLOTS_MIN));
         let room = most.saturating_sub(self.slots).min(GROW_SLOTS);
         let few = self.slots < SLOTS_MIN;
-        // Where the log runs out of places, no more rows come into memory than it could save.
+        // When the log is short of places, memory takes no more rows than the log could save.
         let may_grow = room > 0 && (few || core.has_places_for(room));
         if may_grow && (core.take_rows(room) || (few && core.force_rows(room))) {
             let first = self.slots as u32;
@@ -444,18 +446,18 @@ impl Shard {
         self.spill(core)
     }
 
-    /// About how many slots hold rows that no coming step wants, judged by a few of them; all before the first row had to
-    /// leave.
+    /// Estimates how many slots hold rows that no coming step has announced, from a sample of about `judged`
+    /// slots. Before the first spill it returns all slots.
     pub(crate) fn slots_not_wanted(&self, judged: usize) -> usize {
         let stride = (self.slots / judged).max(1);
-        // Other ones each time.
+        // A different sample for each value of `moves`.
         let some = (self.moves as usize % stride..self.slots).step_by(stride);
         let of = some.len().max(1);
         let wanted = some.filter(|&slot| self.crowded && self.due.is_held(slot as u32)).count();
         self.slots - self.slots * wanted / of
     }
 
-    /// Whether one more row may be brought in for a coming step; if not, as many as `rows` are refused.
+    /// Whether one more row may be loaded for a coming step. If not, counts `rows` refusals.
     pub(crate) fn may_admit_ahead(&mut self, rows: usize) -> bool {
         if self.policy.may_admit_ahead(self.slots.max(SLOTS_MIN)) {
             self.refused = 0;
@@ -465,10 +467,10 @@ impl Shard {
         false
     }
 
-    /// There is no room for this many rows that coming steps want.
+    /// There is no room for `rows` announced rows.
     pub(crate) fn refuse_ahead(&mut self, rows: usize) {
-        // Without steps that pass, rows announced and never used would block lookahead for good: after as
-        // many refusals as there are slots, start afresh.
+        // If no steps pass, announced rows that are never used would block lookahead forever. After more
+        // refusals than slots, drop all marks.
         self.refused += rows;
         if self.refused > self.slots {
             self.due.clear_all();
@@ -493,7 +495,7 @@ impl Shard {
         self.index_bytes = bytes;
     }
 
-    /// Bytes of memory: (rows, index, bookkeeping).
+    /// Memory in bytes: (rows, index, bookkeeping).
     pub(crate) fn bytes(&self, core: &Core) -> (usize, usize, usize) {
         let meta = self.slots * size_of::<SlotMeta>()
             + self.free.capacity() * 4
@@ -504,7 +506,7 @@ impl Shard {
         (self.slots * core.layout.stride, self.index_bytes, meta + self.policy.bytes(self.slots))
     }
 
-    /// Slots in the arena.
+    /// Number of slots in use or free.
     pub(crate) fn slots(&self) -> usize {
         self.slots
     }

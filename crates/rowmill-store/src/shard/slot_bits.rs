@@ -1,4 +1,4 @@
-//! One bit per slot, with a count of those set.
+//! One bit per slot, with a count of the set bits.
 
 use rowmill_index::prefetch;
 
@@ -29,25 +29,25 @@ impl SlotBits {
         *word &= !(1 << (bit % 64));
     }
 
-    /// Start loading a bit.
+    /// Prefetch a bit.
     #[inline]
     pub(crate) fn prefetch(&self, bit: u32) {
         prefetch(self.words.as_ptr().wrapping_add(bit as usize / 64));
     }
 
-    /// Number of bits set.
+    /// Number of set bits.
     pub(crate) fn count(&self) -> usize {
         self.ones
     }
 
-    /// The lowest bit set in the word of `from` or a later one.
+    /// The lowest set bit in the word of bit `from` or in a later word.
     pub(crate) fn first_from(&self, from: u32) -> Option<u32> {
         let skipped = from as usize / 64;
         let word = skipped + self.words.get(skipped..)?.iter().position(|&word| word != 0)?;
         Some(word as u32 * 64 + self.words[word].trailing_zeros())
     }
 
-    /// Make room for bits below `len`.
+    /// Grow to at least `len` bits.
     pub(crate) fn grow(&mut self, len: usize) {
         let words = len.div_ceil(64);
         if self.words.len() < words {
@@ -55,12 +55,12 @@ impl SlotBits {
         }
     }
 
-    /// Forget bits from `len` on; they must be clear.
+    /// Drop the bits from `len` on; they must be clear.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.words.truncate(len.div_ceil(64));
     }
 
-    /// Bytes of memory taken.
+    /// Memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.words.capacity() * size_of::<u64>()
     }

@@ -1,4 +1,4 @@
-//! Rows of a shard that changed since they were last published; nothing where no feed is kept.
+//! Changed rows of a shard that the feed has not published; unused without a feed.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use super::shard::{Shard, SlotMeta};
 use super::slot_bits::SlotBits;
 use crate::table::{TableState, floats_of};
 
-/// Bytes of memory that a shard keeps for rows that leave, when none wait.
+/// Bytes of buffers that a shard keeps allocated while no rows wait in them.
 const KEPT_BYTES: usize = 64 << 10;
 
-/// Slots whose rows changed, and rows that changed and left memory since.
+/// Slots whose rows changed, and changed rows that have left memory.
 #[derive(Debug)]
 pub(super) struct Unpublished {
-    /// Slots with a row that changed.
+    /// Slots whose row changed.
     pub(super) slots: SlotBits,
     left: Vec<Left>,
     weights: Vec<f32>,
-    /// What `left` and `weights` of all shards may take.
+    /// Limits the bytes of `left` and `weights` over all shards.
     waiting: Arc<FeedBacklog>,
 }
 
-/// A row that changed and has no slot any more.
+/// A changed row that has no slot any more.
 #[derive(Debug)]
 struct Left {
     id: u64,
@@ -31,14 +31,15 @@ struct Left {
 }
 
 impl Unpublished {
-    /// Nothing has changed so far in a shard of this many slots.
+    /// No changes yet, in a shard with `slots` slots.
     pub(super) fn new(slots: usize, waiting: &Arc<FeedBacklog>) -> Self {
         let mut bits = SlotBits::default();
         bits.grow(slots);
         Self { slots: bits, left: Vec::new(), weights: Vec::new(), waiting: Arc::clone(waiting) }
     }
 
-    /// A changed row leaves memory with these weights, or is deleted; whether there is room for it to wait.
+    /// A changed row leaves memory with these weights, or is deleted (`None`). Returns whether it fits within
+    /// the limit.
     pub(super) fn leave(&mut self, table: u32, id: u64, weights: Option<&[f32]>) -> bool {
         let fits = self.waiting.add(size_of::<Left>() + weights.map_or(0, size_of_val));
         if fits {
@@ -48,12 +49,12 @@ impl Unpublished {
         fits
     }
 
-    /// Bytes that wait.
+    /// Bytes of rows that wait.
     pub(super) fn waits(&self) -> usize {
         size_of_val(&self.left[..]) + size_of_val(&self.weights[..])
     }
 
-    /// Hand out the rows that left, in the order they did: `visit(table, id, weights)`.
+    /// Take the rows that left memory, in that order: `visit(table, id, weights)`.
     pub(super) fn take_left(&mut self, dim: usize, mut visit: impl FnMut(u32, u64, Option<&[f32]>)) {
         self.waiting.remove(self.waits());
         let mut weights = self.weights.chunks_exact(dim);
@@ -62,12 +63,12 @@ impl Unpublished {
             visit(table, id, weights);
         }
         self.weights.clear();
-        // Else every shard would keep the most that ever waited in it.
+        // Otherwise every shard would keep the memory of its largest backlog.
         self.left.shrink_to(KEPT_BYTES / size_of::<Left>());
         self.weights.shrink_to(KEPT_BYTES / size_of::<f32>());
     }
 
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.slots.bytes() + self.left.capacity() * size_of::<Left>() + self.weights.capacity() * 4
     }
@@ -88,12 +89,12 @@ impl Shard {
         }
     }
 
-    /// From now on changes are to be published, and those from before are not.
+    /// Start to collect changes; earlier changes are not published.
     pub(crate) fn begin_publishing(&mut self, waiting: &Arc<FeedBacklog>) {
         self.unpublished = Some(Unpublished::new(self.slots, waiting));
     }
 
-    /// Changes are not published any more.
+    /// Stop collecting changes.
     pub(crate) fn stop_publishing(&mut self) {
         self.unpublished = None;
     }
@@ -108,8 +109,8 @@ impl Shard {
         }
     }
 
-    /// A changed row leaves memory with these weights, or is deleted. Where there is no room for it to wait the shard
-    /// stops collecting, which the next round notices.
+    /// A changed row leaves memory with these weights, or is deleted. If it exceeds the limit, the shard
+    /// stops collecting, which the next round of publishing notices.
     pub(super) fn wait_unpublished(&mut self, table: u32, id: u64, weights: Option<&[f32]>) {
         if let Some(unpublished) = &mut self.unpublished
             && !unpublished.leave(table, id, weights)
@@ -118,9 +119,9 @@ impl Shard {
         }
     }
 
-    /// Hand out up to `rows` resident rows that changed since the last time, from slot `from` on, after all that
-    /// left memory since: `visit(table, id, weights)`, without weights for deleted ones. Whether there are more;
-    /// none where the shard has stopped collecting.
+    /// Take all changed rows that left memory, then up to `rows` changed resident rows from slot `from` on:
+    /// `visit(table, id, weights)`, with `None` for deleted rows. Returns whether there are more, or `None`
+    /// if the shard has stopped collecting.
     pub(crate) fn take_unpublished(
         &mut self,
         core: &Core,
