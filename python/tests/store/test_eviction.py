@@ -166,7 +166,7 @@ def test_wrong_options_are_named(store: rowmill.Store, options: dict[str, Any], 
 
 def test_wrong_uses_are_named(store: rowmill.Store) -> None:
     plain = made(store)
-    with pytest.raises(InvalidInput, match='given when table "t" is made'):
+    with pytest.raises(InvalidInput, match='set when table "t" is created'):
         plain.evict()
     with pytest.raises(InvalidInput, match='LowestScore for the rows of table "t"'):
         plain.set_scores([1], [1.0])

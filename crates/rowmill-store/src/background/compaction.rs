@@ -1,4 +1,4 @@
-//! Space reclaim: rows of mostly dead segments move to the end of the log.
+//! Compaction: moves the live rows of mostly dead segments to the end of the log.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,30 +12,30 @@ use crate::group::{Group, Groups, balance};
 use crate::memory::Budget;
 use crate::threads::Rounds;
 
-/// Segments are cleaned while their places hold more than this many times the live bytes, which count with the ends of
-/// blocks that rows leave empty: of rows of 832 bytes a block holds four and leaves 768 bytes, and no cleaning brings
-/// a log below 1.23 times their own bytes.
+/// Segments are cleaned while their places hold more than this many times the live bytes. Live bytes include
+/// the unused ends of blocks: a block holds four rows of 832 bytes and wastes 768 bytes, so no cleaning
+/// brings that log below 1.23 times its rows.
 const SPACE_MAX: f64 = 1.25;
-/// And more than the rows that are in memory alone would take, and this many segments, so that a small store is left
-/// alone.
+/// This many segments, and the size of the rows that are only in memory, are allowed on top, so that small
+/// stores are not cleaned.
 const SEGMENTS_SPARE: u64 = 4;
-/// Free places are kept for the segments to come while the log takes no more than this many times the live
-/// bytes with them and pinned ones, beside what rows in memory alone would take, and are given back to the file system
-/// beyond: pinned places become free by a tenth of the rows and more at a time.
+/// Free places are kept for new segments while used, pinned and free places together hold at most this many
+/// times the live bytes, plus the rows that are only in memory. More are returned to the file system. Pinned
+/// places become free in batches of a tenth of the rows and more.
 const SPACE_KEPT: f64 = 1.35;
-/// When only row places are short, a segment is cleaned if at least one row in this many is dead.
+/// When only row places are short, a segment is cleaned if at least 1/16 of its rows is dead.
 const FULL_SHARE: u64 = 16;
-/// How often the thread looks.
+/// Interval between two rounds.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Start the thread that cleans.
+/// Start the cleaning thread.
 pub(crate) fn start(groups: Groups, budget: Arc<Budget>, poison: Arc<Poison>) -> Result<Rounds, StoreError> {
     Rounds::start("compaction", PERIOD, poison, move |stopping| {
         let groups: Vec<_> = groups.read().clone();
-        // What cannot be written out is reported by the next change of a row.
+        // A failed spill is reported by the next change of a row.
         let _ = balance(&groups, &budget);
         for group in groups {
-            // A write that failed has poisoned the log, and every writer is told; a damaged segment is not
+            // A failed write has poisoned the log, so every later write reports it. A damaged segment is not
             // offered again.
             let mut cleaned = true;
             while cleaned && !stopping.is_due() {
@@ -47,7 +47,8 @@ pub(crate) fn start(groups: Groups, budget: Arc<Budget>, poison: Arc<Poison>) ->
 }
 
 impl Group {
-    /// Clean one segment if space asks for it; whether one was cleaned. What is free beyond need is given back.
+    /// Clean one segment if space requires it. Returns whether one was cleaned. Unneeded free space is
+    /// returned to the file system.
     ///
     /// # Errors
     /// When the segment is damaged or its rows cannot be written.
@@ -61,7 +62,8 @@ impl Group {
             return Ok(false);
         }
         let Some(victim) = log.victim() else { return Ok(false) };
-        // Cleaning takes places at once and frees them at the next checkpoint, so it must leave enough for that one.
+        // Cleaning uses places at once and frees places only at the next checkpoint, so it must leave enough
+        // for that one.
         let full = u64::from(victim.live_rows) * FULL_SHARE
             > u64::from(log.geometry().rows_per_segment()) * (FULL_SHARE - 1);
         if (enough_space && full) || !self.core.has_places_to_clean() {
@@ -71,21 +73,22 @@ impl Group {
         self.counters.rows_compacted.fetch_add(moved, Relaxed);
         read?;
         log.cleaned(victim);
-        // A checkpoint may have made places free meanwhile. Cleaning behind it takes long.
+        // A checkpoint may have freed places meanwhile; cleaning takes long.
         self.give_space_back();
         self.counters.compactions.fetch_add(1, Relaxed);
         Ok(true)
     }
 
-    /// What rows that the log does not hold will take of it. Where those that change stay in memory, cleaning that
-    /// counted only what the log holds would keep it smaller than the rows are, and move nearly all that it reads.
+    /// Bytes that rows which are only in memory will use in the log. Changed rows may stay in memory. If
+    /// cleaning ignored them, it would shrink the log below the size of the rows and move nearly every row
+    /// that it reads.
     fn bytes_in_memory_alone(&self) -> u64 {
         let rows: usize = self.shards.iter().map(|shard| shard.state.read().dirty_rows()).sum();
         (rows * self.core.log.geometry().packed_row_bytes()) as u64
     }
 
-    /// Give the file system back what is free beyond need. Pays after a checkpoint, when pinned places have become
-    /// free.
+    /// Return unneeded free space to the file system. Useful after a checkpoint, when pinned places have
+    /// become free.
     pub(crate) fn give_space_back(&self) {
         let log = &self.core.log;
         let space = log.space();
@@ -93,8 +96,8 @@ impl Group {
         log.discard_free(kept.saturating_sub(space.used + space.pinned));
     }
 
-    /// Move the rows of a segment that are current to the end of the log: how many were, and what damage was
-    /// met. Rows of damaged blocks stay.
+    /// Move the current rows of a segment to the end of the log. Returns their number, and the damage found.
+    /// Rows of damaged blocks are not moved.
     ///
     /// # Errors
     /// When the rows cannot be written.

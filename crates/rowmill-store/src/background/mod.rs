@@ -1,6 +1,6 @@
-//! Work beside calls: writing segments, cleaning the log, sharing memory between groups, lookahead.
+//! Background work: writing segments, cleaning the log, balancing memory between groups, lookahead.
 //!
-//! Threads of the store do it, or its caller, turn by turn, where runs must repeat.
+//! Threads of the store do it, or the caller does it turn by turn, where runs must be repeatable.
 
 mod compaction;
 mod turn;

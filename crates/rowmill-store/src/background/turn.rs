@@ -1,24 +1,23 @@
-//! Work beside calls that the caller does, one turn at a time, where the store has no threads.
+//! Background work that the caller does, one turn at a time, in a store without threads.
 
 use crate::error::StoreError;
 use crate::group::balance;
 use crate::store::Store;
 
-/// Work that goes on beside calls.
+/// One kind of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Write the oldest full segment of every log.
     Write,
-    /// Share the memory between groups anew, and clean a segment of each.
+    /// Balance the memory between groups, and clean one segment of each.
     Clean,
-    /// Bring in the rows announced first.
+    /// Process the first waiting announcement.
     LookAhead,
 }
 
 impl Store {
-    /// Do one piece of work that has no thread of its own ([`Background::Turns`](crate::Background)); whether there was
-    /// any.
-    /// What fails is met again, and reported, by the call that needs it.
+    /// Do one piece of work in a store without threads ([`Background::Turns`](crate::Background)). Returns
+    /// whether there was any. A failure is not reported here, but by the next call that runs into it.
     ///
     /// # Errors
     /// [`StoreError::Closed`].

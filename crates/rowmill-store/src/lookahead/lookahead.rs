@@ -1,14 +1,15 @@
-//! Bringing cold rows into memory before they are asked for.
+//! Lookahead: prefetches cold rows into memory before they are looked up.
 //!
-//! Threads of the store take announced ids from a bounded queue, read the cold ones and put them where
-//! the coming get finds them. They never take clocks, never wait for one and skip rows whose clock
-//! somebody holds: they are being updated, and the update brings them in (MLKV, Section III-C). A read
-//! that fails is only counted, because the get that needs the row will meet the same error and report it.
+//! Threads of the store take announced ids from a bounded queue, read the cold rows and load them into
+//! memory, where the coming get finds them. These threads take no clocks and never wait for one. They skip
+//! rows whose clock a step holds: such rows are being updated, and the update loads them (MLKV, Section
+//! III-C). A failed read is only counted, because the get that needs the row will fail in the same way and
+//! report it.
 //!
-//! Where the device is behind, or room for announced rows is full, announcements wait. Their rows that are in memory
-//! are marked before that, or they might leave to make room for what is read meanwhile, and be read again. They are marked step
-//! by step until nearly all rows in memory are wanted. To give up those that are not is Belady's rule then; were all of them wanted,
-//! what is given up would be left to chance.
+//! Announcements wait while the device is behind or the room for announced rows is full. Before that, their
+//! resident rows are marked. Otherwise these rows might leave memory to make room for others and would be
+//! read again. They are marked step by step until nearly all rows in memory are marked. Evicting unmarked
+//! rows is then Belady's rule. If all rows were marked, the victims would be arbitrary.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -27,92 +28,92 @@ use crate::shard::{Miss, Reason};
 use crate::table::Keys;
 use crate::threads::spawn;
 
-/// Announcements that may wait; more are dropped and counted. Those of 16 groups for as many steps as may be announced.
-/// Their ids take at most a share of the memory budget.
+/// Maximum number of waiting announcements; more are dropped and counted. It covers 16 groups with 64 steps
+/// each. Their ids use at most a share of the memory budget.
 const QUEUE: usize = 1024;
-/// Bytes per row of the lists that working an announcement off makes: keys and misses.
+/// Bytes per row of the lists made for an announcement: keys and misses.
 const LIST_BYTES: usize = 64;
-/// Threads that look ahead: while one brings in what it read, the other keeps the device busy.
+/// Lookahead threads: while one loads the rows it has read, the other keeps the device busy.
 pub(crate) const THREADS: usize = 2;
-/// Rows read in one go: many beside what the device takes at once, and few beside what a step reads. When
-/// the step begins first, it reads them again itself.
+/// Rows per batch of reads: more than the device processes at once, but few compared with the rows of a step.
+/// If the step begins first, it reads these rows again itself.
 const CHUNK_ROWS: usize = 128;
 
-/// Slots that are looked at to tell how many rows in memory are wanted.
+/// Slots that are sampled to estimate how many rows in memory are marked.
 const SLOTS_JUDGED: usize = 1024;
-/// One slot of so many holds a row that may leave, beside those that the running step holds. A search for a row to give up
-/// passes about as many.
+/// At least one slot in this many must hold an unmarked row, besides the rows of the running step. A search
+/// for a victim passes about this many rows.
 const LEAVING_SHARE: usize = 8;
 
-/// Where announced rows go.
+/// Where announced rows are loaded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Into memory, kept there for a coming step (at most half of the rows' memory): with 1 for the next
-    /// step to begin, with 2 for the one behind it. What is not read when that step begins is left to it.
+    /// Into memory, and kept there for a coming step, in at most half of the memory for rows. 1 means the
+    /// next step to begin, 2 the one after it. Rows that are not read when that step begins are left to it.
     Buffer {
-        /// How many steps ahead: 1 to 63, others count as the nearest of these.
+        /// How many steps ahead, 1 to 63. Values outside are clamped.
         steps: u64,
     },
-    /// Into the cache, where they compete with other rows.
+    /// Into memory, where they compete with other rows.
     Cache,
 }
 
-/// Ids of tables of one group that will be asked for soon.
+/// Announced ids of tables of one group.
 #[derive(Debug)]
 pub(crate) struct Announcement {
     pub(crate) group: Arc<Group>,
     /// Table within the group, and its ids.
     pub(crate) ids: Vec<(u32, Vec<u64>)>,
     reason: Reason,
-    /// No id comes twice, and they are counted.
+    /// Whether the ids are deduplicated and counted.
     distinct: bool,
-    /// Memory of the ids.
+    /// Memory claim of the ids.
     claim: Claim,
 }
 
-/// What is to be done next for an announcement.
+/// The next work for an announcement.
 #[derive(Debug)]
 pub(crate) enum Task {
-    /// Mark those of its rows that are in memory, then let it wait for its turn.
+    /// Mark its resident rows, then let it wait for its turn to be read.
     Mark(Announcement),
-    /// Bring in the others.
+    /// Load its cold rows.
     Read(Announcement),
-    /// Both at once.
+    /// Mark and load at once.
     MarkAndRead(Announcement),
 }
 
-/// How far a task came.
+/// The result of a task.
 #[derive(Debug)]
 enum Outcome {
     Done,
-    /// There is no room for more rows that stay.
+    /// There is no room for more marked rows.
     Unmarked(Announcement),
     Marked(Announcement),
-    /// There is no room for more rows that come in.
+    /// There is no room to load more rows.
     Unread(Announcement),
 }
 
-/// Announcements that nobody has worked off.
+/// Announcements that are not finished.
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Those whose rows are not marked.
+    /// Announcements whose rows are not marked yet.
     fresh: VecDeque<Announcement>,
-    /// Those whose rows are.
+    /// Announcements whose rows are marked.
     marked: VecDeque<Announcement>,
-    /// How many some thread has.
+    /// Number of announcements that threads work on now.
     taken: usize,
-    /// Groups without room for more rows that stay, until the next step begins.
+    /// Groups without room for more marked rows until the next step begins.
     keep_no_more: Vec<u32>,
-    /// Groups without room for more rows that come in.
+    /// Groups without room to load more rows.
     read_no_more: Vec<u32>,
-    /// No more will come.
+    /// No more announcements will come.
     closed: bool,
-    /// A thread has panicked: no announcement is worked off any more.
+    /// A thread has panicked: announcements are no longer processed.
     dead: bool,
 }
 
 impl Waiting {
-    /// How many can be worked off now.
+    /// Number of announcements that can be processed now.
     fn len(&self) -> usize {
         if self.dead {
             return 0;
@@ -122,7 +123,7 @@ impl Waiting {
         fresh.count() + marked.count() + self.taken
     }
 
-    /// What to do next. An announcement that is read at once is marked by that.
+    /// The next task. An announcement that can be read at once is marked in the same pass.
     fn take(&mut self) -> Option<Task> {
         if self.dead {
             return None;
@@ -136,7 +137,7 @@ impl Waiting {
         Some(task)
     }
 
-    /// What is left of a task waits, until those of earlier steps are done.
+    /// Queue an unfinished announcement again, behind earlier steps.
     fn put_back(&mut self, outcome: Outcome) {
         self.taken -= 1;
         match outcome {
@@ -160,13 +161,13 @@ impl Waiting {
     }
 }
 
-/// Take the first that is not of one of these groups.
+/// Take the first announcement that belongs to none of these groups.
 fn take_first(waiting: &mut VecDeque<Announcement>, groups: &[u32]) -> Option<Announcement> {
     let first = waiting.iter().position(|announcement| !announcement.is_among(groups))?;
     waiting.remove(first)
 }
 
-/// Add an announcement behind those of earlier steps.
+/// Insert an announcement behind announcements of earlier steps.
 fn insert(waiting: &mut VecDeque<Announcement>, announcement: Announcement) {
     let at = waiting.partition_point(|other| other.reason <= announcement.reason);
     waiting.insert(at, announcement);
@@ -179,7 +180,7 @@ struct AnnouncementQueue {
 }
 
 impl AnnouncementQueue {
-    /// The next task, once there is one; `None` when all is done.
+    /// Wait for the next task. `None` when the queue is closed and all is done.
     fn wait(&self) -> Option<Task> {
         let mut waiting = self.waiting.lock();
         loop {
@@ -206,7 +207,7 @@ impl AnnouncementQueue {
     }
 }
 
-/// The queue and the threads behind it.
+/// The queue and its threads.
 #[derive(Debug)]
 pub(crate) struct Lookahead {
     queue: Arc<AnnouncementQueue>,
@@ -214,7 +215,7 @@ pub(crate) struct Lookahead {
 }
 
 impl Lookahead {
-    /// A queue, with threads behind it or with [`Lookahead::turn`].
+    /// A queue with threads, or without: then [`Lookahead::turn`] does the work.
     pub(crate) fn start(threaded: bool, poison: &Arc<Poison>) -> Result<Self, StoreError> {
         let mut lookahead = Self { queue: Arc::default(), threads: Vec::new() };
         for number in 0..if threaded { THREADS } else { 0 } {
@@ -236,7 +237,7 @@ impl Lookahead {
         Ok(lookahead)
     }
 
-    /// Queue an announcement; `false` when the queue is full and it was dropped.
+    /// Queue an announcement. Returns `false` when the queue is full and it was dropped.
     pub(crate) fn announce(&self, announcement: Announcement) -> bool {
         let mut waiting = self.queue.waiting.lock();
         if waiting.dead || waiting.fresh.len() + waiting.marked.len() >= QUEUE {
@@ -248,13 +249,14 @@ impl Lookahead {
         true
     }
 
-    /// A step has begun: what it was announced may make room for others.
+    /// A step has begun, which may have made room for further announcements.
     pub(crate) fn step_begins(&self) {
         self.queue.waiting.lock().retry();
         self.queue.arrived.notify_all();
     }
 
-    /// Do the next task in this thread, later: whoever calls it may hold no lock that others need to announce.
+    /// Take the next task, to be run in this thread. The caller runs it without holding a lock that
+    /// announcing calls need.
     pub(crate) fn turn(&self) -> Option<impl FnOnce() + use<>> {
         let task = self.queue.waiting.lock().take()?;
         let queue = Arc::clone(&self.queue);
@@ -266,17 +268,17 @@ impl Lookahead {
         self.queue.waiting.lock().dead
     }
 
-    /// Announcements not worked off yet, but those that wait for room.
+    /// Number of unfinished announcements, without those that wait for room.
     pub(crate) fn pending(&self) -> u64 {
         self.queue.waiting.lock().len() as u64
     }
 
-    /// Let the threads finish what is queued and end them.
+    /// Let the threads finish all queued announcements, then end them.
     pub(crate) fn stop(&mut self) {
         self.queue.waiting.lock().closed = true;
         self.queue.arrived.notify_all();
         for thread in self.threads.drain(..) {
-            // A panic of the thread was caught and has poisoned the store.
+            // A panic of the thread was caught and has already poisoned the store.
             let _ = thread.join();
         }
     }
@@ -289,7 +291,7 @@ impl Drop for Lookahead {
 }
 
 impl Announcement {
-    /// An announcement of ids by table; `None` where those that wait leave no memory for their copy.
+    /// An announcement of ids by table. `None` when no memory is left to copy them.
     pub(crate) fn new(group: &Arc<Group>, ids: &[(u32, &[u64])], reason: Reason) -> Option<Self> {
         let bytes = ids.iter().map(|(_, ids)| size_of_val(*ids) as u64).sum();
         let claim = group.core.budget.announced.try_claim(bytes)?;
@@ -305,7 +307,7 @@ impl Announcement {
         groups.contains(&self.group.core.number)
     }
 
-    /// Whether its rows may stay in memory, or come in. Those of the next step always may.
+    /// Whether its rows may be marked or loaded. Rows of the next step always may.
     fn may_be_kept(&self) -> bool {
         let Reason::Wanted(step) = self.reason else { return true };
         let rows = self.rows();
@@ -318,7 +320,7 @@ impl Announcement {
         false
     }
 
-    /// Have the announced rows that are in memory stay there.
+    /// Mark the announced rows that are in memory.
     fn mark(mut self, scratch: &mut UniqueScratch) -> Self {
         self.make_distinct(scratch);
         let _lists = self.group.claim_lists(self.rows() * LIST_BYTES);
@@ -330,7 +332,7 @@ impl Announcement {
         self
     }
 
-    /// Bring the announced rows into memory, as far as there is room for them.
+    /// Load the announced rows into memory, as far as there is room.
     fn read(mut self, scratch: &mut UniqueScratch) -> Outcome {
         self.make_distinct(scratch);
         let lists = self.group.claim_lists(self.rows() * LIST_BYTES);
@@ -366,23 +368,23 @@ impl Announcement {
     }
 }
 
-/// How far an announcement was worked off.
+/// How far an announcement was processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ahead {
-    /// Its rows are in memory, or its step has begun and reads the others.
+    /// All its rows are in memory, or its step has begun and reads the others.
     Done,
-    /// There was no room for more.
+    /// There was no room for more rows.
     Full,
 }
 
 impl Group {
-    /// Whether no row needs to be read. Those that are wanted need no mark then either: at most the first of all
-    /// spills comes between an announcement and its step.
+    /// Whether all rows are in memory, so that none needs to be read. Marks are then not needed either: at
+    /// most the very first spill can come between an announcement and its step.
     pub(crate) fn all_in_memory(&self) -> bool {
         self.shards.iter().all(|cell| cell.state.read().all_in_memory())
     }
 
-    /// Whether more rows may stay in memory for coming steps, where a step uses about so many.
+    /// Whether more rows may be marked, if a step uses about `rows_of_step` rows.
     fn may_keep_more(&self, rows_of_step: usize) -> bool {
         let judged = SLOTS_JUDGED / self.shards.len();
         let (mut slots, mut not_wanted) = (0, 0);
@@ -391,11 +393,11 @@ impl Group {
             slots += state.slots();
             not_wanted += state.slots_not_wanted(judged);
         }
-        // The rows of the running step are not wanted any more, but cannot leave.
+        // Rows of the running step are no longer marked, but cannot leave.
         not_wanted >= rows_of_step.min(slots / 2) + slots / LEAVING_SHARE
     }
 
-    /// Bring the cold rows of `keys` into memory, as far as there is room for announced rows.
+    /// Load the cold rows of `keys` into memory, as far as there is room for announced rows.
     fn look_ahead(&self, keys: &Keys, reason: Reason) -> Result<Ahead, StoreError> {
         let begun = || matches!(reason, Reason::Wanted(step) if step <= self.tickets.issued());
         let late = |rows: usize| self.counters.lookahead_late.fetch_add(rows as u64, Relaxed);
@@ -427,14 +429,14 @@ impl Group {
         Ok(Ahead::Done)
     }
 
-    /// Whether the first of these rows may come in. Shards fill evenly, so it speaks for the others.
+    /// Whether there is room for these rows, judged by the shard of the first: shards fill evenly.
     fn has_room_ahead(&self, chunk: &[Miss]) -> bool {
         let shard = chunk[0].key.shard;
         let rows = chunk.iter().take_while(|miss| miss.key.shard == shard).count();
         self.shards[shard as usize].state.write().may_admit_ahead(rows)
     }
 
-    /// Have the rows of `keys` stay in memory until a step, those that come in by then too.
+    /// Mark the rows of `keys` to stay in memory until a step. Cold ones are marked once they are loaded.
     fn keep(&self, keys: &Keys, step: u64) -> Result<(), StoreError> {
         for (shard, cell) in self.shards.iter().enumerate() {
             if keys.of_shard(shard).is_empty() {
@@ -454,8 +456,7 @@ impl Group {
         Ok(())
     }
 
-    /// The rows of `keys` to be read. Those in memory are marked as wanted; those that a step holds are
-    /// left alone.
+    /// The cold rows of `keys`. Rows in memory are marked; rows that a step holds are skipped.
     fn find_cold(&self, keys: &Keys, reason: Reason) -> Vec<Miss> {
         let mut misses = Vec::new();
         for (shard, cell) in self.shards.iter().enumerate() {

@@ -1,6 +1,6 @@
-//! Prefetching the rows of coming steps.
+//! Lookahead: prefetching the rows of coming steps.
 //!
-//! Announced ids wait in a queue until a thread brings their rows from the log into memory.
+//! Announced ids wait in a queue until a thread loads their rows from the log into memory.
 
 mod lookahead;
 

@@ -1,9 +1,9 @@
-//! Taking the rows of a training read: clocks first, then births, then addresses.
+//! Acquires the rows of a training read: takes clocks, creates missing rows, notes addresses.
 //!
-//! Clocks are taken in one order by everybody: shard by shard, ascending, and within a shard all rows of
-//! the call at once or none. So two calls never wait for each other in a circle. A ticket that makes
-//! several calls can still close one; the youngest ticket of a circle then gives way with an error.
-//! Older steps go first: a step stands back from a shard where an older one waits.
+//! All calls take clocks in the same order: shard by shard, ascending, and within a shard all rows of the
+//! call at once or none. So single calls never deadlock. A ticket that makes several calls can still close a
+//! circle of waits; the youngest ticket of the circle then gives way with an error. Older steps go first: a
+//! step gives way in a shard where an older step waits.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -19,54 +19,55 @@ use crate::staleness::{Call, Held, TicketState};
 use crate::table::{Key, Keys};
 use crate::threads::Scatter;
 
-/// Waits are cut into slices, so that a circle of waiting tickets and the deadline are noticed.
+/// Waits are cut into slices of this length, to check for circles of waiting tickets and for the deadline.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(20);
 
 /// The clocks that a call takes.
 #[derive(Debug)]
 pub(crate) struct Clocks<'a> {
-    /// For which ticket.
+    /// The ticket that takes them.
     pub(crate) ticket: &'a TicketState,
-    /// The call, among those of the ticket.
+    /// Identifies the call among the calls of the ticket.
     pub(crate) call: Call,
-    /// By position, whether the ticket had not recorded the row as held; `None`: it had recorded none of them.
+    /// By position: true if the ticket has not recorded the row as held. `None`: it has recorded none of
+    /// them.
     pub(crate) fresh: Option<Vec<bool>>,
 }
 
-/// What a call wants beside addresses; by default nothing.
+/// What a call requests besides addresses; by default nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Wish<'a> {
-    /// Make rows that are missing.
+    /// Create missing rows.
     pub(crate) births: bool,
     pub(crate) clocks: Option<Clocks<'a>>,
-    /// Note what the index says, for the change that follows.
+    /// Keep the index entries, for the change that follows.
     pub(crate) notes: bool,
-    /// Bound of every table of the group.
+    /// Staleness bound of every table of the group.
     pub(crate) bounds: Vec<Option<u8>>,
-    /// The queue wishes it: what it gives back is no news to it.
+    /// Set by the queue, which already knows that these clocks were released.
     pub(crate) queued: bool,
 }
 
-/// Addresses of rows as they were when the shard was last looked at.
+/// Addresses of rows, as of the last visit of each shard.
 #[derive(Debug)]
 pub(crate) struct Entered {
-    /// Address of each position; null where the row is cold or unseen.
+    /// Address by position; null where the row is cold or missing.
     pub(crate) rows: Vec<RowPtr>,
-    /// Generation of each shard's slots when its addresses were taken.
+    /// Generation of each shard's slots when its addresses were noted.
     pub(crate) moves: Vec<u64>,
     /// Cold rows.
     pub(crate) misses: Vec<Miss>,
-    /// Keys without a row (only where births were not wished).
+    /// Keys without a row; only when missing rows are not created.
     pub(crate) unseen: Vec<Key>,
-    /// By shard, for the change that follows a training read.
+    /// Index entries by shard, for the change that follows a training read.
     pub(crate) known: Vec<Option<Known>>,
 }
 
-/// What became of the shards a call entered, by shard.
+/// The result of entering each shard.
 type Results = Vec<(usize, Result<Result<ShardEntered, Blocked>, StoreError>)>;
 
 struct ShardEntered {
-    /// Of the clocks taken; counted once the whole call is in.
+    /// Staleness of the clocks taken; counted once the whole call has entered.
     staleness: StalenessCounts,
     moves: u64,
     misses: Vec<Miss>,
@@ -78,19 +79,18 @@ struct ShardEntered {
 #[derive(Debug)]
 pub(crate) struct Blocked {
     pub(crate) shard: usize,
-    /// The row waited for: one beyond its bound, or the one that an older step waits for.
+    /// The row waited for: one beyond its bound, or the row that an older step waits for.
     pub(crate) row: Held,
     pub(crate) outstanding: u32,
-    /// Gate generation to wait on.
+    /// Generation of the gate to wait on.
     seen: u64,
 }
 
 impl Group {
-    /// Enter every shard: take clocks, make missing rows, note addresses.
+    /// Enter every shard: take clocks, create missing rows, note addresses.
     ///
     /// # Errors
-    /// Staleness timeout or conflict, too little memory, a poisoned store. No clock of this call is held
-    /// then.
+    /// Staleness timeout or conflict, too little memory, or a poisoned store. The call then holds no clock.
     pub(crate) fn enter(&self, keys: &Keys, wish: &mut Wish<'_>) -> Result<Entered, StoreError> {
         let mut rows = vec![std::ptr::null(); keys.positions()];
         let out = Scatter::new(&mut rows);
@@ -112,11 +112,10 @@ impl Group {
         Ok(self.entered(results, rows))
     }
 
-    /// As [`Group::enter`], but a row beyond its bound ends the attempt: no clock of this call is held
-    /// then.
+    /// As [`Group::enter`], but a row beyond its bound ends the attempt. The call then holds no clock.
     ///
     /// # Errors
-    /// Too little memory, a poisoned store.
+    /// Too little memory, or a poisoned store.
     pub(crate) fn try_enter(
         &self,
         keys: &Keys,
@@ -134,8 +133,8 @@ impl Group {
         Ok(Ok(self.entered(results, rows)))
     }
 
-    /// Take off the results the first shard that was not entered. What was taken behind it is given back,
-    /// so that waiting keeps to the order of shards.
+    /// Remove the first shard that was not entered from the results. Clocks taken in later shards are
+    /// released, so that waiting keeps to the order of shards.
     fn stop_at_first(
         &self,
         keys: &Keys,
@@ -148,12 +147,12 @@ impl Group {
                 self.leave_shard(keys, shard, wish);
             }
         }
-        let (shard, result) = results.pop().expect("there is a first");
-        let stopped = result.map(|entered| entered.err().expect("it was not entered"));
+        let (shard, result) = results.pop().expect("one shard was not entered");
+        let stopped = result.map(|entered| entered.err().expect("the shard was not entered"));
         Some((shard, stopped))
     }
 
-    /// The parts of all shards in one.
+    /// Merge the results of all shards.
     fn entered(&self, results: Results, rows: Vec<RowPtr>) -> Entered {
         let shards = self.shards.len();
         let (moves, known) = (vec![0; shards], (0..shards).map(|_| None).collect());
@@ -166,12 +165,12 @@ impl Group {
             entered.misses.extend(part.misses);
             entered.unseen.extend(part.unseen);
         }
-        // What cannot be written out is reported by the next change of a row.
+        // A failed spill is reported by the next change of a row.
         let _ = self.shrink_if_over();
         entered
     }
 
-    /// Enter one shard, or say which row blocks; then no clock of this shard was taken.
+    /// Enter one shard, or report which row blocks. In that case no clock of this shard is taken.
     fn enter_shard(
         &self,
         keys: &Keys,
@@ -188,7 +187,7 @@ impl Group {
         if let Some(Clocks { ticket, .. }) = &wish.clocks {
             state.advance(ticket.id());
         }
-        // As of now: a birth may push out a row whose address was taken just before.
+        // Read before entering: creating a row may spill a row whose address was noted just before.
         let (moves, edits) = (state.moves(), state.edits());
         let mut entering = Entering::default();
         let stopped = entering.enter(&self.core, &mut state, keys, wish, out);
@@ -198,8 +197,8 @@ impl Group {
             let known = (wish.notes && state.edits() == edits).then_some(Known { edits, found });
             return Ok(Ok(ShardEntered { staleness, moves, misses, unseen, known }));
         };
-        // Before anybody has seen these clocks taken: nobody waits for them, and to open the gate would wake
-        // this very call, over and over.
+        // No other call has seen these clocks taken, so none waits for them. Opening the gate would only wake
+        // this call again and again.
         wish.give_back(&mut state, &keys[..visited]);
         drop(state);
         match stop {
@@ -253,7 +252,7 @@ impl Group {
             let &Clocks { ticket, call, .. } = wish.clocks.as_ref().expect("only clocks block");
             ticket.end_wait(call);
             self.shards[shard].waiting.lock().remove(&ticket.id());
-            // Younger steps that stood back may go on.
+            // Younger steps that gave way may proceed.
             self.shards[shard].gate.open();
             self.tickets.gate.open();
             self.counters.clock_waits.fetch_add(1, Relaxed);
@@ -296,21 +295,21 @@ impl Group {
             bound: tables[table as usize].bound().unwrap_or(0),
             waited,
             holders: if holders.is_empty() {
-                "steps that have ended since".into()
+                "steps that have ended meanwhile".into()
             } else {
                 holders.join(", ")
             },
         }
     }
 
-    /// Give back the clocks a call took.
+    /// Release all clocks that a call took.
     pub(crate) fn leave(&self, keys: &Keys, wish: &Wish<'_>) {
         for shard in 0..self.shards.len() {
             self.leave_shard(keys, shard, wish);
         }
     }
 
-    /// Give back the clocks a call took in a shard.
+    /// Release the clocks that a call took in one shard.
     fn leave_shard(&self, keys: &Keys, shard: usize, wish: &Wish<'_>) {
         if wish.clocks.is_none() {
             return;
@@ -325,15 +324,15 @@ impl Group {
 }
 
 impl Wish<'_> {
-    /// The row that an older step waits for in this shard, if this step has to stand back. A step that
-    /// holds rows of an earlier call does not: the older one may wait for those.
+    /// The row that an older step waits for in this shard, if this step must give way. A step that holds rows
+    /// of an earlier call does not give way: the older step may wait for these rows.
     fn older_waiter(&self, cell: &ShardCell) -> Option<Held> {
         let Clocks { ticket, .. } = self.clocks.as_ref()?;
         let (oldest, row) = cell.waiting.lock().first_key_value().map(|(&ticket, &row)| (ticket, row))?;
         (oldest < ticket.id() && ticket.is_empty()).then_some(row)
     }
 
-    /// Give back the clocks taken of these rows.
+    /// Release the clocks taken of these rows.
     fn give_back(&self, state: &mut Shard, keys: &[Key]) {
         let Some(Clocks { ticket, .. }) = &self.clocks else { return };
         for key in keys {
@@ -343,14 +342,14 @@ impl Wish<'_> {
         }
     }
 
-    /// Whether the clock of the row at `position` is to be taken.
+    /// Whether the clock of the row at `position` must be taken.
     #[inline]
     pub(crate) fn takes(&self, position: u32) -> bool {
         self.clocks.as_ref().is_some_and(|clocks| clocks.takes(position))
     }
 
-    /// Look again which rows of a shard the ticket holds, if it has recorded the one that blocks: another call of
-    /// the step has taken it meanwhile. Whether fewer clocks are to be taken now.
+    /// If the ticket has meanwhile recorded the blocking row, another call of the step took its clock. Then
+    /// check again which rows of the shard the ticket holds. Returns whether fewer clocks must be taken now.
     fn look_again(&mut self, keys: &Keys, shard: usize, row: Held) -> bool {
         let Some(Clocks { ticket, call: (group, _), fresh }) = &mut self.clocks else { return false };
         if !ticket.has_recorded(row) {
@@ -370,16 +369,16 @@ impl Wish<'_> {
 }
 
 impl Clocks<'_> {
-    /// Whether the clock of the row at `position` is to be taken.
+    /// Whether the clock of the row at `position` must be taken.
     #[inline]
     pub(crate) fn takes(&self, position: u32) -> bool {
         self.fresh.as_ref().is_none_or(|fresh| fresh[position as usize])
     }
 
-    /// Whether what the ticket holds is the clock of a row of this id that was deleted.
+    /// Whether the ticket's hold on this id belongs to a deleted row.
     #[inline]
     pub(crate) fn hold_is_void(&self, shard: &Shard, key: &Key) -> bool {
-        // A change of rows under way may have ended the hold: it takes the row off the record first.
+        // A running change of rows may have ended the hold: it first removes the row from the record.
         shard.may_be_void(self.ticket.id(), key) && self.ticket.has_recorded((self.call.0, key.table, key.id))
     }
 }

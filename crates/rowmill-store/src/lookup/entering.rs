@@ -1,7 +1,7 @@
-//! Taking the rows of one shard for a training read: chunk by chunk, those in memory in loops of their own.
+//! Acquires the rows of one shard for a training read: chunk by chunk, with separate loops for resident rows.
 //!
-//! Rows are only named here. They are not asked for: whoever reads them asks a few rows ahead, and between the
-//! two there may be more rows than the caches hold.
+//! Addresses are noted, but rows are not prefetched here: there may be more rows than the caches hold. The
+//! reader prefetches a few rows ahead.
 
 use rowmill_index::{EntryRef, Found, Location};
 use rowmill_kernels::RowPtr;
@@ -14,29 +14,29 @@ use crate::shard::{Clock, Core, Miss, Shard};
 use crate::table::Key;
 use crate::threads::Scatter;
 
-/// Why a shard was left half entered.
+/// Why the rest of a shard was not entered.
 pub(crate) enum Stop {
     Failed(StoreError),
-    /// A row beyond its bound, and the gets outstanding.
+    /// A row beyond its bound, and its number of outstanding gets.
     Blocked(Key, u32),
 }
 
-/// What was met in a shard so far.
+/// Results of a shard so far.
 #[derive(Default)]
 pub(crate) struct Entering {
-    /// Keys whose clocks were taken, as far as they are wished.
+    /// Number of keys visited. Their clocks were taken, if requested.
     pub(crate) visited: usize,
     pub(crate) misses: Vec<Miss>,
     /// Keys without a row.
     pub(crate) unseen: Vec<Key>,
-    /// What the index said of every key, where the wish is to note it.
+    /// Index entry of every key, if requested.
     pub(crate) found: Vec<Option<Found>>,
-    /// Of the clocks taken.
+    /// Staleness of the clocks taken.
     pub(crate) staleness: StalenessCounts,
 }
 
 impl Entering {
-    /// Take clocks, make missing rows, write the address of every row to its position.
+    /// Take clocks, create missing rows, and write the address of every row to its position.
     pub(crate) fn enter(
         &mut self,
         core: &Core,
@@ -60,7 +60,7 @@ impl Entering {
             }
             let edits = shard.edits();
             for (key, &found) in keys.iter().zip(found) {
-                // What was read is stale once the index has changed.
+                // Entries read before the index changed are stale.
                 let found = if shard.edits() == edits { found } else { shard.find(key) };
                 self.enter_one(core, shard, key, found, wish, out)?;
             }
@@ -80,7 +80,7 @@ impl Entering {
     ) -> Result<(), Stop> {
         let table = keys[0].table;
         let entries = || found.iter().map(|found| found.expect("the row is in memory").entry);
-        // Who takes no clocks need not say what bounds they have.
+        // Without clocks, `bounds` may be empty.
         if let Some(clocks) = &wish.clocks
             && let Some(bound) = wish.bounds[table as usize]
         {
@@ -107,7 +107,7 @@ impl Entering {
         Ok(())
     }
 
-    /// Enter a row wherever it is.
+    /// Enter one row: resident, cold or missing.
     fn enter_one(
         &mut self,
         core: &Core,
@@ -144,14 +144,14 @@ impl Entering {
             // SAFETY: every position belongs to one shard, and one thread enters a shard.
             unsafe { out.set(position, shard.row(core, slot).cast_const()) };
         } else if let Some(row) = found.location.row() {
-            // SAFETY: as above. A second entry after a wait must not leave an old address.
+            // SAFETY: as above. Entering again after a wait must not leave an old address.
             unsafe { out.set(position, std::ptr::null()) };
             self.misses.push(Miss { key: *key, row });
         }
         Ok(())
     }
 
-    /// Take the clock of a row, unless the step holds it.
+    /// Take the clock of a row, unless the step already holds it.
     #[inline(always)]
     fn take(
         &mut self,
@@ -170,7 +170,7 @@ impl Entering {
             Clock::Blocked(outstanding) => return Err(Stop::Blocked(*key, outstanding)),
         }
         if !is_fresh {
-            // The new hold takes the place of the void one in the ticket's record.
+            // The new hold replaces the void hold in the ticket's record.
             shard.end_void_hold(key);
         }
         Ok(())

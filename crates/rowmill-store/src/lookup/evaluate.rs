@@ -1,9 +1,8 @@
 //! Pooled lookups that change nothing: evaluation and serving.
 //!
-//! Nothing is remembered for a backward and no clock is taken, so ids need not be made distinct first, which
-//! costs as much as the rest of a lookup: every id is looked up where it stands, and pooled while the locks are
-//! held. What meets a cold row, a row that was never born or a shard that is being changed goes the way of every
-//! other lookup.
+//! There is no backward and no clock, so ids need not be deduplicated, which costs as much as the rest of a
+//! lookup. Ids are looked up in their order and pooled while the locks are held. If bags need a cold row, a
+//! missing row or a shard that is being changed, they take the path of training lookups.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,32 +16,32 @@ use crate::error::StoreError;
 use crate::group::{Absent, AllShards, Group, Locked, Residents, rows_in_order, walk};
 use crate::table::{Key, TableState};
 
-/// Ids looked up under one hold of the locks: at most about 100 us of work.
+/// Ids looked up per acquisition of the locks: at most about 100 us of work.
 const HOLD_IDS: i64 = 4096;
-/// Bytes of rows found, then pooled: a part of a core's second-level cache.
+/// Bytes of rows found and then pooled together: a part of a core's second-level cache.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// Features pooled into one matrix.
+/// An output matrix: features pooled side by side.
 struct Matrix<'a> {
     bags: &'a [(Arc<TableState>, IdBag<'a>)],
-    /// Room for all of it; no two tasks write the same floats.
+    /// Has room for the whole matrix. No two tasks write the same floats.
     out: Out,
     /// The first float of every feature.
     firsts: Vec<usize>,
     row_stride: usize,
-    /// Whether a step reads.
+    /// Whether the read belongs to a step.
     in_step: bool,
-    /// `0, 1, 2, ...`: rows are named by the lookup that asks for them.
+    /// `0, 1, 2, ...`: without deduplication, rows are numbered by lookup.
     positions: Vec<u32>,
 }
 
 impl Matrix<'_> {
-    /// The place of a piece's first vector.
+    /// The output of a piece's first vector.
     ///
     /// # Safety
-    /// The matrix has the piece.
+    /// The piece lies within the matrix.
     unsafe fn first_of(&self, piece: &Piece) -> Out {
-        // SAFETY: there is room for every bag of every feature.
+        // SAFETY: `out` has room for every bag of every feature.
         unsafe { self.out.add(self.firsts[piece.column] + piece.bags.start * self.row_stride) }
     }
 }
@@ -50,18 +49,18 @@ impl Matrix<'_> {
 /// Some bags of one feature.
 #[derive(Clone)]
 struct Piece {
-    /// The feature.
+    /// Number of the feature.
     column: usize,
     bags: Range<usize>,
 }
 
 impl Group {
-    /// Pool the rows of `bags` into `out`. A row that is not there counts as it would be born. Rows are read as of a
-    /// moment during the call, each of its own. What was announced for earlier steps than number `step` is over.
-    /// `times` are as in [`Group::lookup`].
+    /// Pool the rows of `bags` into `out`. A missing row reads as the values it would be created with. Each
+    /// row is read at some moment during the call. Announcements for steps before `step` end. `times` is as
+    /// in [`Group::lookup`].
     ///
     /// # Errors
-    /// Wrong shapes, ids outside a dense table, a row that cannot be read.
+    /// Wrong shapes, ids outside a dense table, or a row that cannot be read.
     pub(crate) fn evaluate<T: Pooled>(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
@@ -98,7 +97,7 @@ impl Group {
         })
     }
 
-    /// Pool bags as long as all rows are in memory and no shard is being changed; what is left.
+    /// Pool bags while all rows are in memory and no shard is being changed. Returns the remaining bags.
     fn pool_resident(&self, matrix: &Matrix<'_>, hold: &Piece) -> Piece {
         let Some(all) = self.try_read_all() else { return hold.clone() };
         let (table, bag) = &matrix.bags[hold.column];
@@ -106,8 +105,9 @@ impl Group {
             && are_in_range(table, bag, &hold.bags)
         {
             let array = RowArray { firsts: &firsts, stride: self.core.layout.stride };
-            // SAFETY: every id of the table's range has its row there, which the read locks keep in place and
-            // unwritten. `out` has room for the feature's last bag (checked), and no two pieces write the same floats.
+            // SAFETY: every id of the table's range has a row at this address, which the read locks keep in
+            // place and unwritten. `out` has room for the feature's last bag (checked), and no two pieces
+            // write the same floats.
             unsafe {
                 let out = matrix.first_of(hold);
                 out.pool_array(&array, bag, hold.bags.clone(), &self.core.layout, matrix.row_stride);
@@ -115,7 +115,7 @@ impl Group {
             return Piece { column: hold.column, bags: hold.bags.end..hold.bags.end };
         }
         let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
-        // Padding is no row at all, and must not be looked for.
+        // The padding id has no row and must not be looked up.
         let bytes = self.core.layout.lookup_bytes();
         let residents =
             if bag.padding.is_none() { Residents::new(&self.core, &all, table, bytes) } else { None };
@@ -131,13 +131,14 @@ impl Group {
             if found.is_err() {
                 return Piece { column: hold.column, bags: bags.start..hold.bags.end };
             }
-            // SAFETY: these are the rows of the piece's ids, which the read locks keep in place and unwritten.
+            // SAFETY: these are the rows of the piece's ids, which the read locks keep in place and
+            // unwritten.
             unsafe { self.pool_found(matrix, &Piece { column: hold.column, bags }, &rows) };
         }
         Piece { column: hold.column, bags: hold.bags.end..hold.bags.end }
     }
 
-    /// The addresses of rows by the lookup that asks for them; those of padding stay as they are.
+    /// Write the addresses of rows by lookup. Entries of padding are not written.
     fn find_resident(
         &self,
         mut all: &AllShards<'_>,
@@ -159,10 +160,10 @@ impl Group {
         })
     }
 
-    /// Pool some bags of a feature.
+    /// Pool the bags of one piece.
     ///
     /// # Safety
-    /// `rows` holds the addresses of the rows of their ids, in this order, padding aside.
+    /// `rows` holds the addresses of the rows of their ids, in this order; entries of padding are unused.
     unsafe fn pool_found(&self, matrix: &Matrix<'_>, piece: &Piece, rows: &[RowPtr]) {
         let bag = &matrix.bags[piece.column].1;
         let ids = ids_of(bag, &piece.bags);
@@ -178,15 +179,15 @@ impl Group {
         };
         let weights = bag.weights.map(|weights| &weights[ids]);
         let lookups = Lookups { inverse, offsets: &offsets, weights, pooling: bag.pooling };
-        // SAFETY: the caller's, of rows that are not skipped; offsets were validated; `out` has room for the
-        // feature's last bag (checked), and no two pieces write the same floats.
+        // SAFETY: by the contract of this function, for rows that are not skipped; offsets were validated;
+        // `out` has room for the feature's last bag (checked), and no two pieces write the same floats.
         unsafe {
             let out = matrix.first_of(piece);
             out.pool(rows, &lookups, &self.core.layout, matrix.row_stride);
         }
     }
 
-    /// Pool bags as every other lookup is pooled.
+    /// Pool bags on the path of training lookups, with deduplicated ids.
     fn pool_apart(self: &Arc<Self>, matrix: &Matrix<'_>, piece: &Piece) -> Result<(), StoreError> {
         let (table, bag) = &matrix.bags[piece.column];
         let ids = ids_of(bag, &piece.bags);
@@ -194,10 +195,10 @@ impl Group {
         let offsets: Vec<i64> = offsets.iter().map(|&at| at - ids.start as i64).collect();
         let weights = bag.weights.map(|weights| &weights[ids.clone()]);
         let bag = IdBag { ids: &bag.ids[ids], offsets: &offsets, weights, ..*bag };
-        // What was found in memory are rows of the table.
+        // Ids whose rows are in memory are in range; the others are checked here.
         Self::check_ids_padded(table, &bag)?;
         let placement = Placement::Columns { row_stride: matrix.row_stride };
-        // SAFETY: the whole has room for these bags (checked), and no two pieces write the same floats.
+        // SAFETY: the matrix has room for these bags (checked), and no two pieces write the same floats.
         unsafe {
             let out = matrix.first_of(piece);
             self.pool_distinct(&[(Arc::clone(table), bag)], out, placement, None).map(drop)
@@ -205,7 +206,7 @@ impl Group {
     }
 }
 
-/// Cut some bags of a feature into pieces of at most so many ids; a longer bag is a piece of its own.
+/// Cut some bags of a feature into pieces of at most `ids_max` ids. A longer bag is a separate piece.
 fn pieces(bag: &IdBag<'_>, bags: Range<usize>, ids_max: i64) -> Vec<Range<usize>> {
     let mut pieces = Vec::new();
     let mut begin = bags.start;
@@ -218,16 +219,16 @@ fn pieces(bag: &IdBag<'_>, bags: Range<usize>, ids_max: i64) -> Vec<Range<usize>
     pieces
 }
 
-/// Where the ids of some bags lie.
+/// The range of ids of some bags.
 fn ids_of(bag: &IdBag<'_>, bags: &Range<usize>) -> Range<usize> {
     bag.offsets[bags.start] as usize..bag.offsets[bags.end] as usize
 }
 
-/// Whether the ids of some bags, padding aside, are of the table's range.
+/// Whether the ids of some bags, except padding, are in the table's range.
 fn are_in_range(table: &TableState, bag: &IdBag<'_>, bags: &Range<usize>) -> bool {
     let IdRange::Dense { rows } = table.spec.ids else { return true };
     let ids = &bag.ids[ids_of(bag, bags)];
-    // Without an exit, so that it vectorises.
+    // The loop never exits early, so that it vectorizes.
     let largest = match bag.padding {
         None => ids.iter().fold(0, |largest, &id| largest.max(id)),
         Some(padding) => ids.iter().fold(0, |largest, &id| largest.max(if id == padding { 0 } else { id })),

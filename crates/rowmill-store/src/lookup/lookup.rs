@@ -1,7 +1,7 @@
 //! Fused pooled lookups: many features of one group in one call. Their backward is in [`crate::update`].
 //!
-//! Ids become unique rows per table (`FusedRec`, Section 3: segment unique with inverse), rows
-//! become addresses, bags are summed straight from those addresses.
+//! Ids are deduplicated per table (`FusedRec`, Section 3: segment unique with inverse) and resolved to
+//! addresses. Bags are summed straight from these addresses.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -20,27 +20,27 @@ use crate::row_lifetime::{Asked, DistinctIds};
 use crate::staleness::NO_LOOKUP;
 use crate::table::{Key, Keys, TableState};
 
-/// Bytes per id of the lists that a lookup makes: distinct ids, their keys, addresses and misses.
+/// Bytes per id of a lookup's lists: distinct ids, their keys, addresses and misses.
 const LIST_BYTES: usize = 96;
 /// Floats pooled per task when a call is spread over threads.
 const POOL_TASK_FLOATS: usize = 1 << 16;
 
-/// What a fused lookup remembers for its backward.
+/// A fused lookup, with all that its backward needs.
 #[derive(Debug)]
 pub struct Lookup {
     pub(crate) group: Arc<Group>,
     pub(crate) serial: u64,
     pub(crate) features: Vec<Feature>,
-    /// Whether vectors and gradients lie one after the other.
+    /// Whether vectors and gradients lie one after the other ([`Placement::InTurn`]).
     in_turn: bool,
     pub(crate) tables: Vec<TableRows>,
-    /// The distinct rows of all tables, without those of refused ids; made when they are asked for.
+    /// The distinct rows of all tables, without refused ids. Built on first use.
     pub(crate) keys: OnceLock<Keys>,
-    /// Keys of ids that were asked for too rarely.
+    /// Keys of refused ids, which were asked for too rarely.
     pub(crate) refused: Vec<Key>,
-    /// What a training read found, by shard.
+    /// Index entries that a training read found, by shard.
     pub(crate) known: Vec<Option<Known>>,
-    /// Memory of these lists.
+    /// Memory claim of these lists.
     _lists: Claim,
 }
 
@@ -49,9 +49,9 @@ pub struct Lookup {
 pub(crate) struct Feature {
     /// Position in `Lookup::tables`.
     pub(crate) table: usize,
-    /// First lookup of the feature among those of its table.
+    /// First lookup of the feature, among the lookups of its table.
     pub(crate) begin: usize,
-    /// First float of the feature's first bag in the output, and of its gradients.
+    /// First float of the feature's first bag in the output and in the gradients.
     pub(crate) first: usize,
     pub(crate) offsets: Vec<i64>,
     pub(crate) weights: Option<Vec<f32>>,
@@ -59,7 +59,7 @@ pub(crate) struct Feature {
 }
 
 impl Feature {
-    /// Where the feature's lookups lie among those of its table.
+    /// The range of the feature's lookups, among the lookups of its table.
     pub(crate) fn lookups(&self) -> Range<usize> {
         self.begin..self.begin + *self.offsets.last().expect("validated") as usize
     }
@@ -69,15 +69,15 @@ impl Feature {
 #[derive(Debug)]
 pub(crate) struct TableRows {
     pub(crate) table: Arc<TableState>,
-    /// Distinct ids, by first occurrence.
+    /// Distinct ids, in the order of first occurrence.
     pub(crate) unique: Arc<[u64]>,
-    /// For each lookup of the table's features its position in `unique`.
+    /// For each lookup of the table's features: its position in `unique`.
     pub(crate) inverse: Vec<u32>,
     /// Position of the first unique row among the keys of the whole lookup.
     pub(crate) base: usize,
 }
 
-/// The ids that a lookup asks of one table: its padding id, the ids feature by feature, and their number.
+/// The ids of one table in a lookup: its padding id, the ids by feature, and their number.
 type TableIds<'a> = (Arc<TableState>, Option<u64>, Vec<&'a [u64]>, usize);
 
 impl Lookup {
@@ -101,7 +101,7 @@ impl Lookup {
         self.tables.iter().map(|rows| &rows.table)
     }
 
-    /// Take the keys of refused ids out.
+    /// Remove the keys of refused ids.
     pub(crate) fn refuse(&mut self, asked: Asked) {
         if self.tables.iter().all(|rows| rows.table.spec.admission.is_none()) {
             return;
@@ -124,8 +124,8 @@ impl Lookup {
 }
 
 impl Group {
-    /// Pool the rows of `bags` into `out`. With a ticket this is a training read: missing rows are born and clocks
-    /// taken. `times` says for the bags of every feature how often their ids were asked for, if not once.
+    /// Pool the rows of `bags` into `out`. With a ticket this is a training read: missing rows are created
+    /// and clocks taken. `times` gives, per feature, how often each id was asked for; once if `None`.
     pub(crate) fn lookup<T: Pooled>(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
@@ -143,7 +143,7 @@ impl Group {
         Ok(lookup)
     }
 
-    /// Note how often ids are asked for; the number of lookups.
+    /// Count how often ids are asked for. Returns the number of lookups.
     pub(crate) fn count_accesses(bags: &[(Arc<TableState>, IdBag<'_>)], times: Option<&[&[u32]]>) -> usize {
         let count = |(number, (table, bag)): (usize, &(Arc<TableState>, IdBag<'_>))| match times {
             None => table.count_accesses(bag.ids),
@@ -152,10 +152,10 @@ impl Group {
         bags.iter().enumerate().map(count).sum()
     }
 
-    /// The work of [`Group::lookup`], whose shapes are checked: ids made distinct, their rows pooled.
+    /// The work of [`Group::lookup`] after its shapes are checked: deduplicate ids and pool their rows.
     ///
     /// # Safety
-    /// `out` has room for the vectors of every bag where `placement` says, and nobody else uses it meanwhile.
+    /// `out` has room for the vectors of all bags at `placement`, and no other thread accesses it meanwhile.
     pub(crate) unsafe fn pool_distinct(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
@@ -207,7 +207,8 @@ impl Group {
         self.copy_entered(&reading, &lookup, &wish, entered, out)
     }
 
-    /// The weights that [`Group::fetch`] would copy for a prepared lookup, unless a row is beyond its bound.
+    /// The weights that [`Group::fetch`] would copy for a prepared lookup, or the row that is beyond its
+    /// bound.
     pub(crate) fn try_fetch(
         &self,
         lookup: &Lookup,
@@ -225,7 +226,7 @@ impl Group {
         }
     }
 
-    /// The rows of one table, each as a bag of its own.
+    /// A lookup of rows of one table, each as a bag of one id.
     pub(crate) fn prepare_fetch(self: &Arc<Self>, table: &Arc<TableState>, ids: &[u64]) -> Lookup {
         table.count_accesses(ids);
         let feature = Feature {
@@ -253,7 +254,7 @@ impl Group {
         let whole = self.try_with_rows(reading, lookup.keys(), entered, |rows| {
             let inverse = &lookup.tables[0].inverse;
             let rows: Vec<RowPtr> = inverse.iter().map(|&unique| rows[unique as usize]).collect();
-            // SAFETY: `try_with_rows` guarantees the weights of a row behind every address.
+            // SAFETY: `try_with_rows` guarantees readable weights at every address.
             unsafe { self.gather(&rows, out) };
         });
         let copied = match whole {
@@ -268,8 +269,8 @@ impl Group {
         Ok(())
     }
 
-    /// Copy the weights of rows of one table, a piece after the other, so that the cold rows of one piece fit the
-    /// memory set aside for them.
+    /// Copy the weights of rows of one table in pieces, so that the cold rows of one piece fit the memory for
+    /// them.
     fn copy_in_pieces(
         &self,
         reading: &Reading<'_>,
@@ -286,7 +287,7 @@ impl Group {
             let ids: Vec<u64> = piece.iter().map(|&row| unique[row as usize]).collect();
             let keys = self.keys(table, &ids);
             let entered = self.enter(&keys, &mut Wish::default())?;
-            // SAFETY: `with_rows` guarantees the weights of a row behind every address.
+            // SAFETY: `with_rows` guarantees readable weights at every address.
             self.with_rows(reading, &keys, entered, |rows| unsafe { self.gather(rows, out_piece) })?;
             (inverse, out) = (rest, out_rest);
         }
@@ -296,10 +297,10 @@ impl Group {
     /// Copy the weights of rows to `out`, which holds `dim` floats per row (checked by the caller).
     ///
     /// # Safety
-    /// Every address is that of a row of this group with readable weights.
+    /// Every address belongs to a row of this group with readable weights.
     unsafe fn gather(&self, rows: &[RowPtr], out: &mut [f32]) {
         let dim = self.core.layout.dim;
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function.
         unsafe { rowmill_kernels::gather(rows, self.core.layout.dtype, dim, out, dim) };
     }
 
@@ -327,7 +328,7 @@ impl Group {
         }
     }
 
-    /// Distinct rows of every table, and where each feature's lookups lie.
+    /// The distinct rows of every table, and the range of each feature's lookups.
     pub(crate) fn prepare(
         self: &Arc<Self>,
         bags: &[(Arc<TableState>, IdBag<'_>)],
@@ -362,7 +363,7 @@ impl Group {
         Ok(lookup)
     }
 
-    /// A lookup of these ids, made distinct.
+    /// A lookup of these ids, deduplicated.
     fn distinct(self: &Arc<Self>, ids_of: &[TableIds<'_>], features: Vec<Feature>) -> Lookup {
         let total: usize = ids_of.iter().map(|(.., lookups)| lookups).sum();
         let lists = self.claim_lists(total * LIST_BYTES);
@@ -430,7 +431,7 @@ impl Group {
         Ok(clocks)
     }
 
-    /// Let the ticket record the rows whose clocks a call took.
+    /// Record in the ticket the rows whose clocks the call took.
     fn record(&self, lookup: &Lookup, wish: &Wish<'_>) {
         let Some(clocks) = &wish.clocks else { return };
         let group = self.core.number;
@@ -487,7 +488,7 @@ impl Group {
         });
     }
 
-    /// Pool some bags of one feature; `rows` are the addresses of its table's distinct rows.
+    /// Pool some bags of one feature. `rows` are the addresses of its table's distinct rows.
     fn pool_bags(
         &self,
         lookup: &Lookup,
@@ -504,16 +505,16 @@ impl Group {
             weights: feature.weights.as_deref(),
             pooling: feature.pooling,
         };
-        // SAFETY: inverse positions are below the number of the table's distinct rows, whose addresses
-        // have readable weights where these bags need them; offsets were validated; `out` has room
-        // for the last bag of the last feature (checked), and no two tasks write the same floats.
+        // SAFETY: inverse positions are below the number of the table's distinct rows. Their addresses have
+        // readable weights where these bags need them; offsets were validated; `out` has room for the last
+        // bag of the last feature (checked), and no two tasks write the same floats.
         unsafe {
             let first = out.add(feature.first + bags.start * row_stride);
             first.pool(rows, &lookups, &self.core.layout, row_stride);
         }
     }
 
-    /// Pool piece by piece, so that the cold rows of one piece fit the memory set aside for them.
+    /// Pool in pieces, so that the cold rows of one piece fit the memory for them.
     fn pool_in_pieces(
         &self,
         reading: &Reading<'_>,
@@ -573,7 +574,7 @@ impl Group {
 }
 
 impl Lookup {
-    /// Its distinct rows, without those of refused ids.
+    /// The distinct rows, without refused ids.
     pub(crate) fn keys(&self) -> &Keys {
         self.keys.get_or_init(|| {
             let unique: Vec<(u32, &[u64])> =
@@ -582,7 +583,7 @@ impl Lookup {
         })
     }
 
-    /// Where gradients of its vectors lie, given the stride of lines if it has lines.
+    /// Placement of the gradients of its vectors; `row_stride` is used for columns only.
     pub(crate) fn placement(&self, row_stride: usize) -> Placement {
         if self.in_turn { Placement::InTurn } else { Placement::Columns { row_stride } }
     }

@@ -1,7 +1,7 @@
-//! Reading rows: for training, with clocks, and for evaluation, without.
+//! Lookups: reading rows for training, with clocks, and for evaluation, without.
 //!
-//! A training read takes clocks, creates missing rows and resolves keys to addresses. A pooled lookup sums the rows of
-//! many features in one call. Evaluation and plain reads insert nothing and take no clocks.
+//! A training read takes clocks, creates missing rows and resolves keys to addresses. A pooled lookup sums
+//! the rows of many features in one call. Evaluation and plain reads insert nothing and take no clocks.
 
 mod acquire;
 mod entering;

@@ -1,14 +1,14 @@
-//! Memory that pooled vectors are written to, of either type of float.
-#![allow(private_interfaces, reason = "what `Pooled` gives is for the lookups of this crate")]
+//! Output memory for pooled vectors, as 32-bit floats or bfloat16.
+#![allow(private_interfaces, reason = "only lookups of this crate call `Pooled::out`")]
 
 use std::ops::Range;
 
 use rowmill_kernels::{Lookups, RowArray, RowPtr, pool, pool_array};
 use rowmill_rows::{IdBag, RowLayout};
 
-/// A float that pooled vectors may be made of: `f32`, or `u16` for the bits of a bfloat16, to which they are rounded.
+/// Element type of pooled vectors: `f32`, or `u16` for the bits of bfloat16, to which sums are rounded.
 pub trait Pooled: Copy {
-    /// The place of the first.
+    /// A pointer to the first element of `out`.
     fn out(out: &mut [Self]) -> Out;
 }
 
@@ -24,7 +24,7 @@ impl Pooled for u16 {
     }
 }
 
-/// A place among the floats of a caller who waits for them, and for all behind it.
+/// A pointer into the output of a caller, who waits until all floats are written.
 #[derive(Clone, Copy)]
 pub(crate) enum Out {
     F32(*mut f32),
@@ -37,12 +37,12 @@ unsafe impl Send for Out {}
 unsafe impl Sync for Out {}
 
 impl Out {
-    /// The place so many floats behind.
+    /// The pointer advanced by `floats`.
     ///
     /// # Safety
-    /// It lies among the caller's floats.
+    /// The result lies within the caller's output.
     pub(crate) unsafe fn add(self, floats: usize) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function.
         unsafe {
             match self {
                 Self::F32(out) => Self::F32(out.add(floats)),
@@ -51,7 +51,7 @@ impl Out {
         }
     }
 
-    /// Pool bags to this place and those behind it.
+    /// Pool bags to the memory from this pointer on.
     ///
     /// # Safety
     /// As for [`pool`].
@@ -63,7 +63,7 @@ impl Out {
         row_stride: usize,
     ) {
         let &RowLayout { dim, dtype, .. } = layout;
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function.
         unsafe {
             match self {
                 Self::F32(out) => pool(rows, lookups, dtype, dim, out, row_stride),
@@ -72,7 +72,7 @@ impl Out {
         }
     }
 
-    /// Pool some bags of rows that lie as in an array to this place and those behind it.
+    /// Pool some bags of rows that lie as in an array, to the memory from this pointer on.
     ///
     /// # Safety
     /// As for [`pool_array`].
@@ -85,7 +85,7 @@ impl Out {
         row_stride: usize,
     ) {
         let &RowLayout { dim, dtype, .. } = layout;
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function.
         unsafe {
             match self {
                 Self::F32(out) => pool_array(array, bag, bags, dtype, dim, out, row_stride),

@@ -1,21 +1,21 @@
-//! Where the vectors of a fused lookup lie among floats, and later their gradients.
+//! Layout of the vectors of a fused lookup in its output, and of their gradients.
 
 use crate::error::StoreError;
 
 /// Bag `b` of feature `f` lies at `firsts[f] + b * stride`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Placement {
-    /// Side by side: a line for each bag, in it the vectors of feature after feature.
+    /// Side by side: one line per bag, with the vectors of all features.
     Columns {
         /// Floats from one line to the next.
         row_stride: usize,
     },
-    /// One after the other: all vectors of a feature, then those of the next.
+    /// One after the other: all vectors of the first feature, then all of the next.
     InTurn,
 }
 
 impl Placement {
-    /// Floats from one bag of a feature to the next, of vectors of `dim` floats.
+    /// Floats from one bag of a feature to the next, for vectors of `dim` floats.
     pub(crate) fn stride(self, dim: usize) -> usize {
         match self {
             Self::Columns { row_stride } => row_stride,
@@ -23,7 +23,7 @@ impl Placement {
         }
     }
 
-    /// The first float of every feature, given how many bags each has.
+    /// The first float of every feature, given the number of bags of each.
     pub(crate) fn firsts(self, bags: impl Iterator<Item = usize>, dim: usize) -> Vec<usize> {
         let begin = |next: &mut usize, bags: usize| {
             let first = *next;
@@ -36,7 +36,7 @@ impl Placement {
         bags.scan(0, begin).collect()
     }
 
-    /// The place of a float among the first floats of features.
+    /// The offset of a float within its line, or within all floats if there are no lines.
     pub(crate) fn within(self, position: usize) -> usize {
         match self {
             Self::Columns { row_stride } => position % row_stride.max(1),
@@ -44,7 +44,7 @@ impl Placement {
         }
     }
 
-    /// Check that `len` floats have room for the bags of every feature.
+    /// Check that `len` floats have room for the bags of all features.
     ///
     /// # Errors
     /// [`StoreError::Length`], or [`StoreError::Option`] if the number of floats overflows.
@@ -108,7 +108,7 @@ mod tests {
             let error = check(columns(stride), len, &[3, 2], 4).unwrap_err();
             assert!(matches!(error, StoreError::Length { argument: "out", .. }), "{error}");
         }
-        // Of one bag no stride is used.
+        // With one bag, the stride is not used.
         assert!(
             check(columns(0), 8, &[1, 1], 4).is_ok() && check(columns(usize::MAX), 8, &[1, 1], 4).is_ok()
         );
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_product_that_wraps_around_is_refused() {
-        // Three lines of half the address space each end at 2^64, plus one vector: at float 4.
+        // Three lines of 2^63 floats: the end of the last vector wraps around to float 4.
         let error = check(Placement::Columns { row_stride: 1 << 63 }, 4, &[3], 4).unwrap_err();
         assert!(error.to_string().contains("row_stride must be"), "{error}");
         assert!(error.to_string().contains("9223372036854775808"), "{error}");

@@ -1,4 +1,4 @@
-//! Reading rows without changing anything but the cache: evaluation, serving, scans.
+//! Plain reads, which change nothing but the cache: evaluation, serving, scans.
 
 use std::convert::Infallible;
 
@@ -11,10 +11,10 @@ use crate::shard::{Miss, Reason};
 use crate::table::{Key, Keys, TableIds, TableState, copy_floats, join_weights};
 use crate::threads::Scatter;
 
-/// Rows read under one hold of the locks: about 100 us of work.
+/// Rows read per acquisition of the locks: about 100 us of work.
 pub(crate) const PIECE_ROWS: usize = 2048;
 
-/// Rows found, then copied: their bytes stay in the first-level cache meanwhile.
+/// Rows found and then copied together, so that their bytes stay in the first-level cache.
 const CHUNK: usize = 128;
 const CHUNK_BYTES: usize = 32 << 10;
 
@@ -32,7 +32,7 @@ pub(crate) enum RowPart {
 enum Stored {
     /// As floats, from this byte on.
     Floats(usize),
-    /// As weights that are stored as halves of floats, at the beginning.
+    /// As weights stored in 16-bit halves, at the beginning of the row.
     Halves,
 }
 
@@ -41,18 +41,17 @@ struct Read<'a> {
     table: &'a TableState,
     part: RowPart,
     stored: Stored,
-    /// Floats of the part.
+    /// Number of floats of the part.
     width: usize,
-    /// Number of the step that reads, if one does.
+    /// Number of the step that reads, if any.
     step: Option<u64>,
     /// `width` floats per position.
     out: Scatter<'a, f32>,
 }
 
 impl Group {
-    /// Copy the weights (or state) of `ids` to `out`. An id without a row yields its initial value and
-    /// stays without one; duplicates are fine. Takes no clocks. What was announced for earlier steps than
-    /// number `step` is over.
+    /// Copy the weights (or state) of `ids` to `out`. An id without a row yields its initial values, and no
+    /// row is created. Duplicates are allowed. Takes no clocks. Announcements for steps before `step` end.
     pub(crate) fn read(
         &self,
         table: &TableState,
@@ -87,22 +86,22 @@ impl Group {
         Ok(())
     }
 
-    /// What was announced for earlier steps than number `step`, which reads, is over.
+    /// Step number `step` reads: announcements for earlier steps end.
     pub(crate) fn advance(&self, step: Option<u64>) {
         let Some(step) = step else { return };
         for cell in &self.shards {
-            // Most reads of a step come after its first: they look without keeping others out.
+            // Most reads of a step are not its first, and then a shared lock suffices.
             if !cell.state.read().due.is_past(step) {
                 cell.state.write().advance(step);
             }
         }
     }
 
-    /// Copy what is in memory of `ids`, the first of which is at position `first`; the rest is returned as
+    /// Copy the rows of `ids` that are in memory; the first id is at position `first`. Returns the others as
     /// misses.
     ///
-    /// Rows are taken in the order of the ids, so that what is copied is written in order. If a shard is
-    /// being changed they are taken shard by shard: then this waits for one shard and reads the others.
+    /// Rows are visited in the order of the ids, so that the output is written in order. If a shard is being
+    /// changed, rows are visited shard by shard: then this waits for one shard while it reads the others.
     fn read_piece(&self, read: &Read<'_>, first: usize, ids: &[u64]) -> Vec<Miss> {
         let mut misses = Vec::new();
         let &TableState { local, ref spec, .. } = read.table;
@@ -122,12 +121,12 @@ impl Group {
         let keys: Vec<Key> = (first..).zip(ids).map(key).collect();
         self.read_resident(read, &mut &all, &keys, &mut misses);
         drop(all);
-        // Those of a shard are brought into memory together.
+        // Sorted by shard, so that rows of a shard are brought into memory together.
         misses.sort_by_key(|miss| miss.key.shard);
         misses
     }
 
-    /// Copy what is asked for of `ids` if all their rows are in memory and nobody counts uses.
+    /// Copy the rows of `ids`, if all are in memory and no shard counts uses.
     fn read_all_resident(
         &self,
         read: &Read<'_>,
@@ -152,12 +151,12 @@ impl Group {
         Ok(())
     }
 
-    /// Hold all shards, unless one is being changed.
+    /// Lock all shards for reading, unless one is being changed.
     pub(crate) fn try_read_all(&self) -> Option<AllShards<'_>> {
         self.shards.iter().map(|cell| cell.state.try_read()).collect()
     }
 
-    /// Copy what is in memory of `keys`; the rest is added to the misses.
+    /// Copy the rows of `keys` that are in memory. The others are added to the misses.
     fn read_resident<L: Locked>(
         &self,
         read: &Read<'_>,
@@ -185,8 +184,8 @@ impl Group {
         });
     }
 
-    /// Read cold rows, copy them out and admit them to the cache. Rows that moved are returned with
-    /// their new place (or were copied from memory).
+    /// Read cold rows, copy them to the output and load them into memory. Rows that have moved are copied if
+    /// they are now in memory, else returned with their new row number.
     fn read_missing(
         &self,
         read: &Read<'_>,
@@ -202,35 +201,35 @@ impl Group {
                     self.read_resident(read, &mut shard.state.read(), &[miss.key], &mut again);
                     continue;
                 };
-                // SAFETY: this thread alone works on the misses of this call.
+                // SAFETY: only this thread works on the misses of this call.
                 let out = unsafe { read.out.slice(miss.key.position as usize * read.width, read.width) };
-                // SAFETY: a whole row, which this call alone has.
+                // SAFETY: a whole row, in a buffer of this call.
                 unsafe { self.copy_out(read, row.as_ptr(), out) };
             }
-            // The caller has its rows: when another one cannot be written out to make room, the next
-            // change reports it.
+            // The caller has its rows. If no room can be made for them in memory, the next change of a row
+            // reports the error.
             let _ = self.admit_cold(chunk, &cold, Reason::Use);
         }
         Ok(again)
     }
 
-    /// Copy the part of a row that is asked for.
+    /// Copy the requested part of a row.
     ///
     /// # Safety
-    /// `row` is a row of this group that nobody writes meanwhile.
+    /// `row` is a row of this group, and no thread writes it meanwhile.
     #[inline(always)]
     unsafe fn copy_out(&self, read: &Read<'_>, row: *const f32, out: &mut [f32]) {
         match read.stored {
-            // SAFETY: the caller's; the part has as many floats as `out`.
+            // SAFETY: by the contract of this function; the part has as many floats as `out`.
             Stored::Floats(start) => unsafe {
                 copy_floats(row.byte_add(start), out.as_mut_ptr(), read.width);
             },
-            // SAFETY: the caller's.
+            // SAFETY: by the contract of this function.
             Stored::Halves => unsafe { join_weights(&self.core.layout, row, out) },
         }
     }
 
-    /// The value a row would be born with.
+    /// The initial values of a missing row.
     fn initial(&self, read: &Read<'_>, id: u64, out: &mut [f32]) {
         match read.part {
             RowPart::Weights => read.table.initializer.fill(id, out),

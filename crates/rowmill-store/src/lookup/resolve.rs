@@ -1,4 +1,4 @@
-//! From keys to addresses that stay valid while they are used.
+//! Resolves keys to addresses that stay valid while they are used.
 
 use rowmill_index::Found;
 use rowmill_kernels::RowPtr;
@@ -14,13 +14,13 @@ use crate::shard::{Miss, Reason, Shard};
 use crate::table::{Key, Keys};
 
 impl Group {
-    /// Run `work` on the addresses of all rows of `keys` while nothing can move or change them.
+    /// Run `work` on the addresses of all rows of `keys` while no row can move or change.
     ///
-    /// Rows in memory are used where they are. Cold rows are read, used from the buffer they were read
-    /// into, and brought into memory afterwards.
+    /// Resident rows are used in place. Cold rows are read into a buffer, used there, and loaded into memory
+    /// afterwards.
     ///
     /// # Errors
-    /// When a row cannot be read, or there are too many cold ones.
+    /// When a row cannot be read, or there are too many cold rows.
     pub(crate) fn with_rows<T>(
         &self,
         reading: &Reading<'_>,
@@ -32,8 +32,8 @@ impl Group {
         self.with_claimed(reading, keys, entered, claim, work).map(|done| done.expect("all is claimed"))
     }
 
-    /// As [`Group::with_rows`], or `None` where the memory for cold rows has no room for all of them: then `work`
-    /// has not run, and the caller takes its rows in pieces.
+    /// As [`Group::with_rows`], or `None` if the memory for cold rows has no room for all of them. `work` has
+    /// not run then, and the caller processes its rows in pieces.
     pub(crate) fn try_with_rows<T>(
         &self,
         reading: &Reading<'_>,
@@ -76,13 +76,13 @@ impl Group {
             }
             initial.push(values);
             let misses = std::mem::take(&mut entered.misses);
-            // Rows that moved before they could be read.
+            // Whether rows moved before they could be read.
             let mut lost = false;
             for chunk in misses.chunks(self.read_chunk()) {
                 let rows = self.read_claimed(reading, chunk)?;
                 for (number, miss) in chunk.iter().enumerate() {
                     if let Some(row) = rows.row(number) {
-                        // Moving `rows` below does not move the floats.
+                        // Moving `rows` below does not move the floats on the heap.
                         entered.rows[miss.key.position as usize] = row.as_ptr();
                         fixed[miss.key.position as usize] = true;
                     } else {
@@ -92,7 +92,7 @@ impl Group {
                 cold.push((chunk.to_vec(), rows));
             }
             if seeded::has(SeededBug::StaleAddress) {
-                // Others get a chance to push rows out.
+                // Give other threads a chance to spill rows.
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
             let guards: Vec<_> = self.shards.iter().map(|cell| cell.state.read()).collect();
@@ -101,8 +101,8 @@ impl Group {
                 let result = work(&entered.rows);
                 drop(guards);
                 for (misses, rows) in &cold {
-                    // The caller has its rows: when another one cannot be written out to make room, the
-                    // next change reports it.
+                    // The caller has its rows. If no room can be made for them in memory, the next change of
+                    // a row reports the error.
                     let _ = self.admit_cold(misses, rows, Reason::Use);
                 }
                 return Ok(Some(result));
@@ -110,7 +110,7 @@ impl Group {
         }
     }
 
-    /// The weights of rows that do not exist, as rows store them, `width` floats each.
+    /// The initial weights of missing rows, as rows store them, `width` floats each.
     fn initial_rows(&self, unseen: &[Key], width: usize) -> Vec<f32> {
         let tables = self.tables.read();
         let mut rows = vec![0.0; unseen.len() * width];
@@ -120,8 +120,8 @@ impl Group {
         rows
     }
 
-    /// Look again at the shards whose slots changed since their addresses were taken. Rows that left
-    /// memory meanwhile become misses, deleted ones unseen. Where rows were `lost`, every shard is looked at.
+    /// Look up the rows again in shards whose slots have changed since. Rows that have left memory become
+    /// misses, deleted rows unseen. If reads were `lost`, all shards are checked.
     fn verify(
         &self,
         keys: &Keys,
@@ -143,7 +143,7 @@ impl Group {
                     continue;
                 }
                 let Some(Found { location, .. }) = state.find(key) else {
-                    // Deleted meanwhile: it reads as it would be born.
+                    // Deleted meanwhile: it reads as its initial values.
                     entered.unseen.push(*key);
                     continue;
                 };

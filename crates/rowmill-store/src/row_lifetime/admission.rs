@@ -1,20 +1,20 @@
-//! Ids that were asked for too rarely to get a row.
+//! Admission: refuses ids that were asked for too rarely to get a row.
 //!
-//! A training read counts each of its distinct ids once. Those without a row that it leaves below their table's
-//! count are *refused*: they are taken out of the lookup's keys before any shard is entered, so no row is born,
-//! no clock taken and no gradient applied; they read as they would be born.
+//! A training read counts each of its distinct ids once. An id without a row whose count stays below its
+//! table's minimum is *refused*. It is removed from the lookup's keys before any shard is entered: no row is
+//! created, no clock is taken and no gradient is applied. A refused id reads as its initial values.
 
 use rowmill_rows::Admission;
 
 use crate::group::Group;
 use crate::table::{Key, Keys, TableState};
 
-/// Whether an operation is a training read, or changes what one read.
+/// Whether an operation is a training read, or a change of rows that a training read returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// It counts.
+    /// A training read: counts ids.
     Read,
-    /// It does not.
+    /// A change: does not count ids.
     Change,
 }
 
@@ -23,7 +23,7 @@ pub(crate) enum Asked {
 pub(crate) struct DistinctIds<'a> {
     pub(crate) table: &'a TableState,
     pub(crate) ids: &'a [u64],
-    /// Position of the first of them among all keys.
+    /// Position of the first id among all keys.
     pub(crate) first: usize,
 }
 

@@ -1,7 +1,7 @@
-//! Removing rows of a table for good, by the rule it was made with.
+//! Eviction: deletes rows of a table by its eviction rule.
 //!
-//! While rows are judged nobody changes one, so what is removed follows from the rows alone: not from the
-//! number of shards, not from where rows lie, not from the time of day. Rows whose clock somebody holds stay.
+//! While rows are judged no thread changes one. So the result follows from the rows alone: not from the
+//! number of shards, the location of rows or the time of day. Rows whose clock a step holds are not evicted.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::group::Group;
 use crate::shard::Miss;
 use crate::table::{Key, TableState, floats_of, rank_of_score, stamp_of};
 
-/// Which of the rows judged go.
+/// The rows chosen for eviction so far.
 enum Chosen {
-    /// Those whose rank is below `limit`.
+    /// All rows whose rank is below `limit`.
     Below { limit: u64, ids: Vec<u64> },
-    /// The `count` lowest, by rank and id, the highest of them on top.
+    /// The `count` rows with the lowest (rank, id). The highest of them is on top of the heap.
     Lowest { count: usize, ranked: BinaryHeap<(u64, u64)> },
 }
 
@@ -52,7 +52,7 @@ impl Chosen {
 }
 
 impl Group {
-    /// Run the evictions that have come due with a step of `tables`.
+    /// Run the automatic evictions that have become due with a step of `tables`.
     ///
     /// # Errors
     /// As [`Group::evict`].
@@ -66,10 +66,11 @@ impl Group {
         })
     }
 
-    /// Remove the rows that the table's rule names, holding up changes of rows; their ids, ascending.
+    /// Delete the rows that the table's rule selects, blocking changes of rows meanwhile. Returns their ids,
+    /// ascending.
     ///
     /// # Errors
-    /// A table without a rule, a row that cannot be read, or a failed write.
+    /// A table without an eviction rule, a row that cannot be read, or a failed write.
     pub(crate) fn evict(
         &self,
         changes: &RwLock<(), ranks::Changes>,
@@ -78,7 +79,7 @@ impl Group {
         let Some(eviction) = table.spec.eviction else {
             return Err(StoreError::Option {
                 option: "eviction",
-                expected: format!("given when table {:?} is made, for it to evict rows", table.name),
+                expected: format!("set when table {:?} is created, for it to evict rows", table.name),
                 got: "None".into(),
             });
         };
@@ -98,7 +99,7 @@ impl Group {
         Ok(removed)
     }
 
-    /// What a rule looks for now; `None` where no row can be it.
+    /// The criterion of a rule at this moment; `None` when no row can meet it.
     fn nothing_chosen(&self, table: &TableState, rule: EvictionRule) -> Option<Chosen> {
         let below = |limit| Some(Chosen::Below { limit, ids: Vec::new() });
         match rule {
@@ -143,7 +144,7 @@ impl Group {
         Ok(())
     }
 
-    /// Judge the rows of one shard that are in memory; the cold ones that may go are returned.
+    /// Judge the rows of one shard that are in memory. Returns the cold rows that the rule may select.
     fn judge_resident(&self, rule: EvictionRule, keys: &[Key], chosen: &mut Chosen) -> Vec<Miss> {
         let Some(first) = keys.first() else { return Vec::new() };
         let state = self.shards[first.shard as usize].state.read();
@@ -166,7 +167,7 @@ impl Group {
         misses
     }
 
-    /// Remove rows, except those whose clock was taken meanwhile; the ids of those removed.
+    /// Delete rows, except rows whose clock was taken meanwhile. Returns the deleted ids.
     fn remove_unheld(&self, table: &TableState, ids: &[u64]) -> Result<Vec<u64>, StoreError> {
         let keys = self.keys(table, ids);
         let mut removed = Vec::with_capacity(ids.len());
@@ -185,7 +186,7 @@ impl Group {
     }
 }
 
-/// What a rule ranks a whole row by: the lower, the sooner it goes.
+/// The rank of a whole row under a rule: rows with lower ranks are evicted first.
 fn rank(layout: &RowLayout, rule: EvictionRule, row: &[f32], scratch: &mut Vec<f32>) -> u64 {
     let stamp = || stamp_of(layout, row);
     match rule {
@@ -194,8 +195,8 @@ fn rank(layout: &RowLayout, rule: EvictionRule, row: &[f32], scratch: &mut Vec<f
         | EvictionRule::LeastFrequent { .. } => stamp(),
         EvictionRule::LowestScore { .. } => rank_of_score(f32::from_bits(stamp() as u32)),
         EvictionRule::LowestNorm { .. } | EvictionRule::NormBelow { .. } => {
-            // One weight after the other: the same bits on every machine. Bits of positive numbers rank as
-            // the numbers do, and one that is none ranks last.
+            // Weights are added in order, so the bits are equal on every machine. The bits of positive floats
+            // order like the numbers, and NaN ranks last.
             // SAFETY: a row of this layout, borrowed.
             let weights = unsafe { floats_of(layout, row.as_ptr(), scratch) };
             let squares = weights.iter().map(|&weight| f64::from(weight) * f64::from(weight));

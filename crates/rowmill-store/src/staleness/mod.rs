@@ -1,7 +1,7 @@
 //! Bounded staleness: which training step holds the clock of which row.
 //!
-//! A ticket stands for one step. It takes each row's clock once, gives all clocks back when it is dropped, and is found by
-//! waiting calls that look for the holders of a row or for a circle of waits.
+//! A ticket represents one training step. It takes each row's clock once and releases all clocks when it is
+//! dropped. Waiting calls search the tickets for the holders of a row and for circles of waits.
 
 mod tickets;
 

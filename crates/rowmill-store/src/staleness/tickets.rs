@@ -1,17 +1,17 @@
-//! One training step's hold on clocks.
+//! Tickets: the clocks that one training step holds.
 //!
-//! A ticket remembers which rows it holds, takes each row's clock once however often the step asks, and
-//! gives every clock back when it is dropped: a step that failed leaks nothing. Who holds a row, and for
-//! how long, is found by asking the tickets (errors only, so it may be slow).
+//! A ticket records which rows it holds and takes each row's clock once, even if the step looks the row up
+//! repeatedly. Dropping it releases every clock, so a failed step leaks none. To report which step holds a
+//! row, and for how long, all tickets are searched; this happens only for errors, so it may be slow.
 //!
-//! Several threads may use one ticket. A call records its rows only after it has taken their clocks, and takes
-//! the clocks of all rows that were not recorded when it looked. Two calls that ask for one row at the same time
-//! therefore take its clock twice; the second to record the row learns that and gives its own clock back. At its
-//! bound, the second waits until the first has recorded the row. So a row is recorded only while its clock is
-//! held for it, and a read never relies on a clock that another call is still waiting for.
+//! Several threads may use one ticket. A call records its rows only after it has taken their clocks. It takes
+//! the clocks of all rows that were not recorded when it checked. So two calls that ask for one row at the
+//! same time take its clock twice; the second to record the row finds it recorded and releases its own clock.
+//! At the bound, the second waits until the first has recorded the row. So a row is recorded only while the
+//! ticket holds its clock, and a read never relies on a clock that another call still waits for.
 //!
-//! Lock order: the locks of a ticket are leaves. They are taken under a shard's lock, and nothing is locked under
-//! them.
+//! Lock order: the locks of a ticket are leaves. They are taken under a shard's lock, and no lock is taken
+//! under them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,27 +22,27 @@ use rowmill_sync::{Gate, Mutex, ranks};
 
 use crate::error::StoreError;
 
-/// Steps that may be open at once.
+/// Maximum number of open steps.
 const TICKETS_MAX: usize = 1024;
 
-/// Rows whose clocks one step may hold: half a GiB of ids.
+/// Maximum rows whose clocks one step may hold: half a GiB of ids.
 const ROWS_MAX: usize = 1 << 26;
 
-/// Serial number of no lookup: of rows that are a part of one's only.
+/// The serial number for rows that are not all the rows of a lookup.
 pub(crate) const NO_LOOKUP: u64 = 0;
 
 /// A row within a store: group, table within the group, id.
 pub(crate) type Held = (u32, u32, u64);
 
-/// A call of a step: group and number of its lookup.
+/// A call of a step: its group and the number of its lookup.
 pub(crate) type Call = (u32, u64);
 
-/// What a call waits for.
+/// A waiting call.
 #[derive(Debug)]
 struct Wait {
-    /// A row beyond its bound.
+    /// The row beyond its bound.
     row: Held,
-    /// Rows whose clocks the call has taken in the shards before.
+    /// Rows whose clocks the call has already taken, in earlier shards.
     taken: Vec<Held>,
 }
 
@@ -87,10 +87,10 @@ impl Hold {
 pub(crate) struct TicketState {
     id: u64,
     born: Instant,
-    /// When what the step learns from happened, in seconds.
+    /// Event time of the step, in seconds.
     event_time: Option<u64>,
     holds: Mutex<HashMap<(u32, u32), Hold>, ranks::TicketHolds>,
-    /// Calls that wait for a clock: at most one for each thread and each queued get.
+    /// Calls that wait for a clock: at most one per thread and queued get.
     waits: Mutex<HashMap<Call, Wait>, ranks::TicketWaits>,
 }
 
@@ -108,7 +108,7 @@ impl TicketState {
         self.holds.lock().get(&(row.0, row.1)).is_some_and(|hold| hold.contains(row.2))
     }
 
-    /// Whether the ticket, or a call of it that waits, holds the row.
+    /// Whether the ticket, or one of its waiting calls, holds the row.
     fn holds(&self, row: Held) -> bool {
         self.has_recorded(row) || self.waits.lock().values().any(|wait| wait.taken.contains(&row))
     }
@@ -118,7 +118,7 @@ impl TicketState {
         self.holds.lock().values().map(Hold::len).sum()
     }
 
-    /// Check that the ticket may hold this many more rows.
+    /// Check that the ticket may hold `rows` more rows.
     pub(crate) fn check_room(&self, rows: usize) -> Result<(), StoreError> {
         let held = self.rows_held();
         if rows <= ROWS_MAX.saturating_sub(held) {
@@ -127,7 +127,7 @@ impl TicketState {
         Err(StoreError::TooManyRows { ticket: self.id, held, wanted: rows, limit: ROWS_MAX })
     }
 
-    /// Which of `ids` the ticket does not hold yet; `None` when it holds none of them.
+    /// Which of `ids` the ticket does not hold yet. `None` when it holds none of them.
     pub(crate) fn fresh(&self, group: u32, table: u32, ids: &[u64]) -> Option<Vec<bool>> {
         let holds = self.holds.lock();
         let hold = holds.get(&(group, table))?;
@@ -138,8 +138,8 @@ impl TicketState {
         Some(ids.iter().map(|id| !held.contains(id)).collect())
     }
 
-    /// Record rows whose clocks a call has taken. Rows that another call recorded meanwhile are returned: the
-    /// caller gives their clocks back.
+    /// Record rows whose clocks a call has taken. Returns the rows that another call has recorded meanwhile;
+    /// the caller must release their clocks.
     pub(crate) fn add(&self, group: u32, table: u32, serial: u64, ids: &Arc<[u64]>) -> Vec<u64> {
         let mut holds = self.holds.lock();
         let Some(hold) = holds.remove(&(group, table)) else {
@@ -152,13 +152,14 @@ impl TicketState {
         twice
     }
 
-    /// Forget the rows among `ids` and say which of them were held. `serial` is that of the lookup whose
-    /// unique ids these are, if they are one's.
+    /// Remove `ids` from the record and return which of them were held. If these are the unique ids of a
+    /// lookup, `serial` is its serial number.
     pub(crate) fn take(&self, group: u32, table: u32, serial: Option<u64>, ids: &[u64]) -> Released {
         let mut holds = self.holds.lock();
         match holds.remove(&(group, table)) {
             None => Released::None,
-            // Training puts back what it got: the same ids in the same order, seen without looking them up.
+            // The usual case: training puts back the same ids in the same order. It is detected without
+            // searching.
             Some(Hold::Lookup { serial: own, ids: held }) if serial == Some(own) || *held == *ids => {
                 Released::All
             }
@@ -178,17 +179,17 @@ impl TicketState {
         self.holds.lock().is_empty()
     }
 
-    /// A call waits for a row; `taken` are the rows whose clocks it has.
+    /// Record that a call waits for a row. `taken` are the rows whose clocks it has.
     pub(crate) fn wait_for(&self, call: Call, row: Held, taken: impl FnOnce() -> Vec<Held>) {
         self.waits.lock().entry(call).or_insert_with(|| Wait { row, taken: taken() }).row = row;
     }
 
-    /// A call does not wait any more.
+    /// A call no longer waits.
     pub(crate) fn end_wait(&self, call: Call) {
         self.waits.lock().remove(&call);
     }
 
-    /// The rows recorded as held, by group and table; none is from now on.
+    /// Take all recorded rows, by group and table. Afterwards none is recorded.
     pub(crate) fn drain(&self) -> Vec<(u32, u32, Vec<u64>)> {
         let holds = std::mem::take(&mut *self.holds.lock());
         holds
@@ -198,7 +199,7 @@ impl TicketState {
     }
 }
 
-/// The clocks that a change of rows gives back.
+/// The clocks that a change of rows releases.
 #[derive(Debug)]
 pub(crate) struct Release {
     /// Number of the ticket that took them.
@@ -207,18 +208,18 @@ pub(crate) struct Release {
 }
 
 impl Release {
-    /// No clock.
+    /// Releases no clock.
     pub(crate) const NOTHING: Self = Self { ticket: 0, rows: Released::None };
 }
 
-/// Which of a call's rows give a clock back.
+/// Which rows of a call release a clock.
 #[derive(Debug)]
 pub(crate) enum Released {
     /// None of them.
     None,
     /// Every one.
     All,
-    /// Those marked, by position.
+    /// The marked ones, by position.
     Some(Vec<bool>),
 }
 
@@ -236,21 +237,21 @@ impl Released {
 /// All open tickets of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
-    /// Where the store is.
+    /// Location of the store, for errors.
     location: String,
     next: AtomicU64,
     open: Mutex<BTreeMap<u64, Weak<TicketState>>, ranks::Tickets>,
-    /// Opened whenever clocks are released anywhere, for the gets that wait in the queue.
+    /// Opened whenever any clock is released, for the gets that wait in the queue.
     pub(crate) gate: Gate,
 }
 
 impl Tickets {
-    /// Those of the store in `location`.
+    /// The tickets of the store at `location`.
     pub(crate) fn new(location: String) -> Self {
         Self { location, ..Self::default() }
     }
 
-    /// Check that a ticket, table or lookup is of this store, given the tickets of its own store.
+    /// Check that a ticket, table or lookup belongs to this store, given the tickets of its own store.
     pub(crate) fn check_own(&self, other: &Self, what: impl FnOnce() -> String) -> Result<(), StoreError> {
         if std::ptr::eq(self, other) {
             return Ok(());
@@ -262,7 +263,7 @@ impl Tickets {
         })
     }
 
-    /// Open a ticket for a step that learns from what happened at `event_time`.
+    /// Open a ticket for a step that learns from events at `event_time`.
     ///
     /// # Errors
     /// [`StoreError::TooManySteps`].
@@ -282,12 +283,12 @@ impl Tickets {
         Ok(state)
     }
 
-    /// A ticket is over.
+    /// Remove a ticket that was dropped.
     pub(crate) fn close(&self, id: u64) {
         self.open.lock().remove(&id);
     }
 
-    /// Number of the youngest ticket.
+    /// Number of the youngest ticket issued.
     pub(crate) fn issued(&self) -> u64 {
         self.next.load(Relaxed)
     }
@@ -296,7 +297,7 @@ impl Tickets {
         self.open.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Tickets that hold a row, oldest first, with their age.
+    /// Tickets that hold a row, oldest first, with their ages.
     pub(crate) fn holders(&self, row: Held) -> Vec<(u64, Duration)> {
         self.all()
             .iter()
@@ -305,8 +306,8 @@ impl Tickets {
             .collect()
     }
 
-    /// Whether `waiter`, which waits for `row`, is the youngest of a circle of tickets that wait for rows of each
-    /// other.
+    /// Whether `waiter`, which waits for `row`, is the youngest ticket in a circle of tickets that wait for
+    /// each other's rows.
     pub(crate) fn must_give_way(&self, waiter: &TicketState, row: Held) -> bool {
         let tickets = self.all();
         let holders = |ticket: &TicketState, rows: &[Held]| -> Vec<Arc<TicketState>> {
@@ -318,8 +319,8 @@ impl Tickets {
             let rows: Vec<Held> = ticket.waits.lock().values().map(|wait| wait.row).collect();
             holders(ticket, &rows)
         };
-        // Depth-first along "waits for a row held by"; a path back to the waiter is a circle. Only
-        // circles whose members are all older count: the youngest of each circle gives way.
+        // Depth-first search along "waits for a row held by". A path back to the waiter is a circle. Younger
+        // tickets are skipped, because only the youngest of a circle gives way.
         let mut seen = HashSet::new();
         let mut path = holders(waiter, &[row]);
         while let Some(ticket) = path.pop() {

@@ -1,5 +1,5 @@
-//! The backward of a fused lookup: gradients of pooled vectors are summed per distinct row, in lookup
-//! order, and every row takes one optimizer step (`FusedRec`, Section 3: local accumulation on unique rows).
+//! The backward of a fused lookup. Gradients of pooled vectors are summed per distinct row, in lookup order,
+//! and every row takes one optimizer step (`FusedRec`, Section 3: local accumulation on unique rows).
 
 use rowmill_index::prefetch_bytes;
 use rowmill_kernels::{GradientAddresses, LookupOrder, Lookups, Update, accumulate_range};
@@ -14,7 +14,7 @@ use crate::table::{Key, Mark, TableState};
 /// Rows whose gradients one task sums.
 const SUM_TASK_ROWS: usize = 2048;
 
-/// Gradients that one task checks.
+/// Gradients that one task checks to be finite.
 const FINITE_TASK_FLOATS: usize = 1 << 17;
 
 /// Gradients of the distinct rows of one table.
@@ -28,18 +28,18 @@ pub struct RowGradients {
     pub values: Vec<f32>,
 }
 
-/// Where the gradients of a table's distinct rows come from.
+/// Source of the gradients of a table's distinct rows.
 enum Source<'a> {
     /// One address per row.
     Each(GradientAddresses),
-    /// The gradients of bags, `stride` apart, and which bags looked a row up.
+    /// Gradients of bags, `stride` floats apart, and the bags that looked each row up.
     Bags { order: LookupOrder, gradients: &'a [f32], stride: usize },
 }
 
 /// One optimizer step on the rows of a lookup.
 struct Step<'a> {
     group: &'a Group,
-    /// By table of the group.
+    /// By table number within the group.
     tables: Vec<Option<TableStep<'a>>>,
 }
 
@@ -48,10 +48,10 @@ struct Step<'a> {
 struct TableStep<'a> {
     table: &'a TableState,
     update: Update<'static>,
-    /// Position of the first row among those of the lookup.
+    /// Position of the table's first row among the rows of the lookup.
     base: u32,
     source: &'a Source<'a>,
-    /// What happens to the rows' stamps.
+    /// How the update changes the rows' stamps.
     mark: Option<Mark>,
 }
 
@@ -68,7 +68,8 @@ impl Change for Step<'_> {
         let bytes = 4 * self.group.core.layout.dim;
         let rows = keys.iter().map(|key| key.position - step.base);
         match step.source {
-            // Positions ascend: these are consecutive, so gradients are read in order, which the CPU sees.
+            // These positions are consecutive, so gradients are read in order and the CPU prefetches them
+            // itself.
             Source::Each(_)
                 if keys[keys.len() - 1].position.wrapping_sub(keys[0].position) < keys.len() as u32 => {}
             Source::Each(addresses) => rows.for_each(|row| prefetch_bytes(addresses.of(row), bytes)),
@@ -85,8 +86,8 @@ impl Change for Step<'_> {
         let mut ids = [0; CHUNK];
         let update = &table.rounded(update, keys, &mut ids);
         let core = &self.group.core;
-        // SAFETY: these are resident rows of this group under their shard's write lock; every bag has `dim`
-        // gradients (`check_gradients`), every distinct row the address of as many.
+        // SAFETY: these are resident rows of this group under their shard's write lock. Every bag has `dim`
+        // gradients (`check_gradients`), and the address of every distinct row points to `dim` floats.
         unsafe {
             match source {
                 Source::Bags { order, gradients, stride } => {
@@ -122,7 +123,7 @@ impl Lookup {
         }
     }
 
-    /// The lookups of a feature by the distinct row of its table they ask for.
+    /// The lookups of a feature, grouped by distinct row of its table.
     fn order_of(&self, feature: &Feature) -> LookupOrder {
         let mut order = LookupOrder::default();
         order.build(&self.lookups_of(feature), self.tables[feature.table].unique.len());
@@ -142,14 +143,14 @@ impl Group {
         lookup.placement(row_stride).check("gradients", gradients.len(), bags, self.core.layout.dim)
     }
 
-    /// Where the gradients of the distinct rows of every table come from. Tables that several features
-    /// look up are summed here; of the others the rows that repeat, if they are few, or else the lookups are
-    /// only put in order, and summed row by row as the rows are updated.
+    /// The sources of the gradients of each table's distinct rows. If several features look up one table, its
+    /// gradients are summed here. For other tables, only the rows that repeat are summed, if they are few.
+    /// Otherwise lookups are only grouped, and summed row by row during the update.
     fn sources<'a>(&self, lookup: &Lookup, gradients: &'a [f32], row_stride: usize) -> Vec<Source<'a>> {
         let row_stride = lookup.placement(row_stride).stride(self.core.layout.dim);
         let source = |number: usize| {
             let mut features = lookup.features.iter().filter(|feature| feature.table == number);
-            let feature = features.next().expect("a table is there for a feature");
+            let feature = features.next().expect("every table has a feature");
             let dim = self.core.layout.dim;
             if features.next().is_some() {
                 let sums = self.sums_of(lookup, number, gradients, row_stride);
@@ -157,8 +158,8 @@ impl Group {
             }
             let first = gradients.get(feature.first..).unwrap_or_default();
             let rows = lookup.tables[number].unique.len();
-            // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride` (`check_gradients`), which
-            // outlive the source.
+            // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride` (`check_gradients`),
+            // which outlive the source.
             let addresses = unsafe {
                 let lookups = lookup.lookups_of(feature);
                 GradientAddresses::of_lookups(&lookups, rows, first.as_ptr(), row_stride, dim)
@@ -176,7 +177,7 @@ impl Group {
         self.workers.map(lookup.lookups(), lookup.tables.len(), work)
     }
 
-    /// Gradients of the distinct rows of one table, `dim` floats each.
+    /// Summed gradients of the distinct rows of one table, `dim` floats each.
     fn sums_of(&self, lookup: &Lookup, number: usize, gradients: &[f32], row_stride: usize) -> Vec<f32> {
         let dim = self.core.layout.dim;
         let row_stride = lookup.placement(row_stride).stride(dim);
@@ -190,8 +191,8 @@ impl Group {
             let sum = |first: usize, out: &mut [f32]| {
                 let last = first + out.len() / dim;
                 let gradients = &gradients[feature.first..];
-                // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride`, inside
-                // `gradients` (`check_gradients`).
+                // SAFETY: bag `b` of this feature has `dim` gradients at `b * row_stride`, inside `gradients`
+                // (`check_gradients`).
                 unsafe {
                     accumulate_range(&order, first..last, gradients.as_ptr(), row_stride, dim, out);
                 }
@@ -210,8 +211,8 @@ impl Group {
         sums
     }
 
-    /// Take one optimizer step on every distinct row of `lookup`, and give its clocks back. `rates` has
-    /// one learning rate per feature, the same for all features of a table.
+    /// Take one optimizer step on every distinct row of `lookup`, and release its clocks. `rates` has one
+    /// learning rate per feature, equal for all features of a table.
     pub(crate) fn apply(
         &self,
         lookup: &Lookup,
@@ -225,7 +226,7 @@ impl Group {
                 argument: "lr",
                 got: rates.len(),
                 expected: lookup.features.len(),
-                why: "one rate per feature".into(),
+                why: "one learning rate per feature".into(),
             });
         }
         let mut rate_of: Vec<Option<f32>> = vec![None; lookup.tables.len()];
@@ -243,7 +244,7 @@ impl Group {
         let sources = self.sources(lookup, gradients, row_stride);
         let mut tables: Vec<Option<TableStep<'_>>> = vec![None; self.tables.read().len()];
         for (number, (table, source)) in lookup.tables.iter().zip(&sources).enumerate() {
-            let lr = rate_of[number].expect("a table is there for a feature");
+            let lr = rate_of[number].expect("every table has a feature");
             let update = Update { lr, step: table.table.next_step(), rounding: None };
             let mark = table.table.mark(update.step, ticket.and_then(|ticket| ticket.state.event_time()));
             tables[table.table.local as usize] =
@@ -301,8 +302,8 @@ impl Group {
         Release { ticket: ticket.id(), rows: Released::Some(marks) }
     }
 
-    /// The gradients of the distinct rows, per table, without changing anything. They need not be finite: a
-    /// gradient scaler looks at them first.
+    /// The summed gradients of the distinct rows, per table. Changes nothing. Gradients need not be finite,
+    /// because a gradient scaler inspects them first.
     pub(crate) fn row_gradients(
         &self,
         lookup: &Lookup,
@@ -324,7 +325,7 @@ impl Group {
     }
 }
 
-/// A learning rate must be a finite number that is not negative.
+/// Check that a learning rate is finite and not negative.
 pub(crate) fn check_rate(table: &TableState, rate: f32) -> Result<(), StoreError> {
     if rate.is_finite() && rate >= 0.0 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Changing rows: put, rmw, and the fused backward of a lookup.
+//! Changes of rows: put, rmw, and the fused backward of a lookup.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -15,9 +15,9 @@ use crate::table::{Key, Keys, TableIds, TableState, write_keys};
 /// Bytes per row of the lists that a change makes: keys and misses.
 const LIST_BYTES: usize = 64;
 
-/// What becomes of rows.
+/// A change of rows.
 pub(crate) trait Change: Sync {
-    /// Start loading what changing these rows of one table looks at.
+    /// Prefetch what a change of these rows, all of one table, reads.
     fn prefetch(&self, _: &[Key]) {}
 
     /// Change some rows of one table, at most [`CHUNK`].
@@ -30,31 +30,32 @@ impl<F: Fn(&[Key], &[*mut f32]) + Sync> Change for F {
     }
 }
 
-/// The rows of a change, which are distinct.
+/// The rows of a change; they are distinct.
 pub(crate) enum Target<'a> {
-    /// Rows of a table.
+    /// Rows of one table.
     Ids { table: &'a TableState, ids: &'a [u64] },
-    /// Rows of several tables, with what a read of the same keys found, by shard, or nothing.
+    /// Rows of several tables. `known` holds, by shard, the index entries that a read of the same keys found,
+    /// if any.
     Keys { keys: &'a Keys, known: &'a [Option<Known>] },
 }
 
 /// One change of many rows.
 struct Changing<'a, C> {
-    /// Begun before any row is looked up, so that the places of cold ones stay theirs until they are read.
+    /// Begun before any row is looked up, so that cold rows can be read at their row numbers.
     reading: Reading<'a>,
     release: &'a Release,
-    /// Positions whose clock was given back; empty when none is to be.
+    /// Positions whose clock was released; empty when none is to be released.
     done: Vec<AtomicBool>,
     change: &'a C,
 }
 
 impl Group {
-    /// Change every row once, in place. Rows that are missing are born first, cold ones brought in. Clocks named
-    /// by `release` are given back with the change, under the same lock.
+    /// Change every row once, in place. Missing rows are created first, and cold rows loaded. The clocks in
+    /// `release` are released with the change, under the same lock.
     ///
     /// # Errors
-    /// When rows cannot be read or room cannot be made; changes made so far stay, all clocks are given
-    /// back.
+    /// When rows cannot be read or no room can be made. Changes made so far stay, and all clocks are
+    /// released.
     pub(crate) fn update(
         &self,
         target: &Target<'_>,
@@ -88,7 +89,7 @@ impl Group {
         result.and_then(|()| self.shrink_if_over())
     }
 
-    /// Change what is in memory of `ids` or not born yet; the cold rows are returned.
+    /// Change the rows of `ids` that are in memory or missing. Returns the cold rows.
     fn update_ids<C: Change>(
         &self,
         changing: &Changing<'_, C>,
@@ -107,8 +108,8 @@ impl Group {
 
     /// The part of [`Group::update_ids`] whose first id is at position `first`.
     ///
-    /// A call that has the store to itself takes the rows in the order of the ids, which saves putting them in
-    /// order of their shards; others would have to wait for all shards.
+    /// A call that runs alone visits rows in the order of the ids, which saves grouping them by shard. With
+    /// other calls running, this would make them wait for all shards.
     fn update_piece<C: Change>(
         &self,
         changing: &Changing<'_, C>,
@@ -138,12 +139,12 @@ impl Group {
         if !changing.done.is_empty() {
             self.shards.iter().for_each(|cell| cell.gate.open());
         }
-        // Those of a shard are brought into memory together.
+        // Sorted by shard, so that rows of a shard are loaded together.
         misses.sort_by_key(|miss| miss.key.shard);
         Ok(misses)
     }
 
-    /// Change what is in memory of `keys` or not born yet; the cold rows are returned.
+    /// Change the rows of `keys` that are in memory or missing. Returns the cold rows.
     fn update_keys<C: Change>(
         &self,
         changing: &Changing<'_, C>,
@@ -180,7 +181,7 @@ impl Group {
         Ok(())
     }
 
-    /// Change the rows of one shard that are in memory or not born yet; the cold ones are returned.
+    /// Change the rows of one shard that are in memory or missing. Returns the cold rows.
     fn update_shard<C: Change>(
         &self,
         changing: &Changing<'_, C>,
@@ -199,8 +200,8 @@ impl Group {
         changed.map(|()| misses)
     }
 
-    /// Change rows of shards that are held, chunk by chunk: look them up, change those in memory, then those
-    /// that are born. The cold ones are added to the misses.
+    /// Change rows of locked shards, chunk by chunk: look them up, change resident rows, then create and
+    /// change missing rows. Cold rows are added to the misses.
     fn change_rows<C: Change>(
         &self,
         changing: &Changing<'_, C>,
@@ -241,7 +242,7 @@ impl Group {
                     }
                 }
             }
-            // First, because a birth may push out one of these rows.
+            // Resident rows first, because creating a row may spill one of them.
             self.change_resident(changing, held, &resident, &entries)?;
             for key in unborn {
                 let shard = held.shard_mut(&key);
@@ -283,7 +284,7 @@ impl Group {
             let entries = found.iter().map(|found| found.expect("as above").entry);
             match changing.release.rows {
                 Released::None => {}
-                // Nearly always: training gives back what it took.
+                // The usual case: training releases exactly the clocks that it took.
                 Released::All => {
                     for (key, entry) in keys.iter().zip(entries) {
                         changing.done[key.position as usize].store(true, Relaxed);
@@ -315,7 +316,7 @@ impl Group {
         Ok(())
     }
 
-    /// Read cold rows, bring them in and change them; those that moved meanwhile are returned.
+    /// Read cold rows, load and change them. Returns the rows that have moved meanwhile.
     fn update_missing<C: Change>(
         &self,
         changing: &Changing<'_, C>,
@@ -340,7 +341,7 @@ impl Group {
                     elsewhere.push(miss.key);
                     continue;
                 };
-                let entry = state.find(&miss.key).expect("the row was just brought in").entry;
+                let entry = state.find(&miss.key).expect("the row was just loaded").entry;
                 self.change_one(changing, &mut state, &miss.key, entry, slot)?;
             }
             drop(state);
@@ -355,7 +356,7 @@ impl Group {
         Ok(again)
     }
 
-    /// Give the clock of a row back that is being changed.
+    /// Release the clock of a row that is being changed.
     #[inline(always)]
     fn release_clock<C>(changing: &Changing<'_, C>, state: &mut Shard, key: &Key, entry: EntryRef) {
         if changing.release.rows.contains(key.position) {
@@ -364,7 +365,7 @@ impl Group {
         }
     }
 
-    /// After a failure: give back the clocks of the rows that were not reached.
+    /// After a failure: release the clocks of the rows that were not changed.
     fn give_back<C>(&self, changing: &Changing<'_, C>, keys: &Keys) {
         for (shard, cell) in self.shards.iter().enumerate() {
             let mut state = cell.state.write();
@@ -379,7 +380,7 @@ impl Group {
         }
     }
 
-    /// Remove rows; how many there were.
+    /// Delete rows. Returns how many existed.
     ///
     /// # Errors
     /// When a row frozen for a checkpoint cannot be saved first.

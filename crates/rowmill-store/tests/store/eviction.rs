@@ -338,7 +338,7 @@ fn wrong_uses_are_named() {
     let store = open(&volume, &options(None));
     let plain = store.table("plain", &spec(DIM as u32, SGD)).unwrap();
     let error = plain.evict().unwrap_err().to_string();
-    assert!(error.starts_with("eviction must be given when table \"plain\" is made"), "{error}");
+    assert!(error.starts_with("eviction must be set when table \"plain\" is created"), "{error}");
     let ttl = evicting(EvictionRule::TtlSteps { steps: 5 }, 0);
     store.table("t", &ttl).unwrap();
     let error = store.table("t", &spec(DIM as u32, SGD)).unwrap_err().to_string();
