@@ -1,11 +1,10 @@
-//! Making everything durable at once.
+//! Checkpoints: make all rows durable at one cut.
 //!
-//! A checkpoint has four parts in time. *Snapshot* (now and then): the index is written out while work
-//! goes on; whatever changes meanwhile is in the index log as well, which is replayed over it. *Cut*: for
-//! an instant nobody changes rows; what is dirty becomes frozen and the index log is switched. *Save*:
-//! frozen rows are appended to the log, in the background of other work. *Commit*: logs and files are
-//! synced, then the manifest is replaced. A crash before that leaves the previous checkpoint, whose
-//! segments were not written over.
+//! A checkpoint has four phases. *Snapshot* (only now and then): the index is written while work continues.
+//! Concurrent changes also go to the index log, which is replayed over the snapshot. *Cut*: changes of rows
+//! are blocked briefly, dirty rows become frozen and the index log is switched. *Save*: frozen rows are
+//! appended to the log while work continues. *Commit*: logs and files are synced, then the manifest is
+//! replaced. A crash before that leaves the previous checkpoint, whose segments were not overwritten.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -19,36 +18,38 @@ use crate::files::{self, FileEntry, GroupEntry, Manifest, SnapshotWriter, TableE
 use crate::group::Group;
 use crate::store::{CheckpointInfo, Saved, Store, Written, log_name};
 
-/// Frozen rows saved under one hold of a shard's lock: about 50 us.
+/// Frozen rows saved per acquisition of a shard's lock: about 50 us.
 const SAVE_ROWS: usize = 256;
-/// The index is written out anew when the changes since the last time are more than this share of it.
+/// A new snapshot of the index is written when the changes since the last one exceed 1/2 of the index.
 const DELTA_SHARE: u64 = 2;
-/// And larger than this many bytes: a store of few rows does not collect files without end.
+/// The changes must also exceed this many bytes, so that a store of few rows does not write a snapshot each
+/// time.
 const DELTA_BYTES_MIN: u64 = 16 << 10;
-/// Openings that a lineage remembers.
+/// Openings that a lineage keeps.
 const LINEAGE_MAX: usize = 1024;
-/// Files of index changes kept for [`Store::changes`]: a store of few rows does not collect them without end.
+/// Maximum files of index changes kept for [`Store::changes`]. It limits stores of few rows, whose files are
+/// small.
 const HISTORY_FILES_MAX: usize = 256;
 /// Bytes of one index entry in a snapshot.
 const ENTRY_BYTES: u64 = 12;
 
-/// What a cut fixed for the manifest.
+/// State fixed by a cut, for the manifest.
 struct Cut {
     /// Number of the cut in each group's log.
     logs: Vec<u64>,
     tables: Vec<TableEntry>,
-    /// Counters of the tables that admit by count.
+    /// Sketches of the tables with admission.
     sketches: Vec<(Category, Vec<u8>)>,
 }
 
 impl Store {
-    /// Make rows, optimizer state and `attachments` (name and bytes each) durable, all or nothing. Work
-    /// may go on meanwhile; what it changes after the cut belongs to the next checkpoint. Call it between
-    /// steps: open clocks are not saved.
+    /// Make rows, optimizer state and `attachments` (name and bytes each) durable, all or nothing. Work may
+    /// continue meanwhile; its changes after the cut belong to the next checkpoint. Call it between steps:
+    /// open clocks are not saved.
     ///
     /// # Errors
-    /// Any failure refuses all later writes, except [`StoreError::NoPlaces`] and wrong arguments, which change nothing. The
-    /// store then still opens at the previous checkpoint.
+    /// After any failure the store refuses all later writes, except after [`StoreError::NoPlaces`] and wrong
+    /// arguments, which change nothing. The store can still be opened at the previous checkpoint.
     pub fn checkpoint(&self, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
         self.with_saved("a checkpoint", |saved| {
             let written = self.write_checkpoint(saved, attachments)?;
@@ -57,14 +58,15 @@ impl Store {
         })
     }
 
-    /// Work on what is saved, while nobody else does. What fails refuses all later writes, but for wrong arguments.
+    /// Run `work` on the saved state, exclusively. Any failure but wrong arguments and
+    /// [`StoreError::NoPlaces`] poisons the store.
     pub(crate) fn with_saved<T>(
         &self,
         what: &'static str,
         work: impl FnOnce(&mut Saved) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let mut saved = self.saved.lock();
-        // Asked under the lock: who waited for it meets a store that was closed meanwhile, and a folder given away.
+        // Checked under the lock: while this call waited for it, the store may have been closed.
         self.check_writable(what)?;
         work(&mut saved).inspect_err(|error| {
             let changed_nothing = matches!(
@@ -77,7 +79,7 @@ impl Store {
         })
     }
 
-    /// Write everything of the next checkpoint but its manifest.
+    /// Write all parts of the next checkpoint except its manifest.
     pub(crate) fn write_checkpoint(
         &self,
         saved: &Saved,
@@ -106,7 +108,8 @@ impl Store {
         let groups = self.groups.read().clone();
         let mut rows_saved = 0;
         for group in &groups {
-            // The cut checked that there are places: this is a failure in the middle of a checkpoint.
+            // The cut checked that there are enough places, so this is a failure in the middle of a
+            // checkpoint.
             rows_saved += save_frozen(group).map_err(|error| match error {
                 StoreError::NoPlaces { .. } => StoreError::Poisoned { cause: error.to_string() },
                 error => error,
@@ -143,7 +146,8 @@ impl Store {
         forget_history(&mut next.history, self.options.history);
         let manifest = self.manifest(epoch, &next, mark, cut.tables, &cut.logs, &groups);
         if mark == 0 {
-            // Its rows come from changes that no frame says: a feed from before must not lead to it.
+            // The rows come from changes that are not in the feed, so older feed segments must not lead to
+            // this checkpoint.
             feed::remove_all(&*self.volume)?;
         }
         let log_bytes = self.log_bytes_written() - written_before;
@@ -152,7 +156,7 @@ impl Store {
         Ok(Written { manifest, next, cuts: cut.logs, info })
     }
 
-    /// The manifest of `written` is the store's: what only the one before it named may go.
+    /// The manifest of `written` is now the store's: files that only the previous one named may be removed.
     pub(crate) fn adopt_checkpoint(
         &self,
         saved: &mut Saved,
@@ -161,7 +165,7 @@ impl Store {
         let Written { manifest, next, cuts, info } = written;
         *saved = next;
         if info.epoch == 1 {
-            // What it guards against is rare; a checkpoint that is durable does not fail for its sake.
+            // The mark guards against a rare case. A durable checkpoint must not fail because of it.
             let _ = files::mark(&*self.volume);
         }
         for (group, cut) in self.groups.read().iter().zip(&cuts) {
@@ -173,7 +177,7 @@ impl Store {
         Ok(info)
     }
 
-    /// Number of the last durable checkpoint, 0 if there is none.
+    /// Number of the last durable checkpoint; 0 if there is none.
     pub fn checkpoint_epoch(&self) -> u64 {
         self.saved.lock().next_epoch - 1
     }
@@ -181,7 +185,7 @@ impl Store {
     /// An attachment of the last durable checkpoint.
     ///
     /// # Errors
-    /// When it is damaged.
+    /// When the attachment is damaged.
     pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         self.check_open()?;
         let saved = self.saved.lock();
@@ -200,7 +204,7 @@ impl Store {
         changes > (rows as u64 * ENTRY_BYTES / DELTA_SHARE).max(DELTA_BYTES_MIN)
     }
 
-    /// Write where every row is on the device, shard by shard, while work goes on.
+    /// Write the row numbers of all rows, shard by shard, while work continues.
     fn write_snapshot(&self, epoch: u64) -> Result<FileEntry, StoreError> {
         let mut writer = SnapshotWriter::create(&*self.volume, epoch)?;
         for group in self.groups.read().iter() {
@@ -218,12 +222,12 @@ impl Store {
         Ok(writer.finish()?)
     }
 
-    /// Divide changes into those that belong to this checkpoint and those of the next, `next_epoch`.
+    /// Separate the changes of this checkpoint from those of the next, `next_epoch`.
     fn cut(&self, next_epoch: u64, feed: Option<&mut FeedCut<'_>>) -> Result<Cut, StoreError> {
         let _nobody_changes = self.changes.write();
         let by_name = self.tables.read();
         let groups = self.groups.read();
-        // Births and spills happen outside of changes, so every shard is held as well.
+        // Rows are also created and spilled outside of changes, so every shard is locked as well.
         let mut shards: Vec<_> =
             groups.iter().flat_map(|group| group.shards.iter()).map(|cell| cell.state.write()).collect();
         let mut dirty = shards.iter().map(|shard| shard.dirty_rows());
@@ -308,7 +312,7 @@ impl Store {
     }
 }
 
-/// A lineage with checkpoint `epoch` of opening `incarnation`.
+/// A lineage, extended by checkpoint `epoch` of opening `incarnation`.
 fn continued(lineage: &[(u64, u64)], epoch: u64, incarnation: u64) -> Vec<(u64, u64)> {
     let mut lineage = lineage.to_vec();
     if lineage.last().is_none_or(|&(_, last)| last != incarnation) {
@@ -318,7 +322,7 @@ fn continued(lineage: &[(u64, u64)], epoch: u64, incarnation: u64) -> Vec<(u64, 
     lineage
 }
 
-/// Let the oldest changes go until the rest fits.
+/// Remove the oldest change lists until the rest fits.
 fn forget_history(history: &mut Vec<FileEntry>, bytes_max: u64) {
     let mut bytes: u64 = history.iter().map(|file| file.len).sum();
     let mut gone = history.len().saturating_sub(HISTORY_FILES_MAX);
@@ -330,8 +334,8 @@ fn forget_history(history: &mut Vec<FileEntry>, bytes_max: u64) {
     history.drain(..gone);
 }
 
-/// Append what the cut froze. Work goes on meanwhile: whoever waits for a shard has it after every
-/// `SAVE_ROWS` rows, and nobody finds the log's buffers full of rows that could wait themselves.
+/// Append the rows that the cut froze while work continues. Waiting calls get a shard's lock after every
+/// `SAVE_ROWS` rows. This thread waits for the log's writer, so that other appenders find idle buffers.
 fn save_frozen(group: &Group) -> Result<u64, StoreError> {
     let mut rows = 0;
     for cell in &group.shards {

@@ -1,8 +1,8 @@
-//! The index on its way from the files of a checkpoint into the shards.
+//! Loads the index from the files of a checkpoint into the shards.
 //!
-//! One thread reads and checks the files and sorts their entries by shard, into a batch; meanwhile the
-//! shards take those of the batch before, side by side. Entries of one shard keep their order: later ones
-//! replace earlier ones.
+//! One thread reads and checks the files and sorts their entries by shard into a batch. Meanwhile the shards
+//! load the previous batch in parallel. Entries of one shard keep their order: later ones replace earlier
+//! ones.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,17 +18,17 @@ use crate::shard::Shard;
 use crate::store::Store;
 use crate::table::home;
 
-/// Batches there are: one is filled while the other is emptied.
+/// Number of batches: one is filled while the other is loaded.
 const BATCHES: usize = 2;
-/// Entries of a batch: files list one shard after the other, and this many are of several.
+/// Maximum entries of a batch. Files list one shard after the other; this many entries cover several shards.
 const ENTRIES_MAX: usize = 1 << 21;
-/// However little memory the indexes leave.
+/// Minimum entries of a batch, even if the indexes leave little memory.
 const ENTRIES_MIN: usize = 1 << 12;
-/// And the batches take at most one part in this many of the memory, which holds no rows yet.
+/// The batches use at most 1/16 of the memory, which holds no rows yet.
 const MEMORY_SHARE: usize = 16;
-/// Entries of one shard whose buckets are asked for at once.
+/// Entries of one shard whose buckets are prefetched together.
 const AHEAD: usize = 32;
-/// The row number of an entry that removes its id.
+/// The row number of an entry that deletes its id.
 const REMOVED: u32 = u32::MAX;
 
 const _: () = assert!(Location::ROW_MAX < REMOVED);
@@ -41,12 +41,12 @@ struct Entry {
     row: u32,
 }
 
-/// Entries by group and shard, each in the order of the files.
+/// Entries by group and shard, each list in the order of the files.
 type Batch = Vec<Vec<Vec<Entry>>>;
 
 /// Why reading ended early.
 enum Ended {
-    /// Nobody takes batches any more.
+    /// The receiver of batches has failed.
     Unwanted,
     /// The files are damaged or cannot be read.
     Failed(StoreError),
@@ -59,7 +59,7 @@ impl<E: Into<StoreError>> From<E> for Ended {
 }
 
 impl Store {
-    /// Enter what the files of `manifest` list into the shards.
+    /// Load the entries of the files of `manifest` into the shards.
     ///
     /// # Errors
     /// Damaged files, or an index larger than the budget.
@@ -72,13 +72,14 @@ impl Store {
         let ((full, arriving), (empty, returned)) = (channel(), channel());
         for _ in 0..BATCHES {
             let batch = groups.iter().map(|group| group.shards.iter().map(|_| Vec::new()).collect());
-            empty.send(batch.collect()).expect("both ends are here");
+            empty.send(batch.collect()).expect("the receiver exists");
         }
         let left = self.budget.memory().saturating_sub(self.budget.needed(0)) as usize;
         let memory = left.min(self.budget.memory() as usize / MEMORY_SHARE) / BATCHES;
         let limit = (memory / size_of::<Entry>()).clamp(ENTRIES_MIN, ENTRIES_MAX);
         std::thread::scope(|scope| {
-            // A reader that waits for a batch ends when this one does.
+            // Moved here so that it is dropped when this thread fails: a reader that waits for a batch then
+            // ends.
             let empty = empty;
             let read = move || {
                 let mut sorting =
@@ -93,14 +94,14 @@ impl Store {
             let reader = spawned.map_err(|source| StoreError::Thread { name, source })?;
             for mut batch in arriving {
                 self.take(&groups, &mut batch)?;
-                // The reader may have read everything.
+                // If this fails, the reader has already read everything.
                 let _ = empty.send(batch);
             }
             reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
-    /// Let every shard take its entries.
+    /// Let every shard load its entries.
     fn take(&self, groups: &[Arc<Group>], batch: &mut Batch) -> Result<(), StoreError> {
         let mut shards: Vec<_> = groups
             .iter()
@@ -109,7 +110,7 @@ impl Store {
                 (0..).zip(shards).map(move |(shard, entries)| (group, shard, entries))
             })
             .collect();
-        // The first error by shard, whichever thread is faster.
+        // Report the first error by shard, independent of thread timing.
         let results = self.workers.map_all(shards.len(), |number| {
             let (group, shard, entries) = &shards[number];
             restore(group, *shard, entries)
@@ -121,11 +122,11 @@ impl Store {
     }
 }
 
-/// Sorts what files list by shard.
+/// Sorts the entries of the files by shard.
 struct Sorting<'a> {
     by_category: &'a [Option<GroupTable>],
     batch: Batch,
-    /// Entries of the batch, and the most there may be.
+    /// Number of entries in the batch, and its limit.
     count: usize,
     limit: usize,
     full: Sender<Batch>,
@@ -152,11 +153,11 @@ impl Sorting<'_> {
         let entry = self.by_category.get(category.0 as usize).and_then(Option::as_ref);
         let Some((group, table)) = entry else {
             return Err(Ended::Failed(StoreError::Corrupt {
-                what: format!("the index has rows of unknown category {}", category.0),
+                what: format!("the index has rows of the unknown category {}", category.0),
             }));
         };
         Group::check_ids(table, &[id]).map_err(|error| StoreError::Corrupt {
-            what: format!("the index has a row that cannot be: {error}"),
+            what: format!("the index has an invalid row: {error}"),
         })?;
         if self.count == self.limit {
             let full = std::mem::take(&mut self.batch);
@@ -171,7 +172,7 @@ impl Sorting<'_> {
     }
 }
 
-/// Enter what a shard is to hold.
+/// Load the entries of one shard.
 fn restore(group: &Group, shard: usize, entries: &[Entry]) -> Result<(), StoreError> {
     let mut state = group.shards[shard].state.write();
     let prefetch = |state: &Shard, entry: &Entry| {

@@ -1,7 +1,7 @@
-//! Checkpoints: making a store durable at once, opening it at a checkpoint, and checking what is stored.
+//! Checkpoints: making a store durable, opening it at a checkpoint, and `fsck`.
 //!
-//! A checkpoint is atomic and may be prepared first and committed later. Opening loads the index of the checkpoint it
-//! stands at. `fsck` reads every block of a store and repairs what it can prove.
+//! A checkpoint is atomic and may be prepared first and committed later. Opening loads the index of the
+//! chosen checkpoint. `fsck` reads every block of a store and repairs it by keeping all intact rows.
 
 mod checkpoint;
 mod fsck;

@@ -1,4 +1,4 @@
-//! Opening a store: the checkpoint to stand at is chosen, its index loaded, and the threads of the store started.
+//! Opens a store: chooses the checkpoint, loads its index, and starts the threads of the store.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,22 +21,22 @@ use crate::staleness::Tickets;
 use crate::store::{Saved, Store};
 use crate::threads::Workers;
 
-/// How often a reader begins to open a checkpoint that the writer replaces meanwhile.
+/// How often a reader retries when the writer replaces the checkpoint while it is being opened.
 const OPEN_TRIES: u32 = 32;
 
 impl Store {
-    /// Open the store in a folder, or make it.
+    /// Open the store in a folder; create it if there is none and `options.create` is set.
     ///
     /// # Errors
-    /// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`], a locked folder, or a
-    /// budget too small for the index.
+    /// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`], a locked folder, or a budget
+    /// that is too small for the index.
     pub fn open(path: &Path, options: StoreOptions) -> Result<Arc<Self>, StoreError> {
         options.validate()?;
         let missing = || StoreError::Missing { location: path.display().to_string() };
         if path.as_os_str().is_empty() || (path.is_file() && !options.read_only) {
             return Err(StoreError::Option {
                 option: "path",
-                expected: "a folder of the store's own, there or to be made".into(),
+                expected: "a folder for this store alone, existing or to be created".into(),
                 got: format!(
                     "\"{}\"{}",
                     path.display(),
@@ -55,7 +55,7 @@ impl Store {
         Self::open_volume(volume, options)
     }
 
-    /// Open the store in a volume, or make it.
+    /// Open the store in a volume; create it if there is none and `options.create` is set.
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -67,8 +67,8 @@ impl Store {
             let manifest = settle(&*volume, options.at, options.read_only)?;
             let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
             let opened = Self::open_at(&volume, manifest, options.clone());
-            // The files of a checkpoint go away with it: a reader that comes while the writer makes the next
-            // one starts again there.
+            // The files of a checkpoint are removed once it is replaced. A reader that opens it meanwhile
+            // retries with the new checkpoint.
             let moved_on = || {
                 let now = settle(&*volume, options.at, true).ok().flatten();
                 now.map(|manifest| manifest.epoch) != epoch
@@ -83,7 +83,7 @@ impl Store {
         Err(StoreError::Outrun { location: volume.location(), tries: OPEN_TRIES })
     }
 
-    /// Open the store at a checkpoint, without taking the volume.
+    /// Open the store at a checkpoint without locking the volume.
     pub(crate) fn open_at(
         volume: &Arc<dyn Volume>,
         manifest: Option<Manifest>,
@@ -94,7 +94,7 @@ impl Store {
             return Err(StoreError::Missing { location: volume.location() });
         }
         if let Some(manifest) = &manifest {
-            // Rows not born yet must be born as they would have been.
+            // Rows created later must get the same initial values as before.
             options.seed = manifest.seed;
         }
         let epoch = manifest.as_ref().map_or(0, |manifest| manifest.epoch) + 1;
@@ -105,14 +105,14 @@ impl Store {
         })?;
         let index_log = IndexLog::new(Arc::clone(&volume), (!options.read_only).then_some(epoch))?;
         let budget = Arc::new(Budget::new(options.memory, options.row_memory));
-        // One ring per worker, per thread of lookahead, and for the thread that calls.
+        // One ring per worker, per lookahead thread, and for the calling thread.
         let rings = options.threads + lookahead::THREADS + 1;
         budget.add_fixed((rings * rowmill_io::io_bytes_per_thread(options.io) + IndexLog::bytes()) as u64);
         let saved = Saved::new(epoch, manifest.as_ref());
         let last = manifest.iter().flat_map(|manifest| &manifest.tables).map(|table| table.category.0).max();
         let next_category = last.map_or(0, |category| category + 1);
         let tickets = Arc::new(Tickets::new(volume.location()));
-        // Nothing may be written by a reader.
+        // A reader must not write.
         let publishes = options.feed.filter(|_| !options.read_only);
         let poison: Arc<Poison> = Arc::default();
         let lookahead = Lookahead::start(options.background.has_threads(), &poison)?;

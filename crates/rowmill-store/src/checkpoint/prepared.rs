@@ -1,9 +1,9 @@
 //! Checkpoints in two phases, for stores that are parts of one larger checkpoint.
 //!
-//! A *prepared* checkpoint is durable under a manifest of its own, beside the last one: nothing that either names is
-//! written over. Committing puts its manifest in the place of the other, in one step. A crash in between leaves both,
-//! and only whoever keeps the parts together knows which of them holds: opening such a store for writing asks for the
-//! number of the checkpoint it is to stand at, and lets go of the other.
+//! A *prepared* checkpoint is durable under a separate manifest, besides the last one. Segments and files
+//! that either names are not overwritten. Committing replaces the last manifest by it in one step. A crash in
+//! between leaves both, and only the manifest of all parts says which of them holds. So opening such a store
+//! for writing requires the number of the checkpoint; the other checkpoint is dropped.
 
 use rowmill_io::Volume;
 
@@ -12,11 +12,11 @@ use crate::files::{MANIFEST, MANIFEST_PREPARED, Manifest, load_manifest, load_pr
 use crate::store::{CheckpointInfo, Store};
 
 impl Store {
-    /// As [`Store::checkpoint`], but the last checkpoint stays what it is until [`Store::commit`]. Work may go on;
-    /// the next checkpoint needs the commit first.
+    /// As [`Store::checkpoint`], but the last checkpoint stays the last one until [`Store::commit`]. Work may
+    /// continue. The next checkpoint requires the commit first.
     ///
     /// # Errors
-    /// As [`Store::checkpoint`], and [`StoreError::InDoubt`] when one waits already.
+    /// As [`Store::checkpoint`], and [`StoreError::InDoubt`] when one is already prepared.
     pub fn prepare(&self, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
         self.with_saved("a checkpoint", |saved| {
             let written = self.write_checkpoint(saved, attachments)?;
@@ -30,8 +30,8 @@ impl Store {
     /// Make the prepared checkpoint the last one.
     ///
     /// # Errors
-    /// Where none is prepared. A volume that fails refuses all later writes; which of the two checkpoints it has is
-    /// then in doubt.
+    /// When none is prepared. If the volume fails, the store refuses all later writes, and which of the two
+    /// checkpoints is the last one is then in doubt.
     pub fn commit(&self) -> Result<CheckpointInfo, StoreError> {
         self.with_saved("a commit", |saved| {
             let written = saved.prepared.take().ok_or_else(|| StoreError::Option {
@@ -50,11 +50,11 @@ impl Store {
     }
 }
 
-/// The manifest to open a volume at: number `at`, or where that is none, the last. Of two for writing, the other is gone
-/// when this returns.
+/// The manifest to open a volume at: checkpoint `at`, or the last one if `None`. When opened for writing, the
+/// other manifest is removed when this returns.
 ///
 /// # Errors
-/// [`StoreError::InDoubt`] without a number where somebody is to write, [`StoreError::NotAt`], and damaged files.
+/// [`StoreError::InDoubt`] for writing without a number, [`StoreError::NotAt`], and damaged files.
 pub(crate) fn settle(
     volume: &dyn Volume,
     at: Option<u64>,
@@ -62,7 +62,7 @@ pub(crate) fn settle(
 ) -> Result<Option<Manifest>, StoreError> {
     let committed = load_manifest(volume)?;
     let last = committed.as_ref().map_or(0, |manifest| manifest.epoch);
-    // One that a repair has overtaken waits for nobody.
+    // A prepared checkpoint that a repair has overtaken is obsolete.
     let prepared = load_prepared(volume)?.filter(|manifest| manifest.epoch > last);
     let doubt = prepared.as_ref().map(|manifest| manifest.epoch);
     let chosen = match (at, prepared) {
@@ -89,8 +89,8 @@ pub(crate) fn settle(
         _ => committed,
     };
     if !read_only {
-        // A writer whose last sync failed may have left names that are not on the device yet: what only another manifest
-        // names may be written over from now on.
+        // A writer whose last sync failed may have left file names that are not durable yet. From now on,
+        // files named only by the other manifest may be overwritten.
         volume.sync()?;
     }
     Ok(chosen)

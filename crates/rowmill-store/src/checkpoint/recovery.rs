@@ -1,4 +1,4 @@
-//! Bringing groups, tables and indexes to the state of a checkpoint, when a store is opened at it.
+//! Restores groups, tables and indexes from a checkpoint when a store is opened.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::store::Store;
 use crate::table::TableState;
 
 impl Store {
-    /// Bring groups, tables and index to the state of `manifest`. Rows stay on the device.
+    /// Restore groups, tables and index from `manifest`. Rows stay on the device.
     ///
     /// # Errors
     /// Damaged files, or an index larger than the budget.
@@ -66,7 +66,7 @@ impl Store {
             let found = group.len(table.local) as u64;
             if found != entry.rows {
                 let what = format!(
-                    "table {:?} had {} rows at the checkpoint, its index has {found}",
+                    "table {:?} had {} rows at the checkpoint, but its index has {found}",
                     entry.name, entry.rows
                 );
                 return Err(StoreError::Corrupt { what });
@@ -75,12 +75,12 @@ impl Store {
         Ok(())
     }
 
-    /// Continue the counts of ids that have no row yet.
+    /// Restore the sketch of a table with admission.
     fn restore_sketch(&self, manifest: &Manifest, table: &TableState) -> Result<(), StoreError> {
         let Some(sketch) = &table.sketch else { return Ok(()) };
         let name = table.category.0.to_string();
         let Some(entry) = manifest.sketches.iter().find(|entry| entry.name == name) else {
-            // A repair could not keep it: counting begins anew.
+            // A repair could not keep it: counting starts again from zero.
             return Ok(());
         };
         if sketch.lock().restore(files::load_attachment(&*self.volume, entry)?) {
@@ -91,7 +91,7 @@ impl Store {
     }
 }
 
-/// Tell the log which of its rows the index names.
+/// Retain in the log all rows that the index names.
 fn retain_rows(group: &Group) -> Result<(), StoreError> {
     let results =
         group.workers.map_all(group.shards.len(), |shard| retain_rows_of(group, &group.shards[shard]));
@@ -112,7 +112,7 @@ fn retain_rows_of(group: &Group, cell: &ShardCell) -> Result<(), StoreError> {
         });
         if let Some((id, row)) = unknown {
             let key = group.key(table.local, id);
-            let what = format!("the index has {key} at row {row}, which the log does not");
+            let what = format!("the index has {key} at row {row}, which does not exist in the log");
             return Err(StoreError::Corrupt { what });
         }
     }

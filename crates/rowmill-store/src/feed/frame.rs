@@ -1,4 +1,4 @@
-//! One published change as bytes.
+//! Encodes and decodes one published change.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -14,59 +14,59 @@
 
 use crate::files::{FRAME_HEADER_BYTES, seal_frame};
 
-/// Longest payload: the widest row, its id and its table's name.
+/// Maximum payload: the widest row, its id and its table's name.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 300 << 10;
 const HEAD_BYTES: usize = 32;
 
 /// A published change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeedEvent {
-    /// Its number; larger than that of every earlier one, not always by one.
+    /// Sequence number. It is larger than all earlier ones; numbers may be skipped.
     pub sequence: u64,
-    /// When it was published, in nanoseconds since 1970 by the clock of the machine.
+    /// Time of publishing by the machine's clock, in nanoseconds since 1970.
     pub published_ns: u64,
-    /// What it says.
+    /// The change.
     pub change: FeedChange,
 }
 
-/// What a published change says.
+/// The content of a published change.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum FeedChange {
-    /// Rows are new or were written. Of an id that comes twice the last values hold.
+    /// Rows that are new or were written. If an id is repeated, its last values hold.
     Rows {
         /// Name of the table.
         table: String,
-        /// Updates of the table when they were copied: each row has had at least those before the frame
-        /// before, and at most these.
+        /// Number of updates of the table when the rows were copied. Each row includes at least all updates
+        /// before the previous frame, and at most these.
         step: u64,
         /// Weights per row.
         dim: usize,
-        /// The rows.
+        /// Ids of the rows.
         ids: Vec<u64>,
-        /// `dim` weights for each.
+        /// `dim` weights for each row.
         weights: Vec<f32>,
     },
-    /// Rows are gone.
+    /// Rows that were deleted.
     Deleted {
         /// Name of the table.
         table: String,
-        /// As for rows.
+        /// As for `Rows`.
         step: u64,
-        /// The rows.
+        /// Ids of the rows.
         ids: Vec<u64>,
     },
-    /// Who has applied everything up to here has the rows of this checkpoint, once that is durable.
+    /// A follower that has applied everything up to here has the rows of this checkpoint, once it is durable.
     Checkpoint {
-        /// Its number.
+        /// Number of the checkpoint.
         epoch: u64,
     },
-    /// The store went back to an earlier checkpoint: what was published after `to` did not happen. The rows
-    /// as they were there come next, ending with the checkpoint.
+    /// The store went back to an earlier checkpoint: changes published after `to` are undone. The next frames
+    /// hold the rows as of that checkpoint and end with its `Checkpoint` frame.
     Rollback {
-        /// The last sequence number that holds.
+        /// The last sequence number that is still valid.
         to: u64,
-        /// The checkpoint.
+        /// Number of the checkpoint.
         epoch: u64,
     },
 }
@@ -97,7 +97,7 @@ pub(super) fn encode(out: &mut Vec<u8>, sequence: u64, published_ns: u64, change
     seal_frame(sequence, &mut out[begin..]);
 }
 
-/// The change of a payload whose checksum was right; none if it cannot have been written by us.
+/// Decode a payload whose checksum is verified. `None` if this format cannot have produced it.
 pub(super) fn decode(sequence: u64, payload: &[u8]) -> Option<FeedEvent> {
     let (head, rest) = payload.split_first_chunk::<HEAD_BYTES>()?;
     let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));

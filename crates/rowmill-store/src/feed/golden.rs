@@ -1,5 +1,6 @@
-//! A feed of format version 1, made by hand from docs/reference/store-format.md, stays readable, and is what is
-//! written. If this fails the format has changed: raise the version and keep reading the old one.
+//! A feed of format version 1, made by hand from docs/reference/store-format.md, must stay readable and equal
+//! what is written. If this fails, the format has changed: raise the version and continue to read the old
+//! one.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,24 +1,24 @@
-//! The live feed: what training changes, published for other processes while it goes on.
+//! The live feed: changes by training, published for other processes while training goes on.
 //!
-//! The process that trains appends frames to segment files in the store's volume; followers only read them.
-//! Every frame has a sequence number, never given out twice, and a checksum. The contents of rows are those
-//! of one instant each (they are copied under the lock of their shard); rows of one step may come in
-//! different frames.
+//! The training process appends frames to segment files in the store's volume; followers only read them.
+//! Every frame has a checksum and a sequence number that is never reused. Each row is copied at one instant,
+//! under the lock of its shard. Rows of one step may be in different frames.
 //!
 //! Invariants:
-//! * who has applied every frame up to that of checkpoint `e` has exactly the rows of checkpoint `e`;
-//! * frames come in chains: each segment names the sequence number it follows. Frames behind that number in
-//!   the segment before do not count, whatever they hold: a crash left them;
-//! * a store opened at a checkpoint takes back what was published after it: a rollback, the rows as the
-//!   checkpoint has them, and the checkpoint again. Where that is not possible a new chain begins, which
-//!   follows nothing, and followers are told to start again ([`StoreError::FeedGap`](crate::StoreError));
-//! * there are at most [`SEGMENTS_MAX`] segments; the oldest fall away;
-//! * rows that left memory and are not published yet take at most [`FeedOptions::waiting`] bytes. Where that is
-//!   not enough, as where a segment cannot be written, nothing more is collected; the next checkpoint begins a new
-//!   chain, and followers are told to start again from there.
+//! * A follower that has applied every frame up to the frame of checkpoint `e` has exactly the rows of
+//!   checkpoint `e`.
+//! * Frames form chains: each segment names the sequence number that it follows. Frames after that number in
+//!   the previous segment are ignored: a crash left them.
+//! * A store opened at a checkpoint undoes changes that were published later. It publishes a rollback, the
+//!   rows as of the checkpoint, and the checkpoint again. If that is impossible, it starts a new chain that
+//!   follows no frame, and followers get [`StoreError::FeedGap`](crate::StoreError) and must start again.
+//! * There are at most [`SEGMENTS_MAX`] segments; the oldest ones are removed.
+//! * Unpublished rows that have left memory use at most [`FeedOptions::waiting`] bytes. Beyond that, or when
+//!   a segment cannot be written, nothing more is collected. The next checkpoint starts a new chain, from
+//!   which followers must start again.
 //!
-//! Nothing here is synced: a feed is for the processes of one running machine. After a loss of power its end
-//! may be missing, which followers and the store notice.
+//! The feed is never synced: it serves processes on the same running machine. After a power failure its end
+//! may be missing, which followers and the store detect.
 
 mod frame;
 #[cfg(test)]
@@ -38,7 +38,7 @@ pub(crate) use segment::remove_all;
 
 use crate::options::FeedOptions;
 
-/// Segments kept.
+/// Maximum number of segments kept.
 const SEGMENTS_MAX: u64 = 64;
 /// Bytes of a segment.
 fn segment_bytes(options: &FeedOptions) -> u64 {

@@ -1,4 +1,5 @@
-//! Publishing what changed: a round over all shards, by a thread, by a checkpoint, or when asked.
+//! Publishes changes in rounds over all shards: by a thread, by a checkpoint, or by
+//! [`Store::publish`](crate::Store::publish).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,7 +15,7 @@ use crate::group::{Group, Groups};
 use crate::shard::{FeedBacklog, Shard};
 use crate::threads::Rounds;
 
-/// Rows copied under one hold of a shard's lock: about 50 us.
+/// Rows copied per acquisition of a shard's lock: about 50 us.
 const COPY_ROWS: usize = 256;
 /// Bytes collected before they are written.
 const COLLECTED_BYTES: usize = 1 << 20;
@@ -23,7 +24,7 @@ const COLLECTED_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Feed {
     state: Mutex<State, ranks::Feed>,
-    /// Why nothing is published before the next checkpoint.
+    /// Why the feed publishes nothing until the next checkpoint.
     failure: Mutex<Option<String>, ranks::FeedFailure>,
     waiting: Arc<FeedBacklog>,
     rows: AtomicU64,
@@ -36,12 +37,12 @@ struct State {
     runs: Runs,
 }
 
-/// A checkpoint's hold on the feed, from before its cut until its frame is written.
+/// A checkpoint's exclusive use of the feed, from before its cut until its frame is written.
 pub(crate) struct FeedCut<'a> {
     feed: &'a Feed,
     groups: Vec<Arc<Group>>,
     state: MutexGuard<'a, State>,
-    /// Whether changes were lost, so that a new chain begins here.
+    /// Whether changes were lost, so that a new chain must start here.
     anew: bool,
 }
 
@@ -53,7 +54,7 @@ impl Feed {
         Self { state, failure, waiting, rows: AtomicU64::new(0), sequence }
     }
 
-    /// Publish what has changed up to now; the last sequence number.
+    /// Publish all changes so far. Returns the last sequence number.
     pub(crate) fn publish(&self, groups: &[Arc<Group>]) -> Result<u64, StoreError> {
         let mut state = self.state.lock();
         self.check()?;
@@ -61,28 +62,28 @@ impl Feed {
         self.settle(groups, &mut state.runs, result)
     }
 
-    /// Publish nothing more. No write is in progress when this returns.
+    /// Stop publishing. When this returns, no write is in progress.
     pub(crate) fn close(&self) {
         let _no_round = self.state.lock();
         self.failure.lock().get_or_insert_with(|| "the store is closed".into());
     }
 
-    /// Rows published, and the last sequence number.
+    /// Number of rows published, and the last sequence number.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.rows.load(Relaxed), self.sequence.load(Relaxed))
     }
 
-    /// Bytes of rows that left memory, and ids that were deleted, and wait.
+    /// Bytes of unpublished rows that left memory, and of deleted ids.
     pub(crate) fn waiting_bytes(&self) -> u64 {
         self.waiting.bytes()
     }
 
-    /// Why nothing is published before the next checkpoint.
+    /// Why the feed publishes nothing until the next checkpoint.
     pub(crate) fn failure(&self) -> Option<String> {
         self.failure.lock().clone()
     }
 
-    /// Publish nearly everything and hold the feed for a cut.
+    /// Publish nearly all changes, then hold the feed for a cut.
     pub(crate) fn begin_cut(&self, groups: Vec<Arc<Group>>) -> FeedCut<'_> {
         let mut state = self.state.lock();
         let result = self.check().and_then(|()| self.round(&mut state, &groups));
@@ -131,13 +132,13 @@ impl Feed {
         let max = self.waiting.max();
         StoreError::FeedFailed {
             cause: format!(
-                "rows that left memory and ids that were deleted did not wait for it in {max} bytes: allow more \
+                "rows that left memory and deleted ids exceeded {max} bytes before they were published: allow more \
                  (feed_waiting) or publish more often (feed_interval_s)"
             ),
         }
     }
 
-    /// Pass a result on. After a failure nothing is collected before the next checkpoint.
+    /// Map the result of a round. After a failure nothing is collected until the next checkpoint.
     fn settle<T>(
         &self,
         groups: &[Arc<Group>],
@@ -158,7 +159,7 @@ impl Feed {
 }
 
 impl FeedCut<'_> {
-    /// Collect what is left in a shard of a group; until the last, nobody can change any.
+    /// Collect the remaining changes of a shard. Until the last shard is collected, no row can change.
     pub(crate) fn collect(&mut self, group: &Group, shard: &mut Shard) {
         let runs = &mut self.state.runs;
         let taken = shard.take_unpublished(&group.core, &mut 0, usize::MAX, |table, id, weights| {
@@ -171,8 +172,8 @@ impl FeedCut<'_> {
         }
     }
 
-    /// Publish it with the frame of the checkpoint, or where changes were lost begin anew with that frame; the
-    /// sequence number of it, 0 when the feed failed.
+    /// Publish the collected changes with the frame of the checkpoint. If changes were lost, start a new
+    /// chain with that frame. Returns its sequence number, or 0 when the feed failed.
     pub(crate) fn finish(mut self, epoch: u64) -> u64 {
         let written = self.write(epoch).inspect(|_| *self.feed.failure.lock() = None);
         self.feed.settle(&self.groups, &mut self.state.runs, written).unwrap_or(0)
@@ -193,7 +194,7 @@ impl FeedCut<'_> {
     }
 }
 
-/// Start the thread that publishes.
+/// Start the publishing thread.
 pub(crate) fn start(
     feed: Arc<Feed>,
     groups: Groups,
@@ -202,7 +203,7 @@ pub(crate) fn start(
 ) -> Result<Rounds, StoreError> {
     Rounds::start("feed", interval, poison, move |_| {
         let groups: Vec<_> = groups.read().clone();
-        // Of a failure whoever asks the store is told, and the next checkpoint begins anew.
+        // The failure is kept for `stats()` and `publish()`. The next checkpoint starts a new chain.
         let _ = feed.publish(&groups);
         true
     })

@@ -1,4 +1,4 @@
-//! Follows a feed: reads what is there, waits for nothing.
+//! Follows a feed: reads the available frames, without waiting for more.
 
 use std::fmt::{self, Debug, Formatter};
 use std::io::{ErrorKind, Read};
@@ -25,23 +25,23 @@ struct OpenSegment {
     /// Where the file is, for errors.
     path: String,
     file: Box<dyn Read + Send>,
-    /// What is read of the next frame.
+    /// The bytes read so far of the next frame.
     bytes: Vec<u8>,
 }
 
-/// What comes next in a segment.
+/// The next item of a segment.
 enum Step {
     Event(FeedEvent),
-    /// Nothing, or less than a frame.
+    /// Nothing, or an incomplete frame.
     End,
     Damaged(String),
 }
 
 impl FeedReader {
-    /// Follow the feed in a volume from behind frame `since`, the last that was applied.
+    /// Follow the feed in a volume after frame `since`, the last frame that was applied.
     ///
     /// # Errors
-    /// [`StoreError::NoFeed`], or [`StoreError::FeedGap`] when what comes next is not there.
+    /// [`StoreError::NoFeed`], or [`StoreError::FeedGap`] when the next frame does not exist.
     pub fn open(volume: &Arc<dyn Volume>, since: u64) -> Result<Self, StoreError> {
         let firsts = segment::list(&**volume)?;
         if firsts.is_empty() {
@@ -68,10 +68,10 @@ impl FeedReader {
         Err(gap(&firsts, since))
     }
 
-    /// Follow the feed from the last place where its followers had the rows of checkpoint `epoch`.
+    /// Follow the feed from its last position at which followers have the rows of checkpoint `epoch`.
     ///
     /// # Errors
-    /// [`StoreError::NoFeed`], or [`StoreError::FeedGap`] when there is no such place.
+    /// [`StoreError::NoFeed`], or [`StoreError::FeedGap`] when there is no such position.
     pub fn at_checkpoint(volume: &Arc<dyn Volume>, epoch: u64) -> Result<Self, StoreError> {
         let firsts = segment::list(&**volume)?;
         if firsts.is_empty() {
@@ -93,16 +93,16 @@ impl FeedReader {
         Err(StoreError::FeedGap { what: format!("checkpoint {epoch} is not in the feed") })
     }
 
-    /// The last frame that was handed out.
+    /// Sequence number of the last frame that was returned.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// The next change; none if nothing more was published yet.
+    /// The next change; `None` if no more are published yet.
     ///
     /// # Errors
-    /// [`StoreError::FeedGap`] when what comes next has fallen away, or the feed began anew;
-    /// [`StoreError::Corrupt`] for a damaged frame. Nothing behind it is handed out.
+    /// [`StoreError::FeedGap`] when the next frame was removed or the feed started a new chain.
+    /// [`StoreError::Corrupt`] for a damaged frame; later frames are not returned.
     pub fn poll(&mut self) -> Result<Option<FeedEvent>, StoreError> {
         let mut superseded = false;
         loop {
@@ -126,7 +126,7 @@ impl FeedReader {
             }
             match (found, stop) {
                 (Some(next), _) => self.open = next,
-                // The segment may have been ended after its end was read: look again, once.
+                // The segment may have been completed after its end was read: check once more.
                 (None, _) if later && !superseded => superseded = true,
                 (None, _) if later => return Err(gap(&firsts, self.position)),
                 (None, Step::Damaged(what)) => return Err(StoreError::Corrupt { what }),
@@ -148,7 +148,7 @@ impl OpenSegment {
         }
         let header = FrameHeader::parse(self.bytes[..FRAME_HEADER_BYTES].try_into().expect("8 bytes"));
         let length = header.length;
-        // Zeros are what a file system may leave where a write was lost.
+        // File systems may leave zeros where a write was lost.
         if length == 0 {
             return Ok(Step::End);
         }
@@ -166,7 +166,7 @@ impl OpenSegment {
             return damaged("it does not match its checksum");
         }
         let Some(event) = frame::decode(self.next, payload) else {
-            return damaged("it does not hold what it announces");
+            return damaged("its payload does not have the announced structure");
         };
         self.bytes.clear();
         self.next += 1;
@@ -197,7 +197,7 @@ fn gap(firsts: &[u64], since: u64) -> StoreError {
     let (oldest, newest) = (firsts.first().unwrap_or(&0), firsts.last().unwrap_or(&0));
     StoreError::FeedGap {
         what: format!(
-            "what comes after frame {since} is not in the feed (its oldest segment begins with {oldest}, the newest \
+            "the frame after frame {since} is not in the feed (its oldest segment begins with {oldest}, the newest \
              with {newest})"
         ),
     }

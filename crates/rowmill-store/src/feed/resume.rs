@@ -1,4 +1,4 @@
-//! A feed goes on where the store does: at its last checkpoint.
+//! Resumes a feed when its store is opened at a checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::options::FeedOptions;
 use crate::shard::{FeedBacklog, Miss};
 use crate::table::floats_of;
 
-/// Rows taken back in one frame.
+/// Maximum rows per frame when rows are rolled back.
 const FRAME_ROWS: usize = 1024;
-/// And floats.
+/// Maximum floats per such frame.
 const FRAME_FLOATS: usize = 16 << 10;
-/// Numbers skipped at most when a feed goes on, so that frames that a loss of power took from it, but not
-/// from its followers, do not have the numbers of later ones.
+/// Maximum of sequence numbers skipped when a feed resumes. After a power failure, followers may have read
+/// frames that the feed has lost; their numbers must not be reused.
 const SKIP_MASK: u64 = 0xf_ffff;
 
-/// What was published after a checkpoint.
+/// Changes published after a checkpoint.
 struct Published {
     since: u64,
     last: u64,
@@ -33,11 +33,11 @@ struct Published {
     anything: bool,
 }
 
-/// The feed of a store that was just opened at checkpoint `epoch`, whose frame was `mark`; 0 where the
-/// checkpoint is older than the feed, or there is none.
+/// Open the feed of a store that was just opened at checkpoint `epoch`. `mark` is the checkpoint's frame; 0
+/// if the checkpoint is older than the feed or has none.
 ///
 /// # Errors
-/// When the feed cannot be written, or rows to take back cannot be read.
+/// When the feed cannot be written, or rows to be rolled back cannot be read.
 pub(crate) fn open(
     volume: &Arc<dyn Volume>,
     options: &FeedOptions,
@@ -51,7 +51,7 @@ pub(crate) fn open(
     let published = published_after(volume, epoch, mark)?;
     let Some(published) = published else {
         let newest = segment::list(&**volume)?.last().copied().unwrap_or(0);
-        // A segment's frames are fewer than its bytes.
+        // A segment has fewer frames than bytes.
         let first = newest + segment_bytes(options) + skip;
         let mut writer = FeedWriter::begin(volume, options, first, NOTHING)?;
         writer.append(&FeedChange::Checkpoint { epoch })?;
@@ -73,7 +73,7 @@ pub(crate) fn open(
     Ok(Feed::new(writer, waiting))
 }
 
-/// What was published after the frame of a checkpoint; none where that cannot be told.
+/// The changes published after the frame of a checkpoint; `None` if they cannot be determined.
 fn published_after(volume: &Arc<dyn Volume>, epoch: u64, mark: u64) -> Result<Option<Published>, StoreError> {
     let cannot_be_told = |error: StoreError| match error {
         StoreError::FeedGap { .. } | StoreError::NoFeed { .. } | StoreError::Corrupt { .. } => Ok(None),
@@ -104,7 +104,7 @@ fn published_after(volume: &Arc<dyn Volume>, epoch: u64, mark: u64) -> Result<Op
     }
 }
 
-/// Publish rows as they are in a store where nothing is in memory yet.
+/// Publish the current values of rows, in a store without rows in memory.
 fn take_back(
     writer: &mut FeedWriter,
     name: &str,
@@ -117,7 +117,7 @@ fn take_back(
         return Ok(());
     };
     let step = state.steps();
-    let (misses, gone) = find(group, entry.expect("there is one"), ids);
+    let (misses, gone) = find(group, entry.expect("a table with ids exists"), ids);
     if !gone.is_empty() {
         writer.append(&FeedChange::Deleted { table: table.clone(), step, ids: gone })?;
     }
@@ -128,7 +128,8 @@ fn take_back(
         let (mut weights, mut scratch) = (Vec::with_capacity(misses.len() * dim), Vec::new());
         for (number, miss) in misses.iter().enumerate() {
             let Some(row) = rows.row(number) else {
-                let what = format!("{} is not where the index says", group.key(state.local, miss.key.id));
+                let what =
+                    format!("{} is not at the row number in the index", group.key(state.local, miss.key.id));
                 return Err(StoreError::Corrupt { what });
             };
             // SAFETY: a whole row, borrowed.
@@ -140,7 +141,7 @@ fn take_back(
     Ok(())
 }
 
-/// Where rows lie on the device, and ids that have none.
+/// Row numbers of ids on the device, and ids without a row.
 fn find(group: &Group, (_, state): &GroupTable, ids: &[u64]) -> (Vec<Miss>, Vec<u64>) {
     let keys = group.keys(state, ids);
     let (mut misses, mut gone) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Changes collected under the locks of shards, before they become frames.
+//! Collects changes under the locks of shards, before they are written as frames.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use super::writer::FeedWriter;
 use crate::error::StoreError;
 use crate::table::TableState;
 
-/// Bytes of a frame, but for a row that is wider.
+/// Maximum bytes of a frame, unless one row is wider.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// Changes in order. Of one table, rows and deletes come in separate runs; later runs are newer.
+/// Changes in order. Rows and deletes of one table are in separate runs; later runs are newer.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     queue: Vec<Run>,
-    /// The run of each table (by category) that may still grow.
+    /// For each table (by category), the run that may still grow.
     growing: HashMap<u32, usize>,
     bytes: usize,
 }
@@ -29,7 +29,7 @@ struct Run {
 }
 
 impl Runs {
-    /// A row of `table` has these weights, or is gone.
+    /// Add a row of `table` with these weights, or its deletion (`None`).
     pub(super) fn push(&mut self, table: &Arc<TableState>, id: u64, weights: Option<&[f32]>) {
         let bytes = 8 + weights.map_or(0, size_of_val);
         let deletes = weights.is_none();
@@ -49,17 +49,17 @@ impl Runs {
         self.bytes += bytes;
     }
 
-    /// Forget everything.
+    /// Drop everything.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Bytes collected.
+    /// Number of bytes collected.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Append everything to the feed; how many rows that is.
+    /// Append everything to the feed. Returns the number of rows.
     pub(super) fn write(&mut self, writer: &mut FeedWriter) -> Result<u64, StoreError> {
         let mut rows = 0;
         self.growing.clear();

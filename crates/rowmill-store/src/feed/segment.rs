@@ -1,4 +1,5 @@
-//! The files of a feed: named after their first sequence number, linked by the one they follow.
+//! The segment files of a feed. A file is named after its first sequence number and names the one that it
+//! follows.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -17,29 +18,29 @@ use crate::files::FORMAT_VERSION;
 
 const MAGIC: [u8; 8] = *b"rowmfeed";
 const PREFIX: &str = "feed-";
-/// No feed gets further.
+/// Limit on sequence numbers.
 const FIRST_MAX: u64 = 1 << 62;
-/// Bytes in front of the first frame.
+/// Bytes before the first frame.
 pub(super) const HEADER_BYTES: usize = 32;
-/// What the first segment of a chain follows.
+/// The value of `follows` in the first segment of a chain.
 pub(super) const NOTHING: u64 = u64::MAX;
 
-/// What the header of a segment says.
+/// The header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) first: u64,
     pub(super) follows: u64,
 }
 
-/// A header, and the file behind it.
+/// A header, and the rest of the file.
 pub(super) type OpenedSegment = (Segment, Box<dyn Read + Send>);
 
-/// File of the segment that begins with frame `first`.
+/// File name of the segment that begins with frame `first`.
 pub(super) fn name(first: u64) -> String {
     format!("{PREFIX}{first:020}")
 }
 
-/// First sequence numbers of all segments by name, ascending.
+/// First sequence numbers of all segments, from their names, ascending.
 pub(super) fn list(volume: &dyn Volume) -> Result<Vec<u64>, StoreError> {
     let number = |name: &String| name.strip_prefix(PREFIX)?.parse().ok().filter(|&first| first <= FIRST_MAX);
     let mut firsts: Vec<u64> = volume.list()?.iter().filter_map(number).collect();
@@ -47,7 +48,7 @@ pub(super) fn list(volume: &dyn Volume) -> Result<Vec<u64>, StoreError> {
     Ok(firsts)
 }
 
-/// Remove all segments: what was changed since was not published.
+/// Remove all segments: they do not lead to the current rows.
 ///
 /// # Errors
 /// When the volume fails.
@@ -69,7 +70,7 @@ pub(super) fn header(segment: Segment) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// Open a segment; none when it has fallen away, or its header is not (yet) one.
+/// Open a segment. `None` when it was removed, or its header is invalid or not written yet.
 pub(super) fn open(volume: &dyn Volume, first: u64) -> Result<Option<OpenedSegment>, StoreError> {
     let mut file = match volume.open(&name(first)) {
         Ok(file) => file,

@@ -1,4 +1,4 @@
-//! Appends to a feed.
+//! Appends frames to a feed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,21 +12,22 @@ use super::{SEGMENTS_MAX, segment_bytes};
 use crate::error::StoreError;
 use crate::options::FeedOptions;
 
-/// Writes the frames of one opening of a store. After a failure nothing more may be appended before [`FeedWriter::begin_anew`].
+/// Writes the frames of one opening of a store. After a failure, call [`FeedWriter::begin_anew`] before
+/// appending more.
 pub(super) struct FeedWriter {
     volume: Arc<dyn Volume>,
     segment_bytes: u64,
-    /// First sequence numbers of the segments that are there, the last of which is being written.
+    /// First sequence numbers of the existing segments. The last one is being written.
     segments: VecDeque<u64>,
     file: Box<dyn FileWriter>,
-    /// Bytes of the last segment.
+    /// Bytes written to the last segment.
     written: u64,
     next: u64,
     frame: Vec<u8>,
 }
 
 impl FeedWriter {
-    /// Begin a segment with frame `first` that follows `follows`.
+    /// Begin a segment with frame `first`, which follows frame `follows`.
     pub(super) fn begin(
         volume: &Arc<dyn Volume>,
         options: &FeedOptions,
@@ -50,9 +51,9 @@ impl FeedWriter {
         Ok(writer)
     }
 
-    /// Begin a chain that follows nothing: whoever follows what was written so far has to start again.
+    /// Begin a new chain: followers of earlier frames must start again.
     pub(super) fn begin_anew(&mut self) -> Result<(), StoreError> {
-        // The frame that could not be written may have been read nevertheless: its number is not given again.
+        // The frame that failed may have been read nevertheless, so its number is not reused.
         let first = self.next + 1;
         self.file = begin_file(&*self.volume, first, NOTHING)?;
         self.written = segment::HEADER_BYTES as u64;
@@ -61,7 +62,7 @@ impl FeedWriter {
         self.drop_oldest()
     }
 
-    /// Append a change; its sequence number. Others see it after [`FeedWriter::flush`].
+    /// Append a change. Returns its sequence number. Followers see it after [`FeedWriter::flush`].
     pub(super) fn append(&mut self, change: &FeedChange) -> Result<u64, StoreError> {
         let sequence = self.next;
         self.frame.clear();
@@ -70,7 +71,7 @@ impl FeedWriter {
         if self.written + self.frame.len() as u64 > self.segment_bytes
             && self.written > segment::HEADER_BYTES as u64
         {
-            // Whoever sees the next segment must find this one whole.
+            // A follower that sees the next segment must find this one complete.
             self.flush()?;
             self.file = begin_file(&*self.volume, sequence, sequence - 1)?;
             self.written = segment::HEADER_BYTES as u64;
@@ -84,7 +85,7 @@ impl FeedWriter {
         Ok(sequence)
     }
 
-    /// Let others see what was appended.
+    /// Make appended frames visible to followers.
     pub(super) fn flush(&mut self) -> Result<(), StoreError> {
         let flushed = self.file.flush();
         flushed.map_err(|error| self.failed(error))
@@ -95,7 +96,7 @@ impl FeedWriter {
         failed(&*self.volume, first, self.written, self.frame.len(), error)
     }
 
-    /// The last sequence number given out.
+    /// The last sequence number used.
     pub(super) fn last(&self) -> u64 {
         self.next - 1
     }

@@ -1,5 +1,5 @@
-//! Bytes that belong to a checkpoint beside the rows: the caller's own (dense weights, the data position), and
-//! the sketches of tables.
+//! Attachments: bytes that a checkpoint saves besides the rows. They come from the caller (dense weights,
+//! data position) or are the sketches of tables.
 
 use std::io::Read;
 
@@ -10,24 +10,24 @@ use serde::{Deserialize, Serialize};
 use super::error::FileError;
 use super::name;
 
-/// Longest name: with its epoch it must fit a file name.
+/// Maximum length of a name: with its epoch it must fit into a file name.
 const NAME_BYTES_MAX: usize = 100;
 
-/// An attachment as a manifest names it. The file holds nothing but its bytes.
+/// An attachment as a manifest lists it. The file holds only its bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AttachmentEntry {
-    /// Name the caller knows it by.
+    /// Name given by the caller.
     pub(crate) name: String,
-    /// Name in the volume.
+    /// File name in the volume.
     pub(crate) file: String,
     /// Length in bytes.
     pub(crate) len: u64,
-    /// CRC32C of all of it.
+    /// CRC32C of the whole file.
     pub(crate) crc: u32,
 }
 
-/// Write an attachment of checkpoint `epoch` and make its content durable; its name becomes so with the
-/// manifest.
+/// Write an attachment of checkpoint `epoch` and make its content durable. Its file name becomes durable with
+/// the manifest.
 ///
 /// # Errors
 /// [`FileError::AttachmentName`], or when writing fails.
@@ -44,7 +44,7 @@ pub(crate) fn save_attachment(
     save(volume, name, name::attachment(epoch, name), bytes)
 }
 
-/// Write the sketch of a category for checkpoint `epoch`, as an attachment is written.
+/// Write the sketch of a category for checkpoint `epoch`, like an attachment.
 ///
 /// # Errors
 /// When writing fails.
@@ -67,10 +67,10 @@ fn save(volume: &dyn Volume, name: &str, file: String, bytes: &[u8]) -> Result<A
     Ok(AttachmentEntry { name: name.to_owned(), file, len, crc })
 }
 
-/// Read an attachment back.
+/// Read an attachment.
 ///
 /// # Errors
-/// [`FileError::Corrupt`] when it is not what was saved.
+/// [`FileError::Corrupt`] when its bytes are not the saved ones.
 pub(crate) fn load_attachment(volume: &dyn Volume, entry: &AttachmentEntry) -> Result<Vec<u8>, FileError> {
     let AttachmentEntry { file, len, crc, .. } = entry;
     let reader = volume.open(file).map_err(FileError::opening)?;

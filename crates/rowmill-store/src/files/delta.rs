@@ -1,8 +1,8 @@
-//! Index changes between two checkpoints.
+//! Deltas: index changes between two checkpoints.
 //!
-//! A record is 16 bytes: id (8), category (4), row number or `u32::MAX` for a deleted row (4). Bit 31 of
-//! the row number says that the row only moved and its bytes are those of before: whoever asks what changed
-//! leaves such rows out. Later records of a key replace earlier ones. Frames hold up to 4096 records.
+//! A record is 16 bytes: id (8), category (4), row number or `u32::MAX` for a deleted row (4). Bit 31 of the
+//! row number says that the row only moved and its bytes are unchanged: readers of changes skip such rows.
+//! Later records of a key replace earlier ones. A frame holds up to 4096 records.
 
 use rowmill_index::Location;
 use rowmill_io::Volume;
@@ -15,7 +15,7 @@ use super::name;
 const MAGIC: [u8; 8] = *b"rowmdelt";
 const RECORD_BYTES: usize = 16;
 const DELETED: u32 = u32::MAX;
-/// Bit of the row number of a row that only moved.
+/// Bit of the row number that marks a row as only moved.
 const MOVED: u32 = 1 << 31;
 
 const _: () = assert!(PAYLOAD_BYTES_MAX.is_multiple_of(RECORD_BYTES));
@@ -27,32 +27,32 @@ pub(crate) struct DeltaWriter {
 }
 
 impl DeltaWriter {
-    /// Bytes of memory a writer takes.
+    /// Bytes of memory per writer.
     pub(crate) const BUFFER_BYTES: usize = FrameWriter::BUFFER_BYTES;
 
-    /// Begin the changes that belong to checkpoint `epoch`.
+    /// Begin the delta of checkpoint `epoch`.
     pub(crate) fn create(volume: &dyn Volume, epoch: u64) -> Result<Self, FileError> {
         Ok(Self { frames: FrameWriter::create(volume, name::delta(epoch), MAGIC)? })
     }
 
-    /// The row of `key` is now at `row` on the device, or deleted. Buffered; nothing is durable before
-    /// [`DeltaWriter::finish`].
+    /// Record that the row of `key` is now at `row` on the device, or deleted. Buffered: nothing is durable
+    /// before [`DeltaWriter::finish`].
     ///
     /// # Errors
-    /// When the buffer was full and could not be written. The change is lost then, and every later call
+    /// When the buffer was full and could not be written. The change is then lost, and every later call
     /// fails.
     pub(crate) fn record(&mut self, key: RowKey, row: Option<u32>) -> Result<(), FileError> {
         debug_assert!(row.is_none_or(|row| row <= Location::ROW_MAX));
         self.put(key, row.unwrap_or(DELETED))
     }
 
-    /// The row of `key` is now at `row` on the device, with the bytes it had before.
+    /// Record that the row of `key` has moved to `row` on the device with unchanged bytes.
     ///
     /// # Errors
     /// As [`DeltaWriter::record`].
     pub(crate) fn record_moved(&mut self, key: RowKey, row: u32) -> Result<(), FileError> {
         debug_assert!(row <= Location::ROW_MAX);
-        // The last row number has no moved form, which would read as deleted: it counts as changed.
+        // The last row number has no moved form, because that would read as deleted: it counts as changed.
         self.put(key, if row == Location::ROW_MAX { row } else { row | MOVED })
     }
 
@@ -65,7 +65,7 @@ impl DeltaWriter {
         if self.frames.room() == 0 { self.frames.end_frame() } else { Ok(()) }
     }
 
-    /// Make all changes durable; what the manifest says of the file.
+    /// Make all changes durable. Returns the file's entry for the manifest.
     ///
     /// # Errors
     /// When this or any earlier write failed.
@@ -74,7 +74,7 @@ impl DeltaWriter {
     }
 }
 
-/// Reads index changes back.
+/// Reads index changes.
 pub(crate) struct DeltaReader {
     frames: FrameReader,
 }
@@ -85,11 +85,11 @@ impl DeltaReader {
         Ok(Self { frames: FrameReader::open(volume, file, MAGIC)? })
     }
 
-    /// Hand every change to `change(key, row)`, in the order they were recorded.
+    /// Pass every change to `change(key, row)`, in the order of recording.
     ///
     /// # Errors
-    /// The first of `change`, or [`FileError`] when the file is damaged; changes handed out before that
-    /// are right but not all.
+    /// The first error of `change`, or [`FileError`] when the file is damaged. Changes passed before that are
+    /// correct but incomplete.
     pub(crate) fn for_each<E: From<FileError>>(
         self,
         mut change: impl FnMut(RowKey, Option<u32>) -> Result<(), E>,
@@ -97,7 +97,7 @@ impl DeltaReader {
         self.for_each_record(|key, row, _| change(key, row))
     }
 
-    /// As [`DeltaReader::for_each`], with whether the row only moved.
+    /// As [`DeltaReader::for_each`], and passes whether the row only moved.
     ///
     /// # Errors
     /// As [`DeltaReader::for_each`].

@@ -1,4 +1,4 @@
-//! Files of checksummed frames, written once from beginning to end and read the same way.
+//! Files of checksummed frames, written and read sequentially.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -7,9 +7,9 @@
 //! | 4 | CRC32C of the 12 bytes before |
 //! | then | frames (`frame_codec`), numbered from 0 |
 //!
-//! Length and CRC32C of the whole file stand in the manifest. A frame is handed out only after its own
-//! checksum was right, so a reader may use it at once; the end of the file is reported only if the whole
-//! file is the one the manifest names.
+//! The manifest holds length and CRC32C of the whole file. A frame is returned only after its checksum is
+//! verified, so readers may use it at once. The end of the file is reported only if the whole file matches
+//! the manifest.
 
 use std::fmt::{self, Debug, Formatter};
 use std::io::{self, BufReader, ErrorKind, Read};
@@ -21,37 +21,37 @@ use super::FORMAT_VERSION;
 use super::error::FileError;
 use super::frame_codec::{FRAME_HEADER_BYTES, FrameHeader, seal_frame};
 
-/// Longest payload; a damaged length must not make a reader ask for gigabytes.
+/// Maximum payload. It prevents that a damaged length makes a reader allocate gigabytes.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
-/// Enough for the file system to read ahead in few calls.
+/// Large enough for the file system to read ahead in few calls.
 const READ_BUFFER_BYTES: usize = 256 << 10;
 
-/// A file as a manifest names it.
+/// A file as a manifest lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileEntry {
-    /// Name in the volume.
+    /// File name in the volume.
     pub(crate) name: String,
     /// Length in bytes.
     pub(crate) len: u64,
-    /// CRC32C of all of it.
+    /// CRC32C of the whole file.
     pub(crate) crc: u32,
 }
 
-/// Writes frames. After a failed write every later call fails too: the file would have a gap.
+/// Writes frames. After a failed write every later call fails, because the file would have a gap.
 pub(super) struct FrameWriter {
     file: Box<dyn FileWriter>,
-    /// Where the file is, for errors.
+    /// Path of the file, for errors.
     path: String,
-    /// What is written so far.
+    /// Name, length and checksum of the bytes written so far.
     entry: FileEntry,
-    /// The frame being filled, behind room for its header.
+    /// The frame being filled, after space for its header.
     frame: Vec<u8>,
     frames: u64,
     failed: bool,
 }
 
 impl FrameWriter {
-    /// Bytes of memory.
+    /// Bytes of memory per writer.
     pub(super) const BUFFER_BYTES: usize = FRAME_HEADER_BYTES + PAYLOAD_BYTES_MAX;
 
     /// Create a file.
@@ -66,12 +66,12 @@ impl FrameWriter {
         Ok(writer)
     }
 
-    /// The payload being filled has this many bytes left.
+    /// Bytes left in the payload being filled.
     pub(super) fn room(&self) -> usize {
         Self::BUFFER_BYTES - self.frame.len()
     }
 
-    /// Add to the payload; there must be room.
+    /// Append to the payload; there must be room.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         debug_assert!(bytes.len() <= self.room());
         self.frame.extend_from_slice(bytes);
@@ -91,7 +91,7 @@ impl FrameWriter {
         written
     }
 
-    /// End the file and make its content durable; its name becomes so with the manifest.
+    /// Finish the file and make its content durable. Its name becomes durable with the manifest.
     pub(super) fn finish(mut self) -> Result<FileEntry, FileError> {
         self.end_frame()?;
         if self.failed {
@@ -130,12 +130,12 @@ impl Debug for FrameWriter {
 /// Reads and checks frames.
 pub(super) struct FrameReader {
     file: BufReader<Box<dyn Read + Send>>,
-    /// Where the file is, for errors.
+    /// Path of the file, for errors.
     path: String,
     expected: FileEntry,
     payload: Vec<u8>,
     frames: u64,
-    /// Bytes read, and their checksum.
+    /// Number of bytes read, and their checksum.
     len: u64,
     crc: u32,
 }
@@ -150,12 +150,12 @@ impl FrameReader {
         let mut header = [0; 16];
         reader.read(&mut header)?;
         if header != file_header(magic) {
-            return Err(reader.corrupt("its header is not of this kind and version"));
+            return Err(reader.corrupt("its header has another kind or version"));
         }
         Ok(reader)
     }
 
-    /// The next payload, or none at the verified end of the file.
+    /// The next payload; `None` at the verified end of the file.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>, FileError> {
         if self.len == self.expected.len {
             return self.check_end().map(|()| None);
@@ -165,7 +165,9 @@ impl FrameReader {
         let header = FrameHeader::parse(header);
         let length = header.length;
         if length == 0 || length as usize > PAYLOAD_BYTES_MAX {
-            return Err(self.corrupt(format!("frame {} claims {length} bytes", self.frames)));
+            return Err(
+                self.corrupt(format!("frame {} has an invalid length of {length} bytes", self.frames))
+            );
         }
         let mut payload = std::mem::take(&mut self.payload);
         payload.resize(length as usize, 0);
@@ -178,7 +180,7 @@ impl FrameReader {
         Ok(Some(&self.payload))
     }
 
-    /// The error for a payload that cannot be what was written.
+    /// The error for a payload that is not what was written.
     pub(super) fn corrupt(&self, what: impl Into<String>) -> FileError {
         FileError::corrupt(&self.expected.name, what)
     }

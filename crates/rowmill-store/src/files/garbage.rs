@@ -1,4 +1,4 @@
-//! Removing what no checkpoint needs any more.
+//! Removes files that no checkpoint needs any more.
 
 use std::collections::HashSet;
 
@@ -8,15 +8,15 @@ use super::error::FileError;
 use super::manifest::Manifest;
 use super::name;
 
-/// Remove deltas, snapshots and attachments that `manifest`, the durable one, does not name, and a
-/// manifest that was never finished. Files that `is_pinned` stay. Returns the names removed.
+/// Remove deltas, snapshots and attachments that the durable `manifest` does not name, and an unfinished
+/// manifest. Files for which `is_pinned` is true stay. Returns the names removed.
 ///
-/// Files of later epochs stay: the next checkpoint may be writing them. (What a crash left of a later
-/// epoch goes when that epoch comes: it is written over, or unnamed by then.) Logs and files this crate
-/// did not name are never touched.
+/// Files of later epochs stay, because the next checkpoint may be writing them. Files that a crash left for a
+/// later epoch are overwritten or removed once that epoch is reached. Logs and files not named by this crate
+/// are never touched.
 ///
 /// # Errors
-/// When the volume fails; what was removed before is gone, and nothing named is.
+/// When the volume fails. Some files may have been removed, but none that is named or pinned.
 pub(crate) fn collect_garbage(
     volume: &dyn Volume,
     manifest: &Manifest,

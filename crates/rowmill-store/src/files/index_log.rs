@@ -1,4 +1,4 @@
-//! The log of index changes between two checkpoints, and the switch from one to the next at a cut.
+//! The log of index changes between two checkpoints, switched at each cut.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use super::delta::DeltaWriter;
 use super::error::FileError;
 use crate::error::StoreError;
 
-/// Where index changes are written. Changes are infallible to record: a write that fails is kept and
-/// surfaces at the checkpoint that needs it.
+/// Writes index changes. Recording a change returns no error: a failed write is kept and reported by the
+/// checkpoint that needs it.
 #[derive(Debug)]
 pub(crate) struct IndexLog {
     volume: Arc<dyn Volume>,
     current: Mutex<Option<DeltaWriter>, ranks::IndexLogCurrent>,
-    /// Takes the rows frozen by the cut that is being saved.
+    /// Records the rows frozen by the cut that is being saved.
     frozen: Mutex<Option<DeltaWriter>, ranks::IndexLogFrozen>,
     error: Mutex<Option<StoreError>, ranks::IndexLogError>,
 }
 
 impl IndexLog {
-    /// A log that writes from epoch `epoch` on; a read-only store writes none.
+    /// A log that writes from `epoch` on; `None` for a read-only store, which writes none.
     pub(crate) fn new(volume: Arc<dyn Volume>, epoch: Option<u64>) -> Result<Self, StoreError> {
         let log =
             Self { volume, current: Mutex::new(None), frozen: Mutex::new(None), error: Mutex::new(None) };
@@ -37,12 +37,12 @@ impl IndexLog {
         Ok(DeltaWriter::create(&*self.volume, epoch)?)
     }
 
-    /// A row is now at `row` on the device, or gone.
+    /// Record that a row is now at `row` on the device, or deleted.
     pub(crate) fn record(&self, key: RowKey, row: Option<u32>) {
         self.write(&self.current, |writer| writer.record(key, row));
     }
 
-    /// A row that did not change is now at `row` on the device.
+    /// Record that an unchanged row has moved to `row` on the device.
     pub(crate) fn record_moved(&self, key: RowKey, row: u32) {
         self.write(&self.current, |writer| writer.record_moved(key, row));
     }
@@ -66,7 +66,7 @@ impl IndexLog {
         }
     }
 
-    /// The cut: changes up to now belong to the checkpoint, later ones to the next, which is `epoch`.
+    /// The cut: changes so far belong to the checkpoint, later ones to the next checkpoint, `epoch`.
     pub(crate) fn cut(&self, epoch: u64) -> Result<(), StoreError> {
         if self.current.lock().is_none() {
             return Err(StoreError::Closed);
@@ -77,14 +77,14 @@ impl IndexLog {
         Ok(())
     }
 
-    /// Write no more: what is buffered goes to the files now, and not when the store is dropped, when the volume may
-    /// be another's.
+    /// Stop writing. Buffers are written now and not when the store is dropped, because another process may
+    /// own the volume by then.
     pub(crate) fn close(&self) {
         *self.current.lock() = None;
         *self.frozen.lock() = None;
     }
 
-    /// Close the file of the cut; its name and checksum for the manifest.
+    /// Finish the file of the cut. Returns its entry for the manifest.
     pub(crate) fn finish_cut(&self) -> Result<DeltaFile, StoreError> {
         if let Some(error) = self.error.lock().take() {
             return Err(error);
@@ -93,7 +93,7 @@ impl IndexLog {
         Ok(writer.finish()?)
     }
 
-    /// Bytes of buffers.
+    /// Bytes of the buffers.
     pub(crate) fn bytes() -> usize {
         2 * DeltaWriter::BUFFER_BYTES
     }

@@ -1,13 +1,13 @@
-//! The one file that says what a checkpoint is.
+//! The manifest: the one file that defines a checkpoint.
 //!
-//! First a line that every build can read, whatever the version of the rest:
+//! Its first line can be read by every build, for any format version:
 //!
 //! ```text
 //! rowmill-manifest <format version> <CRC32C of the rest, 8 hexadecimal digits> <bytes of the rest>
 //! ```
 //!
-//! then JSON, so that a person can read it too (`tail -n +2 MANIFEST | jq`). Fields unknown to this build are ignored; a build that
-//! writes something an older one must not ignore raises the format version.
+//! The rest is JSON, readable by people (`tail -n +2 MANIFEST | jq`). Fields unknown to this build are
+//! ignored. A build that writes fields that an older one must not ignore raises the format version.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -22,41 +22,41 @@ use super::error::FileError;
 use super::frame::FileEntry;
 use super::name::{self, MANIFEST, MANIFEST_NEW};
 
-/// Version of every file of a store. Older ones stay readable, newer ones are refused.
+/// Format version of all files of a store. Older versions stay readable, newer ones are refused.
 pub(crate) const FORMAT_VERSION: u32 = 1;
-/// Version of a manifest with tables that evict rows or refuse ids: a build that does not know of them would
-/// neither stamp rows nor count ids. Stores without such tables stay readable by older builds.
+/// Version of a manifest that has tables with eviction or admission: older builds would neither stamp rows
+/// nor count ids. Stores without such tables stay readable by older builds.
 const FORMAT_VERSION_EVICTION: u32 = 2;
-/// Version of a manifest with tables of bf16 weights, likewise.
+/// Version of a manifest that has tables of dtype bf16, for the same reason.
 const FORMAT_VERSION_BF16: u32 = 3;
-/// Version of a manifest with tables of split weights, likewise.
+/// Version of a manifest that has tables of dtype split-bf16, for the same reason.
 const FORMAT_VERSION_SPLIT: u32 = 4;
 const FORMAT_VERSION_MAX: u32 = FORMAT_VERSION_SPLIT;
 /// First word of the header line.
 const MAGIC: &str = "rowmill-manifest";
-/// Largest manifest: some ten million segments, petabytes of rows.
+/// Maximum bytes of a manifest: enough for about ten million segments, petabytes of rows.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// Tables of a store.
+/// Maximum number of tables of a store.
 pub(crate) const TABLES_MAX: u32 = 1 << 16;
-/// Nothing is counted further than this.
+/// Maximum of all counters.
 const COUNT_MAX: u64 = 1 << 62;
-/// Bytes of a segment, generously.
+/// Maximum bytes of a segment.
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
 /// A checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    /// As in the header line.
+    /// Format version, as in the header line.
     pub(crate) format_version: u32,
     /// Number of the checkpoint.
     pub(crate) epoch: u64,
     /// Seed of every initializer.
     pub(crate) seed: u64,
-    /// Version of rowmill that created the store, for people.
+    /// Version of rowmill that created the store, for information.
     pub(crate) created_by: String,
-    /// Who made its checkpoints: the first epoch and the number of every opening that made some, oldest
-    /// first. Two folders with one past have one lineage up to where they parted; stores from before this
+    /// The openings that made its checkpoints, oldest first: the first epoch and the number of each. Two
+    /// folders with a common history have equal lineages up to where they diverged. Stores older than this
     /// field have none for their first epochs.
     #[serde(default)]
     pub(crate) lineage: Vec<(u64, u64)>,
@@ -64,26 +64,26 @@ pub(crate) struct Manifest {
     pub(crate) groups: Vec<GroupEntry>,
     /// Tables, in the order of their creation.
     pub(crate) tables: Vec<TableEntry>,
-    /// The latest event time that a step said.
+    /// The latest event time that a step passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) event_time: Option<u64>,
-    /// The index at some earlier checkpoint; none as long as the deltas say all.
+    /// The index at an earlier checkpoint; `None` while the deltas contain the whole index.
     #[serde(default)]
     pub(crate) snapshot: Option<FileEntry>,
     /// Index changes since the snapshot, oldest first.
     #[serde(default)]
     pub(crate) deltas: Vec<FileEntry>,
-    /// Index changes from before that, oldest first: nothing needs them but the question what changed
-    /// since an earlier checkpoint.
+    /// Older index changes, oldest first. They are needed only to list the changes since an earlier
+    /// checkpoint.
     #[serde(default)]
     pub(crate) history: Vec<FileEntry>,
-    /// Number of the frame of this checkpoint in the feed; 0 where none was kept.
+    /// Sequence number of this checkpoint's frame in the feed; 0 without a feed.
     #[serde(default)]
     pub(crate) feed: u64,
-    /// Bytes of the caller's own.
+    /// Attachments of the caller.
     #[serde(default)]
     pub(crate) attachments: Vec<AttachmentEntry>,
-    /// Counts of ids that have no row yet; the name is the number of the category.
+    /// Sketches that count ids without a row. The name is the number of the category.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) sketches: Vec<AttachmentEntry>,
 }
@@ -91,17 +91,17 @@ pub(crate) struct Manifest {
 /// A group and its log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct GroupEntry {
-    /// What its tables agree on.
+    /// The spec that its tables share.
     pub(crate) spec: GroupSpec,
-    /// Shards, a power of two.
+    /// Number of shards, a power of two.
     pub(crate) shards: u32,
     /// Bytes from one row to the next.
     pub(crate) stride: u32,
     /// Bytes of a segment of the log.
     pub(crate) segment_bytes: u64,
-    /// Device that holds the log.
+    /// Name of the device that holds the log.
     pub(crate) log_device: String,
-    /// Segments that hold rows of this checkpoint.
+    /// Segments with rows of this checkpoint.
     pub(crate) log: LogState,
 }
 
@@ -114,22 +114,22 @@ pub(crate) struct TableEntry {
     pub(crate) category: Category,
     /// Number of its group.
     pub(crate) group: u32,
-    /// What it was created with.
+    /// The spec that it was created with.
     pub(crate) spec: TableSpec,
-    /// Updates applied, the step count of Adam.
+    /// Number of updates applied (the step count of Adam).
     pub(crate) steps: u64,
-    /// Rows in it.
+    /// Number of rows.
     pub(crate) rows: u64,
-    /// Ids looked up since the table was created.
+    /// Number of ids looked up since the table was created.
     #[serde(default)]
     pub(crate) accesses: u64,
-    /// Rows born since the table was created.
+    /// Number of rows created since the table was created.
     #[serde(default)]
     pub(crate) births: u64,
-    /// Rows deleted since the table was created.
+    /// Number of rows deleted since the table was created.
     #[serde(default)]
     pub(crate) deletes: u64,
-    /// Rows evicted since the table was created.
+    /// Number of rows evicted since the table was created.
     #[serde(default)]
     pub(crate) evicted: u64,
     /// Sampled counts of the most looked-up ids.
@@ -145,43 +145,40 @@ impl GroupEntry {
         self.spec.validate().map_err(|error| format!("a group: {error}"))?;
         let stride = self.spec.layout().stride;
         if self.stride as usize != stride {
-            return Err(format!(
-                "a group has rows of {} bytes where its spec asks for {stride}",
-                self.stride
-            ));
+            return Err(format!("a group has rows of {} bytes, but its spec needs {stride}", self.stride));
         }
         if self.segment_bytes > SEGMENT_BYTES_MAX {
-            return Err(format!("a group has segments of {} bytes", self.segment_bytes));
+            return Err(format!("a group has segments of {} bytes, which is too large", self.segment_bytes));
         }
         Ok(())
     }
 }
 
 impl Manifest {
-    /// Make this the checkpoint of the volume, in one step: a crash at any instant leaves the previous
-    /// manifest or this one, and every file that one names.
+    /// Make this the checkpoint of the volume in one step: a crash at any point leaves the previous manifest
+    /// or this one, and every file that it names.
     ///
     /// # Errors
-    /// When the volume fails. The previous checkpoint is still there unless the very last sync failed,
-    /// when either may be; nothing should be written to the volume any more then.
+    /// When the volume fails. The previous checkpoint is then still the last one, unless the very last sync
+    /// failed: then either may be. Write nothing more to the volume after an error.
     pub(crate) fn save(&self, volume: &dyn Volume) -> Result<(), FileError> {
         self.save_as(volume, MANIFEST)
     }
 
-    /// Make this the content of a file of the volume, as [`Manifest::save`] does.
+    /// Write this as a file of the volume, like [`Manifest::save`].
     ///
     /// # Errors
     /// As [`Manifest::save`].
     pub(crate) fn save_as(&self, volume: &dyn Volume, name: &str) -> Result<(), FileError> {
         debug_assert_eq!(self.format_version, Self::version_of(&self.tables));
-        let json = serde_json::to_vec(self).expect("a manifest has neither odd keys nor odd numbers");
+        let json = serde_json::to_vec(self).expect("a manifest has only string keys and finite numbers");
         let bytes = rowmill_io::seal(MAGIC, self.format_version, &json);
         let mut file = volume.create(MANIFEST_NEW)?;
         file.write_all(&bytes).map_err(|error| {
             DeviceError::from_io("write", volume.path(MANIFEST_NEW), 0, bytes.len(), error)
         })?;
         file.sync()?;
-        // The names of the files this manifest names must not come later than its own.
+        // The names of the listed files must become durable before the manifest's own name.
         volume.sync()?;
         volume.rename(MANIFEST_NEW, name)?;
         volume.sync()?;
@@ -196,7 +193,7 @@ impl Manifest {
         Ok(Self::load_with_bytes(volume)?.0)
     }
 
-    /// The manifest in another file of the volume than that of its checkpoint.
+    /// The manifest in the file `name` of the volume.
     ///
     /// # Errors
     /// As [`Manifest::load`].
@@ -204,7 +201,7 @@ impl Manifest {
         Self::parse(&Self::read(volume, name)?)
     }
 
-    /// The checkpoint of the volume, and the content of its file.
+    /// The checkpoint of the volume, and the bytes of its file.
     ///
     /// # Errors
     /// As [`Manifest::load`].
@@ -226,7 +223,7 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// The oldest version that says all of these tables.
+    /// The oldest format version that can describe all these tables.
     pub(crate) fn version_of(tables: &[TableEntry]) -> u32 {
         let version = |spec: &TableSpec| match spec {
             TableSpec { dtype: Dtype::SplitBf16, .. } => FORMAT_VERSION_SPLIT,
@@ -239,7 +236,7 @@ impl Manifest {
         tables.iter().map(|table| version(&table.spec)).max().unwrap_or(FORMAT_VERSION)
     }
 
-    /// Names of all files but the logs.
+    /// Names of all files except the logs.
     pub(crate) fn file_names(&self) -> impl Iterator<Item = &str> {
         let index =
             self.snapshot.iter().chain(&self.history).chain(&self.deltas).map(|file| file.name.as_str());
@@ -250,68 +247,71 @@ impl Manifest {
     fn parse(bytes: &[u8]) -> Result<Self, FileError> {
         let corrupt = |what: String| FileError::corrupt(MANIFEST, what);
         let (version, json) = check_header(bytes)?;
-        let manifest: Self = serde_json::from_slice(json)
-            .map_err(|error| corrupt(format!("its JSON does not fit: {error}")))?;
+        let manifest: Self =
+            serde_json::from_slice(json).map_err(|error| corrupt(format!("its JSON is invalid: {error}")))?;
         if manifest.format_version != version {
-            return Err(corrupt(format!("it claims format version {}", manifest.format_version)));
+            return Err(corrupt(format!("its JSON has another format version, {}", manifest.format_version)));
         }
         manifest.check().map_err(corrupt)?;
         Ok(manifest)
     }
 
-    /// Whether this can be a checkpoint: what is read from here decides how much is allocated and read.
+    /// Check all values: they determine how much is allocated and read.
     fn check(&self) -> Result<(), String> {
         let counts = self.tables.iter().flat_map(|table| [table.steps, table.accesses, table.births]);
         let logs = self.groups.iter().flat_map(|group| [group.log.cut, group.log.next_sequence]);
         let logs = logs.chain([self.feed]);
         if let Some(count) = counts.chain(logs).chain([self.epoch]).find(|count| *count > COUNT_MAX) {
-            return Err(format!("it counts up to {count}, more than can have happened"));
+            return Err(format!("a counter is {count}, beyond the maximum of 2^62"));
         }
         if self.epoch == 0 {
-            return Err("checkpoint 0 is none".into());
+            return Err("its checkpoint number is 0, but checkpoints count from 1".into());
         }
         self.groups.iter().try_for_each(GroupEntry::check)?;
         let (mut names, mut categories) = (HashSet::new(), HashSet::new());
         for table in &self.tables {
             let name = &table.name;
             let Some(group) = self.groups.get(table.group as usize) else {
-                return Err(format!("table {name:?} is in group {}, which is not there", table.group));
+                return Err(format!("table {name:?} is in group {}, which does not exist", table.group));
             };
             table.spec.validate().map_err(|error| format!("table {name:?}: {error}"))?;
             if table.spec.group() != group.spec {
                 return Err(format!("table {name:?} has another spec than its group {}", table.group));
             }
             if table.category.0 >= TABLES_MAX || !categories.insert(table.category) {
-                return Err(format!("table {name:?} has category {}, or another has it", table.category.0));
+                return Err(format!(
+                    "table {name:?} has category {}, which is out of range or used twice",
+                    table.category.0
+                ));
             }
             if !names.insert(name) {
-                return Err(format!("two tables are called {name:?}"));
+                return Err(format!("two tables have the name {name:?}"));
             }
         }
         match self.file_names().find(|name| name::epoch_of(name).is_none() || name.contains(['/', '\\'])) {
-            Some(name) => Err(format!("it names {name:?}, which is no file of a checkpoint")),
+            Some(name) => Err(format!("it names {name:?}, which is not the name of a checkpoint file")),
             None => Ok(()),
         }
     }
 }
 
-/// What a manifest of any version says of itself, if it is JSON.
+/// The version in the JSON of a manifest of any version.
 #[derive(Deserialize)]
 struct Claim {
     format_version: u32,
 }
 
-/// The version in a header line that is right, and the JSON behind it.
+/// The version in a correct header line, and the JSON after it.
 fn check_header(bytes: &[u8]) -> Result<(u32, &[u8]), FileError> {
     let corrupt = |what: &str| FileError::corrupt(MANIFEST, what);
     let Sealed { version, content: json, is_whole } =
         rowmill_io::unseal(MAGIC, bytes).map_err(|what| corrupt(&what))?;
     if !is_whole {
-        return Err(corrupt("length, checksum or version in its header line do not fit the rest"));
+        return Err(corrupt("length, checksum or version in its header line do not match the rest"));
     }
     if version > FORMAT_VERSION_MAX {
-        // Damage must not send anybody to look for an upgrade: the version alone is not under the checksum,
-        // but stands in the rest again.
+        // Damage must not be reported as a newer version. The version in the header line is not covered by
+        // the checksum, but it is repeated in the JSON.
         if serde_json::from_slice::<Claim>(json).is_ok_and(|claim| claim.format_version != version) {
             return Err(corrupt("its header line has another format version than the rest"));
         }

@@ -1,7 +1,7 @@
-//! The mark of a folder that holds a store with a checkpoint.
+//! The marker file of a folder with a store that has a checkpoint.
 //!
-//! A store that lost its manifest looks like one before its first checkpoint, and would be opened as an
-//! empty one, over the rows of the lost one. The mark tells them apart.
+//! A store that lost its manifest looks like a store before its first checkpoint. Without the marker it would
+//! be opened as empty, and the rows of the lost checkpoint would be overwritten.
 
 use std::io::Write;
 
@@ -9,11 +9,11 @@ use rowmill_io::{DeviceError, Volume};
 
 use super::name::MARKER;
 
-/// What the mark says to a person.
+/// Content of the marker, for people who open it.
 pub(crate) const MARK: &str =
     "This folder is a rowmill store; MANIFEST names the files of its last checkpoint.\n";
 
-/// Leave the mark; the first checkpoint must be durable.
+/// Write the marker; the first checkpoint must already be durable.
 ///
 /// # Errors
 /// When the volume fails.
@@ -26,7 +26,7 @@ pub(crate) fn mark(volume: &dyn Volume) -> Result<(), DeviceError> {
     volume.sync()
 }
 
-/// Whether the mark is there.
+/// Whether the marker exists.
 ///
 /// # Errors
 /// As [`Volume::list`].

@@ -1,13 +1,13 @@
-//! What a checkpoint consists of besides the logs: small files beside them in the store's volume.
+//! The files of a checkpoint besides the logs, in the store's volume.
 //!
-//! A checkpoint is the file `MANIFEST`. It names everything else: the segments of every log, a snapshot
-//! of the index and the changes of the index since (deltas), and attachments. Nothing a manifest names is
-//! ever written again; a new checkpoint writes new files, then replaces the manifest in one step, and only
-//! then are the files it no longer names removed.
+//! A checkpoint is the file `MANIFEST`. It names everything else: the segments of every log, a snapshot of
+//! the index and later index changes (deltas), and attachments. Nothing that a manifest names is overwritten.
+//! A new checkpoint writes new files, then replaces the manifest in one step, and only then removes files
+//! that are no longer named.
 //!
-//! Every byte is under a checksum that is checked before it is used: damage is an error that names the
-//! file, never data. The formats are described where they are written: [`Manifest`], the frames of
-//! deltas and snapshots in `frame`, their records in `delta` and `snapshot`. Integers are little-endian.
+//! Every byte has a checksum that is verified before use: damage gives an error that names the file, never
+//! wrong data. Formats are described where they are written: [`Manifest`], the frames of deltas and snapshots
+//! in `frame`, their records in `delta` and `snapshot`. Integers are little-endian.
 
 mod attachment;
 mod delta;
@@ -37,7 +37,7 @@ pub(crate) use pins::Pins;
 pub(crate) use snapshot::{SnapshotReader, SnapshotWriter};
 pub(crate) use stored::{load_manifest, load_manifest_with_bytes, load_prepared, located};
 
-/// The file of index changes, as a manifest names it.
+/// A file of index changes, as a manifest lists it.
 pub(crate) type DeltaFile = FileEntry;
 
 #[cfg(test)]

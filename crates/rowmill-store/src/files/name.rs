@@ -1,15 +1,15 @@
-//! What the files of a store are called.
+//! Names of the files of a store.
 //!
-//! Every name but the manifest's holds the epoch of the first checkpoint that names the file, so that
-//! what a crash left behind can be told from what the next checkpoint is writing.
+//! Every name but the manifest's holds the epoch of the first checkpoint that names the file. So files that a
+//! crash left behind differ from files that the next checkpoint writes.
 
-/// The checkpoint.
+/// The manifest.
 pub(crate) const MANIFEST: &str = "MANIFEST";
-/// There once the first checkpoint is durable.
+/// Exists once the first checkpoint is durable.
 pub(crate) const MARKER: &str = "STORE";
-/// There while a folder is filled with a checkpoint from elsewhere: it is no store yet.
+/// Exists while a restore fills the folder, which is not a store yet.
 pub const RESTORING: &str = "RESTORING";
-/// A checkpoint that waits to be committed.
+/// The manifest of a prepared checkpoint.
 pub(crate) const MANIFEST_PREPARED: &str = "MANIFEST.prepared";
 /// A manifest being written.
 pub(super) const MANIFEST_NEW: &str = "MANIFEST.new";
@@ -30,7 +30,7 @@ pub(super) fn sketch(epoch: u64, category: u32) -> String {
     format!("sketch-{epoch}-{category}")
 }
 
-/// The epoch in the name of a delta, snapshot, attachment or sketch; none for any other file.
+/// The epoch in the name of a delta, snapshot, attachment or sketch; `None` for any other file.
 pub(crate) fn epoch_of(name: &str) -> Option<u64> {
     let epoch = match name.strip_prefix("index-") {
         Some(rest) => rest.strip_suffix(".delta").or_else(|| rest.strip_suffix(".snapshot"))?,

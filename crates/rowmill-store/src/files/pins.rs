@@ -1,4 +1,4 @@
-//! Checkpoints whose files must stay because they are being copied.
+//! Pinned checkpoints, whose files must be kept while they are copied.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl Pins {
         self.0.lock().push(Arc::clone(manifest));
     }
 
-    /// Take back one [`Pins::add`] of this manifest.
+    /// Undo one [`Pins::add`] of this manifest.
     pub(crate) fn remove(&self, manifest: &Arc<Manifest>) {
         self.0.lock().retain(|pinned| !Arc::ptr_eq(pinned, manifest));
     }

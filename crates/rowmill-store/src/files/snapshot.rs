@@ -1,7 +1,7 @@
-//! The whole index at a checkpoint: where the device has every row.
+//! Snapshots: the whole index at a checkpoint, with the row number of every row.
 //!
-//! A frame holds entries of one category: category (4), count (4), then `count` ids (8 each), then as
-//! many row numbers (4 each): columns, which decode at the speed of memory.
+//! A frame holds entries of one category: category (4), count (4), then `count` ids (8 each), then as many
+//! row numbers (4 each). These columns decode at memory speed.
 
 use rowmill_index::Location;
 use rowmill_io::Volume;
@@ -14,7 +14,7 @@ use super::name;
 const MAGIC: [u8; 8] = *b"rowmsnap";
 const HEADER_BYTES: usize = 8;
 const ENTRY_BYTES: usize = 12;
-/// Entries per frame: 48 KiB, small against any budget, and the checksum of 8 bytes costs nothing.
+/// Entries per frame: 48 KiB, small for any budget, and large enough that the 8-byte header costs nothing.
 const ENTRIES_MAX: usize = 4096;
 
 const _: () = assert!(HEADER_BYTES + ENTRIES_MAX * ENTRY_BYTES <= PAYLOAD_BYTES_MAX);
@@ -39,10 +39,10 @@ impl SnapshotWriter {
         })
     }
 
-    /// Add a row; rows of one category should come together.
+    /// Add a row. Rows of one category should be added consecutively.
     ///
     /// # Errors
-    /// When a full buffer could not be written; every later call fails then.
+    /// When a full buffer could not be written. Every later call then fails.
     pub(crate) fn push(&mut self, category: Category, id: u64, row: u32) -> Result<(), FileError> {
         debug_assert!(row <= Location::ROW_MAX);
         if self.ids.len() == ENTRIES_MAX || category != self.category {
@@ -54,7 +54,7 @@ impl SnapshotWriter {
         Ok(())
     }
 
-    /// Make the snapshot durable; what the manifest says of the file.
+    /// Make the snapshot durable. Returns the file's entry for the manifest.
     ///
     /// # Errors
     /// When this or any earlier write failed.
@@ -75,7 +75,7 @@ impl SnapshotWriter {
     }
 }
 
-/// Reads a snapshot back.
+/// Reads a snapshot.
 pub(crate) struct SnapshotReader {
     frames: FrameReader,
 }
@@ -86,12 +86,12 @@ impl SnapshotReader {
         Ok(Self { frames: FrameReader::open(volume, file, MAGIC)? })
     }
 
-    /// Hand the entries to `entries(category, ids, rows)`, some thousand at a time; `rows[i]` is the row
+    /// Pass the entries to `entries(category, ids, rows)`, some thousand at a time. `rows[i]` is the row
     /// number of `ids[i]`.
     ///
     /// # Errors
-    /// The first of `entries`, or [`FileError`] when the file is damaged; entries handed out before that
-    /// are right but not all.
+    /// The first error of `entries`, or [`FileError`] when the file is damaged. Entries passed before that
+    /// are correct but incomplete.
     pub(crate) fn for_each_chunk<E: From<FileError>>(
         mut self,
         mut entries: impl FnMut(Category, &[u64], &[u32]) -> Result<(), E>,
@@ -99,10 +99,16 @@ impl SnapshotReader {
         let (mut ids, mut rows) = (Vec::with_capacity(ENTRIES_MAX), Vec::with_capacity(ENTRIES_MAX));
         while let Some(payload) = self.frames.next()? {
             let Some(category) = decode(payload, &mut ids, &mut rows) else {
-                return Err(self.frames.corrupt("a frame does not hold the entries it announces").into());
+                return Err(self
+                    .frames
+                    .corrupt("a frame does not hold the announced number of entries")
+                    .into());
             };
             if let Some(row) = rows.iter().find(|row| **row > Location::ROW_MAX) {
-                return Err(self.frames.corrupt(format!("a row of {category:?} has number {row}")).into());
+                return Err(self
+                    .frames
+                    .corrupt(format!("a row of {category:?} has number {row}, which is too large"))
+                    .into());
             }
             entries(category, &ids, &rows)?;
         }

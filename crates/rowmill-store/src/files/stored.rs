@@ -1,4 +1,4 @@
-//! The manifests that a volume has: of the last checkpoint, and of one that is prepared.
+//! Loads the manifests of a volume: of the last checkpoint, and of a prepared one.
 
 use rowmill_io::{DeviceError, Volume};
 
@@ -13,7 +13,7 @@ pub(crate) fn load_manifest(volume: &dyn Volume) -> Result<Option<Manifest>, Sto
     if_stored(volume, Manifest::load)
 }
 
-/// The same, and the content of its file.
+/// As [`load_manifest`], with the bytes of the file.
 pub(crate) fn load_manifest_with_bytes(
     volume: &dyn Volume,
 ) -> Result<Option<(Manifest, Vec<u8>)>, StoreError> {
@@ -39,7 +39,7 @@ fn if_stored<T>(
     }
 }
 
-/// A file error as the store's user sees it.
+/// A file error as a store error, with the location.
 pub(crate) fn located(volume: &dyn Volume, error: FileError) -> StoreError {
     match error {
         FileError::Newer { found, supported, .. } => {
@@ -52,10 +52,10 @@ pub(crate) fn located(volume: &dyn Volume, error: FileError) -> StoreError {
     }
 }
 
-/// The prepared checkpoint of a volume.
+/// The manifest of the prepared checkpoint of a volume, if any.
 ///
 /// # Errors
-/// When it is damaged.
+/// When the manifest is damaged.
 pub(crate) fn load_prepared(volume: &dyn Volume) -> Result<Option<Manifest>, StoreError> {
     match Manifest::load_from(volume, MANIFEST_PREPARED) {
         Ok(manifest) => Ok(Some(manifest)),

@@ -1,13 +1,13 @@
-//! What changed between an earlier checkpoint and the last one: rows written, ids deleted.
+//! Changes between an earlier checkpoint and the last one: rows written, ids deleted.
 //!
-//! Every checkpoint leaves a list of the index changes since the one before (`files::delta`). The lists of
-//! the checkpoints after `since`, together, name every row that was written or deleted meanwhile, and where
-//! the last checkpoint has it; rows that only moved are marked and left out. Rows themselves are kept in
-//! their version of the last checkpoint alone, so changes always lead up to that one.
+//! Every checkpoint leaves a list of the index changes since the previous one (`files::delta`). The lists of
+//! all checkpoints after `since` together name every row that was written or deleted, and its row number at
+//! the last checkpoint. Rows that only moved are marked and left out. Only the last checkpoint's version of a
+//! row is kept, so changes always lead up to the last checkpoint.
 //!
-//! Needs no index and not the budget of a store: the lists are read once per *part* of the ids, and a part
-//! takes at most some 50 MB. A writer may go on meanwhile: the process that trains pins the checkpoint; to any
-//! other it may happen that the checkpoint was replaced and what is being read reused, which is
+//! Needs neither an index nor the budget of a store: the lists are read once per *part* of the ids, and a
+//! part uses at most about 50 MB. A writer may continue meanwhile. The training process pins the checkpoint.
+//! For any other process, the checkpoint may be replaced and its space reused while it is read, which gives
 //! [`StoreError::Superseded`].
 
 use std::collections::{HashMap, HashSet};
@@ -31,11 +31,11 @@ use crate::store::{Store, Table};
 use crate::table::{Key, decode_row, set_stamp, write_row};
 use crate::update::Target;
 
-/// Records of lists taken into memory at a time: 16 bytes each, and half as much for sorting them.
+/// Records of lists in memory at a time: 16 bytes each, plus half of that for sorting.
 const PART_RECORDS: u64 = 1 << 21;
 /// Bytes of the smallest record: an entry of a snapshot.
 const RECORD_BYTES_MIN: u64 = 12;
-/// Bytes of rows handed out at a time, whatever batch is asked for.
+/// Maximum bytes of rows passed to a visitor at a time, for any batch size.
 const BATCH_BYTES: usize = 16 << 20;
 /// Memory for the checksums of segments.
 const CHECKSUM_BYTES: usize = 8 << 20;
@@ -52,44 +52,44 @@ pub struct Changes {
     pinned: Option<PinnedCheckpoint>,
 }
 
-/// A table as the last checkpoint has it.
+/// A table as of the last checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChangedTable {
     /// Name.
     pub name: String,
-    /// What it was created with.
+    /// The spec that it was created with.
     pub spec: TableSpec,
-    /// Updates applied, the step count of Adam.
+    /// Number of updates applied (the step count of Adam).
     pub steps: u64,
-    /// Rows in it, changed or not.
+    /// Number of rows, changed or not.
     pub rows: u64,
 }
 
-/// Some changes of one table. No id comes twice in all changes.
+/// Some changes of one table. No id occurs twice in all changes.
 #[derive(Clone, Copy, Debug)]
 pub struct ChangedRows<'a> {
     /// Name of the table.
     pub table: &'a str,
-    /// Rows that are new or were written.
+    /// Ids of rows that are new or were written.
     pub ids: &'a [u64],
-    /// Weights and behind them the optimizer state of each, `row_floats` floats.
+    /// For each row: weights, then optimizer state; `row_floats` floats.
     pub rows: &'a [f32],
     /// Weights per row.
     pub dim: usize,
-    /// Weights and state per row.
+    /// Weights and state floats per row.
     pub row_floats: usize,
-    /// What the table's eviction goes by, of each row; empty where rows have no stamp.
+    /// For each row, the stamp that eviction reads; empty if rows have no stamp.
     pub stamps: &'a [u64],
-    /// Rows that are gone; some may not have been there at `since` either.
+    /// Ids of deleted rows. Some may not have existed at `since` either.
     pub deleted: &'a [u64],
 }
 
 /// What a replay changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// Rows written.
+    /// Number of rows written.
     pub written: u64,
-    /// Rows deleted that had been there.
+    /// Number of rows deleted that existed.
     pub deleted: u64,
 }
 
@@ -103,8 +103,8 @@ struct Record {
 }
 
 impl Store {
-    /// The changes from checkpoint `since` to the last durable one; 0 asks for all rows. A store open for writing
-    /// keeps that checkpoint as it is until they are dropped.
+    /// The changes from checkpoint `since` to the last durable one; 0 gives all rows. A store open for
+    /// writing keeps that checkpoint until the changes are dropped.
     ///
     /// # Errors
     /// As [`Changes::open`], and [`StoreError::NoCheckpoint`].
@@ -120,17 +120,17 @@ impl Store {
 }
 
 impl Changes {
-    /// The changes from checkpoint `since` to the last one of the store in a volume, which may be open for
-    /// writing elsewhere; 0 asks for all rows.
+    /// The changes from checkpoint `since` to the last one of the store in a volume; 0 gives all rows.
+    /// Another process may have the store open for writing.
     ///
     /// # Errors
-    /// [`StoreError::ChangesGone`], [`StoreError::Missing`], [`StoreError::Corrupt`], or a `since` that lies
-    /// in the future.
+    /// [`StoreError::ChangesGone`], [`StoreError::Missing`], [`StoreError::Corrupt`], or
+    /// [`StoreError::Option`] if `since` is later than the last checkpoint.
     pub fn open(volume: &Arc<dyn Volume>, since: u64) -> Result<Self, StoreError> {
         Self::open_at(volume, since, None)
     }
 
-    /// The changes up to checkpoint `at` instead of the last one, where another one was prepared; none: the last.
+    /// The changes up to checkpoint `at`, which may be a prepared one; `None`: up to the last.
     ///
     /// # Errors
     /// As [`Changes::open`], and [`StoreError::NotAt`].
@@ -160,12 +160,12 @@ impl Changes {
         Ok(changes)
     }
 
-    /// The checkpoint the changes begin at; 0 for all rows.
+    /// The checkpoint that the changes start from; 0 for all rows.
     pub fn since(&self) -> u64 {
         self.since
     }
 
-    /// The checkpoint they lead up to.
+    /// The checkpoint that the changes lead up to.
     pub fn until(&self) -> u64 {
         self.manifest.epoch
     }
@@ -184,13 +184,13 @@ impl Changes {
     /// An attachment of that checkpoint.
     ///
     /// # Errors
-    /// When it is damaged.
+    /// When the attachment is damaged.
     pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let entry = self.manifest.attachments.iter().find(|entry| entry.name == name);
         Ok(entry.map(|entry| files::load_attachment(&*self.volume, entry)).transpose()?)
     }
 
-    /// Visit all changes, at most `batch` of a table at a time; `visit` returns whether to go on.
+    /// Visit all changes, at most `batch` rows of a table at a time. `visit` returns whether to continue.
     ///
     /// # Errors
     /// [`StoreError::Superseded`], damaged files, or rows that cannot be read.
@@ -218,13 +218,13 @@ impl Changes {
         Ok(())
     }
 
-    /// Bring `target`, a copy of the store at `since` (or empty), to the last checkpoint: all rows with their
-    /// state and stamps, the steps of every table and the event time. Tables it lacks are made. It is not saved.
-    /// What an admission has counted stays behind: its sketch goes by the seed and the category of its store.
+    /// Bring `target`, a copy of the store at `since` (or empty), up to the last checkpoint: all rows with
+    /// state and stamps, the steps of every table and the event time. Missing tables are created. Nothing is
+    /// saved. Sketches are not copied, because they depend on the seed and the categories of their store.
     ///
     /// # Errors
-    /// As [`Changes::for_each`], and as creating tables and writing rows; part of the changes may be applied
-    /// then, and a second replay of the same is harmless.
+    /// As [`Changes::for_each`], and as creating tables and writing rows. On an error, a part of the changes
+    /// may be applied; replaying the same changes again is harmless.
     pub fn replay(&self, target: &Arc<Store>) -> Result<Replayed, StoreError> {
         let mut tables = HashMap::new();
         if let Some(time) = self.manifest.event_time {
@@ -250,10 +250,10 @@ impl Changes {
         failure.map_or(Ok(replayed), Err)
     }
 
-    /// Index changes after `since`, oldest first.
+    /// Files of index changes after `since`, oldest first.
     fn lists(&self) -> impl Iterator<Item = &FileEntry> {
         let Manifest { history, deltas, .. } = &self.manifest;
-        // With the snapshot come the changes since it.
+        // With the snapshot, only the changes after it are needed.
         let (history, after) = if self.since == 0 { (&[][..], 0) } else { (&history[..], self.since) };
         history
             .iter()
@@ -265,8 +265,7 @@ impl Changes {
         self.manifest.snapshot.as_ref().filter(|_| self.since == 0)
     }
 
-    /// The oldest checkpoint whose successors' lists are all there. A copy of a checkpoint may come without
-    /// its history.
+    /// The oldest checkpoint since which all lists exist. A copy of a checkpoint may lack its history.
     fn oldest(&self) -> Result<u64, StoreError> {
         let Manifest { history, deltas, epoch, .. } = &self.manifest;
         let names = self.volume.list()?;
@@ -293,9 +292,10 @@ impl Changes {
             .collect()
     }
 
-    /// The last record of every key of a part of the ids, by category and row number.
+    /// The last record of every key in a part of the ids, ordered by category and row number.
     fn records(&self, part: usize, parts: usize) -> Result<Vec<Record>, StoreError> {
-        // The last bit of a category says whether the row was only moved; there are 2^16 tables.
+        // The lowest bit of a category says whether the row only moved. This fits, because there are at most
+        // 2^16 tables.
         let mut found: Vec<Record> = Vec::new();
         let mut push = |key: RowKey, row: Option<u32>, moved: bool| {
             if shard_of(key.id, parts) == part {
@@ -307,7 +307,7 @@ impl Changes {
         let known = |category: u32| {
             let known = categories.contains(&category);
             let unknown = || StoreError::Corrupt {
-                what: format!("the index changes have rows of unknown category {category}"),
+                what: format!("the index changes have rows of the unknown category {category}"),
             };
             known.then_some(()).ok_or_else(unknown)
         };
@@ -335,7 +335,7 @@ impl Changes {
         Ok(last)
     }
 
-    /// Hand out the changes of one table, sorted by row number; whether to go on.
+    /// Visit the changes of one table, sorted by row number. Returns whether to continue.
     fn visit_table(
         &self,
         records: &[Record],
@@ -345,13 +345,13 @@ impl Changes {
     ) -> Result<bool, StoreError> {
         let category = records[0].category;
         let entry = self.manifest.tables.iter().find(|table| table.category.0 == category);
-        let entry = entry.expect("records have a table each");
+        let entry = entry.expect("every record belongs to a table");
         let layout = entry.spec.group().layout();
         let (dim, row_floats) = (layout.dim, layout.dim + layout.state_floats);
         let kept = records.partition_point(|record| record.row != DELETED);
         let (kept, deleted) = records.split_at(kept);
-        // What was made and deleted in between need not be told, but is: nobody kept what was there before.
-        // Every row at 0 is new, so nothing is deleted.
+        // Rows that were created and deleted in between are included: whether they existed at `since` is not
+        // known. Since 0, every row is new, so nothing is deleted.
         let deleted = if self.since == 0 { &[] } else { deleted };
         let table = entry.name.as_str();
         let mut stamps = Vec::new();
@@ -405,7 +405,8 @@ impl Changes {
         failure.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Pass a result on; what cannot be read because the writer has gone on is said so.
+    /// Map a result: a read error becomes [`StoreError::Superseded`] if the writer has replaced the
+    /// checkpoint.
     fn settle<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         result.map_err(|error| {
             let unreadable = matches!(error, StoreError::Corrupt { .. } | StoreError::Device(_));
@@ -418,7 +419,7 @@ impl Changes {
     }
 }
 
-/// Apply changes to a table; how many rows were deleted.
+/// Apply changes to a table. Returns how many rows were deleted.
 pub(crate) fn apply(table: &Table, changed: &ChangedRows<'_>) -> Result<usize, StoreError> {
     let ChangedRows { ids, deleted, .. } = *changed;
     if !ids.is_empty() {
@@ -428,7 +429,7 @@ pub(crate) fn apply(table: &Table, changed: &ChangedRows<'_>) -> Result<usize, S
 }
 
 impl Table {
-    /// Write whole rows of some distinct ids: weights, state and stamps.
+    /// Write whole rows of distinct ids: weights, state and stamps.
     fn restore(&self, changed: &ChangedRows<'_>) -> Result<(), StoreError> {
         let ChangedRows { ids, rows: values, row_floats, stamps, .. } = *changed;
         let store = self.store();
@@ -443,7 +444,7 @@ impl Table {
                 // SAFETY: `row` is a resident row of this group under its shard's write lock.
                 unsafe { write_row(layout, values, row) };
                 if let Some(&stamp) = stamps.get(position) {
-                    // SAFETY: as above; a row is `stride` bytes, on a multiple of 4.
+                    // SAFETY: as above; a row has `stride` bytes and is aligned to 4 bytes.
                     set_stamp(layout, unsafe { from_raw_parts_mut(row, layout.stride / 4) }, stamp);
                 }
             }

@@ -1,7 +1,7 @@
-//! Copies of a store elsewhere.
+//! Replication: copies of a store elsewhere.
 //!
-//! A pinned checkpoint stays readable while it is copied. Changes between two checkpoints bring a copy up to date. A share
-//! is the part of another store's rows that one of many ranks owns.
+//! A pinned checkpoint stays readable while it is copied. Changes between two checkpoints bring a copy up to
+//! date. A share is the part of another store's rows that one of many ranks owns.
 
 mod changes;
 mod pin;

@@ -1,11 +1,11 @@
-//! The last checkpoint, held still while somebody copies it.
+//! Pins the last checkpoint while it is copied.
 //!
-//! A pinned checkpoint is the one that was durable when it was pinned. As long as it is held, nothing it
-//! names is written over or removed, whatever later checkpoints do: its segments keep their places, its
-//! files stay. What that costs is space on the device.
+//! A pinned checkpoint is the one that was durable when it was pinned. While it is pinned, its segments are
+//! not overwritten and its files are not removed, although later checkpoints are made. The cost is space on
+//! the device.
 //!
-//! A pinned checkpoint outlives its store: after [`Store::close`] it can still be read, and keeps the lock of the folder,
-//! so that no other process can open the folder for writing until the checkpoint is dropped.
+//! A pinned checkpoint outlives its store. After [`Store::close`] it can still be read and keeps the lock of
+//! the folder, so no other process can open the folder for writing until the checkpoint is dropped.
 
 use std::fmt::{self, Debug, Formatter};
 use std::io::Read;
@@ -18,28 +18,28 @@ use crate::error::StoreError;
 use crate::files::{self, GroupEntry, Manifest, load_manifest_with_bytes};
 use crate::store::Store;
 
-/// Longest part of a file; segments are shorter, or one row long.
+/// Maximum bytes of a part of a file. Segments are shorter, or hold one row.
 const PART_BYTES_MAX: u64 = 4 << 20;
 
-/// A durable checkpoint that stays as it is until this is dropped.
+/// A durable checkpoint that is kept until this is dropped.
 pub struct PinnedCheckpoint {
     volume: Arc<dyn Volume>,
     manifest: Arc<Manifest>,
     manifest_bytes: Vec<u8>,
-    /// The open store that keeps it; none when nobody has the folder open for writing.
+    /// The open store that keeps it; `None` when no process has the folder open for writing.
     store: Option<Arc<Store>>,
-    /// Nobody else may write to the folder meanwhile.
+    /// Keeps other processes from writing to the folder.
     _lock: Option<Arc<dyn VolumeLock>>,
 }
 
-/// Some bytes of a checkpoint: a segment of a log, or a stretch of a file.
+/// Some bytes of a checkpoint: a segment of a log, or a range of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointPart {
     /// Within one lineage, parts with equal names have equal bytes.
     pub name: String,
-    /// File of the folder that it is a part of.
+    /// The file in the folder that it is a part of.
     pub file: String,
-    /// Where its bytes belong in that file: offset and length, in the order of the bytes.
+    /// The ranges of the bytes in that file: offset and length, in the order of the bytes.
     pub spans: Vec<(u64, u64)>,
     source: Source,
 }
@@ -53,25 +53,26 @@ enum Source {
 }
 
 impl CheckpointPart {
-    /// Bytes of the part.
+    /// Number of bytes of the part.
     pub fn bytes(&self) -> u64 {
         self.spans.iter().map(|(_, len)| len).sum()
     }
 }
 
 impl Store {
-    /// Hold the last durable checkpoint still, waiting for one that is being made. Work goes on, and so do
-    /// later checkpoints.
+    /// Pin the last durable checkpoint. Waits for a checkpoint that is being made. Work and later checkpoints
+    /// continue.
     ///
     /// # Errors
-    /// [`StoreError::NoCheckpoint`] and [`StoreError::Closed`]; of a store opened read-only also
+    /// [`StoreError::NoCheckpoint`] and [`StoreError::Closed`]. For a store opened read-only also
     /// [`DeviceError::Locked`], when another process has it open for writing.
     pub fn pin_checkpoint(self: &Arc<Self>) -> Result<PinnedCheckpoint, StoreError> {
         self.check_open()?;
         if self.is_read_only() {
             return PinnedCheckpoint::of_volume(Arc::clone(&self.volume));
         }
-        // While this is held no checkpoint becomes durable, and `close` waits before it releases the folder's lock.
+        // Under this lock no checkpoint becomes durable, and `close` waits before it releases the folder's
+        // lock.
         let _saved = self.saved.lock();
         self.check_open()?;
         let (manifest, manifest_bytes) = load(&*self.volume)?;
@@ -98,7 +99,8 @@ impl Store {
 }
 
 impl PinnedCheckpoint {
-    /// The checkpoint of a volume that nobody has open for writing; nobody can until this is dropped.
+    /// Pin the checkpoint of a volume that no process has open for writing. None can open it so until this is
+    /// dropped.
     ///
     /// # Errors
     /// [`StoreError::NoCheckpoint`], [`StoreError::Newer`], [`StoreError::Corrupt`], or
@@ -109,7 +111,7 @@ impl PinnedCheckpoint {
         Ok(Self { volume, manifest: Arc::new(manifest), manifest_bytes, store: None, _lock: Some(lock) })
     }
 
-    /// As [`Store::check_process`], of the store that keeps the checkpoint.
+    /// As [`Store::check_process`] for the store that keeps the checkpoint.
     pub(crate) fn check_process(&self) -> Result<(), StoreError> {
         self.store.as_ref().map_or(Ok(()), |store| store.check_process())
     }
@@ -123,18 +125,18 @@ impl PinnedCheckpoint {
         self.manifest.epoch
     }
 
-    /// Rows of all tables.
+    /// Number of rows of all tables.
     pub fn rows(&self) -> u64 {
         self.manifest.tables.iter().map(|table| table.rows).sum()
     }
 
-    /// Who made the checkpoints of this store, oldest first: the first epoch and the number of every
-    /// opening. Equal up to an epoch, equal checkpoints up to there.
+    /// The openings that made the checkpoints of this store, oldest first: the first epoch and the number of
+    /// each. Two lineages that are equal up to an epoch have equal checkpoints up to there.
     pub fn lineage(&self) -> &[(u64, u64)] {
         &self.manifest.lineage
     }
 
-    /// Everything that makes the folder of this checkpoint, the parts of a file in order.
+    /// All parts that make up the folder of this checkpoint. Parts of one file are in order.
     pub fn parts(&self) -> Vec<CheckpointPart> {
         let manifest = &*self.manifest;
         let index = manifest.snapshot.iter().chain(&manifest.deltas);
@@ -158,7 +160,7 @@ impl PinnedCheckpoint {
                 spans: vec![(offset, PART_BYTES_MAX.min(len - offset))],
                 source: Source::File { len, crc },
             };
-            // An empty file is a part too.
+            // An empty file has one part, too.
             parts.extend((0..len.max(1)).step_by(PART_BYTES_MAX as usize).map(stretch));
         }
         for (group, entry) in (0..).zip(&manifest.groups) {
@@ -177,7 +179,7 @@ impl PinnedCheckpoint {
         parts
     }
 
-    /// Begin to read parts.
+    /// Create a reader of parts.
     ///
     /// # Errors
     /// When a log cannot be opened.
@@ -205,14 +207,14 @@ impl Debug for PinnedCheckpoint {
     }
 }
 
-/// Reads and checks the parts of a pinned checkpoint; the parts of one file in order.
+/// Reads and checks the parts of a pinned checkpoint. Parts of one file must be read in order.
 pub struct PartReader<'a> {
     checkpoint: &'a PinnedCheckpoint,
     logs: Vec<SegmentCopier>,
     open: Option<OpenFile>,
 }
 
-/// A file being read from its beginning.
+/// A file that is read from its beginning.
 struct OpenFile {
     name: String,
     reader: Box<dyn Read + Send>,
@@ -224,10 +226,10 @@ impl PartReader<'_> {
     /// The bytes of a part.
     ///
     /// # Errors
-    /// When they cannot be read, or are not what was written.
+    /// When the bytes cannot be read or do not match their checksum.
     ///
     /// # Panics
-    /// When the part is of another checkpoint.
+    /// When the part belongs to another checkpoint.
     pub fn read(&mut self, part: &CheckpointPart) -> Result<Vec<u8>, StoreError> {
         match &part.source {
             Source::Segment { group, segment } => Ok(self.logs[*group as usize].copy(*segment)?),

@@ -1,7 +1,7 @@
-//! The rows of a store that one of many ranks owns, taken into a store of its own.
+//! Shares: copies the rows that one of many ranks owns into the store of that rank.
 //!
-//! Tables spread over the stores of N ranks are spread anew over M by giving every one of the M stores its share of each
-//! of the N. A share is read as changes are: in pieces, without the index of the store it comes from.
+//! To redistribute tables from the stores of N ranks to M ranks, each of the M stores takes its share of each
+//! of the N. A share is read like changes: in pieces, without the index of the store that it comes from.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,45 +14,46 @@ use crate::files::{self, TableEntry};
 use crate::store::{Store, Table};
 use crate::table::HotRows;
 
-/// Who takes rows, and of how many.
+/// Which rank takes its rows, of how many ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The rank.
+    /// The rank that takes its rows.
     pub rank: u32,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Whether the counters of tables come with the rows: to one of the ranks, so that sums over ranks stay.
+    /// Whether the counters of tables are copied, too. Set this for one of the ranks, so that sums over all
+    /// ranks stay equal.
     pub counters: bool,
 }
 
-/// A table that takes rows.
+/// A table that receives rows.
 struct Taking {
     table: Table,
     owner: Owner,
-    /// What its counters are to be afterwards.
+    /// Its counters after the copy.
     counts: TableEntry,
 }
 
 impl Changes {
-    /// Put those rows of all changes since 0 that a rank owns into its store: with their state and stamps, the steps
-    /// of every table, the event time, what admissions counted, and sampled counts of hot ids. Tables that `target`
-    /// lacks are made, so the first share decides on their order. It is not saved.
+    /// Write those rows of all changes since 0 that a rank owns into its store. Also copies their state and
+    /// stamps, the steps of every table, the event time, sketches, and sampled counts of hot ids. Tables that
+    /// `target` lacks are created, so the first share determines their order. Nothing is saved.
     ///
     /// # Arguments
-    /// `category`: what the owners of the rows of a table go by, given its name.
+    /// `category`: the category that determines the owners of a table's rows, given the table's name.
     ///
     /// # Errors
-    /// As [`Changes::replay`], and [`StoreError::SpecMismatch`] where `target` has other tables.
+    /// As [`Changes::replay`], and [`StoreError::SpecMismatch`] when `target` has other tables.
     ///
     /// # Panics
-    /// When these are the changes since a later checkpoint than 0.
+    /// When these are not the changes since checkpoint 0.
     pub fn replay_share(
         &self,
         target: &Arc<Store>,
         share: Share,
         category: &dyn Fn(&str) -> u64,
     ) -> Result<u64, StoreError> {
-        assert_eq!(self.since(), 0, "a share is of all rows");
+        assert_eq!(self.since(), 0, "a share is taken of all rows, since checkpoint 0");
         if let Some(time) = self.manifest.event_time {
             target.events.advance(time);
         }
@@ -69,7 +70,7 @@ impl Changes {
             }
             failure.is_none()
         })?;
-        // The births of rows that were put there are none.
+        // Rows that were copied do not count as births.
         for taking in takings.values() {
             taking.table.state().restore_counts(&taking.counts);
         }
@@ -86,7 +87,7 @@ impl Changes {
         let table = target.table(&entry.name, &entry.spec)?;
         let state = table.state();
         if state.category != entry.category {
-            // Rows are born by it, and sketches hash by it.
+            // Initial values and sketches depend on the category.
             return Err(StoreError::SpecMismatch {
                 table: entry.name.clone(),
                 field: "category",
@@ -119,7 +120,7 @@ impl Changes {
 }
 
 impl Taking {
-    /// Write the rows that `rank` owns; how many.
+    /// Write the rows that `rank` owns. Returns how many.
     fn take(&self, changed: &ChangedRows<'_>, rank: u32) -> Result<u64, StoreError> {
         let ChangedRows { ids, rows, row_floats, stamps, .. } = *changed;
         let mine: Vec<usize> = (0..ids.len()).filter(|&at| self.owner.of(ids[at]) == rank).collect();

@@ -1,4 +1,4 @@
-//! The index of a checkpoint, as far as its files prove it.
+//! The index of a checkpoint, from its undamaged files.
 
 use std::collections::HashMap;
 
@@ -11,19 +11,19 @@ use crate::error::StoreError;
 use crate::files::{DeltaReader, FileEntry, Manifest, SnapshotReader};
 
 pub(super) struct Index {
-    /// Where every row is.
+    /// The row number of every row.
     pub(super) entries: HashMap<RowKey, u32>,
-    /// Rows that may have been there.
+    /// Rows that may have existed.
     pub(super) unproven: Vec<RowKey>,
-    /// Rows that later files of the index say are deleted.
+    /// Rows that later files of the index list as deleted.
     deleted: Vec<RowKey>,
-    /// Whether every file of the index was whole.
+    /// Whether no file of the index is damaged.
     pub(super) complete: bool,
 }
 
 impl Index {
-    /// Read snapshot and deltas. What a damaged file and those before it say is not used: a change that
-    /// cannot be read may have replaced it.
+    /// Read snapshot and deltas. Entries of a damaged file and of all files before it are not used: an
+    /// unreadable change may have replaced them.
     pub(super) fn load(volume: &dyn Volume, manifest: &Manifest, report: &mut FsckReport) -> Self {
         let mut entries: HashMap<RowKey, Option<u32>> = HashMap::new();
         let mut complete = true;
@@ -53,7 +53,7 @@ impl Index {
         index
     }
 
-    /// Find in the logs what the files of the index do not say.
+    /// Find rows in the logs that the files of the index do not list.
     pub(super) fn complete_from(
         &mut self,
         manifest: &Manifest,
@@ -83,7 +83,7 @@ impl Index {
             }
             if !added.is_empty() {
                 report.problems.push(format!(
-                    "{} rows of table {:?} are in its log alone, and proven by it",
+                    "{} rows of table {:?} are missing in the index but intact in the log",
                     added.len(),
                     table.name
                 ));

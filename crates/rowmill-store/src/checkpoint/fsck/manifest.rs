@@ -1,9 +1,9 @@
-//! Another manifest in the place of a damaged one.
+//! Replaces a damaged manifest by another one.
 //!
-//! A manifest is under a checksum, and so is everything it names, so one that is whole and of which a check finds
-//! nothing wrong is a checkpoint of the store, whoever left it: a crash between writing `MANIFEST.new` and
-//! renaming it, or a person who copied `MANIFEST` to another name that begins with it. Files of older checkpoints
-//! are removed or written over in time, so an old copy is hardly ever whole any more, which the check notices.
+//! A manifest has a checksum, and so has everything it names. So a manifest that is undamaged and passes the
+//! whole check is a checkpoint of the store. It may come from a crash between writing `MANIFEST.new` and
+//! renaming it, or from a person who copied `MANIFEST` to another name with this prefix. Files of older
+//! checkpoints are removed or overwritten in time, so an old copy rarely passes the check.
 
 use rowmill_io::{DeviceError, Volume};
 
@@ -12,11 +12,11 @@ use super::{Findings, FsckReport, check};
 use crate::error::StoreError;
 use crate::files::{MANIFEST, Manifest, located};
 
-/// Make the newest other manifest of which everything is proven the checkpoint of the volume; `damage` says what is wrong
-/// with the one that is there.
+/// Make the newest other manifest that passes the whole check the checkpoint of the volume. `damage`
+/// describes the damage of the current one.
 ///
 /// # Errors
-/// [`StoreError::Corrupt`] where there is none, and nothing is changed.
+/// [`StoreError::Corrupt`] if there is none; nothing is changed then.
 pub(super) fn replace(volume: &dyn Volume, damage: &str) -> Result<FsckReport, StoreError> {
     let mut newest: Option<(String, Manifest, FsckReport)> = None;
     for name in volume.list()?.into_iter().filter(|name| name.starts_with(MANIFEST) && name != MANIFEST) {
@@ -33,21 +33,21 @@ pub(super) fn replace(volume: &dyn Volume, damage: &str) -> Result<FsckReport, S
     let Some((name, manifest, mut report)) = newest else {
         return Err(StoreError::Corrupt {
             what: format!(
-                "{damage}. No row is proven without it, and no other file of that name ({MANIFEST}.new, \
-                 {MANIFEST}-...) is whole with all it names: restore a checkpoint that was pushed (rowmill restore), \
+                "{damage}. Without it no row can be verified, and no other manifest ({MANIFEST}.new, \
+                 {MANIFEST}-...) is intact with all files it names: restore a pushed checkpoint (rowmill restore) \
                  or a copy of the folder"
             ),
         });
     };
     match keep_aside(volume, &format!("{MANIFEST}.damaged")) {
-        // It is not there at all.
+        // The file does not exist at all.
         Err(StoreError::Device(DeviceError::Missing { .. })) => {}
         kept => kept?,
     }
     manifest.save(volume).map_err(|error| located(volume, error))?;
     report.problems.push(damage.to_owned());
     report.unnamed.push(format!(
-        "what checkpoints after {} changed, if there were any: {name} took the place",
+        "changes of checkpoints after {}, if there were any: the manifest was replaced by {name}",
         manifest.epoch
     ));
     report.repaired = Some(manifest.epoch);

@@ -1,19 +1,20 @@
-//! Proof reading a store, block by block, and keeping what is proven of a damaged one.
+//! `fsck`: verifies every block of a store, and repairs a damaged store by keeping its intact rows.
 //!
-//! Everything the last checkpoint names is read: manifest, index files, history, attachments, and every block of
-//! every segment. Then the parts are compared: each entry of the index must name a row whose block has its
-//! checksum and whose key, in the trailer, is the entry's; no two entries name one row; and there must be
-//! as many as the manifest counted.
+//! It reads everything that the last checkpoint names: manifest, index files, history, attachments, and every
+//! block of every segment. Then it compares them. Each entry of the index must name a row whose block matches
+//! its checksum and whose key in the trailer equals the entry's. No two entries may name one row. The number
+//! of rows must equal the count in the manifest.
 //!
-//! *Proven* is a row that passes all of that. Where a file of the index is damaged, entries of later files
-//! are still proven; of the rest, a row is proven only when every trailer of its group is whole, no other
-//! version of it lies in the log, and the table has just as many rows as are found, so that none of them
-//! was deleted.
+//! A row is *intact* when it passes all these checks. If a file of the index is damaged, entries of later
+//! files are still used. A row without such an entry is intact only if every trailer of its group is
+//! undamaged, the log holds no other version of it, and the table has exactly as many rows as are found, so
+//! that none of them was deleted.
 //!
-//! A damaged manifest proves nothing. Another one in the folder, left by a crash or kept by a person, takes its
-//! place only if it is whole, and all it names too (`manifest`); otherwise there is no repair.
+//! Without its manifest no row can be verified. Another manifest in the folder, left by a crash or kept by a
+//! person, replaces it only if it and everything it names are undamaged (see `manifest`). Otherwise there is
+//! no repair.
 //!
-//! Takes some 60 bytes of memory per row, whatever the budget of the store.
+//! Needs about 60 bytes of memory per row, independent of the budget of the store.
 
 mod index;
 mod manifest;
@@ -32,59 +33,60 @@ use crate::files::{self, DeltaReader, Manifest, TableEntry, load_manifest, load_
 use index::Index;
 use segments::Segments;
 
-/// Times a check begins again because a writer made the next checkpoint meanwhile.
+/// How often a check restarts because a writer made the next checkpoint meanwhile.
 const RESTARTS_MAX: usize = 4;
 
-/// What was read of a store, and what is wrong with it.
+/// Result of a check: what was read, and the damage found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FsckReport {
-    /// The checkpoint that was read.
+    /// Number of the checkpoint that was read.
     pub epoch: u64,
-    /// Files read: the manifest, the index, attachments, logs.
+    /// Number of files read: the manifest, the index, attachments, logs.
     pub files: u64,
-    /// Segments of the logs.
+    /// Number of segments of the logs.
     pub segments: u64,
-    /// Blocks of 4 KiB read from the logs.
+    /// Number of blocks of 4 KiB read from the logs.
     pub blocks: u64,
-    /// Rows that are proven.
+    /// Number of intact rows.
     pub rows: u64,
-    /// What is wrong, a sentence each; empty for a clean store.
+    /// The problems found, one sentence each; empty for a clean store.
     pub problems: Vec<String>,
-    /// Rows that are not proven, by table and id. A repair drops them.
+    /// Rows that are not intact, by table and id. A repair drops them.
     pub dropped: Vec<(String, u64)>,
-    /// What a repair drops and cannot list by id: numbers of rows of a table, attachments.
+    /// Losses of a repair that cannot be listed by id: numbers of rows of a table, attachments.
     pub unnamed: Vec<String>,
-    /// The checkpoint a repair has made; none if nothing was repaired.
+    /// Number of the checkpoint that a repair has made; `None` if nothing was repaired.
     pub repaired: Option<u64>,
 }
 
 impl FsckReport {
-    /// Whether nothing is wrong.
+    /// Whether there are no problems.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty()
     }
 }
 
-/// What a check found, for a repair.
+/// Findings of a check, for a repair.
 struct Findings {
     manifest: Manifest,
     report: FsckReport,
-    /// The rows to keep: where each is.
+    /// The rows to keep, with their row numbers.
     kept: HashMap<RowKey, u32>,
-    /// Places, by group, of segments that are damaged somewhere.
+    /// Group and place of each segment with damage.
     damaged: Vec<(u32, u32)>,
-    /// Names and bytes.
+    /// Names and bytes of the attachments.
     attachments: Vec<(String, Vec<u8>)>,
 }
 
-/// Check the store in a volume; with `repair`, write a new checkpoint of what is proven if something is
-/// wrong. What is left opens, and is clean. A repair of a clean store changes nothing.
+/// Check the store in a volume. With `repair`, if there are problems, write a new checkpoint of all intact
+/// rows. The repaired store can be opened and is clean. Repairing a clean store changes nothing.
 ///
 /// # Errors
-/// [`StoreError::Missing`], [`StoreError::Newer`], [`StoreError::Corrupt`] for a damaged manifest (when repairing: that
-/// no other can replace), and a volume that cannot be read, or written when repairing. Another process may hold the store while it is
-/// only checked. [`StoreError::InDoubt`] when repairing a store with a prepared checkpoint.
+/// [`StoreError::Missing`], [`StoreError::Newer`], and [`StoreError::Corrupt`] for a damaged manifest; a
+/// repair raises the latter only if no other manifest can replace it. A volume that cannot be read, or
+/// written by a repair. [`StoreError::InDoubt`] when repairing a store with a prepared checkpoint. Without
+/// `repair`, another process may have the store open.
 pub fn fsck(volume: &Arc<dyn Volume>, repair: bool) -> Result<FsckReport, StoreError> {
     let _lock = if repair { Some(volume.lock()?) } else { None };
     for _ in 0..RESTARTS_MAX {
@@ -101,7 +103,8 @@ pub fn fsck(volume: &Arc<dyn Volume>, repair: bool) -> Result<FsckReport, StoreE
                 return Ok(findings.report);
             }
             if let Some(prepared) = load_prepared(&**volume)?.filter(|prepared| prepared.epoch > epoch) {
-                // The repair would write over it, and which of the two holds is not known here.
+                // The repair would overwrite it, and only the manifest of all parts says which of the two
+                // holds.
                 let (location, prepared) = (volume.location(), prepared.epoch);
                 return Err(StoreError::InDoubt { location, committed: epoch, prepared });
             }
@@ -129,12 +132,12 @@ fn check(volume: &dyn Volume, mut manifest: Manifest) -> Result<Findings, StoreE
             Some(table) if may_hold(table, key.id) => by_group[table.group as usize].push((row, key)),
             Some(table) => {
                 report.problems.push(format!(
-                    "the index has id {} of table {:?}, which it cannot hold",
+                    "the index has id {} of table {:?}, which is outside the ids of the table",
                     key.id as i64, table.name
                 ));
                 report.dropped.push((table.name.clone(), key.id));
             }
-            None => report.problems.push(format!("the index has {key}, of no table")),
+            None => report.problems.push(format!("the index has {key}, which belongs to no table")),
         }
     }
     let mut kept = HashMap::new();
@@ -186,7 +189,7 @@ fn check_attachments(
     healthy
 }
 
-/// Lists of earlier changes are not needed by the rows; a copy of a checkpoint may come without them.
+/// Rows do not need the lists of earlier changes, and a copy of a checkpoint may lack them.
 fn check_history(
     volume: &dyn Volume,
     manifest: &Manifest,
@@ -204,20 +207,20 @@ fn check_history(
     Ok(())
 }
 
-/// Leave damaged sketches out of the manifest: their tables count ids anew.
+/// Remove damaged sketches from the manifest: their tables then count ids from zero.
 fn check_sketches(volume: &dyn Volume, manifest: &mut Manifest, report: &mut FsckReport) {
     manifest.sketches.retain(|entry| {
         report.files += 1;
         let Err(error) = files::load_attachment(volume, entry) else { return true };
         report.problems.push(error.to_string());
-        report.unnamed.push(format!("how often ids without a row of category {} were asked for", entry.name));
+        report.unnamed.push(format!("the counts of ids without a row (sketch) of category {}", entry.name));
         false
     });
 }
 
-/// Rows per table, against what the manifest counted.
+/// Compare the number of rows of each table with the manifest.
 fn count(manifest: &Manifest, kept: &HashMap<RowKey, u32>, report: &mut FsckReport) {
-    // Where anything else is wrong, a number that differs is no news.
+    // If there are other problems, a different number is expected.
     if !report.is_clean() {
         return;
     }
@@ -229,14 +232,14 @@ fn count(manifest: &Manifest, kept: &HashMap<RowKey, u32>, report: &mut FsckRepo
         let found = counts.get(&table.category.0).copied().unwrap_or(0);
         if found != table.rows {
             report.problems.push(format!(
-                "table {:?} had {} rows at the checkpoint, its index has {found}",
+                "table {:?} had {} rows at the checkpoint, but its index has {found}",
                 table.name, table.rows
             ));
         }
     }
 }
 
-/// Say how many rows of each table are lost without a name.
+/// Report how many lost rows of each table cannot be listed by id.
 fn name_the_rest(
     manifest: &Manifest,
     kept: &HashMap<RowKey, u32>,
@@ -249,18 +252,20 @@ fn name_the_rest(
     }
     for table in &manifest.tables {
         if !index.complete && segments.is_whole(table.group) {
-            // Every row is in the log, so every one is listed.
+            // Every row is in the log, so every lost row is listed.
             continue;
         }
         let of_table = |key: &&RowKey| key.category == table.category;
         let kept = kept.keys().filter(of_table).count() as u64;
-        // Of these it is not known whether they were there at all.
+        // Rows that may not have existed at all.
         let doubtful = index.unproven.iter().filter(of_table).count() as u64;
         let listed = report.dropped.iter().filter(|(name, _)| *name == table.name).count() as u64;
         let lost = table.rows.saturating_sub(kept + (listed - doubtful.min(listed)));
         if lost > 0 {
             let bound = if doubtful > 0 { "up to " } else { "" };
-            report.unnamed.push(format!("{bound}{lost} rows of table {:?} that nothing names", table.name));
+            report
+                .unnamed
+                .push(format!("{bound}{lost} rows of table {:?} whose ids are unknown", table.name));
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A new checkpoint of what is proven.
+//! Repair: writes a new checkpoint of all intact rows.
 //!
-//! The old one stays what the store opens at until the new manifest replaces it, in one step: nothing it
-//! names is written over before. Whole rows of damaged segments move to new ones; the damaged segments are
-//! not named any more.
+//! The store opens at the old checkpoint until the new manifest replaces it in one step; until then nothing
+//! it names is overwritten. Intact rows of damaged segments move to new segments. The new checkpoint does not
+//! name the damaged segments.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use crate::files::{MANIFEST, SnapshotWriter, load_manifest};
 use crate::options::{Background, StoreOptions};
 use crate::store::Store;
 
-/// Address space for the index of the kept rows; what is not used takes no memory.
+/// Address space for the index of the kept rows; unused parts take no memory.
 const MEMORY: u64 = 64 << 30;
 
 pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<FsckReport, StoreError> {
@@ -33,7 +33,7 @@ pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<Fsc
     }
     manifest.snapshot = Some(writer.finish()?);
     manifest.deltas.clear();
-    // Rows were dropped that no list of changes says: who follows the store must copy it whole.
+    // Dropped rows are in no list of changes, so followers must copy the whole store.
     manifest.history.clear();
     manifest.attachments.clear();
     for table in &mut manifest.tables {
@@ -48,7 +48,7 @@ pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<Fsc
     let store = Store::open_at(volume, Some(manifest), options)?;
     for (group, place) in damaged {
         let group = Arc::clone(&store.groups.read()[group as usize]);
-        // That it is damaged is why it is here.
+        // The damage is already known: this is a damaged segment.
         let (_, _damage) = group.move_rows(place)?;
     }
     let attached: Vec<(&str, &[u8])> =
@@ -69,7 +69,7 @@ pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<Fsc
     }
 }
 
-/// Copy the manifest to `name`, so that what it named can be looked up later.
+/// Copy the manifest to `name`, so that its content can be inspected later.
 pub(super) fn keep_aside(volume: &dyn Volume, name: &str) -> Result<(), StoreError> {
     let failed = |operation, name, error| DeviceError::from_io(operation, volume.path(name), 0, 0, error);
     let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! The segments of all logs, every block checked.
+//! Reads the segments of all logs and checks every block.
 
 use std::collections::HashMap;
 
@@ -11,12 +11,12 @@ use crate::error::StoreError;
 use crate::files::{GroupEntry, Manifest};
 use crate::store::log_name;
 
-/// What lies in one segment.
+/// The content of one segment.
 struct Segment {
     place: u32,
-    /// Row number and key of every row whose block and key are whole, ascending.
+    /// Row number and key of every row whose block and key are intact, ascending.
     rows: Vec<(u32, RowKey)>,
-    /// The first damage.
+    /// The first damage found.
     damage: Option<String>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Read all segments that the manifest names. Those beyond the end of their file are taken out of the
+    /// Read all segments that the manifest names. Segments beyond the end of their file are removed from the
     /// manifest.
     pub(super) fn open(
         volume: &dyn Volume,
@@ -45,17 +45,17 @@ impl Segments {
         Ok(Self { groups: groups.collect::<Result<_, _>>()? })
     }
 
-    /// Blocks read.
+    /// Number of blocks read.
     pub(super) fn blocks_read(&self) -> u64 {
         self.groups.iter().map(|group| group.blocks_read).sum()
     }
 
-    /// Whether every row that a log should hold was found in it.
+    /// Whether every row of a group's log was found.
     pub(super) fn is_whole(&self, group: u32) -> bool {
         self.groups[group as usize].whole
     }
 
-    /// Where every version of every row is.
+    /// The row numbers of all versions of every row.
     pub(super) fn versions(&self) -> HashMap<RowKey, Vec<u32>> {
         let mut versions: HashMap<RowKey, Vec<u32>> = HashMap::new();
         let segments = self.groups.iter().flat_map(|group| &group.segments);
@@ -65,7 +65,8 @@ impl Segments {
         versions
     }
 
-    /// Keep the entries of a group, sorted by row, whose rows are whole and theirs; the keys of the others.
+    /// Keep the entries of a group, sorted by row, whose rows are intact and have their keys. Returns the
+    /// keys of the others.
     pub(super) fn prove(
         &self,
         number: u32,
@@ -106,10 +107,10 @@ impl Segments {
                 }
                 lost.push(*key);
             }
-            // Rows that a damaged segment lost are told with its damage.
+            // Rows lost with a damaged segment are reported with its damage.
             if nowhere > 0 && segment.is_none_or(|segment| segment.damage.is_none()) {
                 report.problems.push(format!(
-                    "group {number}: the index has {nowhere} rows in place {place} that the log does not have"
+                    "group {number}: the index has {nowhere} rows in place {place} that do not exist in the log"
                 ));
             }
         }
@@ -154,7 +155,9 @@ fn read_group(
     let cut = before - group.log.segments.len();
     if cut > 0 {
         read.whole = false;
-        report.problems.push(format!("{name} has {end} bytes: {cut} of its {before} segments lie beyond"));
+        report
+            .problems
+            .push(format!("{name} has {end} bytes: {cut} of its {before} segments lie beyond its end"));
     }
     let log = Log::open(device, LogConfig::for_reading(number, geometry, 0), &group.log)?;
     for record in &group.log.segments {
