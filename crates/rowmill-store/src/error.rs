@@ -343,7 +343,7 @@ pub enum StoreError {
     /// The writer replaced the checkpoint every time a reader tried to open it.
     #[error(
         "opening {location} read-only was tried {tries} times, and each time the writer replaced the checkpoint: \
-         try again, or let the writer make checkpoints less often"
+         open it again, or let the writer make checkpoints less often"
     )]
     Outrun {
         /// The store.

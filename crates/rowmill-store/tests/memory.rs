@@ -152,7 +152,7 @@ fn a_direct_index_beyond_the_budget_is_refused_and_one_within_it_charged() {
     let store = open(&MemoryVolume::new(), &options(64 << 20));
     let before = store.stats().index_bytes;
     let (needed, text) = too_small(store.table("items", &dense(ROWS)));
-    for part in ["\"items\"", "500", "ids 0..100000000", "memory=67108864", &needed.to_string()] {
+    for part in ["\"items\"", "500", "ids in [0, 100000000)", "memory=67108864", &needed.to_string()] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     assert_eq!(store.stats().index_bytes, before, "nothing is charged for a table that was not made");
@@ -206,7 +206,7 @@ fn a_store_whose_direct_indexes_exceed_the_budget_is_not_opened() {
     }
     let open = |memory| Store::open_volume(std::sync::Arc::new(volume.clone()), options(memory));
     let (needed, text) = too_small(open(64 << 20));
-    for part in ["\"b\"", "80", "ids 0..16000000", "memory=67108864"] {
+    for part in ["\"b\"", "80", "ids in [0, 16000000)", "memory=67108864"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     assert!(needed > 4 * 5 * ROWS && needed < 4 * 5 * ROWS + (32 << 20), "{needed}");

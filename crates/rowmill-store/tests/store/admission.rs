@@ -1,8 +1,8 @@
-//! Ids that get a row only once they were asked for often enough.
+//! Admission: ids that get a row only after they were asked for often enough.
 //!
-//! What could break: an id admitted too early or too late, a gradient of a refused read that is applied after
-//! all, a clock taken or given back for a row that was not there, counts lost or counted twice by a checkpoint.
-//! Random calls are repeated on a plain map with exact counts; the sketch is so large that it counts exactly, too.
+//! What could break: an id is admitted too early or too late; a gradient of a refused read is applied; a
+//! clock is taken or released for a row that did not exist; a checkpoint loses counts or counts twice. Random
+//! calls are repeated on a plain map with exact counts. The sketch is so large that it counts exactly, too.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ struct Expected {
 }
 
 impl Expected {
-    /// A training read: the ids that have a row afterwards.
+    /// A training read. Returns the ids that have a row afterwards.
     fn read(&mut self, ids: &[u64]) -> HashSet<u64> {
         let min_count = self.model.spec.admission.unwrap().min_count;
         let distinct: HashSet<u64> = ids.iter().copied().collect();
@@ -72,7 +72,7 @@ impl Expected {
         ids.iter().copied().filter(|id| self.model.rows.contains_key(id)).collect()
     }
 
-    /// A step of the optimizer on the rows that were there, or are admitted by now.
+    /// An optimizer step on the rows that existed or are admitted by now.
     fn rmw(&mut self, ids: &[u64], values: &[f32], known: &HashSet<u64>) {
         let of_known = ids.iter().copied().zip(values.chunks(DIM).map(<[f32]>::to_vec));
         self.model.step(0.25, of_known.filter(|(id, _)| known.contains(id)));
@@ -126,7 +126,8 @@ impl Case {
                 self.compare(&ids, &out);
                 assert_eq!((lookup.rows(), ticket.rows_held()), (known.len(), known.len()));
                 self.refused += distinct.len() - known.len();
-                // Rows born between a read and its backward: the gradient of a refused read stays out.
+                // Rows created between a read and its backward: the gradient of the refused read must not be
+                // applied.
                 if rng.one_in(3) {
                     let more = &ids[..count / 2];
                     self.small.table.get_or_init(more, &mut vec![0.0; more.len() * DIM], None).unwrap();
@@ -206,7 +207,8 @@ fn random_calls_admit_what_exact_counts_would() {
     }
 }
 
-/// A refused id has no row, so its read holds no clock; one that another step got meanwhile is not given back.
+/// A refused id has no row, so its read holds no clock. The clock that another step took meanwhile must not
+/// be released.
 #[test]
 fn a_refused_read_gives_no_clock_of_another_step_back() {
     let store = open(&MemoryVolume::new(), &options(None));
@@ -238,7 +240,7 @@ fn a_damaged_sketch_is_named_and_a_repair_counts_anew() {
     store.checkpoint(&[]).unwrap();
     store.close();
     drop((table, store));
-    assert!(!folder.path().join("sketch-1-0").exists(), "those of earlier checkpoints go");
+    assert!(!folder.path().join("sketch-1-0").exists(), "sketches of earlier checkpoints are removed");
     let sketch = folder.path().join("sketch-2-0");
     let mut bytes = std::fs::read(&sketch).unwrap();
     bytes[77] ^= 1;
@@ -252,13 +254,13 @@ fn a_damaged_sketch_is_named_and_a_repair_counts_anew() {
     let volume: Arc<dyn Volume> = Arc::new(DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap());
     let report = fsck(&volume, true).unwrap();
     assert!(report.problems[0].contains("sketch-2-0"), "{report:?}");
-    assert_eq!(report.unnamed, ["how often ids without a row of category 0 were asked for"]);
+    assert_eq!(report.unnamed, ["the counts of ids without a row (sketch) of category 0"]);
     assert!(fsck(&volume, false).unwrap().is_clean());
     drop(volume);
     let store = Store::open(folder.path(), options(None)).unwrap();
     let table = store.table("t", &counting(2)).unwrap();
     table.get_or_init(&[1, 2], &mut [0.0; 2 * DIM], None).unwrap();
-    assert_eq!(table.contains(&[1, 2]).unwrap(), [true, false], "the count of 2 begins anew");
+    assert_eq!(table.contains(&[1, 2]).unwrap(), [true, false], "the count of id 2 starts again");
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! The first things a user does: create, read, update, close, open again. If one of these breaks, nothing
-//! else is worth looking at.
+//! The basic calls: create, read, update, close, reopen. If one of these tests fails, look at it first.
 
 use std::sync::Arc;
 
@@ -117,7 +116,7 @@ fn an_index_larger_than_is_read_at_once_keeps_its_order() {
             put(table, &ids, 1.0);
         }
         store.checkpoint(&[]).unwrap();
-        // Two more files of changes: a deleted row that came back, and one that did not.
+        // Two more files of changes: one deleted row comes back, one does not.
         assert_eq!(one.delete(&ids[..2000]).unwrap(), 2000);
         store.checkpoint(&[]).unwrap();
         put(&one, &ids[..1000], 2.0);
@@ -165,7 +164,7 @@ fn evaluation_pools_what_a_lookup_pools_and_makes_no_rows() {
     let (a, b) = (store.table("a", &spec(16, SGD)).unwrap(), store.table("b", &spec(16, SGD)).unwrap());
     let born: Vec<u64> = (0..4000).collect();
     a.get_or_init(&born, &mut vec![0.0; 16 * born.len()], None).unwrap();
-    // Enough ids for several pieces; of the second table none has a row.
+    // Enough ids for several pieces. No row of the second table exists.
     let offsets: Vec<i64> = (0..=BAGS).map(|bag| (bag * 3 / 2) as i64).collect();
     let ids: Vec<u64> = (0..offsets[BAGS] as u64).map(|position| position * 7 % 4000).collect();
     let bag = |padding, pooling| IdBag { ids: &ids, offsets: &offsets, weights: None, padding, pooling };
@@ -191,7 +190,7 @@ fn dense_tables_are_evaluated_as_they_are_looked_up() {
     let (whole, partly) = (store.table("whole", &dense).unwrap(), store.table("partly", &dense).unwrap());
     let all: Vec<u64> = (0..ROWS).collect();
     whole.get_or_init(&all, &mut vec![0.0; 16 * all.len()], None).unwrap();
-    // A row that was never born in the last bags: what comes before it was found already.
+    // A missing row in the last bags: the rows before it were already found.
     partly.get_or_init(&all[1..], &mut vec![0.0; 16 * (all.len() - 1)], None).unwrap();
     let offsets: Vec<i64> = (0..=BAGS).map(|bag| bag as i64 * 2).collect();
     let mut ids: Vec<u64> = (0..2 * BAGS as u64).map(|position| 1 + position * 7 % (ROWS - 1)).collect();
@@ -224,7 +223,7 @@ fn a_backward_finds_rows_whose_entries_moved_since_the_lookup() {
         let ticket = store.ticket().unwrap();
         let lookup = store.lookup(&[(&table, bag)], &mut out, 2, Some(&ticket)).unwrap();
         if round > 1 {
-            // The index grows, and in the last round some of its rows go.
+            // The index grows, and in the last round some of its rows are deleted.
             let others: Vec<u64> = (round * 100_000..round * 100_000 + 20_000).collect();
             table.put(&others, &vec![1.0; 2 * others.len()], None).unwrap();
             table.delete(&others[..10_000]).unwrap();
@@ -240,7 +239,7 @@ fn a_backward_finds_rows_whose_entries_moved_since_the_lookup() {
     }
 }
 
-/// The files of a folder with their bytes.
+/// The files of a folder and their bytes.
 fn files(folder: &std::path::Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
@@ -259,12 +258,15 @@ fn a_closed_store_writes_nothing_when_it_is_dropped() {
     let ids: Vec<u64> = (0..5000).collect();
     table.put(&ids, &vec![1.0; 16 * ids.len()], None).unwrap();
     store.checkpoint(&[]).unwrap();
-    // Of the next checkpoint: in buffers, for it is not made.
+    // Changes for the next checkpoint, which is not made: they stay in buffers.
     table.delete(&ids[..100]).unwrap();
     store.close();
     let closed = files(folder.path());
     drop((table, store));
-    assert!(closed == files(folder.path()), "who opened the folder meanwhile would meet these writes");
+    assert!(
+        closed == files(folder.path()),
+        "a process that opened the folder meanwhile would see these writes"
+    );
 }
 
 #[test]
@@ -302,7 +304,7 @@ fn checkpoints_that_meet_a_close_write_nothing_once_the_folder_is_given_up() {
                 .is_err_and(|error| matches!(error, StoreError::Closed))
             {}
             std::thread::sleep(std::time::Duration::from_millis(20));
-            assert!(ours == files(folder.path()), "a checkpoint wrote into a folder that is another's");
+            assert!(ours == files(folder.path()), "a checkpoint wrote to a folder after releasing it");
             drop(lock);
         });
     }
@@ -312,8 +314,8 @@ fn bag<'a>(ids: &'a [u64], offsets: &'a [i64]) -> IdBag<'a> {
     IdBag { ids, offsets, weights: None, padding: None, pooling: Pooling::Sum }
 }
 
-/// The number of a ticket, a group or a row means something else in another store: a ticket gave back clocks that
-/// steps of its own store held.
+/// Numbers of tickets, groups and rows have another meaning in another store. Once a ticket of another store
+/// released clocks that steps of this store held.
 #[test]
 fn what_belongs_to_another_store_is_refused() {
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -351,7 +353,7 @@ fn what_belongs_to_another_store_is_refused() {
         other.row_gradients(&lookup, &[0.0; 4], 4).map(drop),
     ];
     for (number, result) in results.into_iter().enumerate() {
-        let error = result.expect_err(&format!("call {number} takes what belongs to another store"));
+        let error = result.expect_err(&format!("call {number} accepts an argument of another store"));
         assert!(matches!(error, StoreError::OtherStore { .. }), "call {number}: {error}");
         for folder in &folders {
             let message = error.to_string();
@@ -362,12 +364,12 @@ fn what_belongs_to_another_store_is_refused() {
     assert_eq!(
         (own.rows_held(), theirs.rows_held(), table.steps()),
         (2, 0, 0),
-        "nothing was taken or changed"
+        "no clock was taken and no row changed"
     );
     store.apply(&lookup, &[0.0; 4], 4, &[0.5], Some(&own)).unwrap();
     assert_eq!((own.rows_held(), foreign.len()), (0, 0));
 
-    // A store that was closed and opened again is another one.
+    // A store that was closed and reopened is another store.
     store.close();
     let again = Store::open(folders[0].path(), options(16 << 20)).unwrap();
     let table = again.table("t", &spec(4, SGD)).unwrap();
@@ -391,7 +393,7 @@ fn features_of_one_table_with_different_rates_are_refused() {
     assert_eq!(
         (ticket.rows_held(), one.steps(), two.steps()),
         (3, 0, 0),
-        "nothing was changed or given back"
+        "no row was changed and no clock released"
     );
     store.apply(&lookup, &[1.0; 12], 12, &[0.5, 0.25, 0.5], Some(&ticket)).unwrap();
     let mut rows = [0.0; 8];
@@ -399,8 +401,8 @@ fn features_of_one_table_with_different_rates_are_refused() {
     assert_eq!(rows, [-0.5; 8]);
 }
 
-/// A stride, times the bags before the last, wraps around to a few floats: were it not refused, the last bag would be
-/// written far outside of the vector.
+/// The stride times the number of earlier bags wraps around to a few floats. If this were accepted, the last
+/// bag would be written far outside of the output.
 #[test]
 fn a_stride_that_wraps_around_is_refused() {
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();

@@ -1,8 +1,8 @@
-//! Tables of bf16 weights, beside tables of 32-bit ones. Random calls on both are in `model`, `changes`, `feed`,
-//! `eviction` and `crash`.
+//! Tables of bf16 weights besides tables of 32-bit weights. Random calls on both are in `model`, `changes`,
+//! `feed`, `eviction` and `crash`.
 //!
-//! What could break: small steps are lost as they are rounded back, a run that was closed and opened rounds
-//! otherwise than one that was not, a row takes as many bytes as before, a value becomes infinite unnoticed.
+//! What could break: rounding undoes small steps; a run that was closed and reopened rounds differently from
+//! an uninterrupted one; a row uses as many bytes as with 32-bit weights; a value becomes infinite unnoticed.
 
 use std::sync::Arc;
 
@@ -34,14 +34,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn what_is_put_is_read_rounded_to_the_nearest() {
     let store = in_memory();
     let table = store.table("t", &bf16(spec(4, SGD))).unwrap();
-    // Between 1 and 1 + 2^-7: nearer to one, nearer to the other, and in the middle, twice.
+    // Between 1 and 1 + 2^-7: nearer to the lower, nearer to the upper, and in the middle, twice.
     let gap = 1.0 / 128.0;
     let values = [1.003, 1.005, 1.0 + gap / 2.0, 1.0 + gap * 1.5];
     table.put(&[7], &values, None).unwrap();
     assert_eq!(rows(&table, &[7]), [1.0, 1.0 + gap, 1.0, 1.0 + 2.0 * gap]);
     assert!(
         rows(&table, &[8, 9]).iter().all(|weight| weight.to_bits().trailing_zeros() >= 16),
-        "unborn rows, too"
+        "missing rows, too"
     );
     let largest = f32::from_bits(0x7f7f_7fff);
     table.put(&[7], &[largest, -largest, 0.0, -0.0], None).unwrap();
@@ -72,7 +72,8 @@ fn an_existing_table_keeps_its_dtype() {
     assert!(error.contains("dtype") && error.contains("bf16") && error.contains("fp32"), "{error}");
 }
 
-/// Steps of a hundredth of the gap between two weights: to the nearest, nothing would ever change.
+/// Each step is a hundredth of the gap between two bf16 weights. With rounding to nearest, no weight would
+/// ever change.
 #[test]
 fn small_steps_add_up() {
     let store = in_memory();
@@ -85,12 +86,14 @@ fn small_steps_add_up() {
     }
     let rows = rows(&table, &ids);
     let mean = rows.iter().map(|&weight| f64::from(weight)).sum::<f64>() / rows.len() as f64;
-    // 200 steps go up by 2^-7 with probability 0.01 each: a spread of 1.41 gaps, over as many weights.
+    // 200 steps move a weight up by 2^-7 with probability 0.01 each: standard deviation 1.41 gaps, averaged
+    // over all weights.
     let (gap, error) = (1.0 / 128.0, 1.41 / 128.0 / (rows.len() as f64).sqrt());
     assert!((mean - 1.0 - 2.0 * gap).abs() < 4.0 * error, "mean {mean}");
 }
 
-/// Opening a store at its checkpoint and going on gives the bits of a run that never ended; another seed does not.
+/// A run that is reopened at its checkpoint and continued is bit-identical to an uninterrupted run. A run
+/// with another seed is not.
 #[test]
 fn a_run_that_goes_on_rounds_as_one_that_never_ended() {
     let folder = MemoryVolume::new();
@@ -128,5 +131,5 @@ fn a_run_that_goes_on_rounds_as_one_that_never_ended() {
     };
     let store = in_memory();
     let found = [step(&store, "x"), step(&store, "y"), step(&other, "x")];
-    assert!(found[0] != found[1] && found[0] != found[2], "tables and seeds round for themselves");
+    assert!(found[0] != found[1] && found[0] != found[2], "the rounding depends on table and seed");
 }

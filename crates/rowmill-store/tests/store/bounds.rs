@@ -1,6 +1,6 @@
-//! Bounds of retries, queues and waits, each with an error that names it.
+//! Bounds on retries, queues and waits; each error names its bound.
 //!
-//! What could break: a reader that retries for good, a queue that grows without end, a wait that nothing ends.
+//! What could break: a reader retries forever, a queue grows without limit, a wait never ends.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,10 +14,10 @@ use rowmill_store::*;
 /// Longer than any deadline of these tests.
 const LATE: Duration = Duration::from_secs(20);
 
-/// What happens when a log is opened: its device, or why there is none.
+/// Called when a log is opened: returns its device, or an error.
 type OpenLog = Box<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn Device>, DeviceError> + Send + Sync>;
 
-/// A volume in memory that meddles with its logs.
+/// A volume in memory that intercepts the opening of its logs.
 struct Meddling {
     volume: MemoryVolume,
     open_log: OpenLog,
@@ -65,7 +65,7 @@ impl Volume for Meddling {
 
 #[test]
 fn a_reader_that_checkpoints_outrun_stops_trying() {
-    /// A writer that goes on beyond this number of checkpoints is not outrun by the test.
+    /// A writer that makes more checkpoints than this shows that the reader never stops retrying.
     const CHECKPOINTS_MAX: u64 = 500;
     let volume = MemoryVolume::new();
     let writer = open(&volume, &options(None));
@@ -74,12 +74,13 @@ fn a_reader_that_checkpoints_outrun_stops_trying() {
     writer.checkpoint(&[]).unwrap();
     let tries = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&tries);
-    // Whenever the reader opens the log, the writer has made another checkpoint and the reader's files are gone.
+    // Whenever the reader opens the log, the writer makes another checkpoint, and the reader's files are
+    // removed.
     let open_log: OpenLog = Box::new(move |device| {
         if counted.fetch_add(1, Relaxed) >= CHECKPOINTS_MAX {
             return Ok(device);
         }
-        // A thread of the writer's: the reader's holds locks of the reader.
+        // In another thread, because the reader's thread holds locks of the reader.
         std::thread::scope(|scope| scope.spawn(|| writer.checkpoint(&[]).unwrap()).join().unwrap());
         Err(DeviceError::Missing { name: "delta".into() })
     });
@@ -104,7 +105,7 @@ fn ticket(store: &Arc<Store>) -> Arc<Ticket> {
 #[test]
 fn gets_beyond_the_number_that_may_wait_are_refused() {
     const FAR_TOO_MANY: usize = 100_000;
-    // So much memory that the number of gets is the bound, not their bytes.
+    // With this much memory, the limit on the number of gets applies, not the limit on their bytes.
     let options = StoreOptions { wait_deadline: LATE, memory: 128 << 20, ..options(None) };
     let store = open(&MemoryVolume::new(), &options);
     let table = store.table("t", &bound(0)).unwrap();
@@ -121,7 +122,7 @@ fn gets_beyond_the_number_that_may_wait_are_refused() {
     };
     assert!(matches!(error, StoreError::QueueFull { .. }), "{error}");
     assert!(error.to_string().contains(&format!("limits are {} gets", gets.len())), "{error}");
-    // Gets that are given up make room.
+    // Dropping queued gets makes room.
     gets.truncate(gets.len() / 2);
     gets.push(table.get_later(&[1], &waiter).unwrap());
 }
@@ -198,7 +199,7 @@ fn a_queued_get_is_waited_for_until_the_deadline_of_the_store() {
     for get in [first, behind] {
         let (answer, answered) = mpsc::channel();
         std::thread::spawn(move || answer.send(get.wait().map(|_| ())));
-        let error = answered.recv_timeout(LATE).expect("the wait has no end").unwrap_err();
+        let error = answered.recv_timeout(LATE).expect("the wait never ends").unwrap_err();
         assert!(matches!(error, StoreError::QueueTimeout { .. }), "{error}");
         assert!(error.to_string().contains("\"t\""), "{error}");
     }

@@ -1,9 +1,9 @@
-//! What changed between two checkpoints.
+//! Changes between two checkpoints.
 //!
 //! What could break: a row that left memory before the checkpoint, was saved after the cut or was moved by
-//! cleaning is not listed, or with old bytes; a row that was deleted and born again stays deleted; a list
-//! of an epoch before a restart, a snapshot or a crash is lost. Any of these shows when copies that stand
-//! at several older checkpoints are brought up to the last one and compared with a plain model, bit for bit.
+//! cleaning is missing or has old bytes; a row that was deleted and created again stays deleted; a list of an
+//! epoch before a restart, a snapshot or a crash is lost. To find these, copies at several older checkpoints
+//! are brought up to the last one and compared with a plain model, bit for bit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ fn empty() -> Arc<Store> {
     open(&MemoryVolume::new(), &StoreOptions { threads: 1, ..options(None) })
 }
 
-/// A store under random calls, and copies of it that stand at older checkpoints.
+/// A store under random calls, and copies of it at older checkpoints.
 struct Followed {
     volume: MemoryVolume,
     store: Arc<Store>,
@@ -94,7 +94,7 @@ impl Followed {
     fn checkpoint(&mut self, rng: &mut Rng64) {
         self.store.checkpoint(&[]).unwrap();
         self.saved.clone_from(&self.models);
-        // Of the open store, changed since, or of its folder.
+        // Changes of the open store, which has changed since its checkpoint, or of its folder.
         if rng.one_in(2) {
             self.change(rng);
         }
@@ -162,7 +162,7 @@ fn copies_at_any_older_checkpoint_catch_up_bit_for_bit() {
     assert!(moved > 0 && evicted > 0 && snapshots > 0, "{moved} moved, {evicted} evicted, {snapshots}");
 }
 
-/// What changes say, by table: ids written, ids deleted.
+/// The ids written and the ids deleted, by table.
 fn told(changes: &Changes, batch: usize) -> BTreeMap<String, (BTreeSet<u64>, BTreeSet<u64>)> {
     let mut told: BTreeMap<String, (BTreeSet<u64>, BTreeSet<u64>)> = BTreeMap::new();
     changes
@@ -170,8 +170,8 @@ fn told(changes: &Changes, batch: usize) -> BTreeMap<String, (BTreeSet<u64>, BTr
             assert!(changed.ids.len() <= batch && changed.deleted.len() <= batch);
             assert_eq!(changed.rows.len(), changed.ids.len() * changed.row_floats);
             let (written, deleted) = told.entry(changed.table.to_owned()).or_default();
-            assert!(changed.ids.iter().all(|&id| written.insert(id)), "an id comes twice");
-            assert!(changed.deleted.iter().all(|&id| deleted.insert(id)), "an id comes twice");
+            assert!(changed.ids.iter().all(|&id| written.insert(id)), "an id occurs twice");
+            assert!(changed.deleted.iter().all(|&id| deleted.insert(id)), "an id occurs twice");
             true
         })
         .unwrap();
@@ -187,7 +187,7 @@ fn only_what_was_written_or_deleted_is_told() {
         table.put(ids, &vec![1.0; ids.len() * 30], None).unwrap();
     }
     store.checkpoint(&[]).unwrap();
-    // Enough rewriting for the rest to be moved by cleaning.
+    // Rewrite so many rows that cleaning moves the rest.
     for _ in 0..3 {
         for ids in ids.chunks(200).step_by(2) {
             table.put(ids, &vec![2.0; ids.len() * 30], None).unwrap();
@@ -245,7 +245,7 @@ fn history_is_bounded_by_bytes_and_lists() {
         table.put(&ids, &vec![round as f32; ids.len() * 4], None).unwrap();
         store.checkpoint(&[]).unwrap();
         let bytes: usize = lists(&volume).iter().map(|name| read(&volume, name).len()).sum();
-        // Beside history: what the last checkpoint needs, and the list being written.
+        // Besides history: the lists that the last checkpoint needs, and the list being written.
         assert!(bytes < (40 << 10) + (16 << 10) + (10 << 10) * 2, "{bytes} bytes of lists");
     }
     let oldest = match store.changes(1).unwrap_err() {
@@ -265,7 +265,7 @@ fn lists_without_rows_end_as_well() {
         store.checkpoint(&[]).unwrap();
     }
     let lists = lists(&volume).len();
-    // 256 of history, and what fits into the 16 KiB that a snapshot would replace.
+    // 256 lists of history, and those that fit into the 16 KiB before a snapshot replaces them.
     assert!((256..1000).contains(&lists), "{lists} lists");
 }
 
@@ -301,7 +301,7 @@ fn a_damaged_list_is_an_error_and_nothing_is_told() {
     bytes[40] ^= 1;
     let mut file = volume.create("index-2.delta").unwrap();
     file.write_all(&bytes).unwrap();
-    let end = store.changes(1).unwrap().for_each(100, |_| panic!("damaged changes were told"));
+    let end = store.changes(1).unwrap().for_each(100, |_| panic!("damaged changes were returned"));
     assert!(matches!(end.unwrap_err(), StoreError::Corrupt { .. }));
 }
 

@@ -1,9 +1,9 @@
 //! Damage and misuse.
 //!
-//! What could break: damaged bytes returned as rows, a panic instead of an error, a failed write that is
-//! forgotten, a mistake of the caller that changes rows. Files of a real folder are flipped and cut, and
-//! devices fail by rule; the store must then answer with what was stored or with an error that says what
-//! and where, and open again at its last checkpoint.
+//! What could break: damaged bytes are returned as rows, a call panics instead of returning an error, a
+//! failed write is forgotten, a wrong argument changes rows. Files of a real folder get flipped bits and are
+//! truncated, and devices fail by rule. The store must return the stored rows, or an error that says what
+//! failed and where. It must open again at its last checkpoint.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ fn four_floats() -> TableSpec {
     TableSpec { staleness: StalenessBound::Infinite, ..bound(0) }
 }
 
-/// A store with a snapshot of its index, a delta beside it and an attachment.
+/// A store with a snapshot of its index, a delta and an attachment.
 fn fill(folder: &Path) {
-    // Without history, which nobody who opens a store reads: `changes.rs` damages that.
+    // Without history, which opening a store does not read; `changes.rs` damages history.
     let store = Store::open(folder, StoreOptions { history: 0, ..options(None) }).unwrap();
     let table = store.table("t", &four_floats()).unwrap();
     for from in (0..ROWS).step_by(10_000) {
@@ -41,7 +41,7 @@ fn fill(folder: &Path) {
     store.checkpoint(&[("notes", &[7; 5000])]).unwrap();
 }
 
-/// Open a folder and read everything: whether all was as it was stored.
+/// Open a folder and read everything. Returns whether everything equals what was stored.
 fn read_all(folder: &Path) -> Result<bool, StoreError> {
     let store = Store::open(folder, StoreOptions { read_only: true, ..options(None) })?;
     let table = store.open_table("t")?;
@@ -77,7 +77,7 @@ fn damaged_files_are_refused_by_name_and_never_read_as_data() {
     for name in &names {
         let path = original.path().join(name);
         let intact = std::fs::read(&path).unwrap();
-        // A delta of the running epoch is no part of the checkpoint, and not all of a log is.
+        // The delta of the current epoch and parts of the logs do not belong to the checkpoint.
         let is_log = name.starts_with("group-");
         let manifest = std::fs::read_to_string(original.path().join("MANIFEST")).unwrap();
         if name != "MANIFEST" && !manifest.contains(name.as_str()) {
@@ -170,8 +170,8 @@ fn a_folder_is_written_by_one_store_at_a_time() {
     Store::open(folder.path(), options(None)).unwrap();
 }
 
-/// A reader stands on its checkpoint while the writer goes on; once the space of that checkpoint is used
-/// again, it is told to open the store anew, and never sees a row of another time.
+/// A reader reads its checkpoint while the writer makes new ones. Once the space of that checkpoint is
+/// reused, reads return an error that says to reopen the store, and never rows of another checkpoint.
 #[test]
 fn a_reader_whose_checkpoint_was_replaced_is_told_so() {
     let folder = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ fn a_reader_whose_checkpoint_was_replaced_is_told_so() {
     again.get(&[1], &mut [0.0; 16]).unwrap();
 }
 
-/// Readers that open while the writer makes one checkpoint after the other.
+/// Readers open the store while the writer makes one checkpoint after the other.
 #[test]
 fn a_reader_may_open_at_any_time() {
     let folder = tempfile::tempdir().unwrap();
@@ -230,7 +230,7 @@ fn a_reader_may_open_at_any_time() {
     });
 }
 
-/// A volume with 4000 rows of 64 bytes at its last checkpoint, and a store too small for them.
+/// A volume with 4000 rows of 64 bytes in its last checkpoint, and options for a store with less memory.
 fn faulty() -> (FaultyVolume, StoreOptions, Model) {
     let volume = FaultyVolume::new(Arc::new(MemoryVolume::new()), 5);
     let options = options(Some(96 << 10));
@@ -247,7 +247,7 @@ fn faulty() -> (FaultyVolume, StoreOptions, Model) {
     (volume, options, model)
 }
 
-/// Put rows that are not in the checkpoint until it fails.
+/// Put rows that are not in the checkpoint until a write fails.
 fn put_until_it_fails(table: &Table) -> StoreError {
     for from in (100_000..200_000).step_by(100) {
         let ids: Vec<u64> = (from..from + 100).collect();
@@ -270,7 +270,7 @@ fn a_full_device_refuses_writes_and_keeps_reads_and_the_checkpoint() {
             assert!(matches!(error, StoreError::Full { .. } | StoreError::Poisoned { .. }), "{error:?}");
             let message = error.to_string();
             assert!(message.contains("group") && message.contains("reopen"), "{message}");
-            // Every checkpointed row is still read, whatever is in memory now, several times over.
+            // All rows of the checkpoint can be read repeatedly, whatever is in memory now.
             for _ in 0..3 {
                 for ids in model.sorted_ids().chunks(700) {
                     let mut rows = vec![0.0; ids.len() * 16];
@@ -552,8 +552,8 @@ fn too_little_memory_says_how_much_is_enough() {
     open(&volume, &options(Some(needed))).table("t", &spec(16, SGD)).unwrap();
 }
 
-/// The index of rows born grows until the budget cannot hold it: an error that says what would, not a
-/// process that grows beyond it.
+/// The index of created rows grows until the budget cannot hold it. The result is an error with the
+/// sufficient budget; the process does not exceed its budget.
 #[test]
 fn an_index_beyond_the_budget_is_refused_and_rows_read_on() {
     let options = StoreOptions { memory: 16 << 20, wait_deadline: Duration::from_secs(1), ..options(None) };

@@ -1,10 +1,10 @@
-//! What copies of a store learn of rows that go for good.
+//! Evicted rows in copies of a store.
 //!
-//! What could break: a row that was evicted, in memory or on the device, is missing from the changes or the feed,
-//! so that copies keep it for ever; a row that was evicted and born again is told as gone; a copy that was
-//! brought up to date has other stamps, event time or evictions due, and goes on to evict other rows than the
-//! store would; a restart forgets what a table has counted. Each shows when copies, by changes and by the feed, are
-//! compared with the store, then and after both have gone on.
+//! What could break: a row that was evicted, in memory or on the device, is missing in the changes or the
+//! feed, so that copies keep it forever; a row that was evicted and created again is listed as deleted; a
+//! copy has other stamps, event time or due evictions, and later evicts other rows than the store; a restart
+//! loses the counters of a table. Copies made from changes and from the feed are compared with the store, at
+//! once and after both have continued.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn evicting((rule, every): (EvictionRule, u64)) -> TableSpec {
     TableSpec { eviction: Some(Eviction { rule, every }), ..if every > 0 { bf16(spec) } else { spec } }
 }
 
-/// Equal steps for equal seeds.
+/// Train with steps that depend on the seed only.
 fn train(store: &Arc<Store>, table: &Table, steps: std::ops::Range<u64>) {
     for step in steps {
         let mut rng = Rng64::new(step);
@@ -59,7 +59,7 @@ fn rows(table: &Table) -> Rows {
     ids.into_iter().zip(both).collect()
 }
 
-/// The ids that changes say are gone.
+/// The ids that changes list as deleted.
 fn deleted(changes: &Changes) -> BTreeSet<u64> {
     let mut deleted = BTreeSet::new();
     changes
@@ -93,7 +93,7 @@ fn changes_and_the_feed_tell_of_rows_that_went_and_copies_go_on_as_the_store() {
         let also: Vec<u64> = before.difference(&gone).copied().step_by(9).collect();
         table.delete(&also).unwrap();
         gone.extend(also);
-        // Gone and born again: written, not gone.
+        // Evicted and created again: listed as written, not as deleted.
         let again = *gone.first().unwrap();
         table.put(&[again], &[0.5; DIM], None).unwrap();
         gone.remove(&again);
@@ -104,11 +104,11 @@ fn changes_and_the_feed_tell_of_rows_that_went_and_copies_go_on_as_the_store() {
         if rule.1 == 0 {
             assert_eq!(told, gone);
         } else {
-            // By themselves others went before.
+            // Automatic evictions have deleted other rows before.
             assert!(told.is_superset(&gone) && told.iter().all(|id| !table.contains(&[*id]).unwrap()[0]));
         }
         follower.read_all(&mut reader);
-        assert!(follower.deletes >= gone.len() as u64, "deletes are told, not only left out");
+        assert!(follower.deletes >= gone.len() as u64, "deletes are published, not only left out");
         assert_eq!(follower.checkpoint, 2);
         let weights = rows(table).into_iter().map(|(id, row)| (("t".to_owned(), id), row[..DIM].to_vec()));
         assert_eq!(follower.rows, weights.collect());
@@ -116,7 +116,7 @@ fn changes_and_the_feed_tell_of_rows_that_went_and_copies_go_on_as_the_store() {
         changes.replay(&copy).unwrap();
         assert_eq!(rows(&copied), rows(table));
         assert_eq!((copied.steps(), copy.event_time()), (table.steps(), store.event_time()));
-        // What the two evict from now on follows from stamps, steps and event time.
+        // Later evictions of both stores depend on stamps, steps and event time.
         for (store, table) in [(store, table), (&copy, &copied)] {
             train(store, table, 40..48);
         }
@@ -142,7 +142,7 @@ fn what_a_table_has_counted_survives_a_restart() {
         };
         let (before, hot) = (counted(&small), small.table.hottest(5));
         assert!(before.iter().all(|&count| count > 0), "{rule:?}: {before:?}");
-        // What comes after the checkpoint goes with a crash.
+        // Changes after the checkpoint are lost in a crash.
         train(&small.store, &small.table, 35..40);
         small.table.delete(&[700, 701, 702]).unwrap();
         assert_ne!(counted(&small), before);

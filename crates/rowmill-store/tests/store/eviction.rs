@@ -1,9 +1,9 @@
-//! Rows that a table removes for good.
+//! Eviction: rows that a table deletes by its rule.
 //!
-//! What could break: a row that lives too long or goes too soon, a choice that depends on which rows are in
-//! memory, a stamp that does not survive its way to the device, a checkpoint or a restart, a row taken from a
-//! step that holds it. Random calls on a store too small for its rows are repeated on a plain map, with
-//! every rule, and what is evicted must be exactly what the map says.
+//! What could break: a row lives too long or too short; the choice depends on which rows are in memory; a
+//! stamp is lost on the way to the device, in a checkpoint or in a restart; a row that a step holds is
+//! evicted. Random calls on a store too small for its rows are repeated on a plain map, with every rule. The
+//! evicted rows must be exactly those of the map.
 
 use std::collections::HashMap;
 
@@ -69,7 +69,7 @@ impl Expected {
         Self { model: Model::new(spec, 0), stamps: HashMap::new(), time: 0, evicted: 0, deletes: 0 }
     }
 
-    /// What rows remember of a change by a step that has been counted, or a put.
+    /// Update the stamps for a change by a step that was already counted, or for a put.
     fn stamp(&mut self, ids: &[u64]) {
         let by_time = matches!(self.rule(), EvictionRule::TtlSeconds { .. });
         let now = if by_time { self.time } else { self.model.steps };
@@ -90,7 +90,7 @@ impl Expected {
         squares.sum::<f64>().sqrt()
     }
 
-    /// The ids that go now, ascending.
+    /// The ids to evict now, ascending.
     fn evict(&mut self) -> Vec<u64> {
         let ids = self.model.sorted_ids();
         let older = |now: u64, ttl: u64| move |stamp: &Stamp| now - stamp.changed > ttl;
@@ -124,19 +124,19 @@ impl Expected {
     }
 }
 
-/// All but `max_rows` of the ids, those of the lowest rank first; of equals the smaller.
+/// All but `max_rows` of the ids: the lowest ranks first, and the smaller ids first among equal ranks.
 fn lowest(mut ids: Vec<u64>, max_rows: u64, rank: impl Fn(u64) -> f64) -> Vec<u64> {
     ids.sort_by(|&one, &other| rank(one).total_cmp(&rank(other)).then(one.cmp(&other)));
     ids.truncate(ids.len().saturating_sub(max_rows as usize));
     ids
 }
 
-/// A store and what it should be.
+/// A store and its expected content.
 struct Case {
     small: SmallStore,
     expected: Expected,
     saved: Expected,
-    /// Rows evicted while some lay on the device.
+    /// Rows evicted while some rows were on the device.
     cold: u64,
 }
 
@@ -166,7 +166,7 @@ impl Case {
                     self.expected.evict();
                 }
             }
-            // A put stamps with the time that steps have said.
+            // A put stamps rows with the latest event time of the steps.
             Call::Put if self.expected.time > 0 => {
                 let values = gradients(&mut rng, count * DIM);
                 self.small.table.put(&ids, &values, None).unwrap();
@@ -240,7 +240,8 @@ fn random_calls_evict_what_a_map_would() {
     ] {
         let (evicted, cold) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
         let run = |calls: Vec<(Call, u64)>| {
-            // Half of the rules over bf16 rows: their stamps lie elsewhere, and norms are of widened weights.
+            // Half of the rules run on bf16 rows, whose stamps have another offset and whose norms use
+            // widened weights.
             let spec = evicting(rule, every);
             let mut case = Case::new(if every == 0 { bf16(spec) } else { spec });
             for (call, seed) in &calls {
@@ -251,7 +252,7 @@ fn random_calls_evict_what_a_map_would() {
             cold.set(cold.get() + case.cold);
             Ok(())
         };
-        // Once in fifty runs no case of some rule evicts beside cold rows: more cases then.
+        // In one of fifty runs, no case of some rule evicts with cold rows: run more cases then.
         for _ in 0..10 {
             let result = TestRunner::new(config.clone()).run(&calls(), run);
             result.unwrap_or_else(|error| panic!("{rule:?}: {error}"));
@@ -259,7 +260,7 @@ fn random_calls_evict_what_a_map_would() {
                 break;
             }
         }
-        assert!(evicted.get() > 0 && cold.get() > 0, "{rule:?}: {evicted:?} rows, {cold:?} beside cold ones");
+        assert!(evicted.get() > 0 && cold.get() > 0, "{rule:?}: {evicted:?} rows, {cold:?} with cold rows");
     }
 }
 
@@ -271,7 +272,8 @@ fn a_row_that_a_step_holds_stays_until_its_clock_is_given_back() {
     table.rmw(&[3], &[1.0; DIM], None, None).unwrap();
     let ticket = store.ticket().unwrap();
     table.get_or_init(&[1], &mut [0.0; DIM], Some(&ticket)).unwrap();
-    // Two must go; 1 is held, so 3 goes with 2 although it is used more.
+    // Two rows must be evicted. Row 1 is held, so row 3 is evicted with row 2, although it was used more
+    // often.
     assert_eq!(table.evict().unwrap(), [2, 3]);
     table.rmw(&[1], &[1.0; DIM], None, Some(&ticket)).unwrap();
     assert_eq!(table.evict().unwrap(), NONE, "one is left");
@@ -320,7 +322,7 @@ fn rows_that_live_by_event_time_need_one() {
 
     let ticket = store.ticket_at(Some(100)).unwrap();
     table.rmw(&[1], &row, None, Some(&ticket)).unwrap();
-    // A step that comes late, with an earlier time, makes no row older; rows are born at the latest time.
+    // A late step with an earlier time does not change stamps to older times. New rows get the latest time.
     let late = store.ticket_at(Some(50)).unwrap();
     table.rmw(&[1, 2], &[0.0; 2 * DIM], None, Some(&late)).unwrap();
     drop(store.ticket_at(Some(130)).unwrap());

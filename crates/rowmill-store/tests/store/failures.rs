@@ -1,8 +1,8 @@
-//! What a store does when something beneath it fails: a thread of its own panics, a file cannot be read or written, or
-//! the store is closed under a call.
+//! Failures below the store: one of its threads panics, a file cannot be read or written, or the store is
+//! closed during a call.
 //!
-//! What could break: a call waits for ever for a thread that has died; a write is accepted and never saved; an error does
-//! not name the file; a call writes to a folder that another process has opened meanwhile.
+//! What could break: a call waits forever for a thread that has ended; a write is accepted and never saved;
+//! an error does not name the file; a call writes to a folder that another process has opened meanwhile.
 
 use std::io;
 use std::path::Path;
@@ -15,9 +15,9 @@ use crate::common::hooked::{Call, Hooked};
 use crate::common::*;
 use rowmill_store::*;
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any of these tests takes on a busy machine.
 const DEADLINE: Duration = Duration::from_mins(2);
-/// Many times what fits into memory.
+/// Many times the rows that fit into memory.
 const ROWS: u64 = 20_000;
 
 /// Run work that must end before the deadline.
@@ -33,7 +33,8 @@ fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     }
 }
 
-/// A store whose `call`s panic, once the switch is set, in threads with a name that begins with `thread`.
+/// A store in which device or file calls of kind `call` panic in threads whose name begins with `thread`,
+/// once the switch is set.
 fn panicking(call: Call, thread: &'static str, feed: bool) -> (Arc<Store>, Table, Arc<AtomicBool>) {
     let armed = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&armed);
@@ -58,7 +59,7 @@ fn put_all(table: &Table, value: f32) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Write until a write is refused; the error.
+/// Write until a write is refused. Returns the error.
 fn refusal(store: &Store, table: &Table) -> StoreError {
     let begun = Instant::now();
     while begun.elapsed() < DEADLINE {
@@ -69,7 +70,7 @@ fn refusal(store: &Store, table: &Table) -> StoreError {
     panic!("every write was accepted");
 }
 
-/// Check that every later write fails for the same reason and that rows can still be read.
+/// Check that every later write fails for the same reason, and that rows can still be read.
 fn check_poisoned(store: &Store, table: &Table, first: &StoreError, thread: &str) {
     let expected = format!("{thread} panicked: injected into ");
     for error in [
@@ -151,7 +152,7 @@ fn gets_of_a_queue_that_panicked_fail() {
     });
 }
 
-/// Which calls fail, and on files with which prefix.
+/// The kind of calls that fail, and the prefix of the file names.
 type Failing = Arc<Mutex<Option<(Call, &'static str)>>>;
 
 fn failing(folder: &Path) -> (Hooked, Failing) {

@@ -1,10 +1,10 @@
 //! The live feed.
 //!
-//! What could break: a row that left memory, was deleted or born again between two rounds is published
-//! late, with other bytes or not at all; a cut and its frame disagree; a store that goes back to its
-//! checkpoint leaves followers with rows that never were; a follower takes what a crash left for frames, or
-//! goes on over a gap without a word. Any of these shows when a follower's copy, a plain map, is compared
-//! with a plain model, bit for bit: after every round, at every checkpoint's frame, after every restart.
+//! What could break: a row that left memory, was deleted or created again between two rounds is published
+//! late, with other bytes or not at all; a cut and its frame disagree; after the store goes back to its
+//! checkpoint, followers keep rows that no longer exist; a follower reads bytes left by a crash as frames, or
+//! skips a gap unnoticed. A follower's copy, a plain map, is compared with a plain model, bit for bit: after
+//! every round, at the frame of every checkpoint, and after every restart.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl Trained {
                 }
             }
             1 => {
-                // Born by being read.
+                // Rows created by a read.
                 table.get_or_init(&ids, &mut vec![0.0; ids.len() * model.dim()], None).unwrap();
                 for id in ids {
                     model.row(id);
@@ -102,7 +102,7 @@ impl Trained {
         self.saved.clone_from(&self.models);
     }
 
-    /// As after kill -9: nothing is saved.
+    /// Restart as after kill -9: nothing is saved.
     fn restart(&mut self, options: &StoreOptions) {
         self.store.close();
         self.store = open(&self.volume, options);
@@ -116,7 +116,7 @@ impl Trained {
         self.restart(&options);
     }
 
-    /// Change, publish and read everything.
+    /// Change rows, publish, and read everything.
     fn round(&mut self, rng: &mut Rng64, reader: &mut FeedReader, copy: &mut Follower) {
         self.change(rng);
         self.store.publish().unwrap();
@@ -134,7 +134,7 @@ fn a_copy_is_the_store_after_every_round_cut_and_restart() {
         let mut trained = Trained::new();
         let mut eager = Follower::default();
         let mut reader = FeedReader::at_checkpoint(&trained.volume(), 0).unwrap();
-        // Reads now and then, from a reader of its own each time.
+        // Reads only now and then, with a new reader each time.
         let mut lazy = Follower { position: reader.position(), ..Follower::default() };
         for _ in 0..80 {
             match rng.below(12) {
@@ -296,7 +296,7 @@ fn a_torn_frame_is_waited_for_and_passed_over_after_a_restart() {
         write(&trained.volume, &name, &[&longer[..whole.len()], &[0; 4096]].concat());
         assert_eq!(FeedReader::open(&trained.volume(), position).unwrap().poll().unwrap(), None);
     }
-    // What arrives late is read where it was waited for.
+    // The rest of the frame arrives late and is then read.
     write(&trained.volume, &name, &longer[..whole.len() + 5]);
     let mut late = FeedReader::open(&trained.volume(), position).unwrap();
     assert_eq!(late.poll().unwrap(), None);
@@ -330,7 +330,7 @@ fn a_damaged_frame_is_an_error_and_never_a_row() {
         loop {
             match reader.poll() {
                 Ok(Some(event)) => assert!(event.sequence > begin),
-                // A length that became larger than what is there looks like a frame being written.
+                // A damaged length beyond the end of the file looks like a frame that is still being written.
                 Ok(None) => break,
                 Err(StoreError::Corrupt { what }) => {
                     assert!(what.contains(&name), "{what}");
@@ -371,7 +371,7 @@ fn who_falls_behind_is_told_to_start_again_and_the_feed_stays_small() {
     assert!(matches!(end, StoreError::FeedGap { .. }), "{end}");
     assert!(end.to_string().contains("start again with a copy of the last checkpoint"), "{end}");
     assert!(matches!(FeedReader::open(&shared, since), Err(StoreError::FeedGap { .. })));
-    // What would have to be taken back has fallen away as well.
+    // The rows for a rollback were removed from the feed, too.
     let mut reader = FeedReader::open(&shared, store.stats().feed_sequence).unwrap();
     store.close();
     drop(store);
@@ -401,7 +401,7 @@ fn changes_that_were_not_published_break_the_feed() {
 
 #[test]
 fn frames_that_only_a_follower_has_are_noticed() {
-    // The power fails: the end of the feed is lost, and a follower elsewhere has read it.
+    // Power fails: the end of the feed is lost, but a follower elsewhere has read it.
     let mut rng = Rng64::new(6);
     let mut trained = Trained::new();
     trained.checkpoint();

@@ -1,9 +1,10 @@
 //! A feed that cannot keep up with training.
 //!
-//! What could break: rows that left memory wait for a publisher that does not come, without end; a disk without space
-//! stops training, or the feed for ever, or lets a follower go on over what is missing. The first is counted by the
-//! store's own figures, the second injected into the feed's files; both must end the same way: training has every
-//! row, the cause is said once, and from the next checkpoint on a follower that starts again has every row too.
+//! What could break: rows that left memory wait without limit for a publisher that does not run; a full disk
+//! stops training or the feed forever, or lets a follower skip missing changes. The first is measured with
+//! the store's metrics, the second is injected into the feed's files. Both must have the same outcome:
+//! training keeps every row, the cause is reported once, and followers that start again at the next
+//! checkpoint get every row.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ fn publishing() -> StoreOptions {
     }
 }
 
-/// Write rows `ids`, far more than fit into memory.
+/// Write rows `ids`: far more than fit into memory.
 fn put(table: &Table, ids: std::ops::Range<u64>, value: f32) {
     for first in ids.clone().step_by(200) {
         let ids: Vec<u64> = (first..ids.end.min(first + 200)).collect();
@@ -55,7 +56,7 @@ fn rows_that_wait_are_bounded_and_followers_start_again_from_a_checkpoint() {
     early.read_all(&mut behind);
     assert_eq!((early.rows, store.stats().feed_waiting_bytes), (rows(0..4000, 1.0), 0));
 
-    // Nobody publishes for long.
+    // No round of publishing for a long time.
     let mut most = 0;
     for first in (0..40_000).step_by(1000) {
         put(&table, first..first + 1000, 2.0);
@@ -83,7 +84,7 @@ fn rows_that_wait_are_bounded_and_followers_start_again_from_a_checkpoint() {
     assert_eq!(follower.rows, rows(0..2000, 4.0));
     assert_eq!(follower.deletes, 38_000);
 
-    // What the checkpoint does not have is taken back as ever.
+    // Changes after the checkpoint are rolled back as usual.
     store.close();
     open(&volume, &StoreOptions { background: Background::Turns { incarnation: 2 }, ..publishing() });
     follower.read_all(&mut reader);
@@ -131,17 +132,14 @@ fn a_full_disk_is_said_once_and_the_feed_goes_on_from_a_checkpoint() {
     follower.read_all(&mut reader);
     assert_eq!(follower.rows.len(), 2000);
 
-    // Training and its checkpoints go on, rows and all.
+    // Training and its checkpoints continue with all rows.
     put(&table, 1000..3000, 3.0);
     store.checkpoint(&[]).unwrap();
     assert!(volume.fired(Fault::Full) >= 2, "the checkpoint tried again");
     assert!(!store.stats().feed_failure.is_empty());
     volume.heal();
     put(&table, 3000..4000, 4.0);
-    assert!(
-        matches!(store.publish(), Err(StoreError::FeedFailed { .. })),
-        "what is missing is not passed over"
-    );
+    assert!(matches!(store.publish(), Err(StoreError::FeedFailed { .. })), "missing changes are not skipped");
     store.checkpoint(&[]).unwrap();
     assert_eq!(store.stats().feed_failure, "");
     assert!(matches!(reader.poll(), Err(StoreError::FeedGap { .. })));

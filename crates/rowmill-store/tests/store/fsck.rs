@@ -1,8 +1,8 @@
-//! Proof reading and repair of damaged stores.
+//! `fsck`: check and repair of damaged stores.
 //!
-//! What could break: damage that a check does not see; a repair that keeps a row it cannot prove, loses one
-//! it could, or forgets to say which; one that makes things worse when the power fails in it. Files of every
-//! kind are damaged at random places, and every row is accounted for: kept to the bit, or listed.
+//! What could break: a check misses damage; a repair keeps a row that is not intact, loses an intact one, or
+//! does not list a lost row; a power failure during a repair makes things worse. Files of every kind are
+//! damaged at random places. Every row must be kept bit for bit, or listed as lost.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -109,11 +109,11 @@ fn memory_of(files: &Files) -> Arc<dyn Volume> {
     Arc::new(volume)
 }
 
-/// Rows that are kept are as they were; all others are listed, or counted.
+/// Kept rows must be unchanged; all other rows must be listed or counted.
 fn account(whole: &Content, kept: &Content, report: &FsckReport, what: &str) {
     let mut missing: BTreeMap<&str, u64> = BTreeMap::new();
     for (key, row) in kept {
-        assert_eq!(whole.get(key), Some(row), "{what}: row {key:?} was kept, and is another");
+        assert_eq!(whole.get(key), Some(row), "{what}: row {key:?} was kept with other content");
     }
     for key in whole.keys().filter(|key| !kept.contains_key(key)) {
         if !report.dropped.contains(key) {
@@ -126,11 +126,11 @@ fn account(whole: &Content, kept: &Content, report: &FsckReport, what: &str) {
         let text = report.unnamed.iter().find(of_table).cloned().unwrap_or_default();
         let told = text.split(' ').find_map(|word| word.parse::<u64>().ok()).unwrap_or(0);
         let right = told == count || (told > count && text.starts_with("up to "));
-        assert!(right, "{what}: {count} rows of {table} are gone, told was {:?}", report.unnamed);
+        assert!(right, "{what}: {count} rows of {table} are lost, reported were {:?}", report.unnamed);
     }
 }
 
-/// Damage a file; what was done.
+/// Damage a file. Returns a description.
 fn damage(files: &mut Files, rng: &mut Rng64) -> String {
     let kinds = [".log", ".log", ".delta", ".snapshot", "attachment-"];
     let kind = kinds[rng.below(5) as usize];
@@ -217,7 +217,7 @@ fn every_row_of_a_damaged_store_is_kept_to_the_bit_or_listed() {
             assert!(volume.list().unwrap().contains(&"MANIFEST-5.damaged".to_owned()));
             if kept == wholes[which] { lossless += 1 } else { lossy += 1 }
         }
-        // Work goes on.
+        // The repaired store can be used.
         let store = Store::open_volume(Arc::clone(&volume), store_options()).unwrap();
         let table = store.open_table("users").unwrap();
         table.put(&[1, 2, 3], &[1.0; 48], None).unwrap();
@@ -225,11 +225,11 @@ fn every_row_of_a_damaged_store_is_kept_to_the_bit_or_listed() {
         store.close();
         assert!(fsck(&volume, false).unwrap().is_clean(), "{what}");
     }
-    println!("{clean} damages of what nothing names, {lossless} repaired whole, {lossy} with losses");
+    println!("{clean} damages of unnamed files, {lossless} repaired without losses, {lossy} with losses");
     assert!(chosen.is_some() || (clean > 3 && lossless > 10 && lossy > 50), "{clean} {lossless} {lossy}");
 }
 
-/// The power fails in every change that a repair makes, one after the other.
+/// Power fails at every change that a repair makes, one after the other.
 #[test]
 fn a_repair_that_is_cut_short_loses_nothing_it_could_keep() {
     let mut files = original(true);
@@ -274,7 +274,7 @@ fn what_cannot_be_read_or_is_in_use_is_refused_and_stays_as_it_is() {
     assert!(matches!(fsck(&empty, true), Err(StoreError::Missing { .. })));
 }
 
-/// Damage a manifest beside copies of it; a check must fail, and a repair.
+/// Damage a manifest that has copies beside it. Both a check and a repair must fail.
 fn repair_manifest(files: &Files) -> (Arc<dyn Volume>, Result<FsckReport, StoreError>) {
     let volume = memory_of(files);
     let error = fsck(&volume, false).unwrap_err();
@@ -306,7 +306,7 @@ fn another_manifest_takes_the_place_of_a_damaged_one_if_all_it_names_is_proven()
         for round in 0..6 {
             let mut files = files.clone();
             files.insert(name.into(), manifest.clone());
-            // An older one that is no checkpoint any more is passed over, whatever its name.
+            // An older manifest that is no longer a valid checkpoint is skipped, whatever its name.
             files.insert("MANIFEST-5.damaged".into(), damaged(300));
             let at = rng.below(manifest.len() as u64) as usize;
             files.insert("MANIFEST".into(), if round == 1 { Vec::new() } else { damaged(at) });
@@ -330,7 +330,7 @@ fn another_manifest_takes_the_place_of_a_damaged_one_if_all_it_names_is_proven()
             }
         }
     }
-    // Nothing to go by; a copy that is damaged as well; a copy of which something is missing or damaged.
+    // No other manifest; a damaged copy; a copy that names a missing or damaged file.
     let mut without = files.clone();
     without.insert("MANIFEST".into(), damaged(200));
     assert!(repair_manifest(&without).1.is_err());
@@ -369,13 +369,13 @@ fn a_copy_of_an_old_manifest_is_refused_once_its_files_are_reused() {
     assert!(repair_manifest(&files).1.is_err());
 }
 
-/// An index under right checksums that gives one row to two ids.
+/// An index with correct checksums that gives one row to two ids.
 #[test]
 fn an_entry_that_names_the_row_of_another_is_dropped() {
     let mut files = original(true);
     let whole = content(&memory_of(&files));
     let delta = files.get_mut("index-5.delta").unwrap();
-    // The header is 16 bytes, that of the frame 8; a record is id, category and row number.
+    // The header of the file is 16 bytes, that of the frame 8. A record is id, category and row number.
     let (one, other) = (24, 40);
     let id = u64::from_le_bytes(delta[one..one + 8].try_into().unwrap());
     let category = delta[one + 8];

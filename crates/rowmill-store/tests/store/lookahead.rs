@@ -1,7 +1,7 @@
-//! Lookahead beside steps that only read rows and take no clocks, as those of models over fixed features do.
+//! Lookahead for steps that only read rows and take no clocks, as models over fixed features do.
 //!
-//! What could break: rows are announced for a step, and one that takes no clocks passes without the store knowing. Rows
-//! that came too late, or that nobody asked for, would then stay in memory for good and keep later ones out.
+//! What could break: a step that takes no clocks passes without the store noticing. Rows that were loaded too
+//! late or never used then stay in memory forever and keep later ones out.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use crate::common::*;
 use rowmill_store::*;
 
-/// Rows announced for each step: those of two steps may wait in memory.
+/// Rows announced for each step. Memory holds the announced rows of two steps.
 const AHEAD: u64 = 400;
 const STEPS: u64 = 12;
 
 /// Reads one row of 128 weights for a step that changes nothing.
 type ReadOne = fn(&Store, &Table, u64, &mut [f32; 128], &Ticket);
 
-/// A store that looks ahead when it is told to, with memory for some 1,500 rows, and a table without clocks.
+/// A store that looks ahead turn by turn, with memory for about 1,500 rows, and a table without clocks.
 fn in_turns() -> (Arc<Store>, Table) {
     let turns = StoreOptions { background: Background::Turns { incarnation: 1 }, ..options(Some(1 << 20)) };
     let store = open(&MemoryVolume::new(), &turns);
@@ -55,7 +55,7 @@ fn announced_rows_leave_when_their_step_is_over(read_one: ReadOne) {
         }
         let loaded = store.stats().lookahead_loaded - before;
         assert!(loaded > AHEAD * 9 / 10, "{loaded} rows of {AHEAD} for step {step}");
-        // The step asks for another row than those that were announced.
+        // The step reads another row than those that were announced.
         let ticket = store.ticket().unwrap();
         let mut row = [0.0; 128];
         read_one(&store, &table, last, &mut row, &ticket);
@@ -81,8 +81,8 @@ fn a_row_wanted_by_a_later_step_too_is_kept_beyond_its_first_read() {
         table.get_in_step(&wanted, rows, &store.ticket().unwrap()).unwrap();
         store.stats().cold_reads - before
     };
-    assert_eq!(cold(&mut rows), 0, "they were announced");
-    // What a second step reads drives out all that nobody wants.
+    assert_eq!(cold(&mut rows), 0, "announced rows are in memory");
+    // The rows that a second step reads drive out all rows that no step has announced.
     let ticket = store.ticket().unwrap();
     let mut others = vec![0.0; 200 * 128];
     for from in (1000..20_000_u64).step_by(200) {
@@ -104,7 +104,7 @@ fn rows_in_memory_are_kept_for_announcements_that_wait_behind_others() {
         table.get_in_step(&wanted, rows, &store.ticket().unwrap()).unwrap();
         store.stats().cold_reads - before
     };
-    assert!(cold(&mut rows) > 100, "they are in memory from now on");
+    assert!(cold(&mut rows) > 100, "these rows were cold and are now in memory");
     let first: Vec<u64> = (300..500).collect();
     assert!(table.lookahead(&first, Destination::Buffer { steps: 1 }).unwrap());
     assert!(table.lookahead(&wanted, Destination::Buffer { steps: 2 }).unwrap());
@@ -141,7 +141,7 @@ fn announcements_without_room_wait_for_it_and_no_row_is_read_twice() {
         let before = store.stats().cold_reads;
         table.get_in_step(&ids, &mut rows, &store.ticket().unwrap()).unwrap();
         assert_eq!(rows[128], (step * AHEAD + 1) as f32);
-        assert!(store.stats().cold_reads - before < AHEAD / 10, "rows of step {step} were brought in");
+        assert!(store.stats().cold_reads - before < AHEAD / 10, "the rows of step {step} were loaded");
         while store.turn(Work::LookAhead).unwrap() {}
     }
     let stats = store.stats();
@@ -162,7 +162,8 @@ fn a_row_read_for_a_step_stays_for_a_later_one_whose_announcement_waits() {
     for _ in 0..2 {
         assert!(store.turn(Work::LookAhead).unwrap());
     }
-    // The first step reads them, and others that would drive them out, before their announcement's turn.
+    // Before their announcement is processed, the first step reads these rows, and others that would drive
+    // them out.
     let ticket = store.ticket().unwrap();
     table.get_in_step(&wanted, &mut rows, &ticket).unwrap();
     let mut others = vec![0.0; 200 * 128];
@@ -173,9 +174,9 @@ fn a_row_read_for_a_step_stays_for_a_later_one_whose_announcement_waits() {
     store.ticket().unwrap();
     let before = store.stats().cold_reads;
     table.get_in_step(&wanted, &mut rows, &store.ticket().unwrap()).unwrap();
-    // Those whose hint another has overwritten may have left.
-    assert!(store.stats().cold_reads - before < 30, "they were kept for the third step");
-    assert_eq!(store.stats().lookahead_loaded, 0, "and not by reading them again");
+    // Rows whose hint was overwritten may have left.
+    assert!(store.stats().cold_reads - before < 30, "the rows were kept for the third step");
+    assert_eq!(store.stats().lookahead_loaded, 0, "no row was read again");
 }
 
 #[test]
@@ -191,8 +192,8 @@ fn announcements_wait_for_nothing_while_every_row_is_in_memory() {
     assert_eq!(announce(), (6, 1));
 }
 
-/// Rows that must be read if those leave whose next use is farthest away (Belady's rule), with memory for so many, from
-/// step `from` on.
+/// The fewest possible reads from step `from` on, with memory for `memory` rows: eviction of the row whose
+/// next use is farthest away (Belady's rule).
 fn fewest_reads(steps: &[Vec<u64>], memory: usize, from: usize) -> u64 {
     let mut next_uses = vec![HashMap::new(); steps.len()];
     let mut next = HashMap::new();
@@ -250,27 +251,27 @@ fn however_far_ahead_steps_are_announced_few_more_rows_are_read_than_must_be() {
     }
     let stats = store.stats();
     let read = stats.cold_reads + stats.lookahead_loaded - before;
-    assert!(read * 10 < fewest * 13, "{read} rows read, where {fewest} must be");
+    assert!(read * 10 < fewest * 13, "{read} rows read, the minimum is {fewest}");
 }
 
-/// Slots of deleted rows stay taken until another row needs them. They are not rows in memory.
+/// Slots of deleted rows stay occupied until another row needs them, but must not count as rows in memory.
 #[test]
 fn rows_are_brought_in_although_many_others_were_deleted() {
     let (store, table) = in_turns();
     put_numbered(&table, 0, 20_000);
-    // Fewer rows are left than the memory has slots, and most of them are not in memory.
+    // Fewer rows are left than memory has slots, and most of them are cold.
     let gone: Vec<u64> = (1000..20_000).collect();
     assert_eq!(table.delete(&gone).unwrap(), gone.len());
     let resident = store.stats().rows_resident;
-    assert!(resident <= 1000, "{resident} of 1000 rows are said to be in memory");
+    assert!(resident <= 1000, "{resident} of 1000 rows are reported to be in memory");
     let wanted: Vec<u64> = (0..100).collect();
     assert!(table.lookahead(&wanted, Destination::Buffer { steps: 1 }).unwrap());
     while store.turn(Work::LookAhead).unwrap() {}
     let loaded = store.stats().lookahead_loaded;
-    assert!(loaded > 90, "{loaded} of 100 rows were brought in");
+    assert!(loaded > 90, "{loaded} of 100 rows were loaded");
 }
 
-/// Announcements keep their ids until they are worked off: their bytes are bounded as their number is.
+/// Waiting announcements keep their ids, so both their bytes and their number are limited.
 #[test]
 fn announcements_of_too_many_ids_are_dropped_and_counted() {
     let (store, table) = in_turns();
@@ -282,10 +283,10 @@ fn announcements_of_too_many_ids_are_dropped_and_counted() {
     let bytes = announced * size_of_val(&ids[..]) as u64;
     assert!(announced > 0 && bytes <= memory / 16, "{announced} announcements of {bytes} bytes wait");
     assert_eq!(store.stats().lookahead_dropped, 1);
-    // What is worked off makes room again.
+    // Processed announcements make room again.
     while store.turn(Work::LookAhead).unwrap() {}
     assert!(table.lookahead(&ids, Destination::Cache).unwrap());
-    // One that never fits is dropped before its ids are copied.
+    // An announcement that can never fit is dropped before its ids are copied.
     let many = vec![7; (memory / 8) as usize];
     assert!(!table.lookahead(&many, Destination::Cache).unwrap());
     assert_eq!(store.stats().lookahead_dropped, 2);

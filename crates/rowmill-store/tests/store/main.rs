@@ -1,7 +1,7 @@
-//! The public calls of the store, one file for each part of its contract.
+//! Tests of the store's public calls, one file per part of its contract.
 //!
-//! One program, because linking takes longer than most of these tests. Tests that measure or end their own process,
-//! or have a long form, are programs of their own beside this folder.
+//! They form one program, because linking takes longer than most of these tests. Tests that measure or end
+//! their process, or have a long form, are separate programs beside this folder.
 
 #[path = "../common/mod.rs"]
 mod common;

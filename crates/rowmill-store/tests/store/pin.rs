@@ -1,9 +1,9 @@
-//! A checkpoint is copied while training goes on.
+//! Pinned checkpoints: a checkpoint is copied while training continues.
 //!
-//! What could break: a later checkpoint writes over a segment, or removes a file, that the copy has not
-//! reached yet; or keeps them for ever once the copy is done. The test pins a checkpoint, trains over every
-//! row and makes many more checkpoints, and only then copies part by part: the copy must be the pinned
-//! checkpoint to the bit. Also here: who may pin what, and a folder that a restore did not finish.
+//! What could break: a later checkpoint overwrites a segment or removes a file that is not copied yet, or
+//! keeps them forever after the copy. The test pins a checkpoint, changes every row and makes many more
+//! checkpoints. Only then it copies part by part: the copy must equal the pinned checkpoint bit for bit. Also
+//! tested: when pinning is refused, and a folder with an unfinished restore.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -139,7 +139,7 @@ fn a_pinned_checkpoint_outlives_its_store_and_keeps_the_folder() {
     store.checkpoint(&[("model", b"dense weights")]).unwrap();
     let expected = content(&table);
     let pinned = store.pin_checkpoint().unwrap();
-    // What is changed since is lost with the store, and touches nothing of the checkpoint.
+    // Later changes are lost with the store and do not affect the checkpoint.
     train(&table, &mut rng);
     store.close();
     assert!(matches!(store.pin_checkpoint(), Err(StoreError::Closed)));
@@ -169,7 +169,7 @@ fn pinning_while_the_store_closes_keeps_the_folder_or_fails() {
             match pinning.join().unwrap() {
                 Ok(pinned) => {
                     pinned_in_time += 1;
-                    assert!(volume.lock().is_err(), "another process could write to what is copied");
+                    assert!(volume.lock().is_err(), "another process could write to the folder being copied");
                     drop(pinned);
                 }
                 Err(error) => assert!(matches!(error, StoreError::Closed), "{error}"),

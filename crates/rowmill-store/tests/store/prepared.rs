@@ -1,8 +1,9 @@
 //! Checkpoints in two phases, and shares of a store for many ranks.
 //!
-//! What could break: a prepared checkpoint that writes over the one before it, or is gone when it is to hold; a store in
-//! doubt that opens at either as if nothing were; a row that no rank takes, or two do; counters that a share doubles. That
-//! a loss of power leaves both checkpoints whole, the simulation shows (`tests/simulation`).
+//! What could break: a prepared checkpoint overwrites the previous one, or is missing when it is chosen; a
+//! store in doubt opens without asking which checkpoint holds; a row is taken by no rank or by two; a share
+//! doubles counters. The simulation (`tests/simulation`) tests that a power failure leaves both checkpoints
+//! intact.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +54,7 @@ fn both_checkpoints_are_whole_until_one_is_chosen() {
         assert_eq!(store.prepare(&[("step", b"2")]).unwrap().epoch, 2);
         assert_eq!((store.checkpoint_epoch(), store.attachment("step").unwrap()), (1, Some(b"1".to_vec())));
         let second = content(&store);
-        // More than fits into memory, twice: what is free is written over.
+        // Twice as many rows as fit into memory: free places are overwritten.
         for _ in 0..2 {
             train(&store, &mut rng);
         }
@@ -71,10 +72,10 @@ fn both_checkpoints_are_whole_until_one_is_chosen() {
                 "{error}"
             );
         }
-        // A repair would have to know as well.
+        // A repair needs to know which checkpoint holds, too.
         let shared: Arc<dyn Volume> = Arc::new(volume.clone());
         assert!(fsck(&shared, true).unwrap().is_clean());
-        // Who only reads decides nothing.
+        // A reader does not decide which checkpoint holds.
         for (number, expected) in [(None, &first), (Some(1), &first), (Some(2), &second)] {
             let options = StoreOptions { read_only: true, ..at(number) };
             let reader = Store::open_volume(Arc::new(volume.clone()), options).unwrap();
@@ -94,7 +95,7 @@ fn both_checkpoints_are_whole_until_one_is_chosen() {
 
 #[test]
 fn a_prepared_checkpoint_pins_nothing_that_is_written_after_it() {
-    // Opened at either after a crash, or committed.
+    // Reopened at one of the two after a crash, or committed.
     for chosen in [Some(1), Some(2), None] {
         let volume = MemoryVolume::crashable();
         let turns = Background::Turns { incarnation: 1 };
@@ -178,7 +179,7 @@ fn followers_come_to_the_checkpoint_that_holds() {
 #[test]
 fn a_commit_makes_the_prepared_checkpoint_the_last() {
     let volume = MemoryVolume::new();
-    // Memory for groups that come later.
+    // Memory for groups that are created later.
     let store = open(&volume, &options(None));
     let mut rng = Rng64::new(2);
     train(&store, &mut rng);
@@ -188,7 +189,7 @@ fn a_commit_makes_the_prepared_checkpoint_the_last() {
         store.prepare(&[("step", epoch.to_string().as_bytes())]).unwrap();
         let prepared = content(&store);
         train(&store, &mut rng);
-        // Tables made in between are of the next checkpoint.
+        // Tables created in between belong to the next checkpoint.
         store.table(&format!("t{epoch}"), &spec(8 * (epoch % 2) as u32 + 8, SGD)).unwrap();
         assert_eq!(store.commit().unwrap().epoch, epoch);
         assert_eq!(store.checkpoint_epoch(), epoch);
@@ -224,7 +225,7 @@ fn a_repair_leaves_a_store_in_doubt_alone() {
     assert!(matches!(error, StoreError::InDoubt { committed: 1, prepared: 2, .. }), "{error}");
 }
 
-/// A number for the name of a table, as owners go by.
+/// Derives the number that determines owners from the name of a table.
 fn category(name: &str) -> u64 {
     name.bytes().fold(7, |hash, byte| hash * 31 + u64::from(byte))
 }
@@ -258,7 +259,7 @@ fn make(specs: &[(&'static str, TableSpec)]) -> Arc<Store> {
     store
 }
 
-/// Take the shares of all `parts` into `ranks` stores.
+/// Copy the shares of all `parts` into the stores of `ranks` ranks.
 fn spread(parts: &[Arc<Store>], ranks: u32) -> Vec<Arc<Store>> {
     (0..ranks)
         .map(|rank| {
@@ -273,10 +274,10 @@ fn spread(parts: &[Arc<Store>], ranks: u32) -> Vec<Arc<Store>> {
         .collect()
 }
 
-/// Of a table lookups, births, deletes and hot ids.
+/// Of a table: lookups, births, deletes and hot ids.
 type Figures = (u64, u64, u64, Vec<(u64, u64)>);
 
-/// Those of every table, over all stores.
+/// The figures of every table, summed over all stores.
 fn figures(stores: &[Arc<Store>]) -> Vec<Figures> {
     let figures_of = |name: &str| {
         let all: Vec<TableStats> = stores
@@ -304,7 +305,7 @@ fn shares_of_any_number_of_ranks_are_all_rows_once() {
     }
     whole.open_table("plain").unwrap().delete(&[900, 901, 902]).unwrap();
     whole.checkpoint(&[]).unwrap();
-    // Before anything is read, which counts as well.
+    // Taken before any read, because reads count, too.
     let expected = figures(&[Arc::clone(&whole)]);
     assert!(expected.iter().all(|(accesses, births, ..)| *accesses > 0 && *births > 0));
     let mut parts = vec![Arc::clone(&whole)];
@@ -342,12 +343,12 @@ fn shares_of_any_number_of_ranks_are_all_rows_once() {
             assert_eq!(rows, table.len(), "{name}");
         }
     }
-    // What is evicted next goes by the stamps.
+    // The next evictions depend on the stamps.
     let (one, other) = (whole.open_table("stamped").unwrap(), parts[0].open_table("stamped").unwrap());
     let evicted = one.evict().unwrap();
     assert!(!evicted.is_empty() && !one.is_empty());
     assert_eq!(other.evict().unwrap(), evicted);
-    // And what is admitted next by the counts: no id later than before.
+    // The next admissions depend on the counts: no id is admitted later than before.
     for id in 0..1300 {
         let born = |store: &Arc<Store>| {
             let table = store.open_table("counted").unwrap();

@@ -1,7 +1,7 @@
-//! Gets that wait in a queue.
+//! Queued gets.
 //!
-//! What could break: a worker that reads ahead while it owes a put blocks itself; a queued get never goes
-//! on, goes on too early, or keeps clocks nobody gives back.
+//! What could break: a worker that reads ahead while it owes a put blocks itself; a queued get never
+//! proceeds, proceeds too early, or keeps clocks that are never released.
 
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -26,13 +26,13 @@ fn zeros(steps: u8) -> TableSpec {
     TableSpec { initializer: Initializer::Zeros, ..bound(steps) }
 }
 
-/// Adds 1 to every weight of the rows at the rate of 0.5.
+/// Adds 1 to every weight of the rows, at a learning rate of 0.5.
 fn add_one(table: &Table, ids: &[u64], ticket: &Ticket) {
     table.rmw(ids, &vec![-2.0; ids.len() * 4], None, Some(ticket)).unwrap();
 }
 
-/// One thread that always has the next two gets under way while it owes a put: each update must still see
-/// all earlier ones.
+/// One thread always has the next two gets queued while it owes a put. Each update must still see all earlier
+/// ones.
 #[test]
 fn a_worker_reads_ahead_while_it_owes_a_put() {
     const STEPS: usize = 300;
@@ -69,12 +69,12 @@ fn a_worker_reads_ahead_while_it_owes_a_put() {
     assert_eq!(store.stats().tickets, 0);
 }
 
-/// A get that stays behind another one in the queue kept a younger step waiting, which held a row that the
-/// one in front needed: all three waited until the deadline.
+/// Regression: a get behind another one in the queue blocked a younger step, which held a row that the front
+/// get needed. All three waited until the deadline.
 #[test]
 fn a_get_behind_another_keeps_nobody_waiting() {
     const PAUSE: Duration = Duration::from_millis(4);
-    // Two shards: one row in the first and two in the second is the case, of every eight.
+    // The case needs two shards: of every eight rows, one is in the first shard and two are in the second.
     let store = open(&MemoryVolume::new(), &StoreOptions { wait_deadline: LATE, ..options(Some(80 << 10)) });
     let table = store.table("t", &spec(16, SGD)).unwrap();
     for trial in 0..50 {
@@ -110,7 +110,7 @@ fn a_queued_get_is_ready_once_the_row_was_put_and_gives_its_clock_back() {
     let later = table.get_later(&[2, 1, 2], &second).unwrap();
     let third = ticket(&store);
     let free = table.get_later(&[9], &third).unwrap();
-    assert_eq!(free.wait().unwrap(), [0.0; 4], "rows nobody holds are not held up");
+    assert_eq!(free.wait().unwrap(), [0.0; 4], "gets of rows without a holder do not wait");
     assert!(!later.is_ready());
     assert_eq!(second.rows_held(), 0, "a get that waits holds nothing");
     add_one(&table, &[1], &first);
@@ -136,7 +136,7 @@ fn gets_of_one_step_are_served_in_their_order_and_take_a_clock_once() {
     assert_eq!(reads.rows_held(), 2);
 }
 
-/// Each thread found that the step held no row, so every clock was taken twice and given back once.
+/// Regression: each thread found that the step held no row, so every clock was taken twice and released once.
 #[test]
 fn threads_of_one_step_that_ask_for_the_same_rows_take_each_clock_once() {
     const ROUNDS: u64 = 40;
@@ -169,7 +169,7 @@ fn threads_of_one_step_that_ask_for_the_same_rows_take_each_clock_once() {
                         IdBag { ids, offsets: &[0, 40], weights: None, padding: None, pooling: Pooling::Sum };
                     store.lookup(&[(table, bag)], &mut [0.0; 4], 4, Some(step)).unwrap();
                 });
-                // Most of them wait by then, having seen that the step holds no row.
+                // By then most calls wait, having seen that the step holds no row.
                 barrier.wait();
                 std::thread::sleep(Duration::from_millis(2));
                 drop(holders);
@@ -187,12 +187,12 @@ fn threads_of_one_step_that_ask_for_the_same_rows_take_each_clock_once() {
     }
 }
 
-/// One call of a step overwrote what another one had taken before it waited, so a circle through that was not
-/// seen, and all waited until the deadline.
+/// Regression: one call of a step overwrote what another call of it had taken before it waited. A circle
+/// through that call was not detected, and all waited until the deadline.
 #[test]
 fn a_circle_through_one_of_two_waiting_calls_is_seen() {
     const PAUSE: Duration = Duration::from_millis(4);
-    // Several shards: what a call takes in those before the one where it waits is what others wait for.
+    // Several shards: other calls wait for rows that a call has taken in earlier shards.
     let store = open(&MemoryVolume::new(), &StoreOptions { wait_deadline: LATE, ..options(Some(1 << 20)) });
     let table = store.table("t", &zeros(0)).unwrap();
     let mut circles = 0;
@@ -282,7 +282,7 @@ fn closing_the_store_ends_what_is_queued() {
     assert!(matches!(table.get_later(&[1], &holder), Err(StoreError::Closed)));
 }
 
-/// Workers that read ahead over crossing rows, each put owed while the next get is queued.
+/// Workers that read ahead over overlapping rows: each put is owed while the next get is queued.
 #[test]
 fn workers_that_all_read_ahead_finish() {
     const ROUNDS: u64 = 200;
@@ -301,7 +301,7 @@ fn workers_that_all_read_ahead_finish() {
                     };
                     let mut now = next();
                     for _ in 0..ROUNDS {
-                        // The next get is queued while this one's put is owed.
+                        // The next get is queued while the put of this one is owed.
                         let (later, ticket, ids) = std::mem::replace(&mut now, next());
                         later.wait().unwrap();
                         add_one(table, &ids, &ticket);

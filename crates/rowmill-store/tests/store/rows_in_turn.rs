@@ -1,8 +1,8 @@
-//! Rows of many tables in one call, as the owner of a distributed run reads them: what each table gives by itself, and one
-//! step on each.
+//! Rows of many tables in one call, as the owner of rows in a distributed run reads them. The result must
+//! equal separate calls per table, followed by one step on each.
 //!
-//! What could break: rows of one table where those of another belong, a table without ids, gradients that reach the row
-//! beside theirs, rows that no longer fit into memory, and counts of lookups.
+//! What could break: rows of one table are written in place of another's; a table without ids; gradients
+//! reach a neighbouring row; rows that exceed memory; counts of lookups.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn open(row_memory: Option<u64>) -> (Arc<Store>, Vec<Table>) {
     (store, tables)
 }
 
-/// Distinct ids of every table, one of which has none.
+/// Distinct ids of every table; one table has none.
 fn asked(scale: u64) -> Vec<Vec<u64>> {
     let counts = [7 * scale, 0, scale, 3 * scale];
     (0..4)
@@ -52,7 +52,7 @@ fn ramp(floats: usize) -> Vec<f32> {
     (0..floats).map(|i| (i % 101) as f32 / 50.0 - 1.0).collect()
 }
 
-/// Rows of all tables in one call, and a step on them, against the same table by table.
+/// Rows of all tables in one call, and a step on them, compared with calls per table.
 fn compare(scale: u64, row_memory: Option<u64>) {
     let (store, tables) = open(row_memory);
     let (apart, alone) = open(None);

@@ -1,8 +1,8 @@
-//! What cleaning moves, by how rows fill the blocks of the log.
+//! How many rows cleaning moves, depending on how rows fill the blocks of the log.
 //!
-//! Of rows of 832 bytes a block holds four and leaves a fifth of itself empty. When that counted as dead rows, nearly
-//! all that the log may hold beyond its live rows was gone before a row had died, and training moved three rows for each
-//! that it changed.
+//! A block holds four rows of 832 bytes, and a fifth of it stays empty. When that counted as dead rows, it
+//! used up nearly all the space that the log may have beyond its live rows, before any row was dead. Training
+//! then moved three rows for each row that it changed.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use rowmill_testkit::Rng64;
 
 const ROWS: u64 = 40_000;
 
-/// A store that cleans when it is told to, and a table of `dim` weights a row.
+/// A store that cleans turn by turn, and a table with `dim` weights per row.
 fn cleaned_in_turns(dim: u32, row_memory: u64) -> (Arc<Store>, Table) {
     let options = StoreOptions {
         memory: row_memory + (24 << 20),
@@ -27,7 +27,7 @@ fn cleaned_in_turns(dim: u32, row_memory: u64) -> (Arc<Store>, Table) {
     (store, table)
 }
 
-/// Rows moved for each one written anew, of rows of `dim` weights with memory for a few.
+/// Rows moved per row changed, for rows of `dim` weights with memory for few rows.
 fn moved_per_change(dim: u32) -> f64 {
     let (store, table) = cleaned_in_turns(dim, 8 << 20);
     let put = |ids: &[u64]| {
@@ -41,7 +41,7 @@ fn moved_per_change(dim: u32) -> f64 {
     for _ in 0..ROWS / 400 {
         let ids: Vec<u64> = (0..400).map(|_| random.below(ROWS)).collect();
         put(&ids);
-        // Else places wait for a checkpoint before they are written again.
+        // Otherwise places wait for a checkpoint before they are rewritten.
         store.checkpoint(&[]).unwrap();
     }
     (store.stats().rows_compacted - before) as f64 / ROWS as f64
@@ -68,7 +68,8 @@ fn rows_that_change_in_memory_are_no_reason_to_clean() {
     all.chunks(400).for_each(put);
     store.checkpoint(&[]).unwrap();
     let before = store.stats();
-    // Half of the rows change, and what the log holds of them is dead: it has the room that they will need.
+    // Half of the rows change, and their versions in the log are dead: the log has the space that they will
+    // need.
     for _ in 0..3 {
         all[..ROWS as usize / 2].chunks(400).for_each(put);
     }
@@ -77,8 +78,8 @@ fn rows_that_change_in_memory_are_no_reason_to_clean() {
     assert_eq!(after.rows_compacted, before.rows_compacted);
 }
 
-/// A store with as few row places as a test can fill: 400 segments of 192 rows; memory has room for about
-/// a thousand.
+/// A store with as few row places as a test can fill: 400 segments of 192 rows. Memory has room for about a
+/// thousand rows.
 fn short_of_places(volume: &MemoryVolume) -> (Arc<Store>, Table) {
     let options = StoreOptions {
         memory: 32 << 20,
@@ -95,7 +96,7 @@ fn short_of_places(volume: &MemoryVolume) -> (Arc<Store>, Table) {
     (store, table)
 }
 
-/// Store rows that say their ids, as the store has room; how many.
+/// Store rows with their ids as content until the store refuses. Returns how many.
 fn fill(store: &Store, table: &Table, from: u64) -> (u64, StoreError) {
     let mut next = from;
     loop {
@@ -126,7 +127,7 @@ fn a_group_without_row_places_refuses_new_rows_and_works_on() {
     assert!(places.row_places_share() > 0.8, "{places:?}");
     assert!(stats.prometheus().contains("rowmill_group_row_places{group=\"0\"} 76800"));
 
-    // Reads go on, of rows that are there and of others, and so do changes of rows in memory and checkpoints.
+    // Reads of existing and missing rows, changes of rows in memory, and checkpoints continue.
     let check = |table: &Table, changed: &[u64]| {
         for first in (0..rows).step_by(100) {
             let mut row = vec![0.0; 100 * 16];
@@ -157,7 +158,7 @@ fn a_group_without_row_places_refuses_new_rows_and_works_on() {
     let (store, table) = short_of_places(&volume);
     check(&table, &changed);
 
-    // Rows that are deleted make room.
+    // Deleted rows make room.
     table.delete(&(0..rows / 2).collect::<Vec<u64>>()).unwrap();
     for _ in 0..3 {
         store.checkpoint(&[]).unwrap();
@@ -197,11 +198,12 @@ fn a_checkpoint_without_places_is_refused_before_it_begins() {
     let volume = MemoryVolume::new();
     let (store, table) = short_of_places(&volume);
     let (rows, _) = fill(&store, &table, 0);
-    // While nothing is cleaned, old versions fill the places.
+    // Without cleaning, old versions fill the places.
     let refused = (0..1000).find_map(|round| change_scattered(&store, &table, rows, round).err());
     let error = refused.expect("a checkpoint was refused");
     assert!(matches!(error, StoreError::NoPlaces { .. }), "{error}");
-    // Nothing is lost: rows can be read. With the rows deleted that it would have saved, the store goes on.
+    // Nothing is lost: rows can be read. After deleting the rows that the checkpoint would save, the store
+    // can be used.
     table.get(&[1, 2], &mut [0.0; 32]).unwrap();
     table.delete(&(0..rows).collect::<Vec<u64>>()).unwrap();
     store.checkpoint(&[]).unwrap();
@@ -229,7 +231,7 @@ fn a_checkpoint_returns_when_what_it_freed_is_given_back() {
         let stats = store.stats();
         let in_use = stats.device_used_bytes + stats.device_pinned_bytes;
         let kept = (stats.device_live_bytes * 7 / 5).saturating_sub(in_use);
-        // Cleaning goes on meanwhile, and frees a segment at a time.
+        // Cleaning continues meanwhile and frees one segment at a time.
         let spare = stats.device_live_bytes / 20;
         assert!(stats.device_free_bytes <= kept + spare, "checkpoint {tenth}: {stats:?}");
     }

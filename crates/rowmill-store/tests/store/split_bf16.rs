@@ -1,8 +1,8 @@
-//! Tables of split weights, beside tables of 32-bit ones. Random calls on them are in `model`, `changes`, `feed` and
-//! `crash`.
+//! Tables of split-bf16 weights besides tables of 32-bit weights. Random calls on them are in `model`,
+//! `changes`, `feed` and `crash`.
 //!
-//! What could break: a lookup that reads all bits, a change or a copy that loses the lower halves, a row that takes more
-//! bytes than one of 32-bit floats.
+//! What could break: a lookup reads all bits; a change or a copy loses the lower halves; a row uses more
+//! bytes than a row of 32-bit floats.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn state(table: &Table) -> Vec<f32> {
     state
 }
 
-/// Multiples of 1/65,536 cut to bf16: what a bf16 model would send back.
+/// Multiples of 1/65,536 truncated to bf16, as a bf16 model would return.
 fn bf16_gradients(rng: &mut Rng64, count: usize) -> Vec<f32> {
     let gradient = |rng: &mut Rng64| (rng.below(1 << 16) as f32 / 65_536.0 - 0.5) / 100.0;
     (0..count).map(|_| f32::from_bits(gradient(rng).to_bits() & 0xffff_0000)).collect()
@@ -40,8 +40,8 @@ fn pooled(store: &Arc<Store>, table: &Table, id: u64) -> Vec<f32> {
     out
 }
 
-/// The same gradients leave the weights and the state of 32-bit rows to the last bit, with memory for a part of the
-/// rows, over a checkpoint and opening again; and in as many bytes.
+/// Training with equal gradients gives bit-identical weights and state as 32-bit rows and uses as many bytes.
+/// Memory holds a part of the rows, and the store is reopened at a checkpoint.
 #[test]
 fn training_leaves_the_bits_of_32_bit_rows() {
     for optimizer in [SGD, ROWWISE_ADAGRAD, ADAGRAD] {
@@ -88,15 +88,15 @@ fn a_lookup_sees_the_upper_halves_and_a_get_all_bits() {
     table.get(&[7], &mut read).unwrap();
     assert_eq!(read, values);
     assert_eq!(pooled(&store, &table, 7), cut(&values));
-    assert_ne!(cut(&values), values, "or nothing would be shown");
+    assert_ne!(cut(&values), values, "otherwise this test would show nothing");
     let mut born = vec![0.0; DIM];
     table.get(&[8], &mut born).unwrap();
-    assert_eq!(pooled(&store, &table, 8), cut(&born), "of a row that is not there, too");
+    assert_eq!(pooled(&store, &table, 8), cut(&born), "missing rows, too");
     table.get_or_init(&[8], &mut read, None).unwrap();
     assert_eq!(read, born);
 }
 
-/// Of training reads and evaluations alike, with more cold rows than one call may hold in memory at once.
+/// For training reads and evaluations, with more cold rows than one call may hold in memory at once.
 #[test]
 fn bags_pooled_as_bfloat16_are_those_of_32_bits_rounded() {
     let rounded = |values: &[f32]| {

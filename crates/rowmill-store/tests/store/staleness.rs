@@ -1,10 +1,10 @@
 //! The clocks of rows.
 //!
-//! What could break: a get that runs ahead further than its bound trains on rows it must not see; a clock
-//! taken twice by one step or never given back stops the next step for good; two steps that wait for rows
-//! of each other stop both. The first tests count gets against the bound, the later ones run the shapes of
-//! training that deadlock when one of these rules is wrong, with a deadline that turns a deadlock into an
-//! error, and check the trained rows exactly.
+//! What could break: a get that runs ahead of its bound trains on rows that are too old; a clock that one
+//! step takes twice or never releases blocks the next step forever; two steps that wait for each other's rows
+//! block both. The first tests count gets against the bound. The later ones run access patterns of training
+//! that deadlock when one of these rules is wrong. A deadline turns a deadlock into an error, and the trained
+//! rows are checked exactly.
 
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Barrier};
@@ -19,7 +19,7 @@ fn store(deadline: Duration) -> Arc<Store> {
     open(&MemoryVolume::new(), &options)
 }
 
-/// Short: the tests wait for it.
+/// Short, because the tests wait for it.
 const SOON: Duration = Duration::from_millis(150);
 /// Never reached unless there is a deadlock.
 const LATE: Duration = Duration::from_secs(20);
@@ -29,7 +29,7 @@ fn get(table: &Table, ids: &[u64], ticket: &Ticket) -> Result<Vec<f32>, StoreErr
     table.get_or_init(ids, &mut rows, Some(ticket)).map(|()| rows)
 }
 
-/// Adds 1 to every weight of the rows at the rate of 0.5.
+/// Adds 1 to every weight of the rows, at a learning rate of 0.5.
 fn add_one(table: &Table, ids: &[u64], ticket: Option<&Ticket>) -> Result<(), StoreError> {
     table.rmw(ids, &vec![-2.0; ids.len() * table.spec().dim as usize], None, ticket)
 }
@@ -67,7 +67,7 @@ fn a_get_proceeds_while_outstanding_gets_are_within_the_bound() {
         get(&table, &[5], &late).unwrap();
         let counts = store.stats().staleness;
         assert_eq!(counts[..=usize::from(steps)].iter().sum::<u64>(), u64::from(steps) + 3);
-        assert_eq!(counts[usize::from(steps) + 1..].iter().sum::<u64>(), 0, "nobody ran ahead further");
+        assert_eq!(counts[usize::from(steps) + 1..].iter().sum::<u64>(), 0, "no get ran ahead of its bound");
     }
 }
 
@@ -117,7 +117,7 @@ fn more_gets_than_four_bits_count_are_counted() {
         let late = store.ticket().unwrap();
         let error = get(&table, &[5], &late).unwrap_err();
         assert!(matches!(error, StoreError::StalenessTimeout { outstanding: 41, .. }), "{error}");
-        // Half give back by an update, half by being dropped.
+        // Half of the clocks are released by an update, half by dropping the ticket.
         for (number, ticket) in tickets.into_iter().enumerate() {
             if number % 2 == 0 {
                 add_one(&table, &[5, 6], Some(&ticket)).unwrap();
@@ -130,7 +130,8 @@ fn more_gets_than_four_bits_count_are_counted() {
     get(&table, &[5], &store.ticket().unwrap()).unwrap();
 }
 
-/// A step gave back the clock of a row that was born after the row it had read was deleted: another step's.
+/// Regression: a step whose row was deleted released the clock of the new row with that id, which another
+/// step held.
 #[test]
 fn a_step_gives_back_only_the_clock_of_the_row_it_read() {
     let ends: [fn(&Table, Ticket); 3] = [
@@ -138,7 +139,7 @@ fn a_step_gives_back_only_the_clock_of_the_row_it_read() {
         |table, ticket| add_one(table, &[7], Some(&ticket)).unwrap(),
         |_, ticket| drop(ticket),
     ];
-    // Twenty gets are more than the four bits of an entry count.
+    // Twenty gets exceed the four bits of an entry.
     for (steps, end) in [0_u8, 1, 20].into_iter().flat_map(|steps| ends.map(|end| (steps, end))) {
         let store = store(SOON);
         let table = store.table("t", &bound(steps)).unwrap();
@@ -146,7 +147,7 @@ fn a_step_gives_back_only_the_clock_of_the_row_it_read() {
             let ticket = store.ticket().unwrap();
             get(&table, &[7], &ticket).map(|_| ticket)
         };
-        // As many steps as the bound allows, thrice, each time on a new row.
+        // As many steps as the bound allows, three times, each time on a new row.
         let mut tickets = Vec::new();
         for _ in 0..3 {
             table.delete(&[7]).unwrap();
@@ -185,7 +186,7 @@ fn a_step_whose_rows_were_deleted_holds_nothing_of_them() {
     }
 }
 
-/// What the step holds is the clock of the row that was deleted: of the new row it takes the clock as any step.
+/// The step holds the clock of the deleted row. It takes the clock of the new row like any other step.
 #[test]
 fn a_step_that_reads_a_deleted_row_again_takes_the_clock_of_the_new_one() {
     let store = store(SOON);
@@ -224,12 +225,13 @@ fn a_wait_that_is_too_long_says_for_what_and_whom() {
     {
         assert!(message.contains(part), "{part:?} is missing: {message}");
     }
-    assert_eq!(waiter.rows_held(), 0, "what was taken before the wait is given back");
+    assert_eq!(waiter.rows_held(), 0, "clocks taken before the wait are released");
     get(&table, &[41], &store.ticket().unwrap()).unwrap();
     assert!(store.stats().clock_waits > 0);
 }
 
-/// Each try to have all rows took the clocks of some, gave them back, and woke the very step that tried.
+/// Regression: each attempt to take all rows took the clocks of some, released them, and so woke the same
+/// step again.
 #[test]
 fn a_step_that_waits_sleeps_and_is_counted_once() {
     let store = store(SOON);
@@ -275,7 +277,7 @@ fn a_step_that_failed_leaves_no_clock_behind() {
             get(&table, ids, &ticket).unwrap();
         }
     };
-    // Gradients that are not finite change nothing, and the step still holds its rows until it ends.
+    // Gradients that are not finite change nothing, and the step holds its rows until it ends.
     let ticket = store.ticket().unwrap();
     get(&table, &[1, 2], &ticket).unwrap();
     assert!(matches!(
@@ -285,12 +287,12 @@ fn a_step_that_failed_leaves_no_clock_behind() {
     assert_eq!(ticket.rows_held(), 2);
     drop(ticket);
     all_free();
-    // A read that fails, once in the get and once in the update.
+    // A failing read, once in the get and once in the update.
     for update in [false, true] {
         let ticket = store.ticket().unwrap();
         if update {
             get(&table, &ids[..500], &ticket).unwrap();
-            // Push the rows out of memory again: reads do not respect that they are held.
+            // Push the rows out of memory again; reads may evict held rows.
             table.get(&ids[500..], &mut vec![0.0; 3500 * 16]).unwrap();
         } else {
             table.get(&ids[2000..], &mut vec![0.0; 2000 * 16]).unwrap();
@@ -308,8 +310,8 @@ fn a_step_that_failed_leaves_no_clock_behind() {
     }
 }
 
-/// Bound 0 is bulk-synchronous whatever the shape of the pipeline: each update must see all earlier ones,
-/// so a row touched n times must be exactly the n-fold image of its first value.
+/// Bound 0 is bulk-synchronous for every shape of the pipeline. Each update must see all earlier ones, so a
+/// row updated n times must equal exactly n updates of its first value.
 #[test]
 fn three_stages_at_bound_zero_train_as_one() {
     const STEPS: usize = 300;
@@ -384,7 +386,7 @@ fn a_call_that_all_threads_share_changes_each_row_once_and_gives_every_clock_bac
     const IDS: u64 = 10_000;
     let store = store(SOON);
     let table = store.table("t", &zeros(bound(0))).unwrap();
-    // Every id but the first hundred twice, far apart.
+    // Every id but the first hundred occurs twice, far apart.
     let ids: Vec<u64> = (0..IDS).chain(100..IDS).collect();
     for _ in 0..3 {
         let ticket = store.ticket().unwrap();
@@ -475,7 +477,7 @@ fn of_two_steps_that_wait_for_each_other_the_younger_gives_way() {
     assert_eq!(rows, [2.0; 8]);
 }
 
-/// Many workers with several calls per step, each of which starts over when it has to give way.
+/// Many workers with several calls per step. A step starts over when it has to give way.
 #[test]
 fn steps_of_several_calls_finish_by_starting_over() {
     const ROUNDS: u64 = 60;

@@ -1,7 +1,6 @@
-//! A checkpoint is written on a simulated volume that stops working after a number of steps, for every
-//! such number, and then loses its power in many seeded ways: unsynced bytes and names survive or not,
-//! independently of each other. What is found afterwards must be the old checkpoint or the new one, with
-//! every file it names.
+//! Crash tests. A checkpoint is written on a simulated volume that stops working after n steps, for every n,
+//! and then loses power. Unsynced bytes and names survive or not, independently and by seed. Afterwards the
+//! volume must hold the old checkpoint or the new one, with every file it names.
 
 use std::fmt::{self, Debug, Formatter};
 use std::io::{self, Read, Write};
@@ -12,7 +11,7 @@ use rowmill_io::{Device, DeviceError, FileWriter, VolumeLock};
 
 use super::*;
 
-/// A volume whose steps fail from some step on.
+/// A volume whose steps all fail after a number of steps.
 #[derive(Clone)]
 struct Stopping {
     volume: MemoryVolume,
@@ -133,7 +132,7 @@ fn checkpoint(volume: &dyn Volume, epoch: u64) -> Result<(), FileError> {
     collect_garbage(volume, &written, &|_| false).map(|_| ())
 }
 
-/// The epoch of the checkpoint found, after reading all of it.
+/// The epoch of the checkpoint found, after reading all of its files.
 fn read_all(volume: &dyn Volume) -> u64 {
     let found = Manifest::load(volume).unwrap();
     let (changes, entries, bytes) = content(found.epoch);
@@ -163,7 +162,7 @@ fn a_crash_leaves_the_old_checkpoint_or_the_new_one() {
                 2 => new += 1,
                 epoch => panic!("steps {steps}, seed {seed}: found checkpoint {epoch}, finished {finished}"),
             }
-            // Whatever the crash left, the next checkpoint goes through and cleans up.
+            // Whatever the crash left, the next checkpoint succeeds and cleans up.
             checkpoint(&crash.volume, 2).unwrap();
             assert_eq!(read_all(&crash.volume), 2);
             assert_eq!(crash.volume.list().unwrap().len(), 4);
@@ -175,11 +174,11 @@ fn a_crash_leaves_the_old_checkpoint_or_the_new_one() {
     assert!(old > 0 && new > 0 && names_lost > 0, "{old} old, {new} new, {names_lost} names lost");
 }
 
-/// A write that fails in the middle of a file fails the file, even if later writes would succeed.
+/// A write that fails in the middle of a file makes the whole file fail, even if later writes would succeed.
 #[test]
 fn a_failed_write_is_remembered() {
     let volume = volume();
-    // The header, then nothing more.
+    // Only the header can be written.
     let stopping = Stopping::new(&volume, 2);
     let mut writer = DeltaWriter::create(&stopping, 1).unwrap();
     let mut failed = (0..5000).filter(|&id| writer.record(key(0, id), None).is_err());

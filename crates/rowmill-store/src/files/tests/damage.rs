@@ -1,9 +1,9 @@
-//! Changed, shortened, lengthened or exchanged bytes are an error that names the file, never data.
+//! Changed, truncated, extended or exchanged bytes give an error that names the file, never wrong data.
 
 use super::*;
 
-/// Run `read` on every damaged version of a file; it must fail each time. Every single bit is flipped,
-/// the file is cut at every length, and a byte is added.
+/// Run `read` on every damaged version of a file; it must fail each time. Flips every single bit, truncates
+/// the file at every length, and appends bytes.
 fn damage_everywhere(volume: &MemoryVolume, name: &str, mut read: impl FnMut() -> Result<(), FileError>) {
     let good = read_file(volume, name);
     read().unwrap();
@@ -53,7 +53,7 @@ fn damage_of_a_delta_is_seen_and_what_came_before_it_is_right() {
 #[test]
 fn damage_of_a_snapshot_is_seen_and_what_came_before_it_is_right() {
     let volume = volume();
-    // Three frames, because the category changes.
+    // Three frames, because each frame has one category.
     let entries: Vec<Entry> = (0..12).map(|i| (i / 4, u64::from(i) << 50, i * 7)).collect();
     let file = write_snapshot(&volume, 4, &entries);
     damage_everywhere(&volume, &file.name.clone(), || {
@@ -70,7 +70,7 @@ fn damage_of_an_attachment_is_seen() {
     damage_everywhere(&volume, &entry.file.clone(), || load_attachment(&volume, &entry).map(|_| ()));
 }
 
-/// Two frames of equal length exchanged: each is intact, and the length of the file is right.
+/// Two exchanged frames of equal length: each is intact, and the length of the file is correct.
 #[test]
 fn frames_cannot_change_places() {
     let volume = volume();
@@ -101,7 +101,7 @@ fn a_healthy_file_of_another_checkpoint_or_kind_is_refused() {
     assert!(matches!(load_attachment(&volume, &attachment), Err(FileError::Corrupt { .. })));
 }
 
-/// A newer build may have changed everything but what the first line says.
+/// A newer build may have changed everything except the format of the first line.
 #[test]
 fn a_newer_manifest_is_told_from_a_damaged_one_by_its_first_line() {
     let volume = volume();
@@ -112,7 +112,7 @@ fn a_newer_manifest_is_told_from_a_damaged_one_by_its_first_line() {
         let error = Manifest::load(&volume).unwrap_err();
         assert!(matches!(error, FileError::Newer { found: 5, supported: 4, .. }), "{error}");
     }
-    // Where only the first line speaks of tomorrow, it is the first line that is damaged.
+    // If only the first line has a newer version, the first line is damaged.
     manifest(4).save(&volume).unwrap();
     let written = String::from_utf8(read_file(&volume, "MANIFEST")).unwrap();
     write_file(
@@ -134,7 +134,7 @@ fn a_newer_manifest_is_told_from_a_damaged_one_by_its_first_line() {
     }
 }
 
-/// Write a manifest whose JSON is `json`, under a right checksum.
+/// Write a manifest with the JSON `json` and a correct checksum.
 fn write_json(volume: &MemoryVolume, json: &serde_json::Value) {
     let json = json.to_string();
     let crc = rowmill_io::crc32c(json.as_bytes());
@@ -159,9 +159,9 @@ fn fields_may_come_and_go_but_not_contradict_each_other() {
     let wrong: [(&str, serde_json::Value, &str); 5] = [
         ("/tables/0/group", 1.into(), "table \"users\" is in group 1"),
         ("/groups/0/shards", 3.into(), "a group has 3 shards"),
-        ("/format_version", 2.into(), "it claims format version 2"),
+        ("/format_version", 2.into(), "its JSON has another format version, 2"),
         ("/epoch", "four".into(), "invalid type: string \"four\""),
-        ("/tables/0/spec", 0.into(), "its JSON does not fit"),
+        ("/tables/0/spec", 0.into(), "its JSON is invalid"),
     ];
     for (pointer, value, message) in wrong {
         let mut other = json.clone();

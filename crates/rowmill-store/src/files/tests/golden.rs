@@ -1,5 +1,5 @@
-//! Files of format version 1, as the build that introduced it wrote them, stay readable. If one of these
-//! tests fails the format has changed: raise the version and keep reading the old one.
+//! Files of format version 1, written by the build that introduced it, must stay readable. If one of these
+//! tests fails, the format has changed: raise the version and continue to read the old one.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,9 +19,9 @@ fn golden_entries() -> Vec<Entry> {
 }
 
 fn golden_checkpoint(volume: &dyn Volume) -> Manifest {
-    // Written before there was a lineage.
+    // Written before manifests had a lineage.
     let mut written = Manifest { lineage: Vec::new(), event_time: None, ..manifest(2) };
-    // And before these were counted.
+    // Written before these were counted.
     written.tables.iter_mut().for_each(|table| (table.deletes, table.evicted) = (0, 0));
     let spec = TableSpec {
         optimizer: OptimizerSpec::Sgd { lr: 0.1 },
@@ -65,7 +65,7 @@ fn format_1_is_read() {
     assert_eq!(load_attachment(&volume, &found.attachments[0]).unwrap(), b"dense weights");
 }
 
-/// Builds that know no eviction refuse what they would not keep up, and nothing else.
+/// Builds without eviction refuse tables with eviction, and only those.
 #[test]
 fn only_tables_that_evict_need_format_2() {
     let volume = volume();
@@ -81,8 +81,8 @@ fn only_tables_that_evict_need_format_2() {
     assert_eq!(Manifest::load(&volume).unwrap(), written);
 }
 
-/// Builds that know no bf16, or no split weights, refuse their rows, and nothing else; with rows that evict, too, the
-/// later one counts.
+/// Builds without bf16 or split-bf16 refuse such tables, and only those. With eviction as well, the higher
+/// version is used.
 #[test]
 fn only_tables_of_halves_need_formats_3_and_4() {
     for (dtype, version, says) in
@@ -104,7 +104,7 @@ fn only_tables_of_halves_need_formats_3_and_4() {
     }
 }
 
-/// `cargo test -p rowmill-store write_golden_files -- --ignored`, only while no release has this version.
+/// `cargo test -p rowmill-store write_golden_files -- --ignored`; only until a release uses this version.
 #[test]
 #[ignore = "writes the files that format_1_is_read reads"]
 fn write_golden_files() {

@@ -1,6 +1,8 @@
-//! What could go wrong with the files of a checkpoint: they come back changed, cut short, of another
-//! checkpoint or another build; writing stops in the middle; the power fails between any two steps.
-//! `golden` holds files of format version 1 as they were first written, `crash` the power failures.
+//! Tests of the files of a checkpoint.
+//!
+//! What could break: files are read back changed or truncated, or belong to another checkpoint or build;
+//! writing stops in the middle; power fails between two steps. `golden` holds files of format version 1 as
+//! first written, `crash` tests power failures.
 
 mod crash;
 mod damage;
@@ -50,7 +52,7 @@ fn group_entry(spec: GroupSpec) -> GroupEntry {
     }
 }
 
-/// A manifest with something in every field.
+/// A manifest with a value in every field.
 fn manifest(epoch: u64) -> Manifest {
     let spec = table_spec(16);
     let table = |name: &str, category| TableEntry {
@@ -92,7 +94,7 @@ fn write_delta(volume: &dyn Volume, epoch: u64, changes: &[Change]) -> FileEntry
     writer.finish().unwrap()
 }
 
-/// All changes up to the first error, and that error.
+/// All changes up to the first error, and the error.
 fn read_delta(volume: &dyn Volume, file: &FileEntry) -> (Vec<Change>, Result<(), FileError>) {
     let mut changes = Vec::new();
     let result = DeltaReader::open(volume, file).and_then(|reader| {
@@ -112,7 +114,7 @@ fn write_snapshot(volume: &dyn Volume, epoch: u64, entries: &[Entry]) -> FileEnt
     writer.finish().unwrap()
 }
 
-/// All entries up to the first error, and that error.
+/// All entries up to the first error, and the error.
 fn read_snapshot(volume: &dyn Volume, file: &FileEntry) -> (Vec<Entry>, Result<(), FileError>) {
     let mut entries = Vec::new();
     let result = SnapshotReader::open(volume, file).and_then(|reader| {

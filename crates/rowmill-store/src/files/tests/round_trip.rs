@@ -1,4 +1,4 @@
-//! What is written is what is read, and only what is named is kept.
+//! Files are read back as they were written, and only files that a checkpoint needs are kept.
 
 use proptest::prelude::*;
 use rowmill_index::Location;
@@ -47,7 +47,7 @@ proptest! {
         prop_assert_eq!(load_attachment(&volume, &entry).unwrap(), bytes);
     }
 
-    /// A spec is compared with the stored one when a table is opened: floats must not change on the way.
+    /// Opening a table compares its spec with the stored one, so floats must keep their exact bits.
     #[test]
     fn hyper_parameters_keep_their_bits(lr in any::<f32>(), eps in any::<f32>()) {
         prop_assume!(lr.is_finite() && eps.is_finite());
