@@ -1,8 +1,8 @@
-//! What a training step allocates.
+//! Allocations of a training step.
 //!
-//! What could break: a lookup that copies rows before it pools them. It would give the same results, only
-//! slower and with memory that no budget counts. So the allocations of a step over resident rows are
-//! counted: they must be far fewer bytes than the rows have.
+//! What could break: a lookup copies rows before it pools them. Results would be equal, but slower, and the
+//! copies would use memory outside of any budget. So the allocations of a step over resident rows are
+//! counted: they must be far smaller than the rows.
 
 mod common;
 
@@ -13,7 +13,7 @@ use common::*;
 use rowmill_store::*;
 use rowmill_testkit::Rng64;
 
-/// The system's allocator, counting.
+/// The system's allocator, counting bytes.
 struct Counting;
 
 static ALLOCATED: AtomicU64 = AtomicU64::new(0);
@@ -22,18 +22,18 @@ static ALLOCATED: AtomicU64 = AtomicU64::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size() as u64, Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: the caller's; `address` came from the system's allocator.
+        // SAFETY: by the contract of this function; `address` came from the system's allocator.
         unsafe { System.dealloc(address, layout) }
     }
 
     unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATED.fetch_add((size as u64).saturating_sub(layout.size() as u64), Relaxed);
-        // SAFETY: the caller's; `address` came from the system's allocator.
+        // SAFETY: by the contract of this function; `address` came from the system's allocator.
         unsafe { System.realloc(address, layout, size) }
     }
 }
@@ -62,7 +62,7 @@ fn a_training_lookup_copies_no_rows() {
     let mut out = vec![0.0; BAGS * DIM];
     let gradients = vec![-2.0; BAGS * DIM];
     let mut rows = 0;
-    // The first round brings all rows into memory; nothing is cold afterwards.
+    // The first round loads all rows into memory. Afterwards no row is cold.
     for round in 0..3 {
         let cold = store.stats().cold_reads;
         let ticket = store.ticket().unwrap();
@@ -77,7 +77,7 @@ fn a_training_lookup_copies_no_rows() {
         if round > 0 {
             assert_eq!(store.stats().cold_reads, cold);
             assert!(forward * 4 < bytes, "a lookup over {bytes} bytes of rows allocated {forward} bytes");
-            // One sum of gradients per row is needed; a copy of the rows beside it is not.
+            // An update needs one sum of gradients per row, but no copy of the rows.
             assert!(
                 backward * 2 < bytes * 3,
                 "an update of {bytes} bytes of rows allocated {backward} bytes"

@@ -1,4 +1,5 @@
-//! What closing a store gives back, by the kernel's account of this process, which no other test shares.
+//! Closing a store frees its memory. Measured by the kernel's account of this process, so it is the only test
+//! here.
 
 mod common;
 
@@ -36,13 +37,13 @@ fn a_closed_store_gives_its_memory_back_while_it_is_still_held() {
             let given = before.saturating_sub(after);
             assert!(given >= ROWS * 512 * 9 / 10, "{} KiB were given back", given >> 10);
         }
-        None => eprintln!("skipped in part: this kernel does not tell resident memory"),
+        None => eprintln!("skipped in part: this kernel does not report resident memory"),
     }
     assert!(matches!(rows.get(&[1], &mut [0.0; 128]), Err(StoreError::Closed)));
     assert!(matches!(rows.put(&[1], &[0.0; 128], None), Err(StoreError::Closed)));
     store.close();
 
-    // While others work, nobody sees a row that is not there any more.
+    // With other calls running, no call sees a row that no longer exists.
     let store = open(&volume, &options);
     let rows = wide(&store);
     std::thread::scope(|scope| {

@@ -1,9 +1,9 @@
-//! Killing the process at any instant, on a real folder.
+//! Killing the process at any point, on a real folder.
 //!
-//! What could break: a checkpoint that was acknowledged and is not there after the process died, or only
-//! partly. A child process works with known seeds and says what it does; the parent kills it while it saves
-//! a checkpoint, writes rows out, or cleans segments, opens the folder and compares. What a loss of power
-//! does beyond that, the simulation shows (`tests/simulation`).
+//! What could break: an acknowledged checkpoint is missing or incomplete after the process was killed. A
+//! child process works with known seeds and prints what it does. The parent kills it while it saves a
+//! checkpoint, writes rows or cleans segments, then opens the folder and compares. Power failures are tested
+//! by the simulation (`tests/simulation`).
 
 mod common;
 
@@ -19,10 +19,10 @@ const CHILD: &str = "ROWMILL_TEST_CRASH_FOLDER";
 const THREADS: &str = "ROWMILL_TEST_CRASH_THREADS";
 const STEPS_PER_CHECKPOINT: u64 = 5;
 const KILLS: u64 = 30;
-/// What the child says before it begins something; it is killed soon after one of them.
+/// Lines that the child prints before it begins an operation. It is killed soon after one of them.
 const MARKS: [&str; 3] = ["saving", "writing", "cleaned"];
 
-/// Rows of 32-bit floats and, in the other tables, the same with bf16 and with split weights.
+/// Rows of fp32, and equal rows with bf16 and split-bf16 weights.
 const NAMES: [&str; 3] = ["t", "narrow", "split"];
 
 fn child_specs() -> [TableSpec; 3] {
@@ -32,14 +32,14 @@ fn child_specs() -> [TableSpec; 3] {
 
 fn child_step(step: u64) -> (Vec<u64>, Vec<f32>) {
     let mut rng = Rng64::new(step);
-    // Now and then more rows than fit into memory, which pushes out all others.
+    // From time to time more rows than fit into memory, which drives out all others.
     let count = if step % STEPS_PER_CHECKPOINT == 2 { 2000 } else { 100 };
     let ids: Vec<u64> = (0..count).map(|_| rng.below(5000)).collect();
     let values = gradients(&mut rng, ids.len() * 16);
     (ids, values)
 }
 
-/// Not a test by itself: what the child of the next one runs, until it is killed.
+/// Not a test: the program of the child of the next test, which runs until it is killed.
 #[test]
 fn child_works_until_it_is_killed() {
     let Some(folder) = std::env::var_os(CHILD) else { return };
@@ -65,7 +65,7 @@ fn child_works_until_it_is_killed() {
             }
             let now = store.stats().compactions;
             if now > cleaned {
-                // Where one segment was cleaned, the next is under way.
+                // After one segment was cleaned, cleaning of the next is in progress.
                 cleaned = now;
                 say("cleaned", cleaned);
             }
@@ -94,7 +94,8 @@ fn a_killed_process_leaves_its_last_acknowledged_checkpoint() {
         let said = |line: &str, mark: &str| {
             line.strip_prefix(mark).and_then(|rest| rest.trim_start().parse::<u64>().ok())
         };
-        // Let it acknowledge something and go on, then let it begin what it is to be killed in.
+        // Let the child acknowledge a checkpoint and continue, then begin the operation in which it is
+        // killed.
         let mut acknowledged = lines.by_ref().find_map(|line| said(&line, "saved")).expect("the child works");
         let mut saving = 0;
         let mut take_note = |line: &str| {
@@ -119,7 +120,7 @@ fn a_killed_process_leaves_its_last_acknowledged_checkpoint() {
 
         let store = Store::open(folder.path(), options(Some(288 << 10))).unwrap();
         let found = store.checkpoint_epoch();
-        // One that was begun may have been completed.
+        // A checkpoint that was begun may have completed.
         assert!(found == acknowledged || found == saving, "{found} after {acknowledged}, saving {saving}");
         unacknowledged += u64::from(found > acknowledged);
         for (model, name) in models.iter_mut().zip(NAMES) {

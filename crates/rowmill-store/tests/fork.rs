@@ -1,6 +1,6 @@
-//! A process with open stores is forked, as data loaders do. In the child every call fails at once and says what to
-//! do, closing and dropping touch nothing, and a read-only open works. In a test program of its own, because it forks
-//! the process.
+//! Fork of a process with open stores, as data loaders do. In the child every call must fail at once and say
+//! what to do, closing and dropping must change nothing, and a read-only open must work. A separate test
+//! program, because it forks the process.
 
 mod common;
 
@@ -13,23 +13,24 @@ use common::*;
 use rowmill_store::*;
 
 const ROWS: u64 = 4_000;
-/// Seconds after which a child that waits for a lock or a thread of its parent is killed; the test then fails.
+/// A child that waits for a lock or a thread of its parent is killed after this many seconds, and the test
+/// fails.
 const CHILD_SECONDS: u32 = 60;
 
-/// Fork, and run `work` in the child, which then ends as a program does.
+/// Fork, and run `work` in the child, which then exits normally.
 fn in_child(work: impl FnOnce()) {
-    // SAFETY: the child runs `work` in the one thread it has, and never returns from here.
+    // SAFETY: the child runs `work` in its only thread and never returns from here.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: has the kernel kill a child that hangs.
+        // SAFETY: lets the kernel kill a child that hangs.
         unsafe { libc::alarm(CHILD_SECONDS) };
         let failed = catch_unwind(AssertUnwindSafe(work)).is_err();
-        // SAFETY: ends the child, its destructors of thread-locals and its handlers of `atexit` included.
+        // SAFETY: ends the child, with its destructors of thread-locals and its `atexit` handlers.
         unsafe { libc::exit(i32::from(failed)) }
     }
     assert!(child > 0, "{}", std::io::Error::last_os_error());
     let mut status = 0;
-    // SAFETY: waits for the child made above and writes its status to the pointer.
+    // SAFETY: waits for the child created above and writes its status to the pointer.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(
         libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
@@ -47,7 +48,7 @@ fn unbounded() -> TableSpec {
     TableSpec { staleness: StalenessBound::Infinite, ..spec(8, SGD) }
 }
 
-/// A store in a folder whose rows do not fit into memory, with a checkpoint and some changes after it.
+/// A store in a folder whose rows exceed memory, with a checkpoint and later changes.
 fn open_folder(folder: &Path) -> (Arc<Store>, Table) {
     let store = Store::open(folder, folder_options()).unwrap();
     let table = store.table("t", &unbounded()).unwrap();
@@ -128,7 +129,7 @@ fn a_forked_child_opens_the_store_read_only() {
         let mut row = [0.0; 8];
         table.get(&[7], &mut row).unwrap();
         assert_eq!(row, [7.0; 8]);
-        // A child of the child, too.
+        // A child of the child fails, too.
         in_child(|| assert_forked(table.get(&[7], &mut [0.0; 8])));
         table.get(&[8], &mut row).unwrap();
         assert_eq!(row, [8.0; 8]);
@@ -136,7 +137,7 @@ fn a_forked_child_opens_the_store_read_only() {
     });
 }
 
-/// At the forks, threads of the parent hold locks, and so do those of the store.
+/// While forking, threads of the parent and of the store hold locks.
 #[test]
 fn a_forked_child_ends_whatever_its_parent_is_doing() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,14 +1,13 @@
-//! Stores whose files hold anything.
+//! Fuzzing: stores with arbitrary files.
 //!
-//! What could break: a reader that trusts a length, a place or a number it has read, and panics, runs for
-//! ever or asks for all memory. A checksum stops damage, but not a file that was written wrongly, so most
-//! changes made here are put under right checksums again: the manifest's, the frames', the files', the
-//! trailers', the blocks'. Whatever the files then say, opening the store and using everything in it must
-//! end with values or errors.
+//! What could break: a reader trusts a length, a place or a number in a file, and then panics, runs forever
+//! or allocates all memory. Checksums detect damage, but not a file that was written wrongly. So most changes
+//! made here get correct checksums again: of the manifest, frames, files, trailers and blocks. Whatever the
+//! files contain, opening the store and using everything in it must end with values or errors.
 //!
-//! Changes know the formats: numbers of the manifest become other numbers, records of the index others,
-//! files are cut, joined and exchanged. `ROWMILL_FUZZ_SEED=17` repeats one, `ROWMILL_FUZZ_SECONDS=3600` tries
-//! new ones for that long.
+//! Changes follow the formats: numbers of the manifest and records of the index are replaced; files are
+//! truncated, joined and exchanged. `ROWMILL_FUZZ_SEED=17` repeats one case, `ROWMILL_FUZZ_SECONDS=3600`
+//! tries new ones for that long.
 
 mod common;
 
@@ -27,10 +26,10 @@ use serde_json::Value;
 const CASES: u64 = 3000;
 const SEED_VARIABLE: &str = "ROWMILL_FUZZ_SEED";
 const SECONDS_VARIABLE: &str = "ROWMILL_FUZZ_SECONDS";
-/// No reader asks for more at once.
+/// No reader may allocate more at once.
 const ALLOCATION_MAX: usize = 64 << 20;
 
-/// The system's allocator, which remembers the largest request.
+/// The system's allocator, recording the largest request.
 struct Watching;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
@@ -39,24 +38,24 @@ static LARGEST: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: the caller's; `address` came from the system's allocator.
+        // SAFETY: by the contract of this function; `address` came from the system's allocator.
         unsafe { System.dealloc(address, layout) }
     }
 
     unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LARGEST.fetch_max(size, Relaxed);
-        // SAFETY: the caller's; `address` came from the system's allocator.
+        // SAFETY: by the contract of this function; `address` came from the system's allocator.
         unsafe { System.realloc(address, layout, size) }
     }
 }
@@ -67,7 +66,7 @@ static ALLOCATOR: Watching = Watching;
 /// The files of a store, by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// Two stores: with a snapshot and deltas in two groups; and with deltas only.
+/// Two stores: one with a snapshot and deltas in two groups, one with deltas only.
 fn originals() -> [Files; 2] {
     [2000_u64, 60].map(|rows| {
         let volume = MemoryVolume::new();
@@ -124,7 +123,7 @@ fn change(files: &mut Files, rng: &mut Rng64) {
                 scramble(files.get_mut(&name).unwrap(), rng);
             }
             2 => {
-                // Whole files change places, or are gone.
+                // Whole files are exchanged or removed.
                 let names: Vec<String> = files.keys().cloned().collect();
                 let (one, other) = (pick(&names, rng), pick(&names, rng));
                 let content = files[&other].clone();
@@ -137,7 +136,7 @@ fn change(files: &mut Files, rng: &mut Rng64) {
     }
 }
 
-/// Flip, overwrite, insert, cut or repeat bytes.
+/// Flip, overwrite, insert, truncate or repeat bytes.
 fn scramble(bytes: &mut Vec<u8>, rng: &mut Rng64) {
     if bytes.is_empty() {
         bytes.push(rng.next_u64() as u8);
@@ -164,7 +163,7 @@ fn scramble(bytes: &mut Vec<u8>, rng: &mut Rng64) {
     }
 }
 
-/// Numbers at the edge of what fits somewhere.
+/// Numbers near the limits of integer types.
 fn odd_number(rng: &mut Rng64) -> u64 {
     let edge = 1_u64 << rng.below(64);
     match rng.below(4) {
@@ -179,14 +178,14 @@ fn pick<T: Clone>(from: &[T], rng: &mut Rng64) -> T {
     from[rng.below(from.len() as u64) as usize].clone()
 }
 
-/// The manifest as JSON, where it still is.
+/// The manifest as JSON, if it still is JSON.
 fn manifest(files: &Files) -> Option<Value> {
     let bytes = files.get("MANIFEST")?;
     let begin = bytes.iter().position(|&byte| byte == b'\n')? + 1;
     serde_json::from_slice(&bytes[begin..]).ok()
 }
 
-/// Write the manifest, under a right header.
+/// Write the manifest with a correct header line.
 fn put_manifest(files: &mut Files, manifest: &Value) {
     let json = manifest.to_string();
     let crc = rowmill_io::crc32c(json.as_bytes());
@@ -246,7 +245,7 @@ fn collect_paths(value: &Value, path: String, paths: &mut Vec<String>) {
     paths.push(path);
 }
 
-/// Change an index file and put everything above the change under right checksums.
+/// Change an index file, and correct all checksums that cover the change.
 fn change_index(files: &mut Files, rng: &mut Rng64) {
     let names: Vec<String> = files.keys().filter(|name| name.starts_with("index-")).cloned().collect();
     if names.is_empty() {
@@ -321,7 +320,7 @@ fn split_frames(bytes: &[u8]) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Change a trailer of a log, or a block, and put both under right checksums.
+/// Change a trailer of a log, or a block, and correct the checksums of both.
 fn change_log(files: &mut Files, rng: &mut Rng64) {
     const BLOCK: usize = 4096;
     let names: Vec<String> = files.keys().filter(|name| name.starts_with("group-")).cloned().collect();
@@ -370,7 +369,7 @@ fn change_log(files: &mut Files, rng: &mut Rng64) {
 
 // ---------------------------------------------------------------------- use
 
-/// What came of a changed store.
+/// The outcome of using a changed store.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Refused,
@@ -427,7 +426,7 @@ fn run(files: &Files, incarnation: u64) -> Outcome {
             let told = store.changes(since).and_then(|changes| changes.for_each(50, |_| true));
             note(told.is_err() && !matches!(told, Err(StoreError::ChangesGone { .. })));
         }
-        // A segment that cannot be cleaned is not tried for ever.
+        // A segment that cannot be cleaned must not be tried forever.
         let mut turns = 0;
         while store.turn(Work::Clean).unwrap() {
             turns += 1;
@@ -450,7 +449,7 @@ fn a_store_of_any_bytes_is_read_or_refused() {
     let originals = originals();
     assert!(originals[0].keys().any(|name| name.ends_with(".snapshot")), "{:?}", originals[0].keys());
     for files in &originals {
-        assert_eq!(run(files, 0), Outcome::Read, "what is not changed is read");
+        assert_eq!(run(files, 0), Outcome::Read, "an unchanged store is read");
     }
     let try_one = |seed: u64| {
         let mut rng = Rng64::new(seed);
@@ -509,7 +508,7 @@ fn feed_segments() -> Files {
     names.map(|name| (name.clone(), read(&volume, &name))).collect()
 }
 
-/// Change words of the header or of a frame, mostly under a right checksum.
+/// Change words of the header or of a frame, mostly with a correct checksum.
 fn change_segment(name: &str, bytes: &mut Vec<u8>, rng: &mut Rng64) {
     const HEADER: usize = 32;
     if bytes.len() < HEADER || rng.one_in(5) {
@@ -574,7 +573,7 @@ fn a_feed_of_any_bytes_is_followed_or_refused() {
                 match reader.poll() {
                     Ok(None) => break,
                     Ok(Some(event)) => {
-                        assert!(event.sequence > position, "events come in order");
+                        assert!(event.sequence > position, "events are in order");
                         position = event.sequence;
                     }
                     Err(error) => {
@@ -586,13 +585,13 @@ fn a_feed_of_any_bytes_is_followed_or_refused() {
                 }
             }
         }
-        // And whoever trains goes on, or begins anew.
+        // The writer continues the feed or starts a new chain.
         let feed = Some(FeedOptions { bytes: 32 << 20, ..FeedOptions::default() });
         let store = open(&memory, &StoreOptions { feed, ..store_options(9) });
         store.publish().unwrap();
         outcome
     };
-    assert_eq!(follow(&original), Outcome::Read, "what is not changed is read");
+    assert_eq!(follow(&original), Outcome::Read, "an unchanged feed is read");
     let mut counts = [0_u64; 3];
     let seeds = number(SEED_VARIABLE).map_or(0..CASES, |seed| seed..seed + 1);
     for seed in seeds {

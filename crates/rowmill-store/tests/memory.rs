@@ -1,9 +1,9 @@
-//! Memory and device traffic, as the kernel counts them.
+//! Memory and device traffic, as measured by the kernel.
 //!
-//! What could break: the store holds its budget by its own count while the process grows; reads go through
-//! the page cache, which is memory that nobody budgets; an incremental checkpoint writes everything. So the
-//! figures here come from the kernel's accounts of this process, and the bytes of a checkpoint from what it
-//! changed. The tests take turns: the accounts are those of the whole process.
+//! What could break: the store keeps its budget by its own count while the process grows; reads go through
+//! the page cache, which no budget covers; an incremental checkpoint writes everything. So these tests use
+//! the kernel's accounts of this process, and compare the bytes of a checkpoint with the changes. The tests
+//! run one at a time, because the accounts are those of the whole process.
 
 mod common;
 
@@ -23,19 +23,20 @@ fn table(store: &std::sync::Arc<Store>) -> Table {
     store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap()
 }
 
-/// What the process may take beyond 1.05 of the budget: stacks of threads, and what the heap keeps.
+/// What the process may use beyond 1.05 of the budget: stacks of threads, and memory kept by the heap.
 const BESIDE: u64 = 4 << 20;
 
-/// Resident memory beyond that before the store was opened, with what the heap has for free given back first.
+/// Growth of resident memory since before the store was opened. The heap's free memory is returned to the
+/// kernel first.
 struct Growth {
     before: u64,
     most: u64,
 }
 
 impl Growth {
-    /// None where the kernel does not tell.
+    /// `None` if the kernel does not report it.
     fn begin() -> Option<Self> {
-        // SAFETY: gives free pages of the heap back to the kernel and changes nothing else.
+        // SAFETY: returns free pages of the heap to the kernel and changes nothing else.
         unsafe { libc::malloc_trim(0) };
         Some(Self { before: resident_bytes()?, most: 0 })
     }
@@ -60,20 +61,20 @@ impl Growth {
     }
 }
 
-/// Fill a table to more than twice its budget in random order, with training reads, updates, lookahead and checkpoints
-/// in between. Of a direct index nearly every page is touched.
+/// Fill a table to more than twice its budget in random order, with training reads, updates, lookahead and
+/// checkpoints in between. Nearly every page of a direct index is touched.
 fn outgrow(budget: u64, dim: u32, dense: bool) {
     const BATCH: usize = 4096;
     let _turn = TURN.lock();
     let steps = budget * 5 / 2 / u64::from(8 * dim) / BATCH as u64;
     let rows = steps * BATCH as u64;
     let order = Permutation::new(rows, 1);
-    // The caller's own buffers, touched before anything is measured.
+    // The caller's own buffers are touched before anything is measured.
     let width = BATCH * dim as usize;
     let (gradients, mut out) = (vec![1e-3_f32; width], vec![1.0_f32; width]);
     let folder = tempfile::tempdir().unwrap();
     let Some(mut growth) = Growth::begin() else {
-        eprintln!("skipped: this kernel does not tell resident memory");
+        eprintln!("skipped: this kernel does not report resident memory");
         return;
     };
     let store = Store::open(folder.path(), options(budget)).unwrap();
@@ -111,7 +112,7 @@ fn the_process_stays_within_64_mib_with_narrow_rows() {
     outgrow(64 << 20, 16, false);
 }
 
-/// A direct index takes its pages where ids are written.
+/// A direct index takes pages when ids are written.
 #[test]
 fn the_process_stays_within_64_mib_with_a_direct_index() {
     outgrow(64 << 20, 16, true);
@@ -122,7 +123,7 @@ fn the_process_stays_within_256_mib_while_the_store_outgrows_it() {
     outgrow(256 << 20, 128, false);
 }
 
-/// Some minutes: `ROWMILL_MEMORY_GIB=1 cargo test -p rowmill-store --test memory gib -- --nocapture`.
+/// Takes some minutes: `ROWMILL_MEMORY_GIB=1 cargo test -p rowmill-store --test memory gib -- --nocapture`.
 #[test]
 fn the_process_stays_within_1_gib_while_the_store_outgrows_it() {
     if std::env::var_os("ROWMILL_MEMORY_GIB").is_none() {
@@ -136,7 +137,7 @@ fn dense(rows: u64) -> TableSpec {
     TableSpec { staleness: StalenessBound::Infinite, ids: IdRange::Dense { rows }, ..spec(16, SGD) }
 }
 
-/// The least memory that an error asks for, and its text.
+/// The sufficient memory named by an error, and its text.
 #[track_caller]
 fn too_small<T: std::fmt::Debug>(result: Result<T, StoreError>) -> (u64, String) {
     let error = result.unwrap_err();
@@ -155,7 +156,7 @@ fn a_direct_index_beyond_the_budget_is_refused_and_one_within_it_charged() {
     for part in ["\"items\"", "500", "ids in [0, 100000000)", "memory=67108864", &needed.to_string()] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
-    assert_eq!(store.stats().index_bytes, before, "nothing is charged for a table that was not made");
+    assert_eq!(store.stats().index_bytes, before, "nothing is charged for a table that was not created");
     assert_eq!(store.table_names(), [""; 0]);
     assert!(needed > 5 * ROWS && needed < 5 * ROWS + (32 << 20), "{needed}");
 
@@ -175,7 +176,7 @@ fn direct_indexes_share_the_budget_and_rows_make_room_for_them() {
     const ROWS: u64 = 5_000_000;
     let _turn = TURN.lock();
     let store = open(&MemoryVolume::new(), &options(64 << 20));
-    // Another group than that of the dense tables has the memory.
+    // Another group than that of the dense tables uses the memory.
     let wide = table(&store);
     put_numbered(&wide, 0, 120_000);
     assert!(store.stats().row_bytes > 40 << 20);
@@ -228,7 +229,7 @@ fn blocks_read_are_disk_reads() {
     store.checkpoint(&[]).unwrap();
     let io = store.stats().io;
     let (true, Some(before)) = (io.contains("O_DIRECT") && !io.contains("pread"), disk_read_bytes()) else {
-        eprintln!("skipped: {io} in {}, or this kernel tells no disk reads", folder.path().display());
+        eprintln!("skipped: {io} in {}, or this kernel does not report disk reads", folder.path().display());
         return;
     };
     let blocks_before = store.stats().device_blocks_read;
@@ -256,7 +257,7 @@ fn a_checkpoint_writes_what_changed() {
     let first = store.checkpoint(&[]).unwrap();
     assert!(first.rows_saved <= ROWS && first.file_bytes > 0);
     assert!(store.stats().device_bytes_written >= bytes);
-    // All rows were changes of the index at first; it is written out as a whole once.
+    // At first all rows are changes of the index, so one snapshot is written.
     assert!(store.checkpoint(&[]).unwrap().file_bytes < ROWS * 13);
     let mut rng = Rng64::new(3);
     for _ in 0..3 {
@@ -266,7 +267,7 @@ fn a_checkpoint_writes_what_changed() {
         table.rmw(&ids, &vec![1.0; ids.len() * 128], None, None).unwrap();
         let info = store.checkpoint(&[]).unwrap();
         assert_eq!(info.rows_saved, ids.len() as u64);
-        // An entry of the index log is a key and a row number; a frame around it all.
+        // An entry of the index log is a key and a row number, in a frame.
         let index_log = ids.len() as u64 * 32 + 4096;
         assert!(info.log_bytes <= bytes * 3 / 100, "{info:?}");
         assert!(info.file_bytes <= index_log, "{info:?}");
@@ -287,7 +288,7 @@ fn put_narrow(table: &Table, ids: impl Iterator<Item = u64>, value: f32) {
     }
 }
 
-/// A small budget has the index come from its files in many batches.
+/// With a small budget, the index is loaded from its files in many batches.
 #[test]
 fn opening_in_batches_brings_the_last_state_into_an_index_of_its_size() {
     const ROWS: u64 = 150_000;
@@ -334,7 +335,8 @@ fn an_index_larger_than_the_budget_is_refused_by_its_name() {
     assert!(matches!(error, StoreError::MemoryTooSmall { option: "memory", .. }), "{error}");
 }
 
-/// Rows that a call reads from the device, or draws because they do not exist, lie in buffers until it ends.
+/// Rows that a call reads from the device, or initializes because they are missing, stay in buffers until it
+/// ends.
 #[test]
 fn cold_rows_of_many_large_calls_stay_within_the_budget() {
     const BUDGET: u64 = 64 << 20;
@@ -345,7 +347,7 @@ fn cold_rows_of_many_large_calls_stay_within_the_budget() {
     let mut outs: Vec<Vec<f32>> = (0..CALLERS).map(|_| vec![1.0; IDS * 128]).collect();
     let folder = tempfile::tempdir().unwrap();
     let Some(mut growth) = Growth::begin() else {
-        eprintln!("skipped: this kernel does not tell resident memory");
+        eprintln!("skipped: this kernel does not report resident memory");
         return;
     };
     let store = Store::open(folder.path(), options(BUDGET)).unwrap();
@@ -361,7 +363,7 @@ fn cold_rows_of_many_large_calls_stay_within_the_budget() {
                 scope.spawn(move || {
                     let mut rng = Rng64::new(caller);
                     for round in 0..12 {
-                        // Every third round asks for rows that do not exist.
+                        // Every third round asks for missing rows.
                         let unborn = round % 3 == 2;
                         let ids: Vec<u64> =
                             (0..IDS).map(|_| rng.below(ROWS) + if unborn { 1 << 40 } else { 0 }).collect();
@@ -394,7 +396,7 @@ fn cold_rows_of_many_large_calls_stay_within_the_budget() {
     growth.check(BUDGET, &store.stats());
 }
 
-/// The rows of one bag are summed together, so they are in memory together.
+/// The rows of one bag are pooled together, so they are in memory together.
 #[test]
 fn a_bag_of_more_cold_rows_than_the_memory_can_hold_is_refused() {
     const ROWS: usize = 6000;

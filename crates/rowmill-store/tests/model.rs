@@ -1,11 +1,10 @@
-//! The store against a hash map.
+//! The store compared with a hash map.
 //!
-//! What could break: a row read from the wrong place, an update lost when its row leaves memory, a row
-//! that comes back from a deleted or older version, one gradient applied twice. Any of these shows when
-//! random calls on a store too small for its rows are repeated on a plain map and every answer is
-//! compared exactly, for every optimizer; sums of gradients are exact here. The memory is so small
-//! that rows leave it, segments are cleaned and checkpoints freeze rows all the time, which the first test
-//! asserts after all its cases.
+//! What could break: a row is read from the wrong place, an update is lost when its row leaves memory, a
+//! deleted or older version of a row comes back, a gradient is applied twice. Random calls on a store too
+//! small for its rows are repeated on a plain map, and every answer is compared exactly, for every optimizer;
+//! sums of gradients are exact here. Memory is so small that rows leave it, segments are cleaned and
+//! checkpoints freeze rows all the time. The first test asserts this after all its cases.
 
 mod common;
 
@@ -35,8 +34,8 @@ struct Shape {
     batch: usize,
 }
 
-/// 64 B rows in 32 KiB (two layouts), wide rows that straddle no block, rows of a block, rows of two; every
-/// optimizer; bf16 weights, with and without padding before the state; and split ones.
+/// 64 B rows in 32 KiB (two layouts), wide rows that do not straddle blocks, rows of one block, rows of two;
+/// every optimizer; bf16 weights with and without padding before the state, and split-bf16 weights.
 const SHAPES: [Shape; 17] = [
     Shape { dim: 16, dtype: F32, optimizer: SGD, row_memory: 96 << 10, universe: 3000, batch: 400 },
     Shape { dim: 8, dtype: F32, optimizer: ADAGRAD, row_memory: 112 << 10, universe: 3000, batch: 400 },
@@ -71,7 +70,7 @@ const SHAPES: [Shape; 17] = [
     Shape { dim: 3000, dtype: Bf16, optimizer: SGD, row_memory: 384 << 10, universe: 100, batch: 24 },
 ];
 
-/// Cases of each shape with each number of threads.
+/// Cases per shape and number of threads.
 const CASES: u32 = 6;
 
 /// One call. Ids and values are drawn from the seed.
@@ -124,7 +123,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 20..60)
 }
 
-/// What happened over all cases.
+/// Counts over all cases.
 #[derive(Default)]
 struct Seen {
     evictions: AtomicU64,
@@ -144,7 +143,7 @@ impl Seen {
     }
 }
 
-/// A store and what it should be.
+/// A store and its expected content.
 struct Case<'a> {
     shape: Shape,
     options: StoreOptions,
@@ -152,7 +151,7 @@ struct Case<'a> {
     store: Arc<Store>,
     tables: Vec<Table>,
     models: Vec<Model>,
-    /// The models at the last checkpoint, and the bytes attached to it.
+    /// The models at the last checkpoint, and its attachment.
     saved: Option<(Vec<Model>, Vec<u8>)>,
     seen: &'a Seen,
 }
@@ -182,7 +181,7 @@ impl<'a> Case<'a> {
 
     fn ids(&self, table: usize, rng: &mut Rng64) -> Vec<u64> {
         let count = rng.below(self.shape.batch as u64) as usize;
-        // Half of the batches keep to a part of the ids, so that some rows are hotter than others.
+        // Half of the batches use a part of the ids only, so that some rows are hotter than others.
         let universe = if rng.one_in(2) { self.shape.universe } else { self.shape.universe / 8 };
         let id = |rng: &mut Rng64| {
             let id = rng.below(universe);
@@ -315,7 +314,7 @@ impl<'a> Case<'a> {
         for (which, pooling) in [(0, Pooling::Sum), (1, Pooling::Mean), (0, Pooling::Sum)] {
             let (mut ids, mut offsets) = (Vec::new(), vec![0_i64]);
             for _ in 0..bags {
-                // Means divide by powers of two: exact.
+                // Means divide by powers of two, so they are exact.
                 let mut bag: Vec<u64> =
                     self.ids(which, rng).into_iter().filter(|&id| id != PADDING).collect();
                 bag.truncate([0, 1, 2, 4][rng.below(4) as usize]);
@@ -398,7 +397,7 @@ impl<'a> Case<'a> {
         self.check();
     }
 
-    /// A reader beside the writer sees the last checkpoint and may change nothing.
+    /// A reader beside the writer sees the last checkpoint and cannot change anything.
     fn read_only(&self) {
         let Some((saved, _)) = &self.saved else { return };
         let options = StoreOptions { read_only: true, ..self.options.clone() };
@@ -450,10 +449,9 @@ fn random_calls_answer_as_a_map_would() {
     assert!(counts.iter().all(|&count| count > 0), "evictions, cold reads, compactions...: {counts:?}");
 }
 
-/// While a checkpoint saves rows, updates go on. The checkpoint must hold the rows as they were at one
-/// instant, which the steps it saved tell; replaying that many updates on the model gives the same rows.
-/// Nothing is evicted here, so a checkpoint that saved fewer rows than were dirty shows that updates
-/// appended the frozen versions of the others.
+/// Updates continue while a checkpoint saves rows. The checkpoint must hold all rows as of one cut; its step
+/// count says which. Replaying that many updates on the model gives the same rows. Nothing is evicted here.
+/// So if a checkpoint saves fewer rows than were dirty, updates appended the frozen versions of the others.
 #[test]
 fn updates_during_a_checkpoint_belong_to_the_next() {
     const ROWS: u64 = 20_000;
@@ -463,7 +461,7 @@ fn updates_during_a_checkpoint_belong_to_the_next() {
         table.rmw(ids, &values, None, None).unwrap();
     };
     let spec = TableSpec { staleness: StalenessBound::Infinite, ..spec(32, SGD) };
-    // As slow as a disk, so that saving takes long enough for updates to get in between.
+    // As slow as a disk, so that updates happen while the checkpoint saves.
     let limits = ThrottleLimits { bytes_per_s: Some(40 << 20), ..ThrottleLimits::default() };
     let volume = Arc::new(ThrottledVolume::new(Arc::new(MemoryVolume::new()), limits));
     let open = || Store::open_volume(volume.clone(), options(Some(16 << 20))).unwrap();
@@ -473,8 +471,8 @@ fn updates_during_a_checkpoint_belong_to_the_next() {
         let store = open();
         let table = store.table("t", &spec).unwrap();
         let mut rng = Rng64::new(11);
-        // In every round the updater changes all rows, tells, and goes on with a few of them at a time; so
-        // all rows are dirty, no more can become so, and a checkpoint begins.
+        // In every round the updater changes all rows, signals this, and continues with a few rows at a time.
+        // So all rows are dirty, no more can become dirty, and a checkpoint begins.
         let (ready, done) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             let updater = scope.spawn(|| {

@@ -15,7 +15,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// A copy of the last checkpoint, and what follows it.
+    /// A copy of the last checkpoint, and a reader of the later changes.
     pub(crate) fn of_checkpoint(store: &Arc<Store>, volume: &Arc<dyn Volume>) -> (Self, FeedReader) {
         let changes = store.changes(0).unwrap();
         let reader = FeedReader::at_checkpoint(volume, changes.until()).unwrap();
@@ -37,7 +37,7 @@ impl Follower {
     }
 
     pub(crate) fn apply(&mut self, event: FeedEvent) {
-        assert!(event.sequence > self.position, "frames come in order");
+        assert!(event.sequence > self.position, "frames are in order");
         self.position = event.sequence;
         match event.change {
             FeedChange::Rows { table, dim, ids, weights, .. } => self.write(&table, &ids, &weights, dim, dim),
@@ -49,7 +49,7 @@ impl Follower {
             }
             FeedChange::Checkpoint { epoch } => self.checkpoint = epoch,
             FeedChange::Rollback { to, epoch } => {
-                assert!(to < event.sequence && epoch <= self.checkpoint, "back, not ahead");
+                assert!(to < event.sequence && epoch <= self.checkpoint, "a rollback goes back, not ahead");
                 self.rollbacks += 1;
             }
             change => panic!("unknown: {change:?}"),

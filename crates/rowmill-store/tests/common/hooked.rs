@@ -1,4 +1,4 @@
-//! A volume that calls a hook before every read and write, which may fail, wait or panic.
+//! A volume that calls a hook before every read and write. The hook may fail, wait or panic.
 
 use std::fmt::{self, Debug, Formatter};
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rowmill_io::{Device, DeviceError, FileWriter, ReadResult, Span, VolumeLock};
 use rowmill_store::Volume;
 
-/// What is about to be done.
+/// The operation about to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     DeviceRead,
@@ -25,7 +25,7 @@ pub(crate) struct Hooked {
 }
 
 impl Hooked {
-    /// `hook` gets the call and the name of the file or device.
+    /// `hook` receives the call and the name of the file or device.
     pub(crate) fn new(
         inner: impl Volume + 'static,
         hook: impl Fn(Call, &str) -> io::Result<()> + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! Stores, specs, values and a plain model, as every test of the store needs them.
-#![allow(dead_code, reason = "each test uses its own part")]
+//! Stores, specs, values and a plain model that tests of the store share.
+#![allow(dead_code, reason = "each test uses a different part")]
 
 pub(crate) mod follower;
 pub(crate) mod hooked;
@@ -30,12 +30,12 @@ pub(crate) fn options(row_memory: Option<u64>) -> StoreOptions {
     StoreOptions { memory: 32 << 20, row_memory, threads: 2, seed: SEED, ..StoreOptions::default() }
 }
 
-/// Numbers of threads that a test runs with; more of them where `ROWMILL_TEST_LONG` is set.
+/// Numbers of threads that a test runs with; more of them with `ROWMILL_TEST_LONG`.
 pub(crate) fn thread_counts() -> &'static [usize] {
     if std::env::var_os("ROWMILL_TEST_LONG").is_some() { &[1, 2, 3, 8, 16] } else { &[1, 2, 8] }
 }
 
-/// The same options with this number of threads, over which every call is spread, even one of a single row.
+/// `options` with this number of threads, where every call is spread, even of a single row.
 pub(crate) fn spread(options: &StoreOptions, threads: usize) -> StoreOptions {
     StoreOptions { threads, spread_rows_min: 1, ..options.clone() }
 }
@@ -53,12 +53,12 @@ pub(crate) fn spec(dim: u32, optimizer: OptimizerSpec) -> TableSpec {
     }
 }
 
-/// The same with bf16 weights.
+/// `spec` with bf16 weights.
 pub(crate) fn bf16(spec: TableSpec) -> TableSpec {
     TableSpec { dtype: Dtype::Bf16, ..spec }
 }
 
-/// The same with weights in two planes.
+/// `spec` with split-bf16 weights.
 pub(crate) fn split_bf16(spec: TableSpec) -> TableSpec {
     TableSpec { dtype: Dtype::SplitBf16, ..spec }
 }
@@ -71,7 +71,7 @@ pub(crate) fn open(volume: &(impl Volume + Clone + 'static), options: &StoreOpti
     Store::open_volume(Arc::new(volume.clone()), options.clone()).unwrap()
 }
 
-/// A store with memory for some two thousand rows of eight weights, and one table.
+/// A store with memory for about two thousand rows of eight weights, and one table.
 pub(crate) struct SmallStore {
     volume: MemoryVolume,
     options: StoreOptions,
@@ -88,7 +88,7 @@ impl SmallStore {
         Self { volume, options, store, table }
     }
 
-    /// Go back to the last checkpoint.
+    /// Reopen at the last checkpoint.
     pub(crate) fn reopen(&mut self) {
         self.store.close();
         self.store = open(&self.volume, &self.options);
@@ -100,7 +100,7 @@ impl SmallStore {
     }
 }
 
-/// Store the rows `from..to`, 128 weights each, which say their ids.
+/// Store the rows `from..to`, 128 weights each, all equal to their ids.
 pub(crate) fn put_numbered(table: &Table, from: u64, to: u64) {
     for from in (from..to).step_by(2000) {
         let ids: Vec<u64> = (from..(from + 2000).min(to)).collect();
@@ -114,14 +114,14 @@ pub(crate) fn gradients(rng: &mut Rng64, count: usize) -> Vec<f32> {
     (0..count).map(|_| rng.below(32) as f32 / 8.0 - 2.0).collect()
 }
 
-/// A row as the model keeps it: weights as they read.
+/// A row of the model, with weights as they are read.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
     pub(crate) weights: Vec<f32>,
     pub(crate) state: Vec<f32>,
 }
 
-/// What a table should hold, kept in the plainest way.
+/// The expected content of a table, in plain maps.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) spec: TableSpec,
@@ -152,7 +152,7 @@ impl Model {
         self.rows.get(&id).cloned().unwrap_or_else(|| self.initial(id))
     }
 
-    /// The weights that a lookup sees: of split ones the upper halves.
+    /// The weights that a lookup returns: the upper halves of split-bf16 weights.
     pub(crate) fn looked_up(&self, id: u64) -> Vec<f32> {
         let mut weights = self.read(id).weights;
         if self.spec.dtype == Dtype::SplitBf16 {
@@ -204,7 +204,7 @@ impl Model {
             };
             let state_at = row.len();
             row.extend_from_slice(state);
-            // SAFETY: the row is weights and state.
+            // SAFETY: the row holds weights and state.
             unsafe { updater.apply(row.as_mut_ptr(), &gradient, &Update { lr: rate, step, rounding }) };
             match dtype {
                 Dtype::F32 | Dtype::SplitBf16 => weights.copy_from_slice(&row[..state_at]),
@@ -214,9 +214,9 @@ impl Model {
         }
     }
 
-    /// The arithmetic is that of the kernels, which their own tests compare with the formulas: here it
-    /// matters which row got which gradient at which rate and step, and that can be compared exactly.
-    /// Split rows are updated as 32-bit ones are.
+    /// The arithmetic is that of the kernels, whose own tests compare it with the formulas. This test checks
+    /// exactly which row got which gradient at which rate and step. Split-bf16 rows are updated like 32-bit
+    /// rows.
     fn updater(&self) -> RowUpdater {
         let dtype = if self.spec.dtype == Dtype::SplitBf16 { Dtype::F32 } else { self.spec.dtype };
         RowUpdater::new(&self.spec.optimizer, dtype, self.dim())
@@ -233,7 +233,7 @@ impl Model {
         ids
     }
 
-    /// Everything the table holds, against what it should hold.
+    /// Compare the whole content of the table with the model.
     pub(crate) fn check(&self, table: &Table) {
         let ids = self.sorted_ids();
         assert_eq!(
@@ -265,7 +265,7 @@ fn narrowed(values: &[f32]) -> Vec<u16> {
     weights
 }
 
-/// bf16 weights as the floats whose memory they take.
+/// bf16 weights as the floats in whose memory they are stored.
 fn paired(weights: &[u16]) -> Vec<f32> {
     let half = |pair: &[u16], which: usize| u32::from(pair.get(which).copied().unwrap_or(0));
     weights.chunks(2).map(|pair| f32::from_bits(half(pair, 0) | half(pair, 1) << 16)).collect()
@@ -275,7 +275,7 @@ fn halves(floats: &[f32]) -> Vec<u16> {
     floats.iter().flat_map(|pair| [pair.to_bits() as u16, (pair.to_bits() >> 16) as u16]).collect()
 }
 
-/// Equal up to a relative error.
+/// Checks equality up to a relative error.
 pub(crate) fn near(found: &[f32], expected: &[f32], tolerance: f32, what: impl Fn() -> String) {
     assert_eq!(found.len(), expected.len(), "{}", what());
     for (column, (&found, &expected)) in found.iter().zip(expected).enumerate() {

@@ -1,37 +1,37 @@
-//! Whether the operations on one row could have happened one after the other.
+//! Checks whether the operations on one row could have happened one after the other.
 //!
 //! A history is linearizable if every operation can be given one instant (a training read: two) between its
-//! beginning and its end so that, done in that order, the sequential row of `operation.rs` gives every
-//! answer that was given. All orders are followed at once, in the manner of Lowe's "Testing for
-//! linearizability" (2017), section 3: a *possibility* is a row and what of the operations under way has
-//! taken place. Nothing is decided before an operation ends; then every possibility in which it has not
-//! taken place goes through all ways in which it still could, and those without one are dropped. As many
-//! operations are under way as there are threads, and a read, which names the writes it saw, drops all
-//! possibilities but one or two: the time is that of reading the history.
+//! beginning and its end, so that the sequential row of `operation.rs`, in that order, gives all recorded
+//! answers. The checker follows all orders at once, as in Lowe's "Testing for linearizability" (2017),
+//! section 3. A *possibility* is a row, and which of the running operations have taken effect. Effects are
+//! decided only when an operation ends: every possibility in which it has not taken effect is replaced by all
+//! ways in which it still can, and dropped if there is none. There are as many running operations as threads.
+//! A read names the writes that it saw and so drops all possibilities but one or two. So checking takes about
+//! the time of reading the history.
 //!
-//! Clocks are part of the row, so a training read that saw more gets outstanding than its bound allows, in
-//! every order, is a violation too. A training read that waits for a clock may have made the row before: so any
-//! number of births may take place while it is under way and has not taken the clock yet.
+//! Clocks are part of the row. A training read that saw more outstanding gets than its bound allows, in every
+//! order, is a violation, too. A training read that waits for a clock may already have created the row. So
+//! any number of births may take effect while it runs and has not taken the clock.
 
 use std::collections::HashSet;
 use std::fmt::{self, Display, Formatter};
 
 use crate::operation::{Operation, Row};
 
-/// Operations on one row that may be under way at once: two bits each say how far one is.
+/// Maximum operations on one row that may run at once; two bits per operation say how far it is.
 const UNDER_WAY_MAX: usize = 32;
-/// Far more than any history of a correct store has.
+/// Far more than any history of a correct store needs.
 const POSSIBILITIES_MAX: usize = 100_000;
 
-/// An operation that cannot have happened as it was told.
+/// An operation that cannot have happened as recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct Violation {
     pub(crate) kind: Kind,
     /// The first operation whose end leaves no possibility.
     pub(crate) operation: Operation,
-    /// What was under way then.
+    /// The operations that were running then.
     under_way: Vec<Operation>,
-    /// What the row could have been before, without that operation.
+    /// What the row could have been before that operation.
     rows: Vec<Row>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Violation {
 pub(crate) enum Kind {
     /// No order of the operations gives these answers.
     NotLinearizable,
-    /// Some order does, but not within the staleness bound.
+    /// Some order gives these answers, but not within the staleness bound.
     BeyondBound,
 }
 
@@ -53,7 +53,7 @@ impl Display for Violation {
     }
 }
 
-/// Check the operations on one row, in any order; `bound` is none for a table without clocks.
+/// Check the operations on one row, in any order. `bound` is `None` for a table without clocks.
 pub(crate) fn check(operations: &[Operation], bound: Option<u8>) -> Result<(), Violation> {
     let Err(violation) = check_within(operations, bound) else { return Ok(()) };
     let unbounded = bound.is_some() && check_within(operations, Some(u8::MAX)).is_ok();
@@ -76,7 +76,7 @@ fn check_within(operations: &[Operation], bound: Option<u8>) -> Result<(), Viola
     Ok(())
 }
 
-/// A row, and how many stages of each operation under way have taken place, two bits for each place.
+/// A row, and how many stages of each running operation have taken effect (two bits per place).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Possibility {
     row: Row,
@@ -88,7 +88,7 @@ impl Possibility {
         (self.progress >> (2 * place) & 3) as u8
     }
 
-    /// With one more stage of the operation in `place`, if that can be.
+    /// With one more stage of the operation in `place`, if that is possible.
     fn advanced(self, place: usize, operation: &Operation, bound: Option<u8>) -> Option<Self> {
         let stage = self.stage(place);
         if stage == operation.effect.stages() {
@@ -98,7 +98,7 @@ impl Possibility {
         Some(Self { row, progress: self.progress + (1 << (2 * place)) })
     }
 
-    /// With the row made by an operation that waits for its clock, if it does.
+    /// With the row created by an operation that waits for its clock, if it waits.
     fn born(self, place: usize, operation: &Operation, bound: Option<u8>) -> Option<Self> {
         let waits = bound.is_some() && operation.effect.waits() && self.stage(place) == 0;
         waits.then(|| Self { row: self.row.born(), ..self })
@@ -110,7 +110,7 @@ impl Possibility {
 }
 
 struct Search<'a> {
-    /// Operations by place.
+    /// Running operations by place.
     under_way: Vec<Option<&'a Operation>>,
     possible: Vec<Possibility>,
     bound: Option<u8>,
@@ -129,7 +129,8 @@ impl<'a> Search<'a> {
 
     fn end(&mut self, operation: &'a Operation) -> Result<(), Violation> {
         let is_it = |other: Option<&Operation>| other.is_some_and(|other| std::ptr::eq(other, operation));
-        let place = self.under_way.iter().position(|&other| is_it(other)).expect("what ends has begun");
+        let place =
+            self.under_way.iter().position(|&other| is_it(other)).expect("an operation that ends has begun");
         let mut after: HashSet<Possibility> = HashSet::new();
         let mut seen: HashSet<Possibility> = HashSet::new();
         let mut open: Vec<Possibility> = self.possible.clone();
@@ -148,7 +149,7 @@ impl<'a> Search<'a> {
                 open.extend(advanced.into_iter().chain(born).filter(|&next| seen.insert(next)));
             }
         }
-        assert!(after.len() < POSSIBILITIES_MAX, "the reads of this history tell too little apart");
+        assert!(after.len() < POSSIBILITIES_MAX, "the reads of this history distinguish too few orders");
         if after.is_empty() {
             return Err(self.violation(operation));
         }

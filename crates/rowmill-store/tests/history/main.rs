@@ -1,13 +1,14 @@
-//! What many threads see of few rows, against what could be seen if they took turns.
+//! Linearizability: what many threads observe of few rows, compared with sequential executions.
 //!
-//! What could break: an update is lost or done twice; a read shows a row as it was before it left memory, or
-//! half of one version and half of another; a checkpoint holds a row as it never was; a training read goes
-//! ahead beyond its staleness bound. Threads do everything to the same few rows, in a memory too small for
-//! them, while checkpoints are made and read. Every operation is recorded with its beginning and its end,
-//! and every value tells which writes made it; then each row's history must have an order (`checker.rs`).
+//! What could break: an update is lost or done twice; a read returns a row as it was before it left memory,
+//! or a mix of two versions; a checkpoint holds a row as it never was; a training read runs ahead of its
+//! staleness bound. Threads perform all operations on the same few rows, with memory too small for them,
+//! while checkpoints are made and read. Every operation is recorded with its beginning and its end, and every
+//! value identifies the writes that made it. Each row's history must then have a sequential order
+//! (`checker.rs`).
 //!
-//! The same with bugs on purpose, each of which must be flagged, is a build of its own, because no other one
-//! has them (`src/seeded.rs`): `cargo test -p rowmill-store --test history --features seeded-bugs`.
+//! The same test with deliberate bugs, each of which must be found, needs a separate build (`src/seeded.rs`):
+//! `cargo test -p rowmill-store --test history --features seeded-bugs`.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,7 +25,7 @@ use operation::{Effect, Operation};
 use rowmill_store::Stats;
 use workload::{BOUNDS, Done, Workload};
 
-/// Memory for a sixth of the rows: hot ones leave too, and one lock for all.
+/// Memory for a sixth of the rows, so that hot rows leave it, too; all rows share one lock.
 const CROWDED: Workload = Workload {
     seed: 1,
     operations: 1_450_000,
@@ -38,7 +39,7 @@ const SPREAD: Workload =
     Workload { seed: 2, operations: 400_000, checkpoints: 40, rows: 3000, row_memory: 256 << 10, threads: 2 };
 
 impl Workload {
-    /// Whether every row has a history; and what was done.
+    /// The result of checking every row's history, and the operations done.
     fn check(&self) -> (Result<(), Violation>, Vec<Operation>, Stats, u64) {
         let Done { mut operations, stats, read_again } = self.run();
         operations.sort_unstable_by_key(|operation| (operation.row, operation.begun));
@@ -54,13 +55,13 @@ impl Workload {
         let saved = operations.iter().filter(is_saved).count();
         assert_eq!(saved, self.checkpoints * self.rows as usize * BOUNDS.len());
         assert!(operations.len() - saved >= self.operations);
-        // What has to happen for this to be a test.
+        // Events that must occur for the test to mean anything.
         for (count, what) in [
             (stats.evictions, "rows leave memory"),
-            (stats.cold_reads, "and come back"),
+            (stats.cold_reads, "rows are read from the device"),
             (stats.clock_waits, "steps wait for clocks"),
             (stats.staleness[2], "rows are read while two gets are outstanding"),
-            (stats.lookahead_loaded, "lookahead brings rows"),
+            (stats.lookahead_loaded, "lookahead loads rows"),
             (stats.compactions, "segments are cleaned"),
             (stats.deletes, "rows are deleted"),
         ] {
@@ -70,19 +71,19 @@ impl Workload {
             matches!(operation.effect, Effect::Fetch { .. }) && BOUNDS[self.table_of(operation.row)].is_some()
         };
         let clocks = operations.iter().filter(is_step).count() as u64;
-        // A step that reads its rows again takes the clocks of those that were deleted in between.
+        // A step that reads its rows again takes the clocks of rows that were deleted in between.
         let counted = stats.staleness.iter().sum::<u64>();
         assert!(
             counted <= clocks && counted >= clocks - read_again,
             "a clock is counted once, when it is taken"
         );
-        assert!(counted > clocks - read_again, "steps read rows again that were deleted");
+        assert!(counted > clocks - read_again, "steps read deleted rows again");
         let is_hot = |operation: &&Operation| self.is_hot(operation.row) && !is_saved(operation);
         println!("{} operations on hot rows", operations.iter().filter(is_hot).count());
     }
 }
 
-/// The workload with every number of threads, each of which has its part of the operations.
+/// Run the workload with every number of threads, splitting the operations between the runs.
 fn pass_with_threads(workload: Workload) {
     let counts = thread_counts();
     for &threads in counts {
@@ -107,7 +108,7 @@ fn seeded_bugs_are_flagged() {
     use checker::Kind;
     use rowmill_store::{SeededBug, seed_bug};
 
-    /// Together as many operations as the other test has.
+    /// In total as many operations as the other test.
     const ROUNDS: u64 = 10;
     for (bug, kind) in [
         (SeededBug::LostUpdate, Kind::NotLinearizable),

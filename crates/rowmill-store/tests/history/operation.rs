@@ -1,29 +1,28 @@
-//! What is done to one row, and what it does to it by itself: the sequential row that histories are
-//! compared with.
+//! Operations on one row, and their effect on a sequential row, with which histories are compared.
 
 use std::fmt::{self, Debug, Formatter};
 
-/// Threads that change rows.
+/// Number of threads that change rows.
 pub(crate) const WRITERS: usize = 4;
-/// Floats of a row: the number of the last put, two sums per writer, and the number again, by which a row
-/// that was put together of two shows.
+/// Floats of a row: the number of the last put, two sums per writer, and the number again, to detect a row
+/// that mixes two versions.
 pub(crate) const DIM: usize = 16;
 const SUMS: usize = 2 * WRITERS;
-/// Integers up to here are exact as floats.
+/// Largest integer up to which all integers are exact as floats.
 const EXACT_MAX: u32 = 1 << 24;
 
-/// The weights of a row, which say by themselves what made them: the last put has a number of its own, and
-/// of every writer the sums tell how many of its additions came after that put, and which.
+/// The weights of a row, which identify the writes that made them. The last put has a unique number. The sums
+/// of every writer say how many of its additions came after that put, and which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Content {
-    /// Number of the last put; 0 when the row was born since.
+    /// Number of the last put; 0 when the row was created after it.
     pub(crate) put: u32,
-    /// Per writer: its additions, and the sum of their numbers.
+    /// Per writer: the number of its additions, and the sum of their numbers.
     pub(crate) sums: [u32; SUMS],
 }
 
 impl Content {
-    /// What no row ever holds: the weights were not those of one row.
+    /// A value that no row ever holds: the weights mix several versions.
     pub(crate) const TORN: Self = Self { put: u32::MAX, sums: [0; SUMS] };
 
     pub(crate) fn of_put(put: u32) -> Self {
@@ -55,7 +54,7 @@ impl Content {
     }
 }
 
-/// A step among those that are open: each writer has two at most.
+/// One of the open steps; each writer has at most two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step(u8);
 
@@ -74,58 +73,60 @@ impl Step {
 /// One operation on one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// A read that saw this, and takes no clock.
+    /// A read that saw this content. It takes no clock.
     Get(Content),
-    /// A training read that saw this: the row is born and its clock taken first, then it is read. If its table has
-    /// clocks, it may also make the row, and then wait for the clock of this or of another row.
+    /// A training read that saw this content. The row is first created and its clock taken, then the row is
+    /// read. In a table with clocks it may also create the row and then wait for the clock of this or of
+    /// another row.
     Fetch { seen: Content, step: Step },
     /// A training read that gave way to another step while it waited.
     GaveWay,
-    /// Whether there is a row.
+    /// Whether the row exists.
     Contains(bool),
-    /// The whole row is replaced; its clock is given back, if this ends a step.
+    /// Replaces the whole row, and releases its clock if this ends a step.
     Put { put: u32, step: Option<Step> },
-    /// Addition `number` of a writer; the same holds for its clock.
+    /// Addition `number` of a writer, which releases the clock likewise.
     Add { writer: u8, number: u32, step: Option<Step> },
     /// A step ended without changing the row.
     Release(Step),
-    /// The row is removed, if there was one; steps that held its clock do not hold the one of a row born later.
+    /// Deletes the row, if it exists. Steps that held its clock do not hold the clock of a row created later.
     Delete(bool),
-    /// What a checkpoint holds of the row.
+    /// The row in a checkpoint.
     Saved { content: Content, exists: bool },
 }
 
 impl Effect {
-    /// Instants at which it takes place: a training read has two.
+    /// Number of instants at which it takes effect: a training read has two.
     pub(crate) fn stages(self) -> u8 {
         if matches!(self, Self::Fetch { .. }) { 2 } else { 1 }
     }
 
-    /// Whether it waits for a clock until it takes place, and may have made the row by then, even several times.
+    /// Whether it waits for a clock before it takes effect, and may create the row meanwhile, even several
+    /// times.
     pub(crate) fn waits(self) -> bool {
         matches!(self, Self::Fetch { .. } | Self::GaveWay)
     }
 }
 
-/// An effect, and the interval within which it takes place: positions in the one order of all beginnings
-/// and ends.
+/// An effect, and the interval in which it takes effect: positions in the total order of all beginnings and
+/// ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Operation {
-    /// Who did it.
+    /// The thread that did it.
     pub(crate) thread: Thread,
-    /// Number of the row among all tables.
+    /// Number of the row, counted over all tables.
     pub(crate) row: u32,
     pub(crate) begun: u64,
     pub(crate) ended: u64,
     pub(crate) effect: Effect,
 }
 
-/// Who does operations.
+/// A thread that does operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Thread {
-    /// One of those that change rows.
+    /// A thread that changes rows.
     Writer(u8),
-    /// The one that makes checkpoints and reads them.
+    /// The thread that makes checkpoints and reads them.
     Saver,
 }
 
@@ -136,18 +137,18 @@ impl Debug for Operation {
     }
 }
 
-/// A row that one operation at a time is done to.
+/// A row that changes by one operation at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Row {
     content: Content,
     exists: bool,
-    /// A bit for each step that has read the row and has neither changed it yet nor ended.
+    /// One bit per step that has read the row and has neither changed it nor ended.
     holders: u8,
 }
 
 impl Row {
-    /// The row after stage `stage` of an effect; none when it cannot be what happened. Clocks are kept and
-    /// the bound enforced if there is one.
+    /// The row after stage `stage` of an effect; `None` if that effect is impossible. With a bound, clocks
+    /// are kept and the bound is enforced.
     pub(crate) fn after(mut self, effect: Effect, stage: u8, bound: Option<u8>) -> Option<Self> {
         let possible = match effect {
             Effect::Fetch { step, .. } if stage == 0 => {
@@ -183,19 +184,19 @@ impl Row {
         possible.then_some(self)
     }
 
-    /// The row with its initial value, unless it exists.
+    /// The row with its initial value, unless it already exists.
     pub(crate) fn born(self) -> Self {
         Self { exists: true, ..self }
     }
 
-    /// A step takes the clock, unless it holds it; whether that is within the bound.
+    /// A step takes the clock, unless it holds it. Returns whether that is within the bound.
     fn take_clock(&mut self, step: Step, bound: u8) -> bool {
         let is_held = self.holders & step.bit() != 0;
         self.holders |= step.bit();
         is_held || self.holders.count_ones() <= u32::from(bound) + 1
     }
 
-    /// A step gives the clock back, unless the row that it read was deleted.
+    /// A step releases the clock, unless the row that it read was deleted.
     fn release_clock(&mut self, step: Option<Step>) {
         self.holders &= !step.map_or(0, Step::bit);
     }

@@ -1,10 +1,10 @@
-//! What one thread did to rows, and when.
+//! Records what one thread did to rows, and when.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use crate::operation::{Effect, Operation, Thread};
 
-/// The one order of all beginnings and ends.
+/// The total order of all beginnings and ends.
 #[derive(Debug, Default)]
 pub(crate) struct Order(AtomicU64);
 
@@ -27,12 +27,12 @@ impl<'a> Recorder<'a> {
         Self { thread, order, operations: Vec::new() }
     }
 
-    /// The time before something that is told later.
+    /// The position at which an operation begins; it is recorded when it ends.
     pub(crate) fn begin(&self) -> u64 {
         self.order.next()
     }
 
-    /// What began at `begun` has ended, and had these effects on these rows.
+    /// Record that the operation begun at `begun` has ended with these effects on these rows.
     pub(crate) fn end(&mut self, begun: u64, effects: impl IntoIterator<Item = (u32, Effect)>) {
         let (thread, ended) = (self.thread, self.order.next());
         let operation = |(row, effect)| Operation { thread, row, begun, ended, effect };

@@ -1,4 +1,4 @@
-//! The checker itself, on histories small enough to judge by hand: `(beginning, end, effect)`, one row.
+//! Tests of the checker, with histories of one row that can be judged by hand: `(beginning, end, effect)`.
 
 use crate::checker::{Kind, Violation, check};
 use crate::operation::{Content, DIM, Effect, Operation, Step, Thread};
@@ -6,7 +6,7 @@ use Effect::{Add, Contains, Delete, Fetch, GaveWay, Get, Put, Release, Saved};
 
 const NOTHING: Content = Content { put: 0, sums: [0; 8] };
 
-/// The operations come from one writer after the other.
+/// The operations are assigned to writers in turn.
 fn violation(bound: Option<u8>, history: &[(u64, u64, Effect)]) -> Option<Violation> {
     let operation = |(number, &(begun, ended, effect))| Operation {
         thread: Thread::Writer(number),
@@ -44,7 +44,7 @@ fn step(writer: usize) -> Step {
     Step::of(writer, false)
 }
 
-/// A training read of one of these steps, which saw this.
+/// A training read of one of these steps, which saw this content.
 fn fetch(writer: usize, seen: Content) -> Effect {
     Fetch { seen, step: step(writer) }
 }
@@ -73,7 +73,7 @@ fn operations_that_overlap_may_have_any_order() {
 #[test]
 fn a_read_of_what_was_overwritten_is_flagged() {
     assert_bad(&[(0, 1, put(1)), (2, 3, put(2)), (4, 5, Get(row(1, &[])))]);
-    // The first read has shown that the new value is there.
+    // The first read has shown that the new value exists.
     assert_bad(&[
         (0, 1, put(1)),
         (2, 9, put(2)),
@@ -81,7 +81,7 @@ fn a_read_of_what_was_overwritten_is_flagged() {
         (5, 6, Get(row(1, &[]))),
         (10, 11, Get(row(2, &[]))),
     ]);
-    // Two readers that see two puts in two orders.
+    // Two readers see two puts in different orders.
     assert_bad(&[(0, 9, put(1)), (1, 8, put(2)), (10, 11, Get(row(1, &[]))), (12, 13, Get(row(2, &[])))]);
 }
 
@@ -98,7 +98,7 @@ fn a_lost_addition_is_flagged() {
     assert_good(None, &history(both));
     assert_bad(&history(row(1, &[(1, 1)])));
     assert_bad(&history(row(1, &[(0, 1), (0, 1), (1, 1)])));
-    // The first of one writer was lost, the second was not.
+    // Of one writer the first addition was lost, the second was not.
     assert_good(
         None,
         &[(0, 1, add(0, 1)), (2, 3, put(1)), (4, 5, add(0, 2)), (6, 7, Get(row(1, &[(0, 2)])))],
@@ -113,10 +113,10 @@ fn a_row_that_is_deleted_is_gone_and_told_so_once() {
     assert_bad(&[(0, 1, put(1)), (2, 3, Delete(true)), (4, 5, Get(row(1, &[])))]);
     assert_bad(&[(0, 1, put(1)), (2, 3, Delete(true)), (4, 5, Contains(true))]);
     assert_good(None, &[(0, 1, fetch(0, NOTHING)), (2, 3, Contains(true))]);
-    // A training read makes the row; it may be deleted before it is read.
+    // A training read creates the row, which may be deleted before it is read.
     assert_good(None, &[(0, 1, put(1)), (2, 5, fetch(0, NOTHING)), (3, 4, Delete(true))]);
     assert_bad(&[(0, 1, put(1)), (2, 3, fetch(0, NOTHING)), (4, 5, Delete(true))]);
-    // One that waits for a clock may make it several times.
+    // A training read that waits for a clock may create the row several times.
     for waits in [fetch(0, NOTHING), GaveWay] {
         let history = [(0, 9, waits), (1, 2, Delete(true)), (3, 4, Contains(true)), (5, 6, Delete(true))];
         assert_good(Some(0), &history);
@@ -136,7 +136,7 @@ fn a_deleted_row_leaves_its_clock_to_no_other() {
         let late = [first, deleted, second, (6, 7, end), (8, 9, release(1)), (10, 11, fetch(2, seen))];
         assert_good(Some(0), &late);
     }
-    // A step that reads the new row takes its clock as others do, and then holds it.
+    // A step that reads the new row takes its clock like any other step, and then holds it.
     let again = [first, deleted, second, (6, 7, fetch(0, NOTHING))];
     assert_eq!(judge(Some(0), &again), Some(Kind::BeyondBound));
     let held = [first, (2, 3, fetch(0, NOTHING)), (4, 5, release(0)), (6, 7, fetch(1, NOTHING))];
@@ -166,12 +166,12 @@ fn more_outstanding_gets_than_the_bound_allows_are_flagged() {
         [first, (2, 3, fetch(1, NOTHING)), (4, 5, fetch(2, NOTHING)), (6, 7, change(1)), (8, 9, release(2))];
     assert_eq!(judge(Some(1), &three), Some(Kind::BeyondBound));
     assert_good(Some(2), &three);
-    // The second get may have waited for the change, if it saw it.
+    // The second get may have waited for the change, if it saw the change.
     let waited = |seen| [first, (2, 9, fetch(1, seen)), (3, 8, change(1)), (10, 11, release(1))];
     assert_good(Some(0), &waited(row(0, &[(0, 1)])));
     assert_eq!(judge(Some(0), &waited(NOTHING)), Some(Kind::BeyondBound));
     assert_good(Some(1), &waited(NOTHING));
-    // A step that changes nothing gives its clock back too; changes without a step give none.
+    // A step that changes nothing releases its clock, too; changes without a step release none.
     assert_good(Some(0), &[first, (2, 3, release(0)), (4, 5, fetch(1, NOTHING))]);
     let unreleased = [first, (2, 3, add(0, 1)), (4, 5, fetch(1, row(0, &[(0, 1)])))];
     assert_eq!(judge(Some(0), &unreleased), Some(Kind::BeyondBound));

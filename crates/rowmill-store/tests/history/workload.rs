@@ -1,4 +1,4 @@
-//! Threads that do everything a store can do to few rows, in a memory too small for them.
+//! Threads that perform all operations of a store on few rows, with memory too small for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -10,16 +10,16 @@ use rowmill_testkit::Rng64;
 use crate::operation::{self, Content, DIM, Effect, Operation, Thread, WRITERS};
 use crate::recorder::{Order, Recorder};
 
-/// Bounds of the tables: the first keeps no clocks.
+/// Staleness bounds of the tables: the first table keeps no clocks.
 pub(crate) const BOUNDS: [Option<u8>; 3] = [None, Some(0), Some(2)];
-/// Rows of each table that get three quarters of the operations: its first.
+/// The first rows of each table get three quarters of the operations.
 const HOT: u64 = 34;
-/// How long the thread that makes checkpoints looks away.
+/// Pause of the thread that makes checkpoints.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Most rows of one call.
+/// Maximum rows of one call.
 const BATCH_MAX: u64 = 6;
 
-/// How much is done, and with how little.
+/// Number of operations, rows and threads, and the memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
     pub(crate) seed: u64,
@@ -34,16 +34,16 @@ pub(crate) struct Workload {
     pub(crate) threads: usize,
 }
 
-/// What threads did, and what the store says of it.
+/// What threads did, and the metrics of the store.
 pub(crate) struct Done {
     pub(crate) operations: Vec<Operation>,
     pub(crate) stats: Stats,
-    /// Rows that steps read which had read them before.
+    /// Rows that steps read again.
     pub(crate) read_again: u64,
 }
 
 impl Workload {
-    /// Table of a row, by its number among all tables.
+    /// Table of a row, by the number of the row over all tables.
     pub(crate) fn table_of(&self, row: u32) -> usize {
         row as usize / self.rows as usize
     }
@@ -59,7 +59,7 @@ impl Workload {
             row_memory: Some(self.row_memory),
             threads: self.threads,
             spread_rows_min: 1,
-            // Never reached unless a step waits for ever.
+            // Never reached unless a step waits forever.
             wait_deadline: Duration::from_mins(5),
             ..StoreOptions::default()
         };
@@ -111,7 +111,7 @@ fn table(store: &Arc<Store>, number: usize, bound: Option<u8>) -> Table {
 
 /// Some rows of one table.
 struct Rows {
-    /// Number of the first row of the table among all tables.
+    /// Number of the table's first row, counted over all tables.
     first: u64,
     table: usize,
     ids: Vec<u64>,
@@ -122,12 +122,12 @@ impl Rows {
         (self.first + self.ids[position]) as u32
     }
 
-    /// One effect on each row.
+    /// One effect per row.
     fn each(&self, mut effect: impl FnMut(usize) -> Effect) -> Vec<(u32, Effect)> {
         (0..self.ids.len()).map(|position| (self.number(position), effect(position))).collect()
     }
 
-    /// One effect on each row, by what was seen of it.
+    /// One effect per row, from the content that was read.
     fn seen(&self, weights: &[f32], effect: impl Fn(Content) -> Effect) -> Vec<(u32, Effect)> {
         self.each(|position| effect(Content::from_weights(&weights[position * DIM..][..DIM])))
     }
@@ -149,7 +149,7 @@ struct Worker<'a> {
     workload: &'a Workload,
     store: &'a Arc<Store>,
     tables: &'a [Table],
-    /// Operations left to do, of all workers.
+    /// Operations left to do, over all workers.
     left: &'a AtomicUsize,
     read_again: &'a AtomicU64,
     recorder: Recorder<'a>,
@@ -216,7 +216,7 @@ impl Worker<'_> {
         self.recorder.end(begun, rows.seen(&weights, Effect::Get));
     }
 
-    /// A lookup as evaluation makes it, each row a bag of its own.
+    /// A lookup like that of evaluation, with each row as one bag.
     fn pooled_get(&mut self) {
         let rows = self.rows(None);
         let mut weights = rows.weights();
@@ -257,7 +257,7 @@ impl Worker<'_> {
         let effects = rows.each(|position| {
             let number = &mut self.additions[rows.number(position) as usize];
             *number += 1;
-            // The rate is 1.
+            // The learning rate is 1.
             gradients.extend(Content::default().plus(writer, *number).to_weights().map(|weight| -weight));
             Effect::Add { writer: writer as u8, number: *number, step }
         });
@@ -303,7 +303,7 @@ impl Worker<'_> {
         self.tables[rows.table].lookahead(&rows.ids, destination).unwrap();
     }
 
-    /// The get of a training step, by one of the ways to make it; none if it gave way to another step.
+    /// The get of a training step, by a random kind of call. `None` if it gave way to another step.
     fn begin_step(&mut self) -> Option<Step> {
         let number = operation::Step::of(self.writer, false);
         let (ticket, rows) = (Arc::new(self.store.ticket().unwrap()), self.rows(Some(true)));
@@ -348,7 +348,7 @@ impl Worker<'_> {
         self.recorder.end(begun, rows.each(|_| Effect::Release(number)));
     }
 
-    /// The change of a training step, by one of the ways to make it.
+    /// The change of a training step, by a random kind of call.
     fn end_step(&mut self, step: Step) {
         if self.rng.one_in(4) {
             std::thread::yield_now();
@@ -376,7 +376,7 @@ impl Worker<'_> {
         }
     }
 
-    /// A step whose get waits in the queue while this worker still owes the change of another.
+    /// A step whose get waits in the queue while this worker still owes the change of another step.
     fn two_steps(&mut self) {
         let Some(first) = self.begin_step() else { return };
         let number = operation::Step::of(self.writer, true);
@@ -391,12 +391,12 @@ impl Worker<'_> {
     }
 }
 
-/// Makes checkpoints, and tells what they hold of every row.
+/// Makes checkpoints and records what they hold of every row.
 struct Saver<'a> {
     workload: &'a Workload,
     volume: Arc<dyn Volume>,
     options: StoreOptions,
-    /// Operations left to do, of all workers.
+    /// Operations left to do, over all workers.
     left: &'a AtomicUsize,
     recorder: Recorder<'a>,
 }
@@ -414,7 +414,7 @@ impl Saver<'_> {
             let ended = self.recorder.begin();
             let first = self.recorder.operations.len();
             self.read(begun);
-            // Reading it is no part of it.
+            // The time for reading the checkpoint does not count.
             self.recorder.operations[first..].iter_mut().for_each(|operation| operation.ended = ended);
         }
         self.recorder.operations

@@ -1,8 +1,8 @@
-//! What overtakes a slow operation.
+//! Calls that overtake a slow operation.
 //!
-//! While a read or a sync of the device takes long, others use the store: they read, change rows that the
-//! slow call does not touch, and do background work, so that rows and segments move under it. What they
-//! did is told to the model when the slow call is over.
+//! While a read or a sync of the device is slow, other calls use the store: they read, change rows that the
+//! slow call does not touch, and do background work, so that rows and segments move meanwhile. Their effects
+//! are applied to the model when the slow call has ended.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -38,12 +38,12 @@ impl What {
     }
 }
 
-/// The store as others see it.
+/// The store for overtaking calls.
 #[derive(Debug, Default)]
 struct State {
     store: Option<Arc<Store>>,
     tables: Vec<Table>,
-    /// Rows the running call touches.
+    /// Rows that the running call touches.
     busy: HashSet<(usize, u64)>,
     /// Whether rows may be changed at all.
     may_change: bool,
@@ -51,7 +51,7 @@ struct State {
     ids: Vec<Vec<u64>>,
     rng: Option<Rng64>,
     done: Vec<Overtaking>,
-    /// Changes and cleanings that came between.
+    /// Number of changes and cleanings in between.
     moved: u64,
 }
 
@@ -59,7 +59,7 @@ struct State {
 pub(crate) struct Aside(Arc<Mutex<State>>);
 
 impl Aside {
-    /// Others use this store from now on.
+    /// Overtaking calls use this store from now on.
     pub(crate) fn open(&self, store: &Arc<Store>, tables: &[Table], ids: Vec<Vec<u64>>) {
         let mut state = self.0.lock();
         state.store = Some(Arc::clone(store));
@@ -67,7 +67,7 @@ impl Aside {
         state.ids = ids;
     }
 
-    /// Others have no store any more.
+    /// Overtaking calls have no store from now on.
     pub(crate) fn close(&self) {
         let mut state = self.0.lock();
         state.store = None;
@@ -75,7 +75,7 @@ impl Aside {
         state.rng = None;
     }
 
-    /// A call begins that touches these rows; `None`: all of them.
+    /// A call begins that touches these rows; `None`: all rows.
     pub(crate) fn begin(&self, seed: u64, busy: Option<HashSet<(usize, u64)>>) {
         let mut state = self.0.lock();
         state.may_change = busy.is_some();
@@ -83,20 +83,20 @@ impl Aside {
         state.rng = Some(Rng64::new(seed));
     }
 
-    /// The call is over: what overtook it, and how often rows or segments moved.
+    /// The call has ended. Returns the calls that overtook it, and how often rows or segments moved.
     pub(crate) fn end(&self) -> (Vec<Overtaking>, u64) {
         let mut state = self.0.lock();
         state.rng = None;
         (std::mem::take(&mut state.done), std::mem::take(&mut state.moved))
     }
 
-    /// An operation on the device or file `name` takes long.
+    /// An operation on the device or file `name` is slow.
     pub(crate) fn overtake(&self, operation: &str, name: &str) {
-        // A write runs under the locks of the rows it makes room for, a file's sync before the cut.
+        // A write runs under the locks of the rows for which it makes room, and a file's sync before the cut.
         if operation == "write" || !name.starts_with("group-") {
             return;
         }
-        // Nobody overtakes those who overtake: the generator is gone meanwhile.
+        // Overtaking calls are not overtaken: the generator is taken out meanwhile.
         let (store, tables, mut rng) = {
             let mut state = self.0.lock();
             let Some(store) = state.store.clone() else { return };
@@ -137,14 +137,14 @@ impl Aside {
             state.moved += u64::from(!matches!(what, What::Get(_)));
             state.done.push(Overtaking { table, ids, what });
             if failed {
-                // Its rows are in doubt until the slow call is over.
+                // Its rows are in doubt until the slow call has ended.
                 return;
             }
         }
         self.0.lock().rng = Some(rng);
     }
 
-    /// A few distinct ids that nobody is using, and whether they may be changed.
+    /// A few distinct ids that the running call does not touch, and whether they may be changed.
     fn free_ids(&self, table: usize, rng: &mut Rng64) -> (Vec<u64>, bool) {
         let state = self.0.lock();
         let choice = &state.ids[table];

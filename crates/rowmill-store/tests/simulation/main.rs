@@ -1,23 +1,22 @@
-//! The whole store on a machine that fails, thousands of times.
+//! Simulation: the whole store on a failing machine, thousands of runs.
 //!
-//! What could break: a checkpoint that was acknowledged and is not there, or only partly; damaged bytes
-//! returned as rows; an error told to nobody, or told as another; a store that goes on writing after it
-//! lost a write; rows that move while a slow device reads them. Each run draws a schedule from its seed:
-//! some two hundred calls on a store too small for its rows, on a simulated device that fails by the
-//! schedule, with crashes that lose what was not synced and tear what was on its way. A plain model says
-//! what every answer must be. The promise under test:
+//! What could break: an acknowledged checkpoint is missing or incomplete; damaged bytes are returned as rows;
+//! an error is not reported, or reported as another; a store continues to write after it lost a write; rows
+//! move while a slow device reads them. Each run draws a schedule from its seed: about two hundred calls on a
+//! store too small for its rows. The simulated device fails by the schedule, with crashes that lose unsynced
+//! data and tear writes in progress. A plain model gives the expected answers. The tested guarantees:
 //!
-//! * after a crash the store stands at its last acknowledged checkpoint, to the bit, or at the one that was
-//!   being made; clocks are zero;
-//! * what is damaged is refused, never returned;
-//! * an error is told once, a failed write makes the store refuse writes, and reads go on.
+//! * After a crash the store opens at its last acknowledged checkpoint, bit for bit, or at the one that was
+//!   being made. All clocks are zero.
+//! * Damaged data is refused, never returned.
+//! * An error is reported once, a failed write makes the store refuse writes, and reads continue.
 //!
 //! The store has no threads here: its background work is part of the schedule ([`Background::Turns`]), so a
-//! seed replays to the bit, and what a slow operation is overtaken by is part of it too. Fewer runs use the
-//! store's own threads; those repeat their calls and faults, but not the order in which threads meet them.
+//! seed replays bit for bit. The schedule also fixes which calls overtake a slow operation. Fewer runs use
+//! the store's own threads; those repeat their calls and faults, but not the order of the threads.
 //!
 //! `ROWMILL_SIM_SEED=17 cargo test -p rowmill-store --test simulation -- --nocapture` prints and runs one
-//! schedule; `ROWMILL_SIM_SECONDS=3600` instead runs new ones for that long, and prints how many a second.
+//! schedule. `ROWMILL_SIM_SECONDS=3600` instead runs new ones for that long, and prints how many per second.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -48,7 +47,7 @@ const SCHEDULES_WITH_THREADS: u64 = 480;
 const SEED: &str = "ROWMILL_SIM_SEED";
 const SECONDS: &str = "ROWMILL_SIM_SECONDS";
 
-/// Run schedules on every core until `more` says no; a run that fails says how to repeat it.
+/// Run schedules on every core while `more` returns true. A failed run prints how to repeat it.
 fn run_all(threads: bool, first: u64, more: impl Fn(u64) -> bool + Sync) -> Seen {
     let (next, failed) = (AtomicU64::new(first), AtomicU64::new(u64::MAX));
     let all = Mutex::new(Seen::default());
@@ -93,7 +92,7 @@ fn every_schedule_keeps_the_promise() {
     let begun = Instant::now();
     let seen = match number(SECONDS).map(Duration::from_secs) {
         Some(time) => {
-            // Other seeds than those of every day, and others each time.
+            // Other seeds than in short runs, and different ones each time.
             let first = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20;
             run_all(false, first, |_| begun.elapsed() < time)
         }
@@ -110,7 +109,7 @@ fn schedules_keep_the_promise_with_threads() {
     }
     let seen = run_all(true, 0, |seed| seed < SCHEDULES_WITH_THREADS);
     println!("{seen}");
-    // What a slow operation is overtaken by is part of a schedule only without threads.
+    // Only without threads does the schedule fix which calls overtake a slow operation.
     let errors: Vec<Fault> = Fault::ALL.into_iter().filter(|&fault| fault != Fault::Slow).collect();
     seen.assert_faults(&errors);
     assert!(seen.crashes_that_lost > 0, "no crash lost anything");

@@ -1,7 +1,7 @@
-//! What a table should hold, to the bit.
+//! The expected content of a table, bit for bit.
 //!
-//! Rows are changed by the engine's own optimizer kernels, which have tests of their own: what is in
-//! question here is whether the store keeps what they computed.
+//! Rows are changed by the engine's optimizer kernels, which have their own tests. The simulation tests
+//! whether the store keeps their results.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) struct Model {
     pub(crate) spec: TableSpec,
     category: u32,
     pub(crate) rows: BTreeMap<u64, Row>,
-    /// Rows that a failed call may have changed: what each may be now, `None` for no row.
+    /// Rows that a failed call may have changed: the possible values of each; `None` for no row.
     pub(crate) unsure: BTreeMap<u64, Vec<Option<Row>>>,
     pub(crate) steps: u64,
 }
@@ -37,7 +37,7 @@ impl Model {
         self.spec.optimizer.state_floats(self.dim())
     }
 
-    /// The row as it is born.
+    /// The row with its initial values.
     pub(crate) fn initial(&self, id: u64) -> Row {
         let mut row = vec![0.0; self.dim() + self.state_floats()];
         let (weights, state) = row.split_at_mut(self.dim());
@@ -46,12 +46,13 @@ impl Model {
         row.into()
     }
 
-    /// The row, as it is or as it would be born.
+    /// The row, or its initial values if it does not exist.
     pub(crate) fn read(&self, id: u64) -> Row {
         self.rows.get(&id).cloned().unwrap_or_else(|| self.initial(id))
     }
 
-    /// The rows of `ids` after a put of `values` into the columns from `start` on; the last one counts.
+    /// The rows of `ids` after a put of `values` into the columns from `start` on. If an id is repeated, its
+    /// last values count.
     pub(crate) fn put(&self, ids: &[u64], values: &[f32], start: usize) -> BTreeMap<u64, Option<Row>> {
         let width = if ids.is_empty() { 0 } else { values.len() / ids.len() };
         let mut changed = BTreeMap::new();
@@ -75,20 +76,20 @@ impl Model {
         sums.into_iter()
             .map(|(id, gradient)| {
                 let mut row = self.read(id).to_vec();
-                // SAFETY: the row has `dim` weights and the state of this optimizer, and is ours alone.
+                // SAFETY: the row has `dim` weights and the state of this optimizer, and is not shared.
                 unsafe { updater.apply(row.as_mut_ptr(), &gradient, &update) };
                 (id, Some(row.into()))
             })
             .collect()
     }
 
-    /// The rows of `ids` that are missing, as they are born.
+    /// The missing rows among `ids`, with their initial values.
     pub(crate) fn births(&self, ids: &[u64]) -> BTreeMap<u64, Option<Row>> {
         let missing = ids.iter().filter(|id| !self.rows.contains_key(id));
         missing.map(|&id| (id, Some(self.initial(id)))).collect()
     }
 
-    /// Take over what a call did to rows.
+    /// Apply the changes of a call.
     pub(crate) fn apply(&mut self, changed: BTreeMap<u64, Option<Row>>) {
         for (id, row) in changed {
             match row {
@@ -98,19 +99,19 @@ impl Model {
         }
     }
 
-    /// A call failed that would have done this to rows: each one may or may not be changed.
+    /// A failed call would have made these changes: each row may or may not be changed.
     pub(crate) fn doubt(&mut self, changed: BTreeMap<u64, Option<Row>>) {
         for (id, row) in changed {
             let mut candidates = vec![self.rows.remove(&id), row];
             if candidates[1].is_some() && candidates[0].is_none() {
-                // Born, and then not changed any more.
+                // Created, but not changed any more.
                 candidates.push(Some(self.initial(id)));
             }
             self.unsure.insert(id, candidates);
         }
     }
 
-    /// What a doubtful row turned out to be.
+    /// Record which of its possible values a doubtful row has.
     pub(crate) fn settle(&mut self, id: u64, found: Option<Row>) -> Result<(), String> {
         let candidates = self.unsure.remove(&id).expect("only doubtful rows are settled");
         if !candidates.iter().any(|candidate| equal(candidate.as_deref(), found.as_deref())) {
@@ -122,7 +123,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether `found` is what the row may be.
+    /// Whether `found` is a possible value of the row.
     pub(crate) fn allows(&self, id: u64, found: Option<&[f32]>) -> bool {
         match self.unsure.get(&id) {
             Some(candidates) => candidates.iter().any(|candidate| equal(candidate.as_deref(), found)),
@@ -131,7 +132,7 @@ impl Model {
     }
 }
 
-/// Equal to the bit.
+/// Bit-for-bit equality.
 fn equal(one: Option<&[f32]>, other: Option<&[f32]>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => same_bits(one, other),

@@ -1,4 +1,4 @@
-//! What a store holds once it is open, against what it should hold.
+//! Compares the content of a newly opened store with the model.
 
 use rowmill_store::*;
 use rowmill_testkit::Fault;
@@ -7,7 +7,7 @@ use crate::model::{Model, Row};
 use crate::world::{Saved, World};
 
 impl World<'_> {
-    /// The store must stand at the last acknowledged checkpoint, or at one whose call failed after it.
+    /// The store must open at the last acknowledged checkpoint, or at a later one whose call failed.
     pub(crate) fn compare(&mut self, store: &Store) {
         let epoch = store.checkpoint_epoch();
         assert!(
@@ -46,7 +46,7 @@ impl World<'_> {
         self.check_clocks(store);
     }
 
-    /// Whether the open store holds what was saved; the models with their doubts settled.
+    /// Whether the open store holds the saved content. Returns the models with all doubts settled.
     fn matches(&mut self, store: &Store, saved: &Saved) -> Result<Vec<Model>, String> {
         let mut models = saved.models.clone();
         match store.attachment("bytes") {
@@ -89,7 +89,7 @@ impl World<'_> {
         Ok(models)
     }
 
-    /// Weights and state of rows; `None` where the row is damaged, as it may be.
+    /// Weights and state of rows; `None` for a row that is damaged, as the faults allow.
     fn read_rows(&mut self, table: &Table, ids: &[u64]) -> Vec<Option<Row>> {
         let (dim, state) = (table.spec().dim as usize, table.state_floats());
         let (mut weights, mut states) = (vec![0.0; ids.len() * dim], vec![0.0; ids.len() * state]);
@@ -114,7 +114,7 @@ impl World<'_> {
         self.blame_silent();
     }
 
-    /// No row is held by a step that the store does not know any more.
+    /// Check that no row is held by a step of an earlier opening.
     fn check_clocks(&self, store: &Store) {
         let ids: Vec<u64> = self.models[0].rows.keys().copied().take(32).collect();
         let ticket = store.ticket().unwrap();

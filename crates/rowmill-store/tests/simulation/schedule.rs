@@ -1,18 +1,18 @@
-//! What happens in one run, drawn from its seed.
+//! The schedule of one run, drawn from its seed.
 
 use rowmill_store::*;
 use rowmill_testkit::{Fault, Rng64, When};
 
 use crate::common::{ADAGRAD, INITIALIZER, SGD};
 
-/// Calls of a run; faults and crashes come on top.
+/// Calls of a run, without faults and crashes.
 const CALLS: u64 = 200;
 
 const ROWWISE: OptimizerSpec =
     OptimizerSpec::RowwiseAdagrad { lr: 0.5, eps: 1e-10, initial_accumulator: 0.25 };
 const ADAM: OptimizerSpec = OptimizerSpec::Adam { lr: 0.5, beta1: 0.75, beta2: 0.875, eps: 1e-10 };
 
-/// The rows and the memory of a run: too little for the rows.
+/// The rows and the memory of a run; memory is too small for the rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     dim: u32,
@@ -52,7 +52,7 @@ pub(crate) enum Call {
     Announce(Destination),
     Turn(Work),
     Checkpoint,
-    /// Close, which loses what was changed since the last checkpoint, and open.
+    /// Close the store, which loses changes since the last checkpoint, and open it again.
     Reopen,
     Inject {
         fault: Fault,
@@ -60,9 +60,9 @@ pub(crate) enum Call {
         when: When,
     },
     Heal,
-    /// Lose the power now.
+    /// Lose power now.
     Crash,
-    /// Lose the power in one of the coming changes of the device.
+    /// Lose power in one of the next changes of the device.
     PowerFailure {
         changes: u64,
     },
@@ -71,9 +71,9 @@ pub(crate) enum Call {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) call: Call,
-    /// Which of the tables.
+    /// Number of the table.
     pub(crate) table: usize,
-    /// Of ids and values.
+    /// Seed of ids and values.
     pub(crate) seed: u64,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Step {
 pub(crate) struct Schedule {
     pub(crate) seed: u64,
     pub(crate) shape: Shape,
-    /// Whether there is a third table, in a group of its own.
+    /// Whether there is a third table, in a separate group.
     pub(crate) two_groups: bool,
     pub(crate) steps: Vec<Step>,
 }
@@ -95,15 +95,15 @@ impl Schedule {
             shape.row_memory *= 3;
         }
         let mut calls: Vec<Call> = (0..CALLS + rng.below(40)).map(|_| call(&mut rng)).collect();
-        // Something to lose, and a checkpoint to go back to.
+        // Changes that can be lost, and a checkpoint to go back to.
         let early = 10 + rng.below(20) as usize;
         calls.insert(early, Call::Checkpoint);
-        // Every kind of fault is the main one of as many seeds; one in twelve has none.
+        // Every kind of fault is the main fault of equally many seeds. One seed in twelve has none.
         let main = Fault::ALL.get((seed % 12) as usize).copied();
         let mut windows: Vec<Fault> = main.into_iter().collect();
         windows.extend(main.filter(|_| rng.one_in(2)));
         let other = Fault::ALL[rng.below(Fault::ALL.len() as u64) as usize];
-        // What a torn write or a lost sync damaged cannot be told from damage of the other kind.
+        // Damage by a torn write or a lost sync cannot be distinguished from damage of the other kind.
         if rng.one_in(3) && !is_silent(other) {
             windows.push(other);
         }
@@ -121,7 +121,7 @@ impl Schedule {
         Self { seed, shape, two_groups, steps }
     }
 
-    /// Specs of the tables: any ids with clocks, a range of ids without, and one of wider rows.
+    /// Specs of the tables: any ids with clocks, a range of ids without clocks, and wider rows.
     pub(crate) fn specs(&self) -> Vec<TableSpec> {
         let first = TableSpec {
             dim: self.shape.dim,
@@ -141,20 +141,20 @@ impl Schedule {
         specs
     }
 
-    /// Ids for a call, some twice. Half of the batches keep to an eighth of the ids, so that some rows are
-    /// hotter than others.
+    /// Ids for a call, some repeated. Half of the batches use an eighth of the ids only, so that some rows
+    /// are hotter than others.
     pub(crate) fn ids(&self, table: usize, rng: &mut Rng64) -> Vec<u64> {
         let universe = if rng.one_in(2) { self.shape.universe } else { self.shape.universe / 8 };
         (0..=rng.below(self.shape.batch)).map(|_| id_of(table, rng.below(universe))).collect()
     }
 }
 
-/// The id of a number: in tables of any ids they are spread over all 64 bits.
+/// The id for a number: in tables of any ids they are spread over all 64 bits.
 pub(crate) fn id_of(table: usize, number: u64) -> u64 {
     if table == 1 { number } else { number.wrapping_mul(0x9E37_79B9_7F4A_7C15) }
 }
 
-/// Faults that nobody is told of when they happen.
+/// Faults that are not reported when they happen.
 pub(crate) fn is_silent(fault: Fault) -> bool {
     matches!(fault, Fault::TornWrite | Fault::LostSync)
 }
@@ -183,7 +183,7 @@ fn call(rng: &mut Rng64) -> Call {
     }
 }
 
-/// A stretch of the run in which a fault may hit.
+/// Adds a part of the run in which a fault may hit.
 fn add_window(calls: &mut Vec<Call>, fault: Fault, rng: &mut Rng64) {
     const LOG: &str = "group-";
     const EVERYTHING: &str = "";
@@ -203,7 +203,7 @@ fn add_window(calls: &mut Vec<Call>, fault: Fault, rng: &mut Rng64) {
     let begin = rng.below(calls.len() as u64) as usize;
     let end = (begin + 4 + rng.below(50) as usize).min(calls.len());
     calls.insert(end, Call::Heal);
-    // Index files and the manifest are read when the store is opened, and written when it is saved.
+    // Index files and the manifest are read when the store is opened, and written at a checkpoint.
     let provoke = match fault {
         Fault::ReadError | Fault::BitFlip if prefix != LOG || rng.one_in(4) => Call::Reopen,
         _ => Call::Checkpoint,
@@ -225,7 +225,7 @@ fn add_crash(calls: &mut Vec<Call>, rng: &mut Rng64) {
         calls.insert(at, Call::Crash);
         return;
     }
-    // If nothing is written for long, the power fails anyway.
+    // If no write occurs for long, power fails anyway.
     let end = (at + 30).min(calls.len());
     calls.insert(end, Call::Crash);
     calls.insert(at, Call::PowerFailure { changes: 1 + rng.below(60) });

@@ -1,29 +1,29 @@
-//! What happened over many runs.
+//! Counts of events over many runs.
 
 use std::collections::BTreeMap;
 
 use rowmill_store::Stats;
 use rowmill_testkit::Fault;
 
-/// Figures of one run, or of many.
+/// Counts of one run, or of many.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) schedules: u64,
     pub(crate) calls: u64,
     /// Schedules in which a fault of the kind hit an operation.
     pub(crate) hit: BTreeMap<Fault, u64>,
-    /// Schedules whose outcome a fault of the kind changed: an error came of it, or a checkpoint or rows
-    /// were lost, or others overtook.
+    /// Schedules whose outcome a fault of the kind changed: it caused an error, lost a checkpoint or rows, or
+    /// let calls overtake.
     pub(crate) changed: BTreeMap<Fault, u64>,
-    /// Crashes, those in the middle of a change of the device, and those that lost something.
+    /// Crashes, crashes in the middle of a change of the device, and crashes that lost data.
     pub(crate) crashes: u64,
     pub(crate) power_failures: u64,
     pub(crate) crashes_that_lost: u64,
-    /// Stores that stood at a checkpoint whose call had failed.
+    /// Stores that opened at a checkpoint whose call had failed.
     pub(crate) unacknowledged: u64,
     /// Stores that had two checkpoints to choose from.
     pub(crate) in_doubt: u64,
-    /// Stores so damaged that they were refused.
+    /// Stores that were refused for their damage.
     pub(crate) refused: u64,
     pub(crate) checkpoints: u64,
     pub(crate) evictions: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// A fault changed the outcome of this run.
+    /// Record that a fault changed the outcome of this run.
     pub(crate) fn changed_by(&mut self, fault: Fault) {
         self.changed.insert(fault, 1);
     }
@@ -69,26 +69,26 @@ impl Seen {
         self.snapshots += other.snapshots;
     }
 
-    /// Everything that must happen somewhere, or the runs show nothing.
+    /// Check that every event occurred in some run; otherwise the runs show nothing.
     pub(crate) fn assert_complete(&self) {
         self.assert_faults(&Fault::ALL);
         for (what, count) in [
             ("crash lost anything", self.crashes_that_lost),
-            ("power failure came in a change", self.power_failures),
+            ("power failed in a change", self.power_failures),
             ("checkpoint was found that had not been acknowledged", self.unacknowledged),
             ("store was in doubt between two checkpoints", self.in_doubt),
             ("store was refused for its damage", self.refused),
             ("row was evicted", self.evictions),
             ("row was read from the device", self.cold_reads),
             ("segment was cleaned", self.compactions),
-            ("row was looked ahead", self.lookahead_loaded),
+            ("row was loaded by lookahead", self.lookahead_loaded),
             ("snapshot of an index was written", self.snapshots),
         ] {
             assert!(count > 0, "no {what}");
         }
     }
 
-    /// Each of these kinds of fault hit an operation, and changed the outcome of some schedule.
+    /// Check that each of these kinds of fault hit an operation, and changed the outcome of some schedule.
     pub(crate) fn assert_faults(&self, kinds: &[Fault]) {
         for fault in kinds {
             let count = |of: &BTreeMap<Fault, u64>| of.get(fault).copied().unwrap_or(0);

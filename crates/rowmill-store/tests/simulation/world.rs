@@ -1,4 +1,4 @@
-//! One run: a store on a machine that fails by the schedule, beside what it should hold.
+//! One run: a store on a machine that fails by the schedule, and the expected content.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::schedule::{Call, Schedule, Step, id_of};
 use crate::seen::Seen;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// Faults that a write, a sync or a rename is told of.
+/// Faults that a write, a sync or a rename reports.
 const WRITE_FAULTS: [Fault; 4] = [Fault::WriteError, Fault::Full, Fault::SyncError, Fault::RenameError];
-/// Faults by which a read delivers something else.
+/// Faults with which a read delivers wrong data.
 const LIES: [Fault; 3] = [Fault::BitFlip, Fault::StaleRead, Fault::MisdirectedRead];
 
 /// How often every kind of fault has hit so far.
 type Fired = [u64; Fault::ALL.len()];
 
-/// What a checkpoint should hold.
+/// The expected content of a checkpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
     pub(crate) epoch: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Saved {
     pub(crate) attached: Vec<u8>,
 }
 
-/// What has silently gone wrong, so that damage may be met.
+/// Silent faults so far, which may have caused damage.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Silent {
     torn: bool,
@@ -43,33 +43,33 @@ impl Silent {
     }
 }
 
-/// How a call ended.
+/// The outcome of a call.
 enum End<T> {
     Done(T),
     /// It failed and may have changed some of its rows.
     Failed,
     /// It was refused and has changed nothing.
     Refused,
-    /// The power is lost.
+    /// Power is lost.
     Dead,
 }
 
-#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(crate) struct World<'a> {
     pub(crate) schedule: &'a Schedule,
-    /// Whether the store has threads of its own.
+    /// Whether the store has its own threads.
     threads: bool,
     pub(crate) volume: FaultyVolume,
     store: Option<Arc<Store>>,
     pub(crate) tables: Vec<Table>,
     pub(crate) models: Vec<Model>,
-    /// Checkpoints the store may be found at.
+    /// Checkpoints at which the store may open.
     pub(crate) history: Vec<Saved>,
     pub(crate) acknowledged: u64,
     openings: u64,
-    /// The store has reported a failed write.
+    /// Whether the store has reported a failed write.
     poisoned: bool,
-    /// And had when the running call began.
+    /// Whether it had done so when the running call began.
     poisoned_before: bool,
     /// Faults that had hit when the store was opened.
     at_open: Fired,
@@ -82,7 +82,7 @@ pub(crate) struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Run a schedule, with the store's own threads or without any; what happened, and a checksum of all
+    /// Run a schedule, with the store's own threads or without. Returns the counts, and a checksum of all
     /// files at the end.
     pub(crate) fn run(schedule: &'a Schedule, threads: bool, trace: bool) -> (Seen, u32) {
         let mut world = Self::new(schedule, threads, trace);
@@ -140,7 +140,7 @@ impl<'a> World<'a> {
             }
         }
         self.volume.heal();
-        // A machine that lost its power has no files until it starts again.
+        // A machine without power has no files until it restarts.
         let volume = if self.volume.has_crashed() { self.volume.crash().volume } else { self.volume.clone() };
         let mut checksum = 0;
         for name in volume.list().unwrap() {
@@ -187,18 +187,18 @@ impl<'a> World<'a> {
         ));
     }
 
-    /// Open the store and compare it with the checkpoint it stands at; false when it is damaged beyond
-    /// that, as it may be.
+    /// Open the store and compare it with its checkpoint. Returns false when it is too damaged to open, as
+    /// the faults allow.
     fn open(&mut self) -> bool {
         let mut at = None;
         loop {
             self.openings += 1;
             let before = self.fired();
-            // What the store before this one met is over.
+            // Faults that hit an earlier opening no longer count.
             self.at_open = before;
             let options = StoreOptions { at: at.take(), ..self.options() };
             match Store::open_volume(Arc::new(self.volume.clone()), options) {
-                // Both are whole, so either may be chosen.
+                // Both checkpoints are intact, so either may be chosen.
                 Err(StoreError::InDoubt { committed, prepared, .. }) => {
                     at = Some(if self.openings.is_multiple_of(2) { committed } else { prepared });
                     self.seen.in_doubt += 1;
@@ -216,7 +216,7 @@ impl<'a> World<'a> {
                 Err(error) => {
                     self.note(|| format!("opening failed: {error}"));
                     match self.fault_of(&error, &before) {
-                        // The machine is healthy from now on, and the store as it was.
+                        // The machine is healthy from now on, and the store as before.
                         Some(fault) => {
                             self.seen.changed_by(fault);
                             self.volume.heal();
@@ -264,7 +264,7 @@ impl<'a> World<'a> {
         self.seen.changed_by(fault);
     }
 
-    /// The fault that explains an error of an operation that began when `before` had hit.
+    /// The fault that explains an error of an operation that began with the counts `before`.
     fn fault_of(&self, error: &StoreError, before: &Fired) -> Option<Fault> {
         let hit = |faults: &[Fault], before: &Fired| {
             faults.iter().copied().find(|&fault| self.fired_since(fault, before))
@@ -281,12 +281,12 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Judge the result of a call; `change` says whether it would have changed something.
+    /// Judge the result of a call. `change` says whether the call changes anything.
     fn judge<T>(&mut self, result: Result<T, StoreError>, before: &Fired, change: bool) -> End<T> {
         self.note_silent();
         let error = match result {
             Ok(value) => {
-                assert!(!(change && self.poisoned), "a store that refuses writes has taken one");
+                assert!(!(change && self.poisoned), "a store that refuses writes accepted one");
                 return End::Done(value);
             }
             Err(_) if self.volume.has_crashed() => return End::Dead,
@@ -315,7 +315,7 @@ impl<'a> World<'a> {
 
     // ------------------------------------------------------------------ steps
 
-    /// Do a step; false when the run is over.
+    /// Do one step. Returns false when the run is over.
     fn step(&mut self, step: &Step) -> bool {
         self.seen.calls += 1;
         let mut rng = Rng64::new(step.seed);
@@ -338,7 +338,7 @@ impl<'a> World<'a> {
     }
 
     fn inject(&mut self, fault: Fault, prefix: &'static str, when: When) {
-        // The mark of the first checkpoint may fail in silence: it guards against something rare.
+        // Writing the marker of the first checkpoint may fail silently: it guards against a rare case.
         let unmarked = self.acknowledged == 0 && (prefix.is_empty() || prefix == ".");
         let prefix = if unmarked && WRITE_FAULTS.contains(&fault) { "group-" } else { prefix };
         self.volume.inject_on(prefix, fault, when);
@@ -354,7 +354,7 @@ impl<'a> World<'a> {
         opened
     }
 
-    /// Lose the power, unless it is lost, and start the machine again.
+    /// Lose power, unless it is already lost, and restart the machine.
     fn recover_machine(&mut self) {
         self.seen.crashes += 1;
         self.seen.power_failures += u64::from(self.volume.has_crashed());
@@ -411,7 +411,7 @@ impl<'a> World<'a> {
         let store = Arc::clone(self.store.as_ref().unwrap());
         let mut ids = self.schedule.ids(which, rng);
         if !matches!(call, Call::Get | Call::Contains) {
-            // Nothing is built on a row that is in doubt.
+            // No call uses a row that is in doubt.
             ids.retain(|id| !self.models[which].unsure.contains_key(id));
         }
         let busy = ids.iter().map(|&id| (which, id)).collect();
@@ -429,7 +429,7 @@ impl<'a> World<'a> {
             Call::Put | Call::PutState => {
                 let start = if matches!(call, Call::Put) { 0 } else { self.models[which].dim() };
                 let width = if start == 0 { width } else { ids.len() * table.state_floats() };
-                // Positive: state is under a root.
+                // Positive values, because optimizers take square roots of the state.
                 let values: Vec<f32> = gradients(rng, width).iter().map(|value| value.abs() + 0.5).collect();
                 let changed = self.models[which].put(&ids, &values, start);
                 let result =
@@ -465,7 +465,7 @@ impl<'a> World<'a> {
             Call::Scan => self.scan(&table, which, &before),
             Call::Announce(destination) => drop(table.lookahead(&ids, destination).unwrap()),
             Call::Turn(work) => drop(store.turn(work).unwrap()),
-            other => unreachable!("{other:?} is no call"),
+            other => unreachable!("{other:?} is not a call"),
         }
         let overtaken = self.aside.end();
         self.tell(overtaken, &before);
@@ -484,7 +484,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A call begins that touches the rows `busy`, or all. Others keep off rows in doubt, too.
+    /// A call begins that touches the rows `busy`, or all. Overtaking calls avoid rows in doubt, too.
     fn begin(&mut self, seed: u64, mut busy: Option<HashSet<(usize, u64)>>) {
         self.poisoned_before = self.poisoned;
         if let Some(busy) = &mut busy {
@@ -521,7 +521,7 @@ impl<'a> World<'a> {
         of_table.flat_map(|(_, _, ids)| ids.iter().copied()).collect()
     }
 
-    /// One bag per id, so that every pooled vector is a row, and every gradient one of a row.
+    /// One bag per id, so that every pooled vector is a row, and every gradient belongs to one row.
     fn train(&mut self, store: &Arc<Store>, which: usize, ids: &[u64], rng: &mut Rng64, before: &Fired) {
         let held = self.held_ids(which);
         let mut ids: Vec<u64> = ids.iter().copied().filter(|id| !held.contains(id)).collect();
@@ -544,7 +544,7 @@ impl<'a> World<'a> {
             End::Dead => (None, End::Dead),
         };
         self.changed(which, &end, births);
-        // What overtook the reads took its steps before the backward takes its own.
+        // Calls that overtook the reads took their steps before the backward takes its step.
         let overtaken = self.aside.end();
         self.tell(overtaken, before);
         let Some(lookup) = lookup else { return };
@@ -559,7 +559,7 @@ impl<'a> World<'a> {
         let result = store.apply(&lookup, &values, dim, &[0.5], Some(&ticket));
         let end = self.judge(result, &before, true);
         self.stepped(which, &end, changed);
-        assert_eq!(ticket.rows_held(), 0, "the backward gives every clock back");
+        assert_eq!(ticket.rows_held(), 0, "the backward releases every clock");
     }
 
     fn scan(&mut self, table: &Table, which: usize, before: &Fired) {
@@ -587,7 +587,7 @@ impl<'a> World<'a> {
 
     // ------------------------------------------------------------------ the model
 
-    /// The weights that were read are those of the model.
+    /// Check that weights that were read equal those of the model.
     fn check_weights(&self, which: usize, ids: &[u64], found: &[f32]) {
         let model = &self.models[which];
         let dim = model.dim();
@@ -603,7 +603,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A call ended that does this to rows.
+    /// A call ended that makes these changes.
     fn changed<T>(&mut self, which: usize, end: &End<T>, changed: BTreeMap<u64, Option<Row>>) {
         match end {
             End::Done(_) => self.models[which].apply(changed),
@@ -620,7 +620,7 @@ impl<'a> World<'a> {
         self.changed(which, end, changed);
     }
 
-    /// Tell the model what overtook the call.
+    /// Apply the calls that overtook to the model.
     fn tell(&mut self, (overtaken, moved): (Vec<Overtaking>, u64), before: &Fired) {
         if moved > 0 {
             self.seen.changed_by(Fault::Slow);
@@ -651,7 +651,7 @@ impl<'a> World<'a> {
         self.poisoned |= poisoned;
     }
 
-    /// Look at the rows that a failed call may have changed.
+    /// Read the rows that a failed call may have changed.
     fn settle_doubts(&mut self, which: usize) {
         if self.models[which].unsure.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! The four pairs of calls that once waited for each other for ever.
+//! Regression tests: four pairs of calls that once deadlocked.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,7 +14,7 @@ const BATCH: usize = 16_384;
 /// Rows of the table: three times as many as fit into memory.
 const ROWS: u64 = 40_000;
 
-/// A store whose table is larger than its memory, without clocks, so that only locks make calls wait.
+/// A store whose table exceeds its memory, without clocks, so that calls wait only for locks.
 fn store(threads: usize) -> (std::sync::Arc<Store>, Table) {
     let options = StoreOptions {
         memory: 32 << 20,
@@ -69,7 +69,7 @@ impl Batch {
     }
 }
 
-/// Run both until the first has made `calls`.
+/// Run all until the first has made `calls`.
 fn meet(calls: u64, first: impl Fn(&mut Rng64) + Sync, others: &[&(dyn Fn(&mut Rng64) + Sync)]) {
     let (watchdog, left) = (Watchdog::start(), AtomicU64::new(calls));
     std::thread::scope(|scope| {
@@ -118,7 +118,7 @@ fn one_caller_that_trains_and_one_that_evaluates_end() {
 
 #[test]
 fn tables_that_are_made_beside_checkpoints_end() {
-    // The two meet only now and then.
+    // The two calls overlap only occasionally.
     for _ in 0..5 {
         let store = open(&MemoryVolume::new(), &StoreOptions { threads: 2, ..StoreOptions::default() });
         let number = AtomicU64::new(0);

@@ -1,10 +1,10 @@
 //! Every public call from many threads, on stores whose pools have more threads than this machine has cores.
 //!
-//! What could break: a call that waits for a lock which is never released. A pool thread that runs another call's
-//! task while it waits, two locks taken in both orders, or a task that wants a lock of its own caller each stopped
-//! all callers for ever. The calls here are spread over the pool whatever their size, a watchdog ends the test when
-//! no call has ended for a while and prints which thread holds and wants which lock, and in this build each lock
-//! taken out of order panics.
+//! What could break: a call waits for a lock that is never released. Each of these once stopped all callers
+//! forever: a pool thread that runs another call's task while it waits; two locks taken in both orders; a
+//! task that takes a lock of its own caller. The calls here are spread over the pool, whatever their size. A
+//! watchdog ends the test when no call has ended for a while, and prints which thread holds and wants which
+//! lock. In this build, each lock taken out of order panics.
 //!
 //! `ROWMILL_TEST_LONG=1` mixes calls for minutes instead of seconds.
 

@@ -1,7 +1,7 @@
-//! All public calls at once: some threads draw calls at random until the store is closed under them.
+//! All public calls at once: threads draw calls at random until the store is closed.
 //!
-//! Answers are not checked here (`tests/history` does), only that each call ends with rows or with an error that the
-//! mix itself explains.
+//! Answers are not checked here (`tests/history` does that). Each call must end with rows or with an error
+//! that the mix of calls explains.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,12 +16,12 @@ use crate::watchdog::Watchdog;
 const DIM: usize = 8;
 const ROWS: u64 = 20_000;
 const BATCH_MAX: u64 = 16_384;
-/// How long a store lives before it is closed under its callers.
+/// How long a store is used before it is closed during calls.
 const LIFE: Duration = Duration::from_millis(1500);
-/// Tables that each life may add.
+/// Maximum number of tables added to each store.
 const TABLES_MAX: u64 = 40;
 
-/// Callers, and threads of the pool.
+/// Number of callers, and of threads of the pool.
 const SHAPES: [(usize, usize); 3] = [(2, 8), (4, 8), (8, 16)];
 
 fn seconds() -> Duration {
@@ -53,7 +53,7 @@ fn specs() -> [TableSpec; 4] {
     ]
 }
 
-/// An open store, and what its callers share.
+/// An open store, and the state that its callers share.
 struct Mix<'a> {
     volume: MemoryVolume,
     store: Arc<Store>,
@@ -70,8 +70,8 @@ impl Mix<'_> {
             self.watchdog.call_ended();
             match result {
                 Err(StoreError::Closed) => return,
-                // Steps that wait for each other, a checkpoint prepared by another caller, one that none prepared, no
-                // memory for one more group.
+                // Steps that wait for each other, a checkpoint prepared by another caller, a commit without a
+                // prepared checkpoint, no memory for one more group.
                 Ok(())
                 | Err(
                     StoreError::StepConflict { .. }
@@ -123,7 +123,7 @@ impl Mix<'_> {
             18 => {
                 let number = self.made.fetch_add(1, Relaxed);
                 if number < TABLES_MAX {
-                    // Groups of their own, too.
+                    // Some in other groups, too.
                     let dim = DIM as u32 + (number % 2) as u32;
                     store.table(&format!("made {number}"), &spec(dim, SGD))?;
                 }
@@ -158,7 +158,7 @@ impl Mix<'_> {
         Ok(())
     }
 
-    /// A step over two tables, whose gradients come or do not.
+    /// A step over two tables, with or without gradients.
     fn train(&self, rng: &mut Rng64, ids: &[u64], rows: &mut [f32]) -> Result<(), StoreError> {
         let offsets: Vec<i64> = (0..=ids.len() as i64).collect();
         let table = &self.tables[rng.below(2) as usize];
@@ -172,7 +172,8 @@ impl Mix<'_> {
     }
 }
 
-/// Open the store; at the committed checkpoint where the last life ended between a prepare and its commit.
+/// Open the store. If the last one was closed between a prepare and its commit, open it at the committed
+/// checkpoint.
 fn reopen(volume: &MemoryVolume, options: &StoreOptions) -> Arc<Store> {
     match Store::open_volume(Arc::new(volume.clone()), options.clone()) {
         Err(StoreError::InDoubt { committed, .. }) => {

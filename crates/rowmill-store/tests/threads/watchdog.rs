@@ -39,7 +39,7 @@ impl Watchdog {
         Self { calls, over, thread: Some(thread) }
     }
 
-    /// A call has ended.
+    /// Record that a call has ended.
     pub(crate) fn call_ended(&self) {
         self.calls.fetch_add(1, Relaxed);
     }
