@@ -63,7 +63,7 @@ pub struct LogConfig {
     /// Whether a thread of the log writes segments. If not, callers write them with [`Log::write_one`], and
     /// when they wait for a buffer.
     pub writer_thread: bool,
-    /// Memory limit for segment checksums. Those that were not used recently are dropped and read again when
+    /// Memory limit for segment checksums. Checksums that were not used recently are dropped and read again when
     /// needed.
     pub checksum_bytes_max: usize,
     /// A random number that differs at every opening of the store.

@@ -59,7 +59,7 @@ struct SpanRead {
     sequence: u64,
     /// First block within the segment.
     block: u32,
-    /// The span's first row in `rows`. Its rows end where those of the next span begin.
+    /// The span's first row in `rows`. Its rows end where the rows of the next span begin.
     first: u32,
 }
 

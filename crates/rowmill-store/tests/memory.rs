@@ -3,7 +3,7 @@
 //! What could break: the store keeps its budget by its own count while the process grows; reads go through
 //! the page cache, which no budget covers; an incremental checkpoint writes everything. So these tests use
 //! the kernel's accounts of this process, and compare the bytes of a checkpoint with the changes. The tests
-//! run one at a time, because the accounts are those of the whole process.
+//! run one at a time, because the accounts cover the whole process.
 
 mod common;
 

@@ -139,7 +139,7 @@ def test_any_truncated_or_missing_file_is_an_error_that_names_it(
                 continue
             if content is None and path.name == "MANIFEST":
                 assert isinstance(error, errors.StoreCorrupt), error
-                assert "MANIFEST is gone" in str(error)
+                assert "MANIFEST is missing" in str(error)
                 continue
             named = (path.name, f"group {path.stem[6:]}") if path.suffix == ".log" else (path.name,)
             assert any(name in str(error) for name in named), str(error)

@@ -244,7 +244,7 @@ def test_a_prepared_checkpoint_holds_when_it_is_chosen(tmp_path: Path) -> None:
         ):
             rowmill.open(folder)
         with pytest.raises(
-            rowmill.errors.CheckpointMissing, match=r"has checkpoint 1 and, prepared, 2, not 3"
+            rowmill.errors.CheckpointMissing, match=r"has checkpoint 1 \(and 2, prepared\), not 3"
         ):
             rowmill.open(folder, at=3)
         with pytest.raises(rowmill.errors.InvalidInput, match="at must be"):

@@ -222,7 +222,7 @@ impl Store {
         Ok(writer.finish()?)
     }
 
-    /// Separate the changes of this checkpoint from those of the next, `next_epoch`.
+    /// Separate the changes of this checkpoint from the changes of the next, `next_epoch`.
     fn cut(&self, next_epoch: u64, feed: Option<&mut FeedCut<'_>>) -> Result<Cut, StoreError> {
         let _nobody_changes = self.changes.write();
         let by_name = self.tables.read();

@@ -100,7 +100,7 @@ impl Store {
         let epoch = manifest.as_ref().map_or(0, |manifest| manifest.epoch) + 1;
         let pool = Pool::new(options.threads).map_err(|error| StoreError::Option {
             option: "threads",
-            expected: format!("a number of threads that can be started ({error})"),
+            expected: format!("a number of threads that the system can start ({error})"),
             got: options.threads.to_string(),
         })?;
         let index_log = IndexLog::new(Arc::clone(&volume), (!options.read_only).then_some(epoch))?;
@@ -148,7 +148,7 @@ impl Store {
             store.recover(&manifest)?;
         }
         if let Some(options) = publishes {
-            let waiting = store.waiting.as_ref().expect("a store with a feed has one");
+            let waiting = store.waiting.as_ref().expect("a store with a feed has a backlog");
             let (tables, incarnation) = (store.tables.read(), store.incarnation);
             let opened = feed::open(&store.volume, &options, waiting, incarnation, &tables, epoch - 1, mark)?;
             drop(tables);

@@ -77,7 +77,7 @@ pub(crate) fn settle(
         }
         (Some(at), _) if last != at => {
             let there = match doubt {
-                Some(prepared) => format!("{last} and, prepared, {prepared}"),
+                Some(prepared) => format!("{last} (and {prepared}, prepared)"),
                 None => last.to_string(),
             };
             return Err(StoreError::NotAt { location: volume.location(), at, there });

@@ -54,7 +54,7 @@ impl Store {
             }
         }
         for entry in &manifest.tables {
-            let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("entered above");
+            let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("inserted above");
             group.reserve(table.local, entry.rows);
         }
         self.load_index(manifest, &by_category)?;
@@ -62,7 +62,7 @@ impl Store {
             retain_rows(group)?;
         }
         for entry in &manifest.tables {
-            let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("entered above");
+            let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("inserted above");
             let found = group.len(table.local) as u64;
             if found != entry.rows {
                 let what = format!(

@@ -156,7 +156,7 @@ impl OpenSegment {
         let damaged =
             |what: &str| Ok(Step::Damaged(format!("{}, frame {next}: {what}", segment::name(first))));
         if length as usize > frame::PAYLOAD_BYTES_MAX {
-            return damaged(&format!("it claims {length} bytes"));
+            return damaged(&format!("it has an invalid length of {length} bytes"));
         }
         if !self.fill(FRAME_HEADER_BYTES + length as usize)? {
             return Ok(Step::End);
@@ -173,7 +173,7 @@ impl OpenSegment {
         Ok(Step::Event(event))
     }
 
-    /// Read until there are this many bytes of the frame; whether there are.
+    /// Read until there are `wanted` bytes of the frame. Returns false if the file ends before.
     fn fill(&mut self, wanted: usize) -> Result<bool, StoreError> {
         while self.bytes.len() < wanted {
             let have = self.bytes.len();

@@ -150,7 +150,7 @@ fn find(group: &Group, (_, state): &GroupTable, ids: &[u64]) -> (Vec<Miss>, Vec<
         for key in keys.of_shard(shard) {
             match shard_state.find(key) {
                 Some(found) => {
-                    let row = found.location.row().expect("nothing is in memory yet");
+                    let row = found.location.row().expect("no row is in memory yet");
                     misses.push(Miss { key: *key, row });
                 }
                 None => gone.push(key.id),

@@ -17,7 +17,7 @@ use crate::options::FeedOptions;
 pub(super) struct FeedWriter {
     volume: Arc<dyn Volume>,
     segment_bytes: u64,
-    /// First sequence numbers of the existing segments. The last one is being written.
+    /// First sequence numbers of the existing segments. The last a segment is being written.
     segments: VecDeque<u64>,
     file: Box<dyn FileWriter>,
     /// Bytes written to the last segment.
@@ -92,7 +92,7 @@ impl FeedWriter {
     }
 
     fn failed(&self, error: std::io::Error) -> StoreError {
-        let first = *self.segments.back().expect("one is being written");
+        let first = *self.segments.back().expect("a segment is being written");
         failed(&*self.volume, first, self.written, self.frame.len(), error)
     }
 
@@ -103,7 +103,7 @@ impl FeedWriter {
 
     fn drop_oldest(&mut self) -> Result<(), StoreError> {
         while self.segments.len() as u64 > SEGMENTS_MAX {
-            let oldest = self.segments.pop_front().expect("more than one");
+            let oldest = self.segments.pop_front().expect("there is more than one segment");
             match self.volume.remove(&segment::name(oldest)) {
                 Ok(()) | Err(DeviceError::Missing { .. }) => {}
                 Err(error) => return Err(error.into()),

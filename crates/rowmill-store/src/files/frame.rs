@@ -198,7 +198,9 @@ impl FrameReader {
 
     fn read(&mut self, bytes: &mut [u8]) -> Result<(), FileError> {
         if bytes.len() as u64 > self.expected.len - self.len {
-            return Err(self.corrupt(format!("a frame crosses its end at {} bytes", self.expected.len)));
+            return Err(
+                self.corrupt(format!("a frame extends beyond its end at {} bytes", self.expected.len))
+            );
         }
         match self.file.read_exact(bytes) {
             Ok(()) => {

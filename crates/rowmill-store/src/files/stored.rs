@@ -32,7 +32,7 @@ fn if_stored<T>(
     match load(volume) {
         Ok(loaded) => Ok(Some(loaded)),
         Err(FileError::Missing { name }) if is_marked(volume)? => Err(StoreError::Corrupt {
-            what: format!("the store in {} has a checkpoint, but its {name} is gone", volume.location()),
+            what: format!("the store in {} has a checkpoint, but its {name} is missing", volume.location()),
         }),
         Err(FileError::Missing { .. }) => Ok(None),
         Err(error) => Err(located(volume, error)),

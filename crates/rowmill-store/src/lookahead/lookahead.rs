@@ -268,7 +268,7 @@ impl Lookahead {
         self.queue.waiting.lock().dead
     }
 
-    /// Number of unfinished announcements, without those that wait for room.
+    /// Number of unfinished announcements. Announcements that wait for room are not counted.
     pub(crate) fn pending(&self) -> u64 {
         self.queue.waiting.lock().len() as u64
     }

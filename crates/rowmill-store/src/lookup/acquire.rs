@@ -229,7 +229,8 @@ impl Group {
                     if wish.look_again(keys, shard, row) {
                         continue;
                     }
-                    let &Clocks { ticket, call, .. } = wish.clocks.as_ref().expect("only clocks block");
+                    let &Clocks { ticket, call, .. } =
+                        wish.clocks.as_ref().expect("only a call that takes clocks is blocked");
                     waited = true;
                     ticket.wait_for(call, row, || self.taken_before(keys, shard, wish));
                     self.shards[shard].waiting.lock().insert(ticket.id(), row);
@@ -249,7 +250,8 @@ impl Group {
             }
         };
         if waited {
-            let &Clocks { ticket, call, .. } = wish.clocks.as_ref().expect("only clocks block");
+            let &Clocks { ticket, call, .. } =
+                wish.clocks.as_ref().expect("only a call that takes clocks is blocked");
             ticket.end_wait(call);
             self.shards[shard].waiting.lock().remove(&ticket.id());
             // Younger steps that gave way may proceed.

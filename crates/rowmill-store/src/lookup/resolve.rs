@@ -29,7 +29,8 @@ impl Group {
         work: impl FnOnce(&[RowPtr]) -> T,
     ) -> Result<T, StoreError> {
         let claim = |rows| self.claim_piece(rows).map(Some);
-        self.with_claimed(reading, keys, entered, claim, work).map(|done| done.expect("all is claimed"))
+        self.with_claimed(reading, keys, entered, claim, work)
+            .map(|done| done.expect("the claim returns memory or an error"))
     }
 
     /// As [`Group::with_rows`], or `None` if the memory for cold rows has no room for all of them. `work` has

@@ -251,7 +251,7 @@ impl Tickets {
         Self { location, ..Self::default() }
     }
 
-    /// Check that a ticket, table or lookup belongs to this store, given the tickets of its own store.
+    /// Check that a ticket, table or lookup belongs to this store. `other` are the tickets of its store.
     pub(crate) fn check_own(&self, other: &Self, what: impl FnOnce() -> String) -> Result<(), StoreError> {
         if std::ptr::eq(self, other) {
             return Ok(());

@@ -340,7 +340,7 @@ impl Store {
             let started = RequestQueue::start(Arc::clone(&self.tickets), Arc::clone(&self.poison))?;
             *queue = Some(ProcessLocal::new(started));
         }
-        let queue = queue.as_ref().expect("just started");
+        let queue = queue.as_ref().expect("started above");
         queue.push(table, lookup, ticket)
     }
 
@@ -352,7 +352,7 @@ impl Store {
         turn.map(|turn| turn()).is_some()
     }
 
-    /// Number of announcements that lookahead has not processed, without those that wait for memory.
+    /// Number of announcements that lookahead has not processed. Announcements that wait for room are not counted.
     pub fn lookahead_pending(&self) -> u64 {
         self.lookahead.lock().as_ref().map_or(0, |lookahead| lookahead.pending())
     }

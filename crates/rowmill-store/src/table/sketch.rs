@@ -47,7 +47,7 @@ impl Sketch {
         &self.counters
     }
 
-    /// Replace the counters by those of a checkpoint. Returns whether their number matches.
+    /// Restore the counters of a checkpoint. Returns whether their number matches.
     pub(crate) fn restore(&mut self, counters: Vec<u8>) -> bool {
         let fits = counters.len() == self.counters.len();
         if fits {

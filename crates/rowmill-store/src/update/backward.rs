@@ -58,7 +58,7 @@ struct TableStep<'a> {
 impl Step<'_> {
     #[inline]
     fn of(&self, key: &Key) -> &TableStep<'_> {
-        self.tables[key.table as usize].as_ref().expect("a table looked up")
+        self.tables[key.table as usize].as_ref().expect("a table of the lookup")
     }
 }
 

@@ -587,7 +587,7 @@ impl<'a> World<'a> {
 
     // ------------------------------------------------------------------ the model
 
-    /// Check that weights that were read equal those of the model.
+    /// Check that weights that were read equal the weights of the model.
     fn check_weights(&self, which: usize, ids: &[u64], found: &[f32]) {
         let model = &self.models[which];
         let dim = model.dim();

@@ -265,7 +265,7 @@ fn lists_without_rows_end_as_well() {
         store.checkpoint(&[]).unwrap();
     }
     let lists = lists(&volume).len();
-    // 256 lists of history, and those that fit into the 16 KiB before a snapshot replaces them.
+    // 256 lists of history, and the lists that fit into the 16 KiB before a snapshot replaces them.
     assert!((256..1000).contains(&lists), "{lists} lists");
 }
 

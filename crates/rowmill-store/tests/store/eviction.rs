@@ -3,7 +3,7 @@
 //! What could break: a row lives too long or too short; the choice depends on which rows are in memory; a
 //! stamp is lost on the way to the device, in a checkpoint or in a restart; a row that a step holds is
 //! evicted. Random calls on a store too small for its rows are repeated on a plain map, with every rule. The
-//! evicted rows must be exactly those of the map.
+//! evicted rows must be exactly the rows that the map evicts.
 
 use std::collections::HashMap;
 

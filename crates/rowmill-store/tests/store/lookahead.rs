@@ -55,7 +55,7 @@ fn announced_rows_leave_when_their_step_is_over(read_one: ReadOne) {
         }
         let loaded = store.stats().lookahead_loaded - before;
         assert!(loaded > AHEAD * 9 / 10, "{loaded} rows of {AHEAD} for step {step}");
-        // The step reads another row than those that were announced.
+        // The step reads a row that was not announced.
         let ticket = store.ticket().unwrap();
         let mut row = [0.0; 128];
         read_one(&store, &table, last, &mut row, &ticket);

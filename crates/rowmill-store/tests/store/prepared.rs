@@ -68,7 +68,7 @@ fn both_checkpoints_are_whole_until_one_is_chosen() {
         for wrong in [0, 3] {
             let error = reopen(&volume, Some(wrong)).unwrap_err();
             assert!(
-                matches!(&error, StoreError::NotAt { there, .. } if there == "1 and, prepared, 2"),
+                matches!(&error, StoreError::NotAt { there, .. } if there == "1 (and 2, prepared)"),
                 "{error}"
             );
         }

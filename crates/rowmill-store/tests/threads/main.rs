@@ -2,7 +2,7 @@
 //!
 //! What could break: a call waits for a lock that is never released. Each of these once stopped all callers
 //! forever: a pool thread that runs another call's task while it waits; two locks taken in both orders; a
-//! task that takes a lock of its own caller. The calls here are spread over the pool, whatever their size. A
+//! task that takes a lock that its caller holds. The calls here are spread over the pool, whatever their size. A
 //! watchdog ends the test when no call has ended for a while, and prints which thread holds and wants which
 //! lock. In this build, each lock taken out of order panics.
 //!

@@ -6,9 +6,9 @@
 //! of rows must equal the count in the manifest.
 //!
 //! A row is *intact* when it passes all these checks. If a file of the index is damaged, entries of later
-//! files are still used. A row without such an entry is intact only if every trailer of its group is
-//! undamaged, the log holds no other version of it, and the table has exactly as many rows as are found, so
-//! that none of them was deleted.
+//! files are still used. A row without such an entry is intact only if three conditions hold. Every
+//! trailer of its group is undamaged, and the log holds no other version of the row. The table has exactly as
+//! many rows as are found, so that none of them was deleted.
 //!
 //! Without its manifest no row can be verified. Another manifest in the folder, left by a crash or kept by a
 //! person, replaces it only if it and everything it names are undamaged (see `manifest`). Otherwise there is
