@@ -280,10 +280,7 @@ impl Table {
         else {
             return Err(StoreError::Option {
                 option: "eviction",
-                expected: format!(
-                    "LowestScore, because only then rows of table {:?} have scores",
-                    self.name()
-                ),
+                expected: format!("LowestScore for the rows of table {:?} to have scores", self.name()),
                 got: rule.map_or("None".into(), |rule| format!("{rule:?}")),
             });
         };

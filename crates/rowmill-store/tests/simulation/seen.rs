@@ -103,7 +103,7 @@ impl std::fmt::Display for Seen {
         writeln!(
             f,
             "{} schedules, {} calls: {} checkpoints, {} snapshots, {} evictions, {} cold reads, {} segments \
-             cleaned, {} rows looked ahead",
+             cleaned, {} rows loaded by lookahead",
             self.schedules,
             self.calls,
             self.checkpoints,
