@@ -1,4 +1,4 @@
-//! Memory that the kernel reads and writes without a copy of its own.
+//! Block-aligned memory, as `O_DIRECT` requires: the device transfers into it without an extra kernel copy.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt::{self, Debug, Formatter};
@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::BLOCK_BYTES;
 
-/// Zeroed bytes whose first one lies on a block boundary, as `O_DIRECT` wants them.
+/// Zeroed bytes that start on a block boundary, as `O_DIRECT` requires.
 pub struct AlignedBuffer {
     start: NonNull<u8>,
     bytes: usize,
@@ -23,30 +23,31 @@ impl AlignedBuffer {
         Self { start, bytes }
     }
 
-    /// Whether `bytes` could be handed to an `O_DIRECT` file as it is.
+    /// Whether `bytes` is aligned well enough to pass to an `O_DIRECT` file.
     pub(crate) fn is_aligned(bytes: &[u8]) -> bool {
         bytes.as_ptr().addr().is_multiple_of(BLOCK_BYTES)
     }
 
-    /// The first byte, for those who share the memory with the kernel and may not borrow all of it.
+    /// Pointer to the first byte, for memory that the kernel also writes: Rust must not borrow all of it.
     pub(crate) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
     fn layout(bytes: usize) -> Layout {
-        // An empty buffer still owns a block: one rule for allocation and release.
+        // An empty buffer still allocates one block, so allocation and release follow one rule.
         Layout::from_size_align(bytes.max(BLOCK_BYTES), BLOCK_BYTES).expect("a buffer fits the address space")
     }
 }
 
-// SAFETY: the buffer owns its memory alone; `&` gives only shared and `&mut` only unique access.
+// SAFETY: the buffer is the only owner of its memory; `&self` gives only shared access, `&mut self` unique
+// access.
 unsafe impl Send for AlignedBuffer {}
-// SAFETY: as above; there is no interior mutability.
+// SAFETY: `&self` gives only shared access; there is no interior mutability.
 unsafe impl Sync for AlignedBuffer {}
 
 impl Drop for AlignedBuffer {
     fn drop(&mut self) {
-        // SAFETY: `start` came from `alloc_zeroed` with this very layout, and is released once.
+        // SAFETY: `start` came from `alloc_zeroed` with this layout, and is released once.
         unsafe { dealloc(self.start.as_ptr(), Self::layout(self.bytes)) }
     }
 }

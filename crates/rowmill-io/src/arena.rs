@@ -1,27 +1,28 @@
-//! The memory that one ring's reads go to, handed out in runs of blocks.
+//! The memory that one ring reads into, allocated in runs of blocks.
 
 use crate::read_plan::MERGED_BYTES_MAX;
 use crate::{AlignedBuffer, BLOCK_BYTES};
 
-/// Blocks of an arena: 1 MiB, a full queue of single blocks or sixteen merged reads of the largest size.
+/// Blocks per arena. 256 blocks are 1 MiB: a full queue of one-block reads, or 16 merged reads of the largest
+/// size.
 const BLOCKS: usize = 256;
 
 const WORDS: usize = BLOCKS / u64::BITS as usize;
 
-/// Memory of an arena.
+/// Bytes per arena.
 pub(crate) const ARENA_BYTES: usize = BLOCKS * BLOCK_BYTES;
 
-// A run lies within one word of the map, and an empty arena can always take the largest.
+// A run lies within one word of the bitmap, so an empty arena always has room for the largest read.
 const _: () = assert!(MERGED_BYTES_MAX / BLOCK_BYTES <= u64::BITS as usize);
 
-/// Block-aligned memory with a map of its free blocks.
+/// Block-aligned memory with a bitmap of its free blocks.
 #[derive(Debug)]
 pub(crate) struct Arena {
     memory: AlignedBuffer,
     free: [u64; WORDS],
 }
 
-/// Blocks of an arena that belong to one read.
+/// The blocks of an arena that one read uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Region {
     first: u16,
@@ -39,7 +40,8 @@ impl Arena {
         Self { memory: AlignedBuffer::new(ARENA_BYTES), free: [u64::MAX; WORDS] }
     }
 
-    /// Room for `bytes` (whole blocks, at most [`MERGED_BYTES_MAX`]), if there is any.
+    /// Allocate `bytes` (whole blocks, at most [`MERGED_BYTES_MAX`]); `None` if no run of free blocks is long
+    /// enough.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<Region> {
         let blocks = bytes / BLOCK_BYTES;
         debug_assert!((1..=MERGED_BYTES_MAX / BLOCK_BYTES).contains(&blocks));
@@ -60,31 +62,32 @@ impl Arena {
     pub(crate) fn give_back(&mut self, region: Region) {
         let bits = mask(usize::from(region.blocks)) << (u32::from(region.first) % u64::BITS);
         let free = &mut self.free[usize::from(region.first) / u64::BITS as usize];
-        debug_assert_eq!(*free & bits, 0, "a region is given back once");
+        debug_assert_eq!(*free & bits, 0, "a region is freed once");
         *free |= bits;
     }
 
-    /// Take everything back.
+    /// Free all regions.
     pub(crate) fn clear(&mut self) {
         self.free = [u64::MAX; WORDS];
     }
 
-    /// Where a place begins.
+    /// Address of the first byte of a region.
     pub(crate) fn start_of(&self, region: Region) -> *mut u8 {
         self.memory.start().wrapping_add(usize::from(region.first) * BLOCK_BYTES)
     }
 
-    /// The blocks of a place.
+    /// The bytes of a region.
     ///
     /// # Safety
-    /// The place is taken, and the kernel does not write to it any more.
+    /// The region is allocated, and the kernel no longer writes to it.
     pub(crate) unsafe fn bytes_mut(&mut self, region: Region) -> &mut [u8] {
-        // SAFETY: the place lies within the memory, which is initialised. Only the bytes of the place are
-        // borrowed, because others may be written by the kernel; by the caller's promise these are not.
+        // SAFETY: the region lies within the arena's memory, which is initialised. Only the bytes of this
+        // region are borrowed: the kernel may be writing to other regions, but not to this one, as the caller
+        // guarantees.
         unsafe { std::slice::from_raw_parts_mut(self.start_of(region), region.bytes()) }
     }
 
-    /// All of it, for registration with the kernel.
+    /// The whole arena, for registration with the kernel.
     pub(crate) fn as_iovec(&self) -> libc::iovec {
         libc::iovec { iov_base: self.memory.start().cast(), iov_len: ARENA_BYTES }
     }
@@ -94,7 +97,7 @@ fn mask(blocks: usize) -> u64 {
     (1 << blocks) - 1
 }
 
-/// Bits of `free` at which `blocks` set bits begin.
+/// Bitmap of the positions in `free` where a run of `blocks` set bits starts.
 fn starts_of_runs(free: u64, blocks: usize) -> u64 {
     let mut starts = free;
     let mut covered = 1;
@@ -133,7 +136,7 @@ mod tests {
             let bytes = (1 + seeded.below(16) as usize) * BLOCK_BYTES;
             match arena.take(bytes) {
                 Some(region) if seeded.below(3) > 0 || taken.is_empty() => {
-                    // SAFETY: the place is taken, and there is no kernel here.
+                    // SAFETY: the region is allocated, and no kernel writes to this arena.
                     unsafe { arena.bytes_mut(region) }.fill(step as u8);
                     taken.push((region, step as u8));
                 }
@@ -142,7 +145,7 @@ mod tests {
                         arena.give_back(region);
                     }
                     let (region, fill) = taken.swap_remove(seeded.below(taken.len() as u64) as usize);
-                    // SAFETY: as above.
+                    // SAFETY: as above: allocated, and no kernel writes to it.
                     assert!(unsafe { arena.bytes_mut(region) }.iter().all(|byte| *byte == fill));
                     arena.give_back(region);
                 }

@@ -1,4 +1,4 @@
-//! Checksums: CRC32C, and that of a block, over what it holds and where it belongs.
+//! CRC32C checksums of bytes, and of a block together with its log address.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -8,10 +8,10 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// CRC32C of some bytes with checksum `crc` followed by `bytes`.
+/// Extend a checksum: CRC32C of the bytes that have checksum `crc`, followed by `bytes`.
 #[inline]
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
-    // The digest's state is what is inverted in the end.
+    // The digest's state is the complement of the final checksum.
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     digest.update(bytes);
     digest.finalize() as u32
@@ -19,8 +19,8 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
 
 /// CRC32C of `bytes` followed by `address` as eight little-endian bytes.
 ///
-/// A block whose content is intact but which lies at another place, or is an older version written
-/// under another log address, gets another checksum.
+/// The address is included so that a misplaced block, or an older version of the block that was written at
+/// another log address, fails verification.
 pub fn checksum(bytes: &[u8], address: u64) -> u32 {
     crc32c_append(crc32c(bytes), &address.to_le_bytes())
 }
@@ -29,7 +29,7 @@ pub fn checksum(bytes: &[u8], address: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// The definition, bit by bit (reflected polynomial 0x82F63B78).
+    /// Reference implementation, bit by bit (reflected polynomial 0x82F63B78).
     fn checksum_by_definition(bytes: &[u8], address: u64) -> u32 {
         let mut crc = u32::MAX;
         for byte in bytes.iter().copied().chain(address.to_le_bytes()) {
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_value_on_disk_never_changes() {
-        // 0xE306_9283 is the published check value of CRC32C over the nine digits alone.
+        // 0xE306_9283 is the published check value of CRC32C for the string "123456789".
         assert_eq!(crc32c(b"123456789"), 0xE306_9283);
         assert_eq!(checksum(b"123456789", 0), 0xB94F_23A0);
         assert_eq!(checksum(b"123456789", 0x0102_0304_0506_0708), 0x139E_9336);

@@ -1,4 +1,4 @@
-//! The block device behind everything the store keeps.
+//! The block device that all stored data is on.
 
 use std::fmt::Debug;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 /// Unit of every read, write and checksum, in bytes.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// No device is this long: an offset beyond is a mistake of its caller.
+/// Upper bound of a device's length, in bytes. A larger offset is a bug in the caller.
 const DEVICE_BYTES_MAX: u64 = 1 << 60;
 
 /// Whole consecutive blocks of a device.
@@ -18,47 +18,47 @@ pub struct Span {
     pub bytes: usize,
 }
 
-/// The bytes of one span, borrowed for the moment, or why there are none.
+/// The bytes of one span, borrowed during the callback, or the error of the read.
 pub type ReadResult<'a> = Result<&'a [u8], DeviceError>;
 
 /// Blocks that can be read in batches, written, and made durable.
 ///
-/// A device knows nothing of rows or checksums: it may return stale, torn or foreign bytes, and its
-/// caller must notice. Writes are durable only after [`Device::sync`] has returned `Ok`; after a sync
-/// has failed nothing is known about any write since the last good one.
+/// A device does not verify its data: it may return stale, torn or misplaced blocks, and the caller must
+/// detect them by checksum. Writes are durable only after [`Device::sync`] returns `Ok`. After a failed sync,
+/// the state of every write since the last successful sync is unknown.
 pub trait Device: Send + Sync + Debug {
-    /// Read every span, in any order, and hand each one to `deliver(position in spans, result)` exactly
-    /// once. The bytes are borrowed: copy what must outlive the call. At most a fixed number of reads
-    /// is in flight, whatever the batch; neighbouring spans may be read as one.
+    /// Read every span, in any order, and call `deliver(position in spans, result)` exactly once for each.
+    /// The bytes are borrowed: copy what must outlive the call. The number of reads in flight is bounded,
+    /// whatever the size of the batch. Neighbouring spans may be merged into one read.
     fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>));
 
     /// Write `blocks` (a multiple of [`BLOCK_BYTES`]) at `offset`, growing the device if needed.
     ///
     /// # Errors
-    /// [`DeviceError::Full`] when there is no space, [`DeviceError::Io`] otherwise.
+    /// [`DeviceError::Full`] when no space is left, [`DeviceError::Io`] otherwise.
     fn write(&self, offset: u64, blocks: &[u8]) -> Result<(), DeviceError>;
 
     /// Make every completed write durable.
     ///
     /// # Errors
-    /// [`DeviceError::Io`]; the caller must then stop trusting unsynced writes.
+    /// [`DeviceError::Io`]; the caller must then no longer rely on unsynced writes.
     fn sync(&self) -> Result<(), DeviceError>;
 
-    /// Give the space of a span back; reading it afterwards yields zeros or an error.
+    /// Free the space of a span. Reading it afterwards gives zeros or an error.
     ///
     /// # Errors
-    /// [`DeviceError::Io`]; the space then stays taken, nothing else changes.
+    /// [`DeviceError::Io`]; the space then stays allocated, and nothing else changes.
     fn discard(&self, span: Span) -> Result<(), DeviceError>;
 
     /// Current length in bytes.
     fn bytes(&self) -> u64;
 }
 
-/// What a device or volume could not do.
+/// Errors of devices and volumes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// No space left, or the file may not grow. Nothing the last checkpoint names was touched.
+    /// No space left, or the file may not grow. Data of the last checkpoint is unaffected.
     #[error("no space left while writing {bytes} bytes to {name} at {offset}: free space on the file system")]
     Full {
         /// File or device.
@@ -71,13 +71,13 @@ pub enum DeviceError {
     /// An operation failed.
     #[error("{operation} of {name} at byte {offset} failed: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
         /// File or device.
         name: String,
-        /// First byte concerned.
+        /// Offset of the operation, in bytes.
         offset: u64,
-        /// The operating system's reason.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The file does not exist.
@@ -86,18 +86,18 @@ pub enum DeviceError {
         /// File or device.
         name: String,
     },
-    /// Another process holds the volume.
+    /// Another process holds the volume's lock.
     #[error("{name} is in use by another process (pid {holder}); close it there or open read-only")]
     Locked {
         /// The volume.
         name: String,
-        /// Process that holds it, 0 if unknown.
+        /// Process id of the holder; 0 if unknown.
         holder: u32,
     },
 }
 
 impl DeviceError {
-    /// The error for a failed call of the operating system on `bytes` bytes of `name` at `offset`.
+    /// Convert an error of the operating system, from a call on `bytes` bytes of `name` at `offset`.
     pub fn from_io(
         operation: &'static str,
         name: impl Into<String>,
@@ -123,7 +123,8 @@ impl Span {
     }
 
     /// # Panics
-    /// When the span is empty, not made of whole blocks, or absurdly far out: its caller computed it wrongly.
+    /// When the span is empty, is not made of whole blocks, or lies beyond the longest device. Each is a bug
+    /// in the caller.
     pub(crate) fn assert_whole_blocks(self) {
         assert!(
             self.bytes > 0

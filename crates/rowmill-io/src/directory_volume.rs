@@ -14,10 +14,10 @@ use crate::{
     thread_ring,
 };
 
-/// The file whose lock is the volume's. It holds the pid of the last holder and is no part of the content.
+/// The lock file of a volume. It holds the pid of its last holder and is not part of the volume's content.
 const LOCK_NAME: &str = "LOCK";
 
-/// How device reads are done.
+/// System call used for device reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoChoice {
     /// `io_uring` where the kernel allows it, `pread` otherwise.
@@ -27,22 +27,22 @@ pub enum IoChoice {
     Pread,
 }
 
-/// A directory. Devices in it are read and written past the page cache (`O_DIRECT`) where the file system
-/// allows it; where not, their pages are dropped from the cache after use, so that the page cache never
-/// stands in for memory the store was not given.
+/// A directory of a file system. Devices bypass the page cache (`O_DIRECT`) where the file system allows it.
+/// Elsewhere, their pages are dropped from the cache after use, so that the page cache does not extend the
+/// store's memory budget.
 #[derive(Debug)]
 pub struct DirectoryVolume {
     path: PathBuf,
     choice: IoChoice,
-    /// Why `O_DIRECT` is not used, once the file system has refused it.
+    /// Why `O_DIRECT` is not used; set once the file system has refused it.
     direct_refused: OnceLock<String>,
 }
 
 impl DirectoryVolume {
-    /// An existing directory.
+    /// Open an existing directory.
     ///
     /// # Errors
-    /// [`DeviceError::Missing`] when there is none.
+    /// [`DeviceError::Missing`] when it does not exist.
     pub fn open(path: &Path, choice: IoChoice) -> Result<Self, DeviceError> {
         let metadata = fs::metadata(path).map_err(|error| path_error("open", path, error))?;
         if !metadata.is_dir() {
@@ -50,16 +50,16 @@ impl DirectoryVolume {
         }
         let volume = Self { path: path.to_owned(), choice, direct_refused: OnceLock::new() };
         if let Err(refused) = probe_direct(path) {
-            // The cell is new: nothing else can have set it.
+            // The cell is new, so it cannot be set yet.
             let _ = volume.direct_refused.set(refused);
         }
         Ok(volume)
     }
 
-    /// A directory that is made when it is missing, with its parents.
+    /// Open a directory; create it and its parents if missing.
     ///
     /// # Errors
-    /// As the operating system.
+    /// Errors of the operating system.
     pub fn create(path: &Path, choice: IoChoice) -> Result<Self, DeviceError> {
         if !path.is_dir() {
             fs::create_dir_all(path).map_err(|error| path_error("create", path, error))?;
@@ -74,11 +74,12 @@ impl DirectoryVolume {
         if plain && name != LOCK_NAME {
             return Ok(self.path.join(name));
         }
-        let reason = io::Error::new(io::ErrorKind::InvalidInput, "not a plain file name, or reserved");
+        let reason =
+            io::Error::new(io::ErrorKind::InvalidInput, "the name must be a plain file name other than LOCK");
         Err(path_error("open", &self.path.join(name), reason))
     }
 
-    /// The lock file, open and locked.
+    /// Open and lock the lock file.
     fn open_locked(&self) -> Result<File, DeviceError> {
         let path = self.path.join(LOCK_NAME);
         let failed = |error| path_error("lock", &path, error);
@@ -94,15 +95,15 @@ impl DirectoryVolume {
                 return Err(failed(error));
             }
             let mut holder = String::new();
-            // The holder may not have written its pid yet: 0 then stands for "unknown".
+            // The holder may not have written its pid yet; 0 then means "unknown".
             let _ = file.read_to_string(&mut holder);
             return Err(DeviceError::Locked {
                 name: self.location(),
                 holder: holder.trim().parse().unwrap_or(0),
             });
         }
-        // Written over the last note: emptied first, it would ask a full disk for the block that it has just given
-        // up, and a store could not be opened there. The lock holds without the note, too.
+        // Overwrite the old note instead of truncating the file first: on a full disk, a truncated file may
+        // not get its block back. The lock holds even if the note cannot be written.
         let note = format!("{}\n", std::process::id());
         let _ = file.write_all(note.as_bytes()).and_then(|()| file.set_len(note.len() as u64));
         Ok(file)
@@ -114,7 +115,7 @@ impl Volume for DirectoryVolume {
         let direct = self.direct_refused.get().is_none();
         let device = FileDevice::open(&self.file_path(name)?, writable, direct, self.choice)?;
         if direct && !device.is_direct() {
-            // Another device may have been told the same at the same time.
+            // Another thread may have set the reason at the same time.
             let _ = self.direct_refused.set("the file system refuses O_DIRECT".to_owned());
         }
         Ok(Arc::new(device))
@@ -173,17 +174,17 @@ impl Volume for DirectoryVolume {
 
     fn describe(&self) -> String {
         if let Some(refused) = self.direct_refused.get() {
-            return format!("pread through the page cache, which is told to forget ({refused})");
+            return format!("pread through the page cache, whose pages are dropped after use ({refused})");
         }
         match (self.choice, thread_ring::support()) {
-            (IoChoice::Pread, _) => "pread (as asked), O_DIRECT".to_owned(),
+            (IoChoice::Pread, _) => "pread (as requested), O_DIRECT".to_owned(),
             (IoChoice::Auto, Ok(ring)) => format!("{ring}, O_DIRECT"),
             (IoChoice::Auto, Err(refused)) => format!("pread ({refused}), O_DIRECT"),
         }
     }
 }
 
-/// Buffer of a file being written or read from its beginning.
+/// Buffer for writing a file, or for reading it from its beginning; in bytes.
 const WRITER_BYTES: usize = 64 * 1024;
 
 struct DirectoryFileWriter {
@@ -208,8 +209,8 @@ impl FileWriter for DirectoryFileWriter {
     }
 }
 
-/// The lock goes with the open file, also when the process dies. Forked children close their copy, because a child
-/// that outlives the process would keep the folder locked.
+/// The lock belongs to the open file and ends with it, also when the process dies. Forked children close
+/// their copy: otherwise a child that outlives its parent would keep the folder locked.
 #[derive(Debug)]
 struct DirectoryLock {
     _file: OwnFile,
@@ -227,8 +228,8 @@ fn sync_directory(path: &Path) -> Result<(), DeviceError> {
         .map_err(|error| path_error("sync", path, error))
 }
 
-/// Write and read a block of a nameless file with `O_DIRECT`. Only a refusal counts: where nothing can be
-/// written, or there are no nameless files, the first device shows what the file system does.
+/// Write and read one block of an unnamed temporary file with `O_DIRECT`. Only EINVAL counts as a refusal. If
+/// the folder is not writable or has no unnamed files, the first device that is opened decides.
 fn probe_direct(path: &Path) -> Result<(), String> {
     let nameless = OpenOptions::new()
         .read(true)

@@ -13,24 +13,24 @@ use crate::{
     AlignedBuffer, BLOCK_BYTES, Device, DeviceError, IoChoice, ReadResult, Span, pread, thread_ring,
 };
 
-/// Largest copy made for a write whose caller's memory is not aligned: long enough for the device's full
+/// Size of the bounce buffer for writes from unaligned memory, in bytes: large enough for the device's full
 /// sequential speed.
 pub(crate) const BOUNCE_BYTES: usize = 256 * 1024;
 
-/// A file, past the page cache where the file system allows it.
+/// A file that bypasses the page cache where the file system allows it.
 #[derive(Debug)]
 pub(crate) struct FileDevice {
     presence: Presence,
     file: File,
     name: String,
     choice: IoChoice,
-    /// Opened with `O_DIRECT`; otherwise pages are dropped from the cache after use.
+    /// Opened with `O_DIRECT`. Otherwise, pages are dropped from the cache after use.
     direct: bool,
 }
 
 impl FileDevice {
-    /// Open `path`, creating it when `writable` and missing. `direct` asks for `O_DIRECT`; a file system
-    /// that refuses it gives a device with `is_direct()` false.
+    /// Open `path`; create it if missing and `writable`. `direct` asks for `O_DIRECT`. If the file system
+    /// refuses it, the device is opened without it and `is_direct()` is false.
     pub(crate) fn open(
         path: &Path,
         writable: bool,
@@ -69,7 +69,7 @@ impl FileDevice {
     }
 
     fn read_some(&self, spans: &[Span], deliver: Deliver<'_>) {
-        // Reads through the page cache block the thread inside the ring: pread does the same with less.
+        // Buffered reads block the thread inside the ring; pread does the same at less cost.
         if self.direct && self.choice == IoChoice::Auto {
             let source = Source { file: &self.file, presence: &self.presence, name: &self.name };
             if thread_ring::read(&source, spans, deliver) {
@@ -87,13 +87,14 @@ impl FileDevice {
     fn write_aligned(&self, mut offset: u64, mut blocks: &[u8]) -> Result<(), DeviceError> {
         while !blocks.is_empty() {
             let written = match self.file.write_at(blocks, offset) {
-                // A direct write may only go on from a block boundary, so a torn last block is repeated.
+                // A direct write must continue at a block boundary, so a partly written last block is written
+                // again.
                 Ok(written) => written / BLOCK_BYTES * BLOCK_BYTES,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(self.error("write", offset, blocks.len(), error)),
             };
             if written == 0 {
-                let stuck = io::Error::new(ErrorKind::WriteZero, "less than one block was taken");
+                let stuck = io::Error::new(ErrorKind::WriteZero, "less than one block was written");
                 return Err(self.error("write", offset, blocks.len(), stuck));
             }
             blocks = &blocks[written..];
@@ -102,10 +103,10 @@ impl FileDevice {
         Ok(())
     }
 
-    /// Tell the kernel that cached pages of the span (all after `offset` when `bytes` is 0) are not needed.
+    /// Drop the cached pages of the span. If `bytes` is 0, drop all pages from `offset` on.
     fn drop_cache(&self, offset: u64, bytes: u64) {
-        // SAFETY: posix_fadvise touches no memory of ours; the descriptor is open. It is advice: what it
-        // returns changes nothing.
+        // SAFETY: posix_fadvise accesses no memory of this process, and the descriptor is open. The call is
+        // advisory, so its result is ignored.
         unsafe {
             libc::posix_fadvise(
                 self.file.as_raw_fd(),
@@ -150,7 +151,8 @@ impl Device for FileDevice {
 
     fn discard(&self, span: Span) -> Result<(), DeviceError> {
         span.assert_whole_blocks();
-        // SAFETY: fallocate touches no memory of ours; the descriptor is open for writing or the call fails.
+        // SAFETY: fallocate accesses no memory of this process. If the descriptor is not open for writing,
+        // the call fails.
         let result = unsafe {
             libc::fallocate(
                 self.file.as_raw_fd(),
@@ -166,7 +168,8 @@ impl Device for FileDevice {
     }
 
     fn bytes(&self) -> u64 {
-        // fstat of an open local file cannot fail; a network file system that lost it has nothing to read.
+        // fstat of an open local file cannot fail. If a network file system lost the file, there is nothing
+        // to read.
         self.file.metadata().map_or(0, |metadata| metadata.len())
     }
 }

@@ -1,11 +1,13 @@
-//! What belongs to one process, so that a forked child of it does no harm.
+//! Process-local resources, which a forked child must neither use nor release.
 //!
-//! A child of `fork` gets a copy of the memory and of every open file, but only the thread that forked. It must not
-//! join threads that it does not have, take locks that one of them may have held, write what its parent has buffered,
-//! or keep the lock of its parent's folder: that lock belongs to the open file, which parent and child share.
+//! A child of `fork` gets a copy of the memory and of every open file, but only the thread that forked. It
+//! must not join threads that it does not have, take locks that one of them may have held, or write data that
+//! its parent has buffered. It must not keep its parent's folder lock either: that lock belongs to the open
+//! file, which parent and child share.
 //!
-//! Handlers of `pthread_atfork` do two things in the child before it goes on. They count the fork, so that comparing
-//! two numbers tells whether a value was made in this process. And they close the child's copy of every [`OwnFile`].
+//! Handlers of `pthread_atfork` do two things in the child before `fork` returns. They increment a fork
+//! counter, so that comparing two numbers shows whether a value was made in this process. And they close the
+//! child's copy of every [`OwnFile`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,28 +17,29 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-/// Forks between the first process and this one.
+/// Number of forks between the first process and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 type Files = BTreeMap<u64, File>;
 
-/// Every [`OwnFile`] of this process. Locked across a fork, so that the child gets no copy that is missing here.
+/// Every [`OwnFile`] of this process. Locked during a fork, so that the child inherits no open file that is
+/// not in this map.
 static FILES: Mutex<Files> = Mutex::new(BTreeMap::new());
 
 thread_local! {
-    /// The lock of [`FILES`] while this thread forks.
+    /// Guard of [`FILES`] while this thread forks.
     static WHILE_FORKING: RefCell<Option<MutexGuard<'static, Files>>> = const { RefCell::new(None) };
 }
 
-/// A process, to tell it from its forked children.
+/// Identity of a process: tells it from its forked children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u64);
 
 impl Process {
-    /// This process.
+    /// The current process.
     ///
     /// # Panics
-    /// When the system has no memory for the handlers.
+    /// When there is no memory for the fork handlers.
     pub fn current() -> Self {
         static WATCHED: Once = Once::new();
         WATCHED.call_once(|| {
@@ -48,7 +51,7 @@ impl Process {
         Self(FORKS.load(Relaxed))
     }
 
-    /// Whether this is the process that is running, not one that it was forked from. Costs one load.
+    /// Whether this process is the running one, not a parent of it. Costs one load.
     #[inline]
     pub fn is_current(self) -> bool {
         self.0 == FORKS.load(Relaxed)
@@ -57,7 +60,7 @@ impl Process {
 
 /// A value that is dropped only by the process that made it; a forked child leaks its copy.
 ///
-/// For what does something when it is dropped: joins a thread, takes a lock, writes a buffer.
+/// Use it for values whose drop joins a thread, takes a lock or writes a buffer.
 #[derive(Debug)]
 pub struct ProcessLocal<T> {
     process: Process,
@@ -65,12 +68,12 @@ pub struct ProcessLocal<T> {
 }
 
 impl<T> ProcessLocal<T> {
-    /// A value of this process.
+    /// A value of the current process.
     pub fn new(value: T) -> Self {
         Self { process: Process::current(), value: ManuallyDrop::new(value) }
     }
 
-    /// Whether this process made the value.
+    /// Whether the current process made the value.
     #[inline]
     pub fn is_here(&self) -> bool {
         self.process.is_current()
@@ -96,13 +99,13 @@ impl<T> DerefMut for ProcessLocal<T> {
 impl<T> Drop for ProcessLocal<T> {
     fn drop(&mut self) {
         if self.process.is_current() {
-            // SAFETY: the value is dropped here alone, and not used afterwards.
+            // SAFETY: the value is dropped only here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.value) }
         }
     }
 }
 
-/// An open file, locked or not, that forked children neither keep open nor keep locked.
+/// An open file, locked or not. Forked children close their copy and do not hold the lock.
 #[derive(Debug)]
 pub(crate) struct OwnFile {
     process: Process,
@@ -125,11 +128,12 @@ impl OwnFile {
 impl Drop for OwnFile {
     fn drop(&mut self) {
         let file = files().remove(&self.number);
-        // The lock outlives this file while a child that was forked a moment ago has yet to close its copy.
+        // A child forked a moment ago may not have closed its copy yet; without the unlock, the lock would
+        // last until then.
         if let Some(file) = file
             && self.process.is_current()
         {
-            // A file without a lock is unlocked without effect.
+            // Unlocking a file that has no lock has no effect.
             let _ = file.unlock();
         }
     }
@@ -140,7 +144,7 @@ fn files() -> MutexGuard<'static, Files> {
 }
 
 extern "C" fn before() {
-    // A thread that is ending has no such variable any more: its child may then keep a file open.
+    // A thread that is ending has no thread-local variables any more; its child may then keep a file open.
     let _ = WHILE_FORKING.try_with(|held| *held.borrow_mut() = Some(files()));
 }
 
@@ -152,7 +156,7 @@ extern "C" fn after_in_child() {
     FORKS.fetch_add(1, Relaxed);
     let _ = WHILE_FORKING.try_with(|held| {
         if let Some(mut files) = held.borrow_mut().take() {
-            // Closes them. To unlock the folder's lock would unlock the parent's.
+            // Close the files. Do not unlock them: that would release the parent's lock.
             files.clear();
         }
     });

@@ -1,6 +1,6 @@
-//! Block devices and the folders they live in, behind two traits: [`Device`] and [`Volume`].
+//! Block devices and the folders that hold them, behind two traits: [`Device`] and [`Volume`].
 //!
-//! Nothing here knows what a row is.
+//! This crate knows nothing about rows.
 
 mod aligned_buffer;
 mod arena;

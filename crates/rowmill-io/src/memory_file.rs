@@ -1,8 +1,8 @@
-//! Bytes of one file of a [`crate::MemoryVolume`], with what a power loss could take away.
+//! Content of one file of a [`crate::MemoryVolume`], with simulated power loss.
 //!
-//! A file remembers, between syncs, the blocks as they were at the last sync and every change since in
-//! order. A crash goes back to the former and lets a random part of the latter survive, sector by sector,
-//! because that is all a disk promises.
+//! Between syncs, a file keeps the blocks as of the last sync and an ordered list of the changes since. A
+//! crash restores those blocks and applies a random subset of the changes, sector by sector: a disk
+//! guarantees no more than that.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -11,10 +11,10 @@ use rowmill_splitmix::SplitMix64;
 
 use crate::BLOCK_BYTES;
 
-/// Part of a block that a disk writes as a whole.
+/// Unit that a disk writes atomically, in bytes.
 pub const SECTOR_BYTES: usize = 512;
 
-/// Memory is taken in pages of this size; a page never written to takes none.
+/// Allocation unit, in bytes. A page that was never written is not allocated.
 const PAGE_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, Default)]
@@ -24,11 +24,11 @@ pub(crate) struct MemoryFile {
     unsynced: Option<Unsynced>,
 }
 
-/// What changed since the last sync.
+/// Changes since the last sync.
 #[derive(Debug, Default)]
 struct Unsynced {
     bytes_before: u64,
-    /// Content, at the last sync, of every block changed since.
+    /// Content, at the last sync, of every block changed since then.
     before: BTreeMap<u64, Vec<u8>>,
     changes: Vec<Change>,
 }
@@ -40,7 +40,7 @@ enum Change {
     Truncate,
 }
 
-/// How many unsynced changes a crash kept, took or tore.
+/// How many unsynced changes a crash kept, lost or tore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fates {
     pub(crate) kept: usize,
@@ -49,7 +49,7 @@ pub(crate) struct Fates {
 }
 
 impl MemoryFile {
-    /// An empty file; `crashable` ones remember what is not synced.
+    /// An empty file. A `crashable` file records unsynced changes.
     pub(crate) fn new(crashable: bool) -> Self {
         Self { unsynced: crashable.then(Unsynced::default), ..Self::default() }
     }
@@ -58,10 +58,13 @@ impl MemoryFile {
         self.bytes
     }
 
-    /// Fill `into` from `offset`.
+    /// Read `into.len()` bytes from `offset`.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         if offset + into.len() as u64 > self.bytes {
-            return Err(io::Error::new(ErrorKind::UnexpectedEof, "the file ends before the span does"));
+            return Err(io::Error::new(
+                ErrorKind::UnexpectedEof,
+                "the span extends beyond the end of the file",
+            ));
         }
         for_each_page(offset, into.len(), |page, within, part| {
             let part = &mut into[part];
@@ -95,7 +98,7 @@ impl MemoryFile {
         }
     }
 
-    /// The file as a machine finds it after its power failed.
+    /// Simulate a power loss: the content that is found afterwards.
     pub(crate) fn after_crash(&mut self, seeded: &mut SplitMix64, fates: &mut Fates) -> Self {
         let unsynced = self.unsynced.take().expect("only crashable volumes crash");
         let mut file = Self { pages: std::mem::take(&mut self.pages), bytes: self.bytes, unsynced: None };
@@ -103,7 +106,8 @@ impl MemoryFile {
             file.put(block * BLOCK_BYTES as u64, content);
         }
         file.set_bytes(unsynced.bytes_before);
-        // Now and then everything or nothing survives: both happen in the world and are easy to get wrong.
+        // In a quarter of all crashes, all changes are lost or all survive: both happen in practice and are
+        // easy to get wrong.
         let weather = seeded.below(8);
         for change in unsynced.changes {
             let fate = if weather < 2 { weather } else { seeded.below(3) };
@@ -123,7 +127,7 @@ impl MemoryFile {
         file
     }
 
-    /// Keep what a crash needs to know about a change of the given range that is about to be made.
+    /// Record a change that is about to be made to the given range, as far as a crash needs it.
     fn remember(&mut self, offset: u64, bytes: u64, change: impl FnOnce() -> Change) {
         let Some(mut unsynced) = self.unsynced.take() else { return };
         let block_bytes = BLOCK_BYTES as u64;
@@ -147,8 +151,7 @@ impl MemoryFile {
         }
     }
 
-    /// Let a random half of the sectors of a change survive. A truncation is one change of metadata and
-    /// cannot tear.
+    /// Apply a random half of the sectors of a change. A truncation changes only metadata and cannot tear.
     fn redo_torn(&mut self, change: &Change, seeded: &mut SplitMix64) {
         match change {
             Change::Write { offset, bytes } => for_each_sector(*offset, bytes.len() as u64, |start, part| {
@@ -178,7 +181,7 @@ impl MemoryFile {
         });
     }
 
-    /// Zero what lies within the file; a page that becomes empty is given back.
+    /// Zero the range, up to the end of the file. Pages that become empty are freed.
     fn zero(&mut self, offset: u64, bytes: u64) {
         let end = (offset + bytes).min(self.bytes);
         for_each_page(offset, end.saturating_sub(offset) as usize, |page, within, part| {
@@ -190,10 +193,10 @@ impl MemoryFile {
         });
     }
 
-    /// Cut the file or let it grow by zeros.
+    /// Truncate the file, or extend it with zeros.
     fn set_bytes(&mut self, bytes: u64) {
         if bytes < self.bytes {
-            // What lies beyond the end must read as zeros if the file grows again.
+            // If the file grows again, the bytes beyond this end must read as zeros.
             self.zero(bytes, self.bytes - bytes);
         }
         self.bytes = bytes;
@@ -201,7 +204,7 @@ impl MemoryFile {
     }
 }
 
-/// Visit the parts of a range page by page: the page, where in it, and which part of the range.
+/// Call `visit(page, offset in the page, part of the range)` for every page of a range.
 fn for_each_page(offset: u64, bytes: usize, visit: impl FnMut(usize, usize, std::ops::Range<usize>)) {
     let mut visit = visit;
     let mut done = 0;
@@ -214,7 +217,7 @@ fn for_each_page(offset: u64, bytes: usize, visit: impl FnMut(usize, usize, std:
     }
 }
 
-/// Visit the sectors of a range: where each starts, and which part of the range it is.
+/// Call `visit(start, part of the range)` for every sector of a range.
 fn for_each_sector(offset: u64, bytes: u64, mut visit: impl FnMut(u64, std::ops::Range<usize>)) {
     let sector = SECTOR_BYTES as u64;
     let mut start = offset;

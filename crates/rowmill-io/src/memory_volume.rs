@@ -1,4 +1,4 @@
-//! A volume in memory: for tests, and the simulated machine that loses its power.
+//! A volume in memory, for tests and for simulating power loss.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug, Formatter};
@@ -12,32 +12,32 @@ use rowmill_splitmix::SplitMix64;
 use crate::memory_file::{Fates, MemoryFile};
 use crate::{Device, DeviceError, FileWriter, ReadResult, Span, Volume, VolumeLock};
 
-/// A volume that lives as long as its last handle; clones share it, so a store can be closed and opened
-/// again within the process.
+/// A volume that lives as long as its last handle. Clones share it, so a store can be closed and reopened
+/// within the process.
 ///
-/// A [`MemoryVolume::crashable`] one remembers what was not synced and can [`crash`](Self::crash).
+/// A volume made by [`MemoryVolume::crashable`] records unsynced changes and can [`crash`](Self::crash).
 #[derive(Clone)]
 pub struct MemoryVolume {
     machine: Arc<Machine>,
 }
 
-/// What a crash left.
+/// The result of a simulated crash.
 #[derive(Debug)]
 pub struct Crash<V> {
-    /// The volume as found after the crash. The crashed one answers everything with an error.
+    /// The volume as found after the crash. Every operation on the crashed volume returns an error.
     pub volume: V,
-    /// Unsynced changes of content that survived whole.
+    /// Unsynced content changes that survived completely.
     pub changes_kept: usize,
-    /// Unsynced changes of content of which nothing survived.
+    /// Unsynced content changes that were lost completely.
     pub changes_lost: usize,
-    /// Unsynced changes of content of which some sectors may have survived.
+    /// Unsynced content changes of which some sectors may have survived.
     pub changes_torn: usize,
     /// Unsynced creations, renames and removals that did not survive.
     pub names_lost: usize,
 }
 
 impl<V> Crash<V> {
-    /// The same crash of a volume that wraps the crashed one.
+    /// The same crash, with its volume wrapped by `wrap`.
     pub fn map<W>(self, wrap: impl FnOnce(V) -> W) -> Crash<W> {
         let Self { volume, changes_kept, changes_lost, changes_torn, names_lost } = self;
         Crash { volume: wrap(volume), changes_kept, changes_lost, changes_torn, names_lost }
@@ -47,7 +47,8 @@ impl<V> Crash<V> {
 struct Machine {
     crashable: bool,
     folder: Mutex<Folder>,
-    /// Looked at under the lock of whatever is used, so that nothing changes after the crash took it.
+    /// Checked under the lock of the folder or file in use, so that nothing changes after the crash copied
+    /// it.
     crashed: AtomicBool,
     locked: AtomicBool,
 }
@@ -57,7 +58,7 @@ type File = Arc<RwLock<MemoryFile>>;
 #[derive(Default)]
 struct Folder {
     names: BTreeMap<String, File>,
-    /// As of the last sync; kept only by crashable volumes, as are the changes since.
+    /// Names at the last sync. Kept only by crashable volumes, as are the changes since.
     names_synced: BTreeMap<String, File>,
     changes: Vec<NameChange>,
 }
@@ -69,22 +70,22 @@ enum NameChange {
 }
 
 impl MemoryVolume {
-    /// An empty volume that takes no more memory than its content.
+    /// An empty volume that uses no more memory than its content.
     pub fn new() -> Self {
         Self::with(false, Folder::default())
     }
 
-    /// An empty volume that can lose its power; it keeps unsynced writes twice.
+    /// An empty volume that can lose its power. It keeps unsynced writes twice.
     pub fn crashable() -> Self {
         Self::with(true, Folder::default())
     }
 
-    /// Lose the power: the volume as the next start of the machine finds it.
+    /// Simulate a power loss: the volume as found after a restart.
     ///
-    /// Synced content and names are there. Of what was not synced, each write survives whole, not at all,
-    /// or by random 512 B sectors, independently of others and of their order; so do names, where a rename
-    /// happens as a whole or not at all. Every handle of the crashed volume answers with an error from now
-    /// on, and its lock is gone with it.
+    /// Synced content and names survive. Each unsynced write survives completely, not at all, or by random
+    /// 512-byte sectors, independently of other writes and of their order. Names behave the same way, except
+    /// that a rename happens completely or not at all. From now on, every handle of the crashed volume
+    /// returns errors, and its lock is released.
     ///
     /// # Panics
     /// When the volume was not made by [`MemoryVolume::crashable`].
@@ -112,7 +113,7 @@ impl MemoryVolume {
         }
     }
 
-    /// Bytes of all files, holes included.
+    /// Total length of all files in bytes, holes included.
     pub fn bytes(&self) -> u64 {
         self.machine.folder.lock().names.values().map(|file| file.read().bytes()).sum()
     }
@@ -127,7 +128,7 @@ impl MemoryVolume {
         Self { machine: Arc::new(machine) }
     }
 
-    /// The file of a name, made when `create` is set.
+    /// The file of that name; created if missing and `create` is set.
     fn file(&self, name: &str, create: bool) -> Result<File, DeviceError> {
         let mut folder = self.machine.folder.lock();
         self.machine.check_power("open", name)?;
@@ -156,7 +157,7 @@ impl Debug for MemoryVolume {
     }
 }
 
-/// Reads a file that may be growing.
+/// Reads a file that may grow meanwhile.
 struct MemoryReader {
     file: File,
     offset: u64,
@@ -271,13 +272,13 @@ impl Machine {
     }
 }
 
-/// Apply a random part of `changes` to `names`; how many were lost.
+/// Apply a random subset of `changes` to `names`; returns how many were lost.
 fn survive_names(
     names: &mut BTreeMap<String, File>,
     changes: Vec<NameChange>,
     seeded: &mut SplitMix64,
 ) -> usize {
-    // A journal keeps a prefix; a file system without one keeps anything.
+    // A journal keeps a prefix of the changes; a file system without a journal keeps any subset.
     let journal = seeded.one_in(2);
     let prefix = seeded.below(changes.len() as u64 + 1) as usize;
     let mut lost = 0;
@@ -311,14 +312,14 @@ impl MemoryDevice {
         if self.writable {
             return Ok(());
         }
-        let source = io::Error::new(io::ErrorKind::PermissionDenied, "the device was opened for reading");
+        let source = io::Error::new(io::ErrorKind::PermissionDenied, "the device was opened read-only");
         Err(DeviceError::from_io(operation, self.name.as_str(), offset, 0, source))
     }
 }
 
 impl Device for MemoryDevice {
     fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>)) {
-        // Copied out, so that `deliver` may use the device.
+        // The bytes are copied first, so that `deliver` may use the device.
         let mut copy = vec![0; spans.iter().map(|span| span.bytes).max().unwrap_or(0)];
         for (position, span) in spans.iter().enumerate() {
             span.assert_whole_blocks();

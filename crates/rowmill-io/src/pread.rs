@@ -1,4 +1,4 @@
-//! Reads one after the other: the engine for where `io_uring` is refused.
+//! Reads one at a time through `pread`, used where `io_uring` is not available.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -23,12 +23,12 @@ thread_local! {
     static BUFFER: RefCell<Option<ThreadBuffer>> = const { RefCell::new(None) };
 }
 
-/// Memory a thread keeps for this engine.
+/// Memory that a thread keeps for these reads, in bytes.
 pub(crate) const BYTES_PER_THREAD: usize = MERGED_BYTES_MAX + ReadPlan::BYTES_MAX;
 
-/// [`crate::Device::read`] over a file.
+/// [`crate::Device::read`] for a file.
 pub(crate) fn read(file: &File, name: &str, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>)) {
-    // Taken out while in use: a `deliver` that reads again works with a buffer of its own.
+    // Taken out of the thread-local variable: a `deliver` that reads allocates a buffer of its own.
     let mut thread = BUFFER.take().unwrap_or_else(ThreadBuffer::new);
     let ThreadBuffer { plan, buffer } = &mut thread;
     plan.start(spans);
@@ -53,7 +53,7 @@ pub(crate) fn read(file: &File, name: &str, spans: &[Span], deliver: &mut dyn Fn
     BUFFER.set(Some(thread));
 }
 
-/// Read one span by itself into the beginning of `buffer`, so that an error of a neighbour is not its own.
+/// Read one span alone into the start of `buffer`, so that a neighbour's read error does not fail this span.
 pub(crate) fn read_span(
     file: &File,
     name: &str,
@@ -69,18 +69,22 @@ pub(crate) fn read_span(
     });
 }
 
-/// Read a span too wide for any kept buffer into one that lives for this call.
+/// Read a span longer than any kept buffer, into a buffer that lives for this call.
 pub(crate) fn read_wide(file: &File, name: &str, span: Span, deliver: &mut dyn FnMut(ReadResult<'_>)) {
     read_span(file, name, span, &mut AlignedBuffer::new(span.bytes), deliver);
 }
 
-/// Fill `blocks` from `offset`; the end of the file is an error, short reads go on.
+/// Fill `blocks` from `offset`. Short reads are continued; the end of the file is an error.
 fn read_exactly(file: &File, mut offset: u64, mut blocks: &mut [u8]) -> io::Result<()> {
     while !blocks.is_empty() {
         match file.read_at(blocks, offset) {
-            // A direct read may only go on from a block boundary; less than a block is left only at the end.
+            // A direct read must continue at a block boundary. Fewer bytes than a block remain only at the
+            // end of the file.
             Ok(count) if count < BLOCK_BYTES => {
-                return Err(io::Error::new(ErrorKind::UnexpectedEof, "the file ends before the span does"));
+                return Err(io::Error::new(
+                    ErrorKind::UnexpectedEof,
+                    "the span extends beyond the end of the file",
+                ));
             }
             Ok(count) => {
                 let whole = count / BLOCK_BYTES * BLOCK_BYTES;

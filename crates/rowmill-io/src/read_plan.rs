@@ -1,16 +1,16 @@
-//! Which device reads serve a batch of spans: neighbours are read as one.
+//! Plans the device reads for a batch of spans: neighbouring spans are merged into one read.
 
 use crate::{BLOCK_BYTES, Span};
 
-/// Longest read that spans are merged into. 4 KiB reads run at about 107 k/s and 8 KiB ones at 85 k/s, so
-/// merging neighbours always wins; beyond 64 KiB the device is limited by bandwidth and nothing is gained.
+/// Longest merged read, in bytes. The device does about 107 k reads/s of 4 KiB and 85 k/s of 8 KiB, so
+/// merging neighbours always wins. Beyond 64 KiB, bandwidth limits the device and merging gains nothing.
 pub(crate) const MERGED_BYTES_MAX: usize = 64 * 1024;
 
-/// Most spans of one plan: 128 KiB of memory, and a sixth of a second of random reads. Larger batches are
-/// read in turns; a turn's end leaves the device idle for about a hundredth of it.
+/// Most spans of one plan: 128 KiB of memory, and a sixth of a second of random reads. A larger batch is read
+/// in rounds. The device is idle for about 1% of a round, at its end.
 pub(crate) const SPANS_MAX: usize = 16 * 1024;
 
-/// Bits of an entry that hold a span's position; the others hold its block.
+/// Low bits of an entry, which hold the span's position in the batch. The high bits hold its block number.
 const POSITION_BITS: u32 = SPANS_MAX.ilog2();
 
 /// One device read and the spans it serves.
@@ -18,28 +18,28 @@ const POSITION_BITS: u32 = SPANS_MAX.ilog2();
 pub(crate) struct Run {
     pub(crate) offset: u64,
     pub(crate) bytes: usize,
-    /// First of its spans in the plan's order, and how many there are.
+    /// Index of its first span in the plan's order, and number of its spans.
     first: u32,
     count: u32,
 }
 
-/// Spans in the order of their offsets, cut into [`Run`]s one after the other.
+/// Spans sorted by offset and divided into [`Run`]s.
 ///
-/// Overlapping, equal and adjacent spans share a run as long as it stays within [`MERGED_BYTES_MAX`]; a
-/// span longer than that is a run of its own. The plan keeps its memory between batches.
+/// Overlapping, equal and adjacent spans share a run of at most [`MERGED_BYTES_MAX`]. A longer span is a run
+/// of its own. The plan keeps its memory between batches.
 #[derive(Debug, Default)]
 pub(crate) struct ReadPlan {
-    /// Block and position of every span in one word: sorting words takes 25 to 60 ns a span, sorting
-    /// positions by what they stand for 100 to 140.
+    /// Block number and position of every span in one word. Sorting words takes 25 to 60 ns per span; sorting
+    /// positions by the block they refer to takes 100 to 140 ns.
     order: Vec<u64>,
     cursor: usize,
 }
 
 impl ReadPlan {
-    /// Memory that a plan may take.
+    /// Most memory of a plan, in bytes.
     pub(crate) const BYTES_MAX: usize = SPANS_MAX * size_of::<u64>();
 
-    /// Start over with another batch.
+    /// Replace the batch.
     pub(crate) fn start(&mut self, spans: &[Span]) {
         assert!(spans.len() <= SPANS_MAX, "{} spans in one plan", spans.len());
         self.order.clear();
@@ -52,7 +52,7 @@ impl ReadPlan {
         self.cursor = 0;
     }
 
-    /// The next read, if any is left.
+    /// The next read, or `None` at the end of the batch.
     pub(crate) fn next_run(&mut self, spans: &[Span]) -> Option<Run> {
         let first = self.cursor;
         let start = spans[position(*self.order.get(first)?)];
@@ -76,13 +76,13 @@ impl ReadPlan {
         })
     }
 
-    /// Positions, in the caller's batch, of the spans that `run` serves.
+    /// Positions of the spans that `run` serves, in the caller's batch.
     pub(crate) fn positions(&self, run: Run) -> impl Iterator<Item = usize> {
         let entries = &self.order[run.first as usize..(run.first + run.count) as usize];
         entries.iter().map(|entry| position(*entry))
     }
 
-    /// Position of the only span of a run that is longer than [`MERGED_BYTES_MAX`].
+    /// Position of the single span in a run longer than [`MERGED_BYTES_MAX`].
     pub(crate) fn wide_position(&self, run: Run) -> usize {
         debug_assert!(run.bytes > MERGED_BYTES_MAX && run.count == 1);
         position(self.order[run.first as usize])

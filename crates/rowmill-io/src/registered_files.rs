@@ -1,4 +1,4 @@
-//! Which slot of a ring's file table holds which open file.
+//! The table of files registered with a ring: which slot holds which open file.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,18 +6,20 @@ use std::sync::{Arc, Weak};
 
 use io_uring::Submitter;
 
-/// Slots of the table. A store has one device per group; more devices than this take turns, which costs
-/// about a microsecond a batch.
+/// Slots of the table. A store has one device per group. More devices than slots replace each other, which
+/// costs about 1 us per batch.
 const SLOTS: usize = 32;
 
-/// How many devices this process has closed: tells rings to look for files they still hold.
+/// Number of devices that this process has closed. A change makes rings look for closed files in their
+/// tables.
 static CLOSED: AtomicU64 = AtomicU64::new(0);
 
-/// Shows that a device is still open.
+/// Shows whether a device is still open.
 #[derive(Debug)]
 pub(crate) struct Presence {
     open: Arc<()>,
-    /// After `open`, so that whoever sees the count sees the device gone too.
+    /// Declared after `open`, so it is dropped later: a thread that sees the new count also sees the device
+    /// as closed.
     _count: CountClosed,
 }
 
@@ -38,8 +40,8 @@ impl Drop for CountClosed {
 
 /// The table of one ring.
 ///
-/// A registered file stays open for as long as it is registered, even when its device was dropped. A ring
-/// lets such files go before its next read; the space of a removed file can stay taken until then.
+/// A registered file stays open while it is registered, even after its device is dropped. A ring unregisters
+/// such files before its next read. Until then, the space of a removed file can stay allocated.
 #[derive(Debug)]
 pub(crate) struct RegisteredFiles {
     slots: [Weak<()>; SLOTS],
@@ -48,7 +50,7 @@ pub(crate) struct RegisteredFiles {
 }
 
 impl RegisteredFiles {
-    /// An empty table, or `None` where the kernel keeps none.
+    /// Register an empty table; `None` if the kernel does not support one.
     pub(crate) fn register(submitter: &Submitter<'_>) -> Option<Self> {
         submitter.register_files(&[-1; SLOTS]).ok()?;
         Some(Self {
@@ -58,7 +60,7 @@ impl RegisteredFiles {
         })
     }
 
-    /// The slot of a file, which is registered if need be; `None` when the kernel refuses.
+    /// The slot of a file, which is registered if necessary; `None` if the kernel refuses.
     pub(crate) fn slot(
         &mut self,
         submitter: &Submitter<'_>,

@@ -1,11 +1,11 @@
-//! Batched reads through `io_uring`: one ring per thread, made when the thread first reads.
+//! Batched reads through `io_uring`. Each thread makes one ring at its first read.
 //!
 //! Invariants:
-//! - Nothing is in flight between calls, so the arena may go whenever the ring does. A `deliver` that
-//!   panics is held up until the last read has landed.
-//! - A ring is used only by the thread, and in the process, that made it.
-//! - A ring that the kernel no longer serves leaves its arena allocated for ever, because a read may still
-//!   land in it; the spans not read yet are read through `pread`.
+//! - No read is in flight between calls, so a ring and its arena can be dropped together. If `deliver`
+//!   panics, unwinding waits until the last read has completed.
+//! - A ring is used only by the thread and the process that made it.
+//! - If the kernel stops serving a ring, its arena is leaked, because a read may still write to it. The
+//!   remaining spans are read through `pread`.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -20,40 +20,41 @@ use crate::read_plan::{MERGED_BYTES_MAX, ReadPlan, Run};
 use crate::registered_files::{Presence, RegisteredFiles};
 use crate::{AlignedBuffer, Process, ReadResult, Span, pread};
 
-/// Reads in flight: all that the arena holds when none is merged. On a virtio disk and two busy processors,
-/// 128 gave 49 k random 4 KiB reads/s and 256 gave 61 k; on quiet ones the device is saturated by either.
+/// Most reads in flight: as many single-block reads as the arena holds. On a virtio disk with two busy
+/// processors, 128 gave 49 k random 4 KiB reads/s and 256 gave 61 k. On idle processors, either saturates the
+/// device.
 const QUEUE_DEPTH: usize = 256;
 
-/// Rings that read at this moment. Together they keep [`QUEUE_DEPTH`] reads in flight: a device takes so many
-/// requests and no more (256 is the kernel's default), and who comes with another one is put to sleep inside
-/// the submission, which cost two threads 1.7 us of CPU per read.
+/// Number of rings that are reading now. Together they keep at most [`QUEUE_DEPTH`] reads in flight. A device
+/// accepts only so many requests (256 is the kernel's default). A thread that submits more is put to sleep
+/// inside the submission, which cost two threads 1.7 us of CPU per read.
 static READING: AtomicUsize = AtomicUsize::new(0);
 
-/// Reads a ring keeps in flight however many others there are.
+/// Least number of reads that a ring may keep in flight, however many rings are reading.
 const SHARE_MIN: usize = 32;
 
-/// Completions waited for at once, at most. Each wake-up costs the thread a few microseconds; waiting for
-/// all of the queue would leave the device idle while the batch is worked on.
+/// Most completions to wait for at once. Each wake-up costs a few microseconds, but waiting for the whole
+/// queue would leave the device idle while the batch is processed.
 const WAIT_COMPLETIONS: usize = 128;
 
-/// How often a submission may be interrupted, or find the kernel short of memory, before the ring is given
-/// up.
+/// Most retries of a submission that is interrupted or finds the kernel short of memory. After that, the ring
+/// is given up.
 const ENTER_TRIES: usize = 1000;
 
-/// Memory of the two queues: 256 entries of 64 bytes, twice as many of 16 bytes, and their heads.
+/// Memory of both queues, in bytes: 256 entries of 64 bytes, 512 of 16 bytes, and the queue heads.
 const QUEUES_BYTES: usize = 32 * 1024;
 
-/// Memory that a ring holds.
+/// Memory of one ring, in bytes.
 pub(crate) const BYTES_PER_RING: usize = ARENA_BYTES + QUEUES_BYTES + ReadPlan::BYTES_MAX;
 
-/// What to read from.
+/// The file to read from.
 pub(crate) struct Source<'a> {
     pub(crate) file: &'a File,
     pub(crate) presence: &'a Presence,
     pub(crate) name: &'a str,
 }
 
-/// Told of every span of a batch.
+/// Callback for every span of a batch.
 pub(crate) type Deliver<'a> = &'a mut dyn FnMut(usize, ReadResult<'_>);
 
 pub(crate) struct Ring {
@@ -67,13 +68,13 @@ pub(crate) struct Ring {
     process: Process,
 }
 
-/// Reads that the kernel has, by the number they go under.
+/// Reads in flight, indexed by the number that identifies each to the kernel.
 struct InFlight {
     reads: Box<[(Run, Region); QUEUE_DEPTH]>,
     free: Vec<u16>,
 }
 
-/// A ring that reads.
+/// Counts a ring in [`READING`] while it reads.
 struct Reading;
 
 impl Reading {
@@ -82,7 +83,7 @@ impl Reading {
         Self
     }
 
-    /// Reads each ring may have in flight.
+    /// Most reads that each ring may have in flight.
     fn share() -> usize {
         (QUEUE_DEPTH / READING.load(Relaxed).max(1)).max(SHARE_MIN)
     }
@@ -94,24 +95,24 @@ impl Drop for Reading {
     }
 }
 
-/// What one call reads.
+/// One call's spans and file.
 struct Batch<'a> {
     source: &'a Source<'a>,
     spans: &'a [Span],
     descriptor: RawFd,
-    /// The file's slot among the registered ones.
+    /// The file's slot in the table of registered files.
     slot: Option<u32>,
 }
 
-/// Waits, when it goes, for whatever is still in flight.
+/// Waits, when dropped, for the reads still in flight.
 struct Drain<'a>(&'a mut Ring);
 
 impl Ring {
     pub(crate) fn new() -> io::Result<Self> {
         let (queues, flags) = build()?;
         let arena = ManuallyDrop::new(Arena::new());
-        // A user's limit of locked memory (ENOMEM) must not cost the ring: reads work without.
-        // SAFETY: the arena lives as long as the ring, or for ever.
+        // A limit on locked memory (ENOMEM) must not disable the ring: reads work without registered buffers.
+        // SAFETY: the arena lives as long as the ring, or is leaked.
         let buffers_registered = unsafe { queues.submitter().register_buffers(&[arena.as_iovec()]) }.is_ok();
         let files = RegisteredFiles::register(&queues.submitter());
         Ok(Self {
@@ -126,13 +127,13 @@ impl Ring {
         })
     }
 
-    /// Whether the ring can take a batch. The child of a fork must not touch its parent's queues, and a
-    /// ring that failed still owes reads.
+    /// Whether the ring can take a batch. A forked child must not use its parent's queues, and a failed ring
+    /// still has reads in flight.
     pub(crate) fn is_usable(&self) -> bool {
         self.process.is_current() && self.in_flight.count() == 0
     }
 
-    /// How the ring is set up, for people.
+    /// How the ring is set up, as text for users.
     pub(crate) fn describe(&self) -> String {
         let registered = match (self.buffers_registered, self.files.is_some()) {
             (true, true) => "registered buffers and files",
@@ -143,8 +144,8 @@ impl Ring {
         format!("io_uring ({}, {registered}, {QUEUE_DEPTH} reads in flight)", self.flags)
     }
 
-    /// [`crate::Device::read`] over a file. After an error the ring is not usable any more; every span was
-    /// delivered all the same.
+    /// [`crate::Device::read`] for a file. After an error, the ring is no longer usable, but every span was
+    /// delivered.
     pub(crate) fn read(
         &mut self,
         source: &Source<'_>,
@@ -196,9 +197,9 @@ impl Ring {
                 self.in_flight.reads[usize::from(number)] = (run, region);
                 let into = (self.arena.start_of(region), region.bytes() as u32);
                 let entry = batch.entry(run.offset, into, self.buffers_registered);
-                // SAFETY: the buffer lies in the arena, which outlives the read, and its place is not
-                // handed out again before the read has completed; the file is open for as long as `batch`
-                // lives, and `Drain` leaves nothing in flight after that.
+                // SAFETY: the buffer lies in the arena, which outlives the read, and its region is not reused
+                // before the read has completed. The file stays open while `batch` lives, and `Drain` waits
+                // for all reads before that ends.
                 let pushed = unsafe { queue.push(&entry.user_data(u64::from(number))) };
                 pushed.expect("the queue has an entry for every read in flight");
             }
@@ -206,39 +207,40 @@ impl Ring {
         }
     }
 
-    /// Hand the queued reads to the kernel and wait until `completions` have landed.
+    /// Submit the queued reads and wait until `completions` of them have completed.
     fn enter(&mut self, completions: usize) -> io::Result<()> {
         for _ in 0..ENTER_TRIES {
             match self.queues.submit_and_wait(completions) {
                 Ok(_) => return Ok(()),
                 Err(error) => match error.kind() {
                     ErrorKind::Interrupted => {}
-                    // Short of memory for requests; what is in flight gives some back.
+                    // The kernel is short of memory for requests; completed reads release some.
                     ErrorKind::WouldBlock | ErrorKind::ResourceBusy => std::thread::yield_now(),
                     _ => return Err(error),
                 },
             }
         }
-        Err(io::Error::other("the kernel takes no more reads"))
+        Err(io::Error::other("the kernel accepts no more reads"))
     }
 
-    /// Deliver what has landed.
+    /// Deliver the spans of completed reads.
     fn complete(&mut self, batch: &Batch<'_>, deliver: Deliver<'_>) {
         for completion in self.queues.completion() {
             let number = completion.user_data() as u16;
             let (run, region) = self.in_flight.reads[usize::from(number)];
-            // Before anything is delivered: should `deliver` panic, this read is not waited for again.
+            // Marked as free before `deliver` is called: if `deliver` panics, `Drain` must not wait for this
+            // read again.
             self.in_flight.free.push(number);
             let landed = usize::try_from(completion.result()) == Ok(run.bytes);
-            // SAFETY: the place was taken for this read, which has completed.
+            // SAFETY: the region was allocated for this read, which has completed.
             let blocks = unsafe { self.arena.bytes_mut(region) };
             batch.deliver(self.plan.positions(run), run, blocks, landed, deliver);
             self.arena.give_back(region);
         }
     }
 
-    /// Deliver without the ring what is in flight and what has not been queued. What is in flight may
-    /// still land in the arena, so none of it is used again.
+    /// Read the remaining spans through `pread`: those in flight and those not queued yet. The reads in
+    /// flight may still write to the arena, so the arena is not used again.
     fn finish_by_pread(&mut self, batch: &Batch<'_>, waiting: Option<Run>, deliver: Deliver<'_>) {
         let mut buffer = AlignedBuffer::new(MERGED_BYTES_MAX);
         let mut owed: Vec<Run> = waiting.into_iter().collect();
@@ -261,7 +263,8 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.in_flight.count() == 0 {
-            // SAFETY: the arena is not used after this, and no read can land in it.
+            // SAFETY: no read is in flight, so the kernel cannot write to the arena, and it is not used after
+            // this.
             unsafe { ManuallyDrop::drop(&mut self.arena) }
         }
     }
@@ -307,8 +310,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Deliver the spans of a run that landed whole in `blocks`; of one that did not, read each by itself,
-    /// so that the error of one is not its neighbour's.
+    /// Deliver the spans of a run from `blocks` if it was read completely. Otherwise, read each span alone,
+    /// so that an error of one span does not fail its neighbours.
     fn deliver(
         &self,
         positions: impl Iterator<Item = usize>,
@@ -331,11 +334,11 @@ impl Batch<'_> {
     }
 }
 
-/// The best ring that the kernel gives.
+/// Create the best ring that the kernel supports.
 fn build() -> io::Result<(IoUring, &'static str)> {
     type Setup = fn(&mut Builder) -> &mut Builder;
-    // Best first. Completions are worked on only when this thread asks for them (Linux 6.1), or at least
-    // without interrupting it (5.19); older kernels refuse flags that they do not know.
+    // Best first. With `DEFER_TASKRUN` (Linux 6.1), completions are processed only when this thread asks for
+    // them. With `COOP_TASKRUN` (5.19), they do not interrupt it. Older kernels refuse unknown flags.
     let setups: [(Setup, &'static str); 3] = [
         (
             |ring| ring.setup_single_issuer().setup_coop_taskrun().setup_defer_taskrun(),
@@ -365,7 +368,7 @@ mod tests {
 
     const BLOCKS: usize = 2_000;
 
-    /// A file whose blocks begin with their numbers, opened for direct reads where possible.
+    /// A file in which every block starts with its number, opened for direct reads if possible.
     fn numbered_file() -> (tempfile::NamedTempFile, File) {
         let named = tempfile::NamedTempFile::new().unwrap();
         let mut content = vec![0; BLOCKS * BLOCK_BYTES];
@@ -378,7 +381,8 @@ mod tests {
         (named, file)
     }
 
-    /// Every second block, some beyond the end, and a wide span: each is delivered once and rightly.
+    /// Read every second block, blocks beyond the end, and a wide span; check that each is delivered once and
+    /// correctly.
     fn read_everything(ring: &mut Ring, file: &File) -> io::Result<()> {
         let span = |block: usize, blocks: usize| Span {
             offset: (block * BLOCK_BYTES) as u64,
@@ -403,7 +407,7 @@ mod tests {
         result
     }
 
-    /// A ring, unless the kernel has none to give.
+    /// A ring, or `None` if the kernel refuses one.
     fn ring() -> Option<Ring> {
         Ring::new().inspect_err(|error| eprintln!("skipped: io_uring is refused: {error}")).ok()
     }
@@ -434,8 +438,8 @@ mod tests {
         let Some(mut ring) = ring() else { return };
         read_everything(&mut ring, &file).unwrap();
         let other = File::open("/dev/null").unwrap().into_raw_fd();
-        // SAFETY: the ring's descriptor now names another open file, which the kernel takes no reads on; the
-        // ring closes it when it goes.
+        // SAFETY: the ring's descriptor now refers to another open file, on which the kernel accepts no ring
+        // operations. The ring closes it when dropped.
         assert!(unsafe { libc::dup2(other, ring.queues.as_raw_fd()) } >= 0);
         assert!(read_everything(&mut ring, &file).is_err());
         assert!(!ring.is_usable());

@@ -1,4 +1,4 @@
-//! Content behind a line that every build can read, whatever the version of the content:
+//! Content behind a header line that every build can read, whatever the version of the content:
 //!
 //! ```text
 //! <magic> <format version> <CRC32C of the content, 8 hexadecimal digits> <bytes of the content>
@@ -6,28 +6,28 @@
 
 use crate::checksum::crc32c;
 
-/// Longest header line, generously.
+/// Upper bound of the header line's length, in bytes.
 const HEADER_BYTES_MAX: usize = 80;
 
-/// Sealed content as it was found.
+/// Sealed content as found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sealed<'a> {
-    /// Version that the header line has.
+    /// Version in the header line.
     pub version: u32,
-    /// What lies behind the header line.
+    /// The bytes after the header line.
     pub content: &'a [u8],
-    /// Whether version, checksum and length are those of this content. The version alone is not under the checksum.
+    /// Whether version, checksum and length match this content. The checksum does not cover the version.
     pub is_whole: bool,
 }
 
-/// The content behind its header line.
+/// The content, preceded by its header line.
 pub fn seal(magic: &str, version: u32, content: &[u8]) -> Vec<u8> {
     let mut bytes = header_line(magic, version, content).into_bytes();
     bytes.extend_from_slice(content);
     bytes
 }
 
-/// Read what [`seal`] wrote.
+/// Parse bytes that [`seal`] wrote.
 ///
 /// # Errors
 /// What is wrong with the header line.
@@ -41,8 +41,8 @@ pub fn unseal<'a>(magic: &str, bytes: &'a [u8]) -> Result<Sealed<'a>, String> {
         return Err(format!("it does not begin with {magic}"));
     }
     let version = words.next().and_then(|word| word.parse().ok()).ok_or("it has no version")?;
-    // Written anew from what was found, the line must come out the same: no other spelling of the length or checksum
-    // passes, and there is no version 0.
+    // Formatting the parsed values again must reproduce the line. This rejects other spellings of the length
+    // or checksum, and version 0.
     let is_whole = version > 0 && line == header_line(magic, version, content);
     Ok(Sealed { version, content, is_whole })
 }
@@ -63,7 +63,8 @@ mod tests {
         for position in 0..sealed.len() {
             let mut damaged = sealed.clone();
             damaged[position] ^= 1;
-            // A damaged version is found by the reader, which has it in the content again.
+            // A changed version is not detected here; the reader compares it with the version inside the
+            // content.
             let passes = unseal("letter", &damaged).is_ok_and(|found| found.is_whole && found.version == 3);
             assert!(!passes, "byte {position}");
         }

@@ -9,13 +9,13 @@ use crate::file_device::BOUNCE_BYTES;
 use crate::ring::{Deliver, Ring, Source};
 use crate::{IoChoice, Span, pread, ring};
 
-/// Rings of this process.
+/// Number of rings in this process.
 static RINGS: AtomicUsize = AtomicUsize::new(0);
 
 enum ThreadRing {
     NotYet,
     Ready(Box<Ring>, RingPermit),
-    /// The kernel refused one, or gave one up.
+    /// The kernel refused a ring, or the ring has failed.
     Refused,
 }
 
@@ -23,7 +23,7 @@ thread_local! {
     static RING: RefCell<ThreadRing> = const { RefCell::new(ThreadRing::NotYet) };
 }
 
-/// How rings are set up here, or why there are none.
+/// How rings are set up on this machine, or why they are not available.
 pub(crate) fn support() -> Result<&'static str, &'static str> {
     static SUPPORT: OnceLock<Result<String, String>> = OnceLock::new();
     let support = SUPPORT.get_or_init(|| match Ring::new() {
@@ -33,9 +33,9 @@ pub(crate) fn support() -> Result<&'static str, &'static str> {
     support.as_deref().map_err(String::as_str)
 }
 
-/// Most memory that device reads and writes take per thread that does any, kept or for a moment.
+/// Most memory, in bytes, that each thread needs for device reads and writes, kept or temporary.
 ///
-/// A read of more than 64 KiB in one span takes its length on top for the time of the call.
+/// A read of one span above 64 KiB also needs the span's length during the call.
 pub fn io_bytes_per_thread(choice: IoChoice) -> usize {
     let ring = match choice {
         IoChoice::Auto if support().is_ok() => ring::BYTES_PER_RING,
@@ -44,8 +44,8 @@ pub fn io_bytes_per_thread(choice: IoChoice) -> usize {
     ring + pread::BYTES_PER_THREAD + BOUNCE_BYTES
 }
 
-/// Read through this thread's ring. False when it has none, or is using it already because a `deliver`
-/// reads too; nothing was delivered then.
+/// Read through this thread's ring. Returns false, with nothing delivered, if the thread has no ring or is
+/// using it already (a `deliver` that reads).
 pub(crate) fn read(source: &Source<'_>, spans: &[Span], deliver: Deliver<'_>) -> bool {
     // A thread that is ending has no ring any more.
     let read = RING.try_with(|cell| {
@@ -78,7 +78,7 @@ fn make() -> ThreadRing {
     }
 }
 
-/// One of the rings that this process may have.
+/// The right to one of the rings that this process may have.
 struct RingPermit;
 
 impl RingPermit {
@@ -97,7 +97,8 @@ impl Drop for RingPermit {
     }
 }
 
-/// Rings beyond twice the processors add memory and no reads: threads that come later use `pread`.
+/// Most rings of this process: twice its processors, at least 16. More rings add memory but no speed; further
+/// threads use `pread`.
 fn rings_max() -> usize {
     static MAX: OnceLock<usize> = OnceLock::new();
     *MAX.get_or_init(|| 2 * std::thread::available_parallelism().map_or(1, NonZero::get).max(8))

@@ -1,4 +1,4 @@
-//! A flat folder of devices and small files: everything one store keeps.
+//! A flat folder of devices and small files, which holds all data of one store.
 
 use std::fmt::Debug;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::{Device, DeviceError};
 
-/// A file being written from its beginning to its end.
+/// A file that is written sequentially.
 pub trait FileWriter: Write + Send {
     /// Make everything written so far durable.
     ///
@@ -15,13 +15,13 @@ pub trait FileWriter: Write + Send {
     fn sync(&mut self) -> Result<(), DeviceError>;
 }
 
-/// Held for as long as a process has the volume open.
+/// The volume's lock; held while a process has the volume open for writing.
 pub trait VolumeLock: Send + Sync + Debug {}
 
-/// A flat folder. Names are plain file names. A created, renamed or removed name is durable only after
+/// A flat folder; names are plain file names. A created, renamed or removed name is durable only after
 /// [`Volume::sync`].
 pub trait Volume: Send + Sync + Debug {
-    /// Open a device, creating it when `writable` and missing.
+    /// Open a device; create it if missing and `writable`.
     ///
     /// # Errors
     /// [`DeviceError::Missing`] when it does not exist and `writable` is false.
@@ -30,19 +30,19 @@ pub trait Volume: Send + Sync + Debug {
     /// Create or truncate a file.
     ///
     /// # Errors
-    /// As the operating system.
+    /// Errors of the operating system.
     fn create(&self, name: &str) -> Result<Box<dyn FileWriter>, DeviceError>;
 
-    /// Read a file from its beginning.
+    /// Open a file for reading from its beginning.
     ///
     /// # Errors
     /// [`DeviceError::Missing`] when it does not exist.
     fn open(&self, name: &str) -> Result<Box<dyn Read + Send>, DeviceError>;
 
-    /// Replace `to` by `from` in one atomic step.
+    /// Atomically rename `from` to `to`, replacing `to`.
     ///
     /// # Errors
-    /// As the operating system.
+    /// Errors of the operating system.
     fn rename(&self, from: &str, to: &str) -> Result<(), DeviceError>;
 
     /// Remove a file or device.
@@ -54,29 +54,29 @@ pub trait Volume: Send + Sync + Debug {
     /// Names in the folder, sorted.
     ///
     /// # Errors
-    /// As the operating system.
+    /// Errors of the operating system.
     fn list(&self) -> Result<Vec<String>, DeviceError>;
 
     /// Make creations, renames and removals durable.
     ///
     /// # Errors
-    /// As the operating system.
+    /// Errors of the operating system.
     fn sync(&self) -> Result<(), DeviceError>;
 
-    /// Take the volume for writing; only one process (and one handle in it) may hold it.
+    /// Take the volume's write lock. Only one process, and one handle in it, can hold it.
     ///
     /// # Errors
-    /// [`DeviceError::Locked`] with the holder.
+    /// [`DeviceError::Locked`] with the holder's process id.
     fn lock(&self) -> Result<Box<dyn VolumeLock>, DeviceError>;
 
-    /// Where the volume is, for people.
+    /// Location of the volume, as text for users.
     fn location(&self) -> String;
 
-    /// Where a file or device of the volume is, for people.
+    /// Path of a file or device of the volume, as text for users.
     fn path(&self, name: &str) -> String {
         format!("{}/{name}", self.location())
     }
 
-    /// How the devices are read ("`io_uring`, `O_DIRECT`", or "pread" with the reason), for people.
+    /// How devices are read ("`io_uring`, `O_DIRECT`", or "pread" with the reason), as text for users.
     fn describe(&self) -> String;
 }

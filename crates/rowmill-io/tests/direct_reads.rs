@@ -1,6 +1,6 @@
-//! Reads reach the disk: the kernel's own count of bytes read grows by what was asked for, also when the
-//! same blocks were read or written a moment ago. Alone in its process, because that count is the
-//! process's.
+//! Device reads reach the disk: the kernel's count of bytes read grows by the size of the reads, even when
+//! the same blocks were just read or written. This test runs alone in its process, because that count is per
+//! process.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +17,10 @@ fn every_read_is_a_read_of_the_disk() {
         let volume = DirectoryVolume::open(folder.path(), choice).unwrap();
         let described = volume.describe();
         if disk_read_bytes().is_none() || !described.ends_with("O_DIRECT") || is_in_memory(folder.path()) {
-            eprintln!("skipped: {} is no disk whose reads are counted ({described})", volume.location());
+            eprintln!(
+                "skipped: {} is not on a disk whose reads the kernel counts ({described})",
+                volume.location()
+            );
             return;
         }
         let device = volume.device("device", true).unwrap();
@@ -35,7 +38,7 @@ fn every_read_is_a_read_of_the_disk() {
     }
 }
 
-/// File systems without a block device below (tmpfs, overlays of it) have device numbers with major 0.
+/// File systems without a block device (tmpfs, overlays on it) have device numbers with major 0.
 fn is_in_memory(folder: &std::path::Path) -> bool {
     libc::major(fs::metadata(folder).unwrap().dev()) == 0
 }

@@ -1,5 +1,5 @@
-//! What only a real directory can get wrong: locks of other processes, refused names and files, a full
-//! disk, a file cut short.
+//! Behaviour of a real directory: locks of other processes, refused names and files, a full disk, and a
+//! truncated file.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -21,11 +21,11 @@ fn the_note_of_an_earlier_holder_is_written_over() {
     assert_eq!(
         std::fs::metadata(&note).unwrap().ino(),
         inode,
-        "whoever waits for the lock has this file open"
+        "the lock file was replaced, but a waiting process still has the old one open"
     );
 }
 
-/// Run again by itself in a second process, which holds the lock until its input ends.
+/// Starts itself again as a second process, which holds the lock until its input ends.
 #[test]
 fn the_lock_of_another_process_is_seen_with_its_pid_and_ends_with_it() {
     if let Ok(folder) = std::env::var(LOCK_FOLDER) {
@@ -70,7 +70,7 @@ fn only_plain_names_are_taken() {
         ));
     }
     std::fs::create_dir(folder.path().join("nested")).unwrap();
-    assert!(volume.list().unwrap().is_empty(), "folders are no part of the content");
+    assert!(volume.list().unwrap().is_empty(), "folders are not part of the content");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! A process with open rings, locks and files is forked, as data loaders do. The child must not use the rings of its
-//! parent, hold the lock of the folder or write what the parent has buffered. In a test program of its own, because
+//! Forks a process that has open rings, locks and files, as data loaders do. The child must not use its
+//! parent's rings, hold its folder lock or write its buffered data. This is a separate test program because
 //! it forks the process.
 
 use std::io::{Read, Write};
@@ -32,11 +32,11 @@ fn parent_and_child_both_read_after_a_fork() {
     }
     device.write(0, &content).unwrap();
     assert!(reads_rightly(&*device));
-    // SAFETY: the child only reads the device and leaves by `_exit`, running no destructor of the parent's.
+    // SAFETY: the child only reads the device and leaves by `_exit`, so it runs no destructor of the parent.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let right = (0..3).all(|_| reads_rightly(&*device));
-        // SAFETY: ends the child.
+        // SAFETY: ends the child process.
         unsafe { libc::_exit(i32::from(!right)) }
     }
     assert!(child > 0);
@@ -54,18 +54,18 @@ fn a_forked_child_does_not_hold_the_lock_of_the_folder() {
     let lock = volume.lock().unwrap();
     let (mut never, until_parent_is_done) = std::io::pipe().unwrap();
     let (mut started, mut start) = std::io::pipe().unwrap();
-    // SAFETY: the child uses pipes and leaves by `_exit`.
+    // SAFETY: the child uses only pipes and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(until_parent_is_done);
         let _ = start.write_all(&[1]);
         let _ = never.read(&mut [0]);
-        // SAFETY: ends the child.
+        // SAFETY: ends the child process.
         unsafe { libc::_exit(0) }
     }
     assert!(child > 0);
     started.read_exact(&mut [0]).unwrap();
-    // The child closes its copy; it does not unlock the file, which the parent has locked.
+    // The child closes its copy of the lock file without unlocking it: the parent holds the lock.
     assert!(volume.lock().is_err(), "the child has unlocked the folder of its parent");
     drop(lock);
     let relocked = volume.lock();
@@ -81,8 +81,9 @@ fn a_child_that_has_yet_to_close_its_copy_does_not_hold_the_lock() {
     let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
     let lock = volume.lock().unwrap();
     let (never, until_parent_is_done) = std::io::pipe().unwrap();
-    // A child without the handlers of fork keeps its copy of the file open until it ends.
-    // SAFETY: the system call alone runs no handlers; the child makes two system calls and leaves by `_exit`.
+    // A child without fork handlers keeps its copy of the file open until it ends.
+    // SAFETY: the bare system call runs no fork handlers; the child makes two system calls and leaves by
+    // `_exit`.
     let child =
         unsafe { libc::syscall(libc::SYS_clone, i64::from(libc::SIGCHLD), 0_i64, 0_i64, 0_i64, 0_i64) };
     if child == 0 {
@@ -113,7 +114,7 @@ fn a_forked_child_does_not_write_what_its_parent_has_buffered() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(writer);
-        // SAFETY: ends the child.
+        // SAFETY: ends the child process.
         unsafe { libc::_exit(0) }
     }
     assert!(child > 0);

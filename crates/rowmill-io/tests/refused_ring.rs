@@ -1,21 +1,22 @@
-//! Containers commonly refuse `io_uring` by a system-call filter. With such a filter the volume says so and
-//! reads through pread. Alone in its process, because what the kernel allows is found out once.
+//! Containers commonly refuse `io_uring` by a system-call filter. With such a filter, the volume reports the
+//! refusal and reads through `pread`. This test runs alone in its process, because support is probed once per
+//! process.
 
 use rowmill_io::{BLOCK_BYTES, DirectoryVolume, IoChoice, Span, Volume, io_bytes_per_thread};
 
-/// Let every `io_uring_setup` of this thread and its children fail with EPERM; false where filters are not
-/// available.
+/// Make every `io_uring_setup` of this thread and its children fail with EPERM; false if the kernel has no
+/// system-call filters.
 fn refuse_io_uring() -> bool {
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut steps = [
-        // The number of the system call is the first word of what a filter sees.
+        // The first word of the filter's input is the system call's number.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: sets a flag of this thread.
+    // SAFETY: the call only sets a flag of this thread.
     let no_more_privileges = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } == 0;
     // SAFETY: the filter and its steps are valid for the call, which copies them.
     let filtered =
@@ -26,7 +27,7 @@ fn refuse_io_uring() -> bool {
 #[test]
 fn a_refused_ring_is_told_and_pread_takes_over() {
     if !refuse_io_uring() {
-        eprintln!("skipped: this kernel takes no system-call filter");
+        eprintln!("skipped: this kernel accepts no system-call filter");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
