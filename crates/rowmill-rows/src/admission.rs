@@ -1,27 +1,28 @@
-//! Which ids get a row.
+//! Admission: which ids get a row.
 
 use serde::{Deserialize, Serialize};
 
 use crate::SpecError;
 
-/// Least and most bytes of a sketch.
+/// Limits of a sketch's size, in bytes.
 const BYTES_MIN: u64 = 1 << 10;
 const BYTES_MAX: u64 = 1 << 30;
 
-/// An id gets a row once enough training reads asked for it, which a sketch of a fixed size counts.
+/// An id gets a row after `min_count` training reads. A sketch of fixed size counts these reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
-    /// Training reads that must ask for an id, the one that makes its row included.
+    /// Number of training reads of an id after which it gets a row, including the read that creates the row.
     pub min_count: u8,
-    /// Bytes of the sketch. It may count an id too high, more rarely the larger it is, and never too low.
+    /// Size of the sketch in bytes. A sketch never counts an id too low. It may count it too high; a larger
+    /// sketch does so less often.
     pub bytes: u64,
 }
 
 impl Admission {
-    /// Check every field; the error names the first that is wrong.
+    /// Check every field; the error names the first invalid one.
     ///
     /// # Errors
-    /// [`SpecError`] with the field, what it must be and what it was.
+    /// [`SpecError`] with the field, its permitted values and its value.
     pub(crate) fn validate(&self) -> Result<(), SpecError> {
         if self.min_count < 2 {
             return Err(SpecError::MinCount(self.min_count));
@@ -44,7 +45,7 @@ mod tests {
         assert_eq!(check(255, 1 << 30), Ok(()));
         assert_eq!(
             check(1, 1024).unwrap_err(),
-            "admission min_count must be between 2 and 255, got 1: leave admission out to admit every id"
+            "admission min_count must be between 2 and 255, got 1: omit admission to admit every id"
         );
         for bytes in [0, 512, 1000, 1 << 31] {
             assert_eq!(

@@ -1,33 +1,32 @@
-//! Bags of ids, as an embedding bag takes them.
+//! Bags of ids, as in `nn.EmbeddingBag`.
 
-/// How the rows of a bag become one vector.
+/// How the rows of a bag are pooled into one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// Sum of the rows (times their weights).
+    /// Sum of the rows, each times its weight if there are weights.
     Sum,
-    /// Mean of the rows; the vector of an empty bag is 0.
+    /// Mean of the rows; 0 for an empty bag.
     Mean,
 }
 
 /// `B` bags of ids in one array: bag `b` is `ids[offsets[b]..offsets[b + 1]]`.
 ///
-/// `offsets` has `B + 1` entries. A lookup whose id equals `padding` contributes nothing and does not
-/// count in a mean.
+/// `offsets` has `B + 1` entries. An id equal to `padding` contributes nothing and does not count in a mean.
 #[derive(Clone, Copy, Debug)]
 pub struct IdBag<'a> {
     /// All ids, bag after bag.
     pub ids: &'a [u64],
-    /// `B + 1` non-decreasing positions into `ids`, from 0 to `ids.len()`.
+    /// `B + 1` non-decreasing positions in `ids`, from 0 to `ids.len()`.
     pub offsets: &'a [i64],
-    /// One factor per id (sum pooling only).
+    /// One factor per id; only for sum pooling.
     pub weights: Option<&'a [f32]>,
-    /// The id that stands for "nothing".
+    /// The padding id, which contributes nothing.
     pub padding: Option<u64>,
-    /// How a bag becomes one vector.
+    /// How a bag is pooled into one vector.
     pub pooling: Pooling,
 }
 
-/// A bag that cannot be looked up.
+/// A bag that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BagError {
@@ -44,14 +43,14 @@ pub enum BagError {
     /// Offsets decrease.
     #[error("offsets must not decrease: offsets[{position}] = {value} after {previous}")]
     Order {
-        /// Where.
+        /// Position in `offsets`.
         position: usize,
-        /// The offending offset.
+        /// The offset at that position.
         value: i64,
-        /// The one before.
+        /// The offset before it.
         previous: i64,
     },
-    /// Weights of another length than the ids.
+    /// The number of weights differs from the number of ids.
     #[error("per-sample weights must have one entry per id ({ids}), got {weights}")]
     Weights {
         /// Number of ids.
@@ -59,8 +58,8 @@ pub enum BagError {
         /// Number of weights.
         weights: usize,
     },
-    /// Weights given with mean pooling.
-    #[error("per-sample weights are defined for sum pooling only")]
+    /// Weights were given with mean pooling.
+    #[error("per-sample weights need sum pooling, got mean pooling")]
     WeightedMean,
 }
 
@@ -70,7 +69,7 @@ impl IdBag<'_> {
         self.offsets.len().saturating_sub(1)
     }
 
-    /// Whether there is no bag at all.
+    /// Whether there are no bags.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -78,7 +77,7 @@ impl IdBag<'_> {
     /// Check offsets and weights.
     ///
     /// # Errors
-    /// [`BagError`] with the first thing that is wrong.
+    /// [`BagError`] for the first violation.
     pub fn validate(&self) -> Result<(), BagError> {
         let (first, last) = match (self.offsets.first(), self.offsets.last()) {
             (Some(&first), Some(&last)) => (first, last),
@@ -87,7 +86,7 @@ impl IdBag<'_> {
         if first != 0 || last != self.ids.len() as i64 {
             return Err(BagError::Ends { ids: self.ids.len(), first, last });
         }
-        // `is_sorted` compares many at once; the search runs for the error only.
+        // `is_sorted` is vectorised; the search for the position runs only for the error.
         if !self.offsets.is_sorted()
             && let Some(position) = self.offsets.windows(2).position(|pair| pair[1] < pair[0])
         {

@@ -1,70 +1,70 @@
-//! Which rows a table removes for good.
+//! Eviction: which rows a table removes for good.
 
 use serde::{Deserialize, Serialize};
 
 use crate::SpecError;
 use crate::spec::check;
 
-/// Largest number of steps, seconds or rows a rule may name: nothing is counted further.
+/// Largest number of steps, seconds or rows of a rule: no counter exceeds it.
 const COUNT_MAX: u64 = 1 << 62;
 
-/// When rows of a table are removed for good, with their optimizer state.
+/// When and which rows of a table are removed for good, together with their optimizer state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Eviction {
-    /// Which rows.
+    /// Selects the rows to remove.
     pub rule: EvictionRule,
-    /// Optimizer steps of the table from one eviction to the next; 0: only when asked.
+    /// Optimizer steps of the table between evictions. 0: evict only on request.
     pub every: u64,
 }
 
-/// Which rows an eviction removes.
+/// Selects the rows that an eviction removes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum EvictionRule {
-    /// Those last changed more than `steps` optimizer steps of the table ago.
+    /// Rows last changed more than `steps` optimizer steps of the table ago.
     TtlSteps {
-        /// Time to live.
+        /// Time to live, in optimizer steps.
         steps: u64,
     },
-    /// Those last changed more than `seconds` of event time ago.
+    /// Rows last changed more than `seconds` of event time ago.
     TtlSeconds {
-        /// Time to live.
+        /// Time to live, in seconds.
         seconds: u64,
     },
-    /// Those changed by the fewest steps, until `max_rows` are left.
+    /// Rows changed by the fewest steps, until `max_rows` rows are left.
     LeastFrequent {
-        /// Rows to keep.
+        /// Number of rows to keep.
         max_rows: u64,
     },
-    /// Those of the lowest score, until `max_rows` are left.
+    /// Rows with the lowest score, until `max_rows` rows are left.
     LowestScore {
-        /// Rows to keep.
+        /// Number of rows to keep.
         max_rows: u64,
     },
-    /// Those whose weights have the lowest L2 norm, until `max_rows` are left.
+    /// Rows whose weights have the lowest L2 norm, until `max_rows` rows are left.
     LowestNorm {
-        /// Rows to keep.
+        /// Number of rows to keep.
         max_rows: u64,
     },
-    /// Those whose weights have an L2 norm below `norm`.
+    /// Rows whose weights have an L2 norm below `norm`.
     NormBelow {
-        /// The norm.
+        /// Least norm to keep.
         norm: f32,
     },
 }
 
 impl EvictionRule {
-    /// Whether rows carry a stamp that the rule reads.
+    /// Whether the rule reads a stamp that rows must carry.
     pub fn needs_stamp(&self) -> bool {
         !matches!(self, Self::LowestNorm { .. } | Self::NormBelow { .. })
     }
 }
 
 impl Eviction {
-    /// Check every field; the error names the first that is wrong.
+    /// Check every field; the error names the first invalid one.
     ///
     /// # Errors
-    /// [`SpecError`] with the field, what it must be and what it was.
+    /// [`SpecError`] with the field, its permitted values and its value.
     pub(crate) fn validate(&self) -> Result<(), SpecError> {
         if self.every > COUNT_MAX {
             return Err(SpecError::Count { field: "eviction every", least: 0, value: self.every });

@@ -1,15 +1,15 @@
-//! How rows are born.
+//! Initial weights of rows.
 
 use serde::{Deserialize, Serialize};
 
-/// The distribution a missing row's weights are drawn from. The draw is a pure function of
-/// (seed, category, id, element), so results do not depend on arrival order or rank count.
+/// The distribution of a new row's weights. Each weight is a pure function of (seed, category, id, element),
+/// so it does not depend on the order of arrival or the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Initializer {
-    /// All weights 0.
+    /// All weights are 0.
     Zeros,
-    /// All weights `value`.
+    /// All weights are `value`.
     Constant {
         /// The weight.
         value: f32,
@@ -21,14 +21,14 @@ pub enum Initializer {
         /// Upper bound, excluded.
         high: f32,
     },
-    /// Normal.
+    /// Normal distribution.
     Normal {
         /// Mean.
         mean: f32,
         /// Standard deviation.
         std: f32,
     },
-    /// Normal, redrawn (by inverse CDF, not by rejection) inside `[low, high]`.
+    /// Normal distribution truncated to `[low, high]`, drawn by inverse CDF.
     TruncatedNormal {
         /// Mean of the untruncated distribution.
         mean: f32,

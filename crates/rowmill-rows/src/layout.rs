@@ -1,28 +1,28 @@
-//! Where the parts of a row lie.
+//! Byte layout of rows.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{OptimizerSpec, SpecError};
 
-/// Bytes of a cache line; rows whose padding stays small start on one.
+/// Bytes of a cache line. Rows are aligned to it where that needs little padding.
 pub const LINE_BYTES: usize = 64;
 
-/// Element type of the stored weights. Whoever reads them gets 32-bit floats, and whoever updates them computes
-/// in those; optimizer state is 32-bit whatever the weights are.
+/// Type of the stored weights. Reads return 32-bit floats, and updates compute in 32-bit floats. Optimizer
+/// state is always 32-bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dtype {
     /// 32-bit IEEE float.
     F32,
-    /// bfloat16: the upper half of an [`Dtype::F32`].
+    /// bfloat16: the upper 16 bits of an [`Dtype::F32`].
     Bf16,
-    /// 32-bit IEEE float in two planes: the upper halves of all weights, then the lower ones. A lookup reads the upper
-    /// halves alone, as [`Dtype::Bf16`]; everything else reads and writes all 32 bits.
+    /// 32-bit IEEE float in two planes: the upper 16 bits of all weights, then the lower 16 bits. Lookups
+    /// read only the upper plane, as [`Dtype::Bf16`]. All other operations read and write 32 bits.
     SplitBf16,
 }
 
 impl Dtype {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::SplitBf16];
 
     /// Bytes per element.
@@ -33,7 +33,7 @@ impl Dtype {
         }
     }
 
-    /// What a person calls it.
+    /// Name for users, such as in settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "fp32",
@@ -42,10 +42,10 @@ impl Dtype {
         }
     }
 
-    /// The type of that name.
+    /// The type with that name.
     ///
     /// # Errors
-    /// [`SpecError::Dtype`] with the names there are.
+    /// [`SpecError::Dtype`], which lists the names.
     pub fn from_name(name: &str) -> Result<Self, SpecError> {
         let named = Self::ALL.into_iter().find(|dtype| dtype.name() == name);
         named.ok_or_else(|| SpecError::Dtype(name.to_owned()))
@@ -58,31 +58,30 @@ impl std::fmt::Display for Dtype {
     }
 }
 
-/// Bytes of a stamp.
+/// Size of a stamp in bytes.
 const STAMP_BYTES: usize = 8;
 
-/// Byte layout of every row of a group: `dim` weights, padding to whole floats, then the optimizer state, then
-/// the stamp of tables that evict by one, then padding up to `stride`. In memory and on the device a row looks
-/// the same.
+/// Byte layout of every row of a group, in memory and on the device. In order: `dim` weights, padding to 4
+/// bytes, optimizer state, a stamp for tables whose eviction rule reads one, and padding up to `stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLayout {
     /// Weights per row.
     pub dim: usize,
-    /// Element type of the weights.
+    /// Type of the weights.
     pub dtype: Dtype,
-    /// f32 values of optimizer state per row.
+    /// 32-bit floats of optimizer state per row.
     pub state_floats: usize,
-    /// Whether 8 bytes of stamp follow the state.
+    /// Whether an 8-byte stamp follows the state.
     pub stamped: bool,
-    /// Bytes from one row to the next.
+    /// Bytes from the start of one row to the next.
     pub stride: usize,
 }
 
 impl RowLayout {
-    /// The layout for rows of `dim` weights under `optimizer`, with or without a stamp.
+    /// The layout of rows of `dim` weights under `optimizer`, with or without a stamp.
     ///
-    /// The stride is rounded up to whole cache lines where that wastes at most an eighth of the row,
-    /// and to 16 bytes otherwise (a row of 17 floats would nearly double).
+    /// The stride is rounded up to whole cache lines where that wastes at most an eighth of the row, and to
+    /// 16 bytes otherwise: a row of 17 floats would nearly double.
     pub fn new(dim: usize, dtype: Dtype, optimizer: &OptimizerSpec, stamped: bool) -> Self {
         let state_floats = optimizer.state_floats(dim);
         let used = weight_bytes(dim, dtype) + 4 * state_floats;
@@ -92,12 +91,12 @@ impl RowLayout {
         Self { dim, dtype, state_floats, stamped, stride }
     }
 
-    /// Bytes of the weights, where the optimizer state begins.
+    /// Offset of the optimizer state: bytes of the weights, with padding.
     pub fn state_offset(&self) -> usize {
         weight_bytes(self.dim, self.dtype)
     }
 
-    /// Bytes of the weights that a lookup reads, at the beginning of the row.
+    /// Number of bytes, from the start of the row, that a lookup reads.
     pub fn lookup_bytes(&self) -> usize {
         match self.dtype {
             Dtype::F32 | Dtype::Bf16 => self.state_offset(),
@@ -105,13 +104,13 @@ impl RowLayout {
         }
     }
 
-    /// Bytes before the stamp, in a row that carries one.
+    /// Offset of the stamp, for rows that carry one.
     pub fn stamp_offset(&self) -> Option<usize> {
         self.stamped.then(|| self.state_offset() + 4 * self.state_floats)
     }
 }
 
-/// Bytes of `dim` weights, up to where floats can follow.
+/// Bytes of `dim` weights, padded to 4 bytes.
 fn weight_bytes(dim: usize, dtype: Dtype) -> usize {
     (dim * dtype.bytes()).next_multiple_of(4)
 }

@@ -1,8 +1,8 @@
-//! What a row is. No I/O and no arithmetic happen here.
+//! Definition of a row: keys, specs, layouts and bags. This crate does no I/O and no arithmetic.
 //!
-//! A *row* is the bytes stored for one (category, id): the weights and, contiguous behind them, the
-//! optimizer state. Tables whose [`GroupSpec`]s are equal share a *group*, and all rows of a group have
-//! one [`RowLayout`].
+//! A *row* is the bytes stored for one (category, id): the weights, followed contiguously by the optimizer
+//! state. Tables whose [`GroupSpec`]s are equal share a *group*, and all rows of a group have one
+//! [`RowLayout`].
 #![forbid(unsafe_code)]
 
 mod admission;

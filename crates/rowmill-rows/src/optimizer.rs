@@ -1,12 +1,12 @@
-//! Which optimizer updates a row, and how much state it keeps beside the weights.
+//! Row optimizers: hyper-parameters, and how much state a row stores.
 
 use serde::{Deserialize, Serialize};
 
 use crate::SpecError;
 use crate::spec::{check, not_negative};
 
-/// An optimizer and its hyper-parameters. The learning rate is the default of the table; every update
-/// may name another one (schedules), so it is not part of a group's identity.
+/// An optimizer and its hyper-parameters. The learning rate is the table's default. Every update may use
+/// another one (schedules), so the rate is not part of a group's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum OptimizerSpec {
@@ -15,36 +15,36 @@ pub enum OptimizerSpec {
         /// Learning rate.
         lr: f32,
     },
-    /// SGD with momentum on touched rows: `v = momentum * v + g; w -= lr * v` (dampening 0). Absent rows
-    /// stand still. State: `dim` floats.
+    /// SGD with momentum: `v = momentum * v + g; w -= lr * v` (dampening 0). Rows without a gradient in a
+    /// step do not change. State: `dim` floats.
     MomentumSgd {
         /// Learning rate.
         lr: f32,
-        /// Decay of the velocity.
+        /// Decay of the velocity `v`.
         momentum: f32,
-        /// Take Nesterov's step instead: `w -= lr * (g + momentum * v)`.
+        /// Use Nesterov's step: `w -= lr * (g + momentum * v)`.
         nesterov: bool,
     },
     /// `s += g*g; w -= lr * g / (sqrt(s) + eps)`. State: `dim` floats.
     Adagrad {
         /// Learning rate.
         lr: f32,
-        /// Added to the root.
+        /// Added to the square root.
         eps: f32,
-        /// Value the accumulator is born with.
+        /// Initial value of the accumulator.
         initial_accumulator: f32,
     },
     /// Adagrad with one accumulator per row: `s += mean(g*g)`. State: 1 float.
     RowwiseAdagrad {
         /// Learning rate.
         lr: f32,
-        /// Added to the root.
+        /// Added to the square root.
         eps: f32,
-        /// Value the accumulator is born with.
+        /// Initial value of the accumulator.
         initial_accumulator: f32,
     },
-    /// Adam on touched rows (as `torch.optim.SparseAdam`): moments of absent rows stand still, the bias
-    /// correction counts the table's steps. State: `2 * dim` floats.
+    /// Adam as in `torch.optim.SparseAdam`: the moments of rows without a gradient in a step do not change,
+    /// and the bias correction counts the table's steps. State: `2 * dim` floats.
     Adam {
         /// Learning rate.
         lr: f32,
@@ -52,7 +52,7 @@ pub enum OptimizerSpec {
         beta1: f32,
         /// Decay of the second moment.
         beta2: f32,
-        /// Added to the root.
+        /// Added to the square root.
         eps: f32,
     },
     /// Adam with one second moment per row: `v += (mean(g*g) - v) * (1 - beta2)`. State: `dim + 1` floats.
@@ -63,29 +63,29 @@ pub enum OptimizerSpec {
         beta1: f32,
         /// Decay of the second moment.
         beta2: f32,
-        /// Added to the root.
+        /// Added to the square root.
         eps: f32,
     },
-    /// FTRL-Proximal (`McMahan` et al., KDD 2013, Algorithm 1), from the running weight:
-    /// `n' = n + g*g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where `|z| <= l1`, and
-    /// `w = -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2)` elsewhere. State: `dim` floats of `lr * z`, then
-    /// `dim` floats of `n`.
+    /// FTRL-Proximal (`McMahan` et al., KDD 2013, Algorithm 1), computed from the current weight: `n' = n +
+    /// g*g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where `|z| <= l1`, and `w = -(z - sign(z) *
+    /// l1) / ((beta + sqrt(n')) / lr + l2)` elsewhere. State: `dim` floats of `lr * z`, then `dim` floats of
+    /// `n`.
     Ftrl {
-        /// Learning rate, the paper's alpha.
+        /// Learning rate (alpha in the paper).
         lr: f32,
-        /// Added to the root.
+        /// Added to the square root.
         beta: f32,
-        /// Strength of the penalty on absolute weights, which makes small ones 0.
+        /// Strength of the L1 penalty, which sets small weights to 0.
         l1: f32,
-        /// Strength of the penalty on half the squared weights.
+        /// Strength of the L2 penalty, on half the squared weights.
         l2: f32,
-        /// Value `n` is born with.
+        /// Initial value of `n`.
         initial_accumulator: f32,
     },
 }
 
 impl OptimizerSpec {
-    /// Floats of state a row of `dim` weights carries.
+    /// Floats of state per row of `dim` weights.
     pub fn state_floats(&self, dim: usize) -> usize {
         match self {
             Self::Sgd { .. } => 0,
@@ -96,7 +96,7 @@ impl OptimizerSpec {
         }
     }
 
-    /// Fill the state of a new row (`state_floats` floats): its accumulators lie last.
+    /// Initialise the state of a new row (`state_floats` floats). The accumulators are at its end.
     pub fn initialize_state(&self, state: &mut [f32]) {
         let (accumulators, value) = match *self {
             Self::Adagrad { initial_accumulator, .. } | Self::RowwiseAdagrad { initial_accumulator, .. } => {
@@ -142,16 +142,16 @@ impl OptimizerSpec {
         self
     }
 
-    /// Check every hyper-parameter; the error names the first that is wrong.
+    /// Check every hyper-parameter; the error names the first invalid one.
     ///
     /// # Errors
-    /// [`SpecError::Field`] with the parameter, what it must be and what it was.
+    /// [`SpecError::Field`] with the parameter, its permitted values and its value.
     pub(crate) fn validate(&self) -> Result<(), SpecError> {
         not_negative("optimizer lr", self.lr())?;
         match *self {
             Self::Sgd { .. } => Ok(()),
             Self::MomentumSgd { momentum, .. } => {
-                let expected = "above 0 and below 1 (SGD does without)";
+                let expected = "above 0 and below 1 (use SGD for 0)";
                 check("optimizer momentum", expected, momentum, momentum > 0.0 && momentum < 1.0)
             }
             Self::Adagrad { eps, initial_accumulator, .. }
@@ -169,8 +169,8 @@ impl OptimizerSpec {
                 not_negative("optimizer l1", l1)?;
                 not_negative("optimizer l2", l2)?;
                 not_negative("optimizer initial_accumulator", initial_accumulator)?;
-                // Where both are 0, a gradient of 0 divides 0 by 0.
-                let expected = "> 0 where initial_accumulator is 0";
+                // If both were 0, a gradient of 0 would compute 0 / 0.
+                let expected = "> 0 when initial_accumulator is 0";
                 check("optimizer beta", expected, beta, beta > 0.0 || initial_accumulator > 0.0)
             }
         }
@@ -216,11 +216,11 @@ mod tests {
             (OptimizerSpec::Sgd { lr: -1.0 }, "optimizer lr must be a finite number >= 0, got -1"),
             (
                 OptimizerSpec::MomentumSgd { lr, momentum: 0.0, nesterov: false },
-                "optimizer momentum must be above 0 and below 1 (SGD does without), got 0",
+                "optimizer momentum must be above 0 and below 1 (use SGD for 0), got 0",
             ),
             (
                 OptimizerSpec::MomentumSgd { lr, momentum: 1.0, nesterov: true },
-                "optimizer momentum must be above 0 and below 1 (SGD does without), got 1",
+                "optimizer momentum must be above 0 and below 1 (use SGD for 0), got 1",
             ),
             (adam(-0.1, 0.9, eps), "optimizer beta1 must be in [0, 1), got -0.1"),
             (adam(0.9, 1.0, eps), "optimizer beta2 must be in [0, 1), got 1"),
@@ -232,7 +232,7 @@ mod tests {
                 ftrl(1.0, 0.0, 0.0, -0.5),
                 "optimizer initial_accumulator must be a finite number >= 0, got -0.5",
             ),
-            (ftrl(0.0, 0.0, 1.0, 0.0), "optimizer beta must be > 0 where initial_accumulator is 0, got 0"),
+            (ftrl(0.0, 0.0, 1.0, 0.0), "optimizer beta must be > 0 when initial_accumulator is 0, got 0"),
         ] {
             assert_eq!(wrong.validate().unwrap_err().to_string(), says);
         }

@@ -1,77 +1,76 @@
-//! What a table is made of, and what tables must agree on to share a group.
+//! Specs of tables, and of the groups that tables share.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Admission, Dtype, Eviction, Initializer, OptimizerSpec, RowLayout};
 
-/// Widest row the store takes, in weights: 27 KiB feature vectors with two moments fit.
+/// Most weights per row. Feature vectors of 27 KiB with two moments fit.
 const DIM_MAX: u32 = 65_536;
 
-/// How far a row's readers may run ahead of its writers.
+/// How far reads of a row may run ahead of its updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StalenessBound {
-    /// A get may proceed while the number of outstanding gets of that row is at most this
-    /// (0 is bulk-synchronous).
+    /// A get may proceed while at most this many gets of the row are outstanding. 0 is bulk-synchronous.
     Steps(u8),
     /// Asynchronous: no clocks are kept.
     Infinite,
 }
 
-/// The set of ids a table may hold, which decides how it is indexed.
+/// The ids that a table may hold. This decides how the table is indexed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IdRange {
-    /// Any 64-bit id: hash-indexed.
+    /// Any 64-bit id. Indexed by hash.
     Sparse,
-    /// Ids `0..rows` (every converted `nn.EmbeddingBag`): indexed directly by id.
+    /// Ids in `[0, rows)`, as in a converted `nn.EmbeddingBag`. Indexed directly by id.
     Dense {
         /// Number of ids.
         rows: u64,
     },
 }
 
-/// Everything a table is created with.
+/// Settings of a table, fixed when it is created.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {
     /// Weights per row.
     pub dim: u32,
-    /// Element type.
+    /// Type of the weights.
     pub dtype: Dtype,
-    /// Optimizer applied in place to rows.
+    /// Optimizer that updates rows in place.
     pub optimizer: OptimizerSpec,
-    /// How missing rows are born.
+    /// Initial weights of new rows.
     pub initializer: Initializer,
     /// Staleness bound of every row of the table.
     pub staleness: StalenessBound,
-    /// Which ids the table may hold.
+    /// The ids that the table may hold.
     pub ids: IdRange,
-    /// Which rows are removed for good; none: only deleted ones are.
+    /// Which rows are removed for good. None: only deleted rows are removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction: Option<Eviction>,
-    /// Which ids get a row; none: every one does.
+    /// Which ids get a row. None: every id does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admission: Option<Admission>,
 }
 
-/// What tables agree on to share a group: rows of one layout, one optimizer and one initializer
-/// (`FusedRec`, Section 3, groups categories by the same triple).
+/// What tables must agree on to share a group: one row layout, one optimizer and one initializer (`FusedRec`,
+/// Section 3, groups categories by the same three).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupSpec {
     /// Weights per row.
     pub dim: u32,
-    /// Element type.
+    /// Type of the weights.
     pub dtype: Dtype,
-    /// Optimizer, with its learning rate set to 0: rates differ between tables of one group.
+    /// Optimizer, with its learning rate set to 0: tables of one group may have different rates.
     pub optimizer: OptimizerSpec,
-    /// How missing rows are born.
+    /// Initial weights of new rows.
     pub initializer: Initializer,
-    /// Whether rows carry a stamp, which evictions read.
+    /// Whether rows carry a stamp, which some eviction rules read.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stamped: bool,
 }
 
-/// A spec that cannot be stored.
+/// An invalid spec.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -86,28 +85,28 @@ pub enum SpecError {
     Field {
         /// Name of the parameter.
         field: &'static str,
-        /// What it must be.
+        /// Permitted values.
         expected: &'static str,
-        /// What it was.
+        /// The value.
         value: f32,
     },
-    /// A dense id range that 31-bit row numbers cannot address.
+    /// A dense id range that is empty or exceeds 31-bit row numbers.
     #[error("rows of a dense table must be between 1 and 2^31, got {0}; use sparse ids for more")]
     DenseRows(u64),
-    /// A number of steps, seconds or rows outside its range.
+    /// A number of steps, seconds or rows is outside its range.
     #[error("{field} must be between {least} and 2^62, got {value}")]
     Count {
         /// Name of the parameter.
         field: &'static str,
-        /// The least it may be.
+        /// Least permitted value.
         least: u64,
-        /// What it was.
+        /// The value.
         value: u64,
     },
-    /// An admission that counts no further than a first read, or than a byte can.
-    #[error("admission min_count must be between 2 and 255, got {0}: leave admission out to admit every id")]
+    /// `min_count` is below 2, which admits every id, or above the largest count of a sketch.
+    #[error("admission min_count must be between 2 and 255, got {0}: omit admission to admit every id")]
     MinCount(u8),
-    /// A sketch of a size that is none.
+    /// The size of a sketch is not permitted.
     #[error("admission bytes must be a power of two from 1 KiB to 1 GiB, got {0}")]
     SketchBytes(u64),
 }
@@ -124,10 +123,10 @@ impl TableSpec {
         }
     }
 
-    /// Check every field; the error names the first that is wrong.
+    /// Check every field; the error names the first invalid one.
     ///
     /// # Errors
-    /// [`SpecError`] with the field, what it must be and what it was.
+    /// [`SpecError`] with the field, its permitted values and its value.
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.dim == 0 || self.dim > DIM_MAX {
             return Err(SpecError::Dim(self.dim));
@@ -183,7 +182,7 @@ impl GroupSpec {
     }
 }
 
-/// An error that names the field, unless it is `ok` and finite.
+/// Return an error that names the field, unless the value is `ok` and finite.
 pub(crate) fn check(
     field: &'static str,
     expected: &'static str,

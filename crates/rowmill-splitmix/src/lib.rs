@@ -1,22 +1,23 @@
-//! `SplitMix64` (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): a generator of
-//! random numbers, and its output function as a hash.
+//! `SplitMix64` (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): a
+//! pseudorandom number generator, and its output function as a hash.
 //!
 //! The output function is Stafford's "Mix13" variant of the `MurmurHash3` finalizer. It flips each output bit with
 //! probability near one half for every flipped input bit and passes `BigCrush` on plain counters.
 #![forbid(unsafe_code)]
-// What is not inlined into a function of an instruction set is compiled without it.
+// Functions that are not inlined into a caller with target features are compiled without those features.
 #![allow(clippy::inline_always)]
 
-/// 2^64 divided by the golden ratio: the odd step between counters.
+/// 2^64 divided by the golden ratio, rounded to odd: the step between counters.
 pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Mix `value` into `state`; a bijection of `value`.
+/// Mix `value` into `state`. For a given `state`, this is a bijection of `value`.
 #[inline(always)]
 pub fn absorb(state: u64, value: u64) -> u64 {
     mix((state ^ value).wrapping_add(STEP))
 }
 
-/// Stafford's Mix13, a bijection: consecutive numbers, numbers that differ only in high bits and hashes all spread.
+/// Stafford's Mix13, a bijection. It spreads consecutive numbers, numbers that differ only in high bits, and
+/// hashes.
 #[inline(always)]
 pub fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -24,7 +25,7 @@ pub fn mix(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// The generator: equal seeds give equal numbers.
+/// The generator. Equal seeds give equal sequences.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
@@ -34,19 +35,19 @@ impl SplitMix64 {
         Self(seed)
     }
 
-    /// Any 64 bits.
+    /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         mix(self.0)
     }
 
-    /// A number below `bound`, which is not 0. Small bounds only: the numbers are equally likely up to one part in
-    /// 2^64 / `bound`.
+    /// A number in `[0, bound)`; `bound` must not be 0. Results are equally likely up to a relative error of
+    /// `bound` / 2^64, so keep `bound` small.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// True once in `bound` times.
+    /// True with probability 1 / `bound`.
     pub fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
@@ -56,7 +57,7 @@ impl SplitMix64 {
 mod tests {
     use super::*;
 
-    /// The first outputs for the seed 0 as the reference implementation in C prints them.
+    /// The first outputs for seed 0, as printed by the reference implementation in C.
     #[test]
     fn follows_the_published_generator() {
         let mut generator = SplitMix64::new(0);

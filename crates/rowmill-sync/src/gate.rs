@@ -1,9 +1,10 @@
-//! Waiting for something that another thread changes under a lock of its own, such as the clocks of a shard.
+//! A gate: threads wait at it until another thread changes a state, such as the clocks of a shard, under
+//! another lock.
 //!
-//! A waiter that finds it cannot go on notes the gate's generation *while it still holds that lock*, releases the
-//! lock and waits for another generation. The other side changes the state under the lock and then opens the gate.
-//! So an opening between the look and the wait is never missed: it has changed the generation. The protocol is
-//! model-checked below under loom.
+//! A waiter that cannot proceed reads the gate's generation *while it still holds that lock*. It then
+//! releases the lock and waits until the generation changes. The other thread changes the state under the
+//! lock, then opens the gate. An opening between the check and the wait changes the generation, so it is
+//! never missed. Loom model-checks the protocol below.
 
 #[cfg(loom)]
 use loom::sync::{
@@ -17,7 +18,7 @@ use std::sync::{
 };
 use std::time::Duration;
 
-/// A place to wait at until it is opened.
+/// Threads wait here until the gate is opened.
 #[derive(Debug)]
 pub struct Gate {
     generation: AtomicU64,
@@ -38,21 +39,24 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// The generation to wait on; call it under the lock that guards what is waited for.
+    /// The generation to wait on. Call it while holding the lock that guards the awaited state.
     pub fn generation(&self) -> u64 {
         self.generation.load(SeqCst)
     }
 
-    /// Wait until the gate was opened after `seen`, at most for `slice`.
+    /// Wait until the gate is opened after `seen` was read, at most for `slice`.
     ///
     /// # Panics
-    /// In builds with `debug_assertions`, when this thread or the caller of its task holds a lock.
+    /// In builds with `debug_assertions`, when this thread, or the caller of its pool task, holds a lock.
     pub fn wait(&self, seen: u64, slice: Duration) {
         crate::rank::Inherited::refuse_to_wait("a gate");
         self.waiters.fetch_add(1, SeqCst);
         #[cfg(loom)]
         fence(SeqCst);
-        let mut guard = self.mutex.lock().expect("the gate's mutex guards no data that could be broken");
+        let mut guard = self
+            .mutex
+            .lock()
+            .expect("the gate's mutex is never poisoned: no code that can panic runs under it");
         if self.generation.load(SeqCst) == seen {
             guard = self.sleep(guard, slice);
         }
@@ -60,14 +64,15 @@ impl Gate {
         self.waiters.fetch_sub(1, SeqCst);
     }
 
-    /// Wake the threads that wait.
+    /// Wake the waiting threads.
     pub fn open(&self) {
         self.generation.fetch_add(1, SeqCst);
-        // The model takes sequentially consistent accesses for less than they are.
+        // Loom treats sequentially consistent accesses as weaker than they are, so the model needs this
+        // fence.
         #[cfg(loom)]
         fence(SeqCst);
         if self.waiters.load(SeqCst) > 0 {
-            // Taking the mutex orders this wake-up after a waiter's last look at the generation.
+            // Taking the mutex orders this wake-up after the waiter's last check of the generation.
             drop(self.mutex.lock());
             self.changed.notify_all();
         }
@@ -81,11 +86,11 @@ impl Gate {
     ) -> std::sync::MutexGuard<'a, ()> {
         self.changed
             .wait_timeout(guard, slice)
-            .expect("the gate's mutex guards no data that could be broken")
+            .expect("the gate's mutex is never poisoned: no code that can panic runs under it")
             .0
     }
 
-    /// The model has no clock: a wake-up that is lost shows as a deadlock.
+    /// Loom has no clock, so a lost wake-up shows as a deadlock.
     #[cfg(loom)]
     fn sleep<'a>(
         &self,
@@ -102,7 +107,7 @@ mod model {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// A clock as a shard keeps it: a plain word under the shard's lock, and the gate outside.
+    /// Like a clock in a shard: a plain integer under the shard's lock, and the gate outside it.
     struct Row {
         outstanding: Mutex<u32>,
         gate: Gate,

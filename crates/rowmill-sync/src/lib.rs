@@ -1,12 +1,12 @@
-//! Locks with ranks and the one table of those ranks, a gate to wait at, a fork-join pool, and the first failure of a
-//! store, after which it refuses writes.
+//! Synchronisation: locks with ranks, the table of those ranks, a gate, a fork-join pool, and store
+//! poisoning.
 //!
 //! Invariants:
-//! - A thread takes locks in the order of their ranks, and locks of one rank in the order of their numbers. Builds
-//!   with `debug_assertions` check every acquisition and panic with the names of both locks; release builds carry
-//!   neither the ranks nor the checks.
-//! - A task of the pool counts as holding what its caller holds, so it never waits for its own caller.
-//! - A thread that waits for tasks of the pool runs nothing else meanwhile.
+//! - A thread takes locks in ascending order of rank, and locks of one rank in ascending order of number.
+//!   Builds with `debug_assertions` check every acquisition and panic with the names of both locks. Release
+//!   builds store no ranks and check nothing.
+//! - A pool task counts as holding its caller's locks, so it never waits for its own caller.
+//! - A thread that waits for pool tasks runs nothing else meanwhile.
 //!
 //! The gate and the pool are model-checked under loom (`--cfg loom`).
 

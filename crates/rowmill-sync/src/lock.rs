@@ -1,7 +1,7 @@
-//! `Mutex`, `RwLock` and `Condvar` of `parking_lot` with a rank as a part of the type.
+//! `Mutex`, `RwLock` and `Condvar` of `parking_lot`, with a rank as a type parameter.
 //!
-//! They are used as those of `parking_lot`. `Mutex<T, R>` and `RwLock<T, R>` name their rank `R`, so a lock cannot be
-//! declared without deciding where it stands in the order.
+//! They are used like those of `parking_lot`. `Mutex<T, R>` and `RwLock<T, R>` name their rank `R`, so every
+//! declaration of a lock decides its position in the lock order.
 
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
@@ -24,7 +24,7 @@ pub struct RwLock<T, R> {
     inner: parking_lot::RwLock<T>,
 }
 
-/// The number of a lock among those of its rank.
+/// Distinguishes locks of one rank.
 #[derive(Clone, Copy, Debug, Default)]
 struct Number {
     #[cfg(debug_assertions)]
@@ -51,42 +51,42 @@ impl Number {
     }
 }
 
-/// Exclusive access to what a [`Mutex`] guards.
+/// Exclusive access to the value of a [`Mutex`].
 #[derive(Debug)]
-#[must_use = "the lock is given back when the guard is dropped"]
+#[must_use = "the lock is released when the guard is dropped"]
 pub struct MutexGuard<'a, T> {
     inner: parking_lot::MutexGuard<'a, T>,
     token: Token,
 }
 
-/// Shared access to what a [`RwLock`] guards.
+/// Shared access to the value of a [`RwLock`].
 #[derive(Debug)]
-#[must_use = "the lock is given back when the guard is dropped"]
+#[must_use = "the lock is released when the guard is dropped"]
 pub struct RwLockReadGuard<'a, T> {
     inner: parking_lot::RwLockReadGuard<'a, T>,
     _token: Token,
 }
 
-/// Exclusive access to what a [`RwLock`] guards.
+/// Exclusive access to the value of a [`RwLock`].
 #[derive(Debug)]
-#[must_use = "the lock is given back when the guard is dropped"]
+#[must_use = "the lock is released when the guard is dropped"]
 pub struct RwLockWriteGuard<'a, T> {
     inner: parking_lot::RwLockWriteGuard<'a, T>,
     _token: Token,
 }
 
 impl<T, R: Rank> Mutex<T, R> {
-    /// A lock, the only one of its rank or one that is never held together with others of it.
+    /// A lock with number 0: no thread may hold it together with another lock of the same rank and number.
     pub fn new(value: T) -> Self {
         Self::numbered(0, value)
     }
 
-    /// A lock with its number among those of its rank.
+    /// A lock with a number, which orders locks of one rank.
     pub fn numbered(number: u32, value: T) -> Self {
         Self { number: Number::new(number), rank: PhantomData, inner: parking_lot::Mutex::new(value) }
     }
 
-    /// Wait for the lock.
+    /// Acquire the lock; blocks.
     #[inline]
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
@@ -97,17 +97,17 @@ impl<T, R: Rank> Mutex<T, R> {
 }
 
 impl<T, R: Rank> RwLock<T, R> {
-    /// A lock, the only one of its rank or one that is never held together with others of it.
+    /// A lock with number 0: no thread may hold it together with another lock of the same rank and number.
     pub fn new(value: T) -> Self {
         Self::numbered(0, value)
     }
 
-    /// A lock with its number among those of its rank.
+    /// A lock with a number, which orders locks of one rank.
     pub fn numbered(number: u32, value: T) -> Self {
         Self { number: Number::new(number), rank: PhantomData, inner: parking_lot::RwLock::new(value) }
     }
 
-    /// Wait for shared access.
+    /// Acquire shared access; blocks.
     #[inline]
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
@@ -116,7 +116,7 @@ impl<T, R: Rank> RwLock<T, R> {
         RwLockReadGuard { inner, _token: token.taken() }
     }
 
-    /// Wait for exclusive access.
+    /// Acquire exclusive access; blocks.
     #[inline]
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
@@ -125,7 +125,7 @@ impl<T, R: Rank> RwLock<T, R> {
         RwLockWriteGuard { inner, _token: token.taken() }
     }
 
-    /// Shared access, if nobody has to be waited for.
+    /// Shared access if available without blocking.
     #[inline]
     #[track_caller]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
@@ -137,7 +137,7 @@ impl<T, R: Rank> RwLock<T, R> {
         None
     }
 
-    /// Exclusive access, if nobody has to be waited for.
+    /// Exclusive access if available without blocking.
     #[inline]
     #[track_caller]
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
@@ -151,7 +151,7 @@ impl<T, R: Rank> RwLock<T, R> {
 }
 
 impl<T> MutexGuard<'_, T> {
-    /// Give the lock back while `work` runs.
+    /// Release the lock while `work` runs.
     pub fn unlocked<U>(guard: &mut Self, work: impl FnOnce() -> U) -> U {
         let Self { inner, token } = guard;
         token.released(|| parking_lot::MutexGuard::unlocked(inner, work))
@@ -159,38 +159,38 @@ impl<T> MutexGuard<'_, T> {
 }
 
 impl<T> RwLockWriteGuard<'_, T> {
-    /// Give the lock to the thread that has waited longest.
+    /// Release the lock and hand it to the thread that has waited longest.
     pub fn unlock_fair(guard: Self) {
         parking_lot::RwLockWriteGuard::unlock_fair(guard.inner);
     }
 }
 
-/// Waiting for a change of what a [`Mutex`] guards.
+/// Wait for a change of the value that a [`Mutex`] guards.
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 
 impl Condvar {
-    /// A condition nobody waits for.
+    /// A condition variable without waiters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Give the lock back until notified.
+    /// Release the lock until notified.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         self.0.wait(&mut guard.inner);
     }
 
-    /// Give the lock back until notified, at most until `deadline`; false when that has passed.
+    /// Release the lock until notified or until `deadline`; false after the deadline.
     pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> bool {
         !self.0.wait_until(&mut guard.inner, deadline).timed_out()
     }
 
-    /// Wake one thread that waits.
+    /// Wake one waiting thread.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wake all threads that wait.
+    /// Wake all waiting threads.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }

@@ -1,4 +1,4 @@
-//! Why a store refuses writes: the first failure, of a write or of a thread.
+//! Store poisoning: after its first failure, of a write or of a thread, a store refuses writes.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use crate::{Mutex, ranks};
 #[derive(Debug, Default)]
 pub struct Poison(Mutex<Option<String>, ranks::Poison>);
 
-/// The store refuses writes.
+/// Error: the store refuses writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Poisoned {
     /// The first failure.
@@ -17,7 +17,7 @@ pub struct Poisoned {
 }
 
 impl Poison {
-    /// Refuse every later write because of `cause`, unless an earlier failure is known.
+    /// Refuse all later writes because of `cause`. The first cause is kept.
     pub fn set(&self, cause: impl FnOnce() -> String) {
         self.0.lock().get_or_insert_with(cause);
     }
@@ -31,10 +31,10 @@ impl Poison {
         }
     }
 
-    /// Run the work of a background thread. If it panics, that is the cause from then on.
+    /// Run the work of a background thread. A panic poisons the store.
     ///
     /// # Errors
-    /// The cause, with the name of the thread and the text of the panic.
+    /// The cause: the name of the thread and the text of the panic.
     pub fn catch(&self, thread: &str, work: impl FnOnce()) -> Result<(), String> {
         catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
             let cause = panicked(thread, &*panic);
@@ -48,7 +48,7 @@ impl Poison {
 pub fn panicked(thread: &str, panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("{thread} panicked: {}", text.unwrap_or("it did not say why"))
+    format!("{thread} panicked: {}", text.unwrap_or("no message"))
 }
 
 #[cfg(test)]

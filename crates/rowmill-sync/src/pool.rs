@@ -1,11 +1,12 @@
 //! A fork-join pool without work stealing.
 //!
-//! A caller posts a job of numbered tasks, works through them itself, and idle threads of the pool join it. When
-//! no task is left the caller waits for the threads that are still in one. It runs nothing else meanwhile: a pool
-//! that steals work runs other callers' tasks there, which may want a lock that the waiting caller holds.
+//! A caller posts a job of numbered tasks and runs them itself; idle threads of the pool join it. When no
+//! task is left, the caller waits for the threads that still run one. It runs nothing else meanwhile: a pool
+//! with work stealing would run other callers' tasks there, and these may want a lock that the waiting caller
+//! holds.
 //!
-//! A task may post a job of its own. It then waits for tasks of that job alone, so jobs that wait form a tree, and
-//! the innermost always goes on. The protocol is model-checked below under loom.
+//! A task may post a job of its own and then waits only for the tasks of that job. Waiting jobs therefore
+//! form a tree, and the innermost job always progresses. Loom model-checks the protocol below.
 
 #[cfg(loom)]
 use loom::{
@@ -40,39 +41,39 @@ struct Shared {
     state: Mutex<State>,
     /// Idle threads wait here for a job.
     posted: Condvar,
-    /// Threads woken for one job at most.
+    /// Most threads to wake for one job.
     wakes_max: usize,
 }
 
 #[derive(Debug, Default)]
 struct State {
     jobs: Vec<Posted>,
-    /// Threads that wait for a job.
+    /// Number of threads that wait for a job.
     idle: usize,
     ending: bool,
 }
 
-/// A job whose caller has not left yet.
+/// A job whose caller has not withdrawn it yet.
 #[derive(Debug)]
 struct Posted {
     job: *const Job<'static>,
-    /// Threads of the pool that are in it.
+    /// Number of pool threads that run its tasks.
     helpers: usize,
 }
 
-// SAFETY: the pointer is followed by threads that are counted in `helpers`, and the caller keeps the job until
-// that is zero and the entry is gone.
+// SAFETY: only threads counted in `helpers` dereference the pointer. The caller keeps the job alive until
+// that count is zero and the entry is removed.
 unsafe impl Send for Posted {}
 
-/// Numbered tasks; lives on the stack of its caller.
+/// Numbered tasks. Lives on the stack of its caller.
 struct Job<'a> {
     work: &'a (dyn Fn(usize) + Sync),
     tasks: usize,
     /// Number of the next task.
     next: AtomicUsize,
-    /// The caller waits here for its helpers.
+    /// The caller waits here for its helpers to leave.
     left: Condvar,
-    /// What the first task that panicked panicked with.
+    /// Payload of the first panic of a task.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     locks: Inherited,
 }
@@ -82,7 +83,7 @@ impl Job<'_> {
         self.next.load(Relaxed) < self.tasks
     }
 
-    /// Run tasks until none is left. A panic of one ends the job; the caller passes it on.
+    /// Run tasks until none is left. A panic of one ends the job; the caller resumes it.
     fn run(&self) {
         let tasks = || {
             loop {
@@ -101,16 +102,16 @@ impl Job<'_> {
 }
 
 impl Pool {
-    /// A pool in which `threads` threads share the work of one caller: the caller, and one thread less than that
-    /// which the pool starts.
+    /// A pool in which `threads` threads share the work of one caller. It starts `threads - 1` threads; the
+    /// caller is the other one.
     ///
     /// # Errors
-    /// The operating system gives no thread.
+    /// The operating system cannot start a thread.
     ///
     /// # Panics
     /// When `threads` is 0.
     pub fn new(threads: usize) -> io::Result<Self> {
-        assert!(threads > 0, "a caller is a thread");
+        assert!(threads > 0, "threads must be at least 1: the caller counts as one");
         let shared =
             Shared { state: Mutex::default(), posted: Condvar::new(), wakes_max: wakes_max(threads) };
         let mut pool = Self { shared: Arc::new(shared), threads: Vec::new() };
@@ -121,15 +122,15 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads that may share the work of one caller, the caller included.
+    /// Number of threads that may share the work of one caller, including the caller.
     pub fn threads(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Run `work` for every number in `[0, tasks)`, each once, on this thread and idle threads of the pool.
+    /// Run `work` once for every number in `[0, tasks)`, on this thread and idle threads of the pool.
     ///
     /// # Panics
-    /// With the panic of a task, once no thread is in one any more.
+    /// Resumes the panic of a task, after all threads have left the job.
     pub fn for_each(&self, tasks: usize, work: impl Fn(usize) + Sync) {
         if tasks <= 1 || self.threads.is_empty() {
             (0..tasks).for_each(work);
@@ -151,7 +152,7 @@ impl Pool {
         }
     }
 
-    /// The results of `work` for every number in `[0, tasks)`, in order.
+    /// Results of `work` for every number in `[0, tasks)`, in order.
     ///
     /// # Panics
     /// As [`Pool::for_each`].
@@ -160,19 +161,19 @@ impl Pool {
         let slots = Slots(results.as_mut_ptr());
         self.for_each(tasks, |task| {
             let result = work(task);
-            // SAFETY: below the number of results, and no two tasks have one number.
+            // SAFETY: `task` is below the number of results, and every task has its own number.
             unsafe { *slots.at(task) = Some(result) };
         });
         results.into_iter().map(|result| result.expect("every task has run")).collect()
     }
 
-    /// Run `work` for every item.
+    /// Run `work` once for every item.
     ///
     /// # Panics
     /// As [`Pool::for_each`].
     pub fn for_each_mut<T: Send>(&self, items: &mut [T], work: impl Fn(&mut T) + Sync) {
         let slots = Slots(items.as_mut_ptr());
-        // SAFETY: below the number of items, and no two tasks have one number.
+        // SAFETY: `task` is below the number of items, and every task has its own number.
         self.for_each(items.len(), |task| work(unsafe { &mut *slots.at(task) }));
     }
 }
@@ -182,7 +183,7 @@ impl Drop for Pool {
         lock(&self.shared.state).ending = true;
         self.shared.posted.notify_all();
         for thread in self.threads.drain(..) {
-            // Panics of tasks were passed on to their callers.
+            // Panics of tasks were already resumed in their callers.
             let _ = thread.join();
         }
     }
@@ -201,7 +202,8 @@ impl Shared {
         }
     }
 
-    /// Take the job off the list once no thread is in it. No task is left, so none joins it any more.
+    /// Remove the job once no thread runs its tasks. All tasks have been taken, so no further thread joins
+    /// it.
     fn withdraw(&self, job: &Job<'_>) {
         let mut state = lock(&self.state);
         loop {
@@ -214,18 +216,18 @@ impl Shared {
         }
     }
 
-    /// The life of a thread of the pool.
+    /// Main loop of a pool thread.
     fn help(&self) {
         let mut state = lock(&self.state);
         loop {
             if let Some(job) = state.join() {
                 drop(state);
-                // SAFETY: the caller keeps the job while this thread is counted in it.
+                // SAFETY: the caller keeps the job alive while this thread is counted in its `helpers`.
                 let job_ref = unsafe { &*job };
                 job_ref.locks.run(|| job_ref.run());
                 state = lock(&self.state);
                 if state.leave(job) {
-                    // Under the lock, so that the caller cannot go before it was notified.
+                    // Notify under the lock: the caller must not drop the job before this call.
                     job_ref.left.notify_one();
                 }
             } else if state.ending {
@@ -241,7 +243,10 @@ impl Shared {
 
 impl State {
     fn index_of(&self, job: *const Job<'static>) -> usize {
-        self.jobs.iter().position(|posted| posted.job == job).expect("it stays until its caller withdraws it")
+        self.jobs
+            .iter()
+            .position(|posted| posted.job == job)
+            .expect("a job stays posted until its caller withdraws it")
     }
 
     /// Join the job with the fewest helpers among those that have tasks left.
@@ -253,7 +258,7 @@ impl State {
         Some(posted.job)
     }
 
-    /// Leave a job; whether this was its last helper.
+    /// Leave a job; returns whether this thread was its last helper.
     fn leave(&mut self, job: *const Job<'static>) -> bool {
         let index = self.index_of(job);
         self.jobs[index].helpers -= 1;
@@ -261,11 +266,11 @@ impl State {
     }
 }
 
-/// Threads to wake for one job, in a pool that shares the work of a caller among `threads`.
+/// Number of threads to wake for one job, in a pool in which `threads` threads share the work of a caller.
 ///
-/// A thread without a core of its own delays the job: it may be preempted in a task for which the caller waits. Eight
-/// threads woken for two cores cost a fifth of the speed. Builds with `debug_assertions` wake all, so that tests
-/// reach orders of events that the number of cores would otherwise hide.
+/// A thread without a core of its own delays the job: it may be preempted in a task that the caller waits
+/// for. Waking eight threads on two cores cost a fifth of the speed. Builds with `debug_assertions` wake all
+/// threads, so that tests reach event orders that a small number of cores would hide.
 fn wakes_max(threads: usize) -> usize {
     if cfg!(debug_assertions) {
         return threads - 1;
@@ -274,27 +279,27 @@ fn wakes_max(threads: usize) -> usize {
     threads.min(cores) - 1
 }
 
-/// Items of which every task uses another one.
+/// A slice in which every task accesses a different item.
 struct Slots<T>(*mut T);
 
-// SAFETY: a task uses the item of its own number only, and items may be sent between threads.
+// SAFETY: a task accesses only the item of its own number, and items are `Send`.
 unsafe impl<T: Send> Sync for Slots<T> {}
 
 impl<T> Slots<T> {
     /// # Safety
-    /// There are more than `index` items.
+    /// `index` is below the number of items.
     unsafe fn at(&self, index: usize) -> *mut T {
-        // SAFETY: the caller's.
+        // SAFETY: `index` is in bounds, as the caller guarantees.
         unsafe { self.0.add(index) }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no task runs under the pool's own locks")
+    mutex.lock().expect("the pool's locks are never poisoned: no task runs under them")
 }
 
 fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    condition.wait(guard).expect("no task runs under the pool's own locks")
+    condition.wait(guard).expect("the pool's locks are never poisoned: no task runs under them")
 }
 
 #[cfg(not(loom))]
@@ -302,7 +307,7 @@ fn caught(work: impl FnOnce()) -> Result<(), Box<dyn Any + Send>> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
 }
 
-/// The model ends an execution by a panic of its own, which must not be caught.
+/// Loom ends an execution by a panic, which must not be caught.
 #[cfg(loom)]
 fn caught(work: impl FnOnce()) -> Result<(), Box<dyn Any + Send>> {
     work();
@@ -359,7 +364,7 @@ mod tests {
         assert_eq!(sum.into_inner(), 6 * 200 * 5 * 21);
     }
 
-    /// A caller that holds a lock and waits is not given another caller's task, which would want that lock.
+    /// A waiting caller that holds a lock must not run another caller's task that wants the same lock.
     #[test]
     fn a_caller_that_waits_runs_nothing_else() {
         let (pool, shared) = (Pool::new(4).unwrap(), std::sync::RwLock::new(0_u64));
@@ -397,7 +402,8 @@ mod tests {
 mod model {
     use super::*;
 
-    /// A lost wake-up, a job that ends too early or a task that runs twice fails or deadlocks in some execution.
+    /// A lost wake-up, a job that ends too early, or a task that runs twice fails or deadlocks in some
+    /// execution.
     fn check(callers: usize, tasks: usize) {
         loom::model(move || {
             let pool = Arc::new(Pool::new(2).unwrap());

@@ -1,12 +1,12 @@
-//! The order in which locks are taken, and who holds what.
+//! Lock ranks: the order in which locks are taken, and a record of which thread holds which locks.
 //!
-//! Every kind of lock has a rank, a type that implements [`Rank`]. In builds with `debug_assertions` each thread
-//! keeps a list of the locks it holds. Taking a lock whose rank and number are not above all of them panics before
-//! the thread blocks. Two threads that both follow one order cannot wait for each other in a circle.
+//! Every kind of lock has a rank, a type that implements [`Rank`]. In builds with `debug_assertions`, each
+//! thread keeps a list of the locks it holds. Taking a lock whose rank and number are not above all of these
+//! panics before the thread blocks. Threads that follow one order cannot deadlock.
 
 /// A kind of lock.
 pub trait Rank {
-    /// Locks are taken in ascending order of levels.
+    /// Position in the lock order: locks are taken in ascending order of levels.
     const LEVEL: u8;
     /// The lock's name in panics and in [`report`].
     const NAME: &'static str;
@@ -17,9 +17,9 @@ pub(crate) use checked::{Inherited, LockId, Token};
 #[cfg(not(debug_assertions))]
 pub(crate) use unchecked::{Inherited, LockId, Token};
 
-/// One line per thread that holds or waits for a lock; for test failures and watchdogs.
+/// One line per thread that holds or waits for a lock, for test failures and watchdogs.
 ///
-/// Builds without `debug_assertions` do not know and say so.
+/// Builds without `debug_assertions` record no locks; the text says so.
 pub fn report() -> String {
     #[cfg(debug_assertions)]
     return checked::report();
@@ -27,8 +27,9 @@ pub fn report() -> String {
     return "built without debug assertions: locks are not recorded\n".into();
 }
 
-/// Run what another thread would do meanwhile, for simulations without threads: it does not count as holding what
-/// this thread holds. Nothing that it wants exclusively may be held.
+/// Run `work` as if on another thread, for simulations without threads: the locks of this thread do not count
+/// as held. `work` must not take a lock that this thread holds exclusively, nor take exclusively a lock that
+/// it holds.
 pub fn as_another_thread<T>(work: impl FnOnce() -> T) -> T {
     Inherited::none().run_alone(work)
 }
@@ -41,7 +42,7 @@ mod checked {
 
     use super::Rank;
 
-    /// A lock in the order of all locks.
+    /// Identity of a lock, ordered as all locks are.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct LockId {
         level: u8,
@@ -69,7 +70,7 @@ mod checked {
     #[derive(Debug, Default)]
     struct Thread {
         name: String,
-        /// Locks that the caller of the running task holds.
+        /// Locks held by the caller of the pool task that this thread runs.
         inherited: Vec<LockId>,
         held: Vec<LockId>,
         wanted: Option<LockId>,
@@ -84,7 +85,7 @@ mod checked {
         static THREAD: OnceCell<Shared> = const { OnceCell::new() };
     }
 
-    /// Work on the record of this thread; nothing happens while the thread's own storage is being destroyed.
+    /// Access the record of this thread. Returns `None` while the thread's own storage is being destroyed.
     fn with_thread<T>(work: impl FnOnce(&mut Thread) -> T) -> Option<T> {
         THREAD
             .try_with(|thread| {
@@ -102,7 +103,7 @@ mod checked {
             .ok()
     }
 
-    /// A lock that this thread holds, or is about to.
+    /// A lock that this thread holds or is about to take.
     #[derive(Debug)]
     pub(crate) struct Token(LockId);
 
@@ -110,7 +111,8 @@ mod checked {
         /// Check that the lock may be taken now.
         ///
         /// # Panics
-        /// When this thread, or the caller of the task it runs, holds a lock of the same or a later place.
+        /// When this thread, or the caller of its pool task, holds a lock that is not below this one in the
+        /// order.
         pub(crate) fn want(lock_id: LockId) -> Self {
             let conflict = with_thread(|thread| {
                 thread.wanted = Some(lock_id);
@@ -123,7 +125,7 @@ mod checked {
             Self(lock_id)
         }
 
-        /// The lock was taken.
+        /// Record that the lock was taken.
         pub(crate) fn taken(self) -> Self {
             with_thread(|thread| {
                 thread.wanted = None;
@@ -132,13 +134,13 @@ mod checked {
             self
         }
 
-        /// The lock was not taken: a `try_` call failed.
+        /// Record that a `try_` call did not get the lock.
         pub(crate) fn give_up(self) {
             with_thread(|thread| thread.wanted = None);
             std::mem::forget(self);
         }
 
-        /// The lock is free while `work` runs.
+        /// Record the lock as free while `work` runs.
         pub(crate) fn released<T>(&self, work: impl FnOnce() -> T) -> T {
             release(self.0);
             let result = work();
@@ -165,7 +167,7 @@ mod checked {
         });
     }
 
-    /// Puts a list of this thread back, also after a panic.
+    /// Restores a list of this thread when dropped, also after a panic.
     struct Restore(fn(&mut Thread, Vec<LockId>), Vec<LockId>);
 
     impl Drop for Restore {
@@ -174,12 +176,12 @@ mod checked {
         }
     }
 
-    /// What a caller of the pool holds; its tasks count as holding it, too.
+    /// The locks that a caller of the pool holds. Its tasks count as holding them too.
     #[derive(Debug)]
     pub(crate) struct Inherited(Vec<LockId>);
 
     impl Inherited {
-        /// What this thread holds now.
+        /// The locks that this thread holds now.
         pub(crate) fn of_this_thread() -> Self {
             let all = |thread: &mut Thread| thread.inherited.iter().chain(&thread.held).copied().collect();
             Self(with_thread(all).unwrap_or_default())
@@ -192,12 +194,12 @@ mod checked {
             task()
         }
 
-        /// A caller that holds nothing.
+        /// A caller that holds no locks.
         pub(crate) fn none() -> Self {
             Self(Vec::new())
         }
 
-        /// As [`Inherited::run`], without what this thread holds.
+        /// Like [`Inherited::run`], ignoring the locks of this thread.
         pub(crate) fn run_alone<T>(&self, task: impl FnOnce() -> T) -> T {
             let held = with_thread(|thread| std::mem::take(&mut thread.held));
             let _restore = Restore(|thread, before| thread.held = before, held.unwrap_or_default());

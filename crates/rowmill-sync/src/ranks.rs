@@ -1,4 +1,4 @@
-//! The order of the engine's locks, outermost first; see docs/decisions/0017-locks-and-threads.md.
+//! The lock order of the engine, outermost first; see docs/decisions/0017-locks-and-threads.md.
 
 use crate::Rank;
 
@@ -18,16 +18,16 @@ macro_rules! ranks {
 }
 
 ranks! {
-    /// What the last checkpoint consists of; held while the next one is made.
+    /// Contents of the last checkpoint; held while the next one is made.
     Saved = 10, "the saved checkpoint";
-    /// The handles of the store's threads, each held to start, use or end them.
+    /// Handles of the store's threads; each is held while its thread is started, used or ended.
     Lookahead = 20, "the lookahead handle";
     Queue = 21, "the queue handle";
     Compaction = 22, "the compaction handle";
     Publisher = 23, "the publisher handle";
-    /// What the feed has collected.
+    /// Changes collected by the feed.
     Feed = 30, "the feed";
-    /// Held shared by changes of rows, exclusively by the cut of a checkpoint and by evictions.
+    /// Held shared while rows change, and exclusively by the cut of a checkpoint and by evictions.
     Changes = 40, "changes";
     /// Tables by name.
     Tables = 50, "the tables of the store";
@@ -47,10 +47,10 @@ ranks! {
     ShardWaiting = 100, "the waiting tickets of a shard";
     /// All open tickets.
     Tickets = 110, "the open tickets";
-    /// What one ticket holds, and what its calls wait for.
+    /// The clocks that a ticket holds, and the rows that its calls wait for.
     TicketHolds = 111, "the holds of a ticket";
     TicketWaits = 112, "the waits of a ticket";
-    /// Announcements that lookahead works off.
+    /// Announcements that lookahead has yet to process.
     Announcements = 120, "the announcements";
     /// Counts of looked-up and admitted ids of a table.
     Sketch = 130, "the sketch of a table";
@@ -66,11 +66,11 @@ ranks! {
     LogSegments = 152, "the segments of a log";
     LogReadings = 153, "the readers of a log";
     LogScratch = 154, "the read buffers of a log";
-    /// Why the feed, or the store, accepts nothing more.
+    /// Why the feed, or the store, accepts no more writes.
     FeedFailure = 160, "the failure of the feed";
     Pins = 161, "the pinned checkpoints";
     VolumeLock = 162, "the lock of the folder";
     Poison = 163, "the poison of the store";
-    /// Whether a thread of the store is to end.
+    /// Whether a thread of the store should end.
     Stopping = 170, "the end of a thread";
 }

@@ -101,7 +101,7 @@ def test_a_table_is_opened_with_the_spec_it_was_made_with(store: rowmill.Store) 
         ({"optimizer": SGD(lr="a")}, "optimizer lr must be a number, got 'a'"),
         (
             {"optimizer": MomentumSGD(lr=0.1, momentum=0.0)},
-            r"optimizer momentum must be above 0 and below 1 \(SGD does without\), got 0",
+            r"optimizer momentum must be above 0 and below 1 \(use SGD for 0\), got 0",
         ),
         ({"optimizer": MomentumSGD(lr=0.1, momentum=1.0)}, "momentum must be .* below 1 .* got 1"),
         (
@@ -112,7 +112,7 @@ def test_a_table_is_opened_with_the_spec_it_was_made_with(store: rowmill.Store) 
         ({"optimizer": FTRL(lr=0.1, l1=-1)}, "optimizer l1 must be a finite number >= 0, got -1"),
         (
             {"optimizer": FTRL(lr=0.1, beta=0)},
-            "optimizer beta must be > 0 where initial_accumulator is 0, got 0",
+            "optimizer beta must be > 0 when initial_accumulator is 0, got 0",
         ),
         ({"optimizer": "adam"}, "optimizer must be one of rowmill.optim's SGD"),
         (
