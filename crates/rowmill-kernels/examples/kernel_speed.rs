@@ -1,8 +1,8 @@
 //! How fast are the kernels on this machine? Prints nanoseconds of CPU time per lookup, id, row or sample.
 //!
-//! `cargo run --release -p rowmill-kernels --example kernel_speed [FILTER]` takes about half a minute.
-//! Rows lie at random in half a GiB of huge pages, as they do in a store, so the figures of pool, gather
-//! and apply contain the cost of bringing rows in from memory; ids are uniform (the worst case) or Zipf.
+//! `cargo run --release -p rowmill-kernels --example kernel_speed [FILTER]` takes about half a minute. Rows
+//! are at random positions in half a GiB of huge pages, as in a store, so the times of pool, gather and apply
+//! include cache misses. Ids are uniform (the worst case) or Zipf.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -17,11 +17,11 @@ use rowmill_rows::{Dtype, IdBag, Initializer, OptimizerSpec, Pooling};
 
 const MEMORY_BYTES: usize = 1 << 29;
 const BAGS: usize = 2048;
-/// Samples of an interaction: a task's worth, which stays in the second-level cache.
+/// Samples per interaction: the size of one task, which stays in the L2 cache.
 const SAMPLES: usize = 32;
-/// Batches that are cycled through, so that their rows do not stay in the caches.
+/// Batches to cycle through, so that their rows do not stay in the caches.
 const BATCHES: usize = 64;
-/// Many short rounds: the best of them met a quiet moment of the machine.
+/// Many short rounds: the best one ran undisturbed by other processes.
 const ROUNDS: usize = 40;
 const ROUND_SECONDS: f64 = 0.005;
 
@@ -65,7 +65,7 @@ fn unique_speed(_memory: &Memory) {
     }
 }
 
-/// What a rank does with the ids of 57 categories before it sends them, and an owner with those of 4 ranks.
+/// Work of a rank: the ids of 57 categories before it sends them, and as an owner the ids of 4 ranks.
 fn exchange_speed(_memory: &Memory) {
     const CATEGORIES: usize = 57;
     const RANKS: u32 = 4;
@@ -137,7 +137,7 @@ fn pool_speed(memory: &Memory) {
                         report(&name, BAGS * length, |batch| {
                             let Batch { rows, .. } = &batches[batch];
                             let lookups = batches[batch].lookups();
-                            // SAFETY: rows lie in `memory`, `out` has `dim` floats per bag.
+                            // SAFETY: all rows are in `memory`, and `out` has `dim` floats per bag.
                             unsafe { pool_with(set, rows, &lookups, dtype, dim, out.as_mut_ptr(), dim) };
                             out[0]
                         });
@@ -148,7 +148,8 @@ fn pool_speed(memory: &Memory) {
     }
 }
 
-/// Rows that lie in the order of their ids, in 16 shards, pooled side by side with those of seven other features.
+/// Rows stored in the order of their ids, in 16 shards. Their output columns are next to those of seven other
+/// features.
 fn array_speed(memory: &Memory) {
     const SHARDS: usize = 16;
     const FEATURES: usize = 8;
@@ -167,7 +168,7 @@ fn array_speed(memory: &Memory) {
                     let (ids, padding, pooling) = (&batches[batch][..], None, Pooling::Sum);
                     let bag = IdBag { ids, offsets: &offsets, weights: None, padding, pooling };
                     let out = out[feature(batch)..].as_mut_ptr();
-                    // SAFETY: every row lies in `memory`, `out` has a line of all features per bag.
+                    // SAFETY: all rows are in `memory`, and `out` has a line of all features per bag.
                     unsafe { pool_array(&array, &bag, 0..BAGS, Dtype::F32, dim, out, FEATURES * dim) };
                 });
             }
@@ -182,7 +183,7 @@ fn gather_speed(memory: &Memory) {
         let rows = batches[0].rows.len();
         report(&format!("gather D={dim}"), rows, |batch| {
             let rows = &batches[batch].rows[..rows.min(batches[batch].rows.len())];
-            // SAFETY: rows lie in `memory`.
+            // SAFETY: all rows are in `memory`.
             unsafe { gather(rows, Dtype::F32, dim, &mut out, dim) };
             out[0]
         });
@@ -204,7 +205,7 @@ fn accumulate_speed(memory: &Memory) {
             order.build(&batches[0].lookups(), batches[0].rows.len());
             report(&format!("accumulate D={dim} L={length} zipf"), BAGS * length, |_| {
                 out.resize(order.unique() * dim, 0.0);
-                // SAFETY: one gradient per bag.
+                // SAFETY: there is one gradient per bag.
                 unsafe {
                     accumulate_range(&order, 0..order.unique(), gradients.as_ptr(), dim, dim, &mut out);
                 }
@@ -242,7 +243,7 @@ fn apply_speed(memory: &Memory) {
                     let rows: Vec<*mut f32> =
                         batches[batch].rows[..count].iter().map(|row| row.cast_mut()).collect();
                     let update = Update { lr: 1e-3, step, rounding: Some(Rounding { key, ids: &ids }) };
-                    // SAFETY: rows lie in `memory`, `stride` apart, and nobody else uses them.
+                    // SAFETY: all rows are in `memory`, `stride` floats apart, and no other thread uses them.
                     unsafe { updater.apply_many(&rows, &gradients, &update) };
                 });
             }
@@ -250,7 +251,7 @@ fn apply_speed(memory: &Memory) {
     }
 }
 
-/// The whole backward of a step: sort, sum, update.
+/// The complete backward of a step: sort, sum, update.
 fn backward_speed(memory: &Memory) {
     for dim in [16, 64, 128] {
         for length in [1, 20] {
@@ -267,7 +268,7 @@ fn backward_speed(memory: &Memory) {
                 let (lookups, rows) = (batches[batch].lookups(), rows(&batches[batch]));
                 order.build(&lookups, rows.len());
                 let sums = &mut sums[..rows.len() * dim];
-                // SAFETY: rows lie in `memory`, one gradient per bag.
+                // SAFETY: all rows are in `memory`, and there is one gradient per bag.
                 unsafe {
                     accumulate_range(&order, 0..rows.len(), gradients.as_ptr(), dim, dim, sums);
                     updater.apply_many(&rows, sums, &update);
@@ -277,7 +278,7 @@ fn backward_speed(memory: &Memory) {
                 let (lookups, rows) = (batches[batch].lookups(), rows(&batches[batch]));
                 let unique: Vec<u32> = (0..rows.len() as u32).collect();
                 order.build(&lookups, rows.len());
-                // SAFETY: as above.
+                // SAFETY: as above: rows in `memory`, one gradient per bag.
                 unsafe {
                     updater.apply_lookups(&rows, &order, &unique, gradients.as_ptr(), dim, &update);
                 }
@@ -341,7 +342,7 @@ fn report<T>(name: &str, units: usize, mut call: impl FnMut(usize) -> T) {
     println!("{name:44} {best:9.2}");
 }
 
-/// CPU time of this thread: neighbours on the machine disturb it less than the wall clock.
+/// CPU time of this thread in seconds: other processes disturb it less than wall-clock time.
 fn cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a timespec to write to.
@@ -361,7 +362,7 @@ impl Memory {
         const HUGE_BYTES: usize = 2 << 20;
         let mut floats: Vec<f32> = Vec::with_capacity((MEMORY_BYTES + HUGE_BYTES) / 4);
         let start = floats.as_ptr().align_offset(HUGE_BYTES);
-        // SAFETY: the range lies inside the allocation; the advice does not change what is in it.
+        // SAFETY: the range is inside the allocation, and the advice does not change its content.
         unsafe {
             libc::madvise(floats.as_mut_ptr().add(start).cast(), MEMORY_BYTES, libc::MADV_HUGEPAGE);
         }
@@ -374,7 +375,7 @@ impl Memory {
     }
 }
 
-/// A batch of bags of one length, made unique.
+/// A batch of bags of one length, with its unique rows.
 struct Batch {
     rows: Vec<RowPtr>,
     inverse: Vec<u32>,
@@ -396,8 +397,8 @@ impl Batch {
     }
 }
 
-/// Ids below `range`, uniform or roughly Zipf with exponent 1.05 (the inverse of its integral), scattered
-/// over the range.
+/// Ids in `[0, range)`, uniform or approximately Zipf with exponent 1.05 (by the inverse of its integral),
+/// scattered over the range.
 fn ids(seed: usize, count: usize, range: u64, zipf: bool) -> Vec<u64> {
     const EXPONENT: f64 = 1.05;
     let mut state = 0x5851_f42d_4c95_7f2d_u64.wrapping_mul(seed as u64 + 1);

@@ -1,4 +1,4 @@
-//! Accumulate: the backward of an embedding bag, from gradients of bags to gradients of unique rows.
+//! Accumulate: the backward of an embedding bag, which sums gradients of bags into gradients of unique rows.
 
 use std::ops::Range;
 
@@ -11,20 +11,20 @@ use crate::{Lookups, SKIP};
 
 /// Lookups sorted by unique row: for each row the bags that looked it up, in lookup order.
 ///
-/// Built once per step by a counting sort; ranges of unique rows can then be accumulated by different
-/// threads. The buffers are kept from step to step.
+/// Built once per step by a counting sort. Different threads can then accumulate different ranges of unique
+/// rows. The buffers are kept from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct LookupOrder {
-    /// Row `u` was looked up by `bags[starts[u]..starts[u + 1]]`; one entry more while building.
+    /// Row `u` was looked up by `bags[starts[u]..starts[u + 1]]`. Has one more entry during the build.
     starts: Vec<u32>,
-    /// The bag of each lookup.
+    /// The bag of each lookup, sorted by row.
     bags: Vec<u32>,
-    /// What the bag's gradient is multiplied with; empty for plain sums.
+    /// Factor of each bag's gradient. Empty for unweighted sums.
     factors: Vec<f32>,
 }
 
 impl LookupOrder {
-    /// Sort `lookups`, whose indices are below `unique`.
+    /// Sort `lookups`, whose indices are [`SKIP`] or below `unique`.
     ///
     /// # Panics
     /// If an index is neither [`SKIP`] nor below `unique`, or offsets do not fit the lookups.
@@ -35,11 +35,11 @@ impl LookupOrder {
         let begin = offsets.first().map_or(0, |&offset| offset as usize);
         let end = offsets.last().map_or(0, |&offset| offset as usize);
 
-        // Counts two places behind their row turn into starts one place behind it, which then serve as
-        // cursors and end up as the starts of the next row.
+        // Counts are stored two positions after their row. The prefix sum turns them into starts one position
+        // after it. These serve as cursors and end as the start of the next row.
         self.starts.clear();
         self.starts.resize(unique + 2, 0);
-        // Slices of their own: through `self` every store makes the compiler load the pointers again.
+        // A local slice: through `self`, every store would make the compiler reload the pointer.
         let starts = self.starts.as_mut_slice();
         for &index in &inverse[begin..end] {
             if index != SKIP {
@@ -53,7 +53,7 @@ impl LookupOrder {
             *start = total;
         }
 
-        // Every entry is written below, so what a batch before left there may stay.
+        // Every entry is written below, so entries of an earlier batch need not be cleared.
         let scaled = weights.is_some() || pooling == Pooling::Mean;
         self.bags.resize(total as usize, 0);
         self.factors.resize(if scaled { total as usize } else { 0 }, 0.0);
@@ -81,7 +81,7 @@ impl LookupOrder {
         self.starts.len().saturating_sub(1)
     }
 
-    /// Lookups of the unique rows in `range`, padding left out: what a split between threads balances.
+    /// Number of lookups of the unique rows in `range`, without padding. Threads balance their work by it.
     ///
     /// # Panics
     /// If the range does not lie inside the unique rows.
@@ -89,7 +89,7 @@ impl LookupOrder {
         if range.is_empty() { 0 } else { (self.starts[range.end] - self.starts[range.start]) as usize }
     }
 
-    /// The first bag that looked a unique row up, if any did.
+    /// The first bag that looked up a unique row, if any.
     ///
     /// # Panics
     /// If there is no such row.
@@ -99,21 +99,21 @@ impl LookupOrder {
         (begin < end).then(|| self.bags[begin as usize])
     }
 
-    /// Bytes the buffers hold.
+    /// Bytes allocated for the buffers.
     pub fn bytes(&self) -> usize {
         4 * (self.starts.capacity() + self.bags.capacity() + self.factors.capacity())
     }
 }
 
-/// The gradient of unique row `range.start + i` at `out[i * dim..][..dim]`: the sum over its lookups of
-/// the bag's gradient at `gradients + bag * stride`, times the lookup's weight, or divided by the bag's
-/// count for a mean.
+/// Write the gradient of unique row `range.start + i` to `out[i * dim..][..dim]`: the sum over its lookups of
+/// the bag's gradient at `gradients + bag * stride`, times the lookup's weight, or divided by the bag's count
+/// for a mean.
 ///
-/// Terms are added in lookup order after being rounded, as `torch` adds up a sparse gradient. Bags count
-/// from the first offset the order was built with.
+/// Terms are rounded and then added in lookup order, as `torch` sums a sparse gradient. Bags are numbered
+/// from the first offset that the order was built with.
 ///
 /// # Panics
-/// If `out` is not `range.len() * dim` floats or the range does not lie inside the unique rows.
+/// If `out` is not `range.len() * dim` floats, or the range is not within the unique rows.
 ///
 /// # Safety
 /// `gradients` has `dim` readable floats at `bag * stride` for every bag of the lookups.
@@ -125,7 +125,7 @@ pub unsafe fn accumulate_range(
     dim: usize,
     out: &mut [f32],
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { accumulate_range_with(InstructionSet::best(), order, range, gradients, stride, dim, out) }
 }
 
@@ -146,7 +146,7 @@ pub unsafe fn accumulate_range_with(
     out: &mut [f32],
 ) {
     assert_eq!(Some(out.len()), range.len().checked_mul(dim), "one gradient per row");
-    // SAFETY: the caller's, and `out` has room.
+    // SAFETY: the caller upholds the contract, and `out` has room.
     unsafe { set.run(Accumulate::new(order, range, gradients, stride, dim, out.as_mut_ptr())) }
 }
 
@@ -160,7 +160,7 @@ pub(crate) struct Accumulate<'a> {
 }
 
 impl<'a> Accumulate<'a> {
-    /// The arguments of [`accumulate_range`], checked as far as they can be.
+    /// Check the arguments of [`accumulate_range`] as far as possible.
     #[inline(always)]
     pub(crate) fn new(
         order: &'a LookupOrder,
@@ -170,7 +170,10 @@ impl<'a> Accumulate<'a> {
         dim: usize,
         out: *mut f32,
     ) -> Self {
-        assert!(range.start <= range.end && range.end <= order.unique(), "a range outside the unique rows");
+        assert!(
+            range.start <= range.end && range.end <= order.unique(),
+            "the range is outside the unique rows"
+        );
         let starts = if range.is_empty() { &[][..] } else { &order.starts[range.start..=range.end] };
         Self { order, starts, gradients, stride, dim, out }
     }
@@ -181,7 +184,7 @@ impl Kernel for Accumulate<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        // SAFETY: the caller's; factors exist where they are asked for.
+        // SAFETY: the caller upholds the contract; `SCALED` is set only if there are factors.
         unsafe {
             if self.order.factors.is_empty() {
                 sum_all::<V, _>(&Rows::<false, true>(&self), self.dim);
@@ -192,13 +195,14 @@ impl Kernel for Accumulate<'_> {
     }
 }
 
-/// The sums of unique rows wherever they stand in the order, one at a time, each to the same place.
+/// The gradient sums of single unique rows, in any order, all written to the same address.
 pub(crate) struct Scattered<'a> {
     accumulate: Accumulate<'a>,
 }
 
 impl<'a> Scattered<'a> {
-    /// `out` has room for `dim` floats in whole vectors; every bag has as many at `gradients + bag * stride`.
+    /// `out` has room for `dim` floats rounded up to whole vectors. Every bag has `dim` floats at `gradients
+    /// + bag * stride`.
     #[inline(always)]
     pub(crate) fn new(
         order: &'a LookupOrder,
@@ -213,10 +217,10 @@ impl<'a> Scattered<'a> {
     /// Write the sum of unique row `row`.
     ///
     /// # Safety
-    /// As for [`accumulate_range`], and the row is one of the order.
+    /// As for [`accumulate_range`]; `row` is a unique row of the order.
     #[inline(always)]
     pub(crate) unsafe fn sum<V: Vector>(&self, row: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             if self.accumulate.order.factors.is_empty() {
                 sum_one::<V, _>(&Rows::<false, false>(&self.accumulate), row, self.accumulate.dim);
@@ -227,7 +231,7 @@ impl<'a> Scattered<'a> {
     }
 }
 
-/// One sum per unique row, one term per lookup; each at a place of its own, or all at one.
+/// One sum per unique row, with one term per lookup. Written to separate addresses (`APART`), or all to one.
 struct Rows<'a, const SCALED: bool, const APART: bool>(&'a Accumulate<'a>);
 
 impl<const SCALED: bool, const APART: bool> Sums for Rows<'_, SCALED, APART> {
@@ -243,19 +247,19 @@ impl<const SCALED: bool, const APART: bool> Sums for Rows<'_, SCALED, APART> {
 
     #[inline(always)]
     unsafe fn terms(&self, sum: usize) -> Range<usize> {
-        // SAFETY: `sum` is below `len`, and there is one start more.
+        // SAFETY: `sum` is below `len`, and `starts` has one entry more.
         unsafe { *self.0.starts.get_unchecked(sum) as usize..*self.0.starts.get_unchecked(sum + 1) as usize }
     }
 
     #[inline(always)]
     unsafe fn term(&self, term: usize) -> *const f32 {
-        // SAFETY: starts lie inside `bags`, and every bag has a gradient.
+        // SAFETY: all starts lie inside `bags`, and every bag has a gradient.
         unsafe { self.0.gradients.add(*self.0.order.bags.get_unchecked(term) as usize * self.0.stride) }
     }
 
     #[inline(always)]
     unsafe fn add<V: Vector>(&self, sum: V, vector: V, term: usize) -> V {
-        // SAFETY: the caller's; there is one factor per bag entry.
+        // SAFETY: the caller upholds the contract; there is one factor per entry of `bags`.
         unsafe {
             if SCALED {
                 sum.add(vector.mul(V::splat(*self.0.order.factors.get_unchecked(term))))
@@ -272,7 +276,7 @@ impl<const SCALED: bool, const APART: bool> Sums for Rows<'_, SCALED, APART> {
 
     #[inline(always)]
     unsafe fn target(&self, sum: usize) -> *mut f32 {
-        // SAFETY: `out` has one gradient per row, or one in all.
+        // SAFETY: `out` has one gradient per row, or one for all rows.
         unsafe { self.0.out.add(if APART { sum * self.0.dim } else { 0 }) }
     }
 }

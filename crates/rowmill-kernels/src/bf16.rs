@@ -1,16 +1,16 @@
-//! bfloat16: the upper half of a 32-bit float, so that half the bytes have the same range and 8 significant bits.
+//! bfloat16: the upper 16 bits of a 32-bit float, with the same range and 8 significant bits.
 //!
-//! To widen is to put zeros behind. To narrow is to add something to the bits and cut the lower half off: half of
-//! what is cut off rounds to the nearest, and a random number below it rounds up as often as the number is nearer
-//! to what lies above. Either way a number that has nothing in its lower half stays what it is, infinities and
-//! NaNs included; a NaN that has something there must not come, and no arithmetic makes one.
+//! Widening appends 16 zero bits. Narrowing adds a number to the bits and drops the lower 16 bits. Adding
+//! half a unit rounds to nearest; adding a random number rounds up with a probability equal to the dropped
+//! fraction. In both cases, a value whose lower 16 bits are zero stays unchanged, including infinities and
+//! NaNs. A NaN with other lower bits is not a valid input; no arithmetic produces one.
 
 use crate::arch::{Bits, InstructionSet, Kernel, Vector};
 
-/// Widen `weights` into `out`.
+/// Widen `weights` to 32-bit floats in `out`.
 ///
 /// # Panics
-/// If they are not equally many.
+/// If their lengths differ.
 pub fn widen(weights: &[u16], out: &mut [f32]) {
     widen_with(InstructionSet::best(), weights, out);
 }
@@ -21,15 +21,15 @@ pub fn widen(weights: &[u16], out: &mut [f32]) {
 /// As for [`widen`].
 pub fn widen_with(set: InstructionSet, weights: &[u16], out: &mut [f32]) {
     assert_eq!(weights.len(), out.len(), "one float per weight");
-    // SAFETY: the kernel asks for slices of one length.
+    // SAFETY: the kernel requires slices of equal length, as asserted above.
     unsafe { set.run(Widen { weights, out }) }
 }
 
-/// Round `values`, finite ones, to the nearest bfloat16 (ties to even): `weights`. What lies beyond the largest
-/// one becomes infinite.
+/// Round finite `values` to the nearest bfloat16 (ties to even) in `weights`. Values beyond the largest
+/// bfloat16 become infinite.
 ///
 /// # Panics
-/// If they are not equally many.
+/// If their lengths differ.
 pub fn narrow(values: &[f32], weights: &mut [u16]) {
     narrow_with(InstructionSet::best(), values, weights);
 }
@@ -40,23 +40,23 @@ pub fn narrow(values: &[f32], weights: &mut [u16]) {
 /// As for [`narrow`].
 pub fn narrow_with(set: InstructionSet, values: &[f32], weights: &mut [u16]) {
     assert_eq!(weights.len(), values.len(), "one weight per float");
-    // SAFETY: the kernel asks for slices of one length.
+    // SAFETY: the kernel requires slices of equal length, as asserted above.
     unsafe { set.run(Narrow { values, weights }) }
 }
 
-/// Round `values`, finite ones, in place: what [`widen`] makes of what [`narrow`] makes of them.
+/// Round finite `values` in place to the nearest bfloat16, kept as 32-bit floats.
 pub(crate) fn round(set: InstructionSet, values: &mut [f32]) {
-    // SAFETY: the kernel asks for nothing.
+    // SAFETY: the kernel has no requirements.
     unsafe { set.run(Round(values)) }
 }
 
-/// Reads `count <= LANES` of them, widened.
+/// Read `count <= LANES` numbers, widened.
 ///
 /// # Safety
-/// They are readable; only called below [`InstructionSet::run`].
+/// They are readable. Only call this inside [`InstructionSet::run`].
 #[inline(always)]
 pub(crate) unsafe fn load_up_to<V: Vector>(source: *const u16, count: usize) -> V {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let halves = if count == V::LANES {
             V::Bits::load_halves(source)
@@ -67,13 +67,14 @@ pub(crate) unsafe fn load_up_to<V: Vector>(source: *const u16, count: usize) -> 
     }
 }
 
-/// Writes the first `count <= LANES` floats, `added` to their bits before the lower halves are cut off.
+/// Write the first `count <= LANES` floats, after adding `added` to their bits and dropping the lower 16
+/// bits.
 ///
 /// # Safety
-/// They are writable; only called below [`InstructionSet::run`].
+/// They are writable. Only call this inside [`InstructionSet::run`].
 #[inline(always)]
 pub(crate) unsafe fn store_up_to<V: Vector>(values: V, added: V::Bits, target: *mut u16, count: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let halves = values.to_bits().add(added).shift_right(16);
         if count == V::LANES {
@@ -84,14 +85,14 @@ pub(crate) unsafe fn store_up_to<V: Vector>(values: V, added: V::Bits, target: *
     }
 }
 
-/// What is added to round to the nearest: a little less than half, and the last bit that stays, so that ties go
-/// to even.
+/// The number to add for rounding to nearest: slightly less than half, plus the last kept bit, so that ties
+/// go to even.
 ///
 /// # Safety
-/// Only called below [`InstructionSet::run`].
+/// Only call this inside [`InstructionSet::run`].
 #[inline(always)]
 pub(crate) unsafe fn half<V: Vector>(values: V) -> V::Bits {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { values.to_bits().shift_left(15).shift_right(31).add(V::Bits::splat(0x7fff)) }
 }
 
@@ -106,7 +107,7 @@ impl Kernel for Widen<'_> {
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         let (source, target, count) = (self.weights.as_ptr(), self.out.as_mut_ptr(), self.out.len());
-        // SAFETY: the caller's; there are as many weights as floats.
+        // SAFETY: the caller upholds the contract; there are as many weights as floats.
         unsafe {
             let mut at = 0;
             while at + V::LANES <= count {
@@ -131,7 +132,7 @@ impl Kernel for Narrow<'_> {
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         let (source, target, count) = (self.values.as_ptr(), self.weights.as_mut_ptr(), self.weights.len());
-        // SAFETY: the caller's; there are as many weights as floats.
+        // SAFETY: the caller upholds the contract; there are as many weights as floats.
         unsafe {
             let mut at = 0;
             while at < count {
@@ -153,7 +154,8 @@ impl Kernel for Round<'_> {
     unsafe fn run<V: Vector>(self) {
         let mut halves = [0; 16];
         for values in self.0.chunks_mut(V::LANES) {
-            // SAFETY: the caller's; a chunk has at most as many floats as a vector, and that is at most 16.
+            // SAFETY: the caller upholds the contract; a chunk has at most `LANES` floats, which is at most
+            // 16.
             unsafe {
                 let (target, count) = (values.as_mut_ptr(), values.len());
                 let values = V::load_up_to(target, count);

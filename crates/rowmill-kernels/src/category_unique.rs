@@ -1,15 +1,16 @@
-//! Unique by category: the distinct ids of every category of a fused group, each category for itself, so that several
-//! threads can share a batch.
+//! Unique by category: the distinct ids of each category of a fused group. Categories are independent, so
+//! several threads can share a batch.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::segment_unique::distinct;
 use crate::{SKIP, UniqueScratch};
 
-/// What is to be done for each run of categories, given its number and buffers that no other thread uses meanwhile.
+/// Work on one run of categories, given the run's number and scratch buffers that no other thread uses
+/// meanwhile.
 pub type CategoryWork<'a> = dyn Fn(usize, &mut UniqueScratch) + Sync + 'a;
 
-/// Ids of one category, each with where its position goes.
+/// Segments of one category: ids, and the slice for their positions among the distinct ids.
 type Segments<'a> = Vec<(&'a [u64], &'a mut [u32])>;
 
 /// The lookups of one category.
@@ -24,12 +25,13 @@ impl CategoryIds<'_> {
         self.segments.iter().map(|(ids, _)| ids.len()).sum()
     }
 
-    /// Positions count from the first id of `unique`, which has room for all ids; returns how many are distinct.
+    /// Write the distinct ids to `unique`, which has room for all ids, and count positions from its start.
+    /// Returns the number of distinct ids.
     fn find(&mut self, scratch: &mut UniqueScratch, unique: &mut [u64]) -> usize {
         assert!(self.len() <= unique.len(), "room for every id");
         let total = self.len();
         let segments = self.segments.iter_mut().map(|(ids, inverse)| (*ids, &mut **inverse));
-        // SAFETY: there is room for so many.
+        // SAFETY: `unique` has room for all ids, as asserted above.
         let count = unsafe { distinct(total, segments, self.padding, scratch, unique.as_mut_ptr()) };
         *self.count = count as u32;
         count
@@ -42,17 +44,17 @@ impl CategoryIds<'_> {
     }
 }
 
-/// Categories that follow one another, which one thread takes.
+/// Consecutive categories that one thread processes.
 struct CategoryRun<'a> {
     categories: Vec<CategoryIds<'a>>,
-    /// Room for all ids.
+    /// Room for all ids of the run.
     unique: &'a mut [u64],
-    /// How many are distinct.
+    /// Number of distinct ids found.
     found: usize,
 }
 
 impl CategoryRun<'_> {
-    /// Positions count from the first id of the run.
+    /// Find the distinct ids of the run. Positions count from the first id of the run.
     fn find(&mut self, scratch: &mut UniqueScratch) {
         for category in &mut self.categories {
             let count = category.find(scratch, &mut self.unique[self.found..]);
@@ -68,17 +70,17 @@ impl CategoryRun<'_> {
     }
 }
 
-/// [`segment_unique`](crate::segment_unique()) of every category of a fused group in one pass: the ids of category `c` are
-/// `ids[offsets[c]..offsets[c + 1]]`, the distinct ones come to the front of `unique` category by category, `counts[c]` of
-/// them, and `inverse` counts through all categories (`FusedRec`, Section 3: equal ids of different categories stay apart).
-/// Returns how many are distinct.
+/// [`segment_unique`](crate::segment_unique()) of every category of a fused group. The ids of category `c`
+/// are `ids[offsets[c]..offsets[c + 1]]`. The distinct ids are written to the start of `unique`, category by
+/// category, `counts[c]` of category `c`. `inverse` holds positions among all distinct ids. Equal ids of
+/// different categories stay separate (`FusedRec`, Section 3). Returns the number of distinct ids.
 ///
-/// Categories are cut into `runs` of about as many ids, and `spread(n, work)` calls `work(run, scratch)` once for each of `n` runs,
-/// on threads of its choice. Neither changes a result.
+/// Categories are divided into `runs` of about equal numbers of ids. `spread(n, work)` must call `work(run,
+/// scratch)` once for each run in `[0, n)`, on any threads. Neither affects the results.
 ///
 /// # Panics
-/// If `unique` and `inverse` are not as long as `ids`, `paddings`, `counts` and the categories differ in number, offsets do
-/// not rise from 0 to the number of ids, or there are 2^31 ids or more.
+/// If `unique` and `inverse` are not as long as `ids`, if `paddings` and `counts` do not have one entry per
+/// category, if offsets do not ascend from 0 to the number of ids, or if there are 2^31 ids or more.
 #[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub fn segment_unique_by_category(
     ids: &[u64],
@@ -90,30 +92,31 @@ pub fn segment_unique_by_category(
     runs: usize,
     spread: impl Fn(usize, &CategoryWork<'_>),
 ) -> usize {
-    assert_eq!(offsets.len(), counts.len() + 1, "one offset more than categories");
-    assert_eq!(paddings.len(), counts.len(), "a padding or none per category");
+    assert_eq!(offsets.len(), counts.len() + 1, "offsets must have one entry more than there are categories");
+    assert_eq!(paddings.len(), counts.len(), "paddings must have one entry per category");
     assert_eq!(
         (offsets[0], offsets[counts.len()]),
         (0, ids.len()),
-        "offsets run from 0 to the number of ids"
+        "offsets must run from 0 to the number of ids"
     );
     let mut lookups = Lookups::new(ids, inverse);
     let segments = offsets.windows(2).map(|ends| vec![lookups.take(ends[1] - ends[0])]).collect();
     unique_by_category(segments, paddings, unique, counts, runs, spread)
 }
 
-/// Owner unique: the distinct rows that several ranks ask one rank for (`FusedRec`, Section 3: deferred to the owner, who
-/// knows the category of every id and loses none).
+/// Owner unique: the distinct rows that several ranks request from their owner (`FusedRec`, Section 3). The
+/// owner does this because it knows the category of every id, and so loses no id.
 ///
-/// The distinct ids of every category come to the front of `unique`, category by category, `unique_counts[c]` of them in
-/// order of first occurrence, and the position of every received id among them to `inverse`. Returns how many are distinct.
+/// The distinct ids are written to the start of `unique`, category by category: `unique_counts[c]` ids of
+/// category `c`, in order of first occurrence. `inverse` gets the position of every received id among them.
+/// Returns the number of distinct ids.
 ///
-/// `received` holds for every rank, one after the other, its ids of every category: `counts[r * C + c]` of them. `runs`
-/// and `spread` are those of [`segment_unique_by_category`].
+/// `received` holds, rank by rank, each rank's ids of every category: `counts[r * C + c]` of them. For `runs`
+/// and `spread` see [`segment_unique_by_category`].
 ///
 /// # Panics
-/// If lengths do not agree: `unique` and `inverse` are as long as `received`, `counts` is a whole number of times
-/// `unique_counts`, and sums up to the number of ids, which is below 2^31.
+/// If `unique` and `inverse` are not as long as `received`, if the length of `counts` is not a multiple of
+/// that of `unique_counts`, or if `counts` does not add up to the number of ids, which must be below 2^31.
 pub fn owner_unique(
     received: &[u64],
     counts: &[u32],
@@ -124,9 +127,12 @@ pub fn owner_unique(
     spread: impl Fn(usize, &CategoryWork<'_>),
 ) -> usize {
     let categories = unique_counts.len();
-    assert!(counts.len().is_multiple_of(categories.max(1)), "a count per rank and category");
+    assert!(
+        counts.len().is_multiple_of(categories.max(1)),
+        "counts must have one entry per rank and category"
+    );
     let total: usize = counts.iter().map(|&count| count as usize).sum();
-    assert_eq!(total, received.len(), "the counts sum up to the number of ids");
+    assert_eq!(total, received.len(), "counts must add up to the number of ids");
     let mut lookups = Lookups::new(received, inverse);
     let mut segments: Vec<Segments<'_>> = (0..categories).map(|_| Vec::new()).collect();
     for (number, &count) in counts.iter().enumerate() {
@@ -135,7 +141,7 @@ pub fn owner_unique(
     unique_by_category(segments, &vec![None; categories], unique, unique_counts, runs, spread)
 }
 
-/// Ids and their inverse, taken from the front together.
+/// Ids and their inverse, both consumed from the front.
 struct Lookups<'a> {
     ids: &'a [u64],
     inverse: &'a mut [u32],
@@ -143,18 +149,18 @@ struct Lookups<'a> {
 
 impl<'a> Lookups<'a> {
     fn new(ids: &'a [u64], inverse: &'a mut [u32]) -> Self {
-        assert_eq!(ids.len(), inverse.len(), "one inverse per id");
-        assert!(ids.len() < 1 << 31, "positions are 32 bits");
+        assert_eq!(ids.len(), inverse.len(), "inverse must have one entry per id");
+        assert!(ids.len() < 1 << 31, "there must be fewer than 2^31 ids");
         Self { ids, inverse }
     }
 
     fn take(&mut self, count: usize) -> (&'a [u64], &'a mut [u32]) {
-        let ids = self.ids.split_off(..count).expect("offsets rise");
-        (ids, self.inverse.split_off_mut(..count).expect("as long as ids"))
+        let ids = self.ids.split_off(..count).expect("offsets must ascend");
+        (ids, self.inverse.split_off_mut(..count).expect("inverse is as long as ids"))
     }
 }
 
-/// Both halves of the work: runs by themselves, then the places of each behind those before it.
+/// Find the distinct ids of each run separately, then shift their positions and move them together.
 fn unique_by_category(
     segments: Vec<Segments<'_>>,
     paddings: &[Option<u64>],
@@ -171,7 +177,7 @@ fn unique_by_category(
         .map(|((segments, &padding), count)| CategoryIds { segments, padding, count })
         .peekable();
     let mut rest = &mut *unique;
-    // A run has one taker, so nobody ever waits for its lock.
+    // Each run is processed by one thread at a time, so its lock never blocks.
     let mut runs: Vec<Mutex<CategoryRun<'_>>> = Vec::new();
     while categories.peek().is_some() {
         let (mut own, mut ids) = (Vec::new(), 0);

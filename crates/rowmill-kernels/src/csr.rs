@@ -1,8 +1,8 @@
-//! A graph as compressed rows: for every node the list of its neighbours, all lists in one array.
+//! A graph in compressed sparse rows: the lists of neighbours of all nodes in one array.
 
-/// A node as it is written in an array: 32 bits halve a large graph.
+/// The type of node numbers in an array. 32-bit numbers halve the size of a large graph.
 pub trait NodeNumber: Copy + Sync {
-    /// The number; a negative one is no node.
+    /// The number. A negative number is not a node.
     fn number(self) -> i64;
 }
 
@@ -20,24 +20,24 @@ impl NodeNumber for i64 {
     }
 }
 
-/// The neighbours of node `v` of `0..nodes` are `indices[indptr[v]..indptr[v + 1]]`.
+/// The neighbours of node `v` in `[0, nodes)` are `indices[indptr[v]..indptr[v + 1]]`.
 ///
-/// The arrays may be maps of files, larger than memory: making one looks at both ends alone. Every entry that is
-/// used later is looked at first, so a wrong one is an error, whoever wrote it.
+/// The arrays may be memory-mapped files larger than memory, so the constructor reads only the first and last
+/// entry of `indptr`. Every other entry is checked when it is used; an invalid entry is an error.
 #[derive(Clone, Copy, Debug)]
 pub struct Csr<'a, N> {
     indptr: &'a [i64],
     indices: &'a [N],
 }
 
-/// A graph, or seeds, that cannot be sampled.
+/// Errors of graphs and seeds for sampling.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GraphError {
-    /// There is no first entry.
-    #[error("indptr is empty: a graph of n nodes has n + 1 entries there, the first of them 0")]
+    /// `indptr` has no entries.
+    #[error("indptr is empty: a graph of n nodes needs n + 1 entries, the first of them 0")]
     Empty,
-    /// The lists do not cover the neighbours.
+    /// `indptr` does not cover the array of neighbours.
     #[error("indptr must run from 0 to the number of indices ({edges}), got {first}..{last}")]
     Ends {
         /// Number of neighbours in all lists.
@@ -47,68 +47,70 @@ pub enum GraphError {
         /// Last entry.
         last: i64,
     },
-    /// The list of a node has no beginning or end.
+    /// Entries of `indptr` descend or are out of range.
     #[error(
         "indptr must ascend from 0 to the number of indices ({edges}), but indptr[{node}] = {start} and \
          indptr[{next}] = {end}", next = node + 1
     )]
     Order {
-        /// Whose list.
+        /// The node with this list.
         node: u64,
-        /// Where it begins.
+        /// Start of its list.
         start: i64,
-        /// Where it ends.
+        /// End of its list.
         end: i64,
         /// Number of neighbours in all lists.
         edges: usize,
     },
-    /// A neighbour that is no node.
-    #[error("indices[{position}] = {node}, but the graph has {nodes} nodes: numbers are 0 to {nodes} - 1")]
+    /// A neighbour is not a node of the graph.
+    #[error(
+        "indices[{position}] = {node}, but the graph has {nodes} nodes: node numbers are 0 to {nodes} - 1"
+    )]
     Neighbour {
-        /// Where.
+        /// Position in `indices`.
         position: usize,
-        /// The offending number.
+        /// The invalid number.
         node: i64,
-        /// Nodes of the graph.
+        /// Number of nodes of the graph.
         nodes: u64,
     },
-    /// A seed that is no node.
-    #[error("seeds[{position}] = {node}, but the graph has {nodes} nodes: numbers are 0 to {nodes} - 1")]
+    /// A seed is not a node of the graph.
+    #[error("seeds[{position}] = {node}, but the graph has {nodes} nodes: node numbers are 0 to {nodes} - 1")]
     Seed {
-        /// Where.
+        /// Position in the seeds.
         position: usize,
-        /// The offending number.
+        /// The invalid number.
         node: i64,
-        /// Nodes of the graph.
+        /// Number of nodes of the graph.
         nodes: u64,
     },
-    /// A seed that was given before.
-    #[error("seeds[{position}] = {node} is there twice: give every seed once")]
+    /// A seed occurs twice.
+    #[error("seeds[{position}] = {node} is repeated: give every seed once")]
     SeedAgain {
-        /// Where it is for the second time.
+        /// Position of the second occurrence.
         position: usize,
         /// The seed.
         node: u64,
     },
-    /// More neighbours than 31 bits number.
+    /// The sample would have more neighbours than 31-bit positions can number.
     #[error(
-        "a sample of {seeds} seeds with fan-out {fanout} in layer {layer} would have {neighbours} neighbours, and a \
-         sample holds fewer than 2^31: give fewer seeds or smaller fan-outs"
+        "a sample of {seeds} seeds with fan-out {fanout} in layer {layer} would have {neighbours} neighbours, but a \
+         sample must have fewer than 2^31: give fewer seeds or smaller fan-outs"
     )]
     TooMany {
-        /// Seeds given.
+        /// Number of seeds.
         seeds: usize,
-        /// The fan-out of the layer, -1 for all neighbours.
+        /// Fan-out of the layer; -1 for all neighbours.
         fanout: i64,
-        /// The first layer that is too much, from 0.
+        /// The first layer above the limit, counted from 0.
         layer: usize,
-        /// Neighbours of this layer and those before it.
+        /// Number of neighbours of this layer and the layers before it.
         neighbours: usize,
     },
 }
 
 impl<'a, N: NodeNumber> Csr<'a, N> {
-    /// A graph of `indptr.len() - 1` nodes; only both ends of `indptr` are looked at.
+    /// A graph of `indptr.len() - 1` nodes. Reads only the first and last entry of `indptr`.
     ///
     /// # Errors
     /// If these are not 0 and the number of indices.
@@ -122,15 +124,15 @@ impl<'a, N: NodeNumber> Csr<'a, N> {
         Ok(Self { indptr, indices })
     }
 
-    /// Nodes of the graph.
+    /// Number of nodes of the graph.
     pub fn nodes(&self) -> u64 {
         self.indptr.len() as u64 - 1
     }
 
-    /// Look at every entry once.
+    /// Check every entry of the graph.
     ///
     /// # Errors
-    /// The first entry that is wrong.
+    /// The first invalid entry.
     pub fn check(&self) -> Result<(), GraphError> {
         for node in 0..self.nodes() {
             self.list(node)?;
@@ -141,10 +143,10 @@ impl<'a, N: NodeNumber> Csr<'a, N> {
         Ok(())
     }
 
-    /// Where the list of a node begins in the array of neighbours, and how many there are.
+    /// Start of a node's list in the array of neighbours, and its length.
     ///
     /// # Panics
-    /// If it is no node of this graph.
+    /// If `node` is not a node of this graph.
     pub(crate) fn list(&self, node: u64) -> Result<(usize, usize), GraphError> {
         let (start, end) = (self.indptr[node as usize], self.indptr[node as usize + 1]);
         let edges = self.indices.len();

@@ -1,8 +1,8 @@
-//! Finite: the first NaN or infinity of a gradient, before it reaches a row.
+//! Finite: find the first NaN or infinity of a gradient before it reaches a row.
 
 use crate::arch::{InstructionSet, Kernel, Vector};
 
-/// Floats looked at between two tests for an early end.
+/// Number of floats between two checks for an early exit.
 const BLOCK: usize = 256;
 
 /// All exponent bits set: NaN or infinity.
@@ -15,7 +15,7 @@ pub fn first_non_finite(values: &[f32]) -> Option<usize> {
 
 /// [`first_non_finite`] with a chosen instruction set.
 pub fn first_non_finite_with(set: InstructionSet, values: &[f32]) -> Option<usize> {
-    // SAFETY: the kernel asks for nothing.
+    // SAFETY: the kernel has no requirements.
     unsafe { set.run(Finite(values)) }
 }
 

@@ -1,25 +1,25 @@
-//! Numbers of slices that kernels read and write as vectors of 32-bit floats.
+//! Number types of slices that kernels read and write as vectors of 32-bit floats.
 
-#![allow(private_bounds, reason = "only kernels call the methods, so no type elsewhere can be one")]
+#![allow(private_bounds, reason = "only kernels call the methods, so no other crate can implement it")]
 
 use crate::arch::Vector;
 use crate::bf16;
 
-/// `f32`, or `u16` for the bits of a bfloat16, to which what is written is rounded.
+/// `f32`, or `u16` for the bits of a bfloat16. Values written as bfloat16 are rounded.
 pub trait Float: Copy {
     /// The number as a 32-bit float.
     fn widen(self) -> f32;
 
-    /// Reads `count <= LANES` of them; free of branches where `count` is known to be `LANES`.
+    /// Read `count <= LANES` numbers. Has no branches if `count` is known to be `LANES`.
     ///
     /// # Safety
-    /// They are readable; only called below [`InstructionSet::run`](crate::InstructionSet).
+    /// They are readable. Only call this inside [`InstructionSet::run`](crate::InstructionSet).
     unsafe fn load_up_to<V: Vector>(source: *const Self, count: usize) -> V;
 
-    /// Writes the first `count <= LANES` of them, likewise.
+    /// Write the first `count <= LANES` numbers. Has no branches if `count` is known to be `LANES`.
     ///
     /// # Safety
-    /// They are writable; only called below [`InstructionSet::run`](crate::InstructionSet).
+    /// They are writable. Only call this inside [`InstructionSet::run`](crate::InstructionSet).
     unsafe fn store_up_to<V: Vector>(values: V, target: *mut Self, count: usize);
 }
 
@@ -31,13 +31,13 @@ impl Float for f32 {
 
     #[inline(always)]
     unsafe fn load_up_to<V: Vector>(source: *const Self, count: usize) -> V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { V::load_up_to(source, count) }
     }
 
     #[inline(always)]
     unsafe fn store_up_to<V: Vector>(values: V, target: *mut Self, count: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { values.store_up_to(target, count) }
     }
 }
@@ -50,13 +50,13 @@ impl Float for u16 {
 
     #[inline(always)]
     unsafe fn load_up_to<V: Vector>(source: *const Self, count: usize) -> V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { bf16::load_up_to(source, count) }
     }
 
     #[inline(always)]
     unsafe fn store_up_to<V: Vector>(values: V, target: *mut Self, count: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { bf16::store_up_to(values, bf16::half(values), target, count) }
     }
 }

@@ -1,4 +1,4 @@
-//! Gather: the weights of rows, side by side.
+//! Gather: copy the weights of rows into one array.
 
 use std::marker::PhantomData;
 
@@ -8,7 +8,7 @@ use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
 use crate::weights::{Bf16, Element, F32};
 use crate::{RowPtr, split};
 
-/// How many rows ahead of the one being copied are prefetched; the same trade as for sums.
+/// How many rows ahead to prefetch; the same trade-off as for sums.
 const PREFETCH_DISTANCE: usize = 16;
 
 /// Copy the weights of `rows[i]` to `out[i * out_stride..][..dim]`, as 32-bit floats.
@@ -17,9 +17,9 @@ const PREFETCH_DISTANCE: usize = 16;
 /// If `out` is too short.
 ///
 /// # Safety
-/// Every row has `dim` readable weights of type `dtype` that nobody writes meanwhile.
+/// Every row has `dim` readable weights of type `dtype` that no other thread writes meanwhile.
 pub unsafe fn gather(rows: &[RowPtr], dtype: Dtype, dim: usize, out: &mut [f32], out_stride: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { gather_with(InstructionSet::best(), rows, dtype, dim, out, out_stride) }
 }
 
@@ -44,10 +44,10 @@ pub unsafe fn gather_with(
     };
     assert!(
         needed.is_some_and(|needed| out.len() >= needed),
-        "no room for every row, {out_stride} floats apart"
+        "out has no room for every row, {out_stride} floats apart"
     );
     let out = out.as_mut_ptr();
-    // SAFETY: the caller's, and `out` has room.
+    // SAFETY: the caller upholds the contract, and `out` has room.
     unsafe {
         match dtype {
             Dtype::F32 => set.run(Gather::<F32> { rows, dim, out, out_stride, element: PhantomData }),
@@ -67,7 +67,7 @@ struct Gather<'a, E> {
     element: PhantomData<E>,
 }
 
-/// A way of storing weights, for whoever wants all their bits.
+/// A storage format of weights, for kernels that read all their bits.
 trait Copied {
     /// Bytes of one weight.
     const BYTES: usize;
@@ -75,7 +75,8 @@ trait Copied {
     /// Copy the weights of a row.
     ///
     /// # Safety
-    /// `source` has `dim` weights, `target` room for as many floats; only called below [`InstructionSet::run`].
+    /// `source` has `dim` weights, and `target` has room for `dim` floats. Only call this inside
+    /// [`InstructionSet::run`].
     unsafe fn copy<V: Vector>(source: RowPtr, target: *mut f32, dim: usize);
 }
 
@@ -91,7 +92,7 @@ impl<E: Copied> Kernel for Gather<'_, E> {
             if let Some(&ahead) = self.rows.get(i + PREFETCH_DISTANCE) {
                 prefetch(ahead, E::BYTES * self.dim);
             }
-            // SAFETY: the row has `dim` weights, the target room for as many floats.
+            // SAFETY: the row has `dim` weights, and the target has room for `dim` floats.
             unsafe { E::copy::<V>(row, self.out.add(i * self.out_stride), self.dim) };
         }
     }
@@ -102,7 +103,7 @@ impl<E: Element> Copied for E {
 
     #[inline(always)]
     unsafe fn copy<V: Vector>(source: RowPtr, target: *mut f32, dim: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let mut column = 0;
             while column + V::LANES <= dim {
@@ -117,7 +118,7 @@ impl<E: Element> Copied for E {
     }
 }
 
-/// Both planes.
+/// Both planes of split weights.
 struct SplitBf16;
 
 impl Copied for SplitBf16 {
@@ -126,7 +127,7 @@ impl Copied for SplitBf16 {
     #[inline(always)]
     unsafe fn copy<V: Vector>(source: RowPtr, target: *mut f32, dim: usize) {
         let upper = source.cast::<u16>();
-        // SAFETY: the caller's; the lower halves follow the upper ones.
+        // SAFETY: the caller upholds the contract; the lower halves follow the upper ones.
         unsafe { split::join_raw::<V>(upper, upper.add(dim), target, dim) };
     }
 }

@@ -1,44 +1,46 @@
-//! Gradients of unique rows where they lie, for batches in which few rows are looked up twice.
+//! Addresses of the gradients of unique rows, for batches in which few rows are looked up twice.
 
 use rowmill_rows::Pooling;
 
 use crate::{Lookups, SKIP};
 
-/// Addresses pay while at most one lookup in this many repeats a row: beyond, rows are better put in order.
+/// Addresses pay off while at most one lookup in this many repeats a row. Beyond that, sorting the lookups by
+/// row is faster.
 const REPEATED_SHARE: usize = 4;
 
-/// The address of the gradient of every unique row: that of the bag for a row looked up once, that of a sum
-/// kept here for the others.
+/// The address of the gradient of every unique row: that of the bag for a row looked up once, or that of a
+/// sum stored here for other rows.
 #[derive(Debug)]
 pub struct GradientAddresses {
     places: Places,
-    /// What some of the addresses point to.
+    /// Sums that some of the addresses point to.
     _sums: Vec<f32>,
 }
 
-/// Where gradients begin.
+/// Addresses of gradients.
 #[derive(Debug)]
 enum Places {
-    /// In the order of the rows, as many floats apart.
+    /// In the order of the rows, with a constant distance in floats.
     Even(*const f32, usize),
     Listed(Vec<*const f32>),
 }
 
-// SAFETY: the floats behind the addresses are only read.
+// SAFETY: the addresses are only read from.
 unsafe impl Send for GradientAddresses {}
-// SAFETY: as above.
+// SAFETY: the addresses are only read from.
 unsafe impl Sync for GradientAddresses {}
 
 impl GradientAddresses {
-    /// The addresses for plain sums in which few rows repeat; none otherwise. Sums are those of
-    /// [`accumulate_range`](crate::accumulate_range), but a row looked up once keeps the sign of its zeros.
+    /// The addresses for unweighted sums in which few rows repeat; `None` otherwise. Sums equal those of
+    /// [`accumulate_range`](crate::accumulate_range), except that a row looked up once keeps the sign of its
+    /// zeros.
     ///
     /// # Panics
     /// If an index is neither [`SKIP`] nor below `unique`, or offsets do not fit the lookups.
     ///
     /// # Safety
-    /// `gradients` has `dim` readable floats at `bag * stride` for every bag of the lookups, for as long as the
-    /// addresses are used; every unique row is looked up.
+    /// `gradients` has `dim` readable floats at `bag * stride` for every bag of the lookups, for as long as
+    /// the addresses are used. Every unique row is looked up.
     pub unsafe fn of_lookups(
         lookups: &Lookups<'_>,
         unique: usize,
@@ -85,29 +87,32 @@ impl GradientAddresses {
                 gradient = gradient.wrapping_add(stride);
             }
         }
-        // Stable: the terms of a sum stay in the order of the lookups.
+        // A stable sort: the terms of a sum stay in lookup order.
         repeated.sort_by_key(|&(row, _)| row);
         let mut sums = vec![0.0; repeated.chunk_by(|one, next| one.0 == next.0).count() * dim];
         let terms = repeated.chunk_by(|one, next| one.0 == next.0);
         for (terms, sum) in terms.zip(sums.chunks_exact_mut(dim)) {
             let address = &mut addresses[terms[0].0 as usize];
             for gradient in std::iter::once(*address).chain(terms.iter().map(|&(_, gradient)| gradient)) {
-                // SAFETY: the gradient of a bag.
+                // SAFETY: `gradient` is the gradient of a bag, which has `dim` readable floats.
                 let gradient = unsafe { std::slice::from_raw_parts(gradient, dim) };
                 sum.iter_mut().zip(gradient).for_each(|(sum, term)| *sum += term);
             }
             *address = sum.as_ptr();
         }
-        debug_assert!(addresses.iter().all(|address| !address.is_null()), "a row that nobody looks up");
+        debug_assert!(
+            addresses.iter().all(|address| !address.is_null()),
+            "every unique row must be looked up"
+        );
         Some(Self { places: Places::Listed(addresses), _sums: sums })
     }
 
-    /// Those of sums that lie one behind the other, `dim` floats each.
+    /// The addresses of contiguous sums of `dim` floats each.
     pub fn of_sums(sums: Vec<f32>, dim: usize) -> Self {
         Self { places: Places::Even(sums.as_ptr(), dim), _sums: sums }
     }
 
-    /// Where the gradient of a unique row begins, which must be one.
+    /// The address of the gradient of `unique`, which must be a unique row.
     #[inline]
     pub fn of(&self, unique: u32) -> *const f32 {
         match &self.places {

@@ -1,11 +1,11 @@
-//! Initialize: the weights a row is born with, a pure function of (seed, category, id, element).
+//! Initialize: the initial weights of a row, a pure function of (seed, category, id, element).
 //!
-//! Random bits come from a counter: element pairs of a row are the outputs of `SplitMix64` ([`crate::hash`])
-//! whose state starts at a hash of seed, category and id. For one (seed, category) the hash is a bijection of
-//! the id: no two ids share a state.
+//! Random bits come from a counter: each pair of elements of a row uses one output of `SplitMix64`
+//! ([`crate::hash`]), whose state starts at a hash of seed, category and id. For one (seed, category), the
+//! hash is a bijection of the id, so no two ids share a state.
 //!
-//! Stores on disk depend on these bits (an unseen id has its initial value without being stored), so they
-//! never change: a test pins them.
+//! Stored data depends on these bits: an id without a stored row has its initial value. So they must never
+//! change; a test pins them.
 
 use rowmill_rows::{Dtype, Initializer};
 use rowmill_splitmix::{STEP, absorb, mix};
@@ -14,10 +14,10 @@ use crate::arch::{InstructionSet, Kernel, Vector};
 use crate::bf16;
 use crate::normal_quantile::{lower_tail, quantiles};
 
-/// Most draws made at a time: their buffers stay in the first-level cache.
+/// Most draws per block. The buffers of a block stay in the L1 cache.
 const BLOCK: usize = 32;
 
-/// Draws the initial weights of one table.
+/// Draws the initial weights of the rows of one table.
 #[derive(Clone, Copy, Debug)]
 pub struct RowInitializer {
     distribution: Distribution,
@@ -27,7 +27,7 @@ pub struct RowInitializer {
     set: InstructionSet,
 }
 
-/// An [`Initializer`] with everything computed that does not depend on the row.
+/// An [`Initializer`] with all precomputed values that do not depend on the row.
 #[derive(Clone, Copy, Debug)]
 enum Distribution {
     Constant { value: f32 },
@@ -36,13 +36,13 @@ enum Distribution {
     Truncated { mean: f64, scale: f64, begin: f64, width: f64, low: f32, high: f32 },
 }
 
-/// Fill `weights` for one row; for many rows keep a [`RowInitializer`].
+/// Fill `weights` with the initial weights of one row. For many rows, keep a [`RowInitializer`].
 pub fn initialize(initializer: &Initializer, seed: u64, category: u32, id: u64, weights: &mut [f32]) {
     RowInitializer::new(initializer, seed, category).fill(id, weights);
 }
 
 impl RowInitializer {
-    /// For the rows of `category` in a store seeded with `seed`.
+    /// An initializer for the rows of `category` in a store with seed `seed`.
     pub fn new(initializer: &Initializer, seed: u64, category: u32) -> Self {
         Self::with(InstructionSet::best(), initializer, seed, category)
     }
@@ -53,7 +53,7 @@ impl RowInitializer {
         Self { distribution: Distribution::new(initializer), key, dtype: Dtype::F32, set }
     }
 
-    /// The same for rows whose weights are stored as `dtype`: rounded to the nearest of that type.
+    /// The same for weights stored as `dtype`: values are rounded to the nearest number of that type.
     #[must_use]
     pub fn for_dtype(self, dtype: Dtype) -> Self {
         Self { dtype, ..self }
@@ -66,7 +66,7 @@ impl RowInitializer {
         } else {
             let state = absorb(self.key, id);
             let fill = Fill { distribution: self.distribution, state, weights: &mut *weights };
-            // SAFETY: the kernel asks for nothing.
+            // SAFETY: the kernel has no requirements.
             unsafe { self.set.run(fill) }
         }
         match self.dtype {
@@ -86,8 +86,8 @@ impl Distribution {
             Initializer::TruncatedNormal { mean, std, low, high } => {
                 let (mean, std) = (f64::from(mean), f64::from(std));
                 let (mut begin, mut end) = ((f64::from(low) - mean) / std, (f64::from(high) - mean) / std);
-                // Probabilities near 0 have more digits than those near 1: draw from the mirror image
-                // where the interval lies in the upper tail.
+                // Probabilities near 0 have more digits than probabilities near 1, so an interval in the
+                // upper tail is mirrored.
                 let mut scale = std;
                 if begin > 0.0 {
                     (begin, end, scale) = (-end, -begin, -std);
@@ -109,8 +109,8 @@ struct Fill<'a> {
 impl Kernel for Fill<'_> {
     type Output = ();
 
-    /// Plain loops of a length known only at run time: these the compiler vectorises for each instruction
-    /// set, short loops of a fixed length it unrolls instead.
+    /// Loops of a length known only at run time: the compiler vectorises these for each instruction set, but
+    /// unrolls short loops of fixed length instead.
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         let (mut draws, mut values) = ([0; BLOCK], [0.0; BLOCK]);
@@ -122,7 +122,7 @@ impl Kernel for Fill<'_> {
                 Distribution::Constant { value } => weights.fill(value),
                 Distribution::Uniform { low, high, largest } => {
                     for (weight, bits) in weights.iter_mut().zip(draws) {
-                        // 24 bits: every multiple of 2^-24 below 1 is a float, equally likely.
+                        // 24 bits: every multiple of 2^-24 below 1 is a float, and all are equally likely.
                         let u = (bits >> 8) as i32 as f32 / (1 << 24) as f32;
                         *weight = (low * (1.0 - u) + high * u).max(low).min(largest);
                     }
@@ -150,7 +150,7 @@ impl Kernel for Fill<'_> {
     }
 }
 
-/// The draws of a row from element `first` on, an even number of them from an even place.
+/// The draws of a row from element `first` on. `first` and the number of draws are even.
 #[inline(always)]
 fn draw(state: u64, first: usize, draws: &mut [u32]) {
     let mut counter = state.wrapping_add((first as u64 / 2).wrapping_mul(STEP));
@@ -162,7 +162,7 @@ fn draw(state: u64, first: usize, draws: &mut [u32]) {
     }
 }
 
-/// The middle of one of 2^32 equal pieces of (0, 1).
+/// The midpoint of one of 2^32 equal parts of (0, 1).
 #[inline(always)]
 fn open_unit(bits: u32) -> f64 {
     (f64::from(bits) + 0.5) / (1_u64 << 32) as f64

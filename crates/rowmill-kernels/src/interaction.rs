@@ -1,47 +1,45 @@
-//! Interaction: the dot products of a sample's vectors, and what their gradients become.
+//! Interaction: the dot products of all pairs of a sample's vectors, and the backward.
 //!
-//! Of the `features + 1` vectors of a sample the first is dense, the others are pooled (Naumov et al.
-//! 2019, arXiv 1906.00091). One sample at a time is copied to aligned lines that stay in the first-level
-//! cache, filled up with zeros so that the loops know no tails: neither the stacked vectors of a batch nor
-//! the square of all products is ever written to memory. There they are 32-bit floats, whatever they come from and
-//! are written as.
+//! A sample has `features + 1` vectors: one dense vector, then the pooled ones (Naumov et al. 2019, arXiv
+//! 1906.00091). Each sample is copied to aligned lines that stay in the L1 cache, padded with zeros so that
+//! loops need no tails. Neither the stacked vectors of a batch nor the square of all products is written to
+//! memory. The copies are 32-bit floats, whatever the types of input and output.
 
 use std::ops::Range;
 
 use crate::arch::{InstructionSet, Kernel, Vector};
 use crate::float::Float;
 
-/// Vectors multiplied with as many others at a time: what is summed and what is multiplied fit into 32
-/// registers.
+/// Vectors multiplied with as many others at a time. The partial sums and factors fit into 32 registers.
 const BLOCK: usize = 4;
 
-/// Partial sums of a dot product: partial `p` takes elements `p`, `p + 16`, `p + 32`, ... Every instruction
-/// set forms these and adds them up in one order, so all get the same bits.
+/// Partial sums of a dot product: partial `p` sums elements `p`, `p + 16`, `p + 32`, ... Every instruction
+/// set computes these and adds them in one order, so all give the same bits.
 const PARTIALS: usize = 16;
 
-/// How many samples interact, and what each consists of.
+/// The shape of an interaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interaction {
-    /// Samples, B.
+    /// Number of samples, B.
     pub samples: usize,
-    /// Pooled vectors of a sample, F.
+    /// Number of pooled vectors per sample, F.
     pub features: usize,
-    /// Floats of a vector, D.
+    /// Floats per vector, D.
     pub dim: usize,
 }
 
 impl Interaction {
-    /// Vectors of a sample: the dense one and the pooled ones.
+    /// Vectors per sample: the dense one and the pooled ones.
     pub fn vectors(&self) -> usize {
         self.features + 1
     }
 
-    /// Pairs of distinct vectors of a sample.
+    /// Pairs of distinct vectors per sample.
     pub fn pairs(&self) -> usize {
         self.vectors() * self.features / 2
     }
 
-    /// Floats of a sample in the output: the dense vector, then one product per pair.
+    /// Floats per sample of the output: the dense vector, then one product per pair.
     pub fn width(&self) -> usize {
         self.dim + self.pairs()
     }
@@ -61,8 +59,8 @@ impl Interaction {
         self.samples * self.width()
     }
 
-    /// Whether every length of this shape fits `usize`. The largest of them are the buffer of one sample's padded vectors
-    /// and products, and as many floats for every sample.
+    /// Whether every length of this shape fits `usize`. The longest are the buffers of one sample's padded
+    /// vectors and products, and as many floats for every sample.
     pub fn fits(&self) -> bool {
         let Self { samples, features, dim } = *self;
         let floats = || {
@@ -73,18 +71,18 @@ impl Interaction {
         floats().is_some()
     }
 
-    /// The same with the samples of a range alone.
+    /// The same shape with the number of samples of a range.
     #[must_use]
     pub fn part(&self, samples: &Range<usize>) -> Self {
         Self { samples: samples.len(), ..*self }
     }
 }
 
-/// For each sample its dense vector, then the products of all pairs of its vectors: the lower triangle
+/// Write for each sample its dense vector, then the products of all pairs of its vectors: the lower triangle
 /// without the diagonal, row by row.
 ///
 /// # Panics
-/// If a slice has another length than `shape` says, or the shape overflows ([`Interaction::fits`]).
+/// If the length of a slice does not match `shape`, or the shape overflows ([`Interaction::fits`]).
 pub fn interact<T: Float>(shape: Interaction, dense: &[T], pooled: &[T], out: &mut [T]) {
     interact_with(InstructionSet::best(), shape, dense, pooled, out);
 }
@@ -104,14 +102,14 @@ pub fn interact_with<T: Float>(
     check("dense", dense.len(), shape.dense_len());
     check("pooled", pooled.len(), shape.pooled_len());
     check("out", out.len(), shape.out_len());
-    // SAFETY: the slices have the lengths the kernel asks for.
+    // SAFETY: the slices have the lengths that the kernel requires, as checked above.
     unsafe { set.run(Forward { shape, dense, pooled, out }) }
 }
 
-/// The gradients of dense and pooled vectors, given that of the output of [`interact`].
+/// The gradients of dense and pooled vectors, given the gradient of the output of [`interact`].
 ///
 /// # Panics
-/// If a slice has another length than `shape` says, or the shape overflows ([`Interaction::fits`]).
+/// If the length of a slice does not match `shape`, or the shape overflows ([`Interaction::fits`]).
 pub fn interact_backward<T: Float>(
     shape: Interaction,
     dense: &[T],
@@ -144,12 +142,12 @@ pub fn interact_backward_with<T: Float>(
     check("dense_gradient", dense_gradient.len(), shape.dense_len());
     check("pooled_gradient", pooled_gradient.len(), shape.pooled_len());
     let backward = Backward { shape, dense, pooled, gradient, dense_gradient, pooled_gradient };
-    // SAFETY: the slices have the lengths the kernel asks for.
+    // SAFETY: the slices have the lengths that the kernel requires, as checked above.
     unsafe { set.run(backward) }
 }
 
 fn check(name: &str, got: usize, expected: usize) {
-    assert_eq!(got, expected, "{name} has {got} floats, the shape asks for {expected}");
+    assert_eq!(got, expected, "{name} has {got} floats, the shape needs {expected}");
 }
 
 struct Forward<'a, T> {
@@ -170,15 +168,15 @@ impl<T: Float> Kernel for Forward<'_, T> {
         let mut products = Lines::new(vectors, vectors);
         for number in 0..self.shape.samples {
             let dense = &self.dense[number * dim..][..dim];
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds the contract.
             unsafe { sample.fill::<V, T>(dense, &self.pooled[number * features * dim..][..features * dim]) };
-            // SAFETY: both were made for these vectors.
+            // SAFETY: both buffers were made for these vectors.
             unsafe { multiply::<V>(&sample, &mut products) };
             let (copy, mut pairs) = self.out[number * width..][..width].split_at_mut(dim);
             copy.copy_from_slice(dense);
             for row in 1..vectors {
                 let (target, rest) = pairs.split_at_mut(row);
-                // SAFETY: the caller's.
+                // SAFETY: the caller upholds the contract.
                 unsafe { convert::<V, _, _>(&products.vector(row)[..row], target) };
                 pairs = rest;
             }
@@ -207,7 +205,7 @@ impl<T: Float> Kernel for Backward<'_, T> {
         let mut factors = Lines::new(vectors, vectors);
         for number in 0..self.shape.samples {
             let dense = &self.dense[number * dim..][..dim];
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds the contract.
             unsafe { sample.fill::<V, T>(dense, &self.pooled[number * features * dim..][..features * dim]) };
             let (copied, mut pairs) = self.gradient[number * width..][..width].split_at(dim);
             for row in 1..vectors {
@@ -219,13 +217,13 @@ impl<T: Float> Kernel for Backward<'_, T> {
                 }
                 pairs = rest;
             }
-            // SAFETY: all three were made for these vectors.
+            // SAFETY: all three buffers were made for these vectors.
             unsafe { combine::<V>(&factors, &sample, &mut sums, vectors) };
             for (sum, copied) in sums.vector_mut(0).iter_mut().zip(copied) {
                 *sum += copied.widen();
             }
             let targets = &mut self.pooled_gradient[number * features * dim..][..features * dim];
-            // SAFETY: the caller's.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 convert::<V, _, _>(&sums.vector(0)[..dim], &mut self.dense_gradient[number * dim..][..dim]);
                 for (feature, target) in targets.chunks_exact_mut(dim.max(1)).enumerate() {
@@ -236,22 +234,24 @@ impl<T: Float> Kernel for Backward<'_, T> {
     }
 }
 
-/// The product of every vector with those before it, in whole blocks: what is above the diagonal is not for
-/// use.
+/// Compute the product of every vector with the vectors before it, in whole blocks. Values above the diagonal
+/// are not meaningful.
 ///
 /// # Safety
-/// Only below [`InstructionSet::run`]; `products` has as many vectors as `sample`, of as many floats.
+/// Only call this inside [`InstructionSet::run`]; `products` has as many vectors as `sample`, each of as many
+/// floats.
 #[inline(always)]
 unsafe fn multiply<V: Vector>(sample: &Lines, products: &mut Lines) {
     for row in (0..sample.vectors).step_by(BLOCK) {
-        // SAFETY: the caller's; vectors come in whole blocks.
+        // SAFETY: the caller upholds the contract; the number of vectors is a multiple of the block.
         unsafe {
             if V::LANES == PARTIALS {
                 for column in (0..row + BLOCK).step_by(BLOCK) {
                     multiply_block::<V, BLOCK, 1>(sample, products, row, column);
                 }
             } else {
-                // Half the registers, and several for the partial sums of one product.
+                // With half the lanes, use blocks of half the size and several registers for the partial sums
+                // of one product.
                 for row in [row, row + BLOCK / 2] {
                     for column in (0..row + BLOCK / 2).step_by(BLOCK / 2) {
                         if 2 * V::LANES == PARTIALS {
@@ -274,7 +274,8 @@ unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
     row: usize,
     column: usize,
 ) {
-    // SAFETY: the caller's; every vector has a whole number of lines, of `P` registers each.
+    // SAFETY: the caller upholds the contract; every vector has a whole number of lines, of `P` registers
+    // each.
     unsafe {
         let mut partials = [[[V::splat(0.0); P]; N]; N];
         for line in (0..sample.stride).step_by(PARTIALS) {
@@ -291,7 +292,7 @@ unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
         }
         for (r, partials) in partials.into_iter().enumerate() {
             for (c, mut partials) in partials.into_iter().enumerate() {
-                // By halves: of the registers first, then of the lanes of the one that is left.
+                // Add by halves: first the registers, then the lanes of the last register.
                 let mut count = P;
                 while count > 1 {
                     count /= 2;
@@ -305,18 +306,19 @@ unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
     }
 }
 
-/// Vector `v` of `sums` becomes the sum of all vectors of `sample`, in their order, times `factors[v]`.
+/// Set vector `v` of `sums` to the sum of all vectors of `sample`, in order, each times its element of
+/// `factors[v]`.
 ///
 /// # Safety
-/// Only below [`InstructionSet::run`]; `sums` is of the shape of `sample`, `factors` has as many vectors,
-/// of as many floats.
+/// Only call this inside [`InstructionSet::run`]; `sums` has the shape of `sample`, and `factors` as many
+/// vectors with one float per vector of `sample`.
 #[inline(always)]
 unsafe fn combine<V: Vector>(factors: &Lines, sample: &Lines, sums: &mut Lines, vectors: usize) {
     for row in (0..sample.vectors).step_by(BLOCK) {
         let mut at = 0;
-        // SAFETY: the caller's; vectors come in whole blocks and lines.
+        // SAFETY: the caller upholds the contract; vectors are padded to whole blocks and lines.
         unsafe {
-            // Sixteen registers of sums where there are 32, half of that where there are 16.
+            // 16 registers of sums where there are 32 registers, 8 where there are 16.
             if V::LANES == PARTIALS {
                 while sample.stride - at >= 4 * V::LANES {
                     combine_block::<V, 4>(factors, sample, sums, vectors, row, at);
@@ -346,7 +348,7 @@ unsafe fn combine_block<V: Vector, const N: usize>(
     row: usize,
     at: usize,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut registers = [[V::splat(0.0); N]; BLOCK];
         for vector in 0..vectors {
@@ -373,13 +375,13 @@ unsafe fn combine_block<V: Vector, const N: usize>(
 #[repr(align(64))]
 struct Line(#[expect(dead_code, reason = "its floats are read through pointers")] [f32; PARTIALS]);
 
-/// Vectors in whole lines and whole blocks; what lies behind their floats and behind the last of them is 0
-/// unless somebody writes there.
+/// Vectors padded to whole lines, in a number padded to whole blocks. The padding is 0 unless it is written
+/// to.
 struct Lines {
     memory: Vec<Line>,
-    /// Vectors with those that fill up the last block.
+    /// Number of vectors, including those that pad the last block.
     vectors: usize,
-    /// Floats from one vector to the next.
+    /// Floats from the start of one vector to the next.
     stride: usize,
 }
 
@@ -390,7 +392,7 @@ impl Lines {
         Self { memory: vec![Line([0.0; PARTIALS]); vectors * stride / PARTIALS], vectors, stride }
     }
 
-    /// Where a vector begins. The pointer may be used while the number is below `vectors`.
+    /// Address of a vector. The pointer is valid if the number is below `vectors`.
     #[inline(always)]
     fn pointer(&self, number: usize) -> *const f32 {
         self.memory.as_ptr().cast::<f32>().wrapping_add(number * self.stride)
@@ -404,25 +406,25 @@ impl Lines {
     #[inline(always)]
     fn vector(&self, number: usize) -> &[f32] {
         assert!(number < self.vectors, "vector {number} of {}", self.vectors);
-        // SAFETY: the lines hold `vectors` times `stride` floats, without gaps.
+        // SAFETY: the lines hold `vectors * stride` floats, without gaps.
         unsafe { std::slice::from_raw_parts(self.pointer(number), self.stride) }
     }
 
     #[inline(always)]
     fn vector_mut(&mut self, number: usize) -> &mut [f32] {
         assert!(number < self.vectors, "vector {number} of {}", self.vectors);
-        // SAFETY: as in `vector`.
+        // SAFETY: the lines hold `vectors * stride` floats, and `&mut self` makes the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.pointer_mut(number), self.stride) }
     }
 
-    /// The first vector, then others as long as it from one slice.
+    /// Copy the first vector, then further vectors of equal length from one slice.
     ///
     /// # Safety
-    /// Only below [`InstructionSet::run`].
+    /// Only call this inside [`InstructionSet::run`].
     #[inline(always)]
     unsafe fn fill<V: Vector, T: Float>(&mut self, first: &[T], others: &[T]) {
         let floats = first.len();
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             convert::<V, _, _>(first, &mut self.vector_mut(0)[..floats]);
             for (number, other) in others.chunks_exact(floats.max(1)).enumerate() {
@@ -432,16 +434,16 @@ impl Lines {
     }
 }
 
-/// Write the numbers of one slice to another that is as long.
+/// Convert the numbers of one slice into another slice of the same length.
 ///
 /// # Safety
-/// Only below [`InstructionSet::run`].
+/// Only call this inside [`InstructionSet::run`].
 #[inline(always)]
 unsafe fn convert<V: Vector, S: Float, T: Float>(source: &[S], target: &mut [T]) {
     let count = source.len();
     assert_eq!(count, target.len());
     let (source, target) = (source.as_ptr(), target.as_mut_ptr());
-    // SAFETY: the caller's; both have `count` numbers.
+    // SAFETY: the caller upholds the contract; both slices have `count` numbers.
     unsafe {
         let mut at = 0;
         while at + V::LANES <= count {

@@ -1,15 +1,14 @@
-//! Arithmetic on rows: everything between the store's row pointers and a vector of floats.
+//! Arithmetic on rows: every computation between the store's row pointers and vectors of floats.
 //!
-//! The kernels do no I/O, start no threads and know neither index nor cache: they take slices and row
-//! pointers. Each is one generic algorithm over a small vector trait (`arch`), compiled for AVX-512, AVX2
-//! and a portable set, chosen once at run time.
+//! Kernels do no I/O, start no threads, and know neither the index nor the cache. They take slices and row
+//! pointers. Each kernel is one generic algorithm over a small vector trait (`arch`), compiled for AVX-512,
+//! AVX2 and a portable instruction set. The set is chosen once, at run time.
 //!
 //! Invariants:
-//! - every instruction set gives the same bits, so a run can move between machines;
-//! - sums are taken in lookup order, so equal input gives equal bits;
-//! - where `torch` fuses a multiplication with an addition, so do the kernels, and nowhere else.
-// The generic algorithms only get the right instructions when they are inlined into the functions that
-// enable them.
+//! - Every instruction set gives the same bits, so a run can move between machines.
+//! - Sums are computed in lookup order, so equal input gives equal bits.
+//! - Kernels fuse a multiplication with an addition exactly where `torch` does.
+// Generic algorithms get the right instructions only if they are inlined into functions that enable them.
 #![allow(clippy::inline_always)]
 
 mod accumulate;

@@ -1,28 +1,27 @@
-//! Lookups after their ids became unique rows.
+//! Lookups whose ids have been replaced by indices of unique rows.
 
 use rowmill_rows::Pooling;
 
-/// The address of a row, which begins with its weights, wherever it lies: slot memory, scratch or a buffer of
-/// initial values. A multiple of 4; what lies there depends on the type of the weights.
+/// The address of a row, which starts with its weights. It may point to slot memory, scratch memory or a
+/// buffer of initial values. It is a multiple of 4; the element type depends on the table.
 pub type RowPtr = *const f32;
 
-/// The unique index of a lookup that stands for nothing (padding): it adds nothing to its bag and does
-/// not count in a mean.
+/// The unique index of a padding lookup, which adds nothing to its bag and does not count in a mean.
 pub const SKIP: u32 = u32::MAX;
 
 /// `B` bags of lookups: bag `b` looks up the unique rows `inverse[offsets[b]..offsets[b + 1]]`.
 ///
-/// `offsets` may begin behind 0 and end before the last lookup, so that threads can share one set of
-/// lookups by taking pieces of `offsets`.
+/// `offsets` may start after 0 and end before the last lookup, so that threads can share one set of lookups
+/// by taking parts of `offsets`.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookups<'a> {
     /// Unique index of each lookup, or [`SKIP`].
     pub inverse: &'a [u32],
-    /// `B + 1` non-decreasing positions into `inverse`.
+    /// `B + 1` non-decreasing positions in `inverse`.
     pub offsets: &'a [i64],
-    /// One factor per lookup (sum pooling only).
+    /// One factor per lookup; only for sum pooling.
     pub weights: Option<&'a [f32]>,
-    /// How a bag becomes one vector.
+    /// How a bag is pooled into one vector.
     pub pooling: Pooling,
 }
 
@@ -32,21 +31,21 @@ impl Lookups<'_> {
         self.offsets.len().saturating_sub(1)
     }
 
-    /// Assert what every kernel relies on: offsets inside the lookups, weights for sums only.
+    /// Assert what every kernel relies on: offsets within the lookups, and weights only for sums.
     ///
-    /// The order of the offsets is the caller's to check (`IdBag::validate`): it costs a pass.
+    /// The caller must check that offsets ascend (`IdBag::validate`), because that costs a pass over them.
     pub(crate) fn assert_shape(&self) {
         if let (Some(&first), Some(&last)) = (self.offsets.first(), self.offsets.last()) {
             assert!(first >= 0 && last as usize <= self.inverse.len(), "offsets {first}..{last}");
         }
         if let Some(weights) = self.weights {
-            assert_eq!(weights.len(), self.inverse.len(), "one weight per lookup");
+            assert_eq!(weights.len(), self.inverse.len(), "weights must have one entry per lookup");
             assert_eq!(self.pooling, Pooling::Sum, "weights are defined for sums only");
         }
         debug_assert!(self.offsets.is_sorted(), "offsets must not decrease");
     }
 
-    /// Lookups of bag `bag` that are not padding.
+    /// Number of lookups of bag `bag`, without padding.
     #[inline(always)]
     pub(crate) fn count(&self, bag: usize) -> usize {
         let (begin, end) = (self.offsets[bag] as usize, self.offsets[bag + 1] as usize);

@@ -1,31 +1,32 @@
-//! Neighbour sampling (Hamilton et al. 2017, arXiv 1706.02216, algorithm 2): some neighbours of every seed, some of
-//! theirs, and so on, as small graphs that a model computes layer by layer.
+//! Neighbour sampling (Hamilton et al. 2017, arXiv 1706.02216, algorithm 2): some neighbours of every seed,
+//! some of their neighbours, and so on, as small graphs that a model computes layer by layer.
 //!
-//! Which neighbours a node gets follows from seed, batch, layer and node alone. So equal seeds give equal samples,
-//! whatever else is sampled and by however many threads.
+//! The neighbours drawn for a node depend only on seed, batch, layer and node. So equal seeds give equal
+//! samples, whatever else is sampled and on any number of threads.
 
 use rowmill_splitmix::{STEP, absorb, mix};
 
 use crate::{Csr, GraphError, NodeNumber, UniqueScratch, segment_unique};
 
-/// A sample has fewer nodes and neighbours than this: their places are numbered in 31 bits.
+/// A sample has fewer nodes and fewer neighbours than this: positions are 31-bit numbers.
 const NEIGHBOURS_MAX: usize = 1 << 31;
-/// Up to so many places drawn of a list are looked through one by one; of more, a bit each says which are taken.
+/// Up to this many chosen positions are searched linearly. For more, a bitmap marks the chosen positions.
 const LOOKED_THROUGH: usize = 32;
 
-/// How many neighbours a layer takes of a node. Edges are drawn: a neighbour that is listed twice is two.
+/// How many neighbours a layer draws per node. Edges are drawn, so a neighbour that is listed twice counts as
+/// two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Draw {
-    /// All there are.
+    /// All neighbours.
     All,
-    /// So many, each edge at most once: all there are if these are no more.
+    /// This many, each edge at most once; all neighbours if there are no more than that.
     Distinct(usize),
-    /// So many, each drawn from all: none if there are none.
+    /// This many, drawn with repetition; none if there are no neighbours.
     Repeated(usize),
 }
 
 impl Draw {
-    /// How many neighbours are taken of a list of `degree`.
+    /// Number of neighbours drawn from a list of `degree`.
     fn of(self, degree: usize) -> usize {
         match self {
             Self::All => degree,
@@ -40,7 +41,7 @@ impl Draw {
         }
     }
 
-    /// As users give it: -1 for all.
+    /// The fan-out as users write it: -1 for all.
     fn fanout(self) -> i64 {
         match self {
             Self::All => -1,
@@ -49,45 +50,45 @@ impl Draw {
     }
 }
 
-/// What a stream of draws belongs to.
+/// Identifies a stream of random draws, together with layer and node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleKey {
     /// The seed of a run.
     pub seed: u64,
-    /// The number of a batch.
+    /// The number of the batch.
     pub batch: u64,
 }
 
-/// A sample: nodes by their place, and the neighbours that each layer takes.
+/// A sample: its nodes, and the neighbours of each layer as positions among the nodes.
 ///
-/// Layer 0 has the neighbours of the seeds, which are the first nodes. Layer `l` has those of the nodes that layers
-/// below it name, and what it adds to them follows in order of first occurrence. So every layer reads a prefix of the
-/// nodes and writes a shorter one.
+/// Layer 0 has the neighbours of the seeds, which are the first nodes. Layer `l` has the neighbours of all
+/// nodes found by the layers before it. The nodes it adds follow in order of first occurrence. So every layer
+/// reads a prefix of the nodes and writes a shorter prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// All nodes, each once, the seeds first.
+    /// All nodes, each once, seeds first.
     pub nodes: Vec<u64>,
-    /// One per draw, the seeds' first.
+    /// One layer per draw; the seeds' layer is the first.
     pub layers: Vec<SampledLayer>,
 }
 
-/// The neighbours one layer takes: those of the node at place `p` are at `indices[indptr[p]..indptr[p + 1]]`.
+/// The neighbours of one layer: those of the node at position `p` are `indices[indptr[p]..indptr[p + 1]]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SampledLayer {
-    /// One entry for each node that takes neighbours, and one more.
+    /// One entry for each node with a list in this layer, and one more.
     pub indptr: Vec<i64>,
-    /// Places of the neighbours.
+    /// Positions of the neighbours among the nodes.
     pub indices: Vec<i64>,
-    /// So many nodes, the first ones, are named by this layer and those below it.
+    /// Number of nodes, from the first, that occur in this layer and the layers before it.
     pub sources: usize,
 }
 
-/// Sample neighbours of `seeds`, a layer for each of `draws`.
+/// Sample neighbours of `seeds`, with one layer for each of `draws`.
 ///
-/// An edge from a node to itself is an edge like others; a node without neighbours gets an empty list.
+/// Edges from a node to itself are drawn like other edges. A node without neighbours gets an empty list.
 ///
 /// # Errors
-/// A seed that is no node or is given twice, or the first wrong entry of the graph that was met.
+/// A seed that is not a node or is given twice, or the first invalid entry of the graph that was read.
 pub fn sample_neighbours<N: NodeNumber>(
     graph: &Csr<'_, N>,
     seeds: &[u64],
@@ -104,12 +105,12 @@ pub fn sample_neighbours<N: NodeNumber>(
     let mut named = Vec::new();
     let mut neighbours = 0_usize;
     for (layer, &draw) in draws.iter().enumerate() {
-        // The nodes so far lead, so they keep their places when all are made distinct.
+        // The nodes found so far come first, so they keep their positions among the distinct nodes.
         named.clone_from(&nodes);
         let mut indptr = Vec::with_capacity(nodes.len() + 1);
         indptr.push(0);
         let lists: Vec<_> = nodes.iter().map(|&node| graph.list(node)).collect::<Result<_, _>>()?;
-        // Before any of them takes memory: a fan-out with repetition may be any number.
+        // Check the limit before allocating: a fan-out with repetition may be any number.
         let drawn = lists.iter().fold(0_usize, |sum, &(_, degree)| sum.saturating_add(draw.of(degree)));
         neighbours = neighbours.saturating_add(drawn);
         if seeds.len().saturating_add(neighbours) >= NEIGHBOURS_MAX {
@@ -145,7 +146,7 @@ fn check_seeds(seeds: &[u64], places: &[u32], nodes: u64) -> Result<(), GraphErr
     Ok(())
 }
 
-/// Numbers that follow from a state and how many were drawn before.
+/// Random numbers that depend only on a state and the number of draws before.
 #[derive(Clone, Copy, Debug)]
 struct Random {
     state: u64,
@@ -153,7 +154,7 @@ struct Random {
 }
 
 impl Random {
-    /// A number below `end`, which is not 0; some are likelier than others by less than `end` in 2^64.
+    /// A number in `[0, end)`; `end` must not be 0. Probabilities differ by less than `end` / 2^64.
     #[inline(always)]
     fn below(&mut self, end: usize) -> usize {
         self.draws += 1;
@@ -162,16 +163,16 @@ impl Random {
     }
 }
 
-/// Draws places of lists.
+/// Draws positions of lists.
 #[derive(Debug, Default)]
 struct Drawer {
     chosen: Vec<usize>,
-    /// A bit for each place of the longest list so far; all clear between draws.
+    /// A bit for each position of the longest list so far; all bits are 0 between draws.
     taken: Vec<u64>,
 }
 
 impl Drawer {
-    /// Call `take` with each place drawn of a list of `degree`.
+    /// Call `take` with each position drawn from a list of `degree`.
     #[inline(always)]
     fn draw(
         &mut self,
@@ -191,8 +192,8 @@ impl Drawer {
         }
     }
 
-    /// Choose `count` distinct places of more, every such set equally likely (Bentley and Floyd 1987, "Programming
-    /// pearls: a sample of brilliance").
+    /// Choose `count` distinct positions below `degree`, with equal probability for every such set (Bentley
+    /// and Floyd 1987, "Programming pearls: a sample of brilliance").
     fn choose(&mut self, count: usize, degree: usize, mut random: Random) {
         self.chosen.clear();
         let marked = count > LOOKED_THROUGH;

@@ -1,15 +1,15 @@
-//! Quantiles of the normal distribution from basic arithmetic alone, so that every machine and C library
-//! draws the same bits.
+//! Quantiles of the normal distribution from basic arithmetic only, so that every machine and C library gives
+//! the same bits.
 //!
 //! Wichura 1988, "Algorithm AS 241: The Percentage Points of the Normal Distribution", routine PPND16:
-//! about 1e-16 relative. The logarithm is a series of our own.
+//! relative error about 1e-16. The logarithm is a series of this file.
 
 use std::f64::consts::{LN_2, SQRT_2};
 
-/// Half width of the central region.
+/// Half the width of the central region.
 const CENTRE: f64 = 0.425;
 
-/// Probability where the far tail begins: `exp(-25)`.
+/// Probability at which the far tail starts: `exp(-25)`.
 const FAR: f64 = 1.388_794_386_496_402e-11;
 
 const CENTRE_ABOVE: [f64; 8] = [
@@ -73,7 +73,7 @@ const FAR_BELOW: [f64; 8] = [
     2.044_263_103_389_939_8e-15,
 ];
 
-/// The `z` below which a standard normal variable falls with probability `p`, `0 < p < 1`.
+/// The `z` that a standard normal variable falls below with probability `p`, `0 < p < 1`.
 fn quantile(p: f64) -> f64 {
     let tail = tail_of(p);
     if tail < FAR {
@@ -89,7 +89,7 @@ fn quantile(p: f64) -> f64 {
 pub(crate) fn quantiles(probabilities: &mut [f64]) {
     let far = probabilities.iter().fold(false, |far, &p| far | (tail_of(p) < FAR));
     if far {
-        // Only distributions truncated to a far tail come here.
+        // Only distributions truncated to a far tail reach this branch.
         for value in probabilities {
             *value = quantile(*value);
         }
@@ -100,8 +100,8 @@ pub(crate) fn quantiles(probabilities: &mut [f64]) {
     }
 }
 
-/// The quantile outside the far tails. Both formulas are computed and one chosen: as vector code that is
-/// faster than a branch that one in seven draws takes.
+/// The quantile outside the far tails. Both formulas are computed and one is selected: vectorised, that is
+/// faster than a branch that one draw in seven takes.
 #[inline(always)]
 fn quantile_near(p: f64) -> f64 {
     let q = p - 0.5;
@@ -112,7 +112,7 @@ fn quantile_near(p: f64) -> f64 {
     if q.abs() <= CENTRE { centre } else { near }
 }
 
-/// The smaller of the probabilities of both sides.
+/// The smaller of `p` and `1 - p`.
 #[inline(always)]
 fn tail_of(p: f64) -> f64 {
     if p < 0.5 { p } else { 1.0 - p }
@@ -123,8 +123,8 @@ fn with_sign_of(p: f64, z: f64) -> f64 {
     if p < 0.5 { -z } else { z }
 }
 
-/// The probability of falling below `z <= 0`: the `p` whose quantile is `z`, found by bisection over the
-/// positive floats (it is needed twice per table, never per row).
+/// The probability of falling below `z <= 0`: the `p` whose quantile is `z`. Found by bisection over the
+/// positive floats, which is fast enough because it runs twice per table, never per row.
 pub(crate) fn lower_tail(z: f64) -> f64 {
     debug_assert!(z <= 0.0);
     let (mut low, mut high) = (f64::MIN_POSITIVE.to_bits(), 0.5_f64.to_bits());
@@ -141,8 +141,8 @@ fn polynomial(coefficients: &[f64; 8], x: f64) -> f64 {
     lower.iter().rev().fold(*highest, |sum, coefficient| sum * x + coefficient)
 }
 
-/// Natural logarithm of a positive normal float: with `x = 2^e * m` and `s = (m - 1) / (m + 1)`, it is
-/// `e ln 2 + 2 (s + s^3 / 3 + s^5 / 5 + ...)`, where `|s| <= 0.172` makes eleven terms enough.
+/// Natural logarithm of a positive normal float. With `x = 2^e * m` and `s = (m - 1) / (m + 1)`, it is `e ln
+/// 2 + 2 (s + s^3 / 3 + s^5 / 5 + ...)`. `|s| <= 0.172`, so eleven terms are enough.
 #[inline(always)]
 fn ln(x: f64) -> f64 {
     const MANTISSA: u64 = (1 << 52) - 1;

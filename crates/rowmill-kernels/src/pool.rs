@@ -1,4 +1,4 @@
-//! Pool: the forward of an embedding bag, from rows where they lie to one vector per bag.
+//! Pool: the forward of an embedding bag, from rows in place to one vector per bag.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,18 +11,18 @@ use crate::sums::{Sums, sum_all};
 use crate::weights::{Bf16, Element, F32};
 use crate::{Lookups, RowPtr, SKIP};
 
-/// Bag `b` of `lookups` becomes the sum (or mean) of its rows at `out + b * out_stride`, rounded to the nearest number of
-/// the type `T`.
+/// Write the sum (or mean) of the rows of bag `b` to `out + b * out_stride`, rounded to the nearest number of
+/// type `T`.
 ///
-/// Weights are widened to 32-bit floats as they are read; of split ones the lower halves are not. Rows are added in lookup order, weights by a fused
-/// multiply-add, a mean is the sum divided by the number of lookups that are not padding: bit for bit what
-/// `torch.nn.EmbeddingBag` computes on a CPU.
+/// Weights are widened to 32-bit floats as they are read; of split weights, only the upper halves are read.
+/// Rows are added in lookup order, and weights apply by a fused multiply-add. A mean is the sum divided by
+/// the number of lookups that are not padding. This equals `torch.nn.EmbeddingBag` on a CPU bit for bit.
 /// Empty bags become 0.
 ///
 /// # Safety
-/// Every index in `lookups.inverse` is [`SKIP`] or below `rows.len()`; rows looked up have `dim` readable
-/// weights of type `dtype` that nobody writes meanwhile; the offsets do not decrease; `out` has `dim` writable numbers at
-/// every `b * out_stride`, apart from the rows.
+/// Every index in `lookups.inverse` is [`SKIP`] or below `rows.len()`. Rows looked up have `dim` readable
+/// weights of type `dtype` that no other thread writes meanwhile. The offsets do not decrease. `out` has
+/// `dim` writable numbers at every `b * out_stride`, and does not overlap the rows.
 pub unsafe fn pool<T: Float>(
     rows: &[RowPtr],
     lookups: &Lookups<'_>,
@@ -31,7 +31,7 @@ pub unsafe fn pool<T: Float>(
     out: *mut T,
     out_stride: usize,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { pool_with(InstructionSet::best(), rows, lookups, dtype, dim, out, out_stride) }
 }
 
@@ -52,17 +52,17 @@ pub unsafe fn pool_with<T: Float>(
     debug_assert!(lookups.inverse.iter().all(|&unique| unique == SKIP || (unique as usize) < rows.len()));
     let Lookups { inverse, offsets, weights, pooling } = *lookups;
     let pool = Pool { rows: Listed { rows, inverse }, offsets, weights, pooling, dim, out, out_stride };
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { pool.run_with(set, dtype) }
 }
 
-/// The rows of a table that lie in the order of their ids, as in an array, dealt out to shards: row `id` is number
+/// The rows of a table that are stored in the order of their ids, distributed over shards: row `id` is number
 /// `id / shards` of shard `id % shards`.
 #[derive(Clone, Copy, Debug)]
 pub struct RowArray<'a> {
-    /// Row number 0 of every shard. The number of shards is a power of two.
+    /// Address of row number 0 of every shard. The number of shards is a power of two.
     pub firsts: &'a [RowPtr],
-    /// Bytes from one row of a shard to the next.
+    /// Bytes from the start of one row of a shard to the next.
     pub stride: usize,
 }
 
@@ -80,16 +80,16 @@ impl RowArray<'_> {
     }
 }
 
-/// [`pool`] of the rows of an array: bag `b` of `bags`, which are some of the bags of `bag`, goes to
-/// `out + (b - bags.start) * out_stride`.
+/// [`pool`] for the rows of an array: the result of bag `b` in `bags`, a range of the bags of `bag`, is
+/// written to `out + (b - bags.start) * out_stride`.
 ///
-/// No list of rows is made: the address of a row is computed from its id.
+/// The address of a row is computed from its id, so no list of rows is made.
 ///
 /// # Panics
-/// If the number of shards is no power of two, or an offset lies beyond the ids.
+/// If the number of shards is not a power of two, or an offset exceeds the number of ids.
 ///
 /// # Safety
-/// As for [`pool`]. The array has a row for every id of these bags that is not the padding.
+/// As for [`pool`]. The array has a row for every id of these bags that is not padding.
 pub unsafe fn pool_array<T: Float>(
     array: &RowArray<'_>,
     bag: &IdBag<'_>,
@@ -99,7 +99,7 @@ pub unsafe fn pool_array<T: Float>(
     out: *mut T,
     out_stride: usize,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { pool_array_with(InstructionSet::best(), array, bag, bags, dtype, dim, out, out_stride) }
 }
 
@@ -110,7 +110,7 @@ pub unsafe fn pool_array<T: Float>(
 ///
 /// # Safety
 /// As for [`pool_array`].
-#[allow(clippy::too_many_arguments, reason = "those of `pool_array`")]
+#[allow(clippy::too_many_arguments, reason = "the arguments of `pool_array`")]
 pub unsafe fn pool_array_with<T: Float>(
     set: InstructionSet,
     array: &RowArray<'_>,
@@ -124,28 +124,34 @@ pub unsafe fn pool_array_with<T: Float>(
     let &IdBag { ids, offsets, weights, padding, pooling } = bag;
     let offsets = &offsets[bags.start..=bags.end];
     assert!(array.firsts.len().is_power_of_two(), "{} shards", array.firsts.len());
-    assert!(offsets[0] >= 0 && offsets[offsets.len() - 1] as usize <= ids.len(), "offsets beyond the ids");
-    assert!(weights.is_none_or(|weights| weights.len() == ids.len()), "one weight per lookup");
-    // No id of an array is that large.
+    assert!(
+        offsets[0] >= 0 && offsets[offsets.len() - 1] as usize <= ids.len(),
+        "offsets must be within the ids"
+    );
+    assert!(
+        weights.is_none_or(|weights| weights.len() == ids.len()),
+        "weights must have one entry per lookup"
+    );
+    // No id of an array is as large as this, so it stands for "no padding".
     let rows = InOrder { array: *array, ids, padding: padding.unwrap_or(u64::MAX) };
     let pool = Pool { rows, offsets, weights, pooling, dim, out, out_stride };
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { pool.run_with(set, dtype) }
 }
 
-/// Where the rows of lookups lie.
+/// Finds the rows of lookups.
 trait Rows: Copy {
     /// The row of a lookup; null for padding.
     ///
     /// # Safety
-    /// There is this lookup.
+    /// `lookup` is below the number of lookups.
     unsafe fn row(&self, lookup: usize) -> RowPtr;
 
-    /// How many of some lookups are not padding.
+    /// How many of these lookups are not padding.
     fn count(&self, lookups: Range<usize>) -> usize;
 }
 
-/// Rows by their place in a list.
+/// Rows addressed by their position in a list.
 #[derive(Clone, Copy)]
 struct Listed<'a> {
     rows: &'a [RowPtr],
@@ -155,7 +161,7 @@ struct Listed<'a> {
 impl Rows for Listed<'_> {
     #[inline(always)]
     unsafe fn row(&self, lookup: usize) -> RowPtr {
-        // SAFETY: the caller's; indices lie inside the rows.
+        // SAFETY: the caller upholds the contract; all indices are inside `rows`.
         unsafe {
             let unique = *self.inverse.get_unchecked(lookup);
             if unique == SKIP { std::ptr::null() } else { *self.rows.get_unchecked(unique as usize) }
@@ -168,7 +174,7 @@ impl Rows for Listed<'_> {
     }
 }
 
-/// Rows by their id.
+/// Rows addressed by their id.
 #[derive(Clone, Copy)]
 struct InOrder<'a> {
     array: RowArray<'a>,
@@ -179,7 +185,7 @@ struct InOrder<'a> {
 impl Rows for InOrder<'_> {
     #[inline(always)]
     unsafe fn row(&self, lookup: usize) -> RowPtr {
-        // SAFETY: the caller's; there is a shard.
+        // SAFETY: the caller upholds the contract; there is at least one shard.
         unsafe {
             let id = *self.ids.get_unchecked(lookup);
             if id == self.padding { std::ptr::null() } else { self.array.row(id) }
@@ -192,7 +198,7 @@ impl Rows for InOrder<'_> {
     }
 }
 
-/// The arguments of a call, whichever way it names its rows.
+/// The arguments of a call, for both ways of addressing rows.
 struct Pool<'a, R, T> {
     rows: R,
     offsets: &'a [i64],
@@ -207,18 +213,18 @@ impl<R: Rows, T: Float> Pool<'_, R, T> {
     /// # Safety
     /// As for [`pool`].
     unsafe fn run_with(self, set: InstructionSet, dtype: Dtype) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             match dtype {
                 Dtype::F32 => set.run(Typed(self, PhantomData::<F32>)),
-                // Of split weights the upper halves, which lie first.
+                // Of split weights, only the upper halves, which are stored first.
                 Dtype::Bf16 | Dtype::SplitBf16 => set.run(Typed(self, PhantomData::<Bf16>)),
             }
         }
     }
 }
 
-/// With the type of the weights.
+/// [`Pool`] with the type of the stored weights.
 struct Typed<'a, R, E, T>(Pool<'a, R, T>, PhantomData<E>);
 
 impl<R: Rows, E: Element, T: Float> Kernel for Typed<'_, R, E, T> {
@@ -227,7 +233,7 @@ impl<R: Rows, E: Element, T: Float> Kernel for Typed<'_, R, E, T> {
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         let Self(pool, _) = self;
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             match (pool.weights, pool.pooling) {
                 (None, Pooling::Sum) => {
@@ -244,7 +250,7 @@ impl<R: Rows, E: Element, T: Float> Kernel for Typed<'_, R, E, T> {
     }
 }
 
-/// One sum per bag, one term per lookup; the slice holds the weights, if any.
+/// One sum per bag, with one term per lookup. The slice holds the weights, if any.
 struct Bags<'a, R, E, T, const WEIGHTED: bool, const MEAN: bool>(
     &'a Pool<'a, R, T>,
     &'a [f32],
@@ -267,19 +273,19 @@ impl<R: Rows, E: Element, T: Float, const WEIGHTED: bool, const MEAN: bool> Sums
     #[inline(always)]
     unsafe fn terms(&self, sum: usize) -> Range<usize> {
         let offsets = self.0.offsets;
-        // SAFETY: `sum` is below `len`, and there is one offset more.
+        // SAFETY: `sum` is below `len`, and `offsets` has one entry more.
         unsafe { *offsets.get_unchecked(sum) as usize..*offsets.get_unchecked(sum + 1) as usize }
     }
 
     #[inline(always)]
     unsafe fn term(&self, term: usize) -> *const f32 {
-        // SAFETY: offsets lie inside the lookups.
+        // SAFETY: all offsets are inside the lookups.
         unsafe { self.0.rows.row(term) }
     }
 
     #[inline(always)]
     unsafe fn add<V: Vector>(&self, sum: V, vector: V, term: usize) -> V {
-        // SAFETY: the caller's; there is one weight per lookup.
+        // SAFETY: the caller upholds the contract; there is one weight per lookup.
         unsafe {
             if WEIGHTED {
                 V::splat(*self.1.get_unchecked(term)).mul_add(vector, sum)
@@ -291,14 +297,14 @@ impl<R: Rows, E: Element, T: Float, const WEIGHTED: bool, const MEAN: bool> Sums
 
     #[inline(always)]
     unsafe fn divisor(&self, sum: usize) -> f32 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         let terms = unsafe { self.terms(sum) };
         self.0.rows.count(terms).max(1) as f32
     }
 
     #[inline(always)]
     unsafe fn target(&self, sum: usize) -> *mut T {
-        // SAFETY: the caller gives room at every bag's place.
+        // SAFETY: the caller provides room for every bag.
         unsafe { self.0.out.add(sum * self.0.out_stride) }
     }
 }

@@ -1,16 +1,17 @@
-//! Rank sort: distinct rows in the order of the ranks that own them (`FusedRec`, Section 3).
+//! Rank sort: order distinct rows by the ranks that own them (`FusedRec`, Section 3).
 
 use rowmill_splitmix::{absorb, mix};
 
 use crate::SKIP;
 
-/// Of the owners' hash: another one than the shards' within a rank, so that what falls to a rank is spread over all of
-/// its shards.
+/// Seed of the hash that selects owners. It differs from that of the hash that selects shards within a rank,
+/// so that the rows of a rank are spread over all its shards.
 const OWNER_SEED: u64 = 0x6f77_6e65_7221_0001;
 
-/// The owner of rows of one category.
+/// Selects the owner rank of the rows of one category.
 ///
-/// The category is mixed in: by the id alone the small, hot ids of all categories would fall to the same ranks.
+/// The category is part of the hash: otherwise, the small, hot ids of all categories would have the same
+/// owners.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
     state: u64,
@@ -18,12 +19,12 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Of a category among `ranks`.
+    /// The owners of a category's rows among `ranks` ranks.
     ///
     /// # Panics
-    /// Without ranks.
+    /// If `ranks` is 0.
     pub fn new(category: u64, ranks: u32) -> Self {
-        assert!(ranks > 0, "a row has an owner");
+        assert!(ranks > 0, "ranks must be at least 1");
         Self { state: absorb(OWNER_SEED, category), ranks }
     }
 
@@ -41,14 +42,15 @@ pub struct RankScratch {
     next: Vec<u32>,
 }
 
-/// Sort distinct rows by owner, those of one owner by category, in the order they have.
+/// Sort distinct rows by owner, then by category, keeping their order within one owner and category.
 ///
-/// `unique` holds the ids category by category, `unique_counts[c]` of `categories[c]`. `sorted[positions[u]]` becomes
-/// `unique[u]`, and `counts[r * C + c]` the number of ids that rank `r` owns of category `c` out of `C`.
+/// `unique` holds the ids category by category, `unique_counts[c]` of category `categories[c]`.
+/// `sorted[positions[u]]` becomes `unique[u]`. `counts[r * C + c]` becomes the number of ids of category `c`
+/// (of `C`) that rank `r` owns.
 ///
 /// # Panics
-/// If lengths do not agree: `sorted` and `positions` are as long as `unique`, `counts` as ranks times categories, and the
-/// numbers of the categories sum up to that of the ids.
+/// If `sorted` and `positions` are not as long as `unique`, `counts` is not as long as ranks times
+/// categories, or `unique_counts` does not add up to the number of ids.
 #[allow(clippy::too_many_arguments)]
 pub fn rank_sort(
     unique: &[u64],
@@ -60,15 +62,19 @@ pub fn rank_sort(
     positions: &mut [u32],
     counts: &mut [u32],
 ) {
-    assert_eq!((sorted.len(), positions.len()), (unique.len(), unique.len()), "one place per id");
-    assert_eq!(unique_counts.len(), categories.len(), "a number of ids per category");
+    assert_eq!(
+        (sorted.len(), positions.len()),
+        (unique.len(), unique.len()),
+        "sorted and positions must have one entry per id"
+    );
+    assert_eq!(unique_counts.len(), categories.len(), "unique_counts must have one entry per category");
     assert_eq!(
         Some(counts.len()),
         (ranks as usize).checked_mul(categories.len()),
-        "a count per rank and category"
+        "counts must have one entry per rank and category"
     );
     let total: usize = unique_counts.iter().map(|&count| count as usize).sum();
-    assert_eq!(total, unique.len(), "the numbers of the categories sum up to that of the ids");
+    assert_eq!(total, unique.len(), "unique_counts must add up to the number of ids");
     let owners = &mut scratch.owners;
     owners.clear();
     owners.reserve(unique.len());
@@ -77,7 +83,7 @@ pub fn rank_sort(
     for (category, (&id, &count)) in categories.iter().zip(unique_counts).enumerate() {
         let owner = Owner::new(id, ranks);
         let ids = &unique[first..first + count as usize];
-        // Two loops: the first is plain arithmetic, which compilers make vectors of.
+        // Two loops, because compilers can vectorise the first one, which is plain arithmetic.
         owners.extend(ids.iter().map(|&id| owner.of(id)));
         for &owner in &owners[first..] {
             counts[owner as usize * categories.len() + category] += 1;
@@ -100,13 +106,13 @@ pub fn rank_sort(
     }
 }
 
-/// Where the row of each lookup comes back: `combined[i]` is `positions[inverse[i]]`, so that recovery is one gather.
+/// Compose both indices, so that recovery is one gather: `combined[i]` becomes `positions[inverse[i]]`.
 /// Padding stays [`SKIP`].
 ///
 /// # Panics
-/// If `combined` and `inverse` differ in length, or an inverse is beyond `positions`.
+/// If `combined` and `inverse` differ in length, or an index in `inverse` is outside `positions`.
 pub fn combine(inverse: &[u32], positions: &[u32], combined: &mut [u32]) {
-    assert_eq!(inverse.len(), combined.len(), "one index per lookup");
+    assert_eq!(inverse.len(), combined.len(), "combined must have one entry per lookup");
     for (&unique, combined) in inverse.iter().zip(combined) {
         *combined = if unique == SKIP { SKIP } else { positions[unique as usize] };
     }

@@ -2,26 +2,26 @@
 
 use crate::SKIP;
 
-/// Slots per distinct id: at a load of at most a quarter nearly every id is decided by its first slot, and
-/// the loop stays free of branches that depend on data.
+/// Hash slots per distinct id. At a load of at most a quarter, the first slot decides nearly every id, and
+/// the loop has no data-dependent branches.
 const SLOTS_PER_ID: usize = 4;
 
 /// Buffers of [`segment_unique`], kept from call to call: a hash table of positions in the list of unique ids.
 #[derive(Clone, Debug, Default)]
 pub struct UniqueScratch {
-    /// For up to 2^16 ids: half the bytes, so the table of a batch stays in the first-level cache.
+    /// For up to 2^16 ids: half the bytes, so the table of a batch stays in the L1 cache.
     narrow: Vec<u16>,
     wide: Vec<u32>,
 }
 
 impl UniqueScratch {
-    /// Bytes the buffers hold.
+    /// Bytes allocated for the buffers.
     pub fn bytes(&self) -> usize {
         2 * self.narrow.capacity() + 4 * self.wide.capacity()
     }
 }
 
-/// A position in the list of unique ids; the largest value is an empty slot.
+/// A position in the list of unique ids. The largest value marks an empty slot.
 trait Slot: Copy {
     const EMPTY: Self;
 
@@ -58,10 +58,10 @@ impl Slot for u32 {
     }
 }
 
-/// Fill `unique` with the distinct `ids` in order of first occurrence and `inverse` with the position of
-/// each id in it; returns their number.
+/// Write the distinct `ids` to `unique`, in order of first occurrence, and the position of each id in
+/// `unique` to `inverse`. Returns the number of distinct ids.
 ///
-/// Ids equal to `padding` do not enter `unique`; their inverse is [`SKIP`].
+/// Ids equal to `padding` are not written to `unique`; their inverse is [`SKIP`].
 ///
 /// # Panics
 /// If `inverse` and `ids` differ in length, or there are 2^31 ids or more.
@@ -72,11 +72,11 @@ pub fn segment_unique(
     unique: &mut Vec<u64>,
     inverse: &mut [u32],
 ) -> usize {
-    assert_eq!(ids.len(), inverse.len(), "one inverse per id");
-    assert!(ids.len() < 1 << 31, "positions are 32 bits");
+    assert_eq!(ids.len(), inverse.len(), "inverse must have one entry per id");
+    assert!(ids.len() < 1 << 31, "there must be fewer than 2^31 ids");
     unique.clear();
     unique.reserve(ids.len());
-    // SAFETY: there is room for all ids, and so many were written.
+    // SAFETY: `unique` has room for all ids, and `count` of them were written.
     unsafe {
         let count = distinct(ids.len(), [(ids, inverse)], padding, scratch, unique.as_mut_ptr());
         unique.set_len(count);
@@ -84,8 +84,8 @@ pub fn segment_unique(
     }
 }
 
-/// Write the distinct ids of one category, `total` of which lie in several segments, to `unique`, and the position of each
-/// among them to the segment's inverse; returns how many there are.
+/// Write the distinct ids of one category to `unique`, and the position of each id to its segment's inverse.
+/// The segments have `total` ids. Returns the number of distinct ids.
 ///
 /// # Safety
 /// `unique` has room for `total` ids.
@@ -96,7 +96,7 @@ pub(crate) unsafe fn distinct<'a>(
     scratch: &mut UniqueScratch,
     unique: *mut u64,
 ) -> usize {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         if u16::try_from(total).is_ok() {
             distinct_with(total, segments, padding, &mut scratch.narrow, unique)
@@ -106,10 +106,10 @@ pub(crate) unsafe fn distinct<'a>(
     }
 }
 
-/// [`distinct`] with a table of these slots.
+/// [`distinct`] with a hash table of slots of type `S`.
 ///
 /// # Safety
-/// As there.
+/// As for [`distinct`].
 unsafe fn distinct_with<'a, S: Slot>(
     total: usize,
     segments: impl IntoIterator<Item = (&'a [u64], &'a mut [u32])>,
@@ -122,9 +122,9 @@ unsafe fn distinct_with<'a, S: Slot>(
     let (mut count, mut seen) = (0, 0);
     for (ids, inverse) in segments {
         seen += ids.len();
-        assert!(ids.len() == inverse.len() && seen <= total, "segments are as long as was said");
-        // SAFETY: `inverse` is as long as `ids`, `unique` has room for `total` ids, and the number of slots is a power
-        // of two larger than `total`.
+        assert!(ids.len() == inverse.len() && seen <= total, "the segments must have total ids");
+        // SAFETY: `inverse` is as long as `ids`, `unique` has room for `total` ids, and the number of slots
+        // is a power of two above `total`.
         count = unsafe {
             match padding {
                 None => fill::<S, false>(ids, 0, slots, unique, count, inverse),
@@ -135,17 +135,18 @@ unsafe fn distinct_with<'a, S: Slot>(
     count
 }
 
-/// The loop of [`segment_unique`], of a segment behind others that had `count` distinct ids; returns how many there
-/// are then.
+/// The loop of [`segment_unique`] over one segment, after segments with `count` distinct ids. Returns the new
+/// number of distinct ids.
 ///
-/// Each id is first written behind the unique ids found so far, so that an empty slot (which reads as
-/// that position) leads to an equal id just as the right slot does: both cases are one comparison, and
-/// whether the id is new is arithmetic, not a branch.
+/// Each id is first written after the unique ids found so far. An empty slot reads as that position, so it
+/// leads to an equal id, just as the right slot does. One comparison covers both cases, and whether the id is
+/// new is arithmetic, not a branch.
 ///
 /// # Safety
-/// `unique` holds `count` ids and has room for `ids.len()` more, `inverse` is as long as `ids`, `slots.len()` is a power
-/// of two larger than the number of ids of all segments, and slots are empty or hold positions below `count`.
-// Inlined, its state does not stay in registers, and an id takes a tenth longer.
+/// `unique` holds `count` ids and has room for `ids.len()` more. `inverse` is as long as `ids`. `slots.len()`
+/// is a power of two above the number of ids of all segments. Slots are empty or hold positions below
+/// `count`.
+// If inlined, its state does not stay in registers, and an id takes 10% longer.
 #[inline(never)]
 unsafe fn fill<S: Slot, const PADDED: bool>(
     ids: &[u64],
@@ -161,8 +162,8 @@ unsafe fn fill<S: Slot, const PADDED: bool>(
             *inverse = SKIP;
             continue;
         }
-        // SAFETY: `count` ids came before this one, so it has room; slots hold positions below `count` or
-        // are empty, and there is always an empty one to stop at.
+        // SAFETY: at most `count` distinct ids came before this one, so `unique` has room for it. Slots are
+        // empty or hold positions below `count`, and there is always an empty slot to stop at.
         unsafe {
             *unique.add(count) = id;
             let mut slot = hash(id) & mask;
@@ -179,8 +180,8 @@ unsafe fn fill<S: Slot, const PADDED: bool>(
     count
 }
 
-/// Both halves of a 128-bit product: every bit of the id reaches the low bits that choose a slot, so ids
-/// with a regular pattern do not pile up.
+/// Combine both halves of a 128-bit product: every bit of the id affects the low bits that select a slot, so
+/// ids with a regular pattern do not collide.
 #[inline(always)]
 fn hash(id: u64) -> usize {
     let product = u128::from(id ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(0x9e37_79b9_7f4a_7c15_u64);

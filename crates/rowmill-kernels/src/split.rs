@@ -1,14 +1,14 @@
-//! 32-bit floats in two planes: the upper half of each is a bfloat16, rounded toward zero, the lower half what that
-//! lacks (Kalamkar et al. 2020, "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
-//! Architectures", Split-SGD-BF16). Together they are the float, bit for bit.
+//! Split floats: 32-bit floats in two planes. The upper 16 bits of each are a bfloat16, rounded toward zero;
+//! the lower 16 bits are the rest (Kalamkar et al. 2020, "Optimizing Deep Learning Recommender Systems'
+//! Training on CPU Cluster Architectures", Split-SGD-BF16). Together they give the float bit for bit.
 
 use crate::arch::{Bits, InstructionSet, Kernel, Vector};
 use crate::bf16;
 
-/// Split `values` into their upper and their lower halves.
+/// Split `values` into upper and lower halves.
 ///
 /// # Panics
-/// If they are not equally many.
+/// If their lengths differ.
 pub fn split(values: &[f32], upper: &mut [u16], lower: &mut [u16]) {
     split_with(InstructionSet::best(), values, upper, lower);
 }
@@ -19,14 +19,14 @@ pub fn split(values: &[f32], upper: &mut [u16], lower: &mut [u16]) {
 /// As for [`split`].
 pub fn split_with(set: InstructionSet, values: &[f32], upper: &mut [u16], lower: &mut [u16]) {
     assert!(values.len() == upper.len() && values.len() == lower.len(), "two halves per float");
-    // SAFETY: the kernel asks for slices of one length.
+    // SAFETY: the kernel requires slices of equal length, as asserted above.
     unsafe { set.run(Split { values, upper, lower }) }
 }
 
-/// Put the floats together that [`split`] made these halves of.
+/// Join halves made by [`split`] into floats.
 ///
 /// # Panics
-/// If they are not equally many.
+/// If their lengths differ.
 pub fn join(upper: &[u16], lower: &[u16], out: &mut [f32]) {
     join_with(InstructionSet::best(), upper, lower, out);
 }
@@ -37,14 +37,14 @@ pub fn join(upper: &[u16], lower: &[u16], out: &mut [f32]) {
 /// As for [`join`].
 pub fn join_with(set: InstructionSet, upper: &[u16], lower: &[u16], out: &mut [f32]) {
     assert!(out.len() == upper.len() && out.len() == lower.len(), "two halves per float");
-    // SAFETY: the kernel asks for slices of one length.
+    // SAFETY: the kernel requires slices of equal length, as asserted above.
     unsafe { set.run(Join { upper, lower, out }) }
 }
 
-/// `w -= lr * g` on split floats, fused as in `torch.optim.SGD`; gradients are bfloat16.
+/// `w -= lr * g` on split floats, fused as in `torch.optim.SGD`. Gradients are bfloat16.
 ///
 /// # Panics
-/// If there is not one gradient and one of either half per float.
+/// If the lengths of halves and gradients differ.
 pub fn split_sgd(upper: &mut [u16], lower: &mut [u16], gradient: &[u16], lr: f32) {
     split_sgd_with(InstructionSet::best(), upper, lower, gradient, lr);
 }
@@ -54,28 +54,31 @@ pub fn split_sgd(upper: &mut [u16], lower: &mut [u16], gradient: &[u16], lr: f32
 /// # Panics
 /// As for [`split_sgd`].
 pub fn split_sgd_with(set: InstructionSet, upper: &mut [u16], lower: &mut [u16], gradient: &[u16], lr: f32) {
-    assert!(upper.len() == lower.len() && upper.len() == gradient.len(), "two halves and a gradient each");
-    // SAFETY: the kernel asks for slices of one length.
+    assert!(
+        upper.len() == lower.len() && upper.len() == gradient.len(),
+        "upper, lower and gradient must have equal lengths"
+    );
+    // SAFETY: the kernel requires slices of equal length, as asserted above.
     unsafe { set.run(Sgd { upper, lower, gradient, lr }) }
 }
 
-/// Reads `count <= LANES` floats.
+/// Read `count <= LANES` floats.
 ///
 /// # Safety
-/// Both their halves are readable; only called below [`InstructionSet::run`].
+/// Their halves are readable. Only call this inside [`InstructionSet::run`].
 #[inline(always)]
 pub(crate) unsafe fn load_up_to<V: Vector>(upper: *const u16, lower: *const u16, count: usize) -> V {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { V::from_bits(halves::<V>(upper, count).shift_left(16).add(halves::<V>(lower, count))) }
 }
 
-/// Writes the first `count <= LANES` floats.
+/// Write the first `count <= LANES` floats.
 ///
 /// # Safety
-/// Both their halves are writable; only called below [`InstructionSet::run`].
+/// Their halves are writable. Only call this inside [`InstructionSet::run`].
 #[inline(always)]
 pub(crate) unsafe fn store_up_to<V: Vector>(values: V, upper: *mut u16, lower: *mut u16, count: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let bits = values.to_bits();
         let halves = [(bits.shift_right(16), upper), (bits.shift_left(16).shift_right(16), lower)];
@@ -92,7 +95,7 @@ pub(crate) unsafe fn store_up_to<V: Vector>(values: V, upper: *mut u16, lower: *
 /// [`join`] of `count` floats.
 ///
 /// # Safety
-/// Their halves are readable, the floats writable; only called below [`InstructionSet::run`].
+/// Their halves are readable, and the floats writable. Only call this inside [`InstructionSet::run`].
 #[inline(always)]
 pub(crate) unsafe fn join_raw<V: Vector>(
     upper: *const u16,
@@ -100,7 +103,7 @@ pub(crate) unsafe fn join_raw<V: Vector>(
     target: *mut f32,
     count: usize,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut at = 0;
         while at + V::LANES <= count {
@@ -116,7 +119,7 @@ pub(crate) unsafe fn join_raw<V: Vector>(
 
 #[inline(always)]
 unsafe fn halves<V: Vector>(source: *const u16, count: usize) -> V::Bits {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         if count == V::LANES {
             V::Bits::load_halves(source)
@@ -139,7 +142,7 @@ impl Kernel for Split<'_> {
     unsafe fn run<V: Vector>(self) {
         let (source, count) = (self.values.as_ptr(), self.values.len());
         let (upper, lower) = (self.upper.as_mut_ptr(), self.lower.as_mut_ptr());
-        // SAFETY: the caller's; there are as many halves of either kind as floats.
+        // SAFETY: the caller upholds the contract; all three slices have one entry per float.
         unsafe {
             let mut at = 0;
             while at < count {
@@ -163,7 +166,7 @@ impl Kernel for Join<'_> {
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         let (upper, lower) = (self.upper.as_ptr(), self.lower.as_ptr());
-        // SAFETY: the caller's; there are as many halves of either kind as floats.
+        // SAFETY: the caller upholds the contract; all three slices have one entry per float.
         unsafe { join_raw::<V>(upper, lower, self.out.as_mut_ptr(), self.out.len()) };
     }
 }
@@ -182,11 +185,12 @@ impl Kernel for Sgd<'_> {
     unsafe fn run<V: Vector>(self) {
         let (upper, lower) = (self.upper.as_mut_ptr(), self.lower.as_mut_ptr());
         let (gradient, count) = (self.gradient.as_ptr(), self.gradient.len());
-        // SAFETY: the caller's; there is one of everything per float, and at most as many are taken as are left.
+        // SAFETY: the caller upholds the contract; all slices have one entry per float, and no more are taken
+        // than are left.
         unsafe {
             let rate = V::splat(-self.lr);
             let mut at = 0;
-            // No closure: one that is not inlined would lack the instructions of this set.
+            // Not a closure: if it were not inlined, it would lack the instructions of this set.
             while at < count {
                 let step = V::LANES.min(count - at);
                 let g = bf16::load_up_to::<V>(gradient.add(at), step);

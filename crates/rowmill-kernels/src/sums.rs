@@ -1,5 +1,5 @@
-//! Many sums of vectors, each held in registers: the shape shared by pooling (rows into bags) and its
-//! transpose (gradients of bags into gradients of rows).
+//! Many sums of vectors, each held in registers. Pooling (rows into bags) and its transpose (gradients of
+//! bags into gradients of rows) share this code.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -7,49 +7,49 @@ use crate::arch::{Vector, prefetch};
 use crate::float::Float;
 use crate::weights::Element;
 
-/// How many bytes of terms are prefetched ahead of the term that is being added. With 64-byte terms, one cache line each, a
-/// sum of 20 terms took 7.8 ns per term at 1 KiB, 6.2 at 2 KiB, and 5.5 from 3 KiB on.
+/// Bytes of terms to prefetch ahead of the term being added. With 64-byte terms (one cache line each), a sum
+/// of 20 terms took 7.8 ns per term at 1 KiB, 6.2 ns at 2 KiB, and 5.5 ns from 3 KiB on.
 const PREFETCH_BYTES: usize = 3072;
-/// Bounds of the same in terms. With 512-byte terms, 16 of them still fit into the first-level cache.
+/// Bounds of the prefetch distance in terms. With 512-byte terms, 16 terms still fit the L1 cache.
 const DISTANCE: RangeInclusive<usize> = 16..=48;
 
 /// A list of sums over one list of terms.
 pub(crate) trait Sums {
     /// Whether each sum is divided by [`Sums::divisor`].
     const DIVIDE: bool;
-    /// Whether a target has room for whole vectors: what lies behind the sum becomes zeros. A store of part
-    /// of a vector is not forwarded to the load that follows it.
+    /// Whether a target has room for whole vectors; elements after the sum become 0. A store of part of a
+    /// vector would not be forwarded to the load that follows it.
     const WHOLE: bool;
-    /// What the terms are vectors of.
+    /// Type of the terms' elements.
     type Element: Element;
-    /// What the sums are written as.
+    /// Type that the sums are written as.
     type Target: Float;
 
     /// Number of sums.
     fn len(&self) -> usize;
     /// The terms of sum `sum`.
     unsafe fn terms(&self, sum: usize) -> Range<usize>;
-    /// Where term `term` lies; null for a term that is left out.
+    /// Address of term `term`; null for a term to skip.
     unsafe fn term(&self, term: usize) -> *const f32;
     /// `sum + factor * vector`, with the factor and the rounding of term `term`.
     unsafe fn add<V: Vector>(&self, sum: V, vector: V, term: usize) -> V;
-    /// What the sum is divided by at the end.
+    /// Divisor of the sum.
     unsafe fn divisor(&self, sum: usize) -> f32;
-    /// Where the sum goes.
+    /// Address to write the sum to.
     unsafe fn target(&self, sum: usize) -> *mut Self::Target;
 }
 
-/// Compute all sums of vectors of `dim` floats.
+/// Compute all sums of vectors of `dim` elements.
 ///
 /// # Safety
-/// All terms are null or point to `dim` readable elements, all targets to `dim` writable ones; ranges of
-/// terms are in order.
+/// All terms are null or point to `dim` readable elements. All targets point to `dim` writable numbers.
+/// Ranges of terms ascend.
 #[inline(always)]
 pub(crate) unsafe fn sum_all<V: Vector, S: Sums>(sums: &S, dim: usize) {
     if sums.len() == 0 || dim == 0 {
         return;
     }
-    // SAFETY: the caller's; a width is only taken where `dim` says so.
+    // SAFETY: the caller upholds the contract; each width is used only for that `dim`.
     unsafe {
         let first = sums.terms(0).start;
         let end = sums.terms(sums.len() - 1).end;
@@ -57,7 +57,7 @@ pub(crate) unsafe fn sum_all<V: Vector, S: Sums>(sums: &S, dim: usize) {
         for term in first..end.min(first + distance) {
             prefetch_term(sums, term, dim);
         }
-        // The usual widths get loops of their own, without a choice per bag.
+        // The usual widths have loops of their own, without a branch per bag.
         if dim == 8 * V::LANES {
             one_block::<V, S, 8>(sums, end, distance);
         } else if dim == 4 * V::LANES {
@@ -74,7 +74,7 @@ pub(crate) unsafe fn sum_all<V: Vector, S: Sums>(sums: &S, dim: usize) {
 
 #[inline(always)]
 unsafe fn prefetch_term<S: Sums>(sums: &S, term: usize, dim: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     let vector = unsafe { sums.term(term) };
     if !vector.is_null() {
         prefetch(vector, S::Element::BYTES * dim);
@@ -84,34 +84,35 @@ unsafe fn prefetch_term<S: Sums>(sums: &S, term: usize, dim: usize) {
 #[inline(always)]
 unsafe fn one_block<V: Vector, S: Sums, const N: usize>(sums: &S, end: usize, distance: usize) {
     for sum in 0..sums.len() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { block::<V, S, N, true>(sums, sum, end, distance, 0, N * V::LANES) };
     }
 }
 
-/// Vectors of any width: blocks of 8, 4, 2 and 1 registers, then the tail. Only the first block
-/// prefetches, for the whole vector.
+/// Vectors of any width: blocks of 8, 4, 2 and 1 registers, then the tail. Only the first block prefetches,
+/// for the whole vector.
 #[inline(always)]
 unsafe fn any_width<V: Vector, S: Sums>(sums: &S, end: usize, distance: usize, dim: usize) {
     for sum in 0..sums.len() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { blocks::<V, S>(sums, sum, end, distance, dim) };
     }
 }
 
-/// Compute one sum of vectors of `dim` floats, without prefetching its terms.
+/// Compute one sum of vectors of `dim` elements, without prefetching its terms.
 ///
 /// # Safety
-/// All terms of the sum are null or point to `dim` readable elements, its target to `dim` writable ones.
+/// All terms of the sum are null or point to `dim` readable elements. Its target points to `dim` writable
+/// numbers.
 #[inline(always)]
 pub(crate) unsafe fn sum_one<V: Vector, S: Sums>(sums: &S, sum: usize, dim: usize) {
-    // SAFETY: the caller's; with an end of 0 no term is prefetched.
+    // SAFETY: the caller upholds the contract; with an end of 0, no term is prefetched.
     unsafe { blocks::<V, S>(sums, sum, 0, 0, dim) };
 }
 
 #[inline(always)]
 unsafe fn blocks<V: Vector, S: Sums>(sums: &S, sum: usize, end: usize, distance: usize, dim: usize) {
-    // SAFETY: the caller's; each block fits the columns that are left.
+    // SAFETY: the caller upholds the contract; each block fits the remaining columns.
     unsafe {
         let mut column = 0;
         while dim - column >= 8 * V::LANES {
@@ -143,10 +144,10 @@ unsafe fn blocks<V: Vector, S: Sums>(sums: &S, sum: usize, end: usize, distance:
     }
 }
 
-/// Prefetch for every term of `sum` the one that comes `distance` terms later.
+/// For every term of `sum`, prefetch the term `distance` terms later.
 #[inline(always)]
 unsafe fn prefetch_ahead<S: Sums>(sums: &S, sum: usize, end: usize, distance: usize, dim: usize) {
-    // SAFETY: the caller's; terms before `end` exist.
+    // SAFETY: the caller upholds the contract; terms before `end` exist.
     unsafe {
         for term in sums.terms(sum) {
             if term + distance < end {
@@ -166,7 +167,7 @@ unsafe fn block<V: Vector, S: Sums, const N: usize, const PREFETCH: bool>(
     column: usize,
     dim: usize,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut registers = [V::splat(0.0); N];
         for term in sums.terms(sum) {
@@ -198,7 +199,7 @@ unsafe fn block<V: Vector, S: Sums, const N: usize, const PREFETCH: bool>(
 /// The last `count < LANES` columns of one sum.
 #[inline(always)]
 unsafe fn tail<V: Vector, S: Sums>(sums: &S, sum: usize, column: usize, count: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut register = V::splat(0.0);
         for term in sums.terms(sum) {

@@ -1,7 +1,7 @@
-//! The weights of a row, however they are stored: kernels read and write vectors of floats.
+//! Storage formats of weights: kernels read and write them as vectors of 32-bit floats.
 //!
-//! A new way of storing them is a type that implements [`Element`], one that implements [`Rows`] and one of
-//! [`Weights`]. Which it is gets resolved once per call.
+//! A new format needs three types, which implement [`Element`], [`Rows`] and [`Weights`]. The format is
+//! resolved once per call.
 
 use crate::arch::Vector;
 use crate::rounding::Noise;
@@ -12,11 +12,11 @@ pub(crate) trait Element {
     /// Bytes of one weight.
     const BYTES: usize;
 
-    /// Weights `column..column + count` of a row, `count` at most `LANES`; free of branches where `count` is
+    /// Weights `column..column + count` of a row; `count` is at most `LANES`. Has no branches if `count` is
     /// known to be `LANES`.
     ///
     /// # Safety
-    /// The row has these weights; only called below [`InstructionSet::run`](crate::InstructionSet).
+    /// The row has these weights. Only call this inside [`InstructionSet::run`](crate::InstructionSet).
     unsafe fn load_up_to<V: Vector>(row: RowPtr, column: usize, count: usize) -> V;
 }
 
@@ -29,12 +29,12 @@ impl Element for F32 {
 
     #[inline(always)]
     unsafe fn load_up_to<V: Vector>(row: RowPtr, column: usize, count: usize) -> V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { V::load_up_to(row.add(column), count) }
     }
 }
 
-/// bfloat16, whatever follows the weights.
+/// bfloat16. Bytes after the weights are ignored.
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
 
@@ -43,35 +43,36 @@ impl Element for Bf16 {
 
     #[inline(always)]
     unsafe fn load_up_to<V: Vector>(row: RowPtr, column: usize, count: usize) -> V {
-        // SAFETY: the caller's; the row begins with its weights, two bytes each.
+        // SAFETY: the caller upholds the contract; the row starts with its weights, two bytes each.
         unsafe { bf16::load_up_to(row.cast::<u16>().add(column), count) }
     }
 }
 
-/// The weights of one row that is being updated, for kernels that write them.
+/// The weights of one row, for kernels that update it.
 pub(crate) trait Weights: Copy {
-    /// Weights `column..column + count`, `count` at most `LANES`.
+    /// Read weights `column..column + count`; `count` is at most `LANES`.
     ///
     /// # Safety
-    /// As for [`Element::load_up_to`], and nobody else uses the row meanwhile.
+    /// As for [`Element::load_up_to`], and no other thread uses the row meanwhile.
     unsafe fn load_up_to<V: Vector>(self, column: usize, count: usize) -> V;
 
-    /// Write them, rounded as these weights are.
+    /// Write these weights, rounded to the stored type.
     ///
     /// # Safety
     /// As for [`Weights::load_up_to`].
     unsafe fn store_up_to<V: Vector>(self, weights: V, column: usize, count: usize);
 }
 
-/// The rows of one call, for kernels that write them.
+/// The rows of one call, for kernels that update them.
 pub(crate) trait Rows: Copy {
-    /// Of one of them.
+    /// Type of one row's weights.
     type Weights: Weights;
 
-    /// The weights of the row at `row`, the call's `number`th, and its state behind them.
+    /// The weights of the row at `row`, which is number `number` of the call, and its state, which follows
+    /// them.
     ///
     /// # Safety
-    /// It is a row of the call.
+    /// `row` is a row of the call.
     unsafe fn row(self, number: usize, row: *mut f32) -> (Self::Weights, *mut f32);
 }
 
@@ -81,7 +82,7 @@ pub(crate) struct F32Rows {
     pub(crate) dim: usize,
 }
 
-/// The weights of one of them.
+/// The weights of one row of 32-bit floats.
 #[derive(Clone, Copy)]
 pub(crate) struct F32Weights(*mut f32);
 
@@ -90,7 +91,7 @@ impl Rows for F32Rows {
 
     #[inline(always)]
     unsafe fn row(self, _number: usize, row: *mut f32) -> (F32Weights, *mut f32) {
-        // SAFETY: the caller's; the state follows `dim` floats.
+        // SAFETY: the caller upholds the contract; the state follows `dim` floats.
         unsafe { (F32Weights(row), row.add(self.dim)) }
     }
 }
@@ -98,29 +99,29 @@ impl Rows for F32Rows {
 impl Weights for F32Weights {
     #[inline(always)]
     unsafe fn load_up_to<V: Vector>(self, column: usize, count: usize) -> V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { F32::load_up_to(self.0, column, count) }
     }
 
     #[inline(always)]
     unsafe fn store_up_to<V: Vector>(self, weights: V, column: usize, count: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { weights.store_up_to(self.0.add(column), count) }
     }
 }
 
-/// Rows of bfloat16, and what they are rounded by.
+/// Rows of bfloat16, with the inputs of their rounding.
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16Rows<'a> {
-    /// One for each.
+    /// The id of each row.
     pub(crate) ids: &'a [u64],
-    /// That of the step.
+    /// The key of the step.
     pub(crate) key: u64,
     /// Bytes before the state.
     pub(crate) state_offset: usize,
 }
 
-/// The weights of one of them.
+/// The weights of one row of bfloat16.
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16Weights {
     row: *mut f32,
@@ -133,7 +134,7 @@ impl Rows for Bf16Rows<'_> {
     #[inline(always)]
     unsafe fn row(self, number: usize, row: *mut f32) -> (Bf16Weights, *mut f32) {
         let noise = Noise::of_row(self.key, self.ids[number]);
-        // SAFETY: the caller's; the state follows the weights.
+        // SAFETY: the caller upholds the contract; the state follows the weights.
         unsafe { (Bf16Weights { row, noise }, row.byte_add(self.state_offset)) }
     }
 }
@@ -141,13 +142,13 @@ impl Rows for Bf16Rows<'_> {
 impl Weights for Bf16Weights {
     #[inline(always)]
     unsafe fn load_up_to<V: Vector>(self, column: usize, count: usize) -> V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { Bf16::load_up_to(self.row, column, count) }
     }
 
     #[inline(always)]
     unsafe fn store_up_to<V: Vector>(self, weights: V, column: usize, count: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let target = self.row.cast::<u16>().add(column);
             bf16::store_up_to(weights, self.noise.columns::<V>(column), target, count);
@@ -161,7 +162,7 @@ pub(crate) struct SplitRows {
     pub(crate) dim: usize,
 }
 
-/// The weights of one of them.
+/// The weights of one row in two planes.
 #[derive(Clone, Copy)]
 pub(crate) struct SplitWeights {
     upper: *mut u16,
@@ -174,7 +175,8 @@ impl Rows for SplitRows {
     #[inline(always)]
     unsafe fn row(self, _number: usize, row: *mut f32) -> (SplitWeights, *mut f32) {
         let upper = row.cast::<u16>();
-        // SAFETY: the caller's; the lower halves follow the upper ones, and the state both.
+        // SAFETY: the caller upholds the contract; the lower halves follow the upper ones, and the state
+        // follows both.
         unsafe { (SplitWeights { upper, lower: upper.add(self.dim) }, row.add(self.dim)) }
     }
 }
@@ -182,13 +184,13 @@ impl Rows for SplitRows {
 impl Weights for SplitWeights {
     #[inline(always)]
     unsafe fn load_up_to<V: Vector>(self, column: usize, count: usize) -> V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { split::load_up_to(self.upper.add(column), self.lower.add(column), count) }
     }
 
     #[inline(always)]
     unsafe fn store_up_to<V: Vector>(self, weights: V, column: usize, count: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { split::store_up_to(weights, self.upper.add(column), self.lower.add(column), count) }
     }
 }

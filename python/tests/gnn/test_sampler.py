@@ -183,7 +183,7 @@ def test_arrays_and_fanouts_that_do_not_fit_are_refused_at_once(
         ([0, 1, 2, 3], [0, 1, 3], [2], r"indices\[2\] = 3, but the graph has 3 nodes"),
         ([0, 1, 2, 3], [0, -1, 2], [1], r"indices\[1\] = -1, but"),
         ([0, 1, 2, 3], [0, 1, 2], [0, 3], r"seeds\[1\] = 3, but the graph has 3 nodes"),
-        ([0, 1, 2, 3], [0, 1, 2], [2, 1, 2], r"seeds\[2\] = 2 is there twice"),
+        ([0, 1, 2, 3], [0, 1, 2], [2, 1, 2], r"seeds\[2\] = 2 is repeated"),
     ],
 )
 def test_what_is_wrong_with_a_graph_is_named_when_it_is_met(

@@ -1,4 +1,4 @@
-//! Eight floats: AVX2 with fused multiply-add (Haswell and Zen, and later).
+//! AVX2 with fused multiply-add (Haswell, Zen, and later): vectors of eight floats.
 
 use std::arch::x86_64::{
     __m128, __m128i, __m256, __m256i, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_loadu_si128,
@@ -12,28 +12,28 @@ use std::arch::x86_64::{
 
 use super::{Bits, Kernel, Vector};
 
-/// Whether this machine has the set.
+/// Whether this machine supports the instruction set.
 pub(super) fn is_available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// Run `kernel` with the set enabled.
+/// Run `kernel` with the instruction set enabled.
 ///
 /// # Safety
-/// The machine has the set ([`is_available`]); the kernel's arguments are what it asks for.
+/// The machine supports the set ([`is_available`]), and the kernel's arguments meet its requirements.
 #[target_feature(enable = "avx,avx2,fma")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { kernel.run::<Lanes8>() }
 }
 
-/// The sum of eight floats by halves.
+/// The sum of eight floats, by halves.
 ///
 /// # Safety
-/// The set is enabled.
+/// The instruction set is enabled.
 #[inline(always)]
 pub(super) unsafe fn sum(eight: __m256) -> f32 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let four: __m128 = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -45,18 +45,18 @@ pub(super) unsafe fn sum(eight: __m256) -> f32 {
 #[derive(Clone, Copy)]
 struct Lanes8(__m256);
 
-/// The eight words from position `8 - count` have their first `count` sign bits set.
+/// The eight integers from position `8 - count` on have their sign bit set in the first `count`.
 static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
 #[inline(always)]
 unsafe fn mask(count: usize) -> __m256i {
     debug_assert!(count <= 8);
-    // SAFETY: `count` is at most 8, so eight words follow; the set is enabled.
+    // SAFETY: `count` is at most 8, so eight integers follow that position; the instruction set is enabled.
     unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - count).cast()) }
 }
 
-// SAFETY of all methods: the set is enabled where a `Vector` may be used, and the caller answers for the
-// pointers; masked lanes are not touched.
+// SAFETY of all methods: a `Vector` is used only where the instruction set is enabled. The caller guarantees
+// that pointers are valid; masked lanes are not accessed.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Lanes8 {
     const LANES: usize = 8;
@@ -147,7 +147,8 @@ impl Vector for Lanes8 {
 #[derive(Clone, Copy)]
 struct Bits8(__m256i);
 
-// SAFETY of all methods: as above; AVX2 masks no 16-bit integers, so the first ones go by way of the stack.
+// SAFETY of all methods: as above. AVX2 cannot mask 16-bit integers, so partial loads and stores use the
+// stack.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Bits for Bits8 {
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Sixteen floats: AVX-512 (F, DQ, BW and VL: Skylake servers, Zen 4, and later).
+//! AVX-512 (F, DQ, BW and VL: Skylake servers, Zen 4, and later): vectors of sixteen floats.
 
 use std::arch::x86_64::{
     __m512, __m512i, _mm256_add_ps, _mm256_loadu_si256, _mm256_mask_storeu_epi16, _mm256_maskz_loadu_epi16,
@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 
 use super::{Bits, Kernel, Vector};
 
-/// Whether this machine has the set.
+/// Whether this machine supports the instruction set.
 pub(super) fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512dq")
@@ -20,13 +20,13 @@ pub(super) fn is_available() -> bool {
         && super::avx2::is_available()
 }
 
-/// Run `kernel` with the set enabled.
+/// Run `kernel` with the instruction set enabled.
 ///
 /// # Safety
-/// The machine has the set ([`is_available`]); the kernel's arguments are what it asks for.
+/// The machine supports the set ([`is_available`]), and the kernel's arguments meet its requirements.
 #[target_feature(enable = "avx,avx2,fma,avx512f,avx512dq,avx512bw,avx512vl")]
 pub(super) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: the caller's.
+    // SAFETY: the caller upholds the contract.
     unsafe { kernel.run::<Lanes16>() }
 }
 
@@ -40,8 +40,8 @@ fn mask(count: usize) -> u16 {
     (1 << count) - 1
 }
 
-// SAFETY of all methods: the set is enabled where a `Vector` may be used, and the caller answers for the
-// pointers; masked lanes are not touched.
+// SAFETY of all methods: a `Vector` is used only where the instruction set is enabled. The caller guarantees
+// that pointers are valid; masked lanes are not accessed.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Lanes16 {
     const LANES: usize = 16;
@@ -135,7 +135,7 @@ impl Vector for Lanes16 {
 #[derive(Clone, Copy)]
 struct Bits16(__m512i);
 
-// SAFETY of all methods: as above.
+// SAFETY of all methods: as above: the set is enabled, and the caller guarantees valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Bits for Bits16 {
     #[inline(always)]

@@ -1,8 +1,8 @@
-//! Instruction sets: one vector trait, one file per set, one place that chooses.
+//! Instruction sets: one vector trait, one file per set, and the choice of the set.
 //!
-//! A kernel is a struct of its arguments that implements [`Kernel`]: its `run` is generic over [`Vector`]
-//! and inlined into one function per instruction set, where that set is enabled. Adding a kernel touches
-//! no file here; adding an instruction set adds one file and three lines here.
+//! A kernel is a struct of its arguments that implements [`Kernel`]. Its `run` is generic over [`Vector`] and
+//! inlined into one function per instruction set, where that set is enabled. A new kernel changes no file
+//! here. A new instruction set adds one file and three lines here.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -12,23 +12,24 @@ mod portable;
 
 use std::sync::OnceLock;
 
-/// A vector of `LANES` floats. Every operation rounds as IEEE 754 asks, lane by lane, so that all
-/// instruction sets agree to the last bit.
+/// A vector of `LANES` floats. Every operation rounds as IEEE 754 requires, lane by lane, so that all
+/// instruction sets give the same bits.
 ///
 /// # Safety
-/// All methods may only run where the instruction set of the implementor is enabled, that is below
+/// All methods may run only where the implementor's instruction set is enabled, that is inside
+/// [`InstructionSet::run`]. Pointers need no alignment.
 /// [`InstructionSet::run`]. Pointers need no alignment.
 pub(crate) trait Vector: Copy {
     /// Floats per vector, at most 16.
     const LANES: usize;
-    /// As many integers.
+    /// A vector of `LANES` 32-bit integers.
     type Bits: Bits;
 
     /// `value` in every lane.
     unsafe fn splat(value: f32) -> Self;
     /// Reads `LANES` floats.
     unsafe fn load(source: *const f32) -> Self;
-    /// Reads the first `count < LANES` floats, the other lanes are 0.
+    /// Reads the first `count < LANES` floats; the other lanes are 0.
     unsafe fn load_first(source: *const f32, count: usize) -> Self;
     /// Writes `LANES` floats.
     unsafe fn store(self, target: *mut f32);
@@ -50,44 +51,44 @@ pub(crate) trait Vector: Copy {
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
     /// Square root.
     unsafe fn sqrt(self) -> Self;
-    /// The sum of all lanes, by halves: lane `p` and lane `p + LANES / 2` first, and so on.
+    /// The sum of all lanes, by halves: first lane `p` plus lane `p + LANES / 2`, and so on.
     unsafe fn sum(self) -> f32;
     /// The bits of the floats.
     unsafe fn to_bits(self) -> Self::Bits;
-    /// The floats of these bits.
+    /// The floats with these bits.
     unsafe fn from_bits(bits: Self::Bits) -> Self;
 
-    /// Reads `count <= LANES` floats; free of branches where `count` is known to be `LANES`.
+    /// Reads `count <= LANES` floats. Has no branches if `count` is known to be `LANES`.
     #[inline(always)]
     unsafe fn load_up_to(source: *const f32, count: usize) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { if count == Self::LANES { Self::load(source) } else { Self::load_first(source, count) } }
     }
 
-    /// Writes `count <= LANES` floats; free of branches where `count` is known to be `LANES`.
+    /// Writes `count <= LANES` floats. Has no branches if `count` is known to be `LANES`.
     #[inline(always)]
     unsafe fn store_up_to(self, target: *mut f32, count: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { if count == Self::LANES { self.store(target) } else { self.store_first(target, count) } }
     }
 }
 
-/// A vector of as many 32-bit integers as a [`Vector`] has floats; what does not fit wraps around.
+/// A vector of 32-bit integers, as many as a [`Vector`] has floats. Arithmetic wraps around on overflow.
 ///
 /// # Safety
 /// As for [`Vector`].
 pub(crate) trait Bits: Copy {
     /// `value` in every lane.
     unsafe fn splat(value: u32) -> Self;
-    /// 0, 1, 2 and so on.
+    /// 0, 1, 2, ...
     unsafe fn ascending() -> Self;
-    /// Reads as many 16-bit integers as there are lanes.
+    /// Reads `LANES` 16-bit integers.
     unsafe fn load_halves(source: *const u16) -> Self;
-    /// Reads the first `count` of them, less than there are lanes; the other lanes are 0.
+    /// Reads the first `count < LANES` 16-bit integers; the other lanes are 0.
     unsafe fn load_halves_first(source: *const u16, count: usize) -> Self;
-    /// Writes the lower half of every lane; the upper ones are 0.
+    /// Writes the lower 16 bits of every lane; the upper 16 bits must be 0.
     unsafe fn store_halves(self, target: *mut u16);
-    /// Writes the first `count` of them, less than there are lanes.
+    /// Writes the first `count < LANES` of them.
     unsafe fn store_halves_first(self, target: *mut u16, count: usize);
     /// `self + other`
     unsafe fn add(self, other: Self) -> Self;
@@ -95,9 +96,9 @@ pub(crate) trait Bits: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     /// `self ^ other`
     unsafe fn xor(self, other: Self) -> Self;
-    /// `self << places`, of which the compiler makes one instruction where it knows them.
+    /// `self << places`; one instruction if `places` is a constant.
     unsafe fn shift_left(self, places: u32) -> Self;
-    /// `self >> places`, likewise.
+    /// `self >> places`; one instruction if `places` is a constant.
     unsafe fn shift_right(self, places: u32) -> Self;
 }
 
@@ -106,11 +107,11 @@ pub(crate) trait Kernel {
     /// What the call returns.
     type Output;
 
-    /// The algorithm. Must be `#[inline(always)]`, as must everything it calls per element: code that is
-    /// not inlined is compiled without the instruction set.
+    /// The algorithm. Must be `#[inline(always)]`, as must everything it calls per element: functions that
+    /// are not inlined are compiled without the instruction set.
     ///
     /// # Safety
-    /// Only [`InstructionSet::run`] may call it; the arguments must be what the kernel asks for.
+    /// Only [`InstructionSet::run`] may call it, and the arguments must meet the kernel's requirements.
     unsafe fn run<V: Vector>(self) -> Self::Output;
 }
 
@@ -123,18 +124,18 @@ enum Kind {
     Portable,
 }
 
-/// An instruction set this machine has: a value of this type is the proof that its kernels may run.
+/// An instruction set of this machine. The existence of a value proves that its kernels may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstructionSet(Kind);
 
 impl InstructionSet {
-    /// The fastest set of this machine, found once.
+    /// The fastest set of this machine, detected once.
     pub fn best() -> Self {
         static BEST: OnceLock<InstructionSet> = OnceLock::new();
         *BEST.get_or_init(|| Self::available()[0])
     }
 
-    /// Every set this machine has, fastest first. Tests run each of them.
+    /// Every set of this machine, fastest first. Tests run each of them.
     pub fn available() -> Vec<Self> {
         let mut sets = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -164,10 +165,11 @@ impl InstructionSet {
     /// Run a kernel with this set.
     ///
     /// # Safety
-    /// The kernel's arguments must be what it asks for.
+    /// The kernel's arguments must meet its requirements.
     #[inline]
     pub(crate) unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: `self` exists, so the machine has the set; the arguments are the caller's duty.
+        // SAFETY: `self` exists, so the machine supports the set. The caller guarantees the kernel's
+        // requirements.
         unsafe {
             match self.0 {
                 #[cfg(target_arch = "x86_64")]
@@ -189,19 +191,19 @@ impl std::fmt::Display for InstructionSet {
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// Ask for the `bytes` bytes at `target`; never faults, so any address will do.
+/// Prefetch `bytes` bytes at `target`. Never faults, so any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(target: *const f32, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let target = target.cast::<i8>();
-        // SAFETY: a prefetch is a hint and reads nothing the program can see.
+        // SAFETY: a prefetch is a hint without visible effects.
         unsafe {
             for line in (0..bytes).step_by(LINE_BYTES) {
                 _mm_prefetch::<_MM_HINT_T0>(target.wrapping_add(line));
             }
-            // Rows need not start on a line: the last byte may lie on one more.
+            // A row need not start on a cache line, so its last byte may be on one more line.
             _mm_prefetch::<_MM_HINT_T0>(target.wrapping_add(bytes - 1));
         }
     }

@@ -1,4 +1,5 @@
-//! Four floats in plain Rust: what every machine has (the compiler makes SSE2 or NEON of it).
+//! Portable instruction set for every machine: vectors of four floats in plain Rust. Compilers map them to
+//! SSE2 or NEON.
 
 use super::{Bits, Vector};
 
@@ -17,7 +18,7 @@ impl Vector for Lanes4 {
 
     #[inline(always)]
     unsafe fn load(source: *const f32) -> Self {
-        // SAFETY: the caller gives 4 readable floats; an array of floats has the alignment of one.
+        // SAFETY: the caller gives 4 readable floats; an array of floats has the alignment of one float.
         Self(unsafe { *source.cast() })
     }
 

@@ -1,8 +1,8 @@
 //! Adagrad (Duchi et al. 2011): `s += g * g; w -= lr * (g / (sqrt(s) + eps))`.
 //!
-//! Rounded as `torch.optim.Adagrad` treats sparse gradients: the square and the quotient on their own, the
-//! last step fused. (torch's own square root is off by one unit in the last place for one element in
-//! hundreds; ours is the correctly rounded one.)
+//! Rounding is that of `torch.optim.Adagrad` for sparse gradients: square and quotient are rounded
+//! separately, and the last step is fused. torch's own square root is off by one unit in the last place for
+//! one element in hundreds; this one is correctly rounded.
 
 use super::{Elementwise, Update};
 use crate::arch::Vector;
@@ -31,7 +31,7 @@ impl Elementwise for Adagrad {
         column: usize,
         count: usize,
     ) {
-        // SAFETY: the caller's; the state is a sum per weight.
+        // SAFETY: the caller upholds the contract; the state has one sum per weight.
         unsafe {
             let s = state.add(column);
             let g = V::load_up_to(gradient.add(column), count);

@@ -1,6 +1,6 @@
-//! Adam (Kingma and Ba 2015) on the rows a step touches, as `torch.optim.SparseAdam`:
-//! `m += (g - m) * (1 - beta1); v += (g * g - v) * (1 - beta2); w -= rate * (m / (sqrt(v) + eps))` with
-//! `rate = lr * sqrt(1 - beta2^step) / (1 - beta1^step)`. Moments of rows a step does not touch stand still.
+//! Adam (Kingma and Ba 2015) on the rows that a step updates, as in `torch.optim.SparseAdam`: `m += (g - m) *
+//! (1 - beta1); v += (g * g - v) * (1 - beta2); w -= rate * (m / (sqrt(v) + eps))` with `rate = lr * sqrt(1 -
+//! beta2^step) / (1 - beta1^step)`. The moments of other rows do not change.
 
 use super::{Elementwise, Update, written};
 use crate::arch::Vector;
@@ -12,10 +12,10 @@ pub(super) struct Adam {
     eps: f32,
 }
 
-/// What learning rate and decays come to at one step of the table.
+/// Factors derived from learning rate and decays, for one step of the table.
 #[derive(Clone, Copy)]
 pub(super) struct Corrected {
-    /// The learning rate with both corrections of the moments' bias.
+    /// The learning rate, with the bias corrections of both moments.
     pub(super) rate: f32,
     /// `1 - beta1` and `1 - beta2`
     pub(super) gains: (f32, f32),
@@ -49,7 +49,8 @@ impl Elementwise for Adam {
         count: usize,
     ) {
         let Corrected { rate, gains } = self.corrected;
-        // SAFETY: the caller's; the state is the first moments, then the second ones.
+        // SAFETY: the caller upholds the contract; the state is `dim` first moments, then `dim` second
+        // moments.
         unsafe {
             let (m, v) = (state.add(column), state.add(dim + column));
             let g = V::load_up_to(gradient.add(column), count);
@@ -66,7 +67,7 @@ impl Elementwise for Adam {
     }
 }
 
-/// `base^exponent` by squaring: `f64::powf` may differ from one C library to the next.
+/// `base^exponent` by repeated squaring: `f64::powf` may differ between C libraries.
 fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut result = 1.0;
     while exponent > 0 {

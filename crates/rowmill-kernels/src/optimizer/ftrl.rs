@@ -1,9 +1,10 @@
-//! FTRL-Proximal with a learning rate per weight (`McMahan` et al., KDD 2013, Algorithm 1), the form that starts
-//! from the running weight: `n' = n + g * g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where
-//! `|z| <= l1` and `w = -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2)` elsewhere.
+//! FTRL-Proximal with a learning rate per weight (`McMahan` et al., KDD 2013, Algorithm 1), in the form that
+//! starts from the current weight: `n' = n + g * g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0`
+//! where `|z| <= l1`, and `w = -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2)` elsewhere.
 //!
-//! Everything is multiplied by `lr`, and what is kept is `lr * z`: at one rate the weights are the same, at the
-//! next rate they stay where they are instead of growing and shrinking with it, and a rate of 0 divides nothing.
+//! The state stores `lr * z`, and all formulas are multiplied by `lr`. At a constant rate, this gives the
+//! same weights. When the rate changes, weights stay where they are instead of scaling with it, and a rate of
+//! 0 causes no division by 0.
 
 use super::{Elementwise, Update};
 use crate::arch::Vector;
@@ -35,7 +36,8 @@ impl Elementwise for Ftrl {
         column: usize,
         count: usize,
     ) {
-        // SAFETY: the caller's; the state is `dim` floats of z, then `dim` sums of squares.
+        // SAFETY: the caller upholds the contract; the state is `dim` floats of `lr * z`, then `dim` sums of
+        // squares.
         unsafe {
             let (z, n) = (state.add(column), state.add(dim + column));
             let g = V::load_up_to(gradient.add(column), count);
@@ -46,7 +48,7 @@ impl Elementwise for Ftrl {
             let pull = V::splat(self.lr).mul_add(g, V::load_up_to(z, count));
             let pull = before.sqrt().sub(root).mul_add(weights.load_up_to(column, count), pull);
             pull.store_up_to(z, count);
-            // What lies within the threshold has no weight: +0, since it is subtracted from itself.
+            // If `z` is within the threshold, the weight is +0, since a number is subtracted from itself.
             let within = pull.max(V::splat(-self.threshold)).min(V::splat(self.threshold));
             let w = within.sub(pull).div(root.add(V::splat(self.offset)));
             weights.store_up_to(w, column, count);

@@ -1,15 +1,15 @@
-//! The mean of the squares of a gradient, which the row-wise optimizers keep one number of.
+//! The mean of the squares of a gradient, which row-wise optimizers accumulate in one number per row.
 
 use crate::arch::Vector;
 
-/// Partial sums of squares: partial `p` takes elements `p`, `p + 16`, `p + 32`, ... Every instruction set
-/// forms these and adds them up in one order, so all get the same mean.
+/// Partial sums of squares: partial `p` sums elements `p`, `p + 16`, `p + 32`, ... Every instruction set
+/// computes these and adds them in one order, so all give the same mean.
 const PARTIALS: usize = 16;
 
-/// `mean(g * g)`, the same bits from every instruction set.
+/// `mean(g * g)`, with the same bits for every instruction set.
 ///
 /// # Safety
-/// `gradient` points to `dim` floats; only called below [`InstructionSet::run`](crate::InstructionSet).
+/// `gradient` points to `dim` floats. Only call this inside [`InstructionSet::run`](crate::InstructionSet).
 #[inline(always)]
 pub(super) unsafe fn mean_square<V: Vector>(gradient: *const f32, dim: usize) -> f32 {
     // SAFETY: the caller gives `dim` floats; the vectors of a chunk cover its partials once.
@@ -26,7 +26,7 @@ pub(super) unsafe fn mean_square<V: Vector>(gradient: *const f32, dim: usize) ->
             }
             column += PARTIALS;
         }
-        // By halves: of the vectors first, then of the lanes of the one that is left.
+        // Add by halves: first the vectors, then the lanes of the last vector.
         let mut count = PARTIALS / V::LANES;
         while count > 1 {
             count /= 2;

@@ -1,7 +1,7 @@
-//! Optimizers: one gradient and one row in, the row updated in place.
+//! Optimizers: update a row in place from one gradient.
 //!
-//! One optimizer is one file: a [`Rule`] made from its hyper-parameters and the [`Update`], generic over
-//! the vector type. This file names it once, in `RowUpdater::dispatch`.
+//! Each optimizer is one file: a [`Rule`] made from its hyper-parameters and the [`Update`], generic over the
+//! vector type. `RowUpdater::dispatch` names each optimizer once.
 
 mod adagrad;
 mod adam;
@@ -22,20 +22,20 @@ use crate::rounding::Noise;
 use crate::weights::{Bf16Rows, F32Rows, Rows, SplitRows, Weights};
 use crate::{LookupOrder, Rounding};
 
-/// How many rows ahead of the one being updated are prefetched; the same trade as for sums.
+/// How many rows ahead to prefetch; the same trade-off as for sums.
 const PREFETCH_DISTANCE: usize = 16;
 
-/// A gradient of this many floats is summed on the stack.
+/// Gradients of up to this many floats are summed on the stack.
 const SHORT: usize = 512;
 
-/// What changes from one step to the next.
+/// Inputs that change from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update<'a> {
     /// Learning rate of this step.
     pub lr: f32,
-    /// Number of this step of the table, counted from 1 (bias correction of both Adams, and rounding).
+    /// Number of this step of the table, counted from 1. Used for Adam's bias correction and for rounding.
     pub step: u64,
-    /// What bf16 weights are rounded by; all others need none.
+    /// Inputs of the rounding of bf16 weights; unused for other types.
     pub rounding: Option<Rounding<'a>>,
 }
 
@@ -45,7 +45,7 @@ pub struct RowUpdater {
     optimizer: OptimizerSpec,
     dtype: Dtype,
     dim: usize,
-    /// Bytes of the weights, and with the state behind them.
+    /// Bytes of the weights; and, in the next field, bytes of weights and state.
     state_offset: usize,
     row_bytes: usize,
     set: InstructionSet,
@@ -56,7 +56,7 @@ pub(crate) trait Rule: Copy {
     /// Update the `dim` weights of a row and its state.
     ///
     /// # Safety
-    /// Weights, state and gradient may be accessed; only called below [`InstructionSet::run`].
+    /// Weights, state and gradient may be accessed. Only call this inside [`InstructionSet::run`].
     unsafe fn apply<V: Vector, W: Weights>(
         self,
         weights: W,
@@ -67,8 +67,8 @@ pub(crate) trait Rule: Copy {
 }
 
 impl RowUpdater {
-    /// For rows of `dim` weights of this type under `optimizer`; its learning rate is not used, every update
-    /// names one.
+    /// An updater of rows with `dim` weights of type `dtype` under `optimizer`. The spec's learning rate is
+    /// not used: every update names one.
     pub fn new(optimizer: &OptimizerSpec, dtype: Dtype, dim: usize) -> Self {
         Self::with(InstructionSet::best(), optimizer, dtype, dim)
     }
@@ -84,13 +84,12 @@ impl RowUpdater {
     /// Update one row.
     ///
     /// # Panics
-    /// If the gradient is not `dim` floats, or bf16 rows come without what they are rounded by.
+    /// If the gradient is not `dim` floats, or bf16 rows are given without `rounding`.
     ///
     /// # Safety
-    /// `row` points to `dim` weights and the optimizer's state behind them, which nobody else uses
-    /// meanwhile.
+    /// `row` points to `dim` weights followed by the optimizer's state. No other thread uses them meanwhile.
     pub unsafe fn apply(&self, row: *mut f32, gradient: &[f32], update: &Update<'_>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { self.apply_many(&[row], gradient, update) }
     }
 
@@ -100,16 +99,20 @@ impl RowUpdater {
     /// If there is not one gradient per row, or as for [`RowUpdater::apply`].
     ///
     /// # Safety
-    /// Every row points to `dim` weights and the optimizer's state behind them, which nobody else uses
-    /// meanwhile; none overlaps the gradients.
+    /// Every row points to `dim` weights followed by the optimizer's state. No other thread uses them
+    /// meanwhile, and no row overlaps the gradients.
     pub unsafe fn apply_many(&self, rows: &[*mut f32], gradients: &[f32], update: &Update<'_>) {
-        assert_eq!(Some(gradients.len()), rows.len().checked_mul(self.dim), "one gradient per row");
-        // SAFETY: the caller's.
+        assert_eq!(
+            Some(gradients.len()),
+            rows.len().checked_mul(self.dim),
+            "there must be one gradient per row"
+        );
+        // SAFETY: the caller upholds the contract.
         unsafe { self.dispatch(rows, Gradients::Rows(gradients), update) }
     }
 
-    /// Update `rows[i]` with the gradient at `gradients[i]`, in order. Both are taken to be in the caches
-    /// already.
+    /// Update `rows[i]` with the gradient at `gradients[i]`, in order. Neither is prefetched: both should
+    /// already be in the caches.
     ///
     /// # Panics
     /// If there is not one gradient per row, or as for [`RowUpdater::apply`].
@@ -117,14 +120,14 @@ impl RowUpdater {
     /// # Safety
     /// As for [`RowUpdater::apply_many`], and every gradient has `dim` readable floats.
     pub unsafe fn apply_each(&self, rows: &[*mut f32], gradients: &[*const f32], update: &Update<'_>) {
-        assert_eq!(gradients.len(), rows.len(), "one gradient per row");
-        // SAFETY: the caller's.
+        assert_eq!(gradients.len(), rows.len(), "there must be one gradient per row");
+        // SAFETY: the caller upholds the contract.
         unsafe { self.dispatch(rows, Gradients::Each(gradients), update) }
     }
 
-    /// Accumulate and apply in one go: update `rows[i]`, the unique row `unique[i]` of `order`, with the
-    /// sum over its lookups that [`accumulate_range`](crate::accumulate_range) computes, bit for bit,
-    /// without a round trip of the sums through memory. The rows are taken to be in the caches already.
+    /// Fused accumulate and apply: update `rows[i]`, the unique row `unique[i]` of `order`, with the sum over
+    /// its lookups. The sum equals [`accumulate_range`](crate::accumulate_range) bit for bit, but is not
+    /// written to memory. Rows should already be in the caches.
     ///
     /// # Panics
     /// If there is not one row per unique row, the order has no such unique row, or as for
@@ -142,15 +145,18 @@ impl RowUpdater {
         stride: usize,
         update: &Update<'_>,
     ) {
-        assert!(unique.iter().all(|&row| (row as usize) < order.unique()), "a row outside the order");
-        assert_eq!(unique.len(), rows.len(), "one row per unique row");
+        assert!(
+            unique.iter().all(|&row| (row as usize) < order.unique()),
+            "unique rows must be rows of the order"
+        );
+        assert_eq!(unique.len(), rows.len(), "there must be one row per unique row");
         let source = Gradients::Bags { order, unique, gradients, stride };
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { self.dispatch(rows, source, update) }
     }
 
     unsafe fn dispatch(&self, rows: &[*mut f32], gradients: Gradients<'_>, update: &Update<'_>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             match self.optimizer {
                 OptimizerSpec::Sgd { .. } => self.run(sgd::Sgd::new(update), rows, gradients, update),
@@ -180,7 +186,7 @@ impl RowUpdater {
 
     unsafe fn run<R: Rule>(&self, rule: R, rows: &[*mut f32], gradients: Gradients<'_>, update: &Update<'_>) {
         let Self { dim, row_bytes, state_offset, .. } = *self;
-        // SAFETY: the caller's; there is one gradient per row.
+        // SAFETY: the caller upholds the contract; there is one gradient per row.
         unsafe {
             match self.dtype {
                 Dtype::F32 => {
@@ -202,20 +208,20 @@ impl RowUpdater {
     }
 }
 
-/// Where the gradients of rows come from.
+/// Source of the rows' gradients.
 #[derive(Clone, Copy)]
 enum Gradients<'a> {
-    /// One per row.
+    /// One per row, contiguous.
     Rows(&'a [f32]),
-    /// One per row, each at its own place.
+    /// One address per row.
     Each(&'a [*const f32]),
-    /// The bags that looked the rows up, which are these unique rows.
+    /// The gradients of the bags that looked up these unique rows.
     Bags { order: &'a LookupOrder, unique: &'a [u32], gradients: *const f32, stride: usize },
 }
 
 struct Apply<'a, R, S> {
     rule: R,
-    /// How the rows are stored.
+    /// Storage format of the rows.
     stored: S,
     rows: &'a [*mut f32],
     gradients: Gradients<'a>,
@@ -228,7 +234,7 @@ impl<R: Rule, S: Rows> Kernel for Apply<'_, R, S> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             match self.gradients {
                 Gradients::Rows(gradients) => self.apply_rows::<V>(gradients),
@@ -246,10 +252,10 @@ impl<R: Rule, S: Rows> Kernel for Apply<'_, R, S> {
 }
 
 impl<R: Rule, S: Rows> Apply<'_, R, S> {
-    /// Update the row of this number.
+    /// Update the row with this number.
     #[inline(always)]
     unsafe fn apply<V: Vector>(&self, number: usize, gradient: *const f32) {
-        // SAFETY: the caller's; there are as many rows as gradients.
+        // SAFETY: the caller upholds the contract; there are as many rows as gradients.
         unsafe {
             let (weights, state) = self.stored.row(number, *self.rows.get_unchecked(number));
             self.rule.apply::<V, _>(weights, state, gradient, self.dim);
@@ -265,7 +271,7 @@ impl<R: Rule, S: Rows> Apply<'_, R, S> {
             if let Some(&ahead) = self.rows.get(i + PREFETCH_DISTANCE) {
                 prefetch(ahead, self.row_bytes);
             }
-            // SAFETY: the caller's; there is one gradient per row.
+            // SAFETY: the caller upholds the contract; there is one gradient per row.
             unsafe { self.apply::<V>(i, gradients.as_ptr().add(i * self.dim)) };
         }
     }
@@ -288,7 +294,8 @@ impl<R: Rule, S: Rows> Apply<'_, R, S> {
         };
         let sums = Scattered::new(order, gradients, stride, self.dim, sum);
         for (number, &unique) in unique.iter().enumerate() {
-            // SAFETY: the caller's; the sum, of `dim` floats, is written before it is applied.
+            // SAFETY: the caller upholds the contract; all `dim` floats of the sum are written before it is
+            // applied.
             unsafe {
                 sums.sum::<V>(unique as usize);
                 self.apply::<V>(number, sum);
@@ -297,7 +304,7 @@ impl<R: Rule, S: Rows> Apply<'_, R, S> {
     }
 }
 
-/// A rule that treats every element alike.
+/// A rule that treats every element separately.
 pub(crate) trait Elementwise: Copy {
     /// Update weights `column..column + count` of a row; `count` is at most `LANES`.
     ///
@@ -323,7 +330,7 @@ impl<E: Elementwise> Rule for E {
         gradient: *const f32,
         dim: usize,
     ) {
-        // SAFETY: the caller's; columns stay below `dim`.
+        // SAFETY: the caller upholds the contract; columns stay below `dim`.
         unsafe {
             let mut column = 0;
             while column + V::LANES <= dim {
@@ -337,10 +344,10 @@ impl<E: Elementwise> Rule for E {
     }
 }
 
-/// The decimal number a hyper-parameter was written as.
+/// The decimal number that a hyper-parameter was written as.
 ///
-/// Specs keep f32, `torch` computes with f64: `0.999` as f32 is off by 1.3e-8, which is 1.3e-5 of
-/// `1 - 0.999`. The shortest decimal that reads as this f32 is what the user wrote.
+/// Specs store f32, but `torch` computes in f64. `0.999` as f32 is off by 1.3e-8, which is a relative error
+/// of 1.3e-5 in `1 - 0.999`. The shortest decimal that parses to this f32 is the number that the user wrote.
 fn written(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

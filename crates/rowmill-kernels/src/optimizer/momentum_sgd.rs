@@ -1,6 +1,6 @@
-//! SGD with momentum on the rows a step touches: `v = momentum * v + g; w -= lr * v`, or Nesterov's
-//! `w -= lr * (g + momentum * v)`. Rounded as `torch.optim.SGD` with no dampening. The velocity of rows a
-//! step does not touch stands still; torch's goes on moving them.
+//! SGD with momentum on the rows that a step updates: `v = momentum * v + g; w -= lr * v`, or Nesterov's `w
+//! -= lr * (g + momentum * v)`. Rounding is that of `torch.optim.SGD` without dampening. The velocity of
+//! other rows does not change; torch keeps applying it.
 
 use super::{Elementwise, Update};
 use crate::arch::Vector;
@@ -30,7 +30,7 @@ impl Elementwise for MomentumSgd {
         column: usize,
         count: usize,
     ) {
-        // SAFETY: the caller's; the state is the velocity.
+        // SAFETY: the caller upholds the contract; the state is the velocity.
         unsafe {
             let v = state.add(column);
             let g = V::load_up_to(gradient.add(column), count);

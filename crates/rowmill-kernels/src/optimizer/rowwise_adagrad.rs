@@ -26,7 +26,7 @@ impl Rule for RowwiseAdagrad {
         gradient: *const f32,
         dim: usize,
     ) {
-        // SAFETY: the caller's; the state is the accumulator.
+        // SAFETY: the caller upholds the contract; the state is the accumulator.
         unsafe {
             let sum = *state + mean_square::<V>(gradient, dim);
             let factor = V::splat(-(self.lr / (sum.sqrt() + self.eps)));
@@ -41,7 +41,7 @@ impl Rule for RowwiseAdagrad {
                 let g = V::load_first(gradient.add(column), count);
                 weights.store_up_to(factor.mul_add(g, weights.load_up_to(column, count)), column, count);
             }
-            // Last: the load of part of a vector waits for a store among the lanes that it leaves out.
+            // Stored last: a partial vector load would wait for this store, even if the load masks that lane.
             *state = sum;
         }
     }

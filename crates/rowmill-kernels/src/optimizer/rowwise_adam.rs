@@ -1,6 +1,6 @@
-//! Row-wise Adam: one second moment per row, that of the mean square, as in `PARTIAL_ROWWISE_ADAM` of FBGEMM:
-//! `m += (g - m) * (1 - beta1); v += (mean(g * g) - v) * (1 - beta2); w -= rate / (sqrt(v) + eps) * m`.
-//! The `rate` is that of Adam, so `eps` is added to the root before its correction, as there.
+//! Row-wise Adam: one second moment per row, of the mean square, as in `PARTIAL_ROWWISE_ADAM` of FBGEMM: `m
+//! += (g - m) * (1 - beta1); v += (mean(g * g) - v) * (1 - beta2); w -= rate / (sqrt(v) + eps) * m`. `rate`
+//! is that of Adam, so as in Adam `eps` is added to the root before the bias correction.
 
 use super::adam::Corrected;
 use super::mean_square::mean_square;
@@ -30,7 +30,7 @@ impl Rule for RowwiseAdam {
         dim: usize,
     ) {
         let Corrected { rate, gains } = self.corrected;
-        // SAFETY: the caller's; the state is `dim` first moments, then the second one.
+        // SAFETY: the caller upholds the contract; the state is `dim` first moments, then one second moment.
         unsafe {
             let moment = state.add(dim);
             let second = *moment + (mean_square::<V>(gradient, dim) - *moment) * gains.1;
@@ -41,7 +41,7 @@ impl Rule for RowwiseAdam {
     }
 }
 
-/// What is left for every element once the second moment is known.
+/// The elementwise part of the update, after the second moment is known.
 #[derive(Clone, Copy)]
 struct Step {
     gain: f32,
@@ -59,7 +59,7 @@ impl Elementwise for Step {
         column: usize,
         count: usize,
     ) {
-        // SAFETY: the caller's; the state begins with the first moments.
+        // SAFETY: the caller upholds the contract; the state starts with the first moments.
         unsafe {
             let m = state.add(column);
             let g = V::load_up_to(gradient.add(column), count);

@@ -26,7 +26,7 @@ impl Elementwise for Sgd {
         column: usize,
         count: usize,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let g = V::load_up_to(gradient.add(column), count);
             let w = V::splat(-self.lr).mul_add(g, weights.load_up_to(column, count));

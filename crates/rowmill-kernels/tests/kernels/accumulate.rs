@@ -1,4 +1,4 @@
-//! Accumulation against a loop over all lookups.
+//! Compares accumulation with a loop over all lookups.
 
 use proptest::prelude::*;
 use rowmill_kernels::{InstructionSet, LookupOrder, Lookups, accumulate_range_with};
@@ -36,7 +36,7 @@ proptest! {
         prop_assert_eq!(order.unique(), bags.unique);
         let in_bags = (0..bags.offsets.len() - 1).map(|bag| bags.bag(bag).count()).sum::<usize>();
         prop_assert_eq!(order.lookups(0..bags.unique), in_bags);
-        // Two ranges, as two threads would take them.
+        // Two ranges, as for two threads.
         let cut = (cut * bags.unique as f64) as usize;
         for set in InstructionSet::available() {
             let mut out = random.floats(bags.unique * dim);

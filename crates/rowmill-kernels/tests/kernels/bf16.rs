@@ -1,5 +1,5 @@
-//! bf16 rows against their definition, one number at a time: rounding by comparing distances, and rows that are
-//! widened, treated as 32-bit ones and rounded back.
+//! Compares bf16 rows with their definition, one number at a time: rounding by comparing distances, and rows
+//! that are widened, processed as 32-bit floats and rounded back.
 
 use proptest::prelude::*;
 use rowmill_kernels::{
@@ -11,18 +11,18 @@ use rowmill_rows::{Dtype, Initializer, OptimizerSpec, RowLayout};
 use crate::data::{Bags, Random, bags, bits, dims};
 use crate::optimizers::{optimizers, rows};
 
-/// Of a bfloat16, what it stands for.
+/// The number that a bfloat16 represents.
 fn value(weight: u16) -> f32 {
     f32::from_bits(u32::from(weight) << 16)
 }
 
-/// The bfloat16 nearest to a finite number; of two equally near the even one.
+/// The bfloat16 nearest to a finite number; ties go to even.
 fn nearest(number: f32) -> u16 {
     let toward_zero = (number.to_bits() >> 16) as u16;
     let distance = |weight: u16| (f64::from(value(weight)) - f64::from(number)).abs();
     let away = toward_zero + 1;
     if !value(away).is_finite() {
-        // What infinity stands for here is the next power of two.
+        // Here, infinity represents the next power of two.
         let gap = 2.0_f64.powi(127 - 7);
         let up = f64::from(value(toward_zero).abs()) + gap - f64::from(number.abs());
         return if distance(toward_zero) < up { toward_zero } else { away };
@@ -40,7 +40,7 @@ fn mix(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// The random number below 2^16 that a weight is rounded by.
+/// The random number below 2^16 that rounds a weight.
 fn noise(seed: u64, category: u32, step: u64, id: u64, column: usize) -> u32 {
     let purpose = u64::from_be_bytes(*b"rounding");
     let hash = [seed, u64::from(category), purpose, step, id]
@@ -53,13 +53,13 @@ fn noise(seed: u64, category: u32, step: u64, id: u64, column: usize) -> u32 {
     bits >> 16
 }
 
-/// Away from zero if the random number is less than what is cut off, in 65,536ths of the gap.
+/// Rounds away from zero if the random number is less than the dropped fraction, in 65,536ths of the gap.
 fn at_random(number: f32, noise: u32) -> u16 {
     let cut = number.to_bits() & 0xffff;
     (number.to_bits() >> 16) as u16 + u16::from(cut + noise > 0xffff)
 }
 
-/// Any finite number, and those that lie on or beside a tie.
+/// Any finite number, including numbers on or next to a tie.
 fn numbers() -> impl Strategy<Value = f32> {
     let beside = (any::<u16>(), prop::sample::select(vec![0, 1, 0x7fff, 0x8000, 0x8001, 0xffff]));
     prop_oneof![
@@ -85,7 +85,7 @@ proptest! {
     }
 }
 
-/// What is stored may be infinite or none after a run that went astray, and copies of it must be the same.
+/// Stored weights may be infinite or NaN after a run diverged; copies of them must be equal.
 #[test]
 fn every_bf16_survives_widening_and_narrowing() {
     let all: Vec<u16> = (0..=u16::MAX).collect();
@@ -97,7 +97,7 @@ fn every_bf16_survives_widening_and_narrowing() {
     }
 }
 
-/// Rows of bf16 weights and 32-bit state with the same rows in 32 bits, each with a canary behind it.
+/// Rows of bf16 weights and 32-bit state, and the same rows in 32 bits, each followed by a canary.
 struct TwoKinds {
     layout: RowLayout,
     /// Floats from one row to the next.
@@ -123,7 +123,7 @@ impl TwoKinds {
         self.narrow[row * self.stride..].as_mut_ptr()
     }
 
-    /// Make the bf16 row what the other one is after rounding each weight.
+    /// Set the bf16 row to the other row with each weight rounded.
     fn narrow_row(&mut self, row: usize, round: impl Fn(usize, f32) -> u16) {
         let RowLayout { dim, state_floats, .. } = self.layout;
         let wide = self.wide[row * self.stride..][..self.stride].to_vec();
@@ -162,7 +162,8 @@ proptest! {
             prop_assert_eq!(&gathered[0], &gathered[1], "{} dim {}", set, dim);
             let pooled = [(&wide, Dtype::F32), (&narrow, Dtype::Bf16)].map(|(rows, dtype)| {
                 let mut out = vec![7.0; (offsets.len() - 1) * (dim + 1)];
-                // SAFETY: as above, indices are below `unique`, and there is room for every bag.
+                // SAFETY: rows have `dim` weights of their type, indices are below `unique`, and there is
+                // room for every bag.
                 unsafe { pool_with(set, rows, &bags.lookups(), dtype, dim, out.as_mut_ptr(), dim + 1) };
                 bits(&out)
             });
@@ -180,7 +181,7 @@ proptest! {
         let before = expected.narrow.clone();
         let order: Vec<usize> = (0..count).rev().collect();
         let ids: Vec<u64> = order.iter().map(|_| random.next()).collect();
-        // No -0: a sum that begins with 0 has none.
+        // No -0: a sum that starts at 0 never gives -0.
         let gradients: Vec<f32> = random.floats(count * dim).iter().map(|gradient| gradient + 0.0).collect();
         let update = Update { lr: 0.02, step: number, rounding: None };
         for (i, &row) in order.iter().enumerate() {
@@ -196,7 +197,7 @@ proptest! {
         let key = RoundingKey::new(seed, category);
         let update = Update { rounding: Some(Rounding { key, ids: &ids }), ..update };
         let each: Vec<*const f32> = gradients.chunks(dim).map(<[f32]>::as_ptr).collect();
-        // Every row is looked up by a bag of its own: its gradient is the sum.
+        // Every row is looked up by a bag of its own, so its gradient is the sum.
         let offsets: Vec<i64> = (0..=count as i64).collect();
         let inverse: Vec<u32> = (0..count as u32).collect();
         let bags = Bags { unique: count, inverse, offsets, weights: None, pooling: rowmill_rows::Pooling::Sum };
@@ -207,7 +208,8 @@ proptest! {
             for way in 0..3 {
                 let mut found = TwoKinds { narrow: before.clone(), wide: Vec::new(), ..expected };
                 let rows = pointers(&mut found, &order);
-                // SAFETY: rows lie in `found` and hold weights and state; a gradient of `dim` floats each.
+                // SAFETY: rows are in `found` and hold weights and state; every row has a gradient of `dim`
+                // floats.
                 unsafe {
                     match way {
                         0 => updater.apply_many(&rows, &gradients, &update),
@@ -254,14 +256,14 @@ fn descend(gradient: f32, steps: u64, id: u64) -> Vec<f32> {
     halves.map(value).collect()
 }
 
-/// Steps of a hundredth of the gap between two weights all add up to their sum, which the nearest would lose;
-/// the spread is that of so many independent steps, too.
+/// Steps of a hundredth of the gap between two weights add up to their sum; rounding to nearest would lose
+/// them. The variance is also that of independent steps.
 #[test]
 fn rounding_at_random_is_unbiased() {
     // Above 1 the gap is 2^-7.
     let (gap, steps) = (1.0 / 128.0, 400);
     let step = gap / 100.0;
-    assert_eq!(nearest(1.0 + step), nearest(1.0), "the nearest loses it");
+    assert_eq!(nearest(1.0 + step), nearest(1.0), "rounding to nearest loses the step");
     let rows: Vec<f32> = (0..64).flat_map(|id| descend(-step, steps, id)).collect();
     let count = rows.len() as f64;
     let mean = rows.iter().map(|&weight| f64::from(weight)).sum::<f64>() / count;
@@ -274,7 +276,7 @@ fn rounding_at_random_is_unbiased() {
     assert!((variance / expected - 1.0).abs() < 0.05, "variance {variance} instead of {expected}");
 }
 
-/// What rounds one weight says nothing of its neighbours, of the next step, of the next id.
+/// The noise of a weight is independent of its neighbours, of the next step and of the next id.
 #[test]
 fn noise_is_even_and_independent() {
     let numbers =
@@ -304,7 +306,7 @@ fn noise_is_even_and_independent() {
     }
 }
 
-/// A resumed run rounds as the one before, whatever build goes on with it.
+/// A resumed run rounds as before, in any build.
 #[test]
 fn noise_never_changes() {
     let found: Vec<u32> = (0..6).map(|column| noise(7, 1, 1000, 0xfedc_ba98, column)).collect();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rowmill_kernels::{Lookups, SKIP};
 use rowmill_rows::Pooling;
 
-/// A small generator, so that a case is a few numbers and not thousands of floats.
+/// A small generator, so that a test case is a few numbers instead of thousands of floats.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -23,7 +23,7 @@ impl Random {
         (((self.next() >> 32) * end as u64) >> 32) as usize
     }
 
-    /// Floats of all sizes and signs: sums of these round at nearly every step. Some are zeros.
+    /// Floats of all sizes and signs, so that sums round at nearly every step. Some are zeros.
     pub(crate) fn float(&mut self) -> f32 {
         let bits = self.next();
         let value = (bits >> 40) as f32 / (1 << 24) as f32 - 0.5;
@@ -70,7 +70,7 @@ impl Bags {
         }
     }
 
-    /// The lookups of bag `bag` that are not padding: position and unique index.
+    /// The lookups of bag `bag` without padding: position and unique index.
     pub(crate) fn bag(&self, bag: usize) -> impl Iterator<Item = (usize, usize)> {
         (self.offsets[bag] as usize..self.offsets[bag + 1] as usize)
             .filter(|&lookup| self.inverse[lookup] != SKIP)
@@ -78,8 +78,8 @@ impl Bags {
     }
 }
 
-/// Bags of any length, empty ones among them, repeated rows, rows nobody looks up, padding, lookups before
-/// the first and behind the last offset.
+/// Bags of any length, including empty ones, with repeated rows, unused rows, padding, and lookups before the
+/// first and after the last offset.
 pub(crate) fn bags() -> impl Strategy<Value = Bags> {
     let lengths = prop::collection::vec(prop_oneof![Just(0_i64), Just(1), 0_i64..30], 0..12);
     let kind = 0_u8..3;

@@ -1,4 +1,4 @@
-//! The kernels of the fused exchange against maps, each for itself and all together on simulated ranks.
+//! Compares the kernels of the fused exchange with maps, separately and together on simulated ranks.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,10 +9,10 @@ use rowmill_kernels::{
     segment_unique_by_category,
 };
 
-/// What one rank asks for: ids by category.
+/// The request of one rank: ids by category.
 type Asked = Vec<Vec<u64>>;
 
-/// Buffers that serve every call, as in training: nothing may reach the next one.
+/// Buffers shared by all calls, as in training: nothing may leak into the next call.
 #[derive(Default)]
 struct Scratch {
     unique: RefCell<UniqueScratch>,
@@ -20,13 +20,13 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// One category after the other.
+    /// Run the categories one after the other.
     fn in_turn(&self) -> impl Fn(usize, &CategoryWork<'_>) {
         |parts, work| (0..parts).for_each(|part| work(part, &mut self.unique.borrow_mut()))
     }
 }
 
-/// Categories in turn backwards on three threads.
+/// Run the categories in reverse order on three threads.
 fn on_threads(parts: usize, work: &CategoryWork<'_>) {
     std::thread::scope(|scope| {
         for thread in 0..3 {
@@ -38,7 +38,7 @@ fn on_threads(parts: usize, work: &CategoryWork<'_>) {
     });
 }
 
-/// One rank's part of an exchange, up to the ids it sends.
+/// One rank's part of an exchange, up to the ids that it sends.
 struct Sent {
     unique: Vec<u64>,
     unique_counts: Vec<u32>,
@@ -104,7 +104,7 @@ fn send(
 }
 
 fn check_sent(sent: &Sent, asked: &Asked, paddings: &[Option<u64>], categories: &[u64], ranks: u32) {
-    // Category for category what one category alone gives.
+    // Each category gives what it gives alone.
     let (mut base, mut lookups) = (0, 0);
     for ((ids, &padding), &count) in asked.iter().zip(paddings).zip(&sent.unique_counts) {
         let (mut unique, mut inverse) = (Vec::new(), vec![0; ids.len()]);
@@ -139,7 +139,8 @@ fn check_sent(sent: &Sent, asked: &Asked, paddings: &[Option<u64>], categories: 
     }
 }
 
-/// Every lookup of every rank gets the row of its own category and id, which the owner saw once however many asked.
+/// Every lookup of every rank gets the row of its category and id. The owner sees each row once, however many
+/// ranks request it.
 fn exchange(asked: &[Asked], paddings: &[Option<u64>], categories: &[u64]) {
     let ranks = asked.len() as u32;
     let mut scratch = Scratch::default();
@@ -153,7 +154,8 @@ fn exchange(asked: &[Asked], paddings: &[Option<u64>], categories: &[u64]) {
         .collect();
     let width = categories.len();
     let mut seen: BTreeMap<(usize, u64), u32> = BTreeMap::new();
-    // What comes back to every rank, in the order it sent: the category and id each row was looked up by.
+    // Rows returned to every rank, in the order of its requests: the category and id that each row was looked
+    // up by.
     let mut back: Vec<Vec<(usize, u64)>> = sent.iter().map(|_| Vec::new()).collect();
     for owner in 0..ranks as usize {
         let (mut received, mut counts) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! The first NaN or infinity, wherever it stands.
+//! The first NaN or infinity, at any position.
 
 use proptest::prelude::*;
 use rowmill_kernels::{InstructionSet, first_non_finite, first_non_finite_with};

@@ -1,4 +1,4 @@
-//! Gathering against `copy_from_slice`.
+//! Compares gathering with `copy_from_slice`.
 
 use proptest::prelude::*;
 use rowmill_kernels::{InstructionSet, RowPtr, gather_with};
@@ -14,7 +14,7 @@ proptest! {
         let chosen: Vec<usize> = (0..count).map(|_| random.below(5)).collect();
         let pointers: Vec<RowPtr> = chosen.iter().map(|&row| rows[row].as_ptr()).collect();
         let stride = dim + gap;
-        // The last row needs no gap behind it.
+        // The last row needs no gap after it.
         let before = random.floats(if count == 0 { 0 } else { (count - 1) * stride + dim });
         let mut expected = before.clone();
         for (i, &row) in chosen.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Gradients where they lie, against their sums in lookup order.
+//! Compares gradients by address with their sums in lookup order.
 
 use proptest::prelude::*;
 use rowmill_kernels::{GradientAddresses, LookupOrder, Lookups, SKIP, accumulate_range};
@@ -11,7 +11,7 @@ proptest! {
     fn they_are_the_sums(length in 0_usize..4, bags in 1_usize..30, dim in dims(), repeats in 0_usize..8, seed: u64) {
         let mut random = Random::new(seed);
         let count = length * bags;
-        // Every row once, in order, but for some padding and some that repeat an earlier one.
+        // Every row once, in order, except for some padding and some repeated rows.
         let (mut inverse, mut unique) = (Vec::new(), 0_u32);
         for _ in 0..count {
             inverse.push(match random.below(20) {
@@ -35,12 +35,12 @@ proptest! {
         let mut order = LookupOrder::default();
         order.build(&lookups, unique);
         let mut sums = vec![0.0; unique * dim];
-        // SAFETY: as above.
+        // SAFETY: every bag has `dim` floats.
         unsafe { accumulate_range(&order, 0..unique, gradients.as_ptr(), dim, dim, &mut sums) };
         for (row, sum) in (0..).zip(sums.chunks_exact(dim)) {
-            // SAFETY: addresses are those of bags or of sums.
+            // SAFETY: every address points to `dim` floats of a bag or of a sum.
             let gradient = unsafe { std::slice::from_raw_parts(addresses.of(row), dim) };
-            // A row looked up once keeps -0, which a sum does not.
+            // A row looked up once keeps -0; a sum does not.
             let gradient: Vec<f32> = gradient.iter().map(|value| value + 0.0).collect();
             prop_assert_eq!(bits(&gradient), bits(sum));
         }

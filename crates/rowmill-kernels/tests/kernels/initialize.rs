@@ -7,7 +7,7 @@ const UNIFORM: Initializer = Initializer::Uniform { low: -0.5, high: 1.5 };
 const NORMAL: Initializer = Initializer::Normal { mean: 1.0, std: 2.0 };
 const TRUNCATED: Initializer = Initializer::TruncatedNormal { mean: 0.0, std: 1.0, low: -2.0, high: 2.0 };
 
-/// Weights of `rows` neighbouring ids, one row after the other.
+/// Weights of `rows` consecutive ids, row after row.
 fn sample(initializer: &Initializer, rows: u64, dim: usize) -> Vec<f32> {
     let table = RowInitializer::new(initializer, 7, 3);
     let mut weights = vec![0.0; rows as usize * dim];
@@ -35,7 +35,7 @@ fn correlation(pairs: impl Iterator<Item = (f32, f32)> + Clone) -> f64 {
 
 #[test]
 fn moments_are_those_of_the_distribution() {
-    // A million draws: standard errors are 1e-3 of the deviation, tolerances five of them.
+    // A million draws: standard errors are 1e-3 of the deviation, and tolerances are five times that.
     let truncated_std = 0.879_626;
     for (initializer, mean, std, kurtosis) in [
         (UNIFORM, 0.5, 2.0 / 12.0_f64.sqrt(), -1.2),
@@ -72,7 +72,7 @@ fn bounds_hold_and_are_approached() {
 
 #[test]
 fn a_uniform_never_rounds_up_to_its_upper_bound() {
-    // Between these neighbours most draws would round to the upper one.
+    // Between these neighbours, most draws would round to the upper one.
     let low = 1.0_f32;
     let narrow = Initializer::Uniform { low, high: low.next_up() };
     assert!(sample(&narrow, 1000, 16).iter().all(|&x| x == low));
@@ -98,7 +98,7 @@ fn neighbours_are_uncorrelated() {
     const DIM: usize = 16;
     for initializer in [UNIFORM, NORMAL] {
         let values = sample(&initializer, 62_500, DIM);
-        // Neighbouring ids, neighbouring elements, and ids a power of two apart.
+        // Consecutive ids, adjacent elements, and ids a power of two apart.
         for distance in [1, 2, DIM, 2 * DIM, 1024 * DIM, 32_768 * DIM] {
             let pairs = values.iter().copied().zip(values[distance..].iter().copied());
             let found = correlation(pairs);
@@ -142,8 +142,8 @@ fn a_wider_row_begins_like_a_narrow_one_under_every_instruction_set() {
     }
 }
 
-/// Stores on disk depend on these bits. They come from a Python program that follows the description in
-/// the module and takes the quantile from `statistics.NormalDist`.
+/// Stored data depends on these bits. The expected bits come from a Python program that follows the module's
+/// description and takes the quantile from `statistics.NormalDist`.
 #[test]
 fn the_bits_never_change() {
     let uniform = Initializer::Uniform { low: -0.1, high: 0.1 };

@@ -1,7 +1,7 @@
-//! The interaction against a loop over samples and pairs.
+//! Compares the interaction with a loop over samples and pairs.
 //!
-//! The kernels sum in another order than the loop, so the loop sums in double precision and the kernels
-//! may miss it by their rounding; among each other the instruction sets agree bit for bit.
+//! The kernels sum in another order than the loop, so the loop sums in double precision, and the kernels may
+//! differ by their rounding. All instruction sets agree bit for bit.
 
 use std::ops::Range;
 
@@ -23,7 +23,8 @@ struct Case {
 impl Case {
     fn new(shape: Interaction, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        // Of one size, so that a sum in double precision bounds the rounding of every order.
+        // All floats have a similar size, so that a sum in double precision bounds the rounding of every
+        // order.
         let mut floats = |count: usize| -> Vec<f32> {
             (0..count).map(|_| random.below(2001) as f32 / 1000.0 - 1.0).collect()
         };
@@ -92,7 +93,7 @@ impl Case {
     }
 }
 
-/// Whether all floats are what double precision gave, up to the rounding of `terms` additions.
+/// Whether all floats equal the double-precision results, up to the rounding of `terms` additions.
 fn close(got: &[f32], expected: &[f64], terms: usize) -> bool {
     let slack = (terms + 2) as f64 * f64::from(f32::EPSILON);
     got.len() == expected.len()
@@ -189,7 +190,7 @@ fn parts_of_a_batch_have_the_bits_of_the_whole() {
 }
 
 #[test]
-#[should_panic(expected = "pooled has 3 floats, the shape asks for 4")]
+#[should_panic(expected = "pooled has 3 floats, the shape needs 4")]
 fn a_slice_of_the_wrong_length_is_refused() {
     let shape = Interaction { samples: 1, features: 2, dim: 2 };
     interact(shape, &[0.0; 2], &[0.0; 3], &mut [0.0; 5]);
@@ -198,7 +199,7 @@ fn a_slice_of_the_wrong_length_is_refused() {
 #[test]
 #[should_panic(expected = "overflow usize")]
 fn a_shape_whose_lengths_wrap_around_is_refused() {
-    // Modulo 2^64 these are the numbers of floats of the slices.
+    // Modulo 2^64, these are the lengths of the slices.
     let shape = Interaction { samples: 32, features: 1 << 60, dim: 16 };
     interact(shape, &[0.0; 512], &[], &mut [0.0; 512]);
 }

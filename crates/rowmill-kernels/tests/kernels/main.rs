@@ -1,9 +1,9 @@
-//! Every kernel against the loop a reader would write, for every instruction set of the machine.
+//! Compares every kernel with a plain loop, for every instruction set of the machine.
 //!
-//! What could break: a width that is no multiple of a register, an empty bag, padding, a repeated id, an id
-//! at the end of its range, a store past the end of a row, an instruction set that rounds differently.
-//! Expected and computed floats are compared bit for bit. proptest chooses the shapes and prints the seed
-//! of a failure; the floats come from a generator seeded by it.
+//! Cases that could break: a width that is not a multiple of a register, an empty bag, padding, a repeated
+//! id, an id at the end of its range, a store past the end of a row, and an instruction set that rounds
+//! differently. Floats are compared bit for bit. proptest chooses the shapes and prints the seed of a
+//! failure; the floats come from a generator with that seed.
 
 mod accumulate;
 mod bf16;

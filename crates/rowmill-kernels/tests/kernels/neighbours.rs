@@ -1,4 +1,4 @@
-//! Neighbour samples against what a reader would check of them, list by list, and how often each edge is drawn.
+//! Checks neighbour samples list by list, and how often each edge is drawn.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,7 +9,7 @@ use crate::data::Random;
 
 const KEY: SampleKey = SampleKey { seed: 5, batch: 7 };
 
-/// Lists of neighbours, with loops, repeated edges and nodes that have none.
+/// Lists of neighbours, with loops, repeated edges and empty lists.
 fn lists(nodes: usize, seed: u64) -> Vec<Vec<i64>> {
     let mut random = Random::new(seed);
     let degree = |random: &mut Random| match random.below(4) {
@@ -46,7 +46,7 @@ fn counted(items: impl IntoIterator<Item = i64>) -> HashMap<i64, usize> {
     counts
 }
 
-/// Every list is what its draw allows, and nodes are numbered as promised.
+/// Every list has what its draw allows, and nodes are numbered as documented.
 fn check(lists: &[Vec<i64>], seeds: &[u64], draws: &[Draw], sample: &Sample) {
     assert_eq!(&sample.nodes[..seeds.len()], seeds);
     assert_eq!(sample.nodes.iter().collect::<HashSet<_>>().len(), sample.nodes.len());
@@ -126,7 +126,7 @@ proptest! {
     }
 }
 
-/// How often each place of one list of 40 is drawn, over 20,000 batches; and over as many seeds.
+/// How often each position of a list of 40 is drawn, over 20,000 batches and over 20,000 seeds.
 #[test]
 fn every_edge_is_equally_likely() {
     let list: Vec<i64> = (1..=40).collect();
@@ -145,14 +145,14 @@ fn every_edge_is_equally_likely() {
                 }
                 samples.insert(sample.nodes);
             }
-            // Six standard deviations of a count, which is binomial at most.
+            // Six standard deviations of a count, whose variance is at most binomial.
             let expected = drawn / 40;
             let bound = 6.0 * (expected as f64).sqrt();
             assert!(
                 counts.iter().all(|count| ((count - expected) as f64).abs() < bound),
                 "{draw:?}: {counts:?}, expected {expected}"
             );
-            assert!(samples.len() > 15_000, "{draw:?}: batches repeat each other: {}", samples.len());
+            assert!(samples.len() > 15_000, "{draw:?}: batches give equal samples: {}", samples.len());
         }
     }
 }
@@ -221,7 +221,7 @@ fn what_is_wrong_with_a_graph_is_named() {
     assert_eq!(again, Err(GraphError::SeedAgain { position: 2, node: 0 }));
 }
 
-/// A fan-out with repetition is as large as its user likes, whatever the graph.
+/// With repetition, a user may give any fan-out, whatever the graph.
 #[test]
 fn a_sample_of_too_many_neighbours_is_refused_before_it_takes_memory() {
     let graph = Csr::new(&[0, 1, 2, 2], &[1_i64, 0]).unwrap();

@@ -1,4 +1,4 @@
-//! Optimizers against the formulas element by element, and against numbers printed by torch.
+//! Compares optimizers with their formulas, element by element, and with numbers printed by torch.
 
 use proptest::prelude::*;
 use rowmill_kernels::{InstructionSet, LookupOrder, RowUpdater, Update, accumulate_range};
@@ -6,12 +6,12 @@ use rowmill_rows::{Dtype, OptimizerSpec};
 
 use crate::data::{Random, bags, bits, dims};
 
-/// Step number `step` of rows that need no rounding.
+/// Step number `step`, for rows whose weights are not rounded.
 fn step(lr: f32, step: u64) -> Update<'static> {
     Update { lr, step, rounding: None }
 }
 
-/// Added up in the order the kernels promise.
+/// The mean of squares, added in the order that the kernels document.
 fn mean_square(gradient: &[f32]) -> f32 {
     let mut partials = [0.0_f32; 16];
     for (i, g) in gradient.iter().enumerate() {
@@ -27,7 +27,7 @@ fn mean_square(gradient: &[f32]) -> f32 {
     partials[0] / gradient.len() as f32
 }
 
-/// The rate of Adam at a step, and what its moments gain.
+/// The rate of Adam at a step, and the gains of its moments.
 fn corrected(beta1: f32, beta2: f32, update: &Update<'_>) -> (f32, [f32; 2]) {
     let decimal = |value: f32| format!("{value}").parse::<f64>().unwrap();
     let (beta1, beta2) = (decimal(beta1), decimal(beta2));
@@ -36,7 +36,7 @@ fn corrected(beta1: f32, beta2: f32, update: &Update<'_>) -> (f32, [f32; 2]) {
     (rate as f32, [1.0 - beta1, 1.0 - beta2].map(|gain| gain as f32))
 }
 
-/// One row, one step, as the papers write it; rounded where the kernels promise to round.
+/// One step of one row as in the papers, rounded where the kernels document it.
 fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &Update<'_>) {
     let dim = gradient.len();
     let (weights, state) = row.split_at_mut(dim);
@@ -102,7 +102,7 @@ fn naive(optimizer: &OptimizerSpec, row: &mut [f32], gradient: &[f32], update: &
     }
 }
 
-/// Rows of random weights and state, `stride` floats apart; accumulators of squares are not negative.
+/// Rows of random weights and state, `stride` floats apart. Accumulators of squares are not negative.
 pub(crate) fn rows(
     random: &mut Random,
     optimizer: &OptimizerSpec,
@@ -143,14 +143,14 @@ proptest! {
     fn agree_with_the_formulas(optimizer in optimizers(), dim in dims(), count in 1_usize..40, seed: u64) {
         let mut random = Random::new(seed);
         let floats = dim + optimizer.state_floats(dim);
-        // A canary behind each row must survive.
+        // A canary after each row must survive.
         let stride = floats + random.below(3) + 1;
         let memory = rows(&mut random, &optimizer, dim, count, stride);
-        // Rows in any order, one of them twice: the second update sees the first.
+        // Rows in any order, one of them twice: the second update sees the result of the first.
         let mut order: Vec<usize> = (0..count).map(|_| random.below(count)).collect();
         order.push(order[0]);
         let gradients = random.floats(order.len() * dim);
-        // Few steps: the formula above multiplies its powers out, the kernel squares.
+        // Few steps: the formula above multiplies powers out, the kernel squares repeatedly.
         let update = Update { step: 1 + random.below(2) as u64, ..step(0.02, 1) };
         let mut expected = memory.clone();
         for (i, &row) in order.iter().enumerate() {
@@ -160,7 +160,7 @@ proptest! {
             let mut memory = memory.clone();
             let start = memory.as_mut_ptr();
             let rows: Vec<*mut f32> = order.iter().map(|&row| start.wrapping_add(row * stride)).collect();
-            // SAFETY: rows lie in `memory` and hold weights and state.
+            // SAFETY: rows are in `memory` and hold weights and state.
             unsafe { RowUpdater::with(set, &optimizer, Dtype::F32, dim).apply_many(&rows, &gradients, &update) };
             prop_assert_eq!(bits(&memory), bits(&expected), "{} {:?} dim {}", set, optimizer, dim);
         }
@@ -186,7 +186,7 @@ proptest! {
             unique.iter().map(|&row| memory[row as usize * floats..].as_mut_ptr()).collect()
         };
         let mut expected = memory.clone();
-        // SAFETY: rows lie in the vectors, a gradient of `dim` floats per bag in `gradients`.
+        // SAFETY: rows are in the vectors, and `gradients` has `dim` floats per bag.
         unsafe {
             accumulate_range(&order, 0..bags.unique, gradients.as_ptr(), stride, dim, &mut sums);
             let each: Vec<*const f32> = unique.iter().map(|&row| sums[row as usize * dim..].as_ptr()).collect();
@@ -195,7 +195,7 @@ proptest! {
         for set in InstructionSet::available() {
             let mut memory = memory.clone();
             let (rows, updater) = (pointers(&mut memory), RowUpdater::with(set, &optimizer, Dtype::F32, dim));
-            // SAFETY: as above.
+            // SAFETY: as above: rows are in the vectors, with `dim` floats per bag.
             unsafe {
                 updater.apply_lookups(&rows, &order, &unique, gradients.as_ptr(), stride, &update);
             }
@@ -221,7 +221,7 @@ fn three_steps(optimizer: &OptimizerSpec) -> Vec<f32> {
     row
 }
 
-/// Bits of one row after three gradients (sparse ones but for momentum), as torch 2.15 printed them.
+/// Bits of one row after three gradients, as printed by torch 2.15. Gradients are sparse except for momentum.
 #[test]
 fn three_steps_of_torch() {
     let sgd = OptimizerSpec::Sgd { lr: 0.0 };
@@ -247,7 +247,7 @@ fn three_steps_of_torch() {
                 0x4016_6666,
             ],
         ),
-        // The same with nesterov=True.
+        // With nesterov=True.
         (
             momentum(true),
             &[
@@ -307,8 +307,8 @@ fn three_steps_of_torch() {
     }
 }
 
-/// One row as `keras.optimizers.Ftrl` of Keras 3.15 printed it: weights, z, n. It keeps z itself, counts l2 twice
-/// and rounds in another order.
+/// One row as printed by `keras.optimizers.Ftrl` of Keras 3.15: weights, z, n. Keras stores z itself, counts
+/// l2 twice and rounds in another order.
 #[test]
 fn three_steps_of_keras() {
     let ftrl = |beta, l1, l2| OptimizerSpec::Ftrl { lr: 0.0, beta, l1, l2, initial_accumulator: 0.1 };
@@ -356,6 +356,7 @@ fn ftrl_forgets_the_weight_a_row_is_born_with_but_for_its_share_of_the_root() {
     let mut row = [2.0, 0.0, 0.0];
     // SAFETY: the row holds weights and state.
     unsafe { RowUpdater::new(&ftrl, Dtype::F32, 1).apply(row.as_mut_ptr(), &[0.25], &step(0.5, 1)) };
-    // Of the 2 is left the root's growth over all of the root, 0.25 / 1.25; then the step, 0.5 * 0.25 / 1.25.
+    // From the 2, the growth of the root over the whole root is left: 0.25 / 1.25. The step is 0.5 * 0.25 /
+    // 1.25.
     assert!((row[0] - (0.4 - 0.1)).abs() < 1e-6, "{row:?}");
 }

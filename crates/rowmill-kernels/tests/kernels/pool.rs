@@ -1,4 +1,4 @@
-//! Pooling against a loop over bags, lookups and columns.
+//! Compares pooling with a loop over bags, lookups and columns.
 
 use proptest::prelude::*;
 use rowmill_kernels::{
@@ -31,7 +31,7 @@ proptest! {
     fn agrees_with_the_loop(bags in bags(), dim in dims(), gap in 0_usize..4, seed: u64) {
         let mut random = Random::new(seed);
         let rows: Vec<Vec<f32>> = (0..bags.unique).map(|_| random.floats(dim + 3)).collect();
-        // Rows start anywhere, as optimizer state makes them.
+        // Rows start at any float, as they do with optimizer state.
         let shift = random.below(4);
         let pointers: Vec<RowPtr> = rows.iter().map(|row| row[shift..].as_ptr()).collect();
         let rows: Vec<Vec<f32>> = rows.iter().map(|row| row[shift..].to_vec()).collect();
@@ -44,13 +44,13 @@ proptest! {
             // SAFETY: indices are below `unique`, rows have `dim` floats, `out` a stride per bag.
             unsafe { pool_with(set, &pointers, &bags.lookups(), Dtype::F32, dim, out.as_mut_ptr(), stride) };
             prop_assert_eq!(bits(&out), bits(&expected), "{} dim {}", set, dim);
-            // As bfloat16 the same, rounded; what lies between the vectors of bags stays.
+            // As bfloat16: the same, rounded. Numbers between the vectors of bags do not change.
             let mut halves = vec![0x1234; before.len()];
             let mut rounded = halves.clone();
             for (values, halves) in out.chunks(stride).zip(rounded.chunks_mut(stride)) {
                 narrow(&values[..dim], &mut halves[..dim]);
             }
-            // SAFETY: as above.
+            // SAFETY: as above: indices are below `unique`, rows have `dim` floats, `out` a stride per bag.
             unsafe { pool_with(set, &pointers, &bags.lookups(), Dtype::F32, dim, halves.as_mut_ptr(), stride) };
             prop_assert_eq!(&halves, &rounded, "{} dim {}", set, dim);
         }
@@ -58,7 +58,7 @@ proptest! {
 }
 
 proptest! {
-    /// Rows named by their ids give what the same rows give when they are named by addresses.
+    /// Rows addressed by id give the same result as rows addressed by pointer.
     #[test]
     fn an_array_agrees_with_a_list_of_its_rows(bags in bags(), dim in dims(), shard_bits in 0..4_u32, seed: u64) {
         const PADDING: u64 = u64::MAX - 1;

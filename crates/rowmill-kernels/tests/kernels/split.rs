@@ -1,5 +1,5 @@
-//! Split rows against rows of 32-bit floats: updates to the last bit, reads of all bits, and lookups of the upper
-//! halves alone.
+//! Compares split rows with rows of 32-bit floats: updates and full reads bit for bit, and lookups of the
+//! upper halves only.
 
 use proptest::prelude::*;
 use rowmill_kernels::{
@@ -11,7 +11,7 @@ use rowmill_rows::{Dtype, OptimizerSpec};
 use crate::data::{Bags, Random, bags, bits, dims};
 use crate::optimizers::{optimizers, rows};
 
-/// A row of 32-bit floats with its first `dim` in two planes, made one number at a time.
+/// Convert a row of 32-bit floats: its first `dim` are split into two planes, one number at a time.
 fn in_planes(row: &[f32], dim: usize) -> Vec<f32> {
     let bits: Vec<u32> = row[..dim].iter().map(|weight| weight.to_bits()).collect();
     let halves: Vec<u32> =
@@ -21,12 +21,12 @@ fn in_planes(row: &[f32], dim: usize) -> Vec<f32> {
     out
 }
 
-/// Rows one after the other, each in planes.
+/// All rows, each split into planes.
 fn all_in_planes(memory: &[f32], dim: usize, stride: usize) -> Vec<f32> {
     memory.chunks(stride).flat_map(|row| in_planes(row, dim)).collect()
 }
 
-/// Every pattern of bits, not only finite numbers, survives being split and joined.
+/// Every bit pattern, not only finite numbers, survives splitting and joining.
 #[test]
 fn halves_are_those_of_the_bits() {
     let mut random = Random::new(3);
@@ -55,7 +55,7 @@ fn an_update_leaves_the_bits_of_whole_floats() {
     let mut random = Random::new(5);
     for count in [0, 1, 7, 8, 15, 16, 17, 100] {
         let weights = random.floats(count);
-        // Gradients are bfloat16: floats with nothing below.
+        // Gradients are bfloat16: floats whose lower 16 bits are 0.
         let gradient: Vec<u16> = random.floats(count).iter().map(|g| (g.to_bits() >> 16) as u16).collect();
         let expected: Vec<u32> = weights
             .iter()
@@ -94,7 +94,8 @@ proptest! {
             prop_assert_eq!(&gathered[0], &gathered[1], "{} dim {}", set, dim);
             let pooled = [(&cut, Dtype::F32), (&split, Dtype::SplitBf16)].map(|(memory, dtype)| {
                 let mut out = vec![7.0; (offsets.len() - 1) * stride];
-                // SAFETY: as above, indices are below `unique`, and there is room for every bag.
+                // SAFETY: rows have `dim` weights of their type, indices are below `unique`, and there is
+                // room for every bag.
                 unsafe { pool_with(set, &rows(memory), &bags.lookups(), dtype, dim, out.as_mut_ptr(), stride) };
                 bits(&out)
             });
@@ -107,11 +108,11 @@ proptest! {
         optimizer in optimizers(), dim in dims(), count in 1_usize..20, seed: u64,
     ) {
         let mut random = Random::new(seed);
-        // A canary behind each row must survive.
+        // A canary after each row must survive.
         let stride = dim + optimizer.state_floats(dim) + 1;
         let mut whole = rows(&mut random, &optimizer, dim, count, stride);
         let before = all_in_planes(&whole, dim, stride);
-        // Gradients of bf16, as a bf16 model computes them; and no -0, because sums begin with 0.
+        // Gradients of type bf16, as a bf16 model computes them; no -0, because sums start at 0.
         let gradients: Vec<f32> = random.floats(count * dim).iter()
             .map(|gradient| f32::from_bits(gradient.to_bits() & 0xffff_0000) + 0.0).collect();
         let offsets: Vec<i64> = (0..=count as i64).collect();
@@ -125,7 +126,7 @@ proptest! {
         let updates = [1, 2].map(|step| Update { lr: 0.02, step, rounding: None });
         for update in &updates {
             let rows = pointers(&mut whole);
-            // SAFETY: rows lie in `whole` and hold weights and state.
+            // SAFETY: rows are in `whole` and hold weights and state.
             unsafe { RowUpdater::new(&optimizer, Dtype::F32, dim).apply_many(&rows, &gradients, update) };
         }
         let expected = all_in_planes(&whole, dim, stride);
@@ -135,7 +136,8 @@ proptest! {
                 let mut found = before.clone();
                 for update in &updates {
                     let rows = pointers(&mut found);
-                    // SAFETY: as above; a gradient of `dim` floats each.
+                    // SAFETY: rows are in `found` and hold weights and state; every row has a gradient of
+                    // `dim` floats.
                     unsafe {
                         if in_one_go {
                             updater.apply_lookups(&rows, &order, &bags.inverse, gradients.as_ptr(), dim, update);
@@ -162,7 +164,7 @@ fn small_steps_add_up_in_the_lower_halves() {
         unsafe { updater.apply(row.as_mut_ptr(), &[-1.0 / 12_800.0; DIM], &update) };
     }
     let mut seen = [0.0; DIM];
-    // SAFETY: the row has three weights; a bag of one row.
+    // SAFETY: the row has three weights, and the bag has one row.
     unsafe {
         let bags = Bags {
             unique: 1,
@@ -174,5 +176,5 @@ fn small_steps_add_up_in_the_lower_halves() {
         let set = InstructionSet::best();
         pool_with(set, &[row.as_ptr()], &bags.lookups(), Dtype::SplitBf16, DIM, seen.as_mut_ptr(), DIM);
     }
-    assert_eq!(seen, [1.0 + 2.0 / 128.0; DIM], "two and a half gaps, cut off");
+    assert_eq!(seen, [1.0 + 2.0 / 128.0; DIM], "two and a half gaps, truncated");
 }

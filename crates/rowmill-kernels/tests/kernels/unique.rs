@@ -1,4 +1,4 @@
-//! Segment unique against a map from id to first position.
+//! Compares segment unique with a map from id to first position.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ fn check(ids: &[u64], padding: Option<u64>, scratch: &mut UniqueScratch) {
     assert_eq!(count, unique.len());
 }
 
-/// Ids as they come: few, many, in arithmetic progressions with any stride, at the ends of the range.
+/// Typical ids: few, many, in arithmetic progressions of any stride, and at the ends of the range.
 fn ids() -> impl Strategy<Value = Vec<u64>> {
     let id = prop_oneof![
         0_u64..50,
@@ -47,7 +47,7 @@ fn ids() -> impl Strategy<Value = Vec<u64>> {
 proptest! {
     #[test]
     fn agrees_with_the_map(batches in prop::collection::vec((ids(), any::<bool>()), 1..4)) {
-        // One scratch for all: what a batch leaves behind must not reach the next.
+        // One scratch for all batches: entries of one batch must not affect the next.
         let mut scratch = UniqueScratch::default();
         for (ids, padded) in batches {
             let padding = if padded { Some(ids.last().copied().unwrap_or(0)) } else { None };

@@ -1,4 +1,4 @@
-//! Messages of rows, and bags pooled from them, against loops over every row and float.
+//! Compares messages of rows, and bags pooled from them, with loops over every row and float.
 
 use proptest::prelude::*;
 use rowmill_kernels::{
@@ -38,7 +38,7 @@ impl Shape {
         blocks.flat_map(|(block, &count)| vec![block % self.dims.len(); count as usize]).collect()
     }
 
-    /// Where the distinct row `unique`, counted through all categories, begins among all of them.
+    /// Offset of the distinct row `unique`, numbered through all categories.
     fn row_start(&self, unique: usize) -> usize {
         let dims = self.dims.iter().zip(&self.unique);
         let of_each: Vec<usize> =
@@ -50,7 +50,7 @@ impl Shape {
         self.dims.iter().zip(&self.unique).map(|(&dim, &count)| (dim * count) as usize).sum()
     }
 
-    /// A distinct row for each one of the message.
+    /// A distinct row for each row of the message.
     fn inverse(&self, random: &mut Random) -> Vec<u32> {
         let each = self.categories().into_iter();
         each.map(|category| {
@@ -160,7 +160,7 @@ proptest! {
         let mut back = vec![3.0; wire.len()];
         recover_backward(&recovery, &gradients, &mut back);
         prop_assert_eq!(bits(&back), bits(&wanted_back));
-        // To bfloat16 the same, rounded, and from gradients of it those of the widened.
+        // As bfloat16: the same, rounded; and gradients of bfloat16 give what the widened gradients give.
         let mut halves = vec![0; gradients.len()];
         narrow(&gradients, &mut halves);
         let mut widened = vec![0.0; gradients.len()];
@@ -178,7 +178,7 @@ proptest! {
 }
 
 #[test]
-#[should_panic(expected = "a row for every lookup")]
+#[should_panic(expected = "every lookup's row must be within the message")]
 fn a_row_that_reaches_beyond_the_message_is_refused() {
     let recovery = Recovery {
         message: Message { counts: &[1, 1], dims: &[4, 2] },
@@ -193,7 +193,7 @@ fn a_row_that_reaches_beyond_the_message_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = "a column for every float")]
+#[should_panic(expected = "a feature's columns must be within the stride")]
 fn a_column_past_the_largest_number_is_refused() {
     let recovery = Recovery {
         message: Message { counts: &[1], dims: &[4] },
@@ -208,7 +208,7 @@ fn a_column_past_the_largest_number_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = "a line for every bag")]
+#[should_panic(expected = "out must have bags * stride numbers")]
 fn lines_past_the_largest_number_are_refused() {
     let recovery = Recovery {
         message: Message { counts: &[1], dims: &[4] },
@@ -223,7 +223,7 @@ fn lines_past_the_largest_number_are_refused() {
 }
 
 #[test]
-#[should_panic(expected = "a factor for every lookup")]
+#[should_panic(expected = "weights must have one entry per lookup")]
 fn fewer_factors_than_lookups_are_refused() {
     let recovery = Recovery {
         message: Message { counts: &[2], dims: &[4] },
@@ -239,7 +239,7 @@ fn fewer_factors_than_lookups_are_refused() {
 
 #[test]
 fn floats_that_cannot_be_counted_are_refused() {
-    // 2^64 of them: modulo that, a message of no floats.
+    // 2^64 floats: modulo 2^64, a message of no floats.
     let message = Message { counts: &[1 << 31; 4], dims: &[1 << 31] };
     assert_eq!(message.floats(), None);
     let packed = std::panic::catch_unwind(|| pack(message, &[], &[0], &[], &mut []));
