@@ -8,9 +8,10 @@ _Ids: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float32]
 _Numbers: TypeAlias = NDArray[np.int32]
 _AnyFloats: TypeAlias = NDArray[np.float32] | NDArray[np.int16]
-"""32-bit floats, or the bits of bfloat16."""
+"""float32, or the bits of bfloat16 as int16."""
 OwnedArguments: TypeAlias = tuple[_Numbers, _Numbers, _Numbers, Sequence[int]]
-"""Distinct rows of every category, which of them each row of a message is, the counts and the dims of the message."""
+"""`(unique_counts, inverse, counts, dims)`: distinct rows per category, the distinct row of each row of the message, and
+the message's counts and dims."""
 BagArguments: TypeAlias = tuple[
     _Numbers,
     Sequence[int],
@@ -21,8 +22,9 @@ BagArguments: TypeAlias = tuple[
     int,
     int,
 ]
-"""Counts and dims of a message, where in it each lookup's row is, where bags begin, factors of lookups, features, bags of a
-feature, and floats from one sample to the next."""
+"""`(counts, dims, combined, offsets, weights, features, bags, stride)`: counts and dims of the message, each lookup's row in
+it, bag offsets, factors of lookups, features, bags per feature, and floats per sample of the output. A feature is `(dim,
+column, mean)`."""
 
 __version__: str
 

@@ -1,4 +1,4 @@
-//! Python buffers as slices, checked once and named in errors.
+//! Python buffers as slices. Each argument is checked once; errors name it.
 
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
@@ -12,7 +12,7 @@ use crate::errors::invalid;
 pub(crate) struct Buffer<T: Element>(PyBuffer<T>);
 
 impl<T: Element> Buffer<T> {
-    /// The buffer of an argument, to be read.
+    /// Borrow an argument's buffer for reading. `name` and `dtype` are for errors.
     pub(crate) fn read(argument: &Bound<'_, PyAny>, name: &str, dtype: &str) -> PyResult<Self> {
         let wrong =
             |what: String| invalid(argument.py(), format!("{name} must be {what}, got {}", kind(argument)));
@@ -20,13 +20,13 @@ impl<T: Element> Buffer<T> {
         if !buffer.is_c_contiguous() {
             return Err(invalid(
                 argument.py(),
-                format!("{name} must be contiguous: make a copy of it first"),
+                format!("{name} must be contiguous: make a contiguous copy first"),
             ));
         }
         Ok(Self(buffer))
     }
 
-    /// The buffer of an argument, to be written.
+    /// Borrow an argument's buffer for writing; it must not be read-only.
     pub(crate) fn write(argument: &Bound<'_, PyAny>, name: &str, dtype: &str) -> PyResult<Self> {
         let buffer = Self::read(argument, name, dtype)?;
         if buffer.0.readonly() {
@@ -41,7 +41,7 @@ impl<T: Element> Buffer<T> {
             return &[];
         }
         // SAFETY: the buffer is contiguous and holds `item_count` aligned items of type `T` (checked by
-        // `PyBuffer`), and stays in place while `self` lives; nobody writes it meanwhile (module docs).
+        // `PyBuffer`), and stays in place while `self` lives. No thread writes it meanwhile (module docs).
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.item_count()) }
     }
 
@@ -50,59 +50,59 @@ impl<T: Element> Buffer<T> {
         if self.0.item_count() == 0 {
             return &mut [];
         }
-        // SAFETY: as in `slice`; the buffer is writable, and nobody else uses it meanwhile (module docs).
+        // SAFETY: as in `slice`; the buffer is writable, and no other thread uses it meanwhile (module docs).
         unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.item_count()) }
     }
 }
 
 impl Buffer<i16> {
-    /// Halves of floats: the 16 bits of each, as they are.
+    /// bfloat16 numbers as their 16 bits.
     pub(crate) fn halves(&self) -> &[u16] {
         let halves = self.slice();
         // SAFETY: i16 and u16 have one size and alignment, and every bit pattern is valid.
         unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), halves.len()) }
     }
 
-    /// The same to write.
+    /// bfloat16 numbers to write; the buffer must come from [`Buffer::write`].
     pub(crate) fn halves_mut(&mut self) -> &mut [u16] {
         let halves = self.slice_mut();
-        // SAFETY: as in `halves`.
+        // SAFETY: i16 and u16 have one size and alignment, and every bit pattern is valid.
         unsafe { std::slice::from_raw_parts_mut(halves.as_mut_ptr().cast(), halves.len()) }
     }
 }
 
 impl Buffer<i32> {
-    /// Counts and positions without a sign: -1 is the largest.
+    /// Counts and positions as unsigned numbers: -1 becomes the largest.
     pub(crate) fn numbers(&self) -> &[u32] {
         let numbers = self.slice();
         // SAFETY: i32 and u32 have one size and alignment, and every bit pattern is valid.
         unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) }
     }
 
-    /// The same to write.
+    /// Unsigned numbers to write; the buffer must come from [`Buffer::write`].
     pub(crate) fn numbers_mut(&mut self) -> &mut [u32] {
         let numbers = self.slice_mut();
-        // SAFETY: as in `numbers`.
+        // SAFETY: i32 and u32 have one size and alignment, and every bit pattern is valid.
         unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), numbers.len()) }
     }
 }
 
 impl Buffer<i64> {
-    /// Ids to write.
+    /// Ids to write; the buffer must come from [`Buffer::write`].
     pub(crate) fn ids_mut(&mut self) -> &mut [u64] {
         let ids = self.slice_mut();
-        // SAFETY: as in `ids`.
+        // SAFETY: i64 and u64 have one size and alignment, and every bit pattern is valid.
         unsafe { std::slice::from_raw_parts_mut(ids.as_mut_ptr().cast(), ids.len()) }
     }
 
-    /// Ids: the 64 bits of each, as they are.
+    /// Ids as their 64 bits.
     pub(crate) fn ids(&self) -> &[u64] {
         let ids = self.slice();
         // SAFETY: i64 and u64 have one size and alignment, and every bit pattern is valid.
         unsafe { std::slice::from_raw_parts(ids.as_ptr().cast(), ids.len()) }
     }
 
-    /// Positions.
+    /// Positions to read.
     pub(crate) fn positions(&self) -> &[i64] {
         self.slice()
     }
@@ -120,52 +120,52 @@ impl Buffer<f32> {
     }
 }
 
-/// An int64 array of ids.
+/// Borrow an int64 array of ids.
 pub(crate) fn ids(argument: &Bound<'_, PyAny>) -> PyResult<Buffer<i64>> {
     Buffer::read(argument, "ids", "int64")
 }
 
-/// An int16 array of halves of floats.
+/// Borrow an int16 array of bfloat16 bits.
 pub(crate) fn halves(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<i16>> {
     Buffer::read(argument, name, "int16")
 }
 
-/// An int16 array of them to be written.
+/// Borrow an int16 array of bfloat16 bits for writing.
 pub(crate) fn halves_mut(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<i16>> {
     Buffer::write(argument, name, "int16")
 }
 
-/// An int32 array of numbers without a sign.
+/// Borrow an int32 array of unsigned numbers.
 pub(crate) fn numbers(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<i32>> {
     Buffer::read(argument, name, "int32")
 }
 
-/// An int32 array of them to be written.
+/// Borrow an int32 array of unsigned numbers for writing.
 pub(crate) fn numbers_mut(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<i32>> {
     Buffer::write(argument, name, "int32")
 }
 
-/// A float32 array.
+/// Borrow a float32 array.
 pub(crate) fn floats(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<f32>> {
     Buffer::read(argument, name, "float32")
 }
 
-/// A float32 array to be written.
+/// Borrow a float32 array for writing.
 pub(crate) fn floats_mut(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Buffer<f32>> {
     Buffer::write(argument, name, "float32")
 }
 
-/// Arrays of floats by what numpy takes them for: `f32`, or `i16` for the bits of bfloat16, which it has no type for.
+/// Element types of float arrays: `f32`, or `i16` for the bits of bfloat16, for which `NumPy` has no type.
 pub(crate) trait FloatArray: Element {
-    /// What the array holds.
+    /// Element type in kernels.
     type Float: Pooled + Float + Send + Sync;
-    /// Name of the type, for errors.
+    /// Name of the dtype, for errors.
     const DTYPE: &str;
 
-    /// The floats of an array.
+    /// The numbers of an array.
     fn floats(buffer: &Buffer<Self>) -> &[Self::Float];
 
-    /// The floats of an array that comes from [`Buffer::write`].
+    /// The numbers of an array to write; the buffer must come from [`Buffer::write`].
     fn floats_mut(buffer: &mut Buffer<Self>) -> &mut [Self::Float];
 }
 
@@ -195,18 +195,18 @@ impl FloatArray for i16 {
     }
 }
 
-/// Whether an array holds the bits of bfloat16.
+/// Whether an array has dtype int16, which holds the bits of bfloat16.
 pub(crate) fn is_bf16(argument: &Bound<'_, PyAny>) -> bool {
     PyBuffer::<i16>::get(argument).is_ok()
 }
 
-/// Ids as bytes Python may keep and write.
+/// Ids as a bytearray (int64), which Python may keep and change.
 pub(crate) fn id_bytes<'py>(py: Python<'py>, ids: &[u64]) -> Bound<'py, PyByteArray> {
     // SAFETY: every initialised u64 is eight initialised bytes.
     PyByteArray::new(py, unsafe { std::slice::from_raw_parts(ids.as_ptr().cast(), size_of_val(ids)) })
 }
 
-/// Positions as bytes Python may keep and write.
+/// Positions as a bytearray (int64), which Python may keep and change.
 pub(crate) fn position_bytes<'py>(py: Python<'py>, positions: &[i64]) -> Bound<'py, PyByteArray> {
     // SAFETY: every initialised i64 is eight initialised bytes.
     PyByteArray::new(py, unsafe {
@@ -214,13 +214,13 @@ pub(crate) fn position_bytes<'py>(py: Python<'py>, positions: &[i64]) -> Bound<'
     })
 }
 
-/// Floats as bytes Python may keep and write.
+/// Floats as a bytearray (float32), which Python may keep and change.
 pub(crate) fn float_bytes<'py>(py: Python<'py>, values: &[f32]) -> Bound<'py, PyByteArray> {
     // SAFETY: every initialised f32 is four initialised bytes.
     PyByteArray::new(py, unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) })
 }
 
-/// What an argument is, for an error: its dtype if it has one.
+/// Type of an argument, for errors: its dtype if it has one.
 fn kind(argument: &Bound<'_, PyAny>) -> String {
     match argument.getattr("dtype") {
         Ok(dtype) => dtype.to_string(),

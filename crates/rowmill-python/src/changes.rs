@@ -1,4 +1,4 @@
-//! What changed between two checkpoints.
+//! Changed rows between two checkpoints.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,14 +15,14 @@ use crate::errors::{forked_iterator, invalid, raised};
 use crate::spec::{initializer_dict, optimizer_dict};
 use crate::store::Store;
 
-/// Batches read ahead of the one in use.
+/// Number of batches to read ahead.
 const AHEAD: usize = 2;
 
-/// The changes from a checkpoint to the last one.
+/// The changes between a checkpoint and a later one, by default the last.
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct Changes(pub(crate) Arc<rowmill_store::Changes>);
 
-/// Some changes of one table, owned.
+/// Owned copy of some changes of one table.
 struct Batch {
     table: String,
     ids: Vec<u64>,
@@ -32,12 +32,12 @@ struct Batch {
     deleted: Vec<u64>,
 }
 
-/// An iterator over the changes; a thread of its own reads them, and ends with the iterator.
+/// An iterator over changed rows. A thread of its own reads them; it ends with the iterator.
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct ChangedRows(ProcessLocal<Mutex<Receiver<Result<Batch, StoreError>>>>);
 
 type Bytes<'py> = Bound<'py, PyByteArray>;
-/// What [`ChangedRows`] yields.
+/// Item of [`ChangedRows`].
 type PyBatch<'py> = (String, Bytes<'py>, Bytes<'py>, usize, usize, Bytes<'py>);
 
 #[pymethods]
@@ -95,14 +95,15 @@ impl Changes {
         Ok(ChangedRows(ProcessLocal::new(Mutex::new(receiver))))
     }
 
-    /// Rows written and rows deleted.
+    /// Apply the changes to `store`. Returns the numbers of rows written and deleted.
     fn replay(&self, py: Python<'_>, store: &Bound<'_, Store>) -> PyResult<(u64, u64)> {
         let target = &store.get().0;
         let replayed = py.detach(|| self.0.replay(target)).map_err(|error| raised(py, &error))?;
         Ok((replayed.written, replayed.deleted))
     }
 
-    /// Rows taken; `owners` has what the owners of the rows of every table go by.
+    /// Copy to `store` the rows that belong to `rank` of `ranks`. `owners` maps each table's name to the
+    /// category number that its owner hash uses. Returns the number of rows copied.
     fn replay_share(
         &self,
         py: Python<'_>,
@@ -116,13 +117,16 @@ impl Changes {
         let missing =
             self.0.tables().into_iter().map(|table| table.name).find(|name| !owners.contains_key(name));
         if let Some(name) = missing {
-            return Err(invalid(py, format!("owners must have every table, got none of {name:?}")));
+            return Err(invalid(
+                py,
+                format!("owners must have an entry for every table, got none for {name:?}"),
+            ));
         }
         if rank >= ranks || self.0.since() > 0 {
             return Err(invalid(
                 py,
                 format!(
-                    "a share is of all rows and for one of the ranks, got since={} and rank {rank} of {ranks}",
+                    "a share needs since=0 and rank < ranks, got since={} and rank {rank} of {ranks}",
                     self.0.since()
                 ),
             ));
@@ -138,7 +142,7 @@ impl Changes {
 }
 
 fn visit(changes: &rowmill_store::Changes, batch: usize, sender: &SyncSender<Result<Batch, StoreError>>) {
-    // A send fails once the iterator is gone: then there is nobody left to tell, either.
+    // A send fails once the iterator is dropped; an error then has no receiver either.
     let end = changes.for_each(batch, |changed| {
         let batch = Batch {
             table: changed.table.to_owned(),
@@ -161,8 +165,8 @@ impl ChangedRows {
         this
     }
 
-    /// Table, ids (int64) of rows written, their weights and state (float32), how many floats that is per row
-    /// and how many of them are weights, and ids deleted.
+    /// The next batch: `(table, ids, rows, row_floats, dim, deleted)`. `ids` and `deleted` are int64 bytes.
+    /// `rows` is float32 `[len(ids), row_floats]` as bytes: `dim` weights, then optimizer state.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<PyBatch<'py>>> {
         if !self.0.is_here() {
             return Err(forked_iterator(py));

@@ -1,4 +1,4 @@
-//! Errors of the store as the exceptions of `rowmill.errors`.
+//! Maps errors of the store to exceptions of `rowmill.errors`.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -10,7 +10,7 @@ use rowmill_store::StoreError;
 /// The module that declares the exceptions.
 static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
 
-/// `rowmill.errors.<class>(message)`.
+/// The module `rowmill.errors`, imported at the first error.
 pub(crate) fn exception(py: Python<'_>, class: &str, message: impl Into<String>) -> PyErr {
     let raise = || -> PyResult<PyErr> {
         let errors =
@@ -21,24 +21,24 @@ pub(crate) fn exception(py: Python<'_>, class: &str, message: impl Into<String>)
     raise().unwrap_or_else(|error| error)
 }
 
-/// An argument that is wrong.
+/// `InvalidInput`: an argument is not valid.
 pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, "InvalidInput", message)
 }
 
-/// An iterator of another process: the thread that fills it does not run in a forked child.
+/// `StoreForked`: an iterator is used in a forked child, where the thread that fills it does not run.
 pub(crate) fn forked_iterator(py: Python<'_>) -> PyErr {
-    let message = "this iterator was made before this process was forked, and the thread that fills it is its \
-                   parent's: make a new one here, of a store opened with read_only=True";
+    let message = "this iterator was made before the process forked, and the thread that fills it runs only in the \
+                   parent: make a new iterator here, from a store opened with read_only=True";
     exception(py, "StoreForked", message)
 }
 
-/// The exception of a store error.
+/// The exception for a store error.
 pub(crate) fn raised(py: Python<'_>, error: &StoreError) -> PyErr {
     exception(py, class_of(error), message_of(error))
 }
 
-/// The text of a store error, with the arguments of Python that it is about.
+/// The text of a store error, with the Python arguments that it refers to.
 fn message_of(error: &StoreError) -> String {
     match error {
         StoreError::Missing { .. } => format!("{error} (create=True)"),
@@ -52,7 +52,7 @@ fn message_of(error: &StoreError) -> String {
     }
 }
 
-/// The exception of an error of a remote checkpoint.
+/// The exception for an error of remote checkpoints.
 pub(crate) fn remote_raised(py: Python<'_>, error: &RemoteError) -> PyErr {
     let class = match error {
         RemoteError::Url { .. } | RemoteError::Option { .. } | RemoteError::Occupied { .. } => "InvalidInput",

@@ -1,4 +1,4 @@
-//! The kernels of the fused exchange. Positions and counts are int32; -1 is a lookup that stands for nothing.
+//! Kernels of the fused exchange. Positions and counts are int32 arrays; position -1 means padding.
 
 use std::cell::RefCell;
 
@@ -12,16 +12,17 @@ use crate::buffers::{
 use crate::errors::invalid;
 use crate::threads::spread;
 
-/// Ids that are worth a thread: a tenth of a millisecond and more.
+/// Least number of ids per thread: processing as many takes at least 0.1 ms.
 const IDS_PER_THREAD: usize = 1 << 16;
 
 thread_local! {
-    /// What kernels keep from call to call: an exchange makes its calls from one thread.
+    /// Buffers of the kernels, kept between calls: an exchange makes all its calls from one thread.
     static HASHES: RefCell<UniqueScratch> = RefCell::default();
     static RANKS: RefCell<RankScratch> = RefCell::default();
 }
 
-/// The distinct ids of every category into `unique`; returns how many there are in all.
+/// Find the distinct ids of every category, written to `unique`; see
+/// [`rowmill_kernels::segment_unique_by_category`]. Returns their number.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub(crate) fn segment_unique(
@@ -43,7 +44,7 @@ pub(crate) fn segment_unique(
     if !rising {
         return Err(invalid(
             py,
-            format!("offsets must rise from 0 to the {} ids, got {offsets:?}", ids.len()),
+            format!("offsets must ascend from 0 to the number of ids ({}), got {offsets:?}", ids.len()),
         ));
     }
     check(py, "paddings", paddings.len(), offsets.len() - 1)?;
@@ -67,7 +68,7 @@ pub(crate) fn segment_unique(
     }))
 }
 
-/// Distinct ids in the order of the ranks that own them.
+/// Sort distinct ids by owner rank; see [`rowmill_kernels::rank_sort`].
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "one argument per array")]
 pub(crate) fn rank_sort(
@@ -110,7 +111,8 @@ pub(crate) fn rank_sort(
     Ok(())
 }
 
-/// The distinct ids of every category among those of all ranks into `unique`; returns how many there are.
+/// Find the distinct ids of every category among the ids of all ranks, written to `unique`; see
+/// [`rowmill_kernels::owner_unique`]. Returns their number.
 #[pyfunction]
 pub(crate) fn owner_unique(
     py: Python<'_>,
@@ -128,7 +130,7 @@ pub(crate) fn owner_unique(
     let (received, counts, unique) = (received.ids(), counts.numbers(), unique.ids_mut());
     let (unique_counts, inverse) = (unique_counts.numbers_mut(), inverse.numbers_mut());
     if !counts.len().is_multiple_of(unique_counts.len().max(1)) {
-        return Err(invalid(py, "counts must hold one number per rank and category"));
+        return Err(invalid(py, "counts must have one entry per rank and category"));
     }
     check(py, "received", received.len(), total(counts))?;
     check(py, "unique", unique.len(), received.len())?;
@@ -148,19 +150,20 @@ pub(crate) fn owner_unique(
     }))
 }
 
-/// Runs for so many threads to share: categories, so that a thread that is late keeps nobody waiting; or all in one.
+/// Number of runs: one per category for several threads, so that a late thread delays no other; else one in
+/// all.
 fn runs(threads: usize, categories: usize) -> usize {
     if threads > 1 { categories } else { 1 }
 }
 
-/// Spreads runs of categories over threads, each with hash tables of its own.
+/// Spreads runs of categories over threads, each with its own hash table.
 fn by_category(threads: usize) -> impl Fn(usize, &CategoryWork<'_>) {
     move |runs, work| {
         spread(0..runs, threads, |run| HASHES.with_borrow_mut(|scratch| work(run, scratch)));
     }
 }
 
-/// Where the row of each lookup comes back.
+/// Compose two indices: `combined[i] = positions[inverse[i]]`, the row of lookup `i` in the message.
 #[pyfunction]
 pub(crate) fn combine(
     py: Python<'_>,
@@ -176,7 +179,7 @@ pub(crate) fn combine(
     Ok(())
 }
 
-/// Rows of an owner into the message that asked for them.
+/// Copy an owner's rows into the message for the ranks that requested them.
 #[pyfunction]
 pub(crate) fn pack(
     py: Python<'_>,
@@ -193,7 +196,7 @@ pub(crate) fn pack(
     Ok(())
 }
 
-/// Add what came back in a message to the rows of an owner.
+/// Add the rows of a received message to an owner's rows.
 #[pyfunction]
 pub(crate) fn unpack_add(
     py: Python<'_>,
@@ -210,10 +213,11 @@ pub(crate) fn unpack_add(
     Ok(())
 }
 
-/// Distinct rows of every category, which of them each row of a message is, the counts and the dims of the message.
+/// `(unique_counts, inverse, counts, dims)`: distinct rows per category, the distinct row of each row of the
+/// message, and the message's counts and dims.
 type OwnedArguments<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Vec<u32>);
 
-/// What an owner was asked for and its distinct rows, borrowed for one call.
+/// The message and the distinct rows of an owner, borrowed for one call.
 struct Owned {
     unique_counts: Buffer<i32>,
     inverse: Buffer<i32>,
@@ -231,13 +235,14 @@ impl Owned {
         })
     }
 
-    /// The message, how many distinct rows a category has, and which of them each row of the message is.
+    /// The message, the number of distinct rows per category, and the distinct row of each row of the
+    /// message.
     fn parts(&self) -> (Message<'_>, &[u32], &[u32]) {
         let message = Message { counts: self.counts.numbers(), dims: &self.dims };
         (message, self.unique_counts.numbers(), self.inverse.numbers())
     }
 
-    /// Refuse `rows` or `wire` of other numbers of floats.
+    /// Return an error if `rows` or `wire` has the wrong number of floats.
     fn check(&self, py: Python<'_>, rows: usize, wire: usize) -> PyResult<()> {
         let (message, unique_counts, inverse) = self.parts();
         check(py, "unique_counts", unique_counts.len(), message.dims.len())?;
@@ -248,7 +253,7 @@ impl Owned {
     }
 }
 
-/// Bags pooled from the rows of a message.
+/// Pool bags from the rows of a message into `out` (float32, or bfloat16 bits as int16).
 #[pyfunction]
 pub(crate) fn recover(
     py: Python<'_>,
@@ -273,7 +278,7 @@ fn recover_as<T: FloatArray>(
     Ok(())
 }
 
-/// The gradients of the rows of a message, given those of the pooled vectors.
+/// The backward of [`recover`]: gradients of the rows of a message from gradients of pooled vectors.
 #[pyfunction]
 pub(crate) fn recover_backward(
     py: Python<'_>,
@@ -299,7 +304,7 @@ fn recover_backward_of<T: FloatArray>(
     Ok(())
 }
 
-/// The gradients of the factors of lookups, given those of the pooled vectors.
+/// Gradients of the lookups' factors from gradients of pooled vectors.
 #[pyfunction]
 pub(crate) fn weights_backward(
     py: Python<'_>,
@@ -312,15 +317,16 @@ pub(crate) fn weights_backward(
     let mut factors = floats_mut(factors, "factors")?;
     let bags = Bags::read(bags)?;
     if bags.features.iter().any(|feature| matches!(feature.pooling, Pooling::Mean)) {
-        return Err(invalid(py, "factors are defined for sums only, got a feature whose bags become means"));
+        return Err(invalid(py, "factors are defined for sums only, got a feature with mean pooling"));
     }
     let (wire, gradients, factors) = (wire.values(), gradients.values(), factors.values_mut());
     py.detach(|| rowmill_kernels::weights_backward(&bags.recovery(), wire, gradients, factors));
     Ok(())
 }
 
-/// Counts and dims of a message, where in it each lookup's row is, where bags begin, factors of lookups, features, bags of a
-/// feature, and floats from one sample to the next. A feature is its dim, its column, and whether its bags become means.
+/// `(counts, dims, combined, offsets, weights, features, bags, stride)`: counts and dims of the message, each
+/// lookup's row in it, bag offsets, factors of lookups, features, bags per feature, and floats per sample of
+/// the output. A feature is `(dim, column, mean)`.
 type BagArguments<'py> = (
     Bound<'py, PyAny>,
     Vec<u32>,
@@ -332,7 +338,7 @@ type BagArguments<'py> = (
     usize,
 );
 
-/// The arguments of a recovery, borrowed for one call.
+/// The bags of a recovery, borrowed for one call.
 struct Bags {
     counts: Buffer<i32>,
     dims: Vec<u32>,
@@ -376,13 +382,15 @@ impl Bags {
     }
 }
 
-/// The number of floats of a message, whose counts are the argument `name`.
+/// Number of floats of a message; `name` is the argument with its counts, for errors.
 fn floats_of(py: Python<'_>, name: &str, message: Message<'_>) -> PyResult<usize> {
     message.floats().ok_or_else(|| {
         let Message { dims, .. } = message;
         invalid(
             py,
-            format!("{name} must fit the messages, got counts whose floats of dims {dims:?} overflow"),
+            format!(
+                "{name} must describe a message that fits memory, but its floats with dims {dims:?} overflow"
+            ),
         )
     })
 }

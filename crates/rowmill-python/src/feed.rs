@@ -1,4 +1,4 @@
-//! Following the feed of a store in another process.
+//! Follow the feed of a store that another process trains.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,11 +37,12 @@ impl FeedReader {
 
     #[getter]
     fn position(&self, py: Python<'_>) -> u64 {
-        // A poll of another thread holds the lock while it reads files.
+        // Another thread's poll holds the lock while it reads files, so the GIL is released.
         py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).position())
     }
 
-    /// The next change, none if nothing more was published yet; ids are bytes of int64, weights of float32.
+    /// The next change, or `None` if no further change is published yet. Ids are int64 bytes, weights float32
+    /// bytes.
     fn poll<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let polled = py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).poll());
         let Some(event) = polled.map_err(|error| raised(py, &error))? else { return Ok(None) };

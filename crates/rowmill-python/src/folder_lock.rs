@@ -9,8 +9,8 @@ use rowmill_store::{DirectoryVolume, IoChoice, StoreError, Volume};
 
 use crate::errors::raised;
 
-/// Keeps other processes out of a folder until it is released, collected, or the process ends. Forked children do not
-/// hold it.
+/// Keeps other processes out of a folder until it is released or collected, or the process ends. Forked
+/// children do not hold the lock.
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct FolderLock(Mutex<Option<Box<dyn VolumeLock>>>);
 

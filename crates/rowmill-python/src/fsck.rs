@@ -1,4 +1,4 @@
-//! Proof reading of a store that is not open.
+//! Verify, and optionally repair, a store that is not open.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use rowmill_store::{DirectoryVolume, IoChoice, StoreError, Volume};
 use crate::buffers::id_bytes;
 use crate::errors::raised;
 
-/// Check the store in a folder, and repair it if asked to; see `rowmill_store::fsck`. Dropped ids are bytes
-/// of int64, by table.
+/// Check the store in a folder, and repair it if `repair` is set; see `rowmill_store::fsck`. Dropped ids are
+/// int64 bytes, by table.
 #[pyfunction]
 pub(crate) fn fsck(py: Python<'_>, path: PathBuf, repair: bool) -> PyResult<Bound<'_, PyDict>> {
     let checked = py.detach(|| {

@@ -1,4 +1,4 @@
-//! The dot interaction of a batch, its samples spread over threads.
+//! The dot interaction of a batch; threads share its samples.
 
 use std::ops::Range;
 
@@ -9,11 +9,12 @@ use crate::buffers::{Buffer, FloatArray, is_bf16};
 use crate::errors::invalid;
 use crate::threads::spread;
 
-/// Floats of input that a thread takes at a time: little enough that threads end together, much more than
-/// taking them costs.
+/// Floats of input per task: few enough that threads finish together, and many more than the cost of taking a
+/// task.
 const TASK_FLOATS: usize = 1 << 16;
 
-/// Samples `[B]` of `features` pooled vectors `[B, F, D]` and a dense one `[B, D]` into `[B, D + pairs]`, all of one type.
+/// Interact the vectors of `B` samples: dense `[B, D]` and pooled `[B, F, D]` give `[B, D + F (F + 1) / 2]`.
+/// `shape` is `(B, F, D)`. All arrays are float32, or all bfloat16 bits as int16.
 #[pyfunction]
 pub(crate) fn interact(
     py: Python<'_>,
@@ -50,7 +51,7 @@ fn forward<T: FloatArray>(
         spread_samples(shape, threads, |samples| {
             let part = shape.part(&samples);
             let pooled = of(pooled, &samples, features * dim);
-            // SAFETY: `spread_samples` gives every sample to one call alone.
+            // SAFETY: `spread_samples` gives every sample to exactly one call.
             let out = unsafe { out.of(&samples) };
             rowmill_kernels::interact(part, of(dense, &samples, dim), pooled, out);
         });
@@ -58,7 +59,8 @@ fn forward<T: FloatArray>(
     Ok(())
 }
 
-/// The gradients of dense and pooled vectors, given that of the output of [`interact`], all of one type.
+/// The gradients of dense and pooled vectors, given the gradient of the output of [`interact`]. All arrays
+/// have one type.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
 pub(crate) fn interact_backward(
@@ -111,7 +113,7 @@ fn backward<T: FloatArray>(
             let dense = of(dense, &samples, dim);
             let pooled = of(pooled, &samples, features * dim);
             let gradient = of(gradient, &samples, shape.width());
-            // SAFETY: `spread_samples` gives every sample to one call alone.
+            // SAFETY: `spread_samples` gives every sample to exactly one call.
             let (dense_gradient, pooled_gradient) =
                 unsafe { (dense_gradient.of(&samples), pooled_gradient.of(&samples)) };
             rowmill_kernels::interact_backward(
@@ -133,7 +135,7 @@ fn check_shape(py: Python<'_>, shape: Interaction) -> PyResult<()> {
     }
     let Interaction { samples, features, dim } = shape;
     let got = format!("{samples} samples of {features} features of {dim} floats");
-    Err(invalid(py, format!("shape must fit into memory, got {got}")))
+    Err(invalid(py, format!("shape must fit in memory, got {got}")))
 }
 
 fn check(py: Python<'_>, name: &str, got: usize, expected: usize) -> PyResult<()> {
@@ -143,19 +145,19 @@ fn check(py: Python<'_>, name: &str, got: usize, expected: usize) -> PyResult<()
     Err(invalid(py, format!("{name} must have {expected} floats for this shape, got {got}")))
 }
 
-/// The floats of some samples.
+/// The floats of a range of samples.
 fn of<'a, T>(floats: &'a [T], samples: &Range<usize>, per_sample: usize) -> &'a [T] {
     &floats[samples.start * per_sample..samples.end * per_sample]
 }
 
-/// Floats that threads write, each those of other samples.
+/// Floats that several threads write, each the floats of different samples.
 struct Shared<T> {
     floats: *mut T,
     len: usize,
     per_sample: usize,
 }
 
-// SAFETY: `of` asks its callers for samples nobody else has.
+// SAFETY: callers of `of` guarantee that no sample is accessed twice at the same time.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
@@ -163,20 +165,21 @@ impl<T> Shared<T> {
         Self { floats: floats.as_mut_ptr(), len: floats.len(), per_sample }
     }
 
-    /// The floats of some samples.
+    /// The floats of a range of samples.
     ///
     /// # Safety
-    /// The slice is still borrowed by the caller, and nobody else has one of these samples.
-    #[allow(clippy::mut_from_ref, reason = "the caller has these samples for itself")]
+    /// The slice is still borrowed by the caller, and no other thread or borrow has one of these samples.
+    #[allow(clippy::mut_from_ref, reason = "no other borrow has these samples")]
     unsafe fn of(&self, samples: &Range<usize>) -> &mut [T] {
         let (start, end) = (samples.start * self.per_sample, samples.end * self.per_sample);
         assert!(start <= end && end <= self.len, "samples {samples:?} of {} floats", self.len);
-        // SAFETY: the range lies inside the slice; the rest is the caller's.
+        // SAFETY: the range is inside the slice, as asserted; the caller guarantees that it is not shared.
         unsafe { std::slice::from_raw_parts_mut(self.floats.add(start), end - start) }
     }
 }
 
-/// Call `work` with all samples, in parts, on up to so many threads. Which of them takes which part changes no bit of a sample.
+/// Call `work` with all samples, in parts, on up to `threads` threads. The division does not affect the
+/// results.
 fn spread_samples(shape: Interaction, threads: usize, work: impl Fn(Range<usize>) + Sync) {
     let per_sample = (shape.vectors() * shape.dim).max(1);
     let step = (TASK_FLOATS / per_sample).max(1);

@@ -1,7 +1,8 @@
-//! The Python binding `rowmill._core`: converts buffers, releases the GIL, maps errors. No logic.
+//! The Python binding `rowmill._core`: converts buffers, releases the GIL and maps errors. It has no logic of
+//! its own.
 //!
-//! Arrays come as contiguous buffers and are read and written in place while the GIL is released: as
-//! with `NumPy`, no other thread may change them meanwhile.
+//! Arrays are contiguous buffers that are read and written in place while the GIL is released. As with
+//! `NumPy`, no other thread may change them during a call.
 
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts arguments into owned values")]
 

@@ -1,4 +1,4 @@
-//! Samples of neighbours, of graphs in arrays or maps of files.
+//! Neighbour sampling on graphs in arrays or memory-mapped files.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -8,10 +8,10 @@ use rowmill_kernels::{Csr, Draw, GraphError, NodeNumber, Sample, SampleKey};
 use crate::buffers::{Buffer, id_bytes, position_bytes};
 use crate::errors::invalid;
 
-/// The lists of a layer, and how many nodes it reads: `(indptr, indices, sources)`.
+/// A layer of a sample: `(indptr, indices, sources)`, as int64 bytes and a number of nodes.
 type Layer<'py> = (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>, usize);
 
-/// The neighbours of nodes, numbered in 32 or 64 bits.
+/// The array of neighbours, as int32 or int64.
 enum Indices {
     Narrow(Buffer<i32>),
     Wide(Buffer<i64>),
@@ -26,7 +26,7 @@ impl Indices {
     }
 }
 
-/// Look at every entry of a graph once.
+/// Check every entry of a graph.
 #[pyfunction]
 pub(crate) fn check_graph(
     py: Python<'_>,
@@ -42,7 +42,8 @@ pub(crate) fn check_graph(
     checked.map_err(|error| invalid(py, error.to_string()))
 }
 
-/// Sample neighbours of seeds: the nodes as bytes, and the layers. A fan-out of -1 takes all neighbours.
+/// Sample neighbours of seeds. Returns the nodes as int64 bytes, and the layers. A fan-out of -1 takes all
+/// neighbours.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "a graph, seeds, and how to draw")]
 pub(crate) fn sample_neighbours<'py>(

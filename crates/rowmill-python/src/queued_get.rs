@@ -8,7 +8,7 @@ use pyo3::types::PyByteArray;
 use crate::buffers::float_bytes;
 use crate::errors::{invalid, raised};
 
-/// The get, until its rows are collected.
+/// A queued get. Holds `None` after its rows were collected.
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct QueuedGet(Mutex<Option<rowmill_store::QueuedGet>>);
 
@@ -25,10 +25,10 @@ impl QueuedGet {
         get.as_ref().is_some_and(rowmill_store::QueuedGet::is_ready)
     }
 
-    /// Collect the rows, once.
+    /// Wait for the rows, float32 as bytes. Can be called once.
     fn wait<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
         let get = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let get = get.ok_or_else(|| invalid(py, "the rows of this get were collected already"))?;
+        let get = get.ok_or_else(|| invalid(py, "the rows of this get were already collected"))?;
         let rows = py.detach(|| get.wait()).map_err(|error| raised(py, &error))?;
         Ok(float_bytes(py, &rows))
     }

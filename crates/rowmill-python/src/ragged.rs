@@ -1,8 +1,9 @@
-//! A batch of many features with any number of ids each, cut into the bags of one feature.
+//! Divide a batch of many features, each with any number of ids, into the bags of single features.
 
 use std::borrow::Cow;
 
-/// Ids, feature after feature: bag `b` of feature `f` is those from `offsets[f * bags + b]` up to the next offset.
+/// Ids, feature by feature: bag `b` of feature `f` is `ids[offsets[f * bags + b]..offsets[f * bags + b +
+/// 1]]`.
 pub(crate) struct Ragged<'a> {
     ids: &'a [u64],
     offsets: &'a [i64],
@@ -13,14 +14,14 @@ pub(crate) struct Ragged<'a> {
 /// The bags of one feature.
 pub(crate) struct FeatureBags<'a> {
     pub(crate) ids: &'a [u64],
-    /// From 0, one more than there are bags.
+    /// `bags + 1` offsets, the first of them 0.
     pub(crate) offsets: Cow<'a, [i64]>,
     pub(crate) weights: Option<&'a [f32]>,
 }
 
 impl<'a> Ragged<'a> {
     /// # Errors
-    /// What is wrong with the lengths.
+    /// Lengths of offsets, ids or weights do not agree.
     pub(crate) fn new(
         ids: &'a [u64],
         offsets: &'a [i64],
@@ -28,7 +29,7 @@ impl<'a> Ragged<'a> {
         bags: usize,
     ) -> Result<Self, String> {
         let (&[first, ..], &[.., last]) = (offsets, offsets) else {
-            return Err("offsets must have an entry more than there are bags, got none".into());
+            return Err("offsets must have one entry more than there are bags, got none".into());
         };
         if first != 0 || usize::try_from(last) != Ok(ids.len()) {
             let count = ids.len();
@@ -47,7 +48,7 @@ impl<'a> Ragged<'a> {
     /// The bags of one feature.
     ///
     /// # Errors
-    /// The feature is not in the batch, or its offsets descend.
+    /// The feature is not in the batch, or its offsets decrease.
     pub(crate) fn feature(&self, feature: usize) -> Result<FeatureBags<'a>, String> {
         let range =
             feature.checked_mul(self.bags).and_then(|begin| Some(begin..begin.checked_add(self.bags)?));

@@ -1,4 +1,4 @@
-//! Checkpoints to and from object stores.
+//! Push checkpoints to object stores and restore them.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,8 @@ use rowmill_store::{DirectoryVolume, IoChoice, PinnedCheckpoint, StoreError};
 use crate::errors::remote_raised;
 use crate::stats::{push_dict, remote_checkpoint_dict, restore_dict};
 
-/// Run `work` without the GIL; the argument it gets tells whether a signal asks it to stop.
+/// Run `work` without the GIL. It must stop soon after the function passed to it returns true, which a signal
+/// causes.
 pub(crate) fn interruptible<T: Send>(
     py: Python<'_>,
     work: impl Send + FnOnce(&dyn Fn() -> bool) -> Result<T, RemoteError>,

@@ -1,4 +1,4 @@
-//! All rows of a table, batch by batch.
+//! Scan all rows of a table in batches.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
@@ -11,12 +11,12 @@ use rowmill_store::StoreError;
 use crate::buffers::{float_bytes, id_bytes};
 use crate::errors::{forked_iterator, raised};
 
-/// Batches read ahead of the one in use.
+/// Number of batches to read ahead.
 const AHEAD: usize = 2;
 
 type Batch = Result<(Vec<u64>, Vec<f32>), StoreError>;
 
-/// An iterator over batches; a thread of its own visits the rows, and ends with the iterator.
+/// An iterator over batches. A thread of its own reads the rows; it ends with the iterator.
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct Scan(ProcessLocal<Mutex<Receiver<Batch>>>);
 
@@ -31,7 +31,7 @@ impl Scan {
 }
 
 fn visit(table: &rowmill_store::Table, batch: usize, sender: &SyncSender<Batch>) {
-    // A send fails once the iterator is gone: then there is nobody left to tell, either.
+    // A send fails once the iterator is dropped; an error then has no receiver either.
     let end = table.scan(batch, |ids, weights| sender.send(Ok((ids.to_vec(), weights.to_vec()))).is_ok());
     if let Err(error) = end {
         let _ = sender.send(Err(error));

@@ -1,4 +1,4 @@
-//! Table specs as dictionaries: `{"kind": "adagrad", "lr": 0.1, ...}`.
+//! Table specs as dictionaries, such as `{"kind": "adagrad", "lr": 0.1, ...}`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -9,7 +9,7 @@ use rowmill_store::{
 
 use crate::errors::invalid;
 
-/// Bytes of a row of `dim` weights of a type under an optimizer, in memory and on the device.
+/// Bytes per row of `dim` weights of a dtype with an optimizer's state, in memory and on the device.
 #[pyfunction]
 pub(crate) fn row_stride(dim: usize, dtype: &str, optimizer: &Bound<'_, PyDict>) -> PyResult<usize> {
     let dtype = read_dtype(optimizer.py(), dtype)?;
@@ -20,7 +20,7 @@ fn read_dtype(py: Python<'_>, name: &str) -> PyResult<Dtype> {
     Dtype::from_name(name).map_err(|error| invalid(py, error.to_string()))
 }
 
-/// A spec from the arguments of `Store.table`.
+/// Convert the arguments of `Store.table` to a spec.
 #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
 pub(crate) fn read_spec(
     dim: i64,
@@ -81,7 +81,7 @@ fn read_admission(spec: &Bound<'_, PyDict>) -> PyResult<Admission> {
     Ok(Admission { min_count, bytes: spec.as_any().get_item("bytes")?.extract()? })
 }
 
-/// An eviction as a dictionary.
+/// Convert an eviction to a dictionary.
 pub(crate) fn eviction_dict<'py>(py: Python<'py>, eviction: &Eviction) -> PyResult<Bound<'py, PyDict>> {
     let spec = match eviction.rule {
         EvictionRule::TtlSteps { steps } => counted(py, "ttl_steps", "steps", steps)?,
@@ -95,7 +95,7 @@ pub(crate) fn eviction_dict<'py>(py: Python<'py>, eviction: &Eviction) -> PyResu
     Ok(spec)
 }
 
-/// An admission as a dictionary.
+/// Convert an admission to a dictionary.
 pub(crate) fn admission_dict<'py>(py: Python<'py>, admission: &Admission) -> PyResult<Bound<'py, PyDict>> {
     let spec = PyDict::new(py);
     spec.set_item("min_count", admission.min_count)?;
@@ -168,7 +168,7 @@ fn read_initializer(spec: &Bound<'_, PyDict>) -> PyResult<Initializer> {
     })
 }
 
-/// An optimizer as a dictionary.
+/// Convert an optimizer to a dictionary.
 pub(crate) fn optimizer_dict<'py>(
     py: Python<'py>,
     optimizer: &OptimizerSpec,
@@ -208,7 +208,7 @@ pub(crate) fn optimizer_dict<'py>(
     }
 }
 
-/// An initializer as a dictionary.
+/// Convert an initializer to a dictionary.
 pub(crate) fn initializer_dict<'py>(
     py: Python<'py>,
     initializer: &Initializer,
@@ -244,7 +244,7 @@ fn dict<'py>(py: Python<'py>, kind: &str, fields: &[(&str, f32)]) -> PyResult<Bo
     let spec = PyDict::new(py);
     spec.set_item("kind", kind)?;
     for (name, value) in fields {
-        // The shortest decimal of the f32: a person who wrote 0.1 reads 0.1, not 0.10000000149.
+        // The shortest decimal of the f32: a user who wrote 0.1 reads 0.1, not 0.10000000149.
         let shortest: f64 = value.to_string().parse().expect("a float prints as a number");
         spec.set_item(name, shortest)?;
     }

@@ -1,4 +1,4 @@
-//! An update of split dense weights, spread over threads.
+//! SGD on split dense weights, spread over threads.
 
 use pyo3::prelude::*;
 
@@ -6,10 +6,11 @@ use crate::buffers::{halves, halves_mut};
 use crate::errors::invalid;
 use crate::threads::spread;
 
-/// Weights that are worth a thread: a tenth of a millisecond.
+/// Least number of weights per thread: updating as many takes 0.1 ms.
 const WEIGHTS_PER_THREAD: usize = 1 << 17;
 
-/// `w -= lr * g` on the upper and lower halves of weights, by bfloat16 gradients; all of them as int16.
+/// `w -= lr * g` on weights split into upper and lower halves, with bfloat16 gradients. All arrays are int16
+/// of equal length.
 #[pyfunction]
 pub(crate) fn split_sgd(
     py: Python<'_>,
@@ -26,11 +27,15 @@ pub(crate) fn split_sgd(
     if upper.len() != count || lower.len() != count {
         return Err(invalid(
             py,
-            format!("{count} gradients need as many halves, got {} and {}", upper.len(), lower.len()),
+            format!(
+                "upper and lower must have one entry per gradient ({count}), got {} and {}",
+                upper.len(),
+                lower.len()
+            ),
         ));
     }
     let threads = threads.min(count.div_ceil(WEIGHTS_PER_THREAD)).max(1);
-    // Whole cache lines, so that no two threads write to one.
+    // Whole cache lines, so that no two threads write to the same line.
     let part = count.div_ceil(threads).next_multiple_of(64).max(64);
     py.detach(|| {
         let parts = upper.chunks_mut(part).zip(lower.chunks_mut(part)).zip(gradient.chunks(part));

@@ -1,18 +1,18 @@
-//! Metrics of a store, and what its long operations did, as dictionaries.
+//! Metrics of a store, and results of its long operations, as dictionaries.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rowmill_remote::{PushInfo, RemoteCheckpoint, RestoreInfo};
 use rowmill_store::{CheckpointInfo, GroupStats, Metric, MetricValue, Stats, TableStats};
 
-/// Set the named fields of a struct as entries of the same names.
+/// Set dictionary entries from the fields of a struct, with the same names.
 macro_rules! set_fields {
     ($dict:expr, $source:expr, $($field:ident),+ $(,)?) => {
         $($dict.set_item(stringify!($field), &$source.$field)?;)+
     };
 }
 
-/// Every metric of a store; `tables` by name, `groups` by number.
+/// All metrics of a store, with `tables` by name and `groups` by number.
 pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
     let out = metrics_dict(py, Stats::METRICS, stats)?;
     let tables = PyDict::new(py);
@@ -43,14 +43,14 @@ fn metrics_dict<'py, S>(py: Python<'py>, metrics: &[Metric<S>], stats: &S) -> Py
     Ok(out)
 }
 
-/// What a push did.
+/// Result of a push.
 pub(crate) fn push_dict<'py>(py: Python<'py>, info: &PushInfo) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     set_fields!(out, info, epoch, parts_uploaded, bytes_uploaded, bytes, objects_removed);
     Ok(out)
 }
 
-/// What a restore did.
+/// Result of a restore.
 pub(crate) fn restore_dict<'py>(py: Python<'py>, info: &RestoreInfo) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     set_fields!(out, info, epoch, rows, bytes, bytes_downloaded);
@@ -67,7 +67,7 @@ pub(crate) fn remote_checkpoint_dict<'py>(
     Ok(out)
 }
 
-/// What a checkpoint wrote.
+/// Result of a checkpoint.
 pub(crate) fn checkpoint_dict<'py>(py: Python<'py>, info: &CheckpointInfo) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     set_fields!(out, info, epoch, rows_saved, log_bytes, file_bytes);

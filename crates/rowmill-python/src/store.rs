@@ -25,7 +25,7 @@ use crate::ticket::Ticket;
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct Store(pub(crate) Arc<rowmill_store::Store>);
 
-/// What a fused lookup remembers for its backward.
+/// State of a fused lookup that its backward needs.
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct Lookup(rowmill_store::Lookup);
 
@@ -56,13 +56,13 @@ impl Store {
         let wait_deadline = Duration::try_from_secs_f64(wait_deadline_s).map_err(|error| {
             invalid(
                 py,
-                format!("wait_deadline_s must be a number of seconds, got {wait_deadline_s}: {error}"),
+                format!("wait_deadline_s must be a number of seconds >= 0, got {wait_deadline_s}: {error}"),
             )
         })?;
         let interval = Duration::try_from_secs_f64(feed_interval_s).map_err(|error| {
             invalid(
                 py,
-                format!("feed_interval_s must be a number of seconds, got {feed_interval_s}: {error}"),
+                format!("feed_interval_s must be a number of seconds >= 0, got {feed_interval_s}: {error}"),
             )
         })?;
         let io = match io {
@@ -128,7 +128,7 @@ impl Store {
         py.detach(|| self.0.open_table(name)).map(Table).map_err(|error| raised(py, &error))
     }
 
-    /// Raise in a forked child of the process that opened the store.
+    /// Raise `StoreForked` in a forked child of the process that opened the store.
     fn check_process(&self, py: Python<'_>) -> PyResult<()> {
         self.0.check_process().map_err(|error| raised(py, &error))
     }
@@ -142,7 +142,7 @@ impl Store {
         py.detach(|| self.0.ticket_at(event_time)).map(Ticket::new).map_err(|error| raised(py, &error))
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of a batch, and of what is asked of it")]
+    #[allow(clippy::too_many_arguments, reason = "one argument per part of a batch and per option")]
     fn lookup(
         &self,
         py: Python<'_>,
@@ -163,7 +163,10 @@ impl Store {
         if lengths.iter().any(|&length| length != tables.len()) {
             return Err(invalid(
                 py,
-                format!("{} tables need as many features, got {lengths:?}", tables.len()),
+                format!(
+                    "features, paddings and means must have one entry per table ({}), got {lengths:?}",
+                    tables.len()
+                ),
             ));
         }
         let ids = id_buffer(ids)?;
@@ -193,7 +196,8 @@ impl Store {
         pool(self, py, &bags, out, row_stride, ticket.as_deref(), training)
     }
 
-    /// Rows of many tables, whose ids stand one table after the other, `counts` of each.
+    /// Look up single rows of many tables. `ids` holds the tables' ids one table after the other, `counts` of
+    /// each. `times` (int32) says how often each id was requested, for statistics.
     #[allow(clippy::too_many_arguments, reason = "one argument per array")]
     fn lookup_rows(
         &self,
@@ -213,7 +217,7 @@ impl Store {
             return Err(invalid(
                 py,
                 format!(
-                    "{} tables need as many counts of ids and times, got {} counts of {total}, {} ids and {} times",
+                    "counts must have one entry per table ({}), got {}; ids and times must have {total} entries, got {} and {}",
                     tables.len(),
                     counts.len(),
                     ids.len(),
@@ -285,7 +289,7 @@ impl Store {
         if tables.len() != ids.len() {
             return Err(invalid(
                 py,
-                format!("{} tables need as many arrays of ids, got {}", tables.len(), ids.len()),
+                format!("ids must have one array per table ({}), got {}", tables.len(), ids.len()),
             ));
         }
         let ids = ids.iter().map(id_buffer).collect::<PyResult<Vec<_>>>()?;
@@ -347,7 +351,7 @@ impl Store {
 
     fn attachment_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.check_process(py)?;
-        // A checkpoint under way holds what this waits for.
+        // A running checkpoint may hold the lock that this call needs, so the GIL is released.
         Ok(py.detach(|| self.0.attachment_names()))
     }
 
@@ -368,8 +372,8 @@ impl Store {
 }
 
 impl Store {
-    /// Pool bags into an array of either type.
-    #[allow(clippy::too_many_arguments, reason = "those of the store's call")]
+    /// Pool bags into `out`, which is float32 or bfloat16 bits as int16.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of the store's call")]
     fn pool<T: FloatArray>(
         &self,
         py: Python<'_>,

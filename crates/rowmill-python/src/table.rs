@@ -1,4 +1,4 @@
-//! A table: every method takes a batch of ids.
+//! A table. Methods take a batch of ids.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
@@ -15,7 +15,7 @@ use crate::ticket::Ticket;
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct Table(pub(crate) rowmill_store::Table);
 
-/// Where announced rows go, by name.
+/// Parse the destination of announced rows: "buffer" or "cache".
 pub(crate) fn destination(py: Python<'_>, into: &str, steps: i64) -> PyResult<Destination> {
     if steps < 1 {
         return Err(invalid(py, format!("steps must be at least 1 (the next step), got {steps}")));
@@ -112,7 +112,7 @@ impl Table {
 
     fn scan(&self, py: Python<'_>, batch: usize) -> PyResult<Scan> {
         self.check_process(py)?;
-        // The check that the store is open comes with the first batch.
+        // Errors of a closed store are raised with the first batch.
         Scan::start(self.0.clone(), batch)
             .map_err(|error| invalid(py, format!("cannot start a scan: {error}")))
     }
@@ -138,7 +138,7 @@ impl Table {
         ticket: Option<&Bound<'_, Ticket>>,
     ) -> PyResult<()> {
         let (ids, mut out) = (id_buffer(ids)?, floats_mut(out, "out")?);
-        // A step that another thread has ended meanwhile is none.
+        // If another thread has already ended this step, read outside a step.
         let ticket = ticket.and_then(|ticket| ticket.get().held());
         py.detach(|| match ticket {
             Some(ticket) => self.0.get_in_step(ids.ids(), out.values_mut(), &ticket),

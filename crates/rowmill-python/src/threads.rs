@@ -1,11 +1,12 @@
-//! Work of one call, shared by this thread and others.
+//! Spread the work of one call over this thread and helper threads.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Call `work` with every task, once: in this thread, and in up to `threads - 1` others that join it.
+/// Call `work` once with every task, in this thread and up to `threads - 1` helper threads.
 ///
-/// Threads are of this call's own: a pool would not survive a fork, and calls that are spread take milliseconds. This thread
-/// works too: one that is late (torch's may still occupy its core) keeps nobody waiting.
+/// Each call starts its own threads: a pool would not survive a fork, and calls that are spread take
+/// milliseconds. This thread takes tasks too, so a helper that starts late (torch's threads may still occupy
+/// its core) delays no one.
 pub(crate) fn spread<T>(
     tasks: impl ExactSizeIterator<Item = T> + Send,
     threads: usize,

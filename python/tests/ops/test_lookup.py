@@ -43,7 +43,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
 @pytest.mark.parametrize(
     ("offsets", "feature", "says"),
     [
-        ([], 0, "offsets must have an entry more than there are bags, got none"),
+        ([], 0, "offsets must have one entry more than there are bags, got none"),
         ([0, 1, 2], 0, r"number of ids \(3\), got 0..2"),
         ([1, 1, 3], 0, r"number of ids \(3\), got 1..3"),
         ([0, 1, 3], 1, "feature 1 of 2 bags each is not among 3 offsets"),
