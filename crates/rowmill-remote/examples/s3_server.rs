@@ -1,7 +1,8 @@
-//! A server of the S3 protocol over a folder, on loopback, for tests: `s3_server FOLDER KEY SECRET [PAUSE_MS]`.
+//! A server of the S3 protocol over a folder, on loopback, for tests: `s3_server FOLDER KEY SECRET
+//! [PAUSE_MS]`.
 //!
 //! Prints its address, then serves until it is killed. Sub-folders are buckets. Every request takes at least
-//! the pause, so that a test can do something while an upload is on its way.
+//! `PAUSE_MS` milliseconds, so that a test can act during an upload.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -36,7 +37,7 @@ async fn serve(service: S3Service, pause: Duration) -> Result<(), Box<dyn Error>
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);
     std::io::stdout().flush()?;
-    // The library looks whether an object exists before it receives a new one: not in one step.
+    // The library checks whether an object exists before it receives a new one, which is not atomic.
     let conditional = Arc::new(Mutex::new(()));
     loop {
         let (socket, _) = listener.accept().await?;
@@ -61,7 +62,7 @@ async fn serve(service: S3Service, pause: Duration) -> Result<(), Box<dyn Error>
         });
         let connection =
             hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), answer);
-        // A client that went away is no concern of the others.
+        // An error of one client must not affect other clients.
         tokio::spawn(async move { drop(connection.await) });
     }
 }

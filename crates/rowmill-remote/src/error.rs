@@ -1,21 +1,23 @@
-//! What pushing, listing and restoring could not do.
+//! Errors of pushing, listing and restoring checkpoints.
 
 use std::path::PathBuf;
 
 use rowmill_io::DeviceError;
 use rowmill_store::StoreError;
 
-/// Why a checkpoint could not be pushed, listed or restored. A push that fails leaves what was visible as
-/// it was; a restore that fails leaves a folder that is no store.
+/// Why a checkpoint could not be pushed, listed or restored. After a failed push, the visible checkpoints are
+/// unchanged. After a failed restore, the folder does not open as a store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
     /// Not the URL of an object store.
-    #[error("{url:?} is no URL of an object store ({cause}): give s3://, gs://, az:// or file:// and a path")]
+    #[error(
+        "{url:?} is not the URL of an object store ({cause}): give s3://, gs://, az:// or file:// and a path"
+    )]
     Url {
-        /// What was given.
+        /// The given URL.
         url: String,
-        /// What is wrong with it.
+        /// Why it is not valid.
         cause: String,
     },
     /// An option outside its range.
@@ -28,88 +30,90 @@ pub enum RemoteError {
         /// What it was.
         got: String,
     },
-    /// A request failed, and failed again when tried again.
+    /// A request failed, also after retries.
     #[error("{operation} {url} failed: {cause}")]
     Request {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The object, or the folder of objects.
         url: String,
-        /// The last answer.
+        /// Error of the last try.
         cause: String,
     },
-    /// The server overwrites what it was told not to overwrite.
-    #[error("{url} does not honour If-None-Match: two writers could not be told apart; use another server")]
+    /// The server overwrote an object in spite of `If-None-Match`.
+    #[error(
+        "the server of {url} ignores If-None-Match, so two writers could overwrite each other: use another server"
+    )]
     Unconditional {
         /// The object that was overwritten.
         url: String,
     },
-    /// Somebody else pushed in the meantime.
+    /// Another writer pushed at the same time.
     #[error(
-        "another writer pushed checkpoint {other} to {url} while checkpoint {epoch} was on its way: stop one of \
-         the two, or give each a URL of its own"
+        "another writer pushed checkpoint {other} to {url} while checkpoint {epoch} was being pushed: stop one of \
+         the writers, or give each its own URL"
     )]
     Conflict {
-        /// Where to.
+        /// URL that was pushed to.
         url: String,
         /// The checkpoint that was being pushed.
         epoch: u64,
-        /// The one that came before it.
+        /// The checkpoint that the other writer pushed first.
         other: u64,
     },
-    /// What is there is not the past of this store.
+    /// The checkpoints at the URL are not the past of this store.
     #[error(
-        "{url} holds checkpoint {latest} of another writer, which checkpoint {epoch} of this store does not \
-         follow: push to a URL of its own, or restore that checkpoint and go on from it"
+        "{url} holds checkpoint {latest} of another writer, and checkpoint {epoch} of this store does not \
+         continue it: push to another URL, or restore that checkpoint and continue from it"
     )]
     Foreign {
-        /// Where to.
+        /// URL that was pushed to.
         url: String,
         /// The newest checkpoint there.
         latest: u64,
-        /// The one that was to be pushed.
+        /// The checkpoint to push.
         epoch: u64,
     },
-    /// There is no such checkpoint.
+    /// The checkpoint does not exist at the URL.
     #[error("no checkpoint {wanted} at {url}; {known}")]
     NoCheckpoint {
-        /// Where.
+        /// URL that was searched.
         url: String,
-        /// The number asked for, or "at all".
+        /// Requested number, or "at all".
         wanted: String,
-        /// Those that are there, or what to do.
+        /// Existing checkpoints, or what to do.
         known: String,
     },
-    /// A newer build wrote it.
+    /// A newer build wrote the object.
     #[error("{url} has format version {found}, this build reads up to {supported}: upgrade rowmill")]
     Newer {
         /// The object.
         url: String,
-        /// Its version.
+        /// Its format version.
         found: u32,
-        /// Newest version this build reads.
+        /// Newest format version that this build reads.
         supported: u32,
     },
-    /// The bytes of an object are not those that were pushed.
+    /// The bytes of an object are not the bytes that were pushed.
     #[error("{url} is damaged: {what}; restore another checkpoint")]
     Corrupt {
         /// The object.
         url: String,
-        /// How that was seen.
+        /// How the damage was detected.
         what: String,
     },
-    /// The folder to restore to holds something else.
+    /// The folder to restore to contains other files.
     #[error("{folder} is not empty, it holds {name:?}: restore to a new or empty folder")]
     Occupied {
         /// The folder.
         folder: PathBuf,
-        /// Something in it.
+        /// Name of one of them.
         name: String,
     },
-    /// The caller does not want to wait any longer.
+    /// The caller interrupted the call.
     #[error("interrupted")]
     Interrupted,
-    /// The store, or the folder, could not be read or written.
+    /// The store or the folder could not be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -1,4 +1,4 @@
-//! The checkpoints behind a URL.
+//! The checkpoints at a URL.
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
@@ -12,18 +12,18 @@ use crate::runtime::block_on;
 pub struct RemoteCheckpoint {
     /// Its number in the store.
     pub epoch: u64,
-    /// Rows in it.
+    /// Number of rows.
     pub rows: u64,
     /// Bytes to download.
     pub bytes: u64,
-    /// When it was pushed, by the clock of the object store: seconds since 1970.
+    /// Time of the push by the object store's clock, in seconds since 1970.
     pub pushed_s: i64,
 }
 
-/// The checkpoints of a place, oldest first.
+/// The checkpoints at a URL, oldest first.
 ///
 /// # Errors
-/// When the place cannot be listed or its entries be read.
+/// When the URL cannot be listed, or an entry cannot be read.
 pub fn checkpoints(
     remote: &Remote,
     interrupted: &dyn Fn() -> bool,
@@ -36,12 +36,12 @@ pub fn checkpoints(
     Ok(visible.into_iter().map(told).collect())
 }
 
-/// The pushes that made the checkpoints of a place.
+/// The pushes to a URL.
 #[derive(Debug)]
 pub(crate) struct Pushes {
-    /// Those whose checkpoint is visible, oldest first.
+    /// Pushes whose checkpoint is visible, oldest first.
     pub(crate) visible: Vec<Push>,
-    /// Numbers of those whose checkpoint was removed.
+    /// Numbers of pushes whose checkpoint was removed.
     pub(crate) removed: Vec<u64>,
 }
 
@@ -57,7 +57,7 @@ impl Pushes {
         let mut pushes = Self { visible: Vec::new(), removed: Vec::new() };
         for listed in remote.list(CHECKPOINTS).await? {
             let Some(number) = entry_number(&listed.key) else { continue };
-            // Removed meanwhile, or a while ago.
+            // Removed meanwhile, or earlier.
             let bytes = if listed.bytes == 0 { None } else { remote.get(&listed.key).await? };
             match bytes.filter(|bytes| !bytes.is_empty()) {
                 Some(bytes) => {
@@ -78,12 +78,12 @@ impl Pushes {
 }
 
 impl Push {
-    /// Whether its checkpoint was not removed meanwhile.
+    /// Whether its checkpoint is still visible.
     pub(crate) async fn is_visible(&self, remote: &Remote) -> Result<bool, RemoteError> {
         Ok(remote.get(&entry_key(self.number)).await?.is_some_and(|entry| !entry.is_empty()))
     }
 
-    /// What its checkpoint consists of; none when it was removed meanwhile.
+    /// Contents of its checkpoint; `None` if it was removed meanwhile.
     pub(crate) async fn contents(&self, remote: &Remote) -> Result<Option<Contents>, RemoteError> {
         let key = contents_key(&self.entry.push);
         let Some(bytes) = remote.get(&key).await? else {
@@ -91,17 +91,17 @@ impl Push {
             return if is_visible { Err(remote.corrupt(&key, "it does not exist")) } else { Ok(None) };
         };
         if (bytes.len() as u64, rowmill_io::crc32c(&bytes)) != self.entry.contents {
-            return Err(remote.corrupt(&key, "it is not the one that its checkpoint names"));
+            return Err(remote.corrupt(&key, "its length or checksum differs from its checkpoint's entry"));
         }
         let contents: Contents = remote.unsealed(&key, &bytes)?;
         if contents.epoch != self.entry.epoch {
-            return Err(remote.corrupt(&key, format!("it is of checkpoint {}", contents.epoch)));
+            return Err(remote.corrupt(&key, format!("it belongs to checkpoint {}", contents.epoch)));
         }
         Ok(Some(contents))
     }
 }
 
-/// The contents of some pushes, without those removed meanwhile.
+/// Contents of the pushes, without those removed meanwhile.
 pub(crate) async fn contents_of(remote: &Remote, pushes: &[Push]) -> Result<Vec<Contents>, RemoteError> {
     let contents: Vec<Option<Contents>> =
         stream::iter(pushes).map(|push| push.contents(remote)).buffered(REQUESTS).try_collect().await?;

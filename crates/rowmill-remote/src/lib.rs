@@ -1,16 +1,15 @@
-//! Checkpoints of a store to and from object stores: S3 and what speaks its protocol, Google Cloud
-//! Storage, Azure, and folders.
+//! Checkpoints of a store in object stores: S3 and compatible servers, Google Cloud Storage, Azure, and
+//! folders.
 //!
-//! [`push`] copies a checkpoint to a URL while training goes on, [`checkpoints`] lists what is there, and
-//! [`restore`] makes a folder of one that opens at exactly that checkpoint. What lies behind a URL is
-//! described in `layout`. The rules:
+//! [`push`] copies a checkpoint to a URL while training continues, [`checkpoints`] lists the checkpoints at a
+//! URL, and [`restore`] makes a folder of one that opens as a store at exactly that checkpoint. `layout`
+//! describes the objects at a URL. The rules:
 //!
-//! - A checkpoint is there or not there: one conditional request makes it visible, after everything it
-//!   names.
-//! - What a visible checkpoint names is not removed. Whatever is not named, of pushes that were cut short
-//!   too, is removed by the next push.
-//! - One store writes to a URL. Another one, or one whose past is another, is refused.
-//! - Every byte is under a checksum that is checked before a restored folder is taken for a store.
+//! - A checkpoint becomes visible atomically, by one conditional request after all its objects are uploaded.
+//! - No object of a visible checkpoint is removed. The next push removes all other objects, including those
+//!   of interrupted pushes.
+//! - Only one store writes to a URL. A store with another past is refused.
+//! - Every byte has a checksum. It is verified before a restored folder opens as a store.
 //!
 //! Requests run on one thread, a bounded number at a time, with bounded retries.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Copying a checkpoint to a place, and removing those that are too old.
+//! Push a checkpoint to a URL, and remove old ones.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -15,31 +15,31 @@ use crate::layout::{
 use crate::remote::{REQUESTS, Remote};
 use crate::runtime::block_on;
 
-/// Numbers of removed checkpoints stay taken until so many later ones are there.
+/// The number of a removed checkpoint stays reserved until this many later checkpoints exist.
 const NUMBERS_KEPT: u64 = 64;
 
-/// What a push did.
+/// Result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PushInfo {
-    /// Number of the checkpoint that is there now.
+    /// Number of the pushed checkpoint.
     pub epoch: u64,
-    /// Its parts that were uploaded; the others were there.
+    /// Parts uploaded; the other parts already existed at the URL.
     pub parts_uploaded: u64,
-    /// Bytes of those.
+    /// Bytes uploaded.
     pub bytes_uploaded: u64,
-    /// Bytes of all its parts.
+    /// Total bytes of the checkpoint's parts.
     pub bytes: u64,
-    /// Objects that no checkpoint needed any more and that were removed.
+    /// Number of removed objects, which no checkpoint needs.
     pub objects_removed: u64,
 }
 
-/// Copy a checkpoint to a place, keep the last `keep` there and remove older ones. What an earlier
-/// checkpoint of the place has in common with this one is not uploaded again. `interrupted` is asked ten
-/// times a second.
+/// Copy a checkpoint to a URL, keep the last `keep` checkpoints there, and remove older ones. Parts that an
+/// earlier checkpoint at the URL already has are not uploaded again. `interrupted` is called ten times per
+/// second.
 ///
 /// # Errors
-/// [`RemoteError::Foreign`] and [`RemoteError::Conflict`] when somebody else pushes to the place. Unless
-/// the error came from removing, the place shows what it did before.
+/// [`RemoteError::Foreign`] or [`RemoteError::Conflict`] if another writer pushes to the URL. Unless removing
+/// objects failed, the visible checkpoints are unchanged.
 pub fn push(
     checkpoint: &PinnedCheckpoint,
     remote: &Remote,
@@ -89,7 +89,7 @@ async fn push_and_clean(
         commit(remote, number, &entry).await?;
         pushes = Pushes::load(remote).await?;
         if number + NUMBERS_KEPT < pushes.last() {
-            // So slow that the number was given back, and what the entry names was removed.
+            // This push was so slow that its number was released and its objects were removed.
             remote.put(&entry_key(number), Vec::new()).await?;
             return Err(conflict(remote, epoch, &pushes));
         }
@@ -98,7 +98,8 @@ async fn push_and_clean(
     Ok(info)
 }
 
-/// Whether `latest` is this very checkpoint, or else one that it follows.
+/// Whether `latest` is this checkpoint (true), or an earlier checkpoint that it continues (false); otherwise
+/// an error.
 fn follows(checkpoint: &PinnedCheckpoint, latest: &Contents, remote: &Remote) -> Result<bool, RemoteError> {
     let epoch = checkpoint.epoch();
     let writer = |lineage| writer_of(lineage, latest.epoch);
@@ -108,7 +109,7 @@ fn follows(checkpoint: &PinnedCheckpoint, latest: &Contents, remote: &Remote) ->
     Ok(latest.epoch == epoch)
 }
 
-/// A server that overwrites in spite of `If-None-Match` would let two writers damage each other's work.
+/// If a server overwrites in spite of `If-None-Match`, two writers can damage each other's objects.
 async fn check_conditions(remote: &Remote, folder: &str) -> Result<(), RemoteError> {
     let key = probe_key(folder);
     remote.create(&key, b"probe".to_vec()).await?;
@@ -125,7 +126,7 @@ async fn upload(
     latest: Option<&Contents>,
     info: &mut PushInfo,
 ) -> Result<Contents, RemoteError> {
-    // Only what the latest names: nobody removes that before this push is over.
+    // Only parts of the latest checkpoint: no writer removes those before this push ends.
     let there: HashMap<&str, (&String, &PartEntry)> = latest
         .into_iter()
         .flat_map(|latest| latest.parts.iter().map(move |part| (latest, part)))
@@ -157,14 +158,14 @@ async fn upload(
     Ok(contents)
 }
 
-/// Upload parts into `folder`, the first of its contents' pushes.
+/// Upload parts into `folder`, which is the first in the contents' list of pushes.
 async fn upload_all(
     mut reader: PartReader<'_>,
     remote: &Remote,
     folder: &str,
     parts: Vec<&CheckpointPart>,
 ) -> Result<Vec<PartEntry>, RemoteError> {
-    // Parts are read in order, as there is room for another request.
+    // Parts are read in order, whenever there is room for another request.
     let uploads =
         parts.into_iter().map(move |part| (part, reader.read(part))).map(|(part, bytes)| async move {
             let bytes = bytes?;
@@ -182,7 +183,7 @@ async fn commit(remote: &Remote, number: u64, entry: &Entry) -> Result<(), Remot
     if remote.create(&key, sealed.clone()).await? {
         return Ok(());
     }
-    // It may be our own, when the answer to the first try was lost.
+    // The object may be this push's own, if the response to the first try was lost.
     if remote.get(&key).await?.is_some_and(|found| found == sealed) {
         return Ok(());
     }
@@ -194,8 +195,8 @@ fn conflict(remote: &Remote, epoch: u64, pushes: &Pushes) -> RemoteError {
     RemoteError::Conflict { url: remote.url().to_owned(), epoch, other }
 }
 
-/// Hide all but the last `keep` checkpoints, then remove what no visible one names; the number of objects
-/// removed. Objects go only after the checkpoints that named them cannot be seen any more.
+/// Hide all but the last `keep` checkpoints, then remove all objects that no visible checkpoint needs.
+/// Returns the number of removed objects. Checkpoints are hidden before their objects are removed.
 async fn clean(remote: &Remote, mut pushes: Pushes, keep: usize) -> Result<u64, RemoteError> {
     let last = pushes.last();
     let expired = pushes.visible.len().saturating_sub(keep);
@@ -210,7 +211,7 @@ async fn clean(remote: &Remote, mut pushes: Pushes, keep: usize) -> Result<u64, 
             named.insert(key.ok_or_else(|| unlisted(remote, &contents, part))?);
         }
     }
-    // Folders of later pushes are being filled.
+    // Folders of later pushes may still be uploading.
     let is_garbage =
         |key: &str| object_number(key).is_some_and(|number| number <= last) && !named.contains(key);
     let objects = remote.list(OBJECTS).await?.into_iter().map(|listed| listed.key);
@@ -221,8 +222,8 @@ async fn clean(remote: &Remote, mut pushes: Pushes, keep: usize) -> Result<u64, 
     Ok(removed)
 }
 
-/// The error for a part whose push is not in the list of its contents.
+/// The error for a part whose push is missing from the contents' list of pushes.
 pub(crate) fn unlisted(remote: &Remote, contents: &Contents, part: &PartEntry) -> RemoteError {
     let push = contents.pushes.first().map_or("?", String::as_str);
-    remote.corrupt(&contents_key(push), format!("{} is of a push that it does not list", part.name))
+    remote.corrupt(&contents_key(push), format!("its list of pushes lacks the push of part {}", part.name))
 }

@@ -1,4 +1,4 @@
-//! A place in an object store: requests, with bounded retries and errors that name URL and cause.
+//! Requests to a URL in an object store, with bounded retries and errors that name URL and cause.
 
 use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use url::Url;
 use crate::RemoteError;
 use crate::layout::{Unsealed, unseal};
 
-/// Requests in flight: with parts of at most 4 MiB, 32 MiB of memory.
+/// Most requests in flight. With parts of at most 4 MiB, they take 32 MiB of memory.
 pub(crate) const REQUESTS: usize = 8;
-/// How often a request that the server could not answer is tried again, and for how long.
+/// Retries of a failed request: most tries, and longest time.
 const RETRIES: usize = 5;
 const RETRY_TIME: Duration = Duration::from_mins(1);
-/// The longest pause between two tries.
+/// Longest pause between two tries.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// What a test lets happen before a request: operation and key.
+/// Called by tests before every request, with operation and key.
 #[cfg(test)]
 pub(crate) type Hook = Box<dyn Fn(&str, &str) -> Result<(), String>>;
 
-/// A place in an object store, by its URL.
+/// A URL in an object store.
 pub struct Remote {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
@@ -39,22 +39,22 @@ pub struct Remote {
     pub(crate) hook: Option<Hook>,
 }
 
-/// An object as a listing tells of it.
+/// An object in a listing.
 #[derive(Debug)]
 pub(crate) struct Listed {
     pub(crate) key: String,
     pub(crate) bytes: u64,
-    /// Seconds since 1970.
+    /// Time of the last change, in seconds since 1970.
     pub(crate) modified_s: i64,
 }
 
 impl Remote {
-    /// The place of a URL: `s3://bucket/path`, `gs://bucket/path`, `az://container/path` or `file:///path`.
-    /// Credentials and endpoints come from the environment variables that other tools of each service read
-    /// too, such as `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT`.
+    /// Open a URL: `s3://bucket/path`, `gs://bucket/path`, `az://container/path` or `file:///path`.
+    /// Credentials and endpoints come from each service's usual environment variables, such as
+    /// `AWS_ACCESS_KEY_ID` and `AWS_ENDPOINT`.
     ///
     /// # Errors
-    /// [`RemoteError::Url`], also when a variable of the environment cannot be.
+    /// [`RemoteError::Url`], also if an environment variable is not valid.
     pub fn open(url: &str) -> Result<Self, RemoteError> {
         let wrong = |cause: String| RemoteError::Url { url: url.to_owned(), cause };
         let parsed = Url::parse(url).map_err(|error| wrong(error.to_string()))?;
@@ -62,7 +62,7 @@ impl Remote {
             return Err(wrong("it has a '?' or a '#'".into()));
         }
         if !parsed.username().is_empty() || parsed.password().is_some() {
-            return Err(wrong("credentials belong into the environment".into()));
+            return Err(wrong("credentials must be given in environment variables".into()));
         }
         let (scheme, prefix) = ObjectStoreScheme::parse(&parsed).map_err(|error| wrong(error.to_string()))?;
         let retry = RetryConfig {
@@ -70,7 +70,7 @@ impl Remote {
             max_retries: RETRIES,
             retry_timeout: RETRY_TIME,
         };
-        // TLS asks for it once; whoever set one before has made the choice.
+        // TLS needs a provider, set once per process. If one is already set, keep it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store: Result<Arc<dyn ObjectStore>, Error> = match scheme {
             ObjectStoreScheme::Local => Ok(Arc::new(LocalFileSystem::new().with_fsync(true))),
@@ -105,17 +105,17 @@ impl Remote {
         }
     }
 
-    /// The URL it was opened with.
+    /// The URL that was opened.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The URL of an object, for people.
+    /// The URL of an object, for messages.
     pub(crate) fn url_of(&self, key: &str) -> String {
         format!("{}/{key}", self.url)
     }
 
-    /// The bytes of an object; none when there is no such object.
+    /// The bytes of an object; `None` if it does not exist.
     pub(crate) async fn get(&self, key: &str) -> Result<Option<Vec<u8>>, RemoteError> {
         self.before("reading", key)?;
         let bytes = match self.store.get(&self.path(key)).await {
@@ -126,7 +126,7 @@ impl Remote {
         bytes.map(|bytes| Some(bytes.into())).map_err(|error| self.failed("reading", key, &error))
     }
 
-    /// What [`crate::layout::seal`] wrote; none when there is no such object.
+    /// Parse the `bytes` of an object that [`crate::layout::seal`] wrote.
     pub(crate) fn unsealed<T: serde::de::DeserializeOwned>(
         &self,
         key: &str,
@@ -140,14 +140,14 @@ impl Remote {
         })
     }
 
-    /// Write an object, over what is there.
+    /// Write an object; replaces an existing one.
     pub(crate) async fn put(&self, key: &str, bytes: Vec<u8>) -> Result<(), RemoteError> {
         self.before("writing", key)?;
         let written = self.store.put(&self.path(key), bytes.into()).await;
         written.map(|_| ()).map_err(|error| self.failed("writing", key, &error))
     }
 
-    /// Write an object that must not exist; false when it does.
+    /// Create an object; false if it already exists.
     pub(crate) async fn create(&self, key: &str, bytes: Vec<u8>) -> Result<bool, RemoteError> {
         self.before("creating", key)?;
         let options = PutOptions::from(PutMode::Create);
@@ -158,7 +158,7 @@ impl Remote {
         }
     }
 
-    /// Everything in a folder, by key.
+    /// All objects in a folder, sorted by key.
     pub(crate) async fn list(&self, folder: &str) -> Result<Vec<Listed>, RemoteError> {
         self.before("listing", folder)?;
         let prefix = self.path(folder);
@@ -174,7 +174,7 @@ impl Remote {
         Ok(objects)
     }
 
-    /// Remove objects; those that are gone already are no error.
+    /// Remove objects. Objects that do not exist are skipped.
     pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), RemoteError> {
         let remove = |key: String| async move {
             self.before("removing", &key)?;
@@ -217,7 +217,7 @@ impl Debug for Remote {
     }
 }
 
-/// An error with its causes that it does not tell itself, in one line.
+/// An error and its causes in one line, without causes that it already mentions.
 fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,8 +1,8 @@
-//! Making a folder of a checkpoint.
+//! Restore a checkpoint into a folder.
 //!
-//! The file `RESTORING` is the first to be written and the last to be removed; as long as it is there, the
-//! folder is not taken for a store. It says which files the restore is writing: run again, it goes on with
-//! them, keeps every part that is there already and right, and touches nothing else.
+//! The file `RESTORING` is written first and removed last. While it exists, the folder does not open as a
+//! store. It lists the files of the restore. A repeated restore continues with them, keeps every part that is
+//! already correct, and changes no other files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -22,23 +22,23 @@ use crate::push::unlisted;
 use crate::remote::{REQUESTS, Remote};
 use crate::runtime::block_on;
 
-/// The lock of a folder, which is no part of its content.
+/// The lock file of a folder, which is not part of its content.
 const LOCK: &str = "LOCK";
 
-/// What a restore did.
+/// Result of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestoreInfo {
-    /// Number of the checkpoint that the folder opens at.
+    /// Number of the checkpoint at which the folder opens.
     pub epoch: u64,
-    /// Rows in it.
+    /// Number of rows.
     pub rows: u64,
-    /// Bytes of all its parts.
+    /// Total bytes of the checkpoint's parts.
     pub bytes: u64,
-    /// Bytes downloaded; the others were there from a restore that did not finish.
+    /// Bytes downloaded; an earlier, unfinished restore downloaded the rest.
     pub bytes_downloaded: u64,
 }
 
-/// What `RESTORING` says.
+/// Content of `RESTORING`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Progress {
     url: String,
@@ -46,12 +46,12 @@ struct Progress {
     files: BTreeSet<String>,
 }
 
-/// Make `folder`, which is new, empty, or left by a restore that did not finish, a store at checkpoint
-/// `epoch`, or the latest. `interrupted` is asked ten times a second.
+/// Make `folder` a store at checkpoint `epoch`, or at the latest one. The folder must be new, empty, or left
+/// by an unfinished restore. `interrupted` is called ten times per second.
 ///
 /// # Errors
-/// [`RemoteError::NoCheckpoint`], [`RemoteError::Occupied`], [`RemoteError::Corrupt`], or when a request
-/// or a file fails. The folder is no store then, and restoring again goes on.
+/// [`RemoteError::NoCheckpoint`], [`RemoteError::Occupied`], [`RemoteError::Corrupt`], or the error of a
+/// request or file. The folder then does not open as a store. Repeat the restore to continue.
 pub fn restore(
     remote: &Remote,
     folder: &Path,
@@ -65,7 +65,7 @@ pub fn restore(
         let files = files_of(remote, &push, &contents)?;
         let target = Target::prepare(folder, remote, &push, &files)?;
         let bytes_downloaded = match download(remote, &contents, &target).await {
-            // Objects are removed after their checkpoint.
+            // An object is removed only after its checkpoint, so check whether the checkpoint was removed.
             Err(RemoteError::Corrupt { .. }) if !push.is_visible(remote).await? => return Err(gone()),
             downloaded => downloaded?,
         };
@@ -97,7 +97,7 @@ fn absent(remote: &Remote, wanted: String, known: String) -> RemoteError {
     RemoteError::NoCheckpoint { url: remote.url().to_owned(), wanted, known }
 }
 
-/// Names and lengths of the files; none leads out of the folder.
+/// Names and lengths of the files. Names that lead out of the folder are refused.
 fn files_of(remote: &Remote, push: &Push, contents: &Contents) -> Result<BTreeMap<String, u64>, RemoteError> {
     let corrupt = |what: String| remote.corrupt(&contents_key(&push.entry.push), what);
     let mut files = BTreeMap::new();
@@ -107,16 +107,16 @@ fn files_of(remote: &Remote, push: &Push, contents: &Contents) -> Result<BTreeMa
             || name.contains(['/', '\0'])
             || [".", "..", LOCK, RESTORING].contains(&name.as_str())
         {
-            return Err(corrupt(format!("it names a file {name:?}")));
+            return Err(corrupt(format!("it names a file {name:?}, which is not allowed")));
         }
-        part.bytes().ok_or_else(|| corrupt(format!("{} is of impossible length", part.name)))?;
+        part.bytes().ok_or_else(|| corrupt(format!("part {} has a length that overflows", part.name)))?;
         let len = files.entry(name.clone()).or_insert(0);
         *len = part.spans.iter().map(|(offset, bytes)| offset + bytes).fold(*len, u64::max);
     }
     Ok(files)
 }
 
-/// The folder being filled; locked, so that no two restores fill it at once.
+/// The folder being filled. It is locked, so that no two restores fill it at once.
 struct Target {
     volume: DirectoryVolume,
     _lock: Box<dyn rowmill_io::VolumeLock>,
@@ -130,11 +130,11 @@ impl Target {
         push: &Push,
         files: &BTreeMap<String, u64>,
     ) -> Result<Self, RemoteError> {
-        // Before anything is made: what is there may be somebody's.
+        // Before anything is created: the folder may belong to another program.
         found_in(folder)?;
         let volume = DirectoryVolume::create(folder, IoChoice::Auto)?;
         let lock = volume.lock()?;
-        // And again: somebody may have filled it before the lock was ours.
+        // Again, now under the lock: another program may have filled the folder meanwhile.
         let before = found_in(folder)?;
         let mut names = files.keys().cloned().collect::<BTreeSet<_>>();
         for old in before.difference(&names).filter(|name| *name != RESTORING) {
@@ -157,7 +157,7 @@ impl Target {
         PathBuf::from(self.volume.path(name))
     }
 
-    /// Whether the bytes of a part are there already.
+    /// Whether the folder already has the bytes of a part.
     fn has(&self, part: &PartEntry) -> bool {
         let mut crc = 0;
         let mut bytes = Vec::new();
@@ -182,7 +182,7 @@ impl Target {
         Ok(())
     }
 
-    /// Make everything durable, then a store.
+    /// Make everything durable, then remove `RESTORING`, so that the folder opens as a store.
     fn finish(self) -> Result<(), RemoteError> {
         for (name, file) in &self.files {
             file.sync_all().map_err(|error| failed("sync", &self.path(name), 0, error))?;
@@ -193,7 +193,7 @@ impl Target {
     }
 }
 
-/// Names in a folder that a restore may fill: none, or those of one that did not finish.
+/// Names in a folder that a restore may fill: an empty folder, or files of an unfinished restore.
 fn found_in(folder: &Path) -> Result<BTreeSet<String>, RemoteError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -211,7 +211,7 @@ fn found_in(folder: &Path) -> Result<BTreeSet<String>, RemoteError> {
         let mut text = Vec::new();
         let read = File::open(folder.join(RESTORING)).and_then(|mut file| file.read_to_end(&mut text));
         read.map_err(|error| failed("read", &folder.join(RESTORING), 0, error))?;
-        // Cut short while it was written: then nothing else was.
+        // If `RESTORING` was only partly written, no other file was written.
         ours = serde_json::from_slice::<Progress>(&text).unwrap_or_default().files;
         ours.insert(RESTORING.to_owned());
         ours.insert(RESTORING_NEW.to_owned());
@@ -222,12 +222,12 @@ fn found_in(folder: &Path) -> Result<BTreeSet<String>, RemoteError> {
     }
 }
 
-/// `RESTORING` being replaced.
+/// The new version of `RESTORING`, before it replaces the old one.
 const RESTORING_NEW: &str = "RESTORING.new";
 
 fn write_progress(volume: &DirectoryVolume, progress: &Progress) -> Result<(), RemoteError> {
     let json = serde_json::to_vec(progress).expect("names and numbers are JSON");
-    // The old one stays in force until the new one is whole.
+    // The old file stays valid until the new one is complete.
     let name = if volume.list()?.iter().any(|name| name == RESTORING) { RESTORING_NEW } else { RESTORING };
     let mut file = volume.create(name)?;
     file.write_all(&json).map_err(|error| failed("write", Path::new(&volume.path(name)), 0, error))?;
@@ -238,7 +238,7 @@ fn write_progress(volume: &DirectoryVolume, progress: &Progress) -> Result<(), R
     Ok(volume.sync()?)
 }
 
-/// Bring every part into the folder; the bytes that were downloaded.
+/// Download every missing part into the folder. Returns the number of bytes downloaded.
 async fn download(remote: &Remote, contents: &Contents, target: &Target) -> Result<u64, RemoteError> {
     let fetch = |part: &PartEntry| {
         let key = contents.key(part);

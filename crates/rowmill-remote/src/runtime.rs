@@ -1,4 +1,4 @@
-//! Running requests to their end within the thread of the caller.
+//! Run requests to completion on the caller's thread.
 
 use std::future::Future;
 use std::pin::pin;
@@ -9,13 +9,13 @@ use rowmill_io::DeviceError;
 
 use crate::RemoteError;
 
-/// How often the caller is asked whether it still waits.
+/// How often to check for interruption.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Run `work` until it is done or `interrupted`; what it was waiting for is dropped then.
+/// Run `work` until it completes or `interrupted` returns true; `work` is then dropped.
 ///
 /// # Errors
-/// Those of `work`, [`RemoteError::Interrupted`], or when the system gives no event queue.
+/// Errors of `work`, [`RemoteError::Interrupted`], or an error when the system provides no event queue.
 pub(crate) fn block_on<T>(
     interrupted: &dyn Fn() -> bool,
     work: impl Future<Output = Result<T, RemoteError>>,

@@ -1,7 +1,8 @@
-//! What could break: a checkpoint that comes back changed; one that is visible before all of it is there, or
-//! named by nothing but visible; objects removed that somebody needs, or kept that nobody does; two writers
-//! at one place. The object store is in memory or a folder, and a test may fail any request, or do something
-//! before it. A server of the S3 protocol, processes and signals are the matter of the Python tests.
+//! Tests of failures: a restored checkpoint that differs, a checkpoint that becomes visible too early, a
+//! missing or superfluous object, and two writers at one URL.
+//!
+//! The object store is in memory or a folder. A test can fail any request, or run code before it. The Python
+//! tests cover an S3 server, processes and signals.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -30,12 +31,12 @@ const ROWS: u64 = 3000;
 const DIM: usize = 8;
 const NEVER: &dyn Fn() -> bool = &|| false;
 
-/// A store in a folder, and the numbers it is trained with.
+/// A store in a folder, and the random numbers it is trained with.
 struct Trained {
     store: Arc<Store>,
     table: Table,
     rng: Rng64,
-    /// Removed with the store, where it is its own.
+    /// The folder, if the store owns it; removed with the store.
     own_folder: Option<TempDir>,
 }
 
@@ -66,7 +67,7 @@ impl Trained {
         Self { store, table, rng: Rng64::new(5), own_folder: None }
     }
 
-    /// One step over the first `rows` rows.
+    /// One training step over the first `rows` rows.
     fn train(&mut self, rows: u64) {
         let ids: Vec<u64> = (0..rows).collect();
         let gradients: Vec<f32> =
@@ -74,7 +75,7 @@ impl Trained {
         self.table.rmw(&ids, &gradients, None, None).unwrap();
     }
 
-    /// Weights and state of every row, to the bit.
+    /// The bits of weights and state of every row.
     fn content(&self) -> Vec<u32> {
         let ids: Vec<u64> = (0..ROWS).collect();
         let (mut weights, mut state) = (vec![0.0; ids.len() * DIM], vec![0.0; ids.len() * DIM]);
@@ -87,7 +88,7 @@ impl Trained {
         push(&self.store.pin_checkpoint().unwrap(), remote, keep, NEVER)
     }
 
-    /// Train, checkpoint; the content.
+    /// Train, make a checkpoint, and return the content.
     fn advance(&mut self, rows: u64) -> Vec<u32> {
         self.train(rows);
         self.store.checkpoint(&[("model", &self.rng.below(1 << 60).to_le_bytes())]).unwrap();
@@ -105,7 +106,7 @@ fn hooked(memory: &Arc<InMemory>, hook: Hook) -> Remote {
     remote
 }
 
-/// Let so many requests pass, and fail all later ones.
+/// Let `requests` requests pass, and fail all later ones.
 fn fail_after(requests: u64) -> Hook {
     let left = Cell::new(requests);
     Box::new(move |_, _| {
@@ -115,7 +116,7 @@ fn fail_after(requests: u64) -> Hook {
     })
 }
 
-/// Do something once, before the first `operation` on a key that contains `name`.
+/// Run `work` once, before the first `operation` on a key that contains `name`.
 fn before_request(
     operation: &'static str,
     name: &'static str,
@@ -128,7 +129,7 @@ fn before_request(
             && key.contains(name)
             && let Some((work, memory)) = once.take()
         {
-            // Of its own thread: it runs requests too.
+            // On a thread of its own, because it runs requests too.
             thread::spawn(move || work(&memory)).join().unwrap();
         }
         Ok(())
@@ -140,7 +141,7 @@ fn epochs(remote: &Remote) -> Vec<u64> {
     checkpoints(remote, NEVER).unwrap().iter().map(|checkpoint| checkpoint.epoch).collect()
 }
 
-/// Restore a checkpoint into a new folder and compare.
+/// Restore a checkpoint into a new folder and compare its content.
 fn assert_restores(remote: &Remote, epoch: Option<u64>, expected: &[u32]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("new");
@@ -148,7 +149,7 @@ fn assert_restores(remote: &Remote, epoch: Option<u64>, expected: &[u32]) {
     let restored = Trained::open(&path);
     assert_eq!(restored.store.checkpoint_epoch(), info.epoch);
     assert!(epoch.is_none_or(|epoch| epoch == info.epoch));
-    assert!(restored.content() == expected, "checkpoint {} came back changed", info.epoch);
+    assert!(restored.content() == expected, "checkpoint {} was restored with changes", info.epoch);
     assert!(restored.store.attachment("model").unwrap().is_some());
 }
 
@@ -157,7 +158,7 @@ fn keys(memory: &Arc<InMemory>) -> BTreeSet<String> {
     block_on(NEVER, list).unwrap().into_iter().map(|object| object.location.to_string()).collect()
 }
 
-/// Every object is needed by a visible checkpoint, and is there.
+/// Every visible checkpoint has its objects, and there are no other objects.
 fn assert_nothing_is_left_over(memory: &Arc<InMemory>) {
     let remote = place(memory);
     let named: BTreeSet<String> = block_on(NEVER, async {
@@ -285,7 +286,7 @@ fn of_two_writers_at_once_the_second_fails() {
     let pinned = second.store.pin_checkpoint().unwrap();
     first.advance(70);
 
-    // Just before the first shows its checkpoint, the second pushes.
+    // Just before the first writer makes its checkpoint visible, the second one pushes.
     let remote = before_request("creating", "checkpoints/", &memory, move |memory| {
         push(&pinned, &place(memory), 3, NEVER).unwrap();
     });
@@ -293,7 +294,8 @@ fn of_two_writers_at_once_the_second_fails() {
     assert!(matches!(error, RemoteError::Conflict { epoch: 2, other: 3, .. }), "{error}");
     assert_restores(&place(&memory), None, &second.content());
 
-    // And ever after, because what is there is not its past; also once its number is larger.
+    // All later pushes fail too, because the checkpoint at the URL is not its past; also once its number is
+    // larger.
     for _ in 0..3 {
         let error = first.push(&place(&memory), 3).unwrap_err();
         assert!(matches!(error, RemoteError::Foreign { latest: 3, .. }), "{error}");
@@ -310,7 +312,7 @@ fn of_two_writers_at_once_the_second_fails() {
 
 #[test]
 fn a_slow_writer_cannot_take_the_number_of_a_removed_checkpoint() {
-    // After 70 pushes the number is no longer taken, but what it names is gone.
+    // After 70 pushes the number is free again, but the objects of its checkpoint are gone.
     for pushes in [3, 70] {
         let memory: Arc<InMemory> = Arc::default();
         let mut trained = Trained::new();
@@ -352,7 +354,7 @@ fn a_table_without_rows_comes_back_for_readers_and_writers() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     let spec = TableSpec { dim: 2 * DIM as u32, ..*trained.table.spec() };
-    // With memory for two groups.
+    // With enough memory for two groups.
     trained.store.close();
     let options = StoreOptions { memory: 32 << 20, ..StoreOptions::default() };
     trained.store = Store::open(trained.own_folder.as_ref().unwrap().path(), options).unwrap();
@@ -368,7 +370,7 @@ fn a_table_without_rows_comes_back_for_readers_and_writers() {
         assert_eq!(store.open_table("empty").unwrap().len(), 0);
         let mut row = vec![0.0; 2 * DIM];
         store.open_table("empty").unwrap().get(&[1], &mut row).unwrap();
-        assert!(row.iter().any(|weight| *weight != 0.0), "as it would be born");
+        assert!(row.iter().any(|weight| *weight != 0.0), "the row must have its initial weights");
     }
 }
 
@@ -377,7 +379,7 @@ fn a_server_without_conditions_is_refused() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     trained.advance(10);
-    // As if the second creation wrote over the first.
+    // As if the second request overwrote the first object.
     let forgetful = Arc::clone(&memory);
     let hook: Hook = Box::new(move |_, key| {
         if key.ends_with("/probe") {
@@ -433,7 +435,7 @@ fn damaged_and_missing_objects_are_named_and_never_restored() {
         fetched.push((info.bytes_downloaded, info.bytes));
         assert!(Trained::open(&target).content() == expected);
     }
-    // What the failed restores brought is not fetched again.
+    // Parts that a failed restore downloaded are not fetched again.
     let resumed = fetched.iter().filter(|(downloaded, bytes)| *downloaded < bytes / 2).count();
     assert!(resumed > fetched.len() / 4, "{fetched:?}");
 }
@@ -454,7 +456,7 @@ fn a_restore_cut_short_at_any_request_is_completed_by_the_next() {
         assert!(matches!(opened, Err(StoreError::Restoring { .. })));
     }
     drop(Trained::open(&older));
-    // Begun with one checkpoint, completed with a later one.
+    // Started with one checkpoint, completed with a later one.
     let target = folder.path().join("later");
     let cut = hooked(&memory, fail_after(8));
     restore(&cut, &target, None, NEVER).unwrap_err();

@@ -150,5 +150,7 @@ def test_means_have_no_factors() -> None:
 def test_offsets_that_do_not_fit_are_refused() -> None:
     ids = torch.arange(3)
     for offsets in ([0, 2], [1, 3], [0, 3, 2, 3], [0, 4]):
-        with pytest.raises(InvalidInput, match=r"offsets must ascend from 0 to the number of ids \(3\)"):
+        with pytest.raises(
+            InvalidInput, match=r"offsets must ascend from 0 to the number of ids \(3\)"
+        ):
             exchange.segment_unique(ids, offsets, [None] * (len(offsets) - 1))
