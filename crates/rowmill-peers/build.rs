@@ -1,4 +1,4 @@
-//! Compiles the shims of engines whose interface is not one of plain C functions.
+//! Compiles the shims of engines that do not have a plain C interface.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -21,19 +21,19 @@ mod faster {
     use std::process::Command;
     use std::{env, fs};
 
-    /// The package that names the source and pins its checksum.
+    /// The cargo package that contains the source and pins its checksum.
     const SOURCE: &str = "../../tools/faster";
     const FILES: [&str; 4] =
         ["core/address.cc", "core/lss_allocator.cc", "core/thread.cc", "environment/file_linux.cc"];
-    /// Constants that differ here: the file, the text in it, the text wanted.
+    /// Patched constants: file, original text, replacement.
     const CHANGED: [(&str, &str, &str); 3] = [
-        // Pages of the log of 4 MiB. Four cannot change in place, and there must be six: of pages of 32 MiB a small
-        // memory would be half unused.
+        // Log pages of 4 MiB. At least six pages are needed, four of which cannot change in place; with pages
+        // of 32 MiB, half of a small memory would be unused.
         ("core/address.h", "kOffsetBits = 25", "kOffsetBits = 22"),
-        // Buckets that overflow come in blocks of 1 MiB. The two first ones of 64 MiB each are more than the memory of
+        // Overflow buckets in blocks of 1 MiB. The first two blocks of 64 MiB each would exceed the memory of
         // a small store.
         ("core/malloc_fixed_page_size.h", "kOffsetBits = 20", "kOffsetBits = 14"),
-        // Requests of the device in flight. Opening a checkpoint makes 256 at once, and fails with room for 128.
+        // Device requests in flight. Opening a checkpoint makes 256 at once, and fails with room for 128.
         ("environment/file_linux.h", "kMaxEvents = 128", "kMaxEvents = 1024"),
     ];
 
@@ -44,7 +44,7 @@ mod faster {
         copy_folder(&source(), &copy);
         for (file, found, wanted) in CHANGED {
             let text = fs::read_to_string(copy.join(file)).expect("FASTER has its headers");
-            assert_eq!(text.matches(found).count(), 1, "{file} of FASTER: {found:?} is not there once");
+            assert_eq!(text.matches(found).count(), 1, "{file} of FASTER: {found:?} must occur exactly once");
             fs::write(copy.join(file), text.replace(found, wanted)).expect("OUT_DIR can be written");
         }
         cc::Build::new()
@@ -62,7 +62,7 @@ mod faster {
         }
     }
 
-    /// The folder of the C++ source, which cargo downloads if it is not there.
+    /// The folder of the C++ source; cargo downloads it if missing.
     fn source() -> PathBuf {
         let cargo = env::var_os("CARGO").expect("set by cargo");
         let host = env::var("HOST").expect("set by cargo");

@@ -1,33 +1,33 @@
-//! What can go wrong with an engine.
+//! Errors of engines.
 
 use std::io;
 
 /// Failures of engines.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    /// No engine has this name.
+    /// The engine does not exist.
     #[error("peer {0:?}: use rocksdb, lmdb, wiredtiger or faster")]
     Unknown(String),
-    /// A feature is off.
-    #[error("this build has no {0}: add --features {0} (tools/peers.sh says what it needs)")]
+    /// The engine's feature is off.
+    #[error("this build has no {0}: add --features {0} (tools/peers.sh lists its requirements)")]
     NotBuilt(&'static str),
-    /// An option is not possible, or a request is not one.
+    /// An option or request is not valid.
     #[error("{0}")]
     Invalid(String),
-    /// Some of the rows asked for were never put.
-    #[error("{engine}: {count} of the rows asked for are missing")]
+    /// Some of the requested rows were never put.
+    #[error("{engine}: {count} of the requested rows are missing")]
     Missing {
-        /// Its name.
+        /// Name of the engine.
         engine: &'static str,
-        /// How many.
+        /// Number of missing rows.
         count: usize,
     },
-    /// The engine's own words.
+    /// The engine failed.
     #[error("{engine}: {message}")]
     Engine {
-        /// Its name.
+        /// Name of the engine.
         engine: &'static str,
-        /// What it said.
+        /// Its message.
         message: String,
     },
     /// A file could not be read or written.
@@ -35,7 +35,7 @@ pub enum PeerError {
     Io(#[from] io::Error),
 }
 
-/// An error if rows are missing.
+/// Return an error if rows are missing.
 #[cfg(any(feature = "rocksdb", feature = "lmdb", feature = "wiredtiger", feature = "faster"))]
 pub(crate) fn none_missing(engine: &'static str, count: usize) -> Result<(), PeerError> {
     if count == 0 { Ok(()) } else { Err(PeerError::Missing { engine, count }) }

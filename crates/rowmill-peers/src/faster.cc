@@ -1,8 +1,8 @@
-// FASTER as plain functions over rows of one size, so that a call works on many keys at once and a read of the device
-// gets a whole row.
+// FASTER as plain functions over rows of one size. A call handles many keys, and one device read gets a whole
+// row.
 //
-// FASTER's own faster-c.cc is not used: it takes one key a call, allocates memory for each, and reads a row from the
-// device in two steps.
+// FASTER's own faster-c.cc is not used: it takes one key per call, allocates memory for each, and reads a row
+// from the device in two steps.
 
 #include <atomic>
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace {
 using namespace FASTER::core;
 
 constexpr uint64_t kSegmentBytes = uint64_t{1} << 30;
-// Calls between two looks at what else is to be done: pages to close, reads that came back.
+// Number of operations between two refreshes, which close pages and complete reads.
 constexpr size_t kRefreshEvery = 64;
 
 class Key {
@@ -37,10 +37,10 @@ class Key {
   uint64_t key_;
 };
 
-// A header, and the bytes of the row behind it.
+// A header, followed by the bytes of the row.
 class Row {
  public:
-  // Of a row that was read ahead and does not exist, a header is stored that says so.
+  // A row that was read ahead and does not exist is stored as a header that says so.
   void Initialize(uint32_t bytes, bool present) {
     sequence_.store(0, std::memory_order_relaxed);
     bytes_ = bytes;
@@ -53,7 +53,7 @@ class Row {
   const uint8_t* data() const { return reinterpret_cast<const uint8_t*>(this + 1); }
   uint8_t* data() { return reinterpret_cast<uint8_t*>(this + 1); }
 
-  // The number of changes, which is odd during one.
+  // The number of changes; odd during a change.
   uint32_t sequence() const { return sequence_.load(std::memory_order_acquire); }
   void Lock() {
     uint32_t even = sequence_.load(std::memory_order_relaxed) & ~1u;
@@ -75,7 +75,7 @@ static_assert(sizeof(Row) == 8, "a row begins where its floats are aligned");
 using Disk = FASTER::device::FileSystemDisk<FASTER::environment::QueueIoHandler, kSegmentBytes>;
 using Store = FasterKv<Key, Row, Disk>;
 
-// What a read of the device must hold: the largest record of this process.
+// Bytes of a device read: the largest record of this process.
 std::atomic<uint32_t> record_bytes{0};
 
 struct Calls {
@@ -159,7 +159,7 @@ class Upsert : public Context {
 
 typedef void (*Change)(void* context, size_t position, uint8_t* row);
 
-// Without a change a row is copied to the tail of the log if it is not among the pages that change in place.
+// Without a change, a row is copied to the tail of the log if its page does not change in place.
 class Rmw : public Context {
  public:
   Rmw(uint64_t key, Calls* calls, uint32_t bytes, size_t position, void* context, Change change)
@@ -212,7 +212,7 @@ void Complete(IAsyncContext* context, Status result) {
   }
 }
 
-// Begins and ends this thread's part in the epochs of a store.
+// Starts and ends this thread's session in the epochs of a store.
 class Session {
  public:
   explicit Session(Store& store) : store_{store} { store_.StartSession(); }
@@ -227,7 +227,7 @@ class Session {
 namespace FASTER {
 namespace core {
 
-// By default it is the header of a row alone, and the rest takes a second read.
+// By default, this is only the size of a row's header, so the rest takes a second read.
 template <>
 inline uint32_t FasterKv<Key, Row, Disk>::MinIoRequestSize() const {
   return record_bytes.load(std::memory_order_relaxed);
@@ -246,12 +246,12 @@ struct RowmillFaster {
 
 namespace {
 
-// Whether this thread knows that the checkpoint it made is in the files.
+// Whether this thread knows that its checkpoint is written to the files.
 thread_local bool checkpointed;
 
 std::string TokenFile(const std::string& folder) { return folder + "/token"; }
 
-// Calls `each` for every key, in a session, and waits for what the device still reads.
+// Calls `each` for every key, in a session, and waits for all device reads.
 template <class F>
 int ForEach(RowmillFaster* faster, size_t count, size_t* missing, F each) {
   Calls calls;
@@ -281,8 +281,9 @@ int ForEach(RowmillFaster* faster, size_t count, size_t* missing, F each) {
 
 extern "C" {
 
-// A store with so many hash buckets of a cache line and so many bytes of log in memory, of which a part changes in
-// place; null if it cannot be opened, for a reason that is on the screen. A folder with a checkpoint is opened at it.
+// Opens a store with `buckets` hash buckets of a cache line and `log_bytes` of log in memory, of which the
+// fraction `in_place` changes in place. Opens at the folder's checkpoint, if there is one. On failure,
+// returns null and prints the reason to stderr.
 RowmillFaster* rowmill_faster_open(const char* folder, uint64_t buckets, uint64_t log_bytes, double in_place,
                                    uint32_t row_bytes) {
   try {
@@ -316,11 +317,11 @@ RowmillFaster* rowmill_faster_open(const char* folder, uint64_t buckets, uint64_
 
 uint64_t rowmill_faster_page_bytes() { return Store::hlog_t::kPageSize; }
 
-// Makes a checkpoint, if anything has changed, and closes the store.
+// Makes a checkpoint if anything has changed, then closes the store.
 int rowmill_faster_close(RowmillFaster* faster) {
   std::unique_ptr<RowmillFaster> owned{faster};
   try {
-    // A checkpoint of what the last one holds would wait for ever for something to be written.
+    // A checkpoint without changes since the last one would wait forever.
     if (faster->store->Size() == faster->opened_at) {
       return 0;
     }
@@ -362,7 +363,7 @@ int rowmill_faster_put(RowmillFaster* faster, const uint64_t* keys, size_t count
   });
 }
 
-// Calls `change` on every row, in place or on a copy of it; without one, rows are brought into memory.
+// Calls `change` on every row, in place or on a copy. Without `change`, only brings rows into memory.
 int rowmill_faster_rmw(RowmillFaster* faster, const uint64_t* keys, size_t count, void* argument, Change change,
                        size_t* missing) {
   return ForEach(faster, count, missing, [=](Store& store, Calls& calls, size_t at) {

@@ -1,4 +1,4 @@
-//! Other storage engines behind one trait, so that benchmarks run the same work on them as on the store.
+//! Other storage engines behind one trait, so that benchmarks run the same work on them and on the store.
 //!
 //! | engine | feature | library |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | `WiredTiger` | `wiredtiger` | libwiredtiger |
 //! | FASTER | `faster` | none: compiled from source, with libaio, libtbb and libuuid |
 //!
-//! `tools/peers.sh` says which of them a machine can build. Nothing here is part of a build that ships.
+//! `tools/peers.sh` lists the engines that a machine can build. No shipped build contains this crate.
 
 mod error;
 #[cfg(feature = "faster")]
@@ -29,7 +29,7 @@ pub use memory_limit::MemoryLimit;
 pub use read_ahead::ReadAhead;
 pub use serve_rows::{Exchange, serve_rows};
 
-/// An engine that is not ours.
+/// Engines to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerKind {
     /// A log-structured merge tree.
@@ -43,17 +43,17 @@ pub enum PeerKind {
 }
 
 impl PeerKind {
-    /// All of them, built or not.
+    /// All engines, built or not.
     pub const ALL: [Self; 4] = [Self::RocksDb, Self::Lmdb, Self::WiredTiger, Self::Faster];
 
     /// # Errors
-    /// No engine has this name.
+    /// The engine does not exist.
     pub fn parse(name: &str) -> Result<Self, PeerError> {
         let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
         found.ok_or_else(|| PeerError::Unknown(name.to_owned()))
     }
 
-    /// Its name, which is that of its feature.
+    /// Name of the engine and of its feature.
     pub fn name(self) -> &'static str {
         match self {
             Self::RocksDb => "rocksdb",
@@ -63,7 +63,7 @@ impl PeerKind {
         }
     }
 
-    /// Whether this build has it.
+    /// Whether this build contains the engine.
     pub fn is_built(self) -> bool {
         match self {
             Self::RocksDb => cfg!(feature = "rocksdb"),
@@ -74,32 +74,32 @@ impl PeerKind {
     }
 }
 
-/// Where an engine keeps its rows, and how much of what.
+/// Folder, sizes and memory of an engine.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Its files; a folder that holds some is opened again.
+    /// Folder of its files. Existing files are opened again.
     pub folder: PathBuf,
-    /// Distinct rows at most.
+    /// Most distinct rows.
     pub rows: u64,
-    /// Bytes of every row, a multiple of 4.
+    /// Bytes per row, a multiple of 4.
     pub row_bytes: usize,
-    /// Bytes of memory for all that the engine keeps.
+    /// Memory in bytes for everything that the engine keeps.
     pub memory: u64,
-    /// Rows are changed as often as they are read; false: they are read alone, once they are there.
+    /// True: rows are changed as often as they are read. False: rows are only read after they were stored.
     pub changes: bool,
 }
 
 /// Rows of one size by key. A row is floats: weights, then optimizer state.
 ///
-/// All methods may be called by many threads at once. Two calls that change the same row at once leave one of the two
-/// results, or both changes, as the engine has it.
+/// All methods may be called by several threads at once. Two concurrent changes of one row leave one of the
+/// two results or both changes, depending on the engine.
 ///
-/// What was put is there when the folder is opened again after a drop; until then no change is durable.
+/// Rows are durable after the engine is dropped; until then, no change is durable.
 pub trait Engine: Send + Sync {
-    /// Bytes of a row.
+    /// Bytes per row.
     fn row_bytes(&self) -> usize;
 
-    /// Copy the rows of `keys` to `rows`, one after the other.
+    /// Copy the rows of `keys` to `rows`, in order.
     ///
     /// # Errors
     /// A row is missing, or the engine failed.
@@ -111,8 +111,8 @@ pub trait Engine: Send + Sync {
     /// The engine failed.
     fn put(&self, keys: &[u64], rows: &[f32]) -> Result<(), PeerError>;
 
-    /// Change the rows of `keys`, which are distinct and ascend: `change(position, row)`, in any order, on a copy of
-    /// the row that may be dropped and made again.
+    /// Change the rows of `keys`, which are distinct and ascend, by `change(position, row)`. Calls come in
+    /// any order. They may get a copy of the row, and may be repeated.
     ///
     /// # Errors
     /// A row is missing, or the engine failed.
@@ -124,7 +124,7 @@ pub trait Engine: Send + Sync {
         self.put(keys, &rows)
     }
 
-    /// [`Engine::put`] of keys behind all there are, where the fastest way for that differs.
+    /// [`Engine::put`] for keys above all existing keys, which some engines can do faster.
     ///
     /// # Errors
     /// The engine failed.
@@ -132,7 +132,7 @@ pub trait Engine: Send + Sync {
         self.put(keys, rows)
     }
 
-    /// Bring rows into the engine's memory, for a call that comes later.
+    /// Bring rows into the engine's memory, for a later call.
     ///
     /// # Errors
     /// A row is missing, or the engine failed.
@@ -140,17 +140,17 @@ pub trait Engine: Send + Sync {
         self.get(keys, &mut vec![0.0; keys.len() * self.row_bytes() / size_of::<f32>()])
     }
 
-    /// Wait until nothing is left to do in the background.
+    /// Wait until background work is finished.
     ///
     /// # Errors
-    /// The engine failed, or works for longer than a minute.
+    /// The engine failed, or background work took longer than a minute.
     fn settle(&self) -> Result<(), PeerError>;
 }
 
-/// Open an engine, with the rows that its folder has or none.
+/// Open an engine with the rows in its folder, if any.
 ///
 /// # Errors
-/// This build does not have it, the options are not possible, or the engine failed.
+/// This build does not contain the engine, the options are not valid, or the engine failed.
 pub fn open(kind: PeerKind, options: &Options) -> Result<Box<dyn Engine>, PeerError> {
     std::fs::create_dir_all(&options.folder)?;
     match kind {

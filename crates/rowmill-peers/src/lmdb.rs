@@ -9,14 +9,14 @@ use crate::memory_limit::MemoryLimit;
 use crate::{Engine, Options, PeerError};
 
 const NAME: &str = "LMDB";
-/// Commits do not wait for the device: neither do the store's changes between checkpoints.
+/// Commits do not wait for the device, like the store's changes between checkpoints.
 const NO_SYNC: c_uint = 0x10000;
 /// Reader slots belong to transactions, so that any number of threads can read.
 const NO_TLS: c_uint = 0x20_0000;
-/// Random reads gain nothing from what lies beside a page.
+/// Random reads gain nothing from neighbouring pages.
 const NO_READ_AHEAD: c_uint = 0x80_0000;
 const NO_MEMORY_INIT: c_uint = 0x100_0000;
-/// Pages are changed in the map itself: a commit writes none, and the kernel writes them back.
+/// Pages are changed in the memory map: a commit writes none, and the kernel writes them back.
 const WRITE_MAP: c_uint = 0x80000;
 const INTEGER_KEY: c_uint = 0x08;
 const CREATE: c_uint = 0x40000;
@@ -32,7 +32,7 @@ struct Value {
     data: *mut c_void,
 }
 
-// The C API as lmdb.h declares it. Environments, transactions and databases are opaque.
+// The C API as declared in lmdb.h. Environments, transactions and databases are opaque.
 #[link(name = "lmdb")]
 unsafe extern "C" {
     fn mdb_strerror(code: c_int) -> *const c_char;
@@ -60,25 +60,26 @@ pub(crate) struct Lmdb {
     env: *mut c_void,
     dbi: c_uint,
     row_bytes: usize,
-    /// Lifted last, when nothing is mapped any more.
+    /// Dropped last, when nothing is mapped any more.
     _limit: MemoryLimit,
 }
 
-// SAFETY: an environment may be used by all threads; transactions stay in theirs.
+// SAFETY: several threads may use an environment at once; each transaction stays in its thread.
 unsafe impl Send for Lmdb {}
-// SAFETY: as above.
+// SAFETY: as above: environments are shared, transactions are not.
 unsafe impl Sync for Lmdb {}
 
 impl Lmdb {
-    /// A database within the memory of the options, its part of the page cache included.
+    /// A database within the memory of the options, including its share of the page cache.
     pub(crate) fn open(options: &Options) -> Result<Self, PeerError> {
         let limit = MemoryLimit::new(options.memory)?;
         let path = CString::new(options.folder.as_os_str().as_bytes())
             .map_err(|error| PeerError::Invalid(format!("{}: {error}", options.folder.display())))?;
-        // Address space alone: room for the tree, half-filled pages and versions of a transaction.
+        // Address space only: room for the tree, half-filled pages and the versions of a transaction.
         let map = options.rows as usize * (options.row_bytes + 64) * 4 + (1 << 30);
         let mut lmdb = Self { env: null_mut(), dbi: 0, row_bytes: options.row_bytes, _limit: limit };
-        // SAFETY: an environment is created, set up and opened, in this order, with a path that ends in zero.
+        // SAFETY: the environment is created, configured and opened in this order, with a path that ends with
+        // a zero byte.
         unsafe {
             check(mdb_env_create(&raw mut lmdb.env))?;
             check(mdb_env_set_mapsize(lmdb.env, map))?;
@@ -88,7 +89,7 @@ impl Lmdb {
         }
         lmdb.dbi = lmdb.transaction(0, |transaction| {
             let mut dbi = 0;
-            // SAFETY: a write transaction of this environment; no name is the only database.
+            // SAFETY: this is a write transaction of the environment; no name means the only database.
             check(unsafe {
                 mdb_dbi_open(transaction, std::ptr::null(), INTEGER_KEY | CREATE, &raw mut dbi)
             })?;
@@ -97,7 +98,7 @@ impl Lmdb {
         Ok(lmdb)
     }
 
-    /// Run `work` in a transaction, which is committed if that succeeds.
+    /// Run `work` in a transaction, which is committed if `work` succeeds.
     fn transaction<T>(
         &self,
         flags: c_uint,
@@ -118,11 +119,11 @@ impl Lmdb {
         result
     }
 
-    /// The bytes of a row, which stay as they are until the transaction writes; None: there is none.
+    /// The bytes of a row, valid until the transaction writes; `None` if the row does not exist.
     fn find(&self, transaction: *mut c_void, key: &u64) -> Result<Option<*const u8>, PeerError> {
         let mut key = value(std::ptr::from_ref(key).cast(), size_of::<u64>());
         let mut found = value(std::ptr::null(), 0);
-        // SAFETY: the caller's transaction; the key lives as long as the call.
+        // SAFETY: the transaction is open, as the caller guarantees; the key lives during the call.
         let code = unsafe { mdb_get(transaction, self.dbi, &raw mut key, &raw mut found) };
         if code == NOT_FOUND {
             return Ok(None);
@@ -137,7 +138,7 @@ impl Lmdb {
             for (key, row) in keys.iter().zip(rows.chunks(self.row_bytes / 4)) {
                 let mut key = value(std::ptr::from_ref(key).cast(), size_of::<u64>());
                 let mut row = value(row.as_ptr().cast(), self.row_bytes);
-                // SAFETY: a write transaction; key and row live as long as the call, which copies them.
+                // SAFETY: this is a write transaction; key and row live during the call, which copies them.
                 check(unsafe { mdb_put(transaction, self.dbi, &raw mut key, &raw mut row, flags) })?;
             }
             Ok(())
@@ -158,7 +159,7 @@ impl Engine for Lmdb {
                     missing += 1;
                     continue;
                 };
-                // SAFETY: what is found stays mapped until the transaction ends; `row` has as many bytes.
+                // SAFETY: the found bytes stay mapped until the transaction ends; `row` has as many bytes.
                 unsafe { std::ptr::copy_nonoverlapping(found, row.as_mut_ptr().cast(), self.row_bytes) };
             }
             none_missing(NAME, missing)
@@ -194,7 +195,7 @@ fn check(code: c_int) -> Result<(), PeerError> {
     if code == 0 {
         return Ok(());
     }
-    // SAFETY: the library returns a string that lives for ever.
+    // SAFETY: the library returns a static string.
     let message = unsafe { CStr::from_ptr(mdb_strerror(code)) };
     Err(PeerError::Engine { engine: NAME, message: message.to_string_lossy().into_owned() })
 }

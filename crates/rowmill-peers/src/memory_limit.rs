@@ -1,4 +1,4 @@
-//! A limit of the kernel on the memory of this process, its page cache included.
+//! A kernel limit on the memory of this process, including its page cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::PeerError;
 
-/// Where control groups of version 1 are mounted.
+/// Mount point of control groups of version 1.
 const MOUNT: &str = "/sys/fs/cgroup/memory";
-/// Groups that this process has made.
+/// Number of groups that this process has made.
 static GROUPS: AtomicU32 = AtomicU32::new(0);
 
-/// A memory control group with this process alone; dropping it lifts the limit. What the process took
-/// before does not count.
+/// A memory control group that contains only this process. Dropping it lifts the limit. Memory taken before
+/// is not counted.
 #[derive(Debug)]
 pub struct MemoryLimit {
     parent: PathBuf,
@@ -37,18 +37,18 @@ impl MemoryLimit {
             fs::write(own.join("cgroup.procs"), std::process::id().to_string())
         };
         limit().map_err(|error| {
-            // A group that was made and cannot be used.
+            // Remove a group that was created but cannot be used.
             let _ = fs::remove_dir(&own);
             PeerError::Invalid(format!(
-                "the page cache is limited by a memory control group alone, and {} cannot be made: {error} (cgroup \
-                 v1 with the memory controller, and root, are needed)",
+                "only a memory control group can limit the page cache, but {} cannot be created: {error} (needs cgroup \
+                 v1 with the memory controller, and root)",
                 own.display()
             ))
         })?;
         Ok(Self { parent, own })
     }
 
-    /// The most bytes that the group held so far.
+    /// The highest memory use of the group so far, in bytes.
     ///
     /// # Errors
     /// The kernel's count cannot be read.
@@ -58,7 +58,7 @@ impl MemoryLimit {
     }
 }
 
-/// This process's group of the memory controller of version 1.
+/// This process's group in the memory controller of version 1.
 fn group(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| {
         let (_, line) = line.split_once(':')?;
@@ -69,7 +69,7 @@ fn group(groups: &str) -> Option<&str> {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // A group that stays behind is empty and costs nothing.
+        // A remaining group is empty and costs nothing.
         let _ = fs::write(self.parent.join("cgroup.procs"), std::process::id().to_string());
         let _ = fs::remove_dir(&self.own);
     }

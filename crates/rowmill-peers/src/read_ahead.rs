@@ -1,4 +1,4 @@
-//! Threads that bring announced rows into an engine's memory before they are asked for.
+//! Threads that read announced rows into an engine's memory before they are needed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,9 +6,9 @@ use std::thread::JoinHandle;
 
 use crate::{Engine, PeerError};
 
-/// Keys that a thread reads at a time.
+/// Keys per piece, which a thread reads at a time.
 const PIECE_KEYS: usize = 256;
-/// Pieces that wait at most; what is announced beyond them is dropped.
+/// Most pieces in the queue; further announced keys are dropped.
 const PIECES_MAX: usize = 1 << 14;
 
 /// Announced keys, and the threads that read them.
@@ -18,7 +18,7 @@ pub struct ReadAhead {
 }
 
 struct Shared {
-    /// Rows at most that are read for steps which have not begun: more would push each other out of the memory.
+    /// Most rows read for steps that have not begun: more rows would evict each other from memory.
     rows_max: usize,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -27,11 +27,11 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     pieces: VecDeque<Piece>,
-    /// Steps that have begun.
+    /// Number of steps that have begun.
     step: u64,
-    /// Pieces that are read at this moment.
+    /// Number of pieces being read now.
     reading: usize,
-    /// Rows read, or being read, by the step that needs them.
+    /// Rows read or being read, by the step that needs them.
     held: VecDeque<(u64, usize)>,
     held_rows: usize,
     dropped: u64,
@@ -46,7 +46,7 @@ struct Piece {
 }
 
 impl ReadAhead {
-    /// Threads that read for `engine`, so many rows at most before the steps that need them.
+    /// Start threads that read for `engine`, at most `rows_max` rows before the steps that need them.
     pub fn start(engine: &Arc<dyn Engine>, threads: usize, rows_max: usize) -> Self {
         let shared = Arc::new(Shared { rows_max, queue: Mutex::default(), changed: Condvar::new() });
         let threads = (0..threads)
@@ -58,7 +58,7 @@ impl ReadAhead {
         Self { shared, threads }
     }
 
-    /// The rows of `keys` are asked for by the step that begins in so many steps; 1 is the next.
+    /// Announce that the step that begins in `steps` steps needs the rows of `keys`; 1 is the next step.
     pub fn announce(&self, keys: &[u64], steps: u64) {
         let mut queue = self.shared.lock();
         let due = queue.step + steps;
@@ -73,10 +73,10 @@ impl ReadAhead {
         self.shared.changed.notify_all();
     }
 
-    /// A step begins, and reads its rows itself: what still waits for it is dropped.
+    /// Begin a step. It reads its rows itself, so keys that still wait for it are dropped.
     ///
     /// # Errors
-    /// A read failed since the last call.
+    /// A read has failed since the last call.
     pub fn begin_step(&self) -> Result<(), PeerError> {
         let mut queue = self.shared.lock();
         queue.step += 1;
@@ -93,7 +93,7 @@ impl ReadAhead {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Wait until nothing more is read before the next step begins.
+    /// Wait until no more rows can be read before the next step begins.
     ///
     /// # Errors
     /// A read failed.
@@ -105,14 +105,14 @@ impl ReadAhead {
         queue.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Keys that were announced and not read: too many waited, or their step had begun.
+    /// Number of announced keys that were not read, because the queue was full or their step had begun.
     pub fn dropped(&self) -> u64 {
         self.shared.lock().dropped
     }
 }
 
 impl Queue {
-    /// The piece to be read now, if there is room for its rows.
+    /// The piece to read next, if there is room for its rows.
     fn next(&self, rows_max: usize) -> Option<&Piece> {
         let fits = |piece: &&Piece| self.held_rows == 0 || self.held_rows + piece.keys.len() <= rows_max;
         self.pieces.front().filter(fits)
@@ -131,7 +131,7 @@ impl Shared {
                 queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let piece = queue.pieces.pop_front().expect("it is the next");
+            let piece = queue.pieces.pop_front().expect("the queue has a next piece");
             queue.held.push_back((piece.due, piece.keys.len()));
             queue.held_rows += piece.keys.len();
             queue.reading += 1;
@@ -154,7 +154,7 @@ impl Drop for ReadAhead {
         self.shared.lock().ended = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // One that panicked has said so.
+            // A thread that panicked has printed its message.
             let _ = thread.join();
         }
     }
@@ -164,7 +164,7 @@ impl Drop for ReadAhead {
 mod tests {
     use super::*;
 
-    /// Notes what is read; key 13 is missing. Reads wait until the gate is open.
+    /// Records the keys read; key 13 is missing. Reads wait until the gate is open.
     struct Noted {
         read: Mutex<Vec<u64>>,
         open: Mutex<bool>,
@@ -246,7 +246,7 @@ mod tests {
         ahead.announce(&[1000; 40], 2);
         ahead.announce(&[2000; 5], 3);
         ahead.wait().unwrap();
-        assert_eq!(engine.sorted().len(), 296, "the last would be the 301st");
+        assert_eq!(engine.sorted().len(), 296, "the last piece would exceed 300 rows");
         ahead.begin_step().unwrap();
         ahead.wait().unwrap();
         assert_eq!(engine.sorted().last(), Some(&2000));

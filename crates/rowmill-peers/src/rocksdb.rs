@@ -10,23 +10,23 @@ use crate::{Engine, Options, PeerError};
 
 const NAME: &str = "RocksDB";
 const MEMTABLES: u64 = 2;
-/// The block that the store reads, too.
+/// The block size of the store, too.
 const BLOCK_BYTES: usize = 4096;
 const FORMAT_VERSION: c_int = 5;
-/// Ten bits per key let one in a hundred blocks be read in vain.
+/// At ten bits per key, one in a hundred reads of a block is in vain.
 const FILTER_BITS: c_double = 10.0;
-/// Blocks have a hash table of their keys; this is how full it is.
+/// Load factor of the hash table of keys in each block.
 const HASH_RATIO: c_double = 0.75;
 const BINARY_AND_HASH: c_int = 1;
 const NO_COMPRESSION: c_int = 0;
-/// Keys of one call: the blocks of all of them are held in memory until it ends.
+/// Keys per call: the blocks of all of them stay in memory until it ends.
 const KEYS_PER_CALL: usize = 256;
 const BACKGROUND_JOBS: c_int = 2;
-/// Longest wait for compactions.
+/// Longest wait for compactions, and pause between two checks.
 const SETTLE: Duration = Duration::from_mins(1);
 const LOOK: Duration = Duration::from_millis(20);
 
-// The C API as rocksdb/c.h declares it. All pointers but strings are opaque.
+// The C API as declared in rocksdb/c.h. All pointers except strings are opaque.
 #[link(name = "rocksdb")]
 unsafe extern "C" {
     fn rocksdb_free(memory: *mut c_void);
@@ -118,12 +118,12 @@ pub(crate) struct RocksDb {
     row_bytes: usize,
 }
 
-// SAFETY: a database, and options that are not changed any more, may be used by all threads.
+// SAFETY: several threads may use a database at once, and options that do not change any more.
 unsafe impl Send for RocksDb {}
-// SAFETY: as above.
+// SAFETY: as above: database and unchanged options are thread-safe.
 unsafe impl Sync for RocksDb {}
 
-/// What the parts of the memory get.
+/// Division of the memory, in bytes.
 struct Shares {
     memtables: u64,
     rows: u64,
@@ -131,8 +131,8 @@ struct Shares {
 }
 
 impl Shares {
-    /// Where rows are only read, a cache of rows holds more of the frequent ones than a cache of blocks. Where they
-    /// change, what it holds is outdated at once: memtables are the cache of the frequent ones then.
+    /// If rows are only read, a cache of rows holds more frequent rows than a cache of blocks. If rows
+    /// change, cached rows are outdated at once, so memtables serve as the cache.
     fn of(options: &Options) -> Self {
         let memory = options.memory;
         let (memtables, rows) = if options.changes { (memory / 2, 0) } else { (memory / 8, memory / 2) };
@@ -147,8 +147,8 @@ impl RocksDb {
             .map_err(|error| PeerError::Invalid(format!("{}: {error}", options.folder.display())))?;
         let shares = Shares::of(options);
         let row_bytes = options.row_bytes;
-        // SAFETY: every object is created before it is used, and destroyed once by the drop of what holds them all;
-        // the caches are counted.
+        // SAFETY: every object is created before use and destroyed once, when the struct that holds it is
+        // dropped. The caches are reference-counted.
         let mut rocksdb = unsafe {
             Self {
                 db: null_mut(),
@@ -165,7 +165,7 @@ impl RocksDb {
         let name = c"default".as_ptr();
         let options_of_family = rocksdb.options.cast_const();
         let mut error = null_mut();
-        // SAFETY: the path and the name end in zero, and all lives as long as the call.
+        // SAFETY: path and name end with a zero byte, and all arguments live during the call.
         unsafe {
             rocksdb.db = rocksdb_open_column_families(
                 rocksdb.options,
@@ -183,7 +183,7 @@ impl RocksDb {
 
     fn set_up(&self, shares: &Shares) {
         let options = self.options;
-        // SAFETY: the table options take the filter policy over and are copied by the options.
+        // SAFETY: the table options take over the filter policy, and the options copy the table options.
         unsafe {
             rocksdb_options_set_create_if_missing(options, 1);
             rocksdb_options_set_use_direct_reads(options, 1);
@@ -193,10 +193,10 @@ impl RocksDb {
             rocksdb_options_set_max_write_buffer_number(options, MEMTABLES as c_int);
             rocksdb_options_set_max_background_jobs(options, BACKGROUND_JOBS);
             rocksdb_options_set_level_compaction_dynamic_level_bytes(options, 1);
-            // A row that is put again replaces the one in the memtable, which has room for more of others then.
+            // A row that is put again replaces the row in the memtable, which leaves room for other rows.
             rocksdb_options_set_inplace_update_support(options, 1);
             rocksdb_options_set_allow_concurrent_memtable_write(options, 0);
-            // Every row that is asked for is there: the last level needs no filter.
+            // Every requested row exists, so the last level needs no filter.
             rocksdb_options_set_optimize_filters_for_hits(options, 1);
             if shares.rows > 0 {
                 rocksdb_options_set_row_cache(options, self.rows);
@@ -214,16 +214,16 @@ impl RocksDb {
             rocksdb_block_based_options_set_pin_l0_filter_and_index_blocks_in_cache(tables, 1);
             rocksdb_options_set_block_based_table_factory(options, tables);
             rocksdb_block_based_options_destroy(tables);
-            // No log of writes: the store's changes last from the next checkpoint on, too.
+            // No write-ahead log: the store's changes are not durable before the next checkpoint either.
             rocksdb_writeoptions_disable_WAL(self.write, 1);
         }
     }
 
     fn property(&self, name: &CStr) -> u64 {
         let mut value = 0;
-        // SAFETY: the database is open, the name ends in zero.
+        // SAFETY: the database is open, and the name ends with a zero byte.
         let unknown = unsafe { rocksdb_property_int(self.db, name.as_ptr(), &raw mut value) };
-        assert_eq!(unknown, 0, "no property {name:?}");
+        assert_eq!(unknown, 0, "RocksDB has no property {name:?}");
         value
     }
 
@@ -238,15 +238,15 @@ impl RocksDb {
         .all(|name| self.property(name) == 0)
     }
 
-    /// Hand the value of each key to `take`, with its position; how many keys have none.
+    /// Call `take(position, value)` for each key with a value. Returns the number of keys without one.
     fn multi_get(&self, keys: &[u64], mut take: impl FnMut(usize, &[u8])) -> Result<usize, PeerError> {
-        // Bytes that sort as the numbers do.
+        // Big-endian bytes sort like the numbers.
         let keys: Vec<[u8; 8]> = keys.iter().map(|key| key.to_be_bytes()).collect();
         let pointers: Vec<*const c_char> = keys.iter().map(|key| key.as_ptr().cast()).collect();
         let sizes = vec![8; keys.len()];
         let mut values = vec![null_mut(); keys.len()];
         let mut errors = vec![null_mut(); keys.len()];
-        // SAFETY: every array has one entry per key, and lives as long as the call.
+        // SAFETY: every array has one entry per key, and lives during the call.
         unsafe {
             rocksdb_batched_multi_get_cf(
                 self.db,
@@ -262,7 +262,7 @@ impl RocksDb {
         }
         let (mut missing, mut result) = (0, Ok(()));
         for (position, (value, error)) in values.into_iter().zip(errors).enumerate() {
-            // SAFETY: the library filled value and error of every key; each is taken over once.
+            // SAFETY: the library has set value and error of every key; each is freed once.
             unsafe {
                 result = result.and(check(error));
                 if value.is_null() {
@@ -315,19 +315,19 @@ impl Engine for RocksDb {
     }
 
     fn read_ahead(&self, keys: &[u64]) -> Result<(), PeerError> {
-        // The caches keep what a get returns.
+        // A get brings its rows into the caches.
         let missing = keys.chunks(KEYS_PER_CALL).map(|keys| self.multi_get(keys, |_, _| {}));
         none_missing(NAME, missing.sum::<Result<usize, _>>()?)
     }
 
     fn settle(&self) -> Result<(), PeerError> {
         let end = Instant::now() + SETTLE;
-        // Between a flush and the compaction it causes nothing is pending for a moment.
+        // Between a flush and the compaction that it causes, nothing is pending for a moment.
         let mut idle = 0;
         while idle < 2 {
             idle = if self.is_idle() { idle + 1 } else { 0 };
             if Instant::now() > end {
-                let message = format!("it still compacts after {SETTLE:?}");
+                let message = format!("compactions are not finished after {SETTLE:?}");
                 return Err(PeerError::Engine { engine: NAME, message });
             }
             std::thread::sleep(LOOK);
@@ -338,8 +338,8 @@ impl Engine for RocksDb {
 
 impl Drop for RocksDb {
     fn drop(&mut self) {
-        // SAFETY: no thread uses the database any more; each object is destroyed once, the database before what it
-        // was opened with. Memtables are flushed as it closes.
+        // SAFETY: no thread uses the database any more. Each object is destroyed once, and the database
+        // before the options and caches it uses. Closing flushes the memtables.
         unsafe {
             if !self.db.is_null() {
                 rocksdb_column_family_handle_destroy(self.family);
@@ -355,14 +355,14 @@ impl Drop for RocksDb {
 }
 
 /// # Safety
-/// `error` is null or a message of the library that is freed here alone.
+/// `error` is null or a message of the library, which only this call frees.
 unsafe fn check(error: *mut c_char) -> Result<(), PeerError> {
     if error.is_null() {
         return Ok(());
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that this is a string of the library.
     let message = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-    // SAFETY: as above.
+    // SAFETY: the message was allocated by the library, and is freed once.
     unsafe { rocksdb_free(error.cast()) };
     Err(PeerError::Engine { engine: NAME, message })
 }

@@ -1,7 +1,7 @@
-//! Rows of an engine for a loop in another program, over a file that both have in memory.
+//! Serve rows of an engine to a loop in another program, through a shared file.
 //!
-//! A line asks for something to be done with the first so many keys of the file, and `done` answers it. The file has
-//! room for a fixed number of keys of 8 bytes, then as many rows; keys are distinct and ascend.
+//! Each request line is an operation on the first COUNT keys of the file; the answer is `done`. The file has
+//! room for a fixed number of 8-byte keys, then for as many rows. Keys are distinct and ascend.
 //!
 //! | request | |
 //! |---|---|
@@ -19,11 +19,11 @@ use std::sync::Arc;
 
 use crate::{Engine, PeerError, ReadAhead};
 
-/// Do what the lines of `requests` ask for until they end, in `threads` threads that read and as many that read ahead,
-/// those no more than `ahead_max` rows.
+/// Serve `requests` until they end, with `threads` threads for gets and as many for reads ahead, which read
+/// at most `ahead_max` rows ahead.
 ///
 /// # Errors
-/// A request is wrong, or the engine failed.
+/// A request is not valid, or the engine failed.
 pub fn serve_rows(
     engine: &Arc<dyn Engine>,
     exchange: &Exchange,
@@ -37,8 +37,11 @@ pub fn serve_rows(
     for line in requests.lines() {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
-        let wrong =
-            || PeerError::Invalid(format!("request {line:?}: use COMMAND COUNT, or announce COUNT STEPS"));
+        let wrong = || {
+            PeerError::Invalid(format!(
+                "request {line:?} is not valid: use COMMAND COUNT, or announce COUNT STEPS"
+            ))
+        };
         let (command, numbers) = words.split_first().ok_or_else(wrong)?;
         let numbers = numbers.iter().map(|word| word.parse().map_err(|_| wrong()));
         let numbers = numbers.collect::<Result<Vec<u64>, _>>()?;
@@ -61,8 +64,7 @@ pub fn serve_rows(
     Ok(())
 }
 
-/// The rows of `keys`, which the threads share evenly: those of an engine that waits for the device in the thread
-/// that reads.
+/// Read the rows of `keys`, divided evenly among threads: engines wait for the device in the calling thread.
 fn get(engine: &dyn Engine, keys: &[u64], threads: usize) -> Result<Vec<f32>, PeerError> {
     let row_floats = engine.row_bytes() / size_of::<f32>();
     let mut rows = vec![0.0; keys.len() * row_floats];
@@ -75,7 +77,7 @@ fn get(engine: &dyn Engine, keys: &[u64], threads: usize) -> Result<Vec<f32>, Pe
     Ok(rows)
 }
 
-/// The file.
+/// The shared file.
 #[derive(Debug)]
 pub struct Exchange {
     file: File,
@@ -84,23 +86,22 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// A file with room for so many keys, and rows of so many bytes.
+    /// Open a file with room for `keys_max` keys and as many rows of `row_bytes` bytes.
     ///
     /// # Errors
     /// The file cannot be opened.
     pub fn open(path: &Path, keys_max: usize, row_bytes: usize) -> Result<Self, PeerError> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(|error| PeerError::Invalid(format!("the exchange {}: {error}", path.display())))?;
+        let file = File::options().read(true).write(true).open(path).map_err(|error| {
+            PeerError::Invalid(format!("the exchange file {} cannot be opened: {error}", path.display()))
+        })?;
         Ok(Self { file, keys_max, row_bytes })
     }
 
     fn keys(&self, count: u64) -> Result<Vec<u64>, PeerError> {
         let count = count as usize;
         if count > self.keys_max {
-            let message = format!("{count} keys, but the exchange has room for {}", self.keys_max);
+            let message =
+                format!("the request has {count} keys, but the exchange file has room for {}", self.keys_max);
             return Err(PeerError::Invalid(message));
         }
         Ok(self.read(0, count)?.into_iter().map(u64::from_le_bytes).collect())
@@ -120,7 +121,7 @@ impl Exchange {
         (self.keys_max * size_of::<u64>()) as u64
     }
 
-    /// So many numbers of N bytes.
+    /// Read `count` numbers of N bytes each.
     fn read<const N: usize>(&self, begin: u64, count: usize) -> Result<Vec<[u8; N]>, PeerError> {
         let mut bytes = vec![0; count * N];
         self.file.read_exact_at(&mut bytes, begin)?;

@@ -1,6 +1,6 @@
-// WiredTiger as plain functions: its own interface is structs of pointers to functions.
+// WiredTiger as plain functions: its own interface is structs of function pointers.
 //
-// Every function returns 0 or a code that rowmill_wt_message explains.
+// Every function returns 0 or an error code for rowmill_wt_message.
 
 #include <malloc.h>
 #include <stdint.h>
@@ -8,14 +8,15 @@
 #include <string.h>
 #include <wiredtiger.h>
 
-// A session with a cursor over the only table; for one thread at a time.
+// A session with a cursor over the only table. Used by one thread at a time.
 struct session {
   WT_SESSION *session;
   WT_CURSOR *cursor;
 };
 
 int rowmill_wt_open(const char *folder, const char *config, const char *table, WT_CONNECTION **connection) {
-  // Eviction threads free what callers allocated. With an arena for each thread the process grows by half as much again.
+  // Eviction threads free memory that other threads allocated. With one malloc arena per thread, the process
+  // grows by half as much again.
   mallopt(M_ARENA_MAX, 1);
   int code = wiredtiger_open(folder, NULL, config, connection);
   if (code != 0) {
@@ -34,7 +35,7 @@ int rowmill_wt_open(const char *folder, const char *config, const char *table, W
   return code;
 }
 
-// Closes all sessions, too; what was put is in the files afterwards.
+// Also closes all sessions. Afterwards, all rows are in the files.
 int rowmill_wt_close(WT_CONNECTION *connection) {
   return connection->close(connection, NULL);
 }
@@ -59,7 +60,7 @@ int rowmill_wt_session(WT_CONNECTION *connection, struct session **out) {
   return 0;
 }
 
-// Frees what belongs to the caller; the session itself is closed with its connection.
+// Frees the caller's struct; the session itself is closed with its connection.
 void rowmill_wt_forget(struct session *session) {
   free(session);
 }

@@ -1,5 +1,5 @@
-//! Every engine that this build has, against a map: rows in and out, rows changed, rows that are missing, the folder
-//! opened again, random operations, many threads, rows read ahead, and the limit on memory.
+//! Compares every engine of this build with a map: put, get, change, missing rows, reopening, random
+//! operations, many threads, reads ahead, and the memory limit.
 #![cfg(any(feature = "rocksdb", feature = "lmdb", feature = "wiredtiger", feature = "faster"))]
 
 use std::collections::BTreeMap;
@@ -13,18 +13,18 @@ use rowmill_peers::{Engine, MemoryLimit, Options, PeerKind, ReadAhead, open};
 use rowmill_testkit::resident_bytes;
 
 const ROW_FLOATS: usize = 16;
-/// FASTER has no less.
+/// The least memory that FASTER accepts.
 const MEMORY: u64 = 64 << 20;
-/// Set in the process that one engine has for itself.
+/// Set in the process that tests one engine alone.
 const ALONE: &str = "ROWMILL_PEER_ALONE";
 
-/// One engine at a time: the limit of one is a limit of the process.
+/// One engine at a time: the memory limit of one engine applies to the process.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The engines of this build; LMDB only where a group can limit it.
+/// The engines of this build; LMDB only if a control group can limit it.
 fn kinds() -> impl Iterator<Item = PeerKind> {
     PeerKind::ALL.into_iter().filter(|kind| kind.is_built()).filter(|kind| {
         let limited = if *kind == PeerKind::Lmdb { MemoryLimit::new(1 << 30).map(drop) } else { Ok(()) };
@@ -43,7 +43,7 @@ fn engine(kind: PeerKind, folder: &Path) -> Box<dyn Engine> {
     open(kind, &options).unwrap_or_else(|error| panic!("{}: {error}", kind.name()))
 }
 
-/// A row that no other key and version has.
+/// A row that differs for every key and version.
 fn row(key: u64, version: u64) -> Vec<f32> {
     (0..ROW_FLOATS).map(|float| (key * 1000 + version * 17) as f32 + float as f32 * 0.25).collect()
 }
@@ -101,7 +101,7 @@ fn a_missing_row_is_an_error_and_is_not_born() {
         engine.append(&[1, 2, 9], &rows(&[1, 2, 9], 0)).unwrap();
         let missing = |result: Result<(), rowmill_peers::PeerError>| {
             let error = result.unwrap_err().to_string();
-            assert!(error.contains("1 of the rows asked for are missing"), "{error}");
+            assert!(error.contains("1 of the requested rows are missing"), "{error}");
         };
         missing(engine.get(&[1, 5], &mut [0.0; 2 * ROW_FLOATS]));
         missing(engine.read_ahead(&[2, 5]));
@@ -146,7 +146,7 @@ enum Operation {
 
 fn operation() -> impl Strategy<Value = Operation> {
     let keys = || {
-        // Keys of the whole range, many of them repeated from one call to the next.
+        // Keys of the whole range, many of them repeated between calls.
         let key = prop_oneof![4 => 0..200_u64, 1 => (0..40_u64).prop_map(|key| (key << 40) | 7)];
         proptest::collection::btree_set(key, 1..40).prop_map(|keys| keys.into_iter().collect::<Vec<_>>())
     };
@@ -228,7 +228,7 @@ fn threads_share_an_engine_while_rows_are_read_ahead() {
             for thread in 0..THREADS {
                 let (engine, ahead, keys) = (&engine, &ahead, &keys);
                 scope.spawn(move || {
-                    // Rows of its own are changed; those of all are read.
+                    // Each thread changes its own rows and reads all rows.
                     let own: Vec<u64> = keys.iter().copied().filter(|key| key % THREADS == thread).collect();
                     for round in 1..=ROUNDS {
                         ahead.announce(&keys[..2000], round);
@@ -271,8 +271,8 @@ fn memory_stays_within_its_limit() {
     }
 }
 
-/// Four times the memory in rows, all written twice and read: what the process grew by is the memory, and room for
-/// what an engine holds beside it.
+/// Writes four times the memory in rows twice, and reads them. The process may grow by the memory, plus room
+/// for other allocations of an engine.
 fn fill_beyond_memory(kind: PeerKind) {
     const BESIDE: u64 = 36 << 20;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -1,4 +1,5 @@
-//! Which operation goes wrong, and how: equal seed and equal order of operations, equal faults.
+//! Fault schedules: which operation fails, and how. Equal seeds and equal orders of operations give equal
+//! faults.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Debug, Formatter};
@@ -10,13 +11,14 @@ use parking_lot::Mutex;
 use rowmill_io::{BLOCK_BYTES, Crash, MemoryVolume};
 use rowmill_splitmix::SplitMix64;
 
-/// How long a slow operation takes where nothing is done meanwhile.
+/// Duration of a slow operation, unless a function runs meanwhile.
 const SLOW: Duration = Duration::from_millis(1);
 
-/// What is done while an operation takes long: "read", "write" or "sync", and the name of its device or file.
+/// Function that runs during a slow operation. Arguments: "read", "write" or "sync", and the name of the
+/// device or file.
 pub(crate) type Meanwhile = Arc<dyn Fn(&'static str, &str) + Send + Sync>;
 
-/// A way for a device or file to fail its user.
+/// Kinds of faults of a device or file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Fault {
@@ -24,16 +26,16 @@ pub enum Fault {
     ReadError,
     /// A read succeeds with one bit flipped.
     BitFlip,
-    /// A read succeeds with one block as it was before it was last written while a fault of this kind was
-    /// injected. Devices only.
+    /// A read succeeds, with one block in its version before the last write. Only writes made while a fault
+    /// of this kind is injected are recorded. Devices only.
     StaleRead,
-    /// A read succeeds with one block taken from another place. Devices only.
+    /// A read succeeds, with one block from another offset. Devices only.
     MisdirectedRead,
-    /// A write fails (EIO); the beginning of it may have been written.
+    /// A write fails (EIO) after it may have written its first part.
     WriteError,
-    /// A write fails for lack of space; the beginning of it may have been written.
+    /// A write fails for lack of space after it may have written its first part.
     Full,
-    /// A write succeeds of which only some sectors reach the device.
+    /// A write succeeds, but only some of its sectors reach the device.
     TornWrite,
     /// A sync of a device, a file or the volume fails (EIO) and makes nothing durable.
     SyncError,
@@ -41,13 +43,13 @@ pub enum Fault {
     LostSync,
     /// A rename fails (EIO) and changes nothing.
     RenameError,
-    /// A read, write or sync of a device takes long: what others do meanwhile overtakes it. See
+    /// A read, write or sync of a device takes long, so that other operations overtake it. See
     /// [`FaultyVolume::meanwhile`](crate::FaultyVolume::meanwhile).
     Slow,
 }
 
 impl Fault {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 11] = [
         Self::ReadError,
         Self::BitFlip,
@@ -63,25 +65,25 @@ impl Fault {
     ];
 }
 
-/// Which of the operations that a fault could hit it does hit.
+/// Which of the possible operations a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Each one.
+    /// Every operation.
     Always,
-    /// One, counted from 1 and from the injection.
+    /// One operation, counted from 1 since the injection.
     Nth(u64),
-    /// Each with this chance, by the seed.
+    /// Every operation with probability 1 / n, drawn by the seed.
     OneIn(u64),
 }
 
-/// Rules, and what came of them, for one machine between two crashes.
+/// Rules and counts of faults, for one machine between two crashes.
 #[derive(Debug)]
 pub(crate) struct FaultSchedule {
     /// Shared by the machine before and after a crash.
     state: Arc<Mutex<State>>,
-    /// The machine has crashed: its operations suffer nothing more than that.
+    /// The machine has crashed: no further faults hit its operations.
     crashed: AtomicBool,
-    /// The machine, when it is one that can crash.
+    /// The machine, if it can crash.
     memory: Option<MemoryVolume>,
 }
 
@@ -89,12 +91,12 @@ struct State {
     rules: Vec<Rule>,
     seeded: SplitMix64,
     fired: BTreeMap<Fault, u64>,
-    /// Per device, blocks as they were before their last write.
+    /// Per device, the blocks before their last write.
     older: HashMap<String, HashMap<u64, Vec<u8>>>,
     meanwhile: Option<Meanwhile>,
-    /// Changes until the power fails, the one it fails in included.
+    /// Number of changes until the power fails, including the change during which it fails.
     changes_left: Option<u64>,
-    /// What the crash left, until somebody takes it.
+    /// The result of the crash, until a test takes it.
     found: Option<Crash<MemoryVolume>>,
 }
 
@@ -112,12 +114,12 @@ impl Debug for State {
 struct Rule {
     fault: Fault,
     when: When,
-    /// Only names that begin so.
+    /// Applies only to names with this prefix.
     prefix: String,
     seen: u64,
 }
 
-/// A fault to apply now, with a random number for its details.
+/// A fault to apply now, and a random number for its details.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hit {
     pub(crate) fault: Fault,
@@ -139,7 +141,7 @@ impl FaultSchedule {
     }
 
     pub(crate) fn inject(&self, prefix: &str, fault: Fault, when: When) {
-        assert!(!matches!(when, When::Nth(0) | When::OneIn(0)), "counting begins with 1");
+        assert!(!matches!(when, When::Nth(0) | When::OneIn(0)), "counting starts at 1");
         self.state.lock().rules.push(Rule { fault, when, prefix: prefix.to_owned(), seen: 0 });
     }
 
@@ -159,7 +161,7 @@ impl FaultSchedule {
     }
 
     pub(crate) fn lose_power_in(&self, changes: u64) {
-        assert!(changes > 0, "counting begins with 1");
+        assert!(changes > 0, "counting starts at 1");
         self.state.lock().changes_left = Some(changes);
     }
 
@@ -167,7 +169,7 @@ impl FaultSchedule {
         self.crashed.load(Ordering::Acquire)
     }
 
-    /// What the crash of the machine left, which happens now unless it has, and the schedule of the machine
+    /// The result of the crash, which happens now if it has not happened yet, and the schedule of the machine
     /// after it.
     pub(crate) fn crash(&self) -> (Crash<MemoryVolume>, Self) {
         if !self.has_crashed() {
@@ -180,7 +182,8 @@ impl FaultSchedule {
 
     fn lose_power(&self) {
         let mut state = self.state.lock();
-        // Threads that change something at that moment lose it once, and whoever sees that it is lost finds the rest.
+        // If several threads change something now, the power is lost once. A thread that sees the loss finds
+        // its result too.
         if self.crashed.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -190,12 +193,14 @@ impl FaultSchedule {
         state.found = Some(memory.crash(state.seeded.next_u64()));
     }
 
-    /// Make a change of a device or file; `None` when the power fails in it, made or not.
+    /// Make a change of a device or file. `None` if the power fails during it; the change may then be made or
+    /// not.
     pub(crate) fn change<T>(&self, make: impl FnOnce() -> T) -> Option<T> {
         let made = {
             let mut state = self.state.lock();
             match &mut state.changes_left {
-                // With none left another thread makes the last one just now; this one is still before the loss.
+                // If 0 are left, another thread is making the last change; this change is still before the
+                // loss.
                 Some(left) if *left > 0 && !self.has_crashed() => {
                     *left -= 1;
                     (*left == 0).then(|| state.seeded.one_in(2))
@@ -211,12 +216,12 @@ impl FaultSchedule {
         None
     }
 
-    /// Whether an operation on `name` is slow; with a random number for its details.
+    /// Whether an operation on `name` is slow, with a random number for its details.
     pub(crate) fn slow(&self, name: &str) -> Option<Hit> {
         self.hit(name, |_, fault| fault == Fault::Slow)
     }
 
-    /// Let time pass in a slow operation on `name`.
+    /// Run the `meanwhile` function, or sleep, in a slow operation on `name`.
     pub(crate) fn pass_time(&self, operation: &'static str, name: &str) {
         let meanwhile = self.state.lock().meanwhile.clone();
         match meanwhile {
@@ -225,8 +230,8 @@ impl FaultSchedule {
         }
     }
 
-    /// The fault, if any, that hits an operation on `name` which could suffer `possible` ones. It counts as
-    /// fired: the caller must apply it.
+    /// The fault that hits an operation on `name`, if any. `possible` filters the kinds of faults. The fault
+    /// counts as fired, so the caller must apply it.
     pub(crate) fn hit(&self, name: &str, possible: impl Fn(&Past<'_>, Fault) -> bool) -> Option<Hit> {
         if self.has_crashed() {
             return None;
@@ -245,7 +250,7 @@ impl FaultSchedule {
                 When::Nth(position) => rule.seen == position,
                 When::OneIn(chance) => seeded.one_in(chance),
             };
-            // One operation suffers one fault; rules that come later still count it.
+            // One operation gets one fault; later rules still count the operation.
             if hits && found.is_none() {
                 found = Some(Hit { fault: rule.fault, random: seeded.next_u64() });
             }
@@ -256,7 +261,7 @@ impl FaultSchedule {
         found
     }
 
-    /// Whether blocks about to be overwritten must be shown to [`Self::remember`].
+    /// Whether blocks must be passed to [`Self::remember`] before they are overwritten.
     pub(crate) fn remembers(&self, name: &str) -> bool {
         let rules = &self.state.lock().rules;
         rules.iter().any(|rule| rule.fault == Fault::StaleRead && name.starts_with(&rule.prefix))
@@ -267,22 +272,22 @@ impl FaultSchedule {
         state.older.entry(name.to_owned()).or_default().insert(block, content.to_vec());
     }
 
-    /// The block as it was before, if that is known.
+    /// The earlier version of the block, if recorded.
     pub(crate) fn older(&self, name: &str, block: u64) -> Option<Vec<u8>> {
         self.state.lock().older.get(name)?.get(&block).cloned()
     }
 
-    /// A name now stands for something else.
+    /// The name now refers to another file, so its recorded blocks are dropped.
     pub(crate) fn forget(&self, name: &str) {
         self.state.lock().older.remove(name);
     }
 }
 
-/// Older content of one device.
+/// Earlier content of one device.
 pub(crate) struct Past<'a>(Option<&'a HashMap<u64, Vec<u8>>>);
 
 impl Past<'_> {
-    /// The blocks of a range of which an older version is known.
+    /// The blocks of a range whose earlier version is recorded.
     pub(crate) fn blocks(&self, offset: u64, bytes: usize) -> impl Iterator<Item = u64> {
         let first = offset / BLOCK_BYTES as u64;
         let range = first..first + (bytes / BLOCK_BYTES) as u64;
@@ -301,7 +306,7 @@ mod tests {
             let schedule = FaultSchedule::new(seed, Some(MemoryVolume::crashable()));
             schedule.lose_power_in(1);
             let last = schedule.change(|| {
-                // As another thread would, that comes while the last change is made.
+                // Simulates another thread that makes a change during the last one.
                 assert_eq!(schedule.change(|| 7), Some(7));
                 beside += 1;
             });

@@ -1,4 +1,4 @@
-//! A device that goes wrong on purpose.
+//! A device with injected faults.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ impl FaultyDevice {
         Self { inner, name: name.to_owned(), schedule }
     }
 
-    /// The fault that hits the read of a span. Decided in the order of the batch, because the order in
-    /// which a device delivers is not the same from run to run.
+    /// The fault that hits the read of a span. Decided in the order of the batch, because the order of
+    /// delivery varies between runs.
     fn hit_read(&self, span: Span) -> Option<Hit> {
         let elsewhere = self.inner.bytes() > span.bytes as u64;
         let within = span.end() <= self.inner.bytes();
@@ -33,7 +33,7 @@ impl FaultyDevice {
         })
     }
 
-    /// What a hit read finds instead of `blocks`.
+    /// The bytes that a faulty read gives instead of `blocks`.
     fn spoil(&self, span: Span, hit: Hit, blocks: &[u8]) -> Vec<u8> {
         let mut spoiled = blocks.to_vec();
         match hit.fault {
@@ -69,7 +69,7 @@ impl FaultyDevice {
         });
     }
 
-    /// Show the schedule what a write is about to replace.
+    /// Record the blocks that a write is about to replace.
     fn remember(&self, offset: u64, blocks: &[u8]) {
         let first = offset / BLOCK_BYTES as u64;
         for (block, new) in (first..).zip(blocks.chunks_exact(BLOCK_BYTES)) {
@@ -85,7 +85,7 @@ impl FaultyDevice {
 impl Device for FaultyDevice {
     fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, ReadResult<'_>)) {
         let hits: Vec<Option<Hit>> = spans.iter().map(|span| self.hit_read(*span)).collect();
-        // Time passes before the bytes are read, or between that and their delivery.
+        // A slow read waits before the bytes are read, or between reading and delivering them.
         let slow = if spans.is_empty() { None } else { self.schedule.slow(&self.name) };
         let late =
             slow.and_then(|hit| (hit.random & 1 == 1).then_some((hit.random >> 1) as usize % spans.len()));
@@ -136,7 +136,7 @@ impl Device for FaultyDevice {
             let error = write_error(hit.fault);
             return Err(DeviceError::from_io("write", self.name.as_str(), offset, blocks.len(), error));
         }
-        // Sectors that do not land keep what was there; beyond the end that is zeros.
+        // Sectors that are not written keep their old bytes; beyond the end, these are zeros.
         let mut torn = blocks.to_vec();
         let mut before = vec![0; blocks.len()];
         for (position, into) in before.chunks_exact_mut(BLOCK_BYTES).enumerate() {

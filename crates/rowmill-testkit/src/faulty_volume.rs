@@ -1,4 +1,4 @@
-//! A volume that goes wrong on purpose.
+//! A volume with injected faults.
 
 use std::fmt::{self, Debug, Formatter};
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use crate::faulty_device::FaultyDevice;
 use crate::{Fault, When};
 
 /// Any volume, with faults injected by rules. Clones share the volume, its rules and its counts, so that a
-/// test can hold one while a store holds another.
+/// test can use one clone while a store uses another.
 #[derive(Clone)]
 pub struct FaultyVolume {
     inner: Arc<dyn Volume>,
@@ -19,60 +19,61 @@ pub struct FaultyVolume {
 }
 
 impl FaultyVolume {
-    /// `inner`, without a fault so far.
+    /// Wrap `inner`, without faults so far.
     pub fn new(inner: Arc<dyn Volume>, seed: u64) -> Self {
         Self { inner, schedule: Arc::new(FaultSchedule::new(seed, None)) }
     }
 
-    /// A [`MemoryVolume::crashable`] one, without a fault so far.
+    /// Wrap a [`MemoryVolume::crashable`] volume, without faults so far.
     pub fn over_memory(memory: MemoryVolume, seed: u64) -> Self {
         let schedule = Arc::new(FaultSchedule::new(seed, Some(memory.clone())));
         Self { inner: Arc::new(memory), schedule }
     }
 
-    /// Let operations of every device and file suffer a fault from now on.
+    /// Inject a fault into operations of every device and file from now on.
     pub fn inject(&self, fault: Fault, when: When) {
         self.inject_on("", fault, when);
     }
 
-    /// Let operations of the devices and files whose names begin with `prefix` suffer a fault from now on.
-    /// A sync of the volume itself goes by the name `.`, a rename by its source.
+    /// Inject a fault into operations of devices and files with this name prefix from now on. A sync of the
+    /// volume has the name `.`, and a rename the name of its source.
     pub fn inject_on(&self, prefix: &str, fault: Fault, when: When) {
         self.schedule.inject(prefix, fault, when);
     }
 
-    /// Inject nothing more, and keep the power. What has gone wrong stays wrong; counts stay.
+    /// Stop all injections, and cancel a planned power loss. Damage done so far and counts stay.
     pub fn heal(&self) {
         self.schedule.heal();
     }
 
-    /// How often a fault has hit.
+    /// Number of times that a fault has hit.
     pub fn fired(&self, fault: Fault) -> u64 {
         self.schedule.fired(fault)
     }
 
-    /// What is done while an operation is slow, instead of sleeping; it is told the operation ("read", "write",
-    /// "sync") and the name of its device or file, "." for the volume. It runs in the thread of the operation, under whatever locks that holds, and may use the volume.
+    /// Set a function that runs during slow operations, instead of sleeping. Its arguments are the operation
+    /// ("read", "write" or "sync") and the name of the device or file ("." for the volume). It runs in the
+    /// operation's thread, under all locks held there, and may use the volume.
     pub fn meanwhile(&self, work: impl Fn(&'static str, &str) + Send + Sync + 'static) {
         self.schedule.meanwhile(Arc::new(work));
     }
 
-    /// Lose the power during one of the coming changes, counted from 1: a creation, write, sync, discard,
-    /// rename or removal, which is then made or not, and fails either way.
+    /// Lose the power during the change with this number, counted from 1. Changes are creations, writes,
+    /// syncs, discards, renames and removals. That change fails; it may be made or not.
     pub fn lose_power_in(&self, changes: u64) {
         self.schedule.lose_power_in(changes);
     }
 
-    /// Whether the power is lost; [`FaultyVolume::crash`] tells what is left.
+    /// Whether the power is lost; [`FaultyVolume::crash`] gives the remaining content.
     pub fn has_crashed(&self) -> bool {
         self.schedule.has_crashed()
     }
 
-    /// Lose the power now, unless it is lost already, by the volume's seed; see [`MemoryVolume::crash`]. The
-    /// volume found afterwards has the same rules and goes on with the same counts.
+    /// Lose the power now, if it is not lost already; the volume's seed determines the losses, see
+    /// [`MemoryVolume::crash`]. The volume after the crash has the same rules and continues the counts.
     ///
     /// # Panics
-    /// When the volume was not made by [`FaultyVolume::over_memory`], or what is left was asked for before.
+    /// When the volume was not made by [`FaultyVolume::over_memory`], or this was called before.
     pub fn crash(&self) -> Crash<Self> {
         let (crash, schedule) = self.schedule.crash();
         crash.map(|memory| Self { inner: Arc::new(memory), schedule: Arc::new(schedule) })
@@ -217,7 +218,7 @@ fn power_lost() -> io::Error {
     io::Error::other("the simulated machine has lost its power")
 }
 
-/// A change of the device or file `name`, in which the power may fail.
+/// Make a change of the device or file `name`; the power may fail during it.
 pub(crate) fn change<T>(
     schedule: &FaultSchedule,
     operation: &'static str,
@@ -227,7 +228,7 @@ pub(crate) fn change<T>(
     schedule.change(make).unwrap_or_else(|| Err(DeviceError::from_io(operation, name, 0, 0, power_lost())))
 }
 
-/// A sync of `name`, with the fault that hits it.
+/// Sync `name`, with the fault that hits the sync.
 pub(crate) fn sync(
     schedule: &FaultSchedule,
     name: &str,
@@ -250,11 +251,11 @@ pub(crate) fn flip_bit(bytes: &mut [u8], random: u64) {
     bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
 }
 
-/// The sectors, at least one, of a write of `bytes` bytes that do not reach the device.
+/// The sectors (at least one) of a write of `bytes` bytes that do not reach the device.
 pub(crate) fn torn_sectors(bytes: usize, random: u64) -> impl Iterator<Item = std::ops::Range<usize>> {
     let sectors = bytes.div_ceil(SECTOR_BYTES);
     let lost = (random >> 8) as usize % sectors;
-    // Either all from one on, or every so many: a write that was cut, or one that went out of order.
+    // Either all sectors from one on, or every n-th: a write that was cut off, or one that was reordered.
     let step = if random & 1 == 0 { 1 } else { 2 + (random >> 1) as usize % 4 };
     (lost..sectors).step_by(step).map(move |sector| {
         let start = sector * SECTOR_BYTES;

@@ -1,8 +1,8 @@
-//! Endless sequences of ids, as workloads draw them.
+//! Infinite sequences of ids, as in typical workloads.
 
 use crate::{Permutation, Rng64, Zipf};
 
-/// Ids below a size, each equally likely.
+/// Uniform ids in `[0, size)`.
 #[derive(Clone, Debug)]
 pub struct UniformIds {
     size: u64,
@@ -10,16 +10,16 @@ pub struct UniformIds {
 }
 
 impl UniformIds {
-    /// Ids below `size`.
+    /// Uniform ids in `[0, size)`.
     ///
     /// # Panics
     /// When `size` is 0.
     pub fn new(size: u64, seed: u64) -> Self {
-        assert!(size > 0, "there is no id to draw");
+        assert!(size > 0, "size must be at least 1");
         Self { size, rng: Rng64::new(seed) }
     }
 
-    /// Overwrite `ids` by the next ones.
+    /// Overwrite `ids` with the next ids.
     pub fn fill(&mut self, ids: &mut [u64]) {
         ids.fill_with(|| self.rng.below(self.size));
     }
@@ -33,18 +33,18 @@ impl Iterator for UniformIds {
     }
 }
 
-/// How the ids that are hot change over time.
+/// How the hot ids change over time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drift {
-    /// Draws between two changes.
+    /// Number of draws between two changes.
     pub every: u64,
-    /// How many of the most frequent ids are the hot set.
+    /// Size of the hot set: this many of the most frequent ids.
     pub hot: u64,
-    /// Part of the hot set that changes places with ids outside it.
+    /// Fraction of the hot set that is swapped with ids outside it.
     pub share: f64,
 }
 
-/// Ids below a size, drawn by a Zipf distribution: id 0 is the most frequent one unless scrambled.
+/// Zipf-distributed ids in `[0, size)`. Id 0 is the most frequent one unless scrambled.
 #[derive(Clone, Debug)]
 pub struct ZipfIds {
     size: u64,
@@ -57,14 +57,14 @@ pub struct ZipfIds {
 #[derive(Clone, Debug)]
 struct Drifting {
     drift: Drift,
-    /// Which rank stands at a rank's place: 4 bytes per id.
+    /// The current rank at each original rank: 4 bytes per id.
     ranks: Vec<u32>,
     rng: Rng64,
     drawn: u64,
 }
 
 impl ZipfIds {
-    /// Ids below `size`, id k with a chance proportional to (k + 1)^-exponent.
+    /// Ids in `[0, size)`; id k has a probability proportional to (k + 1)^-exponent.
     pub fn new(size: u64, exponent: f64, seed: u64) -> Self {
         Self { size, zipf: Zipf::new(size, exponent), rng: Rng64::new(seed), scramble: None, drift: None }
     }
@@ -76,12 +76,12 @@ impl ZipfIds {
         Self { scramble, ..self }
     }
 
-    /// Let the hot set change. What is replaced is drawn from a sequence of its own, so that the ranks
-    /// drawn are those of the workload that does not drift.
+    /// Let the hot set change. Replacements come from a random sequence of their own, so that the drawn ranks
+    /// equal the ranks of the same workload without drift.
     ///
     /// # Panics
-    /// When the hot set is not a part of the ids, `share` not within 0 and 1, `every` 0, or there are 2^32
-    /// ids or more.
+    /// When the hot set is empty or contains all ids, `share` is not in [0, 1], `every` is 0, or there are
+    /// 2^32 ids or more.
     #[must_use]
     pub fn drifting(self, drift: Drift, seed: u64) -> Self {
         let ids = u32::try_from(self.size).expect("fewer than 2^32 ids drift");
@@ -91,7 +91,7 @@ impl ZipfIds {
         Self { drift: Some(drift), ..self }
     }
 
-    /// Overwrite `ids` by the next ones.
+    /// Overwrite `ids` with the next ids.
     pub fn fill(&mut self, ids: &mut [u64]) {
         ids.fill_with(|| self.draw());
     }
@@ -121,7 +121,7 @@ impl Drifting {
         u64::from(self.ranks[rank as usize])
     }
 
-    /// Swap a share of the hot places, all different, with random places outside.
+    /// Swap a fraction of the hot ranks, all different, with random ranks outside.
     fn change(&mut self) {
         let hot = self.drift.hot;
         let cold = self.ranks.len() as u64 - hot;
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// The `count` most frequent ids of some draws.
+    /// The `count` most frequent of `ids`.
     fn hottest(ids: impl Iterator<Item = u64>, count: usize) -> BTreeSet<u64> {
         let mut counts: HashMap<u64, u64> = HashMap::new();
         for id in ids {
@@ -180,7 +180,7 @@ mod tests {
         let mut before = first;
         for set in sets {
             let stayed = set.intersection(&before).count();
-            // Forty of fifty stay; ids at the brink of the hot set come and go by chance.
+            // Forty of fifty stay; ids at the edge of the hot set enter and leave by chance.
             assert!((34..=43).contains(&stayed), "{stayed} of 50 stayed");
             before = set;
         }

@@ -1,7 +1,7 @@
-//! What tests and benchmarks share: seeded numbers and ids, volumes that fail or are slow, and the kernel's own counts of
-//! memory and disk reads.
+//! Tools shared by tests and benchmarks: seeded numbers and ids, faulty and slow volumes, and the kernel's
+//! counts of memory and disk reads.
 //!
-//! Nothing here is part of a normal build. Equal seeds give equal numbers on every machine.
+//! No normal build contains this crate. Equal seeds give equal numbers on every machine.
 #![forbid(unsafe_code)]
 
 mod fault_schedule;

@@ -1,39 +1,39 @@
-//! A shuffled order of many ids that takes no memory.
+//! A shuffled order of many ids that needs no memory.
 
 use rowmill_splitmix::mix;
 
-/// A seeded bijection of the numbers below a size, computed and not stored.
+/// A seeded bijection of the numbers in `[0, size)`, computed instead of stored.
 ///
-/// Neighbours end up far apart. It is a tool to spread ids, not a uniformly random permutation.
+/// Neighbours are mapped far apart. It spreads ids; it is not a uniformly random permutation.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     size: u64,
-    /// Of the smallest power of two that holds the size: the bijection works on all words of so many bits
-    /// and is walked until it lands below the size (Black and Rogaway, "Ciphers with arbitrary finite
-    /// domains", 2002), twice on average at worst.
+    /// Mask of the smallest power of two that is at least `size`. The bijection permutes all words of that
+    /// many bits and is repeated until the result is below `size` (Black and Rogaway, "Ciphers with arbitrary
+    /// finite domains", 2002): at worst twice on average.
     mask: u64,
     shift: u32,
     multipliers: [u64; 3],
 }
 
 impl Permutation {
-    /// A bijection of the numbers below `size`.
+    /// A bijection of the numbers in `[0, size)`.
     ///
     /// # Panics
     /// When `size` is 0.
     pub fn new(size: u64, seed: u64) -> Self {
-        assert!(size > 0, "there is nothing to permute");
+        assert!(size > 0, "size must be at least 1");
         let bits = (u64::BITS - (size - 1).leading_zeros()).max(1);
         Self {
             size,
             mask: u64::MAX >> (u64::BITS - bits),
             shift: bits.div_ceil(2),
-            // Odd, so that multiplying can be undone.
+            // Odd, so that the multiplication is invertible.
             multipliers: [1, 2, 3].map(|round| mix(seed.wrapping_add(round)) | 1),
         }
     }
 
-    /// Where `number`, below the size, goes.
+    /// The number that `number`, which must be below the size, is mapped to.
     pub fn of(&self, number: u64) -> u64 {
         debug_assert!(number < self.size);
         let mut word = number;

@@ -2,21 +2,21 @@
 
 use rowmill_splitmix::SplitMix64;
 
-/// xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2021), seeded
-/// through `SplitMix64`. Fast and good; not for secrets.
+/// xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2021), seeded by
+/// `SplitMix64`. Not for cryptography.
 #[derive(Clone, Debug)]
 pub struct Rng64 {
     state: [u64; 4],
 }
 
 impl Rng64 {
-    /// Equal seeds give equal sequences.
+    /// A generator; equal seeds give equal sequences.
     pub fn new(seed: u64) -> Self {
         let mut seeds = SplitMix64::new(seed);
         Self { state: std::array::from_fn(|_| seeds.next_u64()) }
     }
 
-    /// Any 64 bits.
+    /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let [a, b, c, d] = self.state;
         let result = a.wrapping_add(d).rotate_left(23).wrapping_add(a);
@@ -25,16 +25,15 @@ impl Rng64 {
         result
     }
 
-    /// A number below `bound`, each equally likely (Lemire, "Fast random integer generation in an
-    /// interval", 2019).
+    /// A uniform number in `[0, bound)` (Lemire, "Fast random integer generation in an interval", 2019).
     ///
     /// # Panics
     /// When `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        assert!(bound > 0, "no number lies below 0");
+        assert!(bound > 0, "bound must be at least 1");
         let mut product = u128::from(self.next_u64()) * u128::from(bound);
         if (product as u64) < bound {
-            // The first 2^64 mod `bound` low halves would favour some numbers.
+            // Without rejecting the lowest 2^64 mod `bound` values, some numbers would be more likely.
             let favoured = bound.wrapping_neg() % bound;
             while (product as u64) < favoured {
                 product = u128::from(self.next_u64()) * u128::from(bound);
@@ -43,12 +42,12 @@ impl Rng64 {
         (product >> 64) as u64
     }
 
-    /// A multiple of 2^-53 in [0, 1).
+    /// A multiple of 2^-53 in [0, 1), uniform.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// True once in `bound` times.
+    /// True with probability 1 / `bound`.
     pub fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
@@ -60,7 +59,7 @@ mod tests {
 
     #[test]
     fn follows_the_published_generator() {
-        // First output for the state 1, 2, 3, 4: rotl(1 + 4, 23) + 1.
+        // First output for state 1, 2, 3, 4: rotl(1 + 4, 23) + 1.
         let mut rng = Rng64 { state: [1, 2, 3, 4] };
         assert_eq!(rng.next_u64(), 41_943_041);
         assert_eq!(rng.next_u64(), 58_720_359);
@@ -85,7 +84,7 @@ mod tests {
         }
         // Six standard deviations of a count of 100,000.
         assert!(counts.iter().all(|count| (count - 100_000).abs() < 1_800), "{counts:?}");
-        // Scaling words down to two thirds without drawing again would make even numbers twice as likely.
+        // Scaling words to two thirds without rejection would make even numbers twice as likely.
         let even = (0..100_000).filter(|_| rng.below(u64::MAX / 3 * 2).is_multiple_of(2)).count();
         assert!((49_000..51_000).contains(&even), "{even}");
     }

@@ -1,4 +1,4 @@
-//! A volume whose devices are no faster than they are told to be.
+//! A volume with throttled devices.
 
 use std::fmt::{self, Debug, Formatter};
 use std::io::Read;
@@ -8,28 +8,28 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rowmill_io::{Device, DeviceError, FileWriter, ReadResult, Span, Volume, VolumeLock};
 
-/// Spans read between two waits: a batch larger than a device's queue is not delivered all at its end.
+/// Spans per wait, so that a batch larger than a device's queue is not delivered only at its end.
 const SPANS_AT_ONCE: usize = 128;
 
-/// How fast the devices of a volume are, all of them together.
+/// Limits on the speed of all devices of a volume together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottleLimits {
     /// Most spans read per second.
     pub reads_per_s: Option<u64>,
     /// Most bytes read and written per second.
     pub bytes_per_s: Option<u64>,
-    /// Time from the asking to the answer that every read takes at least.
+    /// Least time from request to result of every read.
     pub read_latency: Duration,
 }
 
-/// Any volume with slower devices. Its small files are not slowed down.
+/// Any volume with throttled devices. Small files are not throttled.
 pub struct ThrottledVolume {
     inner: Arc<dyn Volume>,
     throttle: Arc<Throttle>,
 }
 
 impl ThrottledVolume {
-    /// `inner` within `limits`.
+    /// Throttle `inner` to `limits`.
     pub fn new(inner: Arc<dyn Volume>, limits: ThrottleLimits) -> Self {
         let throttle =
             Throttle { started: Instant::now(), limits, pace: Mutex::new(Pace { free_at: Duration::ZERO }) };
@@ -130,19 +130,19 @@ impl Throttle {
     fn wait(&self, reads: u64, bytes: u64, latency: Duration) {
         let now = self.started.elapsed();
         let done = self.pace.lock().take(now, &self.limits, reads, bytes) + latency;
-        // The limits bound every wait: the work that was asked for divided by its rate.
+        // The limits bound every wait: the amount of work divided by its rate.
         std::thread::sleep(done.saturating_sub(now));
     }
 }
 
-/// When the simulated device will be done with what it was asked for. Knows no clock.
+/// The time at which the simulated device will be idle. Takes the current time as an argument.
 #[derive(Debug)]
 struct Pace {
     free_at: Duration,
 }
 
 impl Pace {
-    /// Queue work at `now`; when it is done.
+    /// Queue work at `now`; returns when it will be done.
     fn take(&mut self, now: Duration, limits: &ThrottleLimits, reads: u64, bytes: u64) -> Duration {
         let time = |amount: u64, rate: Option<u64>| match rate {
             Some(rate) => Duration::from_secs_f64(amount as f64 / rate.max(1) as f64),

@@ -1,12 +1,12 @@
-//! The Zipf distribution, exactly, in constant time and memory.
+//! The exact Zipf distribution, in constant time and memory.
 
 use crate::Rng64;
 
-/// Ranks 0, 1, 2... below a size, rank k with a chance proportional to (k + 1)^-exponent.
+/// Ranks in `[0, size)`; rank k has a probability proportional to (k + 1)^-exponent.
 ///
 /// Rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates from monotone
-/// discrete distributions", 1996): the integral H of x^-exponent is inverted, and the rare draw that would
-/// favour a rank is made again. No table, no approximation of the harmonic number.
+/// discrete distributions", 1996): the integral H of x^-exponent is inverted, and draws that would favour a
+/// rank are rejected, which is rare. It needs no table and no approximation of the harmonic number.
 #[derive(Clone, Debug)]
 pub struct Zipf {
     size: f64,
@@ -17,13 +17,13 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Ranks below `size`. An exponent of 0 is the uniform distribution.
+    /// Ranks in `[0, size)`. Exponent 0 is the uniform distribution.
     ///
     /// # Panics
-    /// When `size` is 0 or above 2^53, or `exponent` is negative or not a number.
+    /// When `size` is 0 or above 2^53, or `exponent` is negative, NaN or infinite.
     pub fn new(size: u64, exponent: f64) -> Self {
-        assert!((1..=1 << 53).contains(&size), "{size} ranks");
-        assert!(exponent >= 0.0 && exponent.is_finite(), "an exponent of {exponent}");
+        assert!((1..=1 << 53).contains(&size), "size must be in [1, 2^53], got {size}");
+        assert!(exponent >= 0.0 && exponent.is_finite(), "exponent must be finite and >= 0, got {exponent}");
         let mut zipf =
             Self { size: size as f64, exponent, integral_first: 0.0, integral_last: 0.0, accept_within: 0.0 };
         zipf.integral_first = zipf.integral(1.5) - 1.0;
@@ -32,7 +32,7 @@ impl Zipf {
         zipf
     }
 
-    /// A rank.
+    /// The next rank.
     pub fn draw(&self, rng: &mut Rng64) -> u64 {
         loop {
             let area = self.integral_last + rng.unit() * (self.integral_first - self.integral_last);
@@ -48,14 +48,14 @@ impl Zipf {
         (-self.exponent * x.ln()).exp()
     }
 
-    /// H(x) = (x^(1 - exponent) - 1) / (1 - exponent), and ln x where the exponent is 1.
+    /// H(x) = (x^(1 - exponent) - 1) / (1 - exponent), or ln x if the exponent is 1.
     fn integral(&self, x: f64) -> f64 {
         let power = (1.0 - self.exponent) * x.ln();
         x.ln() * if power.abs() > 1e-8 { power.exp_m1() / power } else { 1.0 + power / 2.0 }
     }
 
     fn integral_inverse(&self, area: f64) -> f64 {
-        // Rounding can carry the lowest areas just below the pole of the logarithm.
+        // Rounding can move the smallest areas just below the pole of the logarithm.
         let power = (area * (1.0 - self.exponent)).max(-1.0);
         (area * if power.abs() > 1e-8 { power.ln_1p() / power } else { 1.0 - power / 2.0 }).exp()
     }
@@ -65,7 +65,7 @@ impl Zipf {
 mod tests {
     use super::*;
 
-    /// Chance of every rank, by the definition.
+    /// Probability of every rank, by the definition.
     fn chances(size: u64, exponent: f64) -> Vec<f64> {
         let weights: Vec<f64> = (1..=size).map(|k| (k as f64).powf(-exponent)).collect();
         let total: f64 = weights.iter().sum();

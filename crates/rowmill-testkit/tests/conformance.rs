@@ -1,8 +1,8 @@
-//! Every device and volume keeps one set of promises.
+//! Every device and volume behaves the same.
 //!
 //! The suite runs over each kind of volume: a directory read through `io_uring`, one read through `pread`,
-//! one on tmpfs, memory, and the wrappers when they are told to do nothing. What a device returns is
-//! compared with plain bytes kept beside it.
+//! one on tmpfs, memory, and wrappers without faults or limits. Data read from a device is compared with a
+//! byte array.
 
 mod volumes;
 
@@ -14,13 +14,13 @@ use rowmill_io::{BLOCK_BYTES, Device, DeviceError, Span, Volume};
 
 use volumes::{each_volume, span};
 
-/// More than any queue holds, and no multiple of it.
+/// More reads than any queue holds, and not a multiple of a queue's size.
 const LARGE_BATCH: usize = 1_300;
 
 /// More spans than a device plans at once.
 const HUGE_BATCH: usize = 40_000;
 
-/// Blocks whose every byte tells which block of which version it is.
+/// Blocks that contain their number and version.
 fn blocks(first: u64, count: usize, version: u8) -> Vec<u8> {
     let mut bytes = vec![version; count * BLOCK_BYTES];
     for (block, content) in bytes.chunks_exact_mut(BLOCK_BYTES).enumerate() {
@@ -30,7 +30,7 @@ fn blocks(first: u64, count: usize, version: u8) -> Vec<u8> {
     bytes
 }
 
-/// What reading `spans` gives, in their order; fails when one is not delivered exactly once.
+/// Results of reading `spans`, in their order. Fails if a span is not delivered exactly once.
 fn read(device: &dyn Device, spans: &[Span]) -> Vec<Result<Vec<u8>, DeviceError>> {
     let mut results: Vec<Option<Result<Vec<u8>, DeviceError>>> = spans.iter().map(|_| None).collect();
     device.read(spans, &mut |position, result| {
@@ -59,7 +59,7 @@ fn a_device_gives_back_what_was_written() {
 
         let again = volume.device("device", false).unwrap();
         assert_eq!(read_all(&*again, &[span(9, 1)])[0], blocks(9, 1, 2), "another handle sees the same");
-        assert!(again.write(0, &blocks(0, 1, 3)).is_err(), "a device opened for reading takes no writes");
+        assert!(again.write(0, &blocks(0, 1, 3)).is_err(), "a device opened read-only must refuse writes");
         assert!(matches!(volume.device("absent", false), Err(DeviceError::Missing { .. })));
     });
 }
@@ -81,7 +81,7 @@ fn a_batch_may_be_larger_than_the_queue_and_in_any_order() {
     each_volume(|volume| {
         let device = volume.device("device", true).unwrap();
         device.write(0, &blocks(0, LARGE_BATCH, 3)).unwrap();
-        // 7 and the size have no common divisor: every block once, hardly a neighbour after its neighbour.
+        // 7 and the size are coprime, so every block is read once, rarely after its neighbour.
         let order: Vec<u64> = (0..LARGE_BATCH as u64).map(|i| i * 7 % LARGE_BATCH as u64).collect();
         let spans: Vec<Span> = order.iter().map(|block| span(*block, 1)).collect();
         for (block, found) in order.iter().zip(read_all(&*device, &spans)) {
@@ -237,7 +237,7 @@ fn a_volume_has_one_holder_at_a_time() {
         }
         drop(held);
         volume.lock().unwrap();
-        assert!(volume.list().unwrap().is_empty(), "the lock is no part of the content");
+        assert!(volume.list().unwrap().is_empty(), "the lock is not part of the content");
     });
 }
 
@@ -270,7 +270,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Any sequence of operations on any device gives what plain bytes give.
+    /// Any sequence of operations gives the same result on any device as on a byte array.
     #[test]
     fn every_device_agrees_with_plain_bytes(operations in proptest::collection::vec(operation(), 1..30)) {
         each_volume(|volume| {

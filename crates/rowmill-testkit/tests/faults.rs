@@ -1,5 +1,5 @@
-//! Injected faults do what they say, count what they did, and repeat by their seed; a crash of a memory
-//! volume keeps what was synced and nothing else for sure.
+//! Injected faults act as documented, count their hits, and repeat by seed. A crash of a memory volume keeps
+//! all synced data and guarantees nothing else.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ fn read(device: &dyn Device, span: Span) -> Result<Vec<u8>, DeviceError> {
     found.expect("the span is delivered")
 }
 
-/// A volume with a synced device of blocks 0, 1, 2... filled with their numbers.
+/// A volume with a synced device whose block i is filled with i.
 fn volume(seed: u64, blocks: u8) -> (FaultyVolume, Arc<dyn Device>) {
     let volume = FaultyVolume::over_memory(MemoryVolume::crashable(), seed);
     let device = volume.device("device", true).unwrap();
@@ -189,7 +189,7 @@ fn what_was_synced_survives_and_a_lost_sync_is_none() {
         device.write(0, &block(77)).unwrap();
         device.sync().unwrap();
         let crash = volume.crash();
-        assert!(device.sync().is_err() && volume.list().is_err(), "the crashed machine answers no more");
+        assert!(device.sync().is_err() && volume.list().is_err(), "the crashed volume must return errors");
         let device = crash.volume.device("device", true).unwrap();
         let found = read(&*device, span(0, 4)).unwrap();
         assert_eq!(found[BLOCK_BYTES..], [block(1), block(2), block(3)].concat());
@@ -291,7 +291,7 @@ fn a_slow_operation_is_overtaken_by_what_is_done_meanwhile() {
     let other = Arc::clone(&device);
     let busy = std::sync::atomic::AtomicBool::new(false);
     volume.meanwhile(move |_, name| {
-        // What overtakes is not slow itself.
+        // The overtaking operation is not slow itself.
         if !busy.swap(true, std::sync::atomic::Ordering::SeqCst) {
             assert_eq!(name, "device");
             inside.heal();
@@ -311,7 +311,7 @@ fn a_slow_operation_is_overtaken_by_what_is_done_meanwhile() {
             other => panic!("{other}"),
         }
     }
-    assert!(before > 5 && after > 5, "{before} reads came before what overtook them, {after} after");
+    assert!(before > 5 && after > 5, "{before} reads came before the overtaking write, {after} after");
     device.write(0, &block(51)).unwrap();
     volume.heal();
     assert!(read(&*device, span(0, 1)).unwrap() == block(51), "a slow write comes last");

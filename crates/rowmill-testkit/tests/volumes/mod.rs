@@ -1,4 +1,4 @@
-//! The volumes that tests run over.
+//! The kinds of volumes that tests run over.
 
 use std::path::Path;
 use std::sync::Arc;
