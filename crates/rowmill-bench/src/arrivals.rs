@@ -1,4 +1,4 @@
-//! Calls that come at random instants, however long the ones before take (an open loop).
+//! An open loop: calls start at random times, however long earlier calls take.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use rowmill_testkit::Rng64;
 
-/// Threads that take the calls: more calls than these wait, and the wait counts.
+/// Number of calling threads. Further calls wait, and the wait counts as latency.
 const CALLERS: usize = 16;
 
-/// Calls per second, by a Poisson process, for a while.
+/// Calls per second as a Poisson process, for a number of seconds.
 pub(crate) struct Arrivals {
     pub(crate) per_s: f64,
     pub(crate) seconds: f64,
@@ -17,7 +17,7 @@ pub(crate) struct Arrivals {
 }
 
 impl Arrivals {
-    /// When each call is due.
+    /// The time at which each call is due.
     fn instants(&self) -> Vec<Duration> {
         let mut rng = Rng64::new(self.seed);
         let mut now = 0.0;
@@ -28,7 +28,8 @@ impl Arrivals {
         .collect()
     }
 
-    /// Make the calls, by number; how long after it was due each ended that returned true.
+    /// Make the calls, passing their numbers. Returns the time from due to end of each call that returned
+    /// true.
     pub(crate) fn run(&self, work: impl Fn(usize) -> bool + Sync) -> Vec<Duration> {
         let instants = self.instants();
         let (next, waits) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(instants.len())));
@@ -52,7 +53,7 @@ impl Arrivals {
     }
 }
 
-/// The least of `sorted` that at least `share` of them do not exceed; zero of none.
+/// The smallest of `sorted` that is not below a fraction `share` of them; zero if there are none.
 pub(crate) fn percentile(sorted: &[Duration], share: f64) -> Duration {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.max(1) - 1).copied().unwrap_or_default()

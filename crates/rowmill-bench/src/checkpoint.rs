@@ -1,4 +1,4 @@
-//! What a checkpoint costs the training that goes on beside it.
+//! What a checkpoint costs training that continues meanwhile.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use crate::settings::{Failure, Settings};
 use crate::stores;
 use crate::workload::Workload;
 
-/// One checkpoint, and the steps of training before and during it.
+/// One checkpoint, and the training steps before and during it.
 #[derive(Debug, Serialize)]
 struct Checkpoint {
     round: usize,
-    /// How long changes of rows were held up at the cut.
+    /// How long the cut blocked changes of rows.
     cut_ms: f64,
     duration_ms: f64,
     steps_before: usize,
@@ -27,25 +27,25 @@ struct Checkpoint {
     step_during_p50_ms: f64,
     step_during_p99_ms: f64,
     step_during_max_ms: f64,
-    /// Bytes of distinct rows changed since the cut before.
+    /// Bytes of distinct rows changed since the previous cut.
     changed_bytes: u64,
-    /// Bytes written to the log since then, by whatever.
+    /// All bytes written to the log since then.
     log_bytes: u64,
-    /// Of them, rows in memory that the checkpoint saved.
+    /// Of these bytes, rows in memory that the checkpoint saved.
     saved_bytes: u64,
     /// Bytes of index files.
     file_bytes: u64,
 }
 
-/// Steps of training since the last checkpoint.
+/// Training steps since the last checkpoint.
 #[derive(Default)]
 struct Steps {
     times: Vec<Duration>,
-    /// Rows changed, by id.
+    /// Whether each row was changed, by id.
     changed: Vec<bool>,
 }
 
-/// Train, with a checkpoint at the end of each round that goes on beside.
+/// Train; at the end of each round, make a checkpoint while training continues.
 pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     let folder = settings.folder.join("checkpoint");
     let store = stores::create_store(settings, &folder)?;
@@ -58,7 +58,7 @@ pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     for round in 0..settings.rounds {
         workload.draw();
         let end = Instant::now() + Duration::from_secs_f64(settings.seconds);
-        // One step at least, however long it takes.
+        // At least one step, however long it takes.
         while steps.times.is_empty() || Instant::now() < end {
             train(&store, &table, &mut workload, &mut steps)?;
         }
@@ -95,7 +95,7 @@ pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Take a checkpoint in a thread of its own, and steps of training until it is done.
+/// Make a checkpoint on another thread, and train until it is done.
 fn beside(store: &Store, mut step: impl FnMut() -> Result<(), Failure>) -> Result<CheckpointInfo, Failure> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -111,7 +111,7 @@ fn beside(store: &Store, mut step: impl FnMut() -> Result<(), Failure>) -> Resul
     })
 }
 
-/// One step: read a batch of rows, change them, give their clocks back.
+/// One step: read a batch of rows, change them, and release their clocks.
 fn train(store: &Store, table: &Table, workload: &mut Workload, steps: &mut Steps) -> Result<(), Failure> {
     let dim = table.spec().dim as usize;
     workload.one(dim, |ids, rows| {

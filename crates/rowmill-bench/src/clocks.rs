@@ -1,4 +1,4 @@
-//! What the staleness clocks cost: half gets, half puts, in memory.
+//! What staleness clocks cost, for half gets and half puts in memory.
 
 use rowmill_rows::StalenessBound;
 
@@ -7,8 +7,8 @@ use crate::settings::{Failure, Settings};
 use crate::stores;
 use crate::workload::Workload;
 
-/// Each batch of rows is read and put back, with a step around it at staleness bound 0, as training does
-/// it, and without. The rows counted are read once and written once each.
+/// Each batch of rows is read and put back, inside a step at staleness bound 0 as in training, and outside of
+/// steps. Every counted row is read once and written once.
 pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     let store = stores::create_store(settings, &settings.folder.join("clocks"))?;
     let table = store.table("rows", &stores::spec(settings, StalenessBound::Steps(0)))?;

@@ -1,4 +1,4 @@
-//! Cells whose rows outgrow the memory.
+//! Cells whose rows exceed the memory.
 
 use rowmill_store::{StoreError, Table};
 use rowmill_testkit::resident_bytes;
@@ -12,7 +12,7 @@ use crate::stores;
 use crate::warm_up::warm_up;
 use crate::workload::{Workload, best_static_hits};
 
-/// What the rounds of a store with cold rows come with.
+/// Cache metrics of a round of a store with cold rows.
 #[derive(Debug, Serialize)]
 struct Cache {
     round: usize,
@@ -20,9 +20,9 @@ struct Cache {
     /// Share of accesses that the best fixed set of as many rows would serve.
     best_static: f64,
     rows_resident: u64,
-    /// What the process grew by since before the store was opened, over the store's memory.
+    /// Growth of the process since before the store was opened, divided by the store's memory.
     growth_over_memory: f64,
-    /// Rounds that came before.
+    /// Number of warm-up rounds.
     warm_up: usize,
 }
 

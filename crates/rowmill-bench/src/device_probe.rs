@@ -1,8 +1,8 @@
-//! What the disk under a file gives: random 4 KiB reads per second, and the CPU time each costs.
+//! The limits of the disk: random 4 KiB reads per second, and CPU time per read.
 //!
-//! An `io_uring` of the probe's own, tuned as well as we know (registered file and buffers, one issuer,
-//! deferred task work, deep queue), that looks at no byte it reads. Its rate is the limit of cold reads; how
-//! long it takes over as many blocks as a call of the store misses is the limit of latencies.
+//! The probe has its own `io_uring`, tuned as well as possible (registered file and buffers, one issuer,
+//! deferred task work, deep queue), and ignores the bytes. Its rate is the limit of cold reads. Its time for
+//! as many blocks as a call of the store misses is the limit of latencies.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -18,15 +18,15 @@ use crate::measure::{print, sample};
 use crate::settings::{Failure, Settings};
 
 const DEPTH: usize = 256;
-/// Completions waited for at a time.
+/// Completions to wait for at a time.
 const WAIT: usize = 128;
 
-/// Rounds of the probe alone, on the log of the store in the folder.
+/// Run rounds of the probe alone, on the log of the store in the folder.
 pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     (0..settings.rounds).try_for_each(|round| probe(settings, &settings.folder, round))
 }
 
-/// One round of the probe on the log of the store in `folder`, printed.
+/// Run and print one round of the probe on the log of the store in `folder`.
 pub(crate) fn probe(settings: &Settings, folder: &Path, round: usize) -> Result<(), Failure> {
     let mut probed = Ok(0);
     let line = sample("probe", 1, round, || {
@@ -38,10 +38,10 @@ pub(crate) fn probe(settings: &Settings, folder: &Path, round: usize) -> Result<
     Ok(())
 }
 
-/// Read random blocks of a file for a while, past the page cache; how many were read.
+/// Read random blocks of a file for `seconds`, bypassing the page cache. Returns the number of blocks.
 ///
 /// # Errors
-/// A file shorter than a block, or one that cannot be read directly.
+/// The file is shorter than a block, or does not support direct reads.
 pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, Failure> {
     let (file, blocks) = open_direct(path)?;
     let mut ring: IoUring = IoUring::builder()
@@ -51,7 +51,7 @@ pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, F
         .build(DEPTH as u32)?;
     let mut memory = AlignedBuffer::new(DEPTH * BLOCK_BYTES);
     let buffer = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() };
-    // SAFETY: the memory outlives the ring's reads: the loop below ends with nothing in flight.
+    // SAFETY: the memory outlives the ring's reads: the loop below ends when no read is in flight.
     unsafe { ring.submitter().register_buffers(&[buffer])? };
     ring.submitter().register_files(&[file.as_raw_fd()])?;
     let mut positions = Rng64::new(seed);
@@ -67,7 +67,7 @@ pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, F
                     .offset(positions.below(blocks) * BLOCK_BYTES as u64)
                     .build()
                     .user_data(place as u64);
-                // SAFETY: the place is not used by another read, and the memory outlives the ring.
+                // SAFETY: no other read uses this slot, and the memory outlives the ring.
                 unsafe { queue.push(&entry)? };
             }
         }
@@ -78,7 +78,7 @@ pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, F
         ring.submit_and_wait(WAIT.min(in_flight))?;
         for completion in ring.completion() {
             if completion.result() != BLOCK_BYTES as i32 {
-                return Err(format!("a read of {} gave {}", path.display(), completion.result()).into());
+                return Err(format!("a read of {} returned {}", path.display(), completion.result()).into());
             }
             free.push(completion.user_data() as usize);
             reads += 1;
@@ -86,7 +86,7 @@ pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, F
     }
 }
 
-/// Reads some random blocks of a file at a time, past the page cache, and waits for them.
+/// Reads several random blocks of a file at once, bypassing the page cache, and waits for them.
 pub(crate) struct BlockReader {
     file: File,
     blocks: u64,
@@ -99,7 +99,7 @@ impl BlockReader {
     /// A reader of up to `count` blocks at a time.
     ///
     /// # Errors
-    /// A file shorter than a block, or one that cannot be read directly.
+    /// The file is shorter than a block, or does not support direct reads.
     pub(crate) fn open(path: &Path, count: usize, seed: u64) -> Result<Self, Failure> {
         let (file, blocks) = open_direct(path)?;
         Ok(Self {
@@ -111,22 +111,22 @@ impl BlockReader {
         })
     }
 
-    /// Read `count` random blocks, all at once.
+    /// Read `count` random blocks at once.
     ///
     /// # Errors
     /// A read that fails.
     pub(crate) fn read(&mut self, count: usize) -> Result<(), Failure> {
-        assert!(count * BLOCK_BYTES <= self.memory.len(), "{count} blocks at a time");
+        assert!(count * BLOCK_BYTES <= self.memory.len(), "{count} blocks exceed the reader's buffer");
         for place in 0..count {
             let into = self.memory[place * BLOCK_BYTES..].as_mut_ptr();
             let entry = opcode::Read::new(types::Fd(self.file.as_raw_fd()), into, BLOCK_BYTES as u32)
                 .offset(self.positions.below(self.blocks) * BLOCK_BYTES as u64)
                 .build();
-            // SAFETY: every read has a place of its own, and all have ended when this returns: a ring
-            // that cannot be waited for ends the program.
+            // SAFETY: every read has a slot of its own, and all reads have completed when this returns: an
+            // error while waiting ends the program.
             unsafe { self.ring.submission().push(&entry)? };
         }
-        self.ring.submit_and_wait(count).expect("a ring that is there can be waited for");
+        self.ring.submit_and_wait(count).expect("waiting for an open ring works");
         let whole = self.ring.completion().filter(|done| done.result() == BLOCK_BYTES as i32).count();
         if whole < count {
             return Err(format!("{} of {count} reads failed", count - whole).into());
@@ -135,12 +135,12 @@ impl BlockReader {
     }
 }
 
-/// A file to be read past the page cache, and its blocks.
+/// Open a file for direct reads. Returns it with its number of blocks.
 fn open_direct(path: &Path) -> Result<(File, u64), Failure> {
     let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path)?;
     let blocks = file.metadata()?.len() / BLOCK_BYTES as u64;
     if blocks == 0 {
-        return Err(format!("{} is shorter than a block", path.display()).into());
+        return Err(format!("{} is shorter than a block of {BLOCK_BYTES} bytes", path.display()).into());
     }
     Ok((file, blocks))
 }

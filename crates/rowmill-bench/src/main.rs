@@ -1,13 +1,12 @@
-//! The store's speed beside the limits of the machine, which probes measure in the same run.
+//! Compares the store's speed with the limits of the machine, which probes measure in the same run.
 //!
 //! ```text
 //! cargo run --release -p rowmill-bench -- CELL [--rows N] [--seconds S] [--rounds N] [--folder DIR] [...]
 //! ```
 //!
-//! A cell is one kind of work, done by several engines in interleaved rounds: the probe that shows the
-//! limit, the store, and peers (`--peers rocksdb,lmdb`, in a build with those features). Every round of
-//! every engine is one line of JSON on the standard output; `benchmarks/store/run.py` runs the cells and sums
-//! up.
+//! A cell is one kind of work. Several engines do it in interleaved rounds: the probe that shows the limit,
+//! the store, and peers (`--peers rocksdb,lmdb`, in a build with these features). Every round of every engine
+//! is printed as one line of JSON. `benchmarks/store/run.py` runs the cells and summarizes the results.
 
 mod arrivals;
 mod checkpoint;
@@ -59,6 +58,6 @@ fn run(settings: &Settings) -> Result<(), Failure> {
         "open" => open::run(settings),
         "device" => device_probe::run(settings),
         "training" => training::run(settings),
-        other => Err(format!("no cell is called {other:?}; they are listed in main.rs").into()),
+        other => Err(format!("cell {other:?} does not exist: see the list in main.rs").into()),
     }
 }

@@ -1,4 +1,4 @@
-//! Rounds, and what is noted of each.
+//! Measured rounds.
 
 use std::time::{Duration, Instant};
 
@@ -9,23 +9,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) engine: String,
-    /// Threads that called it.
+    /// Number of calling threads.
     pub(crate) threads: usize,
     pub(crate) round: usize,
-    /// Rows worked on.
+    /// Number of rows processed.
     pub(crate) rows: u64,
     pub(crate) wall_s: f64,
     /// User and system time of all threads.
     pub(crate) cpu_s: f64,
     pub(crate) device_read_bytes: u64,
     pub(crate) device_write_bytes: u64,
-    /// Memory of the process in RAM, afterwards.
+    /// Resident memory of the process after the round.
     pub(crate) resident_bytes: u64,
-    /// How long it then still worked in the background, which is in none of the figures above.
+    /// Duration of background work after the round, which is not included in the other numbers.
     pub(crate) settle_s: f64,
 }
 
-/// Run `work`, which returns the rows it worked on.
+/// Run `work`, which returns the number of rows it processed.
 pub(crate) fn sample(engine: &str, threads: usize, round: usize, work: impl FnOnce() -> u64) -> Sample {
     let (read, written) = (disk_read_bytes().unwrap_or(0), disk_written_bytes().unwrap_or(0));
     let (start, cpu) = (Instant::now(), cpu_time());
@@ -51,7 +51,7 @@ pub(crate) fn print(line: &impl Serialize) {
 
 /// User and system time of this process so far.
 pub(crate) fn cpu_time() -> Duration {
-    // SAFETY: a zeroed rusage is a valid value of that plain struct.
+    // SAFETY: all-zero is a valid value of the plain struct rusage.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the call writes one rusage to the pointer.
     unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };

@@ -16,7 +16,7 @@ pub(crate) fn get(settings: &Settings) -> Result<(), Failure> {
     })
 }
 
-/// Batched updates. The probe does gradient descent whatever the optimizer.
+/// Batched updates. The probe does gradient descent for every optimizer.
 pub(crate) fn rmw(settings: &Settings) -> Result<(), Failure> {
     run(
         settings,

@@ -1,17 +1,17 @@
-//! What memory gives: a random 64-byte bucket names a random row, which is copied out or updated.
+//! The limit of the memory: a random 64-byte bucket names a random row, which is copied or updated.
 //!
-//! The least any hash-indexed store has to do per row, without hashing well, comparing keys, locking or
-//! counting: two dependent misses, both prefetched a batch ahead, on huge pages. Its rate is the limit
+//! This is the least work of any hash-indexed store per row, without hashing well, comparing keys, locking or
+//! counting: two dependent cache misses, both prefetched a batch ahead, on huge pages. Its rate is the limit
 //! that the store's rate is divided by.
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 use rowmill_testkit::Permutation;
 
-/// Rows looked up together; more gain nothing.
+/// Rows looked up together; more rows do not make it faster.
 const AHEAD: usize = 32;
 const BUCKET_WORDS: usize = 8;
-/// Entries per bucket, as full as the store keeps its own.
+/// Entries per bucket: the load of the store's own buckets.
 const ENTRIES: u64 = 4;
 
 pub(crate) struct MemoryProbe {
@@ -22,13 +22,13 @@ pub(crate) struct MemoryProbe {
 }
 
 impl MemoryProbe {
-    /// `count` rows of `stride` bytes, in an order that has nothing to do with that of the buckets.
+    /// `count` rows of `stride` bytes, in an order unrelated to the order of the buckets.
     pub(crate) fn new(count: u64, stride: usize) -> Self {
         let mut buckets = HugePages::new(count.div_ceil(ENTRIES) as usize * BUCKET_WORDS * 8);
         let order = Permutation::new(count, 99);
         for id in 0..count {
             let word = bucket_word(id);
-            // SAFETY: `bucket_word` is below the words of all buckets.
+            // SAFETY: `bucket_word` is below the number of words of all buckets.
             unsafe { buckets.base.add(word).write(order.of(id)) };
         }
         let mut rows = HugePages::new(count as usize * stride);
@@ -37,7 +37,7 @@ impl MemoryProbe {
         Self { buckets, rows, row_count: count, stride }
     }
 
-    /// Copy the rows of `ids`, which are below the count, to `out`.
+    /// Copy the rows of `ids`, which must be below the count, to `out`.
     pub(crate) fn get(&self, ids: &[u64], out: &mut [f32]) {
         let width = self.stride / size_of::<f32>();
         assert_eq!(out.len(), ids.len() * width);
@@ -47,8 +47,8 @@ impl MemoryProbe {
         });
     }
 
-    /// One step of gradient descent on the rows of `ids`; `gradients` has one row per id. Threads that
-    /// meet at a row lose a step: nobody reads what the probe computes.
+    /// One step of gradient descent on the rows of `ids`; `gradients` has one row per id. Threads that update
+    /// one row at once may lose a step, because the probe's results are not used.
     pub(crate) fn rmw(&self, ids: &[u64], gradients: &[f32]) {
         let width = self.stride / size_of::<f32>();
         assert_eq!(gradients.len(), ids.len() * width);
@@ -71,13 +71,13 @@ impl MemoryProbe {
                 self.buckets.prefetch(bucket_word(id) * 8);
             }
             for (row, &id) in rows.iter_mut().zip(chunk) {
-                // SAFETY: the word of an id that has a row.
+                // SAFETY: `id` has a row, so its word is inside the buckets.
                 let number = unsafe { self.buckets.base.add(bucket_word(id)).read() };
                 let offset = number as usize * self.stride;
                 for line in (0..self.stride).step_by(64) {
                     self.rows.prefetch(offset + line);
                 }
-                // SAFETY: the row lies inside the memory.
+                // SAFETY: the row is inside the memory.
                 *row = unsafe { self.rows.base.byte_add(offset) }.cast();
             }
             for (within, &row) in rows[..chunk.len()].iter().enumerate() {
@@ -87,26 +87,26 @@ impl MemoryProbe {
     }
 }
 
-/// Where the row number of an id is: ids are random, so their own bits serve as hash.
+/// Position of the row number of an id. Ids are random, so their own bits serve as hash.
 #[inline]
 fn bucket_word(id: u64) -> usize {
     ((id / ENTRIES) as usize * BUCKET_WORDS) + (id % ENTRIES) as usize
 }
 
-/// Memory in huge pages, zeroed.
+/// Zeroed memory in huge pages.
 struct HugePages {
     base: *mut u64,
     bytes: usize,
 }
 
-// SAFETY: plain memory; the probe writes through `&mut self` alone.
+// SAFETY: plain memory; `fill` and `touch` need `&mut self`, and lost updates through `visit` are accepted.
 unsafe impl Sync for HugePages {}
-// SAFETY: as above.
+// SAFETY: plain memory that the struct owns.
 unsafe impl Send for HugePages {}
 
 impl HugePages {
     fn new(bytes: usize) -> Self {
-        // SAFETY: a new private mapping, asked for huge pages.
+        // SAFETY: a new private mapping, with advice to use huge pages.
         let base = unsafe {
             let base = libc::mmap(
                 std::ptr::null_mut(),
@@ -119,13 +119,13 @@ impl HugePages {
             libc::madvise(base, bytes, libc::MADV_HUGEPAGE);
             base
         };
-        assert_ne!(base, libc::MAP_FAILED, "no {bytes} bytes of memory for the probe");
+        assert_ne!(base, libc::MAP_FAILED, "the probe needs {bytes} bytes of memory");
         Self { base: base.cast(), bytes }
     }
 
     fn touch(&mut self) {
         for offset in (0..self.bytes).step_by(4096) {
-            // SAFETY: inside the mapping.
+            // SAFETY: the offset is inside the mapping.
             unsafe {
                 let byte = self.base.byte_add(offset).cast::<u8>();
                 byte.write_volatile(byte.read_volatile());
@@ -133,7 +133,7 @@ impl HugePages {
         }
     }
 
-    /// Values that are no zeros, so that nothing is shared or skipped.
+    /// Fill with values that are not zero, so that no page is shared or skipped.
     fn fill(&mut self) {
         // SAFETY: the whole mapping as floats; it is aligned to pages.
         let floats = unsafe { std::slice::from_raw_parts_mut(self.base.cast::<f32>(), self.bytes / 4) };
@@ -149,7 +149,7 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`.
+        // SAFETY: the mapping made in `new`, unmapped once.
         unsafe { libc::munmap(self.base.cast(), self.bytes) };
     }
 }

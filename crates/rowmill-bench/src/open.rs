@@ -1,4 +1,4 @@
-//! How long a store takes from being opened to its first row.
+//! Time from opening a store to its first row.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -17,16 +17,16 @@ use crate::stores;
 struct Opening {
     round: usize,
     rows: u64,
-    /// Whether the page cache held the files of the index.
+    /// Whether the page cache held the index files.
     cached: bool,
     open_s: f64,
-    /// From the beginning of the opening until a row was read.
+    /// Time from the start of the opening until a row was read.
     first_row_s: f64,
     cpu_s: f64,
     index_bytes: u64,
 }
 
-/// Make a store, close it after a checkpoint, and open it again and again.
+/// Make a store, close it after a checkpoint, and open it repeatedly.
 pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     let folder = settings.folder.join("open");
     {
@@ -49,7 +49,7 @@ pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
             table.get(&[id], &mut row)?;
             let first_row_s = begin.elapsed().as_secs_f64();
             if row[0] != id as f32 {
-                return Err(format!("row {id} came back as {}", row[0]).into());
+                return Err(format!("row {id} must have the first weight {id}, got {}", row[0]).into());
             }
             print(&Opening {
                 round,
@@ -67,12 +67,12 @@ pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Have the page cache drop the files of a folder.
+/// Drop the files of a folder from the page cache.
 fn forget(folder: &Path) -> Result<(), Failure> {
     for entry in std::fs::read_dir(folder)? {
         let file = File::open(entry?.path())?;
         file.sync_all()?;
-        // SAFETY: a call on an open file that only gives advice.
+        // SAFETY: an advisory call on an open file.
         let refused = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         if refused != 0 {
             return Err(std::io::Error::from_raw_os_error(refused).into());

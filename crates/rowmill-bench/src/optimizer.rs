@@ -1,16 +1,16 @@
-//! The optimizers of cells that change rows.
+//! Optimizers of cells that change rows.
 
 use rowmill_rows::OptimizerSpec;
 
 use crate::settings::Failure;
 
-/// Small, so that rows stay finite for hours.
+/// Learning rate, small enough that rows stay finite for hours.
 const RATE: f32 = 1e-6;
 const EPSILON: f32 = 1e-8;
-/// What the sum of a new row begins with.
+/// Initial accumulator of a new row.
 const ACCUMULATOR: f32 = 0.1;
 
-/// An optimizer, as a table of the store names it and as a peer's adapter computes it.
+/// An optimizer, for tables of the store and for peers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Optimizer {
     Sgd,
@@ -26,7 +26,7 @@ impl Optimizer {
         }
     }
 
-    /// As tables name it.
+    /// The spec for a table.
     pub(crate) fn spec(self) -> OptimizerSpec {
         match self {
             Self::Sgd => OptimizerSpec::Sgd { lr: RATE },
@@ -36,7 +36,7 @@ impl Optimizer {
         }
     }
 
-    /// Floats of state behind the weights of a row.
+    /// Floats of state after the weights of a row.
     pub(crate) fn state_floats(self) -> usize {
         match self {
             Self::Sgd => 0,
@@ -44,13 +44,13 @@ impl Optimizer {
         }
     }
 
-    /// Make the state of a new row.
+    /// Initialise the state of a new row.
     pub(crate) fn initialize(self, row: &mut [f32]) {
         let weights = row.len() - self.state_floats();
         row[weights..].fill(ACCUMULATOR);
     }
 
-    /// One step on a row: weights, then state.
+    /// One step on a row of weights followed by state.
     pub(crate) fn step(self, row: &mut [f32], gradient: &[f32]) {
         let (weights, state) = row.split_at_mut(gradient.len());
         let rate = match self {

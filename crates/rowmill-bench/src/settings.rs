@@ -1,4 +1,4 @@
-//! What the command line says.
+//! Settings of a cell, parsed from the command line.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -9,52 +9,52 @@ use rowmill_rows::Dtype;
 
 use crate::optimizer::Optimizer;
 
-/// Any failure, told to a person.
+/// Any failure, as a message for users.
 pub(crate) type Failure = Box<dyn std::error::Error>;
 
-/// The settings of a cell; what a cell does not use is ignored.
+/// The settings of a cell. Cells ignore settings that they do not use.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) cell: String,
-    /// What the command line says behind the cell.
+    /// Arguments after the cell.
     pub(crate) options: Vec<String>,
     /// Distinct rows.
     pub(crate) rows: u64,
-    /// Bytes of a row of 32-bit weights, its optimizer state included.
+    /// Bytes per row of 32-bit weights, including optimizer state.
     pub(crate) row_bytes: usize,
     pub(crate) optimizer: Optimizer,
-    /// How the store keeps the weights.
+    /// Type of the store's weights.
     pub(crate) dtype: Dtype,
-    /// Threads that call the engine.
+    /// Number of threads that call the engine.
     pub(crate) threads: usize,
     /// Rows per call.
     pub(crate) batch: usize,
-    /// Memory of the engine.
+    /// Memory of the engine in bytes.
     pub(crate) memory: u64,
-    /// Exponent of the distribution of ids; 0 is uniform.
+    /// Zipf exponent of the ids; 0 is uniform.
     pub(crate) zipf: f64,
     /// Length of one round of one engine.
     pub(crate) seconds: f64,
     pub(crate) rounds: usize,
-    /// Rounds before the measured ones at most, until the share of rows read from the device is steady.
+    /// Most warm-up rounds, which end when the share of rows read from the device is steady.
     pub(crate) warm_up: usize,
-    /// Accesses after which a tenth of the hot set is replaced; 0 is never.
+    /// Accesses after which a tenth of the hot set is replaced; 0 means never.
     pub(crate) drift_every: u64,
-    /// How often every row is rewritten while space is watched.
+    /// How often every row is rewritten while space is measured.
     pub(crate) rewrites: f64,
-    /// Tables of a training loop, of `rows` rows each.
+    /// Number of tables of a training loop, with `rows` rows each.
     pub(crate) tables: u64,
-    /// Training steps of a round.
+    /// Training steps per round.
     pub(crate) steps: usize,
-    /// Engines that run the same work beside the store.
+    /// Engines that run the same work as the store.
     pub(crate) peers: Vec<PeerKind>,
-    /// Threads that call a peer: one round each.
+    /// Numbers of threads that call a peer, with one round each.
     pub(crate) peer_threads: Vec<usize>,
-    /// Where stores and files are made.
+    /// Folder for stores and files.
     pub(crate) folder: PathBuf,
-    /// The file over which a peer serves rows: `--batch` keys, then as many rows.
+    /// The file through which a peer serves rows: `--batch` keys, then as many rows.
     pub(crate) exchange: PathBuf,
-    /// Whether a loop over a peer changes the rows it reads.
+    /// Whether a loop over a peer changes the rows that it reads.
     pub(crate) changes: bool,
     pub(crate) seed: u64,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, Failure> {
         let mut settings = Self {
-            cell: arguments.next().ok_or("which cell? they are listed in main.rs")?,
+            cell: arguments.next().ok_or("name a cell: see the list in main.rs")?,
             options: Vec::new(),
             rows: 1 << 20,
             row_bytes: 64,
@@ -121,7 +121,7 @@ impl Settings {
             "--changes" => self.changes = number(name, value)?,
             "--exchange" => self.exchange = value.into(),
             "--seed" => self.seed = number(name, value)?,
-            other => return Err(format!("unknown option {other}; Settings lists them").into()),
+            other => return Err(format!("unknown option {other}: see the list in Settings").into()),
         }
         Ok(())
     }
@@ -130,7 +130,11 @@ impl Settings {
         let floats = self.row_bytes / size_of::<f32>();
         if !self.row_bytes.is_multiple_of(size_of::<f32>()) || floats <= self.optimizer.state_floats() {
             let least = (self.optimizer.state_floats() + 1) * size_of::<f32>();
-            return Err(format!("--row-bytes {}: a multiple of 4, {least} at least", self.row_bytes).into());
+            return Err(format!(
+                "--row-bytes must be a multiple of 4 and at least {least}, got {}",
+                self.row_bytes
+            )
+            .into());
         }
         let counts = [
             ("--rows", self.rows),
@@ -141,11 +145,11 @@ impl Settings {
             ("--peer-threads", self.peer_threads.iter().copied().min().unwrap_or(0) as u64),
         ];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(format!("{name} 0: 1 at least").into());
+            return Err(format!("{name} must be at least 1, got 0").into());
         }
         let figures = [("--zipf", self.zipf), ("--seconds", self.seconds), ("--rewrites", self.rewrites)];
         if let Some((name, figure)) = figures.iter().find(|(_, figure)| !(0.0..=1e6).contains(figure)) {
-            return Err(format!("{name} {figure}: between 0 and 1000000").into());
+            return Err(format!("{name} must be between 0 and 1000000, got {figure}").into());
         }
         if self.drift_every > 0 && self.zipf == 0.0 {
             return Err("--drift-every needs --zipf: uniform ids have no hot set".into());
@@ -153,13 +157,13 @@ impl Settings {
         Ok(())
     }
 
-    /// Weights of a row of `row_bytes`.
+    /// Weights per row of `row_bytes`.
     pub(crate) fn dim(&self) -> usize {
         self.row_bytes / size_of::<f32>() - self.optimizer.state_floats()
     }
 }
 
-/// The value of an option, or what was wrong with it.
+/// Parse the value of an option; the error names both.
 fn number<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Failure> {
     value.parse().map_err(|error| format!("{name} {value:?}: {error}").into())
 }
@@ -185,17 +189,17 @@ mod tests {
     #[test]
     fn a_wrong_option_is_named_with_its_value() {
         for (line, said) in [
-            ("", "which cell?"),
+            ("", "name a cell"),
             ("x --rows", "--rows needs a value"),
             ("x --rows many", "--rows \"many\""),
-            ("x --rows 0", "--rows 0: 1 at least"),
-            ("x --row-bytes 66", "--row-bytes 66"),
-            ("x --row-bytes 4 --optimizer rowwise-adagrad", "8 at least"),
+            ("x --rows 0", "--rows must be at least 1, got 0"),
+            ("x --row-bytes 66", "at least 4, got 66"),
+            ("x --row-bytes 4 --optimizer rowwise-adagrad", "at least 8"),
             ("x --optimizer adam", "\"adam\": use sgd or rowwise-adagrad"),
             ("x --dtype fp16", "dtype must be \"fp32\", \"bf16\" or \"split-bf16\", got \"fp16\""),
             ("x --peers berkeley", "\"berkeley\": use rocksdb, lmdb, wiredtiger or faster"),
-            ("x --peer-threads 2,0", "--peer-threads 0"),
-            ("x --seconds -1", "--seconds -1"),
+            ("x --peer-threads 2,0", "--peer-threads must be at least 1, got 0"),
+            ("x --seconds -1", "--seconds must be between 0 and 1000000, got -1"),
             ("x --drift-every 5", "--drift-every needs --zipf"),
             ("x --fast 1", "unknown option --fast"),
         ] {

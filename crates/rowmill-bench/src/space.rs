@@ -1,4 +1,4 @@
-//! How much of the device a store takes whose rows are rewritten without end, and how long gets wait
+//! How much device space a store uses while its rows are rewritten repeatedly, and how long gets wait
 //! meanwhile.
 
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ use crate::settings::{Failure, Settings};
 use crate::stores;
 use crate::workload::Workload;
 
-/// A checkpoint follows when this part of the rows has been rewritten.
+/// A checkpoint is made after every rewrite of this fraction of the rows.
 const CHECKPOINT_SHARE: f64 = 0.1;
-/// Space is looked at so often while rows are rewritten.
+/// Interval between two measurements of space while rows are rewritten, in seconds.
 const LOOK_S: f64 = 0.1;
-/// Rows of a get whose latency is measured.
+/// Rows per get whose latency is measured.
 const GET_ROWS: usize = 64;
-/// Part of the device's reads that the gets and updates whose latency is measured make.
+/// Fraction of the device's reads that the measured gets and updates use.
 const LOAD: f64 = 0.5;
 
-/// What the device holds.
+/// Space used on the device.
 #[derive(Debug, Serialize)]
 struct Space {
     /// How often the rows have been rewritten.
@@ -34,18 +34,18 @@ struct Space {
     used_bytes: u64,
     pinned_bytes: u64,
     free_bytes: u64,
-    /// Blocks the file system gave to the log and to the files of the index.
+    /// Blocks that the file system allocated to the log; and, in the next field, to index files.
     log_bytes: u64,
     index_bytes: u64,
-    /// Written to the log so far over the bytes of the rows changed.
+    /// Bytes written to the log so far, divided by the bytes of changed rows.
     write_amplification: f64,
     checkpoint: bool,
 }
 
-/// How long gets took, from when they were due.
+/// Latencies of gets, measured from when they were due.
 #[derive(Debug, Serialize)]
 struct Latency {
-    /// What went on beside; or `probe`, for reads of the device without the store.
+    /// Concurrent work; or `probe`, for reads of the device without the store.
     beside: &'static str,
     gets: usize,
     gets_per_s: f64,
@@ -56,14 +56,14 @@ struct Latency {
     max_ms: f64,
 }
 
-/// Rewrite rows, then measure gets: alone, and beside updates.
+/// Rewrite rows, then measure gets: alone, and with concurrent updates.
 pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     let folder = settings.folder.join("space");
     let (store, table) = stores::create(settings, &folder)?;
     stores::load(&table, settings.rows)?;
     store.checkpoint(&[])?;
     rewrite(settings, &folder, &store, &table)?;
-    // What the gets are measured beside is said below, and nothing else.
+    // No other work than the one printed must run while gets are measured.
     stores::settle(&store)?;
     let log = folder.join("group-0.log");
     let device = read_blocks(&log, settings.seconds, 0)? as f64 / settings.seconds;
@@ -113,28 +113,28 @@ fn rewrite(settings: &Settings, folder: &Path, store: &Store, table: &Table) -> 
     }
 }
 
-/// Bytes that the file system gave to the logs of a store, or to its other files.
+/// Bytes that the file system allocated to the logs of a store, or to its other files.
 fn allocated_bytes(folder: &Path, logs: bool) -> Result<u64, Failure> {
     use std::os::unix::fs::MetadataExt;
     let mut bytes = 0;
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         if (entry.path().extension().is_some_and(|extension| extension == "log")) == logs {
-            // A file that a checkpoint replaces may be gone by now.
+            // A checkpoint may just have replaced this file.
             bytes += entry.metadata().map_or(0, |file| file.blocks() * 512);
         }
     }
     Ok(bytes)
 }
 
-/// Random reads of a log beside a store that does nothing, or gets and updates of its rows, that come at
-/// random instants, as many as read `LOAD` of what the device gives.
+/// Random reads of a log while the store is idle, or gets and updates of its rows. They start at random
+/// times, at a rate that uses the fraction `LOAD` of the device's reads.
 struct Load<'a> {
     settings: &'a Settings,
     store: &'a Store,
     table: &'a Table,
     log: PathBuf,
-    /// Part of the rows that are not in memory.
+    /// Fraction of the rows that are not in memory.
     misses: f64,
     arrivals: Arrivals,
 }
@@ -147,7 +147,7 @@ impl<'a> Load<'a> {
         Self { settings, store, table, log, misses, arrivals }
     }
 
-    /// Blocks read by a raw `io_uring`, as many per call as a get misses rows: the limit.
+    /// The limit: blocks read by a raw `io_uring`, as many per call as a get misses rows.
     fn probe(&self) -> Latency {
         let count = (GET_ROWS as f64 * self.misses).round() as usize;
         let idle = Mutex::new(Vec::new());
@@ -174,7 +174,7 @@ impl<'a> Load<'a> {
             let mut ids = [0; GET_ROWS];
             UniformIds::new(settings.rows, settings.seed + 1000 + call as u64).fill(&mut ids);
             let mut rows = vec![0.25; GET_ROWS * dim];
-            // Every other call is an update; its latency is not asked for.
+            // Every other call is an update, whose latency is not measured.
             if updates && call % 2 == 1 {
                 self.table.rmw(&ids, &rows, None, None).expect("the disk works");
                 return false;

@@ -1,4 +1,4 @@
-//! The store as the cells need it.
+//! Stores and tables for the cells.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use rowmill_store::{Store, StoreOptions, Table};
 
 use crate::settings::{Failure, Settings};
 
-/// Rows stored per call while loading.
+/// Rows per call while loading.
 pub(crate) const LOAD_BATCH: u64 = 1 << 16;
-/// How long nothing must be written or cleaned until a store counts as settled.
+/// A store counts as settled after this time without writes or compactions.
 const QUIET: Duration = Duration::from_millis(100);
 /// Longest wait for a store to settle.
 const SETTLE: Duration = Duration::from_mins(1);
@@ -42,7 +42,7 @@ pub(crate) fn create(settings: &Settings, folder: &Path) -> Result<(Arc<Store>, 
     Ok((store, table))
 }
 
-/// A table as the settings want its rows.
+/// The table spec of the settings.
 pub(crate) fn spec(settings: &Settings, staleness: StalenessBound) -> TableSpec {
     TableSpec {
         dim: settings.dim() as u32,
@@ -70,13 +70,13 @@ pub(crate) fn load(table: &Table, rows: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What every engine is loaded with: the first weight of a row is its id.
+/// Initial weights in every engine: the first weight of a row is its id.
 pub(crate) fn weights(id: u64, row: &mut [f32]) {
     row.fill(0.5);
     row[0] = id as f32;
 }
 
-/// Wait until nothing is written or cleaned in the background; how long the work lasted.
+/// Wait until background writes and compactions end. Returns how long they lasted.
 pub(crate) fn settle(store: &Store) -> Result<Duration, Failure> {
     let work = || {
         let stats = store.stats();
@@ -92,7 +92,7 @@ pub(crate) fn settle(store: &Store) -> Result<Duration, Failure> {
             return Ok(lasted);
         }
         if lasted > SETTLE {
-            return Err(format!("the store still writes after {SETTLE:?}").into());
+            return Err(format!("the store has not settled after {SETTLE:?}").into());
         }
         before = now;
     }

@@ -1,5 +1,5 @@
-//! A training loop without a model: rows of many tables are read, a gradient is made up of them, and the
-//! rows are changed and stored.
+//! A training loop without a model: rows of many tables are read, their gradients are computed from them, and
+//! the rows are updated and stored.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,32 +16,32 @@ use crate::settings::{Failure, Settings};
 use crate::stores;
 use crate::warm_up::warm_up;
 
-/// The gradient of a weight, as part of the weight.
+/// Gradient of a weight, as a fraction of the weight.
 pub(crate) const GRADIENT: f32 = 0.01;
-/// Steps whose rows are announced before they begin, as many as `rowmill train` announces.
+/// Steps announced ahead, as many as `rowmill train` announces.
 pub(crate) const LOOKAHEAD: usize = 60;
-/// Bits of an id in the key of a peer; above them is the table.
+/// Bits of the id in a peer's key. The table number is above them.
 const ID_BITS: u32 = 40;
 
-/// What a round of a store comes with.
+/// Device reads of a round of the store.
 #[derive(Debug, Serialize)]
 struct Reads {
     round: usize,
     steps: usize,
     /// Rows read from the device, by lookahead and by the steps.
     rows_read: u64,
-    /// Of them, by the steps.
+    /// Rows read from the device by the steps.
     by_steps: u64,
     lookahead_late: u64,
     lookahead_dropped: u64,
 }
 
-/// The key of a row for an engine that has one table.
+/// The key of a row, for an engine with one table.
 pub(crate) fn key(table: u64, id: u64) -> u64 {
     (table << ID_BITS) | id
 }
 
-/// The ids of the steps of a round, and room for the rows of a step.
+/// The ids of all steps of a round, and a buffer for the rows of a step.
 pub(crate) struct Batches {
     sources: Vec<Source>,
     batch: usize,
@@ -79,7 +79,7 @@ impl Batches {
         batches
     }
 
-    /// Draw the steps of the next round.
+    /// Draw the ids of the next round.
     pub(crate) fn draw(&mut self) {
         let tables = self.sources.len();
         for (number, keys) in self.keys.chunks_mut(self.batch).enumerate() {
@@ -94,18 +94,18 @@ impl Batches {
         }
     }
 
-    /// The keys of a step, table after table, and room for their weights.
+    /// The keys of a step, table by table, and a buffer for their weights.
     pub(crate) fn step(&mut self, step: usize) -> (&[u64], &mut [f32]) {
         (&self.keys[step * self.step_keys..][..self.step_keys], &mut self.out)
     }
 }
 
-/// The store as the loop uses it.
+/// The store and tables that the loop trains.
 struct Trainer {
     store: Arc<Store>,
     tables: Vec<Table>,
     gradients: Vec<f32>,
-    /// A bag per lookup.
+    /// One bag per lookup.
     offsets: Vec<i64>,
 }
 
@@ -129,7 +129,7 @@ impl Trainer {
         })
     }
 
-    /// The steps of a round, each announced before it begins; the rows looked up.
+    /// Run the steps of a round, each announced before it begins. Returns the number of rows looked up.
     fn round(&mut self, settings: &Settings, batches: &mut Batches, lookahead: bool) -> Result<u64, Failure> {
         let width = settings.tables as usize * settings.dim();
         let rates = vec![settings.optimizer.spec().lr(); self.tables.len()];
@@ -164,13 +164,14 @@ impl Trainer {
     }
 }
 
-/// The ids of each table in the keys of a step.
+/// The ids of each table among the keys of a step.
 fn ids_of(keys: &[u64], batch: usize) -> Vec<Vec<u64>> {
     let ids = |keys: &[u64]| keys.iter().map(|key| key & ((1 << ID_BITS) - 1)).collect();
     keys.chunks(batch).map(ids).collect()
 }
 
-/// The loop over the store with lookahead, without, and with memory for everything, and over the peers.
+/// The loop over the store with lookahead, without lookahead, and with memory for all rows; and over the
+/// peers.
 pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     let folder = settings.folder.join("training");
     let mut trainer = Trainer::new(settings, &folder)?;

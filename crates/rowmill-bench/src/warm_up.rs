@@ -1,13 +1,13 @@
-//! Rounds that come before the measured ones.
+//! Warm-up rounds.
 
 use crate::settings::Failure;
 
-/// A share of misses that has not fallen by more than this part of the least so far counts as steady...
+/// A miss rate is steady if it falls by at most this fraction below the lowest rate so far...
 const STEADY: f64 = 0.01;
-/// ...when that happens so many rounds in a row.
+/// ...in this many consecutive rounds.
 const ROUNDS: usize = 2;
 
-/// Run rounds until the misses they return are steady, `limit` of them at most; how many were run.
+/// Run rounds until the miss rate that they return is steady, at most `limit` rounds. Returns their number.
 pub(crate) fn warm_up(
     limit: usize,
     mut round: impl FnMut() -> Result<f64, Failure>,
@@ -36,11 +36,7 @@ mod tests {
     #[test]
     fn ends_when_misses_fall_no_more() {
         assert_eq!(rounds(9, &[0.5, 0.3, 0.2, 0.199, 0.1985]), 5);
-        assert_eq!(
-            rounds(9, &[0.5, 0.3, 0.3, 0.2, 0.2, 0.21]),
-            6,
-            "a single round that stands still is chance"
-        );
+        assert_eq!(rounds(9, &[0.5, 0.3, 0.3, 0.2, 0.2, 0.21]), 6, "one steady round may be chance");
         assert_eq!(rounds(9, &[0.0, 0.0, 0.0]), 3);
     }
 

@@ -1,4 +1,4 @@
-//! Threads that call an engine with batches of ids for the length of a round.
+//! Threads that call an engine with batches of ids during a round.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use rowmill_testkit::{Drift, UniformIds, ZipfIds};
 
 use crate::settings::Settings;
 
-/// Ids drawn before the clock starts, by all threads together.
+/// Number of ids drawn before the clock starts, for all threads together.
 const IDS: usize = 1 << 22;
-/// Part of the hot set that a drift replaces.
+/// Fraction of the hot set that a drift replaces.
 const DRIFT_SHARE: f64 = 0.1;
 
-/// The ids of every thread, and where each stands among its own.
+/// The ids of every thread, and each thread's position among its ids.
 pub(crate) struct Workload {
     batch: usize,
     seconds: f64,
@@ -33,7 +33,7 @@ enum Source {
 }
 
 impl Workload {
-    /// Ids as the settings distribute them, for so many threads; frequent ones are spread over the whole
+    /// Ids for `threads` threads, distributed as in the settings. Frequent ids are spread over the whole
     /// range.
     pub(crate) fn new(settings: &Settings, threads: usize) -> Self {
         let thread = |thread| Thread {
@@ -45,7 +45,7 @@ impl Workload {
         Self { batch: settings.batch, seconds: settings.seconds, threads: (0..threads).map(thread).collect() }
     }
 
-    /// Draw the ids of the next round. Without that a round repeats those of the one before.
+    /// Draw the ids of the next round. Otherwise, a round repeats the ids of the previous one.
     pub(crate) fn draw(&mut self) {
         for thread in &mut self.threads {
             match &mut thread.source {
@@ -56,8 +56,8 @@ impl Workload {
         }
     }
 
-    /// Call `work` with a batch of ids and `width` floats per id on every thread until the round is over;
-    /// the rows worked on.
+    /// Call `work` with a batch of ids and `width` floats per id, on every thread, until the round ends.
+    /// Returns the number of rows processed.
     pub(crate) fn run(&mut self, width: usize, work: impl Fn(&[u64], &mut [f32]) + Sync) -> u64 {
         let rows = AtomicU64::new(0);
         let (batch, seconds) = (self.batch, self.seconds);
@@ -108,17 +108,17 @@ impl Source {
             hot: hot_rows(settings),
             share: DRIFT_SHARE,
         };
-        // The seed of the drift is that of all threads: they agree on what is hot.
+        // All threads use the same seed for the drift, so they agree on the hot ids.
         Self::Zipf(ids.drifting(drift, settings.seed))
     }
 }
 
-/// The hot set: as many of the most frequent rows as the memory has room for.
+/// The hot set: as many of the most frequent rows as fit in memory.
 fn hot_rows(settings: &Settings) -> u64 {
     (settings.memory / settings.row_bytes as u64).clamp(1, settings.rows - 1)
 }
 
-/// The share of accesses that the best set of `resident` rows, chosen beforehand, would serve.
+/// Share of accesses that the best fixed set of `resident` rows would serve.
 pub(crate) fn best_static_hits(settings: &Settings, resident: u64) -> f64 {
     let weights = (1..=settings.rows).map(|rank| (rank as f64).powf(-settings.zipf));
     let (mut hits, mut total) = (0.0, 0.0);

@@ -1,12 +1,12 @@
-//! Every cell runs from its command line to its last line, on few rows. Benchmarks are run rarely; without
-//! this they would break unseen. What is checked is which engines report, never how fast they are.
+//! Runs every cell with few rows, from its command line to its last output line. Benchmarks run rarely, so
+//! without this test they could break unnoticed. The test checks which engines report, not how fast they are.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
 use serde_json::Value;
 
-/// The lines that a cell prints.
+/// The output lines of a cell.
 fn lines(options: &str) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let small = "--rows 20000 --row-bytes 64 --batch 512 --seconds 0.05 --rounds 2 --threads 2";
@@ -23,7 +23,7 @@ fn lines(options: &str) -> Vec<Value> {
     String::from_utf8(done.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Lines of each engine, which must all have worked on rows.
+/// The engines of these lines, which must all have processed rows.
 fn engines(lines: &[Value]) -> BTreeSet<String> {
     let engines = lines.iter().filter(|line| line["engine"].is_string());
     engines
@@ -113,9 +113,9 @@ fn the_device_is_probed_through_the_log_of_a_store_that_is_there() {
 #[test]
 fn what_cannot_run_is_said() {
     for (options, said) in [
-        (&["fast"][..], "no cell is called \"fast\""),
+        (&["fast"][..], "cell \"fast\" does not exist"),
         (&["clocks", "--rows", "-1"], "--rows \"-1\""),
-        (&["peer"], "which peer?"),
+        (&["peer"], "peer needs an engine"),
     ] {
         let done = Command::new(env!("CARGO_BIN_EXE_rowmill-bench")).args(options).output().unwrap();
         assert!(!done.status.success());

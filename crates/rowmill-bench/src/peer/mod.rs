@@ -1,12 +1,12 @@
-//! Other engines that run the same work beside the store, each in a process of its own.
+//! Other engines that run the same work as the store, each in a process of its own.
 //!
-//! A peer is this program again, started as `peer ENGINE WORK`: it loads its rows, then does a round whenever a line asks
-//! for one and answers with what the round took. So its memory, CPU time and device reads are counted apart,
-//! a memory limit of the kernel holds it alone, and rounds of all engines interleave.
+//! A peer is this program, started as `peer ENGINE WORK`. It loads its rows, then runs a round for every
+//! input line and prints the round's measurements. So its memory, CPU time and device reads are counted
+//! separately, a kernel memory limit applies to it alone, and rounds of all engines interleave.
 //!
-//! With `rows` for its work it serves rows to a loop in another program, in Python say, instead.
+//! With the work `rows`, it instead serves rows to a loop in another program, for example in Python.
 //!
-//! The engines are those of `rowmill-peers`, by the features of their names.
+//! The engines are the features of `rowmill-peers`.
 
 mod rounds;
 mod step;
@@ -23,7 +23,7 @@ use crate::measure::{Sample, print};
 use crate::settings::{Failure, Settings};
 use crate::warm_up::warm_up;
 
-/// What an engine does in a round.
+/// Work of an engine in a round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Work {
     Get,
@@ -45,7 +45,7 @@ impl Work {
             "get" => Ok(Self::Get),
             "rmw" => Ok(Self::Rmw),
             "train" => Ok(Self::Train),
-            other => Err(format!("work {other:?}: use get, rmw, train or rows").into()),
+            other => Err(format!("work must be get, rmw, train or rows, got {other:?}").into()),
         }
     }
 
@@ -59,7 +59,7 @@ impl Work {
 }
 
 impl Peer {
-    /// Start the peers of the settings; each has its rows when this returns.
+    /// Start the peers of the settings. Each has loaded its rows when this returns.
     pub(crate) fn start_all(settings: &Settings, work: Work) -> Result<Vec<Self>, Failure> {
         settings.peers.iter().map(|kind| Self::start(settings, *kind, work)).collect()
     }
@@ -77,7 +77,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// One round with so many threads.
+    /// Run one round with `threads` threads.
     fn round(&mut self, round: usize, threads: usize) -> Result<Sample, Failure> {
         let requests = self.requests.as_mut().expect("open until the peer is dropped");
         writeln!(requests, "{round} {threads}")?;
@@ -85,16 +85,16 @@ impl Peer {
         Ok(serde_json::from_str(&line)?)
     }
 
-    /// The next line of the peer.
+    /// The next output line of the peer.
     fn answer(&mut self) -> Result<String, Failure> {
         let mut line = String::new();
         if self.answers.read_line(&mut line)? == 0 {
-            return Err(format!("{} ended; its last words are above", self.kind.name()).into());
+            return Err(format!("the process of {} ended; see its messages above", self.kind.name()).into());
         }
         Ok(line)
     }
 
-    /// Rounds until the peer reads no fewer bytes per row from the device.
+    /// Run rounds until the number of bytes per row read from the device stops falling.
     pub(crate) fn warm_up(&mut self, settings: &Settings) -> Result<(), Failure> {
         let threads = settings.peer_threads.iter().copied().max().unwrap_or(1);
         let rounds = warm_up(settings.warm_up, || {
@@ -105,7 +105,7 @@ impl Peer {
         Ok(())
     }
 
-    /// A round for each number of threads, printed.
+    /// Run and print a round for each number of threads.
     pub(crate) fn rounds(&mut self, settings: &Settings, round: usize) -> Result<(), Failure> {
         for &threads in &settings.peer_threads {
             print(&self.round(round, threads)?);
@@ -116,16 +116,16 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // The end of its requests ends the process.
+        // The end of its input ends the process.
         self.requests = None;
         let _ = self.process.wait();
     }
 }
 
-/// Be a peer: `arguments` are its kind, its work and the options.
+/// Run as a peer. `arguments` are its kind, its work and the options.
 pub(crate) fn serve(mut arguments: impl Iterator<Item = String>) -> Result<(), Failure> {
-    let kind = PeerKind::parse(&arguments.next().ok_or("which peer?")?)?;
-    let work = arguments.next().ok_or("which work?")?;
+    let kind = PeerKind::parse(&arguments.next().ok_or("peer needs an engine and a kind of work")?)?;
+    let work = arguments.next().ok_or("peer needs a kind of work after the engine")?;
     let settings = Settings::parse(std::iter::once(format!("peer-{}", kind.name())).chain(arguments))?;
     if work == "rows" {
         let engine: Arc<dyn Engine> = open(kind, &settings, 1, settings.changes)?.into();
@@ -137,7 +137,7 @@ pub(crate) fn serve(mut arguments: impl Iterator<Item = String>) -> Result<(), F
     rounds::serve(&settings, kind, Work::parse(&work)?)
 }
 
-/// Rows that are read ahead at most, as many as the store reads ahead: they may take half of the memory.
+/// Most rows to read ahead, as many as the store does: they may take half of the memory.
 fn ahead_max(settings: &Settings) -> usize {
     settings.memory as usize / settings.row_bytes / 2
 }

@@ -1,4 +1,4 @@
-//! The process of a peer: rounds on request.
+//! The process of a peer, which runs rounds on request.
 
 use std::io::BufRead;
 use std::sync::Arc;
@@ -14,15 +14,16 @@ use crate::stores;
 use crate::training::{Batches, GRADIENT, LOOKAHEAD, key};
 use crate::workload::Workload;
 
-/// Peers train one step for this many of the store: at their rate a round is long enough.
+/// A peer's round has this many times fewer steps than the store's: at its rate, that is long enough.
 const STEPS_PART: usize = 8;
-/// Threads that read ahead: as many as keep the device busy when each waits for it.
+/// Threads that read ahead: enough to keep the device busy when each waits for its own read.
 const AHEAD_THREADS: usize = 16;
 
-/// Load an engine, say so, and do a round for every line `ROUND THREADS`.
+/// Load an engine, print "loaded", and run a round for every line `ROUND THREADS`.
 pub(super) fn serve(settings: &Settings, kind: PeerKind, work: Work) -> Result<(), Failure> {
     let settings = &Settings { steps: settings.steps.div_ceil(STEPS_PART), ..settings.clone() };
-    // What is drawn and copied out is not the engine's memory, so it is there before the limit is.
+    // Drawn ids and output buffers are not the engine's memory, so they are allocated before the limit is
+    // set.
     let mut workloads: Vec<(usize, Workload)> = Vec::new();
     let mut batches = None;
     match work {
@@ -77,7 +78,7 @@ pub(super) fn serve(settings: &Settings, kind: PeerKind, work: Work) -> Result<(
     Ok(())
 }
 
-/// Store every row of every table once, as the store is loaded.
+/// Store every row of every table once, with the same values as in the store.
 pub(super) fn load(engine: &dyn Engine, settings: &Settings, tables: u64) -> Result<(), PeerError> {
     let row_floats = settings.row_bytes / 4;
     for table in 0..tables {
@@ -109,7 +110,8 @@ pub(super) fn rmw(
     })
 }
 
-/// The steps of a round, each announced before it begins, its features divided among threads; the rows looked up.
+/// Run the steps of a round, each announced before it begins, with its features divided among threads.
+/// Returns the number of rows looked up.
 pub(super) fn train(
     engine: &dyn Engine,
     ahead: &ReadAhead,
@@ -137,7 +139,7 @@ pub(super) fn train(
                 .map(|(keys, out)| {
                     scope.spawn(move || {
                         step(engine, settings.optimizer, keys, |position, weights, sum| {
-                            // What a dense model would read, and a gradient that needs no model.
+                            // The rows that a dense model would read, and a gradient that needs no model.
                             out[position * dim..][..dim].copy_from_slice(weights);
                             sum.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += GRADIENT * weight);
                         })

@@ -1,13 +1,13 @@
-//! Optimizer steps on rows of an engine that knows no optimizer.
+//! Optimizer steps on the rows of an engine that has no optimizers.
 
 use rowmill_peers::{Engine, PeerError};
 
 use crate::optimizer::Optimizer;
 
-/// Take one optimizer step on every distinct row of `keys`, as the store's own update does:
-/// `gradient(position, weights, sum)` adds the gradient of a position to the sum of its row.
+/// Take one optimizer step on every distinct row of `keys`, like the store's own update: `gradient(position,
+/// weights, sum)` adds the gradient of a position to the sum of its row.
 ///
-/// Threads that change the same row at once may lose a step, as the engine has it.
+/// Threads that change one row at once may lose a step, depending on the engine.
 pub(crate) fn step(
     engine: &dyn Engine,
     optimizer: Optimizer,

@@ -1,5 +1,5 @@
-//! Adapters against the store: the same updates must leave the same rows, or a comparison of speeds means
-//! nothing.
+//! Compares adapters with the store: equal updates must give equal rows, otherwise a comparison of speeds is
+//! meaningless.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn settings(folder: &std::path::Path, optimizer: &str) -> Settings {
     Settings::parse(line.split_whitespace().map(str::to_owned)).unwrap()
 }
 
-/// Floats of a row that the tests look at: the weights.
+/// The weights of the rows of `keys`.
 fn rows(engine: &dyn Engine, settings: &Settings, keys: &[u64]) -> Vec<f32> {
     let mut rows = vec![0.0; keys.len() * 16];
     engine.get(keys, &mut rows).unwrap();
@@ -41,7 +41,7 @@ fn near(one: &[f32], other: &[f32]) {
     assert_eq!(far, None);
 }
 
-/// The engines of this build, one after the other; LMDB only where a group can limit it.
+/// The engines of this build; LMDB only if a control group can limit it.
 fn kinds() -> impl Iterator<Item = PeerKind> {
     PeerKind::ALL.into_iter().filter(|kind| kind.is_built()).filter(|kind| {
         *kind != PeerKind::Lmdb
@@ -67,7 +67,7 @@ fn updates_leave_the_rows_of_the_store(kind: PeerKind) {
         let engine = open(kind, &settings, 1, true).unwrap();
         load(&*engine, &settings, 1).unwrap();
         for batch in 0..3_u64 {
-            // Some ids repeat; gradients are large, for the learning rate is small.
+            // Some ids repeat. Gradients are large because the learning rate is small.
             let ids: Vec<u64> = (0..3000).map(|number| (number * number + batch) % 4999).collect();
             let gradients: Vec<f32> =
                 (0..ids.len() * settings.dim()).map(|n| ((n % 23) as f32 - 11.0) * 1e5).collect();
@@ -77,7 +77,7 @@ fn updates_leave_the_rows_of_the_store(kind: PeerKind) {
         engine.settle().unwrap();
         let ids: Vec<u64> = (0..settings.rows).rev().collect();
         near(&rows(&*engine, &settings, &ids), &weights(&table, &ids));
-        assert!(engine.get(&[settings.rows], &mut [0.0; 16]).is_err(), "a row that is not there");
+        assert!(engine.get(&[settings.rows], &mut [0.0; 16]).is_err(), "reading a missing row must fail");
     }
 }
 
@@ -95,7 +95,7 @@ fn training_changes_the_rows_it_names(kind: PeerKind) {
         (0..settings.tables).flat_map(|table| (0..settings.rows).map(move |id| key(table, id))).collect();
     let mut rows = vec![0.0; keys.len() * 16];
     engine.get(&keys, &mut rows).unwrap();
-    // The sum of squares shows a gradient that is too small for the weights to show.
+    // The sum of squares shows gradients that are too small to change the weights.
     let untouched = 0.1;
     let changed = keys.iter().zip(rows.chunks(16)).filter(|(_, row)| row[15] > untouched);
     assert_eq!(changed.map(|(key, _)| *key).collect::<BTreeSet<_>>(), named);
@@ -136,5 +136,5 @@ fn rows_are_served_over_a_file(kind: PeerKind) {
         let error = ask(&[1], &[0.0; 2], request).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
-    assert!(ask(&[3], &[0.0; 2], "get 1\n").is_err(), "a row that is not there");
+    assert!(ask(&[3], &[0.0; 2], "get 1\n").is_err(), "reading a missing row must fail");
 }
