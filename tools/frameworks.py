@@ -1,11 +1,11 @@
-"""A folder with TorchRec, PyKEEN and PyTorch Geometric, for processes that have it on their PYTHONPATH.
+"""A folder with TorchRec, PyKEEN and PyTorch Geometric, to put on a PYTHONPATH.
 
-Nothing of rowmill needs them. Tests and benchmarks that meet the real packages find them here, over the torch that is
-installed; the folder is made once per lock (some seconds, 220 MB). After a change of `packages.in`, in its folder:
+rowmill itself does not need them. Tests and benchmarks with the real packages use this folder together with the installed
+torch. It is created once per lock file (some seconds, 220 MB). After a change of `packages.in`, run in its folder:
 
     uv pip compile packages.in --no-deps --universal --generate-hashes --no-emit-index-url --output-file packages.lock
 
-    .venv/bin/python tools/frameworks.py    # makes the folder if need be, and prints where it is
+    .venv/bin/python tools/frameworks.py    # creates the folder if missing, and prints its path
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LOCK = Path(__file__).parents[1] / "python/tests/integrations/packages.lock"
 
 
 def frameworks_folder() -> Path:
-    """Where the packages of the lock are; installs them if they are not there.
+    """The folder with the locked packages; installs them if missing.
 
     Raises:
-        RuntimeError: They cannot be installed here.
+        RuntimeError: The packages cannot be installed.
     """
     return locked_folder("frameworks", LOCK)
 

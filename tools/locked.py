@@ -1,6 +1,6 @@
-"""Folders with packages that only some tests and benchmarks meet, for processes that have them on their PYTHONPATH.
+"""Folders with packages that only some tests and benchmarks need, to put on a PYTHONPATH.
 
-A folder is made once per lock, over the Python that runs, and lies beside the packages of the development environment.
+A folder is created once per lock file and Python version, inside the development environment.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 
 def locked_folder(name: str, lock: Path) -> Path:
-    """Where the packages of a lock are; installs them if they are not there.
+    """The folder with the packages of a lock file; installs them if missing.
 
     Raises:
-        RuntimeError: They cannot be installed here.
+        RuntimeError: The packages cannot be installed.
     """
     content = lock.read_bytes() + sys.version.encode()
     folder = Path(sys.prefix) / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
@@ -38,5 +38,5 @@ def locked_folder(name: str, lock: Path) -> Path:
 
 
 def with_folder(folder: Path) -> str:
-    """The PYTHONPATH of this process, and such a folder behind it."""
+    """The PYTHONPATH of this process with `folder` appended."""
     return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder)]))

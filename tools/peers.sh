@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The features of rowmill-bench whose libraries this machine has, for cargo; why others are left out goes to
-# the screen. A library counts as there when a program links with it, as a build of its feature does.
+# Prints the features of rowmill-bench whose libraries this machine has, for cargo. Prints to stderr which engines are
+# skipped and why. A library is available if a test program links with it.
 #
-# With ROWMILL_PEERS=required the Debian packages of those that are missing are installed by apt, and what is
-# missing then is an error.
+# With ROWMILL_PEERS=required, installs the Debian packages of missing libraries with apt, and fails if one is still
+# missing.
 set -euo pipefail
 
-# engine | libraries that its adapter links | Debian packages they are in
+# engine | libraries that its adapter links | their Debian packages
 peers=(
     "rocksdb|rocksdb|librocksdb-dev"
     "lmdb|lmdb|liblmdb-dev"
@@ -16,7 +16,7 @@ peers=(
 
 say() { printf 'peers: %s\n' "$*" >&2; }
 
-# links LIBRARY...
+# links LIBRARY...: succeeds if a program links with the libraries.
 links() { echo 'int main(void) { return 0; }' | c++ -x c++ - -o /dev/null "${@/#/-l}" 2>/dev/null; }
 
 install() {
@@ -35,14 +35,14 @@ for peer in "${peers[@]}"; do
     if ! links "${libraries[@]}" && [ "${ROWMILL_PEERS:-}" = required ]; then
         install "${packages[@]}" || true
         if ! links "${libraries[@]}"; then
-            say "ROWMILL_PEERS is 'required', but nothing links with ${libraries[*]}: apt install ${packages[*]}"
+            say "ROWMILL_PEERS is 'required', but no program links with ${libraries[*]}: apt install ${packages[*]}"
             exit 1
         fi
     fi
     if links "${libraries[@]}"; then
         features+=("rowmill-bench/$name")
     else
-        say "nothing links with ${libraries[*]} (Debian: ${packages[*]}), so the adapter of $name is not compiled"
+        say "no program links with ${libraries[*]} (Debian: ${packages[*]}), so the adapter of $name is not compiled"
     fi
 done
 (IFS=,; echo "${features[*]}")

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Brings a machine to the point where everything here builds and tests: a C linker, Python 3.11
-# or newer, Rust, and .venv with the packages of requirements.lock; with ROWMILL_PEERS=required also the
-# libraries of tools/peers.sh. Safe to run again; touches
-# the system only for what is missing, and through apt only.
+# Sets a machine up for building and testing: a C linker, Python 3.11 or newer, Rust, and .venv with the packages of
+# requirements.lock. With ROWMILL_PEERS=required, also the libraries of tools/peers.sh. Can be run repeatedly; installs
+# only missing system packages, and only with apt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,7 +24,7 @@ as_root() {
 }
 
 apt_updated=false
-# apt_install PACKAGE...: false where there is no apt, no root, or no such package.
+# apt_install PACKAGE...: fails if apt, root or the first package is not available.
 apt_install() {
     command -v apt-get >/dev/null || return 1
     if ! $apt_updated; then
@@ -37,7 +36,7 @@ apt_install() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
 }
 
-# at_least HAVE WANTED: compares versions.
+# at_least HAVE WANTED: succeeds if version HAVE >= WANTED.
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
 python_ok() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
@@ -64,19 +63,19 @@ python=$(find_python) || {
     python=$(find_python) || fail "no Python 3.11 or newer with venv: install it, then run make again"
 }
 
-# Engines that benchmarks compare with: installed where the caller requires them, as CI does.
+# Libraries of the engines that benchmarks compare with: installed if the caller requires them, as CI does.
 if [ "${ROWMILL_PEERS:-}" = required ]; then
     tools/peers.sh >/dev/null
 fi
 
-# rustup reads rust-toolchain.toml by itself; without it, Debian's rust for browsers is new enough.
+# rustup reads rust-toolchain.toml. Without rustup, Debian's Rust for browsers (cargo-web) is new enough.
 if ! cargo_ok; then
     if command -v rustup >/dev/null; then
         rustup toolchain install >&2 || true
     elif ! { apt_install rustup || apt_install cargo-web rustc-web rustfmt-web; }; then
-        say "apt has neither rustup nor a new cargo"
+        say "apt has neither rustup nor cargo-web"
     fi
-    cargo_ok || fail "cargo is $(cargo_version || true), $rust_wanted is needed: install it with rustup, then run make again"
+    cargo_ok || fail "cargo must be at least $rust_wanted, got $(cargo_version || true): install it with rustup, then run make again"
 fi
 
 if ! [ -x .venv/bin/python ] || ! python_ok .venv/bin/python; then
@@ -84,7 +83,7 @@ if ! [ -x .venv/bin/python ] || ! python_ok .venv/bin/python; then
     "$python" -m venv --clear .venv
 fi
 
-# uv comes from the lock too, by pip; then uv installs the rest.
+# pip installs the locked uv, then uv installs the other packages.
 uv_wanted=$(sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements.lock)
 if [ "$(.venv/bin/uv --version 2>/dev/null | awk '{print $2}')" != "$uv_wanted" ]; then
     uv_lock=$(mktemp)

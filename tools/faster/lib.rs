@@ -1,1 +1,1 @@
-//! Empty: the package exists for its lock.
+//! Empty: the package exists only for its Cargo.lock.
