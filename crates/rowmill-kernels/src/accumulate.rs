@@ -201,8 +201,8 @@ pub(crate) struct Scattered<'a> {
 }
 
 impl<'a> Scattered<'a> {
-    /// `out` has room for `dim` floats rounded up to whole vectors. Every bag has `dim` floats at `gradients
-    /// + bag * stride`.
+    /// `out` has room for `dim` floats rounded up to whole vectors. Every bag has `dim` floats at
+    /// `gradients + bag * stride`.
     #[inline(always)]
     pub(crate) fn new(
         order: &'a LookupOrder,

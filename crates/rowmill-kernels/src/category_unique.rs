@@ -75,8 +75,8 @@ impl CategoryRun<'_> {
 /// category, `counts[c]` of category `c`. `inverse` holds positions among all distinct ids. Equal ids of
 /// different categories stay separate (`FusedRec`, Section 3). Returns the number of distinct ids.
 ///
-/// Categories are divided into `runs` of about equal numbers of ids. `spread(n, work)` must call `work(run,
-/// scratch)` once for each run in `[0, n)`, on any threads. Neither affects the results.
+/// Categories are divided into `runs` of about equal numbers of ids. `spread(n, work)` must call
+/// `work(run, scratch)` once for each run in `[0, n)`, on any threads. Neither affects the results.
 ///
 /// # Panics
 /// If `unique` and `inverse` are not as long as `ids`, if `paddings` and `counts` do not have one entry per

@@ -141,8 +141,8 @@ fn polynomial(coefficients: &[f64; 8], x: f64) -> f64 {
     lower.iter().rev().fold(*highest, |sum, coefficient| sum * x + coefficient)
 }
 
-/// Natural logarithm of a positive normal float. With `x = 2^e * m` and `s = (m - 1) / (m + 1)`, it is `e ln
-/// 2 + 2 (s + s^3 / 3 + s^5 / 5 + ...)`. `|s| <= 0.172`, so eleven terms are enough.
+/// Natural logarithm of a positive normal float. With `x = 2^e * m` and `s = (m - 1) / (m + 1)`, it is
+/// `e ln 2 + 2 (s + s^3 / 3 + s^5 / 5 + ...)`. `|s| <= 0.172`, so eleven terms are enough.
 #[inline(always)]
 fn ln(x: f64) -> f64 {
     const MANTISSA: u64 = (1 << 52) - 1;

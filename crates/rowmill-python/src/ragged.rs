@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-/// Ids, feature by feature: bag `b` of feature `f` is `ids[offsets[f * bags + b]..offsets[f * bags + b +
-/// 1]]`.
+/// Ids, feature by feature: bag `b` of feature `f` is
+/// `ids[offsets[f * bags + b]..offsets[f * bags + b + 1]]`.
 pub(crate) struct Ragged<'a> {
     ids: &'a [u64],
     offsets: &'a [i64],

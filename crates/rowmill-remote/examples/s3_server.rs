@@ -1,5 +1,5 @@
-//! A server of the S3 protocol over a folder, on loopback, for tests: `s3_server FOLDER KEY SECRET
-//! [PAUSE_MS]`.
+//! A server of the S3 protocol over a folder, on loopback, for tests:
+//! `s3_server FOLDER KEY SECRET [PAUSE_MS]`.
 //!
 //! Prints its address, then serves until it is killed. Sub-folders are buckets. Every request takes at least
 //! `PAUSE_MS` milliseconds, so that a test can act during an upload.

@@ -66,10 +66,10 @@ pub enum OptimizerSpec {
         /// Added to the square root.
         eps: f32,
     },
-    /// FTRL-Proximal (`McMahan` et al., KDD 2013, Algorithm 1), computed from the current weight: `n' = n +
-    /// g*g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where `|z| <= l1`, and `w = -(z - sign(z) *
-    /// l1) / ((beta + sqrt(n')) / lr + l2)` elsewhere. State: `dim` floats of `lr * z`, then `dim` floats of
-    /// `n`.
+    /// FTRL-Proximal (`McMahan` et al., KDD 2013, Algorithm 1), computed from the current weight:
+    /// `n' = n + g*g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where `|z| <= l1`, and
+    /// `w = -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2)` elsewhere. State: `dim` floats of `lr * z`,
+    /// then `dim` floats of `n`.
     Ftrl {
         /// Learning rate (alpha in the paper).
         lr: f32,

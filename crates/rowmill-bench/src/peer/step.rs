@@ -4,8 +4,8 @@ use rowmill_peers::{Engine, PeerError};
 
 use crate::optimizer::Optimizer;
 
-/// Take one optimizer step on every distinct row of `keys`, like the store's own update: `gradient(position,
-/// weights, sum)` adds the gradient of a position to the sum of its row.
+/// Take one optimizer step on every distinct row of `keys`, like the store's own update:
+/// `gradient(position, weights, sum)` adds the gradient of a position to the sum of its row.
 ///
 /// Threads that change one row at once may lose a step, depending on the engine.
 pub(crate) fn step(

@@ -1,6 +1,6 @@
-//! Adam (Kingma and Ba 2015) on the rows that a step updates, as in `torch.optim.SparseAdam`: `m += (g - m) *
-//! (1 - beta1); v += (g * g - v) * (1 - beta2); w -= rate * (m / (sqrt(v) + eps))` with `rate = lr * sqrt(1 -
-//! beta2^step) / (1 - beta1^step)`. The moments of other rows do not change.
+//! Adam (Kingma and Ba 2015) on the rows that a step updates, as in `torch.optim.SparseAdam`:
+//! `m += (g - m) * (1 - beta1); v += (g * g - v) * (1 - beta2); w -= rate * (m / (sqrt(v) + eps))` with
+//! `rate = lr * sqrt(1 - beta2^step) / (1 - beta1^step)`. The moments of other rows do not change.
 
 use super::{Elementwise, Update, written};
 use crate::arch::Vector;

@@ -1,5 +1,5 @@
-//! SGD with momentum on the rows that a step updates: `v = momentum * v + g; w -= lr * v`, or Nesterov's `w
-//! -= lr * (g + momentum * v)`. Rounding is that of `torch.optim.SGD` without dampening. The velocity of
+//! SGD with momentum on the rows that a step updates: `v = momentum * v + g; w -= lr * v`, or Nesterov's
+//! `w -= lr * (g + momentum * v)`. Rounding is that of `torch.optim.SGD` without dampening. The velocity of
 //! other rows does not change; torch keeps applying it.
 
 use super::{Elementwise, Update};

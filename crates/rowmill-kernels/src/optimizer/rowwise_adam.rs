@@ -1,6 +1,6 @@
-//! Row-wise Adam: one second moment per row, of the mean square, as in `PARTIAL_ROWWISE_ADAM` of FBGEMM: `m
-//! += (g - m) * (1 - beta1); v += (mean(g * g) - v) * (1 - beta2); w -= rate / (sqrt(v) + eps) * m`. `rate`
-//! is that of Adam, so as in Adam `eps` is added to the root before the bias correction.
+//! Row-wise Adam: one second moment per row, of the mean square, as in `PARTIAL_ROWWISE_ADAM` of FBGEMM:
+//! `m += (g - m) * (1 - beta1); v += (mean(g * g) - v) * (1 - beta2); w -= rate / (sqrt(v) + eps) * m`.
+//! `rate` is that of Adam, so as in Adam `eps` is added to the root before the bias correction.
 
 use super::adam::Corrected;
 use super::mean_square::mean_square;
