@@ -25,9 +25,9 @@ pub enum RemoteError {
     Option {
         /// Name of the option.
         option: &'static str,
-        /// What it must be.
+        /// Permitted values.
         expected: &'static str,
-        /// What it was.
+        /// Given value.
         got: String,
     },
     /// A request failed, also after retries.
