@@ -1,9 +1,9 @@
-"""What a backend of torch.distributed must do, as cases that every rank of a group runs; a program of one rank.
+"""Test cases for a backend of torch.distributed. This program runs one rank.
 
     python collectives.py BACKEND FOLDER RANK
 
-The ranks meet in the folder. Each writes there what its cases said, nothing where all is well, and what libccl was called
-for meanwhile.
+The ranks rendezvous in the folder. Each rank writes there, per case, the error (empty if the case passed) and the number
+of calls of each libccl function.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SAYS = {
     "gloo": ".",
     "oneccl": r"oneccl: allreduce of rank 0 of 2 has not ended in 1 s",
 }
-"""What they say when it is over."""
+"""Per backend, a pattern of the error after the timeout."""
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8, torch.int8)
 
 
 def ours(count: int, rank: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What a rank has to give: small numbers, exact in every type, also as sums and products of two."""
+    """The input of a rank: small numbers, exact in every type, as are sums and products of two."""
     return (torch.arange(count) % 5 + 2 * rank + 1).to(dtype)
 
 
@@ -94,7 +94,7 @@ def allgather(rank: int) -> None:
 
 def reduce_scatter(rank: int) -> None:
     for dtype in FLOATS:
-        # Ranks have the same of each part but for what tells them apart.
+        # Rank r sends each part multiplied by r + 1.
         parts = [ours(50, part, dtype) for part in range(SIZE)]
         inputs = [part * (rank + 1) for part in parts]
         out = torch.empty(50, dtype=dtype)
@@ -110,7 +110,7 @@ def all_to_all(rank: int) -> None:
         out = torch.empty_like(sent)
         dist.all_to_all_single(out, sent)
         assert torch.equal(out, torch.stack([ours(3, 2 * r + rank, dtype) for r in range(SIZE)]))
-    # Rows that differ in number, none for some.
+    # Different numbers of rows, including 0.
     for counts in ([[1, 2], [3, 0]], [[0, 0], [5, 1]], [[0, 4], [0, 0]], [[0, 0], [0, 0]]):
         rows = [
             [ours(4 * counts[r][to], r + to).view(-1, 4) for to in range(SIZE)] for r in range(SIZE)
@@ -122,7 +122,7 @@ def all_to_all(rank: int) -> None:
 
 
 def barrier(rank: int) -> None:
-    """Nobody passes before all have come: what a rank leaves behind before it is seen by the other."""
+    """No rank leaves a barrier before both have entered: a file written before it is visible to both."""
     sign = Path(sys.argv[2]) / "came"
     for turn in range(20):
         if rank == turn % SIZE:
@@ -139,7 +139,7 @@ def in_flight(rank: int) -> None:
         works.append(dist.all_reduce(tensor, async_op=True))
         mine = torch.tensor([float(rank + number)])
         works.append(dist.all_gather_into_tensor(gathered[number], mine, async_op=True))
-        del mine  # its memory is the backend's to keep
+        del mine  # the backend must keep its memory
     for work in reversed(works):
         work.wait()
         work.wait()
@@ -169,7 +169,7 @@ def objects(rank: int) -> None:
 
 
 def groups(rank: int) -> None:
-    """Collectives of two groups, begun in another order on every rank."""
+    """Collectives of two groups, started in a different order on each rank."""
     made = [dist.new_group([0, 1]) for _ in range(2)]
     alone = [dist.new_group([member]) for member in range(SIZE)]
     tensors = [ours(100, rank + which) for which in range(2)]
@@ -188,7 +188,7 @@ def groups(rank: int) -> None:
 
 
 def refusals(rank: int) -> None:
-    """What oneCCL cannot do is refused on every rank, before any waits for another; what follows works."""
+    """Unsupported operations fail on every rank before any rank waits; later operations work."""
     row = torch.zeros(4)
     with pytest.raises(ValueError, match=r"got torch\.float32 on cpu, not contiguous"):
         dist.all_reduce(torch.zeros(4, 4).t()[1:])
@@ -230,7 +230,7 @@ def backward(rank: int, step: int, model: nn.Module) -> None:
 
 
 def data_parallel(rank: int) -> None:
-    """Gradients are the mean of those of the ranks, to the last bit, with buckets small enough to be many."""
+    """Gradients are bit-identical to the mean over ranks, with many small buckets."""
     model, alone = network(), [network() for _ in range(SIZE)]
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -245,7 +245,7 @@ def data_parallel(rank: int) -> None:
 
 
 def data_parallel_bf16(rank: int) -> None:
-    """The same, sent as bfloat16."""
+    """Gradients are sent as bfloat16."""
     model, alone = network(), [network() for _ in range(SIZE)]
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.01)
     parallel.register_comm_hook(None, bf16_compress_hook)
@@ -259,7 +259,7 @@ def data_parallel_bf16(rank: int) -> None:
 
 
 def late(rank: int) -> None:
-    """A rank that waits for one that does not come is told so, by the work and by its future; so is a backward."""
+    """If the other rank never joins, the work, its future and a backward raise after the timeout."""
     group = dist.new_group([0, 1], timeout=LATE)
     tensor = ours(10, rank)
     if rank == 0:
@@ -287,7 +287,7 @@ CASES: tuple[Callable[[int], None], ...] = (
     groups,
     data_parallel,
     data_parallel_bf16,
-    # Last: a rank is lost.
+    # Last, because rank 1 leaves.
     late,
 )
 ONLY = {"oneccl": (refusals,), "gloo": ()}
@@ -320,12 +320,12 @@ def main() -> None:
             "calls": {name: after[name] - before[name] for name in after},
         }
         (folder / f"{rank}.json").write_text(json.dumps(results))
-    # Collectives that will never end need not be waited for.
+    # Do not wait for collectives that never end.
     os._exit(0)
 
 
 def calls(backend: str) -> dict[str, int]:
-    """What libccl was called for so far."""
+    """Calls of each libccl function so far."""
     if backend != "oneccl":
         return {}
     from rowmill.distributed import oneccl

@@ -1,4 +1,4 @@
-"""Ranks that are real processes and meet over gloo; they live as long as the tests."""
+"""Ranks as real processes over gloo, kept for all tests of a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS_MAX = 4
 
 
 class Processes:
-    """Processes that take jobs, one rank each."""
+    """Processes that run jobs, one rank each."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[str]] = []
@@ -27,7 +27,7 @@ class Processes:
     def run(
         self, name: str, folder: Path, *, count: int, timeout_s: float = 60.0, **arguments: Any
     ) -> list[dict[str, Any]]:
-        """Run a job on `count` ranks; what each came to."""
+        """Run a job on `count` ranks; returns the result of each rank."""
         folder.mkdir(parents=True, exist_ok=True)
         while len(self._running) < count:
             self._running.append(
@@ -56,7 +56,7 @@ class Processes:
         return results
 
     def end(self) -> None:
-        """Let all processes end."""
+        """End all processes."""
         for process in self._running:
             assert process.stdin is not None
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""Ranks of the tests that save, end in every way there is, and go on: a process for every rank of every run.
+"""Ranks for tests of checkpoints and failures: each rank of each run is a process.
 
 Processes are forked from one that has imported torch, so starting one takes a moment.
 """
@@ -40,7 +40,7 @@ _FORKING.set_forkserver_preload(["torch.distributed", "rowmill.distributed"])
 
 
 class Run:
-    """The ranks of one run, as processes; what they said is under `folder`."""
+    """The ranks of one run, as processes; their results and errors are in `folder`."""
 
     def __init__(self, job: str, folder: Path, *, count: int, **arguments: Any) -> None:
         self.folder = folder / f"said-{uuid4().hex}"
@@ -53,11 +53,11 @@ class Run:
             self.ranks.append(process)
 
     def kill(self, rank: int) -> None:
-        """End a rank as the system does when it needs its memory."""
+        """Kill a rank with SIGKILL, as the out-of-memory killer does."""
         self.ranks[rank].kill()
 
     def end(self, timeout_s: float = 120.0) -> list[int | None]:
-        """Wait until all ranks have ended by themselves; with what."""
+        """Wait until all ranks have ended; returns their exit statuses. Ranks that hang fail the test."""
         for process in self.ranks:
             process.join(timeout_s)
         ended = [process.exitcode for process in self.ranks]
@@ -69,7 +69,7 @@ class Run:
         return ended
 
     def results(self) -> list[dict[str, Any]]:
-        """What every rank came to; all must have."""
+        """The result of every rank; the test fails unless all succeeded."""
         ended = self.end()
         assert not any(ended), (ended, [self.error(rank) for rank in range(len(ended))])
         return [
@@ -77,17 +77,17 @@ class Run:
         ]
 
     def error(self, rank: int) -> str:
-        """What a rank wrote to standard error."""
+        """Standard error of a rank."""
         path = self.folder / f"{rank}.err"
         return path.read_text() if path.exists() else ""
 
     def steps(self) -> list[str]:
-        """The steps that rank 0 did, a line each."""
+        """The steps that rank 0 finished, one line each."""
         path = self.folder / "steps"
         return path.read_text().splitlines() if path.exists() else []
 
     def await_steps(self, count: int) -> None:
-        """Wait until so many steps are done, or the run is over."""
+        """Wait until rank 0 has finished `count` steps, or a rank has ended."""
         while len(self.steps()) < count and all(process.is_alive() for process in self.ranks):
             time.sleep(0.002)
 
@@ -112,12 +112,12 @@ def _main(
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        # A real program ends here as well, and with it the connections that others wait at.
+        # A real program would exit here too, which closes the connections that other ranks wait on.
         os._exit(1)
 
 
 class Backwards(torch.nn.Module):
-    """A model whose gradients are ready in another order than DDP expects: its buckets change after a step."""
+    """A model whose gradients are ready in another order than DDP expects, so DDP rebuilds its buckets after a step."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def train(
     random: bool = True,
     die: str | None = None,
 ) -> dict[str, Any]:
-    """Train from the last checkpoint on, and save now and then."""
+    """Train from the last checkpoint, and save at intervals."""
     checkpoint = Checkpoint(folder / "run", ranks=ranks)
     losses: dict[int, float] = {}
     with Watch(ranks, grace_s=5) as watch, checkpoint.open(memory="16MiB", seed=7) as store:
@@ -181,7 +181,7 @@ def train(
 
 
 def _die_while_saving(where: str, rank: int, store: rowmill.Store) -> None:
-    """Have a rank killed at a place in `Checkpoint.save`."""
+    """Kill a rank at a given point in `Checkpoint.save`."""
 
     def die(*_: Any, **__: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -203,7 +203,7 @@ def _die_while_saving(where: str, rank: int, store: rowmill.Store) -> None:
 
 
 def rows_of(store: rowmill.Store) -> dict[str, Any]:
-    """Every row of this rank by table: ids, and the bits of weights and state."""
+    """Every row of this rank, by table and id: weights and state."""
     rows: dict[str, Any] = {}
     for name in store.table_names():
         table = store.open_table(name)
@@ -217,13 +217,13 @@ def rows_of(store: rowmill.Store) -> dict[str, Any]:
 
 
 def counters_of(store: rowmill.Store) -> dict[str, list[int]]:
-    """Steps of every table, and its births."""
+    """Per table, its number of steps and of created rows."""
     tables = store.stats()["tables"]
     return {name: [figures["steps"], figures["births"]] for name, figures in tables.items()}
 
 
 def look(ranks: Ranks, folder: Path, said: Path) -> dict[str, Any]:
-    """What the ranks have when they have opened the checkpoint, and done nothing."""
+    """Rows and counters right after the checkpoint was opened."""
     checkpoint = Checkpoint(folder / "run", ranks=ranks)
     with checkpoint.open(memory="16MiB") as store:
         rows = rows_of(store)
@@ -231,7 +231,7 @@ def look(ranks: Ranks, folder: Path, said: Path) -> dict[str, Any]:
 
 
 def fill(ranks: Ranks, folder: Path, said: Path, *, rows: int) -> dict[str, Any]:
-    """Save many rows."""
+    """Save a checkpoint with `rows` rows per rank."""
     checkpoint = Checkpoint(folder / "run", ranks=ranks)
     with checkpoint.open(memory="32MiB") as store:
         table = store.table("t", dim=128, optimizer=rowmill.optim.SGD(lr=0.1))
@@ -243,7 +243,7 @@ def fill(ranks: Ranks, folder: Path, said: Path, *, rows: int) -> dict[str, Any]
 
 
 def peak(ranks: Ranks, folder: Path, said: Path) -> dict[str, Any]:
-    """Memory that opening the checkpoint takes at most."""
+    """Growth of peak memory while the checkpoint is opened, in bytes."""
     before = _peak_bytes()
     checkpoint = Checkpoint(folder / "run", ranks=ranks)
     with checkpoint.open(memory="32MiB") as store:
@@ -259,7 +259,7 @@ def _peak_bytes() -> int:
 
 
 def lose(ranks: Ranks, folder: Path, said: Path, *, how: str, victim: int) -> dict[str, Any]:
-    """One rank is lost in step 7, or fails."""
+    """One rank is lost or fails, in step 7 unless `how` is "late"."""
     settings: dict[str, Any] = {"silence_s": 1.0} if how == "silence" else {}
     with Watch(
         ranks, grace_s=20.0 if how in ("kill", "raise", "interrupt") else 1.0, **settings
@@ -281,7 +281,7 @@ def lose(ranks: Ranks, folder: Path, said: Path, *, how: str, victim: int) -> di
                 threading.Event().wait()
             dist.all_reduce(torch.ones(1))
         if how == "late" and ranks.rank > 0:
-            # Rank 0 has left, and the others are still at work.
+            # Rank 0 has left the watch, and the other ranks still work.
             time.sleep(2)
             if ranks.rank == victim:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -292,8 +292,8 @@ def lose(ranks: Ranks, folder: Path, said: Path, *, how: str, victim: int) -> di
 def apart(
     ranks: Ranks, folder: Path, said: Path, *, how: str, depth: int = 0, watched: bool = False
 ) -> dict[str, Any]:
-    """Rank 1 makes other calls than the others from step 3 on."""
-    # A test that waits for this does not pass.
+    """From step 3, rank 1 makes other calls than the other ranks."""
+    # Longer than the limit of a test, so no test passes by this timeout.
     ranks = Ranks(timeout_s=600)
     other = ranks.rank == 1
     store = rowmill.open(folder / f"store-{ranks.rank}", memory="16MiB", threads=1, seed=7)
@@ -312,7 +312,7 @@ def apart(
             yield batch, labels
 
     def train() -> None:
-        # A pipeline's end is a message, which names who has more.
+        # A pipeline sends its end, so the error names the ranks with more batches.
         coming = Pipeline(collection, depth=depth).run(batches()) if depth else batches()
         with Watch(ranks) if watched else nullcontext() as watch:
             for step, (batch, labels) in enumerate(coming):
@@ -349,7 +349,7 @@ def apart(
     try:
         train()
     except ValueError:
-        # Within a watch it need not end for the others to be told.
+        # With a watch, the other ranks must learn of the error while this process lives.
         while watched and not (said / "over").exists():
             time.sleep(0.05)
         raise
@@ -360,7 +360,7 @@ def apart(
 
 
 def bad(ranks: Ranks, folder: Path, said: Path, *, what: str) -> dict[str, Any]:
-    """Something is wrong with a checkpoint; what every rank is told."""
+    """A checkpoint is used wrongly; returns the error of every rank."""
     last = ranks.rank == ranks.count - 1
     mine = folder / "run"
     if what == "another folder" and last:
@@ -386,7 +386,7 @@ def bad(ranks: Ranks, folder: Path, said: Path, *, what: str) -> dict[str, Any]:
                 try:
                     checkpoint.save(model, optimizer, position=ranks.rank // 2)
                 finally:
-                    # Nothing was begun, so the next one is made.
+                    # The failed save wrote nothing, so the next one succeeds.
                     checkpoint.save(model, optimizer, position=5)
             if what == "no position":
                 checkpoint.save(model, optimizer, position=object())

@@ -1,6 +1,6 @@
-"""One rank of the tests: a process that runs jobs it reads from its standard input.
+"""One rank of the tests: a process that runs jobs read from standard input.
 
-A process serves many jobs, each with a process group of its own, for importing torch takes longer than most jobs.
+A process runs many jobs, each with its own process group, because importing torch takes longer than most jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 WAIT_S = 600.0
-"""For a row of another step; a hang is found by the wait for another rank, or by the test's own limit."""
+"""Deadline for a row that another step holds. Hangs are found by the timeout of ranks or of the test instead."""
 
 EXTREMES = [2**63 - 1, -(2**63), -1, 2**31]
 
@@ -45,8 +45,8 @@ EXTREMES = [2**63 - 1, -(2**63), -1, 2**31]
 def open_tables(
     folder: Path, rank: int, bound: int | None = 0, rules: bool = False
 ) -> tuple[rowmill.Store, list[Feature]]:
-    """A store of a rank, and features over its tables."""
-    # A machine that stops for a while, as one does that is suspended, must not look like a row that nobody gives back.
+    """Create a rank's store, and features over its tables."""
+    # The long deadline keeps a suspended machine from looking like a row that is never released.
     store = rowmill.open(
         folder / f"store-{rank}", memory="32MiB", threads=1, seed=7, wait_deadline_s=WAIT_S
     )
@@ -54,10 +54,10 @@ def open_tables(
 
 
 def tables_of(store: rowmill.Store, bound: int | None = 0, rules: bool = False) -> list[Feature]:
-    """Features of three dims, four specs and all kinds of pooling; two of them share a table."""
+    """Features of three dims and four specs, with sum and mean pooling; two of them share a table."""
     sgd, adagrad = rowmill.optim.SGD(lr=0.1), rowmill.optim.RowwiseAdagrad(lr=0.05)
     make = partial(store.table, staleness_bound=bound)
-    if rules:  # Ids that are asked for once get no row, and rows go that are not asked for.
+    if rules:  # Admit ids at their second lookup; evict rows after 6 steps without lookup.
         make = partial(make, admission=MinCount(2), eviction=TTL(steps=6, every=2))
     tables = [
         make("user", dim=8, optimizer=sgd),
@@ -78,19 +78,19 @@ def tables_of(store: rowmill.Store, bound: int | None = 0, rules: bool = False) 
 
 
 def batch_of(step: int, features: list[Feature]) -> tuple[RaggedBatch, Tensor]:
-    """A batch of all ranks: its size differs from step to step, and is sometimes below that of the ranks."""
+    """The batch of all ranks. Its size differs between steps, and may be below the number of ranks."""
     random = torch.Generator().manual_seed(step)
     size = (13, 3, 1, 8, 22)[step % 5]
     bags: dict[str, list[list[int]]] = {}
     for feature in features:
         most = 50 if feature.table.num_rows else 200
         lengths = torch.randint(0, 4, (size,), generator=random).tolist()
-        if feature.name == "colour" and step % 3 == 0:  # A category nobody asks for.
+        if feature.name == "colour" and step % 3 == 0:  # A category without ids.
             lengths = [0] * size
         bags[feature.name] = [
             (torch.rand(n, generator=random) ** 3 * most).long().tolist() for n in lengths
         ]
-        if feature.name == "user":  # An id that every sample asks for, and so every rank.
+        if feature.name == "user":  # An id in every sample, and so on every rank.
             bags["user"] = [[5, *ids] for ids in bags["user"]]
             bags["user"][0] += EXTREMES
     labels = (torch.rand(size, generator=random) < 0.3).float()
@@ -100,7 +100,7 @@ def batch_of(step: int, features: list[Feature]) -> tuple[RaggedBatch, Tensor]:
 def part_of(
     batch: RaggedBatch, labels: Tensor, rank: int, count: int
 ) -> tuple[RaggedBatch, Tensor]:
-    """The samples of one rank: as even as they come, the last ranks have fewer or none."""
+    """The samples of one rank: equal shares, except that the last ranks may have fewer or none."""
     share = -(-len(labels) // count)
     begin, end = min(rank * share, len(labels)), min((rank + 1) * share, len(labels))
     bags: dict[str, list[list[int]]] = {}
@@ -111,7 +111,7 @@ def part_of(
 
 
 def rows_of(features: list[Feature]) -> dict[str, list[Any]]:
-    """Of every table the rows that this rank has."""
+    """Per table, the ids and weights of this rank's rows."""
     ids = torch.tensor([*range(200), *EXTREMES])
     rows: dict[str, list[Any]] = {}
     for table in {feature.table for feature in features}:
@@ -122,7 +122,7 @@ def rows_of(features: list[Feature]) -> dict[str, list[Any]]:
 
 
 def counts_of(store: rowmill.Store) -> dict[str, dict[str, int]]:
-    """What the store counted of every table."""
+    """Counters of the store, per table."""
     tables = store.stats()["tables"]
     what = ("accesses", "births", "evicted", "steps")
     return {name: {one: tables[name][one] for one in what} for name in tables}
@@ -164,7 +164,7 @@ def parts(
 def ahead(
     pipeline: Pipeline, ranks: Ranks, features: list[Feature], steps: int, stops: list[int]
 ) -> Iterator[tuple[Prepared, Tensor]]:
-    """The same, prepared ahead, by a run that ends early at each of `stops` and one for the rest."""
+    """This rank's part of every batch, prefetched by runs that end early at each of `stops`, and a last run."""
     for begin, end in pairwise([0, *stops, steps]):
         run = pipeline.run(parts(ranks, features, range(begin, steps)))
         yield from islice(run, end - begin)
@@ -182,7 +182,7 @@ def train(
     output: str = "float32",
     **settings: Any,
 ) -> dict[str, Any]:
-    """Training over an exchange; pooled vectors are of the type `output`."""
+    """Train with an exchange; pooled vectors have dtype `output`."""
     store, features = open_tables(folder, ranks.rank, bound, rules)
     dtype = getattr(torch, output)
     collection = ShardedCollection(features, ranks=ranks, output_dtype=dtype, **settings)
@@ -223,7 +223,7 @@ def train(
 
 
 def shared_id(ranks: Ranks, folder: Path, strategy: str) -> dict[str, Any]:
-    """Every rank asks for one id and brings a gradient of its own."""
+    """Every rank looks up one id, with a different gradient per rank."""
     store = rowmill.open(folder / f"store-{ranks.rank}", memory="16MiB", threads=1)
     zeros = rowmill.init.Zeros()
     table = store.table("t", dim=2, optimizer=rowmill.optim.SGD(lr=1.0), initializer=zeros)
@@ -236,7 +236,7 @@ def shared_id(ranks: Ranks, folder: Path, strategy: str) -> dict[str, Any]:
 
 
 def requests(ranks: Ranks, folder: Path, strategy: Any) -> dict[str, Any]:
-    """Ids that every rank asks for in every step, several times, beside one of its own."""
+    """Every step, each rank looks up shared ids, some repeatedly, and one id that only it uses."""
     store = rowmill.open(folder / f"store-{ranks.rank}", memory="16MiB", threads=1)
     sgd = rowmill.optim.SGD(lr=1.0)
     tables = [store.table(name, dim=2, optimizer=sgd) for name in ("a", "b")]
@@ -253,7 +253,7 @@ def requests(ranks: Ranks, folder: Path, strategy: Any) -> dict[str, Any]:
 
 
 def weighted(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, Any]:
-    """Gradients of the factors of ids, of two batches whose graphs are alive at once, and the vectors of the first."""
+    """Gradients of id weights for two batches with live graphs, and pooled vectors of the first."""
     store, features = open_tables(folder, ranks.rank)
     features = [feature for feature in features if feature.pooling == "sum"]
     one, own = open_tables(folder / "one", ranks.rank)
@@ -283,7 +283,7 @@ def weighted(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, Any]:
 
 
 def external(ranks: Ranks, folder: Path, shared: bool, **settings: Any) -> dict[str, Any]:
-    """A feature whose rows are another model's, written by the ranks each for itself, or by the first for all."""
+    """A feature over rows of another model, which each rank wrote for itself, or rank 0 for all."""
     other = folder / f"other-{0 if shared else ranks.rank}"
     ids = torch.arange(40)
     with rowmill.open(folder / f"writing-{ranks.rank}", memory="16MiB", seed=3) as store:
@@ -329,7 +329,7 @@ def external(ranks: Ranks, folder: Path, shared: bool, **settings: Any) -> dict[
 
 
 def held_by_messages(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, Any]:
-    """One step of 20 tables of 2000 rows each; bytes of the buffers that messages are packed into and arrive in."""
+    """Train one step on 20 tables of 2000 rows each; returns the bytes of message buffers."""
     store = rowmill.open(folder / f"store-{ranks.rank}", memory="64MiB", threads=1, seed=7)
     sgd = rowmill.optim.SGD(lr=0.1)
     tables = [store.table(f"t{n}", dim=4, optimizer=sgd) for n in range(20)]
@@ -346,7 +346,7 @@ def held_by_messages(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, A
 
 
 def wrong(ranks: Ranks, folder: Path, what: str, **settings: Any) -> dict[str, Any]:
-    """Bad input on the last rank; the error every rank sees, and how long it took to see it."""
+    """Pass bad input on the last rank; returns the error of every rank and the seconds until it was raised."""
     store, features = open_tables(folder, ranks.rank)
     last = ranks.rank == ranks.count - 1
     if what == "optimizer":
@@ -392,7 +392,7 @@ def wrong(ranks: Ranks, folder: Path, what: str, **settings: Any) -> dict[str, A
             ids[ends[place] : ends[place + batch.batch_size]] = 50
             batch = RaggedBatch(batch.features, ids, batch.offsets)
         if last and what == "none":
-            batch = None  # What callers without types may hand over.
+            batch = None  # Callers without type checks may pass this.
         if last and what == "mode":
             collection.eval()
         if last and what == "closed":
@@ -403,7 +403,7 @@ def wrong(ranks: Ranks, folder: Path, what: str, **settings: Any) -> dict[str, A
             error = raised
             collection.train()
             if what != "closed":
-                # Nothing is lost: the same collection goes on.
+                # The collection is still usable.
                 collection(good).sum().backward()
                 after = [1.0]
     except Exception as raised:
@@ -414,7 +414,7 @@ def wrong(ranks: Ranks, folder: Path, what: str, **settings: Any) -> dict[str, A
 
 
 def wrong_ahead(ranks: Ranks, folder: Path, what: str, pipeline: dict[str, int]) -> dict[str, Any]:
-    """The fourth batch of the last rank is wrong; how many the loop saw, and the error of every rank."""
+    """The last rank's fourth batch is invalid; returns the batches seen and the error of every rank."""
     store, features = open_tables(folder, ranks.rank)
     collection = ShardedCollection(features, ranks=ranks)
     last = ranks.rank == ranks.count - 1
@@ -445,7 +445,7 @@ def wrong_ahead(ranks: Ranks, folder: Path, what: str, pipeline: dict[str, int])
     except Exception as raised:
         error = raised
     after: list[int] = []
-    if what != "closed":  # Nothing is lost: the same pipeline goes on.
+    if what != "closed":  # The pipeline is still usable.
         collection.train()
         for batch, _ in run.run(parts(ranks, features, range(3))):
             collection(batch).sum().backward()
@@ -455,7 +455,7 @@ def wrong_ahead(ranks: Ranks, folder: Path, what: str, pipeline: dict[str, int])
 
 
 def evaluated_ahead(ranks: Ranks, folder: Path, pipeline: dict[str, int]) -> dict[str, Any]:
-    """Batches evaluated ahead, some of them between two of a training that is ahead itself, and in time."""
+    """Evaluate batches with and without prefetch, also in the middle of a prefetched training run."""
     store, features = open_tables(folder, ranks.rank)
     collection = ShardedCollection(features, ranks=ranks)
     training, run = Pipeline(collection, **pipeline), Pipeline(collection, **pipeline)
@@ -483,7 +483,7 @@ def evaluated_ahead(ranks: Ranks, folder: Path, pipeline: dict[str, int]) -> dic
 
 
 def unequal_pipelines(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Ranks that want to prepare different numbers of batches."""
+    """Ranks with different prefetch depths."""
     _store, features = open_tables(folder, ranks.rank)
     collection = ShardedCollection(features, ranks=ranks)
     try:
@@ -494,7 +494,7 @@ def unequal_pipelines(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 
 def cached(ranks: Ranks, folder: Path, cache: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """Training and evaluation by turns, without a row cache and with it; one table is another model's."""
+    """Alternate training and evaluation, without and with a row cache; one table belongs to another model."""
     (seen, rows, again, sent, none), (cached_seen, cached_rows, cached_again, cached_sent, use) = (
         _turns(ranks, folder / str(row_cache is None), row_cache, **settings)
         for row_cache in (None, RowCache(**cache))
@@ -510,7 +510,7 @@ def cached(ranks: Ranks, folder: Path, cache: dict[str, Any], **settings: Any) -
 
 
 def _turns(ranks: Ranks, folder: Path, row_cache: RowCache | None, **settings: Any) -> list[Any]:
-    """Pooled vectors and rows of ten steps, an evaluation, ten steps and an evaluation; rows of a checkpoint amid them."""
+    """Pooled vectors and rows of ten steps, an evaluation, ten steps and an evaluation; rows of a checkpoint between."""
     folder.mkdir(exist_ok=True)
     theirs_at = folder / f"theirs-{ranks.rank}"
     with rowmill.open(theirs_at, memory="16MiB", seed=3) as store:
@@ -550,7 +550,7 @@ def _turns(ranks: Ranks, folder: Path, row_cache: RowCache | None, **settings: A
 
 
 def misused_cache(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """A batch of a run is left out on all ranks; a training step in the middle of a run of evaluation."""
+    """Skip a batch of a run on all ranks, use one twice, or train in the middle of an evaluation run."""
     store, features = open_tables(folder, ranks.rank)
     collection = ShardedCollection(features, ranks=ranks).eval()
     pipeline = Pipeline(collection, row_cache=RowCache())
@@ -572,7 +572,7 @@ def misused_cache(ranks: Ranks, folder: Path) -> dict[str, Any]:
         except Exception as error:
             found.append(str(error))
         run.close()
-    # Nothing is lost: the same pipeline goes on.
+    # The pipeline is still usable.
     for batch, _ in pipeline.run(parts(ranks, features, range(3))):
         collection(batch)
     store.close()
@@ -580,7 +580,7 @@ def misused_cache(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 
 def wrong_cache(ranks: Ranks, folder: Path, cache: dict[str, Any]) -> dict[str, Any]:
-    """A cache that one rank cannot have."""
+    """An invalid row cache on the last rank."""
     store, features = open_tables(folder, ranks.rank)
     collection = ShardedCollection(features, ranks=ranks)
     mine = cache if ranks.rank == ranks.count - 1 else {}
@@ -594,7 +594,7 @@ def wrong_cache(ranks: Ranks, folder: Path, cache: dict[str, Any]) -> dict[str, 
 
 
 def silent(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """The last rank never comes."""
+    """The last rank makes no calls."""
     _store, features = open_tables(folder, ranks.rank)
     collection = ShardedCollection(features, ranks=ranks)
     if ranks.rank == ranks.count - 1:

@@ -1,9 +1,9 @@
-"""A checkpoint of all ranks is of one step or none, and any number of ranks goes on from it.
+"""Checkpoints of all ranks are atomic, and any number of ranks can resume from one.
 
-What could break: a rank that goes on from another step than the rest, after a kill at any instant; a resumed run whose bits
-are not those of one that was never stopped; rows that are lost, doubled or without their state when the number of ranks
-changes, or memory that grows with the rows then; parts of different runs taken for one; and ranks that wait for one that
-found something wrong. Ranks are processes, and are killed.
+What could break: after a kill, ranks resume from different steps; a resumed run differs in bits from an uninterrupted run;
+when the number of ranks changes, rows are lost, duplicated or without state, or memory grows with the number of rows; parts
+of different runs are accepted as one checkpoint; ranks wait for a rank that found an error. Ranks are processes and are
+killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KILLS = 10
 
 @pytest.fixture(scope="module")
 def unstopped(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """Runs of 2 and 3 ranks that nobody stops."""
+    """Uninterrupted runs of 2 and 3 ranks."""
     folder = tmp_path_factory.mktemp("unstopped")
     return {
         count: Run(
@@ -40,7 +40,7 @@ def unstopped(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[s
 
 
 def losses_of(runs: list[Run]) -> dict[int, str]:
-    """The loss of every step, as the last run that did it had it."""
+    """The loss of every step, from the last run that did the step."""
     losses: dict[int, str] = {}
     for run in runs:
         for line in run.steps():
@@ -51,7 +51,7 @@ def losses_of(runs: list[Run]) -> dict[int, str]:
 
 
 def rows_of(results: list[dict[str, Any]]) -> dict[tuple[str, str], list[float]]:
-    """The rows of all ranks; one that two have fails."""
+    """The rows of all ranks; fails if two ranks have the same row."""
     rows: dict[tuple[str, str], list[float]] = {}
     for result in results:
         for table, own in result["rows"].items():
@@ -69,7 +69,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_is_
     for kill in range(KILLS):
         run = Run("train", tmp_path, count=2, until=STEPS[2], every=EVERY)
         runs.append(run)
-        # Into the next save, or what comes before and after it.
+        # Kill during the next save, or shortly before or after it.
         run.await_steps(chance.randrange(1, 3 * EVERY))
         victim = kill % 2
         run.ranks[victim].join(chance.random() * 0.03)
@@ -104,7 +104,7 @@ def test_all_ranks_stand_at_the_checkpoint_that_the_manifest_names(
 ) -> None:
     run = Run("train", tmp_path, count=3, until=3 * EVERY, every=EVERY, die=where)
     assert sorted(run.end(), key=lambda ended: ended or 0) == [-signal.SIGKILL, 1, 1]
-    # Some stores have two checkpoints now, and only the manifest knows which one holds.
+    # Some stores now have two checkpoints; the manifest decides which is valid.
     results = Run("train", tmp_path, count=3, until=STEPS[3], every=EVERY).results()
     for result, other in zip(results, unstopped[3], strict=True):
         assert result["begin"] == goes_on
@@ -139,7 +139,7 @@ def test_other_numbers_of_ranks_take_the_rows_over(tmp_path: Path) -> None:
 
 
 def summed(results: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Of every table its steps, and the births of all ranks."""
+    """Per table, its number of steps, and rows created on all ranks."""
     tables = results[0]["counters"]
     return {
         name: (steps, sum(result["counters"][name][1] for result in results))
@@ -150,7 +150,7 @@ def summed(results: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
 def test_a_takeover_that_is_cut_short_is_begun_again(tmp_path: Path) -> None:
     Run("train", tmp_path, count=3, until=EVERY, every=EVERY).results()
     before = rows_of(Run("look", tmp_path, count=3).results())
-    # Two ranks have taken the rows over and are lost in their first save.
+    # Two ranks have taken over the rows, and are killed in their first save.
     run = Run("train", tmp_path, count=2, until=2 * EVERY, every=EVERY, die="before the manifest")
     run.end()
     for count in (4, 2, 3):
@@ -158,7 +158,7 @@ def test_a_takeover_that_is_cut_short_is_begun_again(tmp_path: Path) -> None:
 
 
 def test_rows_are_taken_over_in_bounded_memory(tmp_path: Path) -> None:
-    # 160 MB of rows, by ranks with 32 MiB for them.
+    # 160 MB of rows, on ranks with 32 MiB of memory each.
     rows = 160_000
     Run("fill", tmp_path, count=2, rows=rows).results()
     (result,) = Run("peak", tmp_path, count=1).results()

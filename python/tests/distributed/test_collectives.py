@@ -1,8 +1,9 @@
-"""Two processes per backend of torch.distributed: gloo, by which the suite is known to ask for the right things, and ours
-over oneCCL, which is installed from a lock into a folder of its own (`tools/locked.py`).
+"""Two backends of torch.distributed with two processes each: gloo, which validates the cases, and our oneCCL backend.
 
-What could break: a collective that moves the wrong bytes of some type or shape, one that quietly did not go through libccl,
-memory that is freed while it is sent, a failure that nobody hears of, a wait without an end.
+oneCCL is installed from a lock file into a separate folder (`tools/locked.py`).
+
+What could break: a collective returns wrong bytes for some type or shape, or silently bypasses libccl; memory is freed while
+it is sent; a failure is not reported; a wait never ends.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ RUNS = {
     "refusals": "barrier",
     "late": "connect",
 }
-"""What a case is about: of this every rank has run some by libccl."""
+"""Per case, the libccl function that every rank must have called."""
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -61,7 +62,7 @@ class CasesRun(NamedTuple):
 
 @pytest.fixture(scope="session")
 def oneccl() -> Path:
-    """Where oneCCL is. Nothing else shows that the backend works, so a machine without it fails."""
+    """The folder of oneCCL. Tests fail without it, because no other test covers the backend."""
     return locked_folder("oneccl", HERE / "oneccl/packages.lock")
 
 
@@ -71,7 +72,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def run_of(oneccl: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], CasesRun]:
-    """Runs all cases of a backend, once for all the tests that ask."""
+    """Runs all cases of a backend, once for all tests."""
 
     @cache
     def run(backend: str) -> CasesRun:
@@ -113,14 +114,14 @@ def test_every_rank_finds_what_it_should(
 
 
 def test_ranks_of_torchrun_come_and_go_in_order(oneccl: Path, tmp_path: Path) -> None:
-    """With no launcher of MPI; with its groups left, and without."""
+    """Works without an MPI launcher, whether or not the program destroys its groups."""
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, torch, torch.distributed as dist\n"
         "dist.init_process_group('oneccl')\n"
         "ones = torch.ones(5)\n"
         "dist.all_reduce(ones, group=dist.new_group([0, 1]))\n"
-        # In one piece: both ranks write to one pipe.
+        # One write per line, because both ranks share a pipe.
         "sys.stdout.write(f'found {ones.sum().item()}\\n')\n"
         "if len(sys.argv) > 1:\n"
         "    dist.destroy_process_group()\n"
@@ -142,7 +143,7 @@ def test_ranks_of_torchrun_come_and_go_in_order(oneccl: Path, tmp_path: Path) ->
 
 
 def alone(folder: Path, python: str, **environ: str) -> str:
-    """The last line of a rank that cannot begin, though another one never comes."""
+    """The last line of a rank that fails to start, while the other rank never starts."""
     program = (
         "import torch.distributed as dist\n"
         f"dist.init_process_group('oneccl', init_method='file://{folder}/store', rank=0, world_size=2)"
@@ -164,7 +165,7 @@ def test_what_is_missing_is_named_at_once(oneccl: Path, tmp_path: Path) -> None:
         alone(tmp_path, sys.executable)
         == "rowmill.errors.BackendMissing: oneCCL is not installed: pip install 'rowmill[oneccl]'"
     )
-    # A cache of its own, so that the shim is not there yet.
+    # An empty cache folder, so that the shim must be compiled.
     found = {"PYTHONPATH": with_folder(oneccl), "XDG_CACHE_HOME": str(tmp_path)}
     assert alone(tmp_path, warm_python(), **found, PATH=str(tmp_path)).endswith(
         "is compiled when first used, and there is no C++ compiler: apt install g++"

@@ -1,6 +1,6 @@
-"""Files of a checkpoint are replaced whole or not at all.
+"""Files of a checkpoint are replaced atomically.
 
-What could break: on a full disk half a file takes the place of a whole one, or stays beside it and keeps the disk full.
+What could break: on a full disk a partial file replaces a complete one, or remains next to it and uses up the disk.
 """
 
 from __future__ import annotations

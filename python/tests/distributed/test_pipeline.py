@@ -1,8 +1,8 @@
-"""Batches prepared ahead train what batches prepared in time do.
+"""Training with prefetched batches gives the same results as without prefetch.
 
-What could break: ids of one batch with the rows of another, collectives of two threads that meet, a row read before its
-last update though its table is synchronous, a step that is never applied, threads of one rank that wait for those of another
-when a loop ends early, and errors that reach one rank only.
+What could break: ids of one batch are paired with rows of another; collectives of two threads match each other; a row of a
+synchronous table is read before its last update; a step is never applied; threads of different ranks deadlock when a loop ends
+early; an error is raised on one rank only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAME = ("losses", "rows", "weights", "evaluated")
 def in_time(
     processes: Processes, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, list[dict[str, Any]]]:
-    """Without a pipeline, by number of ranks."""
+    """Results without a pipeline, by number of ranks."""
     folder = tmp_path_factory.mktemp("in-time")
     return {
         count: processes.run("train", folder / str(count), count=count, steps=STEPS)
@@ -55,7 +55,7 @@ def test_a_pipeline_at_bound_0_leaves_the_same_bits(
     for got, wanted in zip(results, in_time[count], strict=True):
         for what in SAME:
             assert got[what] == wanted[what], what
-        # One message more: that there are no more batches.
+        # One extra message, which reports the end of the batches.
         assert got["rounds"] == wanted["rounds"] | {"counts": wanted["rounds"]["counts"] + 1}
         assert got["announced"] > 0 == wanted["announced"]
         assert not any(got["stale"][1:])
@@ -132,7 +132,7 @@ def test_a_rank_that_cannot_read_its_rows_is_named_by_all(
     processes: Processes, tmp_path: Path
 ) -> None:
     pipeline = {"depth": 2, "in_flight": 1}
-    # The other ranks must not wait for its ids: the test would end by its own limit before this one.
+    # If other ranks waited for its ids, the test's own limit would end it first.
     results = processes.run(
         "wrong_ahead", tmp_path, count=3, timeout_s=600, what="closed", pipeline=pipeline
     )

@@ -1,9 +1,8 @@
-"""Rows that are kept for coming batches are those that would have come.
+"""Cached rows are equal to the rows that their owners would send.
 
-What could break: a kept row that has been trained since, a slot that another row took before its last use, a gradient of
-rows that came written to the place of one that was kept, ids of one category taken for those of another, and a cache that
-grows beyond its memory. A rank draws ids that all draw; one of its tables is another model's and read only, so its rows are
-kept in training as well.
+What could break: a cached row is stale after an update; a slot is reused before the last use of its row; the gradient of a
+received row is written to a cached one; ids of two categories are confused; the cache exceeds its memory. Ranks share ids. One
+table belongs to another model and is read-only, so its rows are cached in training too.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     [
         ({"ahead": 1}, {}),
         ({"ahead": 5}, {}),
-        # Room for 2, 4, 8 rows of the widths 16, 8, 4; in training for 12 of the one width.
+        # Fits 2, 4 and 8 rows of dims 16, 8 and 4; in training, 12 rows of the read-only table.
         ({"ahead": 5, "memory": 3 * 2 * 64}, {}),
         ({"ahead": 3}, {"chunk_bytes_max": 200}),
         ({"ahead": 3, "memory": 3 * 2 * 64}, {"strategy": "fused", "rows_on_wire": "bf16"}),

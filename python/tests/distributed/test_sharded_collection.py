@@ -1,10 +1,9 @@
-"""Training on many ranks comes to what training on one does.
+"""Training on many ranks gives the same results as training on one.
 
-What could break: a gradient that counts once too often or is scaled by the number of ranks, one of two gradients of a row
-that two ranks ask for, a row that two ranks own, batches that do not divide, ranks without samples, more ranks than tables,
-a strategy that sees other ids than the rest, and ranks that wait for one that found its input wrong. Ranks are processes and
-meet over gloo; what they train has three widths, four specs, means, padding, a table of two features, and ids of all 64
-bits. Sums over ranks round in another order than sums over a batch.
+What could break: a gradient is counted twice, scaled by the number of ranks, or lost when two ranks look up one row; two ranks
+own a row; batches do not divide evenly; ranks have no samples; there are more ranks than tables; strategies differ in ids;
+ranks wait for a rank with invalid input. Ranks are processes over gloo. The tables have three dims and four specs; features
+use means, padding, a shared table and 64-bit ids. Sums over ranks round in another order than sums over a batch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ STEPS = 200
 
 
 def rows_of(results: list[dict[str, Any]]) -> dict[tuple[str, int], list[float]]:
-    """The rows of all ranks; one that two have fails."""
+    """The rows of all ranks; fails if two ranks have the same row."""
     rows: dict[tuple[str, int], list[float]] = {}
     for result in results:
         for table, (ids, values) in result["rows"].items():
@@ -94,8 +93,8 @@ def test_strategies_are_equal_to_the_bit(
                 assert one[what] == other[what], (strategy, what)
             assert one["bytes"]["rows"] == other["bytes"]["rows"]
             assert one["bytes"]["gradients"] == other["bytes"]["gradients"]
-    # Rounds of a step: counts and the word that all is well, then lanes of 1, 4 groups, 6 categories; and
-    # one more forward in evaluation.
+    # Rounds of a step: counts with the status, then one per lane (1 lane, 4 groups or 6 categories). There is
+    # one more forward, in evaluation.
     forwards = steps + 1
     for strategy, lanes, keys in [
         ("packed", 1, 1),
@@ -111,7 +110,7 @@ def test_strategies_are_equal_to_the_bit(
                 "gradients": lanes * steps,
             }
             assert result["rounds_evaluated"] == 2 + keys + lanes
-    # The message of categories, half as wide as that of ids; the source's counts are of groups, not of categories.
+    # source-hash sends categories too, at half the bytes of ids; its counts are per group instead of per category.
     hashed = results["source-hash"][0]["bytes"]
     assert hashed["keys"] == 1.5 * packed[0]["bytes"]["keys"]
     words = {"packed": 2 + 6, "source-hash": 2 + 4}
@@ -126,7 +125,7 @@ def test_strategies_are_equal_to_the_bit(
 def test_chunks_of_every_size_leave_the_same_bits(
     processes: Processes, tmp_path: Path, count: int, strategy: str, rows_on_wire: str
 ) -> None:
-    # Batches of one sample leave ranks without any; one of three steps asks for nothing of a category.
+    # Some batches have one sample, so ranks have none; every third step has a category without ids.
     results = {
         size: processes.run(
             "train",
@@ -145,7 +144,7 @@ def test_chunks_of_every_size_leave_the_same_bits(
                 assert got[what] == whole[what], (size, what)
             for leg in ("keys", "rows", "gradients"):
                 assert got["bytes"][leg] == whole["bytes"][leg]
-            # Where a rank has more than its share of a chunk, all tell how much they have of 6 categories.
+            # If a rank's messages exceed its share of a chunk, all ranks exchange the sizes of 6 categories.
             told = got["rounds"]["counts"] - whole["rounds"]["counts"]
             assert got["bytes"]["counts"] - whole["bytes"]["counts"] == told * 6 * 8 * (count - 1)
             assert got["rounds"]["keys"] == whole["rounds"]["keys"]
@@ -154,7 +153,7 @@ def test_chunks_of_every_size_leave_the_same_bits(
         for leg in ("rows", "gradients"):
             assert whole["rounds"][leg] <= some["rounds"][leg] <= tiny["rounds"][leg]
             assert whole["rounds"][leg] < tiny["rounds"][leg]
-            # No chunk is below a category; one that nobody asks for goes with another.
+            # A chunk holds at least one category; a category without ids is merged into another chunk.
             assert tiny["rounds"][leg] <= 6 * (21 if leg == "rows" else 20)
 
 
@@ -168,7 +167,7 @@ def test_a_lane_of_many_chunks_holds_two_of_them(processes: Processes, tmp_path:
         assert other["rounds"] > 5
         assert other["pooled"] == one["pooled"]
         for leg in ("rows out", "rows in", "gradients out", "gradients in"):
-            # A buffer has a quarter of room to grow.
+            # Buffers are allocated with 1/4 extra.
             assert 0 < other["bytes"][leg] <= 2 * 1.25 * 100 * 1024 < one["bytes"][leg], leg
 
 
@@ -195,7 +194,7 @@ def test_rows_travel_at_half_the_bytes_as_bf16(processes: Processes, tmp_path: P
 def test_an_id_that_all_ranks_ask_for_gets_the_sum_of_their_gradients(
     processes: Processes, tmp_path: Path, strategy: str
 ) -> None:
-    # Three lookups on each of the ranks, whose gradients are 1, 2 and 3: one update by their sum.
+    # Three lookups on each rank, with gradients 1, 2 and 3: one update with their sum.
     results = processes.run("shared_id", tmp_path, count=3, strategy=strategy)
     assert sorted(result["has"] for result in results) == [False, False, True]
     for result in results:
@@ -223,14 +222,14 @@ def test_owners_count_ids_and_let_rows_go_as_one_store_does(
 def test_owners_see_category_and_id_of_every_request(
     processes: Processes, tmp_path: Path, strategy: str
 ) -> None:
-    # Of table "a" every rank asks for one id that all have, however often, and one of its own; of "b" for one.
+    # In table "a", every rank looks up one shared id and one id of its own; in "b", one shared id.
     results = processes.run("requests", tmp_path, count=3, strategy=strategy)
     for name, requests in (("a", 3 * 400 * 2), ("b", 3 * 400)):
         assert sum(result["counts"][name]["accesses"] for result in results) == requests
     hottest = [result["hottest"] for result in results]
     of_a = max((most for one in hottest for most in one["a"]), key=lambda pair: pair[1])
     of_b = [most for one in hottest for most in one["b"]]
-    # One of 251 requests is counted: an estimate, of the right id.
+    # The count is an estimate, from 1 of 251 requests; the id is exact.
     assert of_a[0] == 2**63 - 1
     assert 600 <= of_a[1] <= 1800
     assert [id_ for id_, _ in of_b] == [-7]

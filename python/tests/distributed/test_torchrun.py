@@ -1,7 +1,7 @@
-"""What torchrun tells a rank is checked, and ranks that cannot begin together say so and end.
+"""The environment that torchrun sets is checked, and ranks that cannot start together report an error and end.
 
-What could break: a traceback for an environment that is wrong, half an hour of waiting for a rank that never comes or a
-program that has its port, one that cannot begin and is waited for by the others, and a process that is asked to end and does not.
+What could break: an invalid environment gives a traceback; ranks wait half an hour for a rank that never starts, for a program
+that uses the port, or for a rank that failed to start; a process ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ except RowmillError as error:
 
 
 def environment(rank: int, count: int, port: int) -> dict[str, str]:
-    """What torchrun tells a rank."""
+    """Environment variables of a rank, as torchrun sets them."""
     of_rank = {"RANK": str(rank), "WORLD_SIZE": str(count)}
     return {**os.environ, **of_rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def met(count: int, port: int, backends: list[str], meeting_s: float, *unable: str) -> list[str]:
-    """The last words of so many of `count` ranks as there are backends."""
+    """Start one of `count` ranks per backend in the list; returns what each printed."""
     ranks = [
         subprocess.Popen(
             [warm_python(), "-c", PROGRAM, backend, str(meeting_s), *unable],

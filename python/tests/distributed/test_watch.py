@@ -1,8 +1,8 @@
-"""A rank that is gone ends the others within seconds, with its number and its step.
+"""When a rank is lost, the other ranks end within seconds and report its number and step.
 
-What could break: ranks that wait for minutes in a collective, an error about sockets in the place of the one that says who
-was lost, the wrong rank named because one error brings about the next, a rank that stands still and is never missed,
-and errors that all ranks raise together replaced by one that says a rank was lost. Ranks are processes and are killed.
+What could break: ranks wait for minutes in a collective; an error about sockets hides the lost rank; a secondary error names
+the wrong rank; a rank that hangs is not detected; an error that all ranks raise is replaced by `RankLost`. Ranks are processes
+and are killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_a_rank_that_stands_still_is_missed(tmp_path: Path) -> None:
     pid = run.ranks[1].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    # Nothing closed its connections, so the other one does not come out of its collective by itself.
+    # Its connections stay open, so the other rank cannot leave its collective.
     assert run.end()[0] == 70
     said = "rank 0 ends: rank 1 was lost in step 7: it was not heard of for 1 s"
     assert said in run.error(0)

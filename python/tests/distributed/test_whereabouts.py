@@ -1,8 +1,8 @@
-"""Ranks that make different calls are told so, all of them the same, and so is the end of one of them.
+"""Ranks in different calls all raise the same error; so do ranks after one has ended.
 
-What could break: ranks that wait for each other until a timeout, messages of different calls that meet on the wire and end a
-process, errors that name nobody, a message on one rank and a wait on another, a rank accused that is only slow, and a
-process that has said what is wrong and does not end. Waits are bounded by ten minutes here, so no test passes by a timeout.
+What could break: ranks wait for each other until a timeout; messages of different calls match and end a process; an error
+names no rank, or only some ranks raise it; a slow rank is reported as wrong; a process raises the error and does not end. The
+timeout is ten minutes here, so no test passes because of it.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ FIX = (
 
 
 def last_lines(run: Run) -> list[str]:
-    """What every rank said last; all have ended by an error."""
+    """The last line of standard error of every rank; all must have failed."""
     ended = run.end()
     assert ended == [1] * len(ended), (ended, [run.error(rank) for rank in range(len(ended))])
     return [run.error(rank).strip().splitlines()[-1] for rank in range(len(ended))]
 
 
 def at(others: str, second: str) -> str:
-    """What all of three ranks say."""
+    """The error that each of three ranks must raise."""
     where = f"rank 0 in {others}, rank 1 in {second}, rank 2 in {others}"
     return f"rowmill.errors.ExchangeFailed: ranks are in different calls: {where}{FIX}"
 

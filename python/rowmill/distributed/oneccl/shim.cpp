@@ -1,9 +1,9 @@
-// oneCCL's C++ API behind a plain C one, for ctypes: no symbol of torch or Python, so one build serves all of them.
+// A C interface to oneCCL's C++ API, for ctypes. It uses no symbol of torch or Python, so one build serves all versions.
 //
-// Every group has a thread of its own that runs its collectives one after the other, in the order they were submitted:
-// over its OFI transport oneCCL 2022.1 returns from a collective when it is done. Whoever submitted one waits for its
-// work with a deadline, and is told what oneCCL threw. A collective that hangs because a peer is gone holds this
-// thread for good; closing such a group leaves the thread behind.
+// Each group has one thread, which runs its collectives in the order of submission: over its OFI transport, oneCCL 2022.1
+// returns from a collective only when it is done. The caller waits for the work with a deadline, and gets the message of
+// an exception that oneCCL threw. A collective that hangs because a peer is gone blocks the thread forever; closing such a
+// group leaks the thread.
 //
 // Each collective is one call of libccl, counted when it has returned.
 
@@ -27,12 +27,12 @@
 
 namespace {
 
-// As in library.py.
+// Must match library.py.
 enum Operation { CONNECT, ALLREDUCE, BROADCAST, ALLGATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, OPERATIONS };
 
 std::array<std::atomic<uint64_t>, OPERATIONS> calls{};
 
-// How long a group that is closed may take to end what it was asked for.
+// How long closing a group waits for the collectives that were submitted.
 constexpr std::chrono::seconds CLOSING{5};
 
 std::string message_of(std::exception_ptr error) {
@@ -45,7 +45,7 @@ std::string message_of(std::exception_ptr error) {
     }
 }
 
-// Something asked for: done, failed or neither yet.
+// A submitted operation: pending, done or failed.
 class Work {
   public:
     void finish(std::string error) {
@@ -55,14 +55,14 @@ class Work {
         changed.notify_all();
     }
 
-    // 1: done; 0: not within so many seconds; -1: failed.
+    // 1: done; 0: still pending after `seconds`; -1: failed.
     int wait(double seconds) {
         std::unique_lock lock(mutex);
         if (!changed.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done; })) return 0;
         return message.empty() ? 1 : -1;
     }
 
-    // Of work that failed; does not change any more.
+    // The message of a failed operation. It is constant after wait() returned -1.
     const char* error() const { return message.c_str(); }
 
   private:
@@ -74,7 +74,7 @@ class Work {
 
 using Shared = std::shared_ptr<Work>;
 
-// The members of one communicator as one of them sees it.
+// One member of a communicator, with the thread that runs its collectives.
 class Group {
   public:
     using Start = std::function<ccl::event(const ccl::communicator&)>;
@@ -163,17 +163,17 @@ void* submit(void* group, Operation operation, Group::Start start) {
 
 extern "C" {
 
-// How often libccl returned from this operation.
+// Number of calls of this operation that libccl returned from.
 uint64_t rowmill_oneccl_calls(int operation) { return calls[operation]; }
 
-// The version of libccl that is loaded.
+// The version of the loaded libccl.
 const char* rowmill_oneccl_version() {
     static const std::string version = ccl::get_library_version().full;
     return version.c_str();
 }
 
-// Offer an address of 256 bytes at which other ranks find this one; null, or why there is none. The offer is for
-// rowmill_oneccl_open.
+// Create a key-value store and write its address (256 bytes), at which other ranks connect. Returns null, or the error.
+// Pass `offer` to rowmill_oneccl_open, which frees it.
 const char* rowmill_oneccl_offer(char* address, void** offer) {
     static thread_local std::string error;
     try {
@@ -189,8 +189,8 @@ const char* rowmill_oneccl_offer(char* address, void** offer) {
     }
 }
 
-// Begin to be rank `rank` of `size` ranks who know this address; whoever offered it hands in the offer. The first work
-// of the group is to find the others.
+// Create rank `rank` of a group of `size` ranks, which all pass this address. The rank that created the address passes
+// its offer, the other ranks null. The first work of the group connects the ranks.
 void* rowmill_oneccl_open(void* offer, const char* address, int rank, int size) {
     Address wanted;
     std::memcpy(wanted.data(), address, wanted.size());
@@ -218,7 +218,7 @@ void rowmill_oneccl_close(void* group) {
     delete shared;
 }
 
-// Collectives: their memory must stay until the work is done.
+// Collectives. Their buffers must stay valid until the work is done.
 
 void* rowmill_oneccl_allreduce(void* group, void* data, uint64_t count, int type, int reduction) {
     return submit(group, ALLREDUCE, [=](const ccl::communicator& comm) {
@@ -232,7 +232,7 @@ void* rowmill_oneccl_broadcast(void* group, void* data, uint64_t count, int type
     });
 }
 
-// `count` elements of each rank, in their order.
+// Output: `count` elements per rank, in the order of ranks.
 void* rowmill_oneccl_allgather(void* group, const void* input, uint64_t count, void* output, int type) {
     return submit(group, ALLGATHER, [=](const ccl::communicator& comm) {
         const std::vector<size_t> counts(comm.size(), count);
@@ -240,7 +240,7 @@ void* rowmill_oneccl_allgather(void* group, const void* input, uint64_t count, v
     });
 }
 
-// `count` elements for each rank.
+// Input: `count` elements per rank.
 void* rowmill_oneccl_reduce_scatter(
     void* group, const void* input, void* output, uint64_t count, int type, int reduction) {
     return submit(group, REDUCE_SCATTER, [=](const ccl::communicator& comm) {
@@ -249,7 +249,7 @@ void* rowmill_oneccl_reduce_scatter(
     });
 }
 
-// As many counts as ranks, which are read before this returns.
+// Both arrays of counts have `size` elements. They are read before this function returns.
 void* rowmill_oneccl_all_to_all(
     void* group, int size, const void* input, const uint64_t* input_counts, void* output,
     const uint64_t* output_counts, int type) {
