@@ -309,7 +309,10 @@ def test_cores_are_shared_out(
         (["--steps", "0"], "--steps must be from 1 to 100000, got 0"),
         (["--memory", "much"], "--memory must be a number of bytes or a size"),
         (["--backend", "oneccl"], "oneCCL is not installed: pip install 'rowmill[oneccl]'"),
-        (["--backend", "nccl", "--ranks", "99"], "--backend nccl takes a GPU for each rank: 99"),
+        (
+            ["--backend", "nccl", "--ranks", "99"],
+            "--backend nccl needs one GPU per rank, but this machine has 99 ranks",
+        ),
     ],
 )
 def test_bad_input_is_one_line(

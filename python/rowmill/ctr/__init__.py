@@ -1,4 +1,4 @@
-"""The task `ctr`: click models, logs that they are trained on, and their metrics."""
+"""The task `ctr`: click models, click logs and metrics."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The click model that the settings name, over the columns of a log that it takes."""
+"""Choosing and building the click model of the settings."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ _OVER_HISTORIES = ("din", "dien", "bst")
 
 
 def schema_for(config: ModelConfig, schema: Schema) -> Schema:
-    """The columns of a log that the model takes; raises if it needs some that the log has not."""
+    """The columns of a log that the model uses; raises `ConfigError` if the log lacks one that it needs."""
     kind = config.kind
     said = f"model.kind = {kind!r}"
     if kind in MODELS:
         raise not_of_clicks(config)
     if kind in _OVER_HISTORIES and not schema.histories:
         raise ConfigError(
-            f"{said} needs a history, and the log has none: name its column under [histories] in a schema file, make "
-            "a log with `rowmill data sequences`, or choose another --model"
+            f"{said} needs a history, but the log has none: name its column under [histories] in a schema file, make "
+            "a log with `rowmill data sequences`, or use another --model"
         )
     if kind == "two_tower" and not 0 < len(schema.item_ids) < len(schema.ids):
         raise ConfigError(
-            f"{said} needs ids of the item and ids of the user: name the first under item_ids in a schema file (now "
-            f"{list(schema.item_ids)} of {list(schema.ids)}), or choose another --model"
+            f"{said} needs id columns of items and of users: list the columns of items under item_ids in a schema file "
+            f"(now {list(schema.item_ids)} of {list(schema.ids)}), or use another --model"
         )
     if kind == "ncf" and len(schema.ids) != 2:
         raise ConfigError(
-            f"{said} takes 2 id columns, a user and an item, and the log has {len(schema.ids)}: name two under ids in a "
-            "schema file, or choose another --model"
+            f"{said} takes 2 id columns, user and item, but the log has {len(schema.ids)}: list two under ids in a "
+            "schema file, or use another --model"
         )
     if kind == "mt_wide_deep" and not schema.tasks:
         raise ConfigError(
-            f"{said} needs at least 2 labels, and the log has 1: name others under tasks in a schema file, or choose "
-            "--model wide_deep"
+            f"{said} needs at least 2 labels, but the log has 1: list further labels under tasks in a schema file, or "
+            "use --model wide_deep"
         )
     if kind == "dlrm" and not schema.dense:
         raise ConfigError(
-            f"{said} needs numeric columns, and the log has none: name some under dense in a schema file, or choose "
+            f"{said} needs numeric columns, but the log has none: list some under dense in a schema file, or use "
             "another --model"
         )
     least, even = {"ncf": (2, 2), "wide_deep": (2, 1), "mt_wide_deep": (2, 1)}.get(kind, (1, 1))
@@ -70,14 +70,14 @@ def schema_for(config: ModelConfig, schema: Schema) -> Schema:
             + (
                 "two vectors of equal dim"
                 if kind == "ncf"
-                else "a weight of its own beside a vector"
+                else "one weight of the wide half and a vector"
             )
-            + f": give --dim {max(least, config.dim + config.dim % even)}"
+            + f": use --dim {max(least, config.dim + config.dim % even)}"
         )
     width = len(schema.histories) * config.dim
     if kind == "bst" and width % config.heads:
         raise ConfigError(
-            f"model.heads = {config.heads} does not divide the width of an item, {width}: choose a divisor"
+            f"model.heads must divide the width of an item vector, {width}, got {config.heads}"
         )
     takes_histories = kind in (*_OVER_HISTORIES, "two_tower")
     return replace(
@@ -88,14 +88,14 @@ def schema_for(config: ModelConfig, schema: Schema) -> Schema:
 
 
 def not_of_clicks(config: ModelConfig) -> ConfigError:
-    """What to say of a model of another task."""
+    """The error for a model of another task."""
     return ConfigError(
-        f"model.kind = {config.kind!r} is no click model: give another --model, or --task kge"
+        f"model.kind = {config.kind!r} is not a click model: use another --model, or --task kge"
     )
 
 
 def build_model(config: ModelConfig, embeddings: nn.Module, schema: Schema) -> ClickModel:
-    """The model that the settings name, over the columns of `schema_for`."""
+    """The model of the settings, for the columns that `schema_for` returned."""
     features, dense, dim = len(schema.ids), len(schema.dense), config.dim
     single: _Single = {"features": features, "dim": dim, "dense_features": dense}
     histories = None

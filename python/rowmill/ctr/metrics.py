@@ -1,4 +1,4 @@
-"""AUC, logloss and normalized entropy of predicted clicks, and how high lists rank their click."""
+"""Metrics of click models: AUC, logloss, normalized entropy, HR@10 and NDCG@10."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rowmill.errors import InvalidInput
 class ClickMetrics:
     """Metrics over all rows seen since the start or the last `reset`.
 
-    AUC is exact: it keeps every logit, 12 bytes a row. Normalized entropy is logloss over the entropy of the rows'
-    own click rate (He et al. 2014, Practical lessons from predicting clicks on ads): 1 is as good as knowing the
-    rate alone. A figure that the rows do not determine (no click, or nothing but clicks) is None.
+    AUC is exact: it keeps every logit, 12 bytes per row. Normalized entropy is logloss divided by the entropy of the
+    mean click rate (He et al. 2014, Practical lessons from predicting clicks on ads): 1 is no better than the mean rate.
+    A metric that is undefined for the rows (no click, or only clicks) is None.
 
     Examples:
         >>> metrics = ClickMetrics()
@@ -28,7 +28,7 @@ class ClickMetrics:
     """
 
     def __init__(self) -> None:
-        # Of this process alone, also where torch.distributed is initialized.
+        # Metrics of this process only, even if torch.distributed is initialized.
         self._auc = BinaryAUROC(sync_on_compute=False)
         self._loss = MeanMetric(sync_on_compute=False).set_dtype(torch.float64)
         self._rate = MeanMetric(sync_on_compute=False).set_dtype(torch.float64)
@@ -38,7 +38,7 @@ class ClickMetrics:
         """Add rows: logits and labels `[n]` float32."""
         logits = logits.detach()
         self.rows += len(labels)
-        # Probabilities would tie where logits still differ; ranks are all that AUC looks at.
+        # float32 probabilities may be equal for different logits. AUC uses only their order, so compute it in float64.
         self._auc.update(logits.double().sigmoid(), labels.int())
         loss = binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum")
         self._loss.update(loss / len(labels), weight=len(labels))
@@ -67,11 +67,10 @@ class ClickMetrics:
 
 
 class ListMetrics:
-    """How high one click ranks among the candidates it is shown with.
+    """HR@10 and NDCG@10 of lists of candidates with one click each.
 
-    Every `candidates` rows are one list with one click. `hr_at_10` is the share of lists whose click is among the
-    first ten, `ndcg_at_10` counts it by `1 / log2(1 + rank)`. Candidates of equal logit share their ranks: half of
-    them count as higher.
+    Every `candidates` rows are one list. `hr_at_10` is the share of lists whose click ranks among the first ten;
+    `ndcg_at_10` weights it by `1 / log2(1 + rank)`. Of candidates with equal logits, half count as ranked higher.
 
     Examples:
         >>> metrics = ListMetrics(3)
@@ -86,7 +85,7 @@ class ListMetrics:
         self._ranks: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add rows: logits and labels `[n]` float32; lists may go on from one call to the next."""
+        """Add rows: logits and labels `[n]` float32; a list may span several calls."""
         logits = torch.cat([self._rest[0], logits.detach()])
         labels = torch.cat([self._rest[1], labels])
         whole = len(logits) - len(logits) % self._candidates
@@ -96,10 +95,10 @@ class ListMetrics:
         )
         if bool((labels_LC.sum(1) != 1).any()):
             raise InvalidInput(
-                f"each list of {self._candidates} candidates must hold one click: make the log again"
+                f"each list of {self._candidates} candidates must have exactly one click: make the log again"
             )
         clicked_L1 = logits_LC[labels_LC == 1].unsqueeze(1)
-        # The click is as high as itself, which the sum of equals counts.
+        # The sum of equal logits includes the click itself.
         above = (logits_LC > clicked_L1).sum(1) + ((logits_LC == clicked_L1).sum(1) - 1) / 2
         self._ranks.append(1 + above)
 
@@ -107,7 +106,7 @@ class ListMetrics:
         """`{"hr_at_10":, "ndcg_at_10":}`."""
         if len(self._rest[0]):
             raise InvalidInput(
-                f"the test part ends within a list of {self._candidates} candidates: make the log again"
+                f"the test rows end inside a list of {self._candidates} candidates: make the log again"
             )
         ranks = torch.cat([torch.empty(0), *self._ranks]).double()
         if len(ranks) == 0:

@@ -1,4 +1,4 @@
-"""The tables of a click model spread over the ranks of torch.distributed, and one checkpoint of all of them."""
+"""The tables of a click model, sharded over the ranks of torch.distributed, with one checkpoint of all ranks."""
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ class RankedClickRows(StoredRows):
         self.embeddings: nn.Module = _Stacked(self._collection, device)
 
     def inputs(self, ids_BS: Tensor) -> RaggedBatch:
-        """The ids of this rank's samples by column; `ids_BS` is int64 [B, S], a column for each feature."""
+        """The ids of this rank's rows as a ragged batch; `ids_BS` is int64 [B, S], one column per feature."""
         return RaggedBatch.from_dense(self._names, ids_BS)
 
     def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
         """Does nothing: the pipeline tells the owners of the rows which ids are coming."""
 
     def reading(self) -> AbstractContextManager[object]:
-        """Nothing is announced for an evaluation."""
+        """A context manager that does nothing: evaluation batches are not announced."""
         return nullcontext()
 
     def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline:
-        """Sends the ids of coming batches to their owners while the loop works; up to `in_flight` steps overlap."""
+        """A pipeline that sends ids of coming batches to the owners of the rows; up to `in_flight` steps overlap."""
         depth = max(self._lookahead, in_flight - 1, 1)
         return _RankedPipeline(
             Pipeline(self._collection, depth=depth, in_flight=in_flight), self.inputs, self._step
         )
 
     def counters(self) -> RowCounters:
-        """Sums over all ranks; of the time stalled, the longest."""
+        """Counters summed over all ranks; for the stalled time, the maximum."""
         said = self._ranks.gather(super().counters())
         return RowCounters(
             looked_up=sum(of.looked_up for of in said),
@@ -95,22 +95,22 @@ class RankedClickRows(StoredRows):
         )
 
     def summary(self) -> dict[str, Any]:
-        """Those of all ranks."""
+        """Gauges summed over all ranks."""
         where = {"ranks": self._ranks.count, "device": device_name(self._device)}
         return {**where, **_added(self._ranks.gather(super().summary()))}
 
     def counts(self) -> dict[str, int]:
-        """Those of all ranks."""
+        """Counters summed over all ranks."""
         return _added(self._ranks.gather(super().counts()))
 
     def save(self, run: Run) -> None:
-        """One checkpoint of all ranks."""
-        # Figures of time differ between ranks: the run has those of rank 0.
+        """Write one checkpoint of all ranks."""
+        # Measured times differ between ranks: save those of rank 0.
         said = self._ranks.gather(run.described())[0]
         self._checkpoint.save(run.model, run.optimizer, position=said)
 
     def restore(self, run: Run) -> list[str] | None:
-        """What the last checkpoint holds beside the rows."""
+        """Restore `run` from the last checkpoint."""
         said = self._checkpoint.restore(run.model, run.optimizer)
         if said is None:
             return None
@@ -124,7 +124,7 @@ class RankedClickRows(StoredRows):
 
 
 class _Stacked(nn.Module):
-    """What a click model takes as its `embeddings`: pooled in the memory of the CPU, and handed to the dense half."""
+    """The `embeddings` of a click model: pools rows on the CPU and moves the vectors to the device of the dense half."""
 
     def __init__(self, collection: ShardedCollection, device: torch.device) -> None:
         super().__init__()
@@ -132,13 +132,13 @@ class _Stacked(nn.Module):
         self._device = device
 
     def forward(self, batch: RaggedBatch | Prepared, offsets: None = None) -> Tensor:
-        """float32 [B, S, D] on the device: one vector for each column of ids."""
+        """Pooled vectors [B, S, D] on the device, one per id column."""
         pooled = self.collection(batch).to(self._device)
         return pooled.unflatten(1, (len(self.collection.features), -1))
 
 
 class _RankedPipeline:
-    """A `rowmill.distributed.Pipeline` as the training loop takes it."""
+    """Adapts `rowmill.distributed.Pipeline` to the training loop (`StepPipeline`)."""
 
     def __init__(
         self, pipeline: Pipeline, inputs: Callable[[Tensor], RaggedBatch], begin: Callable[[], None]
@@ -149,7 +149,7 @@ class _RankedPipeline:
         self.waited_s = 0.0
 
     def run(self, batches: Iterable[Any]) -> Generator[tuple[Any, Prepared]]:
-        """Batches, each with its half of a forward."""
+        """Yield each batch with its prepared lookup."""
         coming = ((self._inputs(batch.ids), batch) for batch in batches)
         with closing(self._pipeline.run(coming)) as ready:
             while True:
@@ -177,7 +177,10 @@ def open_ranked_rows(
     identity: dict[str, Any],
     console: Console,
 ) -> Generator[RankedClickRows]:
-    """The stores of a run, one for each rank, with one table per id feature; to go on, of the run of that identity."""
+    """Open the store of this rank, with one table per id feature.
+
+    To resume, the checkpoint in the folder must belong to a run with this identity.
+    """
 
     def folder() -> tuple[tuple[Any], dict[str, Any]]:
         path = ranks_folder(config, first=ranks.rank == 0)
@@ -209,7 +212,7 @@ def open_ranked_rows(
 
 
 def _added(figures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sums over the ranks; words are those of the first."""
+    """Sums of numbers over the ranks; texts are taken from the first rank."""
     return {
         name: sum(of[name] for of in figures) if isinstance(value, int) else value
         for name, value in figures[0].items()

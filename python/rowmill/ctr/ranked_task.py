@@ -1,7 +1,8 @@
-"""The task `ctr` on many ranks: every rank takes its part of each batch, and all take the steps that one would.
+"""The task `ctr` on many ranks: every rank trains on a part of each batch.
 
-A rank reads the whole log and keeps its part. The dense half is on every rank, its gradients added up; rows are spread over the
-stores of the ranks. Losses are shares of the mean over the batch, so the learning rates are those of one process.
+Each rank reads the whole log and keeps its part of every batch. The dense half is replicated and its gradients are
+summed; rows are sharded over the stores of the ranks. The loss of a rank is its share of the mean over the whole batch,
+so steps and learning rates are the same as in one process.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _MEETING_S = 60.0
 """Longest wait for another rank to start."""
 
 _WAIT_S = 600.0
-"""Longest wait for another rank: one may still be reading the log."""
+"""Longest wait for another rank in a collective; a rank may still be reading the log."""
 
 _LAST_WORDS_S = 5.0
-"""How long a rank that is asked to end may take to say which one was lost."""
+"""After SIGTERM, a rank has this long to report which rank was lost."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Part(ClickBatch):
     """This rank's rows of a batch."""
 
     whole: int = 0
-    """Rows of the batch."""
+    """Number of rows of the batch on all ranks."""
 
 
 class RankedClickTask(ClickTask):
@@ -64,13 +65,13 @@ class RankedClickTask(ClickTask):
     ) -> None:
         self._ranks = ranks
         super().__init__(config, log, rows, device)
-        # Summed in the order of ranks: a run that goes on has the bits of one that never stopped.
+        # Sum gradients in the order of ranks, so that a resumed run is bit-identical to an uninterrupted one.
         self._parallel = ranks.data_parallel(self.model, repeatable=True)
 
     def loss(self, batch: ClickBatch, rows: Any) -> tuple[Tensor, Tensor]:
         """This rank's share of the loss, a scalar, and the logits of its rows, float32.
 
-        `rows` is what the pipeline prepared; the shares of all ranks add up to the mean over the batch.
+        `rows` is the pipeline's prepared lookup. The shares of all ranks add up to the mean over the batch.
         """
         logits = self._logits(self._parallel, batch, rows)
         labels = batch.labels.to(self.device)
@@ -82,7 +83,7 @@ class RankedClickTask(ClickTask):
         return self._logits(self._parallel, batch, self.rows.inputs(batch.ids)).cpu()
 
     def observe(self, batch: Any, predicted: Tensor) -> None:
-        """The logits of this rank's rows of a `Part`, which was learned from."""
+        """Add the logits of this rank's rows of a `Part` to the metrics."""
         super().observe(batch, predicted)
         self.window.rows += batch.whole
 
@@ -113,7 +114,7 @@ class OfAllRanks:
     """Metrics over the rows of all ranks, in the order of their batches. `compute` is a collective.
 
     Attributes:
-        rows: Counted by whoever knows how many rows a batch has on all ranks.
+        rows: Number of rows on all ranks. The caller adds to it; `update` does not.
     """
 
     def __init__(self, metrics: _Metrics, ranks: Ranks) -> None:
@@ -123,11 +124,11 @@ class OfAllRanks:
         self.rows = 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """This rank's part of a batch."""
+        """Add this rank's part of a batch."""
         self._parts.append((logits.detach(), labels))
 
     def compute(self) -> dict[str, float | None]:
-        """Figures of all ranks."""
+        """Metrics over the rows of all ranks."""
         for parts in zip(*self._ranks.gather(self._parts), strict=True):
             logits, labels = (torch.cat(of_ranks) for of_ranks in zip(*parts, strict=True))
             self._metrics.update(logits, labels)
@@ -145,11 +146,11 @@ class OfAllRanks:
 def open_ranked_clicks(
     config: Config, console: Console, threads: int
 ) -> Generator[RankedClickTask]:
-    """The click model of the settings on the ranks that torchrun has started, with their stores open."""
+    """Open the task of the settings on this rank of torchrun, with its store."""
     check_ranked(config)
     here = Launched.here()
     if here is None:
-        raise ConfigError("this process is no rank: start it with torchrun")
+        raise ConfigError("this process is not a rank of torchrun: start it with torchrun")
     backend = config.train.backend
 
     def able() -> None:
@@ -190,19 +191,20 @@ def check_ranked(config: Config) -> None:
     """Raise `ConfigError` for a setting that only a run of one process supports; it names the setting."""
     alone = {
         f"train.task = {config.train.task!r}": config.train.task != "ctr",
-        "model.kind = 'dien', which has a loss beside that of the clicks,": config.model.kind
-        == "dien",
+        "model.kind = 'dien', which has an auxiliary loss,": config.model.kind == "dien",
         "train.plain": config.train.plain,
         "store.feed": config.store.feed is not None,
         "checkpoint.push": config.checkpoint.push is not None,
     }
     for what, given in alone.items():
         if given:
-            raise ConfigError(f"{what} is for one process: start it without torchrun, or drop it")
+            raise ConfigError(
+                f"{what} does not work with many ranks: start the command without torchrun, or drop the setting"
+            )
 
 
 def _open_log(config: Config, console: Console, ranks: Ranks) -> Log:
-    """The log as every rank reads it. What must be made first is made by rank 0."""
+    """Open the log on every rank. If it must be generated, rank 0 generates it first."""
 
     def read() -> Log:
         log = Log.open(config, console)
@@ -214,7 +216,7 @@ def _open_log(config: Config, console: Console, ranks: Ranks) -> Log:
 
     def described() -> tuple[Log, dict[str, Any]]:
         log = mine[0] if mine else read()
-        # What may change between the parts of a run, and not between ranks.
+        # These settings may change when a run resumes, but must be equal on all ranks.
         now = {
             "train.resume": config.train.resume,
             "train.checkpoint_every": config.train.checkpoint_every,

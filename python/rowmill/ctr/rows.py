@@ -1,7 +1,6 @@
-"""The tables of a click model: in a store, or in plain torch modules to compare with.
+"""The tables of a click model: in a store, or in plain torch modules for comparison.
 
-Both give the model its `embeddings` and take part in every step, so that the task does not ask which one it has.
-`plain_rows` begins with the initial values that the store would have drawn.
+Both have the same interface, `ClickRows`. `plain_rows` starts with the initial values that a store would draw.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which table each column of a batch's ids is of, and per table the id that stands for nothing, if one does.
+    """The table of each id column of a batch, and the padding id of each table, if it has one.
 
-    Without histories every column has its table, and every id a row.
+    Without histories every column has its own table, and there is no padding.
     """
 
     tables: tuple[int, ...]
@@ -50,7 +49,7 @@ class Columns:
 
     @classmethod
     def of(cls, schema: Schema, way: IdWay) -> Columns:
-        """Those of a log: of a feature with a history, a missing value has no row."""
+        """The columns of a log. In a feature with a history, missing values are padding and have no row."""
         paddings = [way.missing if f in schema.targets else None for f in range(len(schema.ids))]
         return cls(tuple(schema.id_features), tuple(paddings))
 
@@ -60,7 +59,7 @@ class Columns:
 
 
 def stored_features(tables: Sequence[Table], columns: Columns) -> list[Feature]:
-    """What is looked up for each column of ids."""
+    """One feature per id column."""
     return [
         Feature(f"{column} {tables[table].name}", tables[table], "sum", columns.paddings[table])
         for column, table in enumerate(columns.tables)
@@ -68,37 +67,37 @@ def stored_features(tables: Sequence[Table], columns: Columns) -> list[Feature]:
 
 
 def pooled_dtype(config: Config) -> torch.dtype:
-    """Of pooled vectors: rows of 16 bits that are bags of their own stay what they are for a DLRM that multiplies in bfloat16.
+    """The dtype of pooled vectors: bfloat16 for a DLRM with bfloat16 rows and bfloat16 products, else float32.
 
-    Other models add up what they take, which is done in float32.
+    A DLRM pools one id per bag, so the vectors are exact in bfloat16. Other models sum vectors, which needs float32.
     """
     narrow = "fp32" not in (config.rows.dtype, config.train.precision)
     return torch.bfloat16 if narrow and config.model.kind == "dlrm" else torch.float32
 
 
 class ClickRows(RowSide, Protocol):
-    """Rows that pool the ids of a batch."""
+    """Rows with a module that pools the ids of a batch."""
 
     @property
     def embeddings(self) -> nn.Module:
-        """Called as `embeddings(ids, offsets)`, gives `[B, S, D]`."""
+        """The module; called as `embeddings(inputs)`, it returns `[B, S, D]`."""
         ...
 
     def inputs(self, ids_BS: Tensor) -> Any:
-        """What the embeddings take for the ids of a batch."""
+        """The argument of `embeddings` for the ids of a batch."""
         ...
 
     def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
-        """A batch with these ids comes in so many steps: 1 is the next."""
+        """Prefetch these ids for a batch in `steps` steps; 1 is the next step."""
         ...
 
     def reading(self) -> AbstractContextManager[object]:
-        """A step that reads what was announced for it, and trains nothing."""
+        """A step for evaluation: it reads announced rows and trains nothing."""
         ...
 
 
 class StoredClickRows(StoredRows):
-    """Rows in a store, updated by backward itself."""
+    """Rows in a store; the backward pass updates them."""
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class StoredClickRows(StoredRows):
         return ids_BS
 
     def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
-        """Ask the store to have the rows in memory by the time they are needed."""
+        """Prefetch the rows in the store."""
         ids_SB = ids_BS.t().contiguous()
         wanted: dict[Table, Tensor] = {}
         for number, table in enumerate(self.tables):
@@ -131,7 +130,7 @@ class StoredClickRows(StoredRows):
         self.store.lookahead(wanted, steps=steps)
 
     def reading(self) -> AbstractContextManager[object]:
-        """Announced rows wait for a step, and an evaluation is none by itself."""
+        """A store step: announced rows are held until a step begins, also in an evaluation."""
         return self.store.forward()
 
 
@@ -165,7 +164,7 @@ def new_tables(store: Store, config: Config, source: Source, way: IdWay) -> list
 class PlainRows:
     """Rows in `torch.nn.EmbeddingBag` modules, updated by a torch optimizer.
 
-    Every distinct id of the log gets a place when the run begins, so this takes memory for all of them.
+    Every distinct id of the log has a row from the start, so the memory grows with the number of distinct ids.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class PlainRows:
         self._optimizer = _torch_optimizer(self._parameters, optimizer)
 
     def inputs(self, ids_BS: Tensor) -> Tensor:
-        """The place of every id among the distinct ids of its feature."""
+        """The row number of every id: its position among the distinct ids of its table."""
         ids = ids_BS.numpy()
         self._looked_up += ids.size
         places = [
@@ -204,41 +203,41 @@ class PlainRows:
         return torch.from_numpy(np.stack(places, axis=1))
 
     def lookahead(self, ids_BS: Tensor, *, steps: int) -> None:
-        """Everything is in memory."""
+        """Does nothing: all rows are in memory."""
 
     def reading(self) -> AbstractContextManager[object]:
-        """Nothing waits for it."""
+        """A context manager that does nothing."""
         return nullcontext()
 
     def step(self) -> None:
         """Update the rows."""
-        # torch asks for a decision: its own sparse gradients need no check.
+        # torch warns unless the check is set explicitly; gradients made by torch need no check.
         with torch.sparse.check_sparse_tensor_invariants(enable=False):
             self._optimizer.step()
         self._optimizer.zero_grad()
 
     def counters(self) -> RowCounters:
-        """Nothing is ever cold."""
+        """Lookups and bytes; no row is ever cold."""
         return RowCounters(self._looked_up, 0, 0.0, self._bytes())
 
     def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline | None:
-        """One step at a time."""
+        """None: plain rows run one step at a time."""
         return None
 
     def save(self, run: Run) -> None:
-        """Plain rows are not kept."""
+        """Does nothing: plain rows are not saved."""
 
     def restore(self, run: Run) -> list[str] | None:
-        """Nothing is kept."""
+        """None: plain rows are not saved."""
         return None
 
     def summary(self) -> dict[str, Any]:
-        """Live rows and bytes."""
+        """Number and bytes of rows."""
         rows = sum(len(known) for known in self._distinct)
         return {"live_rows": rows, "live_row_bytes": self._bytes()}
 
     def counts(self) -> dict[str, int]:
-        """Nothing is counted."""
+        """Empty: plain rows count nothing."""
         return {}
 
     def _bytes(self) -> int:
@@ -255,7 +254,7 @@ class PlainRows:
 def plain_rows(
     config: Config, source: Source, *, way: IdWay, threads: int, optimizer: OptimizerSpec
 ) -> Generator[PlainRows]:
-    """All distinct ids of the log in torch modules, with the initial values a store would draw."""
+    """All distinct ids of the log in torch modules, with the initial values that a store would draw."""
     make_out(config)
     columns = Columns.of(source.schema, way)
     distinct = _distinct_ids(source, way, columns)
@@ -287,8 +286,8 @@ def _torch_optimizer(
         case _:
             kind = optimizer_to_dict(optimizer)["kind"]
             raise ConfigError(
-                f"rows.optimizer = {kind!r} has no counterpart in torch that lets absent rows stand still: "
-                "drop --plain"
+                f"rows.optimizer = {kind!r} does not work with --plain: torch has no such optimizer for sparse "
+                "gradients. Drop --plain, or use sgd, adagrad or adam"
             )
 
 

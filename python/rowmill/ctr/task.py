@@ -1,7 +1,7 @@
-"""The task `ctr`: a click model, trained on a log in its order, tested on the rows behind.
+"""The task `ctr`: a click model, trained on the first rows of a log in order, tested on the rest.
 
-Forward makes one fused lookup; the dense half has an optimizer of torch. Every batch is predicted before it is trained
-on, so the curves over training rows are honest.
+A forward makes one fused lookup; the dense half has a torch optimizer. Every batch is predicted before it is trained
+on, so in the first epoch the training curves show predictions of unseen rows.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Log:
     """The log of a run.
 
     Attributes:
-        source: Its rows.
-        way: How its values become ids.
-        train_rows: Rows to train on, those at its beginning.
-        candidates: Of sequences, how many rows of the test part are a list of candidates.
-        identity: What must not change between the parts of a run on it.
+        source: The rows.
+        way: The mapping from values to ids.
+        train_rows: Number of training rows, from the first.
+        candidates: For a log of sequences, the number of test rows per list of candidates; else None.
+        identity: Settings and properties of the log that must be equal when a run resumes.
     """
 
     source: Source
@@ -62,7 +62,7 @@ class Log:
 
     @classmethod
     def open(cls, config: Config, console: Console) -> Log:
-        """The log of the settings, made first if it is to be."""
+        """Open the log of the settings; generate it first if the settings ask for it."""
         source, sequences = _open_data(config, console)
         train_rows = _train_rows(config, source, sequences)
         way = id_way(
@@ -83,7 +83,7 @@ class ClickTask:
     """A click model and its log.
 
     Attributes:
-        device: Of the dense half. Batches come, and what was predicted goes, in the memory of the CPU.
+        device: Device of the dense half. Batches and returned predictions are on the CPU.
     """
 
     def __init__(
@@ -96,25 +96,25 @@ class ClickTask:
         self.train_rows = log.train_rows
         self.identity = log.identity
         torch.manual_seed(config.train.seed)
-        # Drawn on the CPU: equal seeds are equal weights on every device.
+        # Draw weights on the CPU, so that equal seeds give equal weights on every device.
         self.model = build_model(config.model, rows.embeddings, log.source.schema).to(device)
         self.optimizer = dense_optimizer(config.train, dense_parameters(self.model), device)
         self.window = self._metrics(ClickMetrics())
 
     def batches(self, epoch: int, start: int) -> Iterator[ClickBatch]:
-        """Rows of the train part, in the order of the log in every epoch."""
+        """The training rows from `start` on, in the order of the log in every epoch."""
         return self._batches(start, self.train_rows, self.config.train.batch)
 
     def lookahead(self, batch: ClickBatch, *, steps: int) -> None:
-        """Announce the ids of a batch."""
+        """Prefetch the rows of a batch."""
         self.rows.lookahead(batch.ids, steps=steps)
 
     def look_up(self, batch: ClickBatch) -> Tensor:
-        """The pooled vectors, `[B, F, D]`."""
+        """The pooled vectors of a batch, `[B, S, D]`."""
         return self.rows.embeddings(self.rows.inputs(batch.ids))
 
     def loss(self, batch: ClickBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the predicted clicks with what the model adds to it, and their logits."""
+        """Cross-entropy of the predicted clicks (plus a DIEN's auxiliary loss), and the logits on the CPU."""
         logits = (
             self._logits(self.model, batch, self.rows.inputs(batch.ids))
             if rows is None
@@ -126,26 +126,26 @@ class ClickTask:
         return loss, logits.detach().cpu()
 
     def predict(self, batch: ClickBatch) -> Tensor:
-        """Logits of a batch, `[B]`, or `[B, T]` of several tasks."""
+        """Logits of a batch, `[B]`, or `[B, T]` for several tasks."""
         return self._logits(self.model, batch, self.rows.inputs(batch.ids)).cpu()
 
     def observe(self, batch: ClickBatch, predicted: Tensor) -> None:
-        """The logits of a batch that was learned from."""
+        """Add the logits of a batch to the metrics of the window."""
         self.window.update(*_of_task(0, predicted, batch.labels))
 
     def validates(self, epochs: int) -> bool:
-        """Never: every row is predicted before it is trained on, and nothing is held out."""
+        """False: the task has no validation split."""
         return False
 
     def validate(self) -> dict[str, float | None]:
-        """No figures."""
+        """Empty: the task has no validation split."""
         return {}
 
     @torch.no_grad()
     def test(self) -> dict[str, float | None]:
-        """Metrics of the test part; unseen ids count with their initial rows and are not kept.
+        """Metrics on the test rows. Unseen ids use their initial values, and no row is created for them.
 
-        Of further tasks the AUC is told, as `auc_<name of the label>`; of lists of candidates how high the click is.
+        Further tasks add their AUC, as `auc_<name of the label>`. Lists of candidates add HR@10 and NDCG@10.
         """
         log = self.log
         tasks = [self._metrics(ClickMetrics()) for _ in log.source.schema.labels]
@@ -173,7 +173,7 @@ class ClickTask:
         return tasks[0].compute() | others | ({} if lists is None else lists.compute())
 
     def about(self) -> dict[str, Any]:
-        """Scores of the teacher, if the log is generated, and the sizes of its parts."""
+        """The teacher's metrics, if the log is generated, and the numbers of training and test rows."""
         path = self.config.data.path
         return {
             "teacher": None if path is None else teacher_scores(path, self.train_rows),
@@ -184,7 +184,7 @@ class ClickTask:
         }
 
     def _logits(self, model: Callable[..., Tensor], batch: ClickBatch, rows: Any) -> Tensor:
-        """Logits on the device, float32, by a model that takes these rows beside the rest of a batch."""
+        """Logits of a batch, float32, on the device; `rows` is the argument for embeddings that `model` takes."""
         rest = [batch.dense] if batch.lengths is None else [batch.dense, batch.lengths]
         dense, *lengths = (tensor.to(self.device) for tensor in rest)
         with dense_precision(self.config.train, self.device):
@@ -194,13 +194,13 @@ class ClickTask:
         return batches(self.log.source, self.log.way, start=start, stop=stop, batch=batch)
 
     def _metrics(self, metrics: _M) -> _M:
-        """Metrics of all rows, given metrics of those seen here."""
+        """Extend metrics of this process's rows to all rows; here the same, overridden for many ranks."""
         return metrics
 
 
 @contextmanager
 def open_clicks(config: Config, console: Console, threads: int) -> Generator[ClickTask]:
-    """The click model of the settings, with its store open."""
+    """Open the task of the settings, with its store."""
     log = Log.open(config, console)
     if config.train.plain:
         optimizer = row_optimizer(config.rows)
@@ -225,7 +225,7 @@ def _of_task(task: int, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 def _open_data(config: Config, console: Console) -> tuple[Source, Sequences | None]:
     path = config.data.path
     if path is None:
-        raise ConfigError("data.path is not set: name the click log with --data")
+        raise ConfigError("data.path is not set: pass the click log with --data")
     if config.generate is not None and not (path / TEACHER_FILE).exists():
         console.print(
             f"Generating {config.generate.rows:,} rows in {path}", highlight=False, markup=False
@@ -234,7 +234,7 @@ def _open_data(config: Config, console: Console) -> tuple[Source, Sequences | No
         generate(path, config.generate)
     if config.sequences is not None:
         if not (path / SEQUENCES_FILE).exists():
-            console.print(f"Making sequences in {path}", highlight=False, markup=False)
+            console.print(f"Making a log of sequences in {path}", highlight=False, markup=False)
         make_sequences(path, config.sequences)
     sequences = load_sequences(path) if config.data.schema is None else None
     schema = CRITEO if config.data.schema is None else load_schema(config.data.schema)
@@ -250,19 +250,19 @@ def _train_rows(config: Config, source: Source, sequences: Sequences | None) -> 
     if sequences is not None:
         if asked not in (None, sequences.train_rows):
             raise ConfigError(
-                f"data.train_rows = {asked}, but the lists of candidates of {config.data.path} begin at row "
+                f"data.train_rows = {asked}, but the log of sequences {config.data.path} fixes it at "
                 f"{sequences.train_rows}: drop --train-rows"
             )
         tested = source.rows - sequences.train_rows
         if tested <= 0 or tested % sequences.candidates:
             raise ConfigError(
-                f"{config.data.path} has {source.rows} rows, but its lists of {sequences.candidates} candidates begin at "
-                f"row {sequences.train_rows}: a file of it is missing or not whole, make the log again"
+                f"{config.data.path} has {source.rows} rows, which do not fit lists of {sequences.candidates} candidates "
+                f"from row {sequences.train_rows} on: a file is missing or incomplete; make the log again"
             )
         return sequences.train_rows
     train_rows = source.rows - source.rows // 5 if asked is None else asked
     if train_rows > source.rows or train_rows == 0:
         raise ConfigError(
-            f"data.train_rows = {train_rows}, but {config.data.path} has {source.rows} rows"
+            f"data.train_rows must be from 1 to the number of rows of {config.data.path}, {source.rows}, got {train_rows}"
         )
     return train_rows

@@ -218,7 +218,9 @@ def check_splits(config: Config, console: Console) -> None:
 
 
 def _graph(config: Config, console: Console) -> NodeGraph:
-    path = check_task(config, data="the .npz file of the graph", models=_MODELS, what="nodes")
+    path = check_task(
+        config, data="the .npz file of the graph", models=_MODELS, what="a graph of nodes"
+    )
     check_settings(config)
     if config.nodes is not None:
         if not path.exists():

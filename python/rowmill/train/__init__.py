@@ -1,4 +1,4 @@
-"""The trainer behind `rowmill train`: what all tasks share."""
+"""The trainer behind `rowmill train`: everything that is the same for all tasks."""
 
 from rowmill.train.run import TrainingDiverged, train
 

@@ -1,4 +1,4 @@
-"""What the C library does with memory that tensors of a step free."""
+"""Setting of glibc's allocator that keeps freed tensor memory in the process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ _MMAP_MAX = -4
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep what is freed for the next allocation, of this whole process; returns whether it does.
+    """Make glibc keep freed memory of this process for later allocations; return whether that worked.
 
-    glibc maps every block of 32 MiB or more anew and gives it back when it is freed. A step whose tensors are that large,
-    such as the gradient of a block of all entities, then spends half of its time in page faults. Such a process holds as
-    much memory as its largest step needed; one whose tensors are smaller behaves as before. Where the C library is not
-    glibc nothing is changed.
+    By default glibc maps every block of 32 MiB or more anew and unmaps it when it is freed. A step with tensors of that
+    size, such as the gradient of a block of all entities, then spends half of its time in page faults. With this setting
+    the process keeps as much memory as its largest step needed. Other C libraries are left unchanged.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

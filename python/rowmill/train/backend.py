@@ -1,7 +1,7 @@
-"""What `--backend` stands for: what carries messages between ranks, and on which device the dense half of each is.
+"""The communication backend of `--backend`, and the device of the dense half of each rank.
 
-Rows are in the memory of the CPU and travel from there, whatever the backend. With `nccl` every rank of a machine has the GPU of
-its number there, for layers and their gradients.
+Rows are in CPU memory and are sent from there with every backend. With `nccl`, local rank N of a machine uses GPU N for
+the dense layers and their gradients.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ CPU = torch.device("cpu")
 
 
 def torch_backend(backend: str) -> str:
-    """Its name in torch.distributed."""
+    """The backend string for `torch.distributed.init_process_group`."""
     return "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
 
 
 def check_gpus(backend: str, local_ranks: int) -> None:
-    """Raise for what so many ranks on this machine lack."""
+    """Raise `InvalidInput` if `backend` needs GPUs or a torch build that this machine lacks."""
     if backend != "nccl":
         return
     gpus = torch.cuda.device_count()
     if gpus < local_ranks:
         raise InvalidInput(
-            f"--backend nccl takes a GPU for each rank: {local_ranks} ranks, {gpus} GPUs that torch can use here"
+            f"--backend nccl needs one GPU per rank, but this machine has {local_ranks} ranks and {gpus} GPUs that torch "
+            "can use"
         )
     if not dist.is_nccl_available():
         raise InvalidInput(
-            "--backend nccl: this build of torch has no NCCL; install one for CUDA, or give --backend gloo"
+            "--backend nccl: this build of torch has no NCCL; install torch for CUDA, or use --backend gloo"
         )
 
 
 def dense_device(backend: str, local_rank: int) -> torch.device:
-    """Where the dense half of a rank is; a GPU becomes the one that this thread takes when it is told none."""
+    """The device of the dense half of a rank. A GPU also becomes torch's current device of this thread."""
     if backend != "nccl":
         return CPU
     device = torch.device("cuda", local_rank)
@@ -44,5 +45,5 @@ def dense_device(backend: str, local_rank: int) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """What a report calls it."""
+    """The name of a device in a report: the model of a GPU, or `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,4 +1,4 @@
-"""The dense half of a model: its optimizer, and what it multiplies in, on the device that it is on."""
+"""Optimizer and number format of the dense half of a model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def dense_optimizer(
     train: TrainConfig, parameters: Iterable[nn.Parameter], device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimizer of the settings; with `split-bf16` the parameters, which are on the device, become bfloat16.
+    """The dense optimizer of the settings; with `split-bf16` it converts the parameters to bfloat16.
 
     Raises:
-        ConfigError: The device does not multiply in bfloat16.
+        ConfigError: `train.precision` needs bfloat16 instructions that the device lacks.
     """
     check_precision(train, device)
     split = train.precision == "split-bf16"
@@ -38,28 +38,28 @@ def dense_optimizer(
 
 
 def check_precision(train: TrainConfig, device: torch.device = CPU) -> None:
-    """Raise if the device does not multiply in what the settings name."""
+    """Raise `ConfigError` if the device has no bfloat16 instructions and `train.precision` needs them."""
     if train.precision == "fp32":
         return
     if device.type == "cuda":
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             raise ConfigError(
-                f"train.precision = {train.precision!r} needs a GPU that multiplies in bfloat16, which "
-                f"{device_name(device)} does not: drop --precision"
+                f"train.precision = {train.precision!r} needs a GPU with bfloat16 arithmetic, which "
+                f"{device_name(device)} lacks: drop --precision"
             )
     elif not multiplies_bf16():
         raise ConfigError(
-            f"train.precision = {train.precision!r} needs a processor with AVX512-BF16 or AMX, which this one has not: "
+            f"train.precision = {train.precision!r} needs a processor with AVX512-BF16 or AMX, which this one lacks: "
             "drop --precision"
         )
 
 
 def multiplies_bf16() -> bool:
-    """Whether this processor has instructions for it: without them bfloat16 is slower than float32."""
+    """Whether this processor has bfloat16 instructions; without them bfloat16 is slower than float32."""
     has = torch.cpu.get_capabilities()
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def dense_precision(train: TrainConfig, device: torch.device = CPU) -> torch.autocast:
-    """In which products on the device are taken inside of it. What comes out of a model may be bfloat16."""
+    """Context manager for the forward pass: matrix products run in `train.precision`. Outputs may be bfloat16."""
     return torch.autocast(device.type, torch.bfloat16, enabled=train.precision != "fp32")

@@ -1,7 +1,7 @@
-"""The folder of a run's rows: which may be used, resumed from, or cleared.
+"""The folder of a run's rows: checks whether a run may use, resume or clear it.
 
-A new run never takes the place of a checkpoint. It clears only what an earlier run left behind without one: files of a
-store that no process has open. An error names anything else.
+A new run never overwrites a checkpoint. It clears only the files of a store without a checkpoint that no process has
+open. In every other case it raises an error that names the folder and the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STORE_FILES = re.compile(
 
 
 def check_is_new(config: Config) -> None:
-    """Raise if a run that is not resumed would go into a folder that has a checkpoint. Changes nothing."""
+    """Raise `ConfigError` if a new run would use a folder that has a checkpoint. Changes nothing on disk."""
     if config.train.resume:
         return
     _check_is_new(config.train.out / "store", "--out")
@@ -39,25 +39,25 @@ def check_is_new(config: Config) -> None:
 
 
 def make_out(config: Config) -> None:
-    """The folder of the report."""
+    """Create the folder of the report."""
     out = config.train.out
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"train.out = {str(out)!r} cannot be made a folder ({error.strerror}); give --out another"
+            f"train.out = {str(out)!r} cannot be created as a folder ({error.strerror}); pass another --out"
         ) from None
 
 
 def store_folder(config: Config) -> Path:
-    """Where the rows of this run go: empty for a new run, as it was for one that goes on."""
+    """The folder for the rows of this run: cleared for a new run, unchanged for a resumed one."""
     folder = _folder(config)
     _prepare(folder, config, of_ranks=False)
     return folder
 
 
 def ranks_folder(config: Config, *, first: bool) -> Path:
-    """The same for a run of many ranks, of which the first prepares the folder."""
+    """As `store_folder`, for a run of many ranks; the first rank prepares the folder."""
     folder = _folder(config)
     if first:
         make_out(config)
@@ -73,23 +73,26 @@ def _prepare(folder: Path, config: Config, *, of_ranks: bool) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ConfigError(f"store {folder} is a file; a store is a folder, give --store another")
+        raise ConfigError(
+            f"store {folder} is a file, but a store is a folder: pass another --store"
+        )
     names = [entry.name for entry in folder.iterdir()]
     are_of_ranks = any(name != "LOCK" and _RANKS_FILES.fullmatch(name) for name in names)
     if config.train.resume:
         if names and not are_of_ranks and not any(map(_STORE_FILES.fullmatch, names)):
-            raise ConfigError(f"cannot resume: {folder} holds no store, but {min(names)}")
+            raise ConfigError(
+                f"cannot resume: {folder} is not a store (it holds {min(names)}); check --out and --store"
+            )
         if names and are_of_ranks != of_ranks:
             raise ConfigError(
-                f"cannot resume: {folder} holds the rows of many ranks, start it with torchrun"
+                f"cannot resume: {folder} was written by many ranks; start this command with torchrun"
                 if are_of_ranks
-                else f"cannot resume: {folder} holds the rows of one process, start it without torchrun"
+                else f"cannot resume: {folder} was written by one process; start this command without torchrun"
             )
         return
     if names and config.store.path is not None:
         raise ConfigError(
-            f"store {folder} is not empty: pass --resume to go on with its run, "
-            "or give --store another folder"
+            f"store {folder} is not empty: pass --resume to continue its run, or pass another --store"
         )
     if names:
         _check_names(folder, names, _RANKS_FILES if are_of_ranks else _STORE_FILES)
@@ -100,13 +103,13 @@ def _prepare(folder: Path, config: Config, *, of_ranks: bool) -> None:
                 _remove(folder, config)
         except (StoreCorrupt, MemoryTooSmall) as error:
             raise ConfigError(
-                f"{folder} would be cleared for this run, but cannot be opened to see what it holds ({error}): "
-                "remove it yourself, or give --out another folder"
+                f"this run would clear {folder}, but cannot open it to check for a checkpoint ({error}): "
+                "remove the folder, or pass another --out"
             ) from None
 
 
 def check_is_of_a_run(store: Store, folder: Path) -> None:
-    """Raise if a checkpoint is there that no run has made."""
+    """Raise `ConfigError` if the store has tables that `rowmill train` did not write."""
     if store.table_names() and store.attachment(ATTACHMENT) is None:
         raise _of_no_run(folder, "--store")
 
@@ -126,19 +129,19 @@ def _check_is_new(folder: Path, flag: str) -> None:
     except StoreCorrupt as error:
         raise ConfigError(
             f"{folder} has a checkpoint that cannot be read ({error}): restore the folder from a copy, remove it, or "
-            f"give {flag} another folder"
+            f"pass another {flag}"
         ) from None
     if described is None:
         raise _of_no_run(folder, flag)
     raise ConfigError(
         f"{folder} has the checkpoint of a run at {progress_of(described)}, which a new run would overwrite: pass "
-        f"--resume to go on from it, or give {flag} another folder"
+        f"--resume to continue from it, or pass another {flag}"
     )
 
 
 def _of_no_run(folder: Path, flag: str) -> ConfigError:
     return ConfigError(
-        f"store {folder} has tables, but not of a run of `rowmill train`: give {flag} another folder"
+        f"store {folder} has tables that `rowmill train` did not write: pass another {flag}"
     )
 
 
@@ -146,13 +149,13 @@ def _check_names(folder: Path, names: list[str], files: re.Pattern[str]) -> None
     strange = [name for name in names if not files.fullmatch(name)]
     if strange:
         raise ConfigError(
-            f"{folder} would be cleared for this run, but holds {min(strange)}, which is no part of a store: "
-            "move it, or give --out another folder"
+            f"this run would clear {folder}, but it holds {min(strange)}, which is not a file of a store: "
+            "move that file, or pass another --out"
         )
 
 
 def _remove(folder: Path, config: Config) -> None:
-    # Held open, so that no other run can begin in the folder or has made a checkpoint since the last look.
+    # The open store holds its lock: no other run can start here between the check and the removal.
     with rowmill.open(folder, memory=config.store.memory):
         _check_is_new(folder, "--out")
         shutil.rmtree(folder)

@@ -1,9 +1,8 @@
-"""Rows of coming steps, looked up while the loop still trains on earlier ones.
+"""Lookups for coming steps, made while the training loop works on earlier ones.
 
-A thread makes the lookups, in the order of the steps, each in a step of its own (`Store.forward`); the loop takes
-what they gave and ends the steps in the same order. How far a row may run ahead of its updates is not decided
-here: a lookup waits in the store until every row is within the staleness bound of its table. At bound 0 no row is
-read before its last update, so the bits are those of one step at a time.
+A thread makes the lookups in the order of the steps, each in a store step of its own (`Store.forward`). The loop takes
+their results and ends the steps in the same order. The store enforces the staleness bound: a lookup waits until every
+row is within the bound of its table. At bound 0 the results are bit-identical to one step at a time.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ _LOOK_AGAIN_S = 0.01
 
 
 class StepsInFlight:
-    """At most `in_flight` steps whose rows are looked up and not updated yet."""
+    """Runs at most `in_flight` steps at a time; a step in flight is looked up and not yet updated."""
 
     def __init__(self, store: Store, look_up: Callable[[Any], Any], in_flight: int) -> None:
         self._store = store
         self._look_up_rows = look_up
         self._in_flight = in_flight
         self.waited_s = 0.0
-        """Seconds in which the loop waited for a step whose rows were not there."""
+        """Seconds that the loop waited for lookups."""
 
     def run(self, batches: Iterable[Any]) -> Generator[tuple[Any, Any]]:
-        """Batches with what the lookup of their rows gave; all steps are over when it is exhausted.
+        """Yield pairs of a batch and its looked-up rows; all steps are finished when the generator is exhausted.
 
-        A step counts as over when the next one is asked for. Closing the generator early drops the steps that are
-        open: their gradients change nothing.
+        Requesting the next pair finishes the current step. Closing the generator early drops the open steps: their
+        gradients are not applied.
         """
         ready: SimpleQueue[_LookedUp | BaseException | None] = SimpleQueue()
         free = Semaphore(self._in_flight)
@@ -60,7 +59,7 @@ class StepsInFlight:
             closed.set()
             free.release()
             _drop(step)
-            # A lookup may wait for a row that one of these steps holds.
+            # The lookup thread may wait for the clock of a row that an open step holds, so drop them while joining.
             while thread.is_alive() or not ready.empty():
                 with suppress(Empty):
                     left = ready.get(timeout=_LOOK_AGAIN_S)

@@ -1,4 +1,4 @@
-"""The machine a run took place on, as far as figures depend on it."""
+"""Description of the machine of a run, for its report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe_machine(threads: int) -> dict[str, Any]:
 
 
 def bit_conditions(threads: int) -> dict[str, Any]:
-    """What bits depend on beside settings and data: equal runs are equal to the bit where these are."""
+    """Conditions beside settings and data under which two equal runs are bit-identical."""
     return {
         "threads": threads,
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
@@ -38,7 +38,7 @@ def bit_conditions(threads: int) -> dict[str, Any]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use now."""
+    """Resident memory of this process (VmRSS), in bytes."""
     return (_kilobytes("VmRSS") or 0) * 1024
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line on the terminal, and TensorBoard events."""
+"""Progress of a run: a progress bar or lines on the console, and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 
 
 class RunProgress:
-    """Shows points of the curves as they come; where nobody watches, as lines.
+    """Shows each point of the training curves: on a terminal in a progress bar, elsewhere as lines.
 
-    Without a terminal it prints a line at a tenth each, and one for every validation.
+    Lines appear after each tenth of the run and after each validation.
 
-    `figures` says what is shown. Without a folder for `events` TensorBoard is told nothing. A run that goes on passes the `curve` it has. What TensorBoard was told from the last
-    of its points on is taken back: it was shown by a part of the run that was undone, or will be shown again.
+    Args:
+        console: Where to print.
+        events: Folder for TensorBoard events; None writes none.
+        figures: Names and formats of the metrics of the task.
+        total: Examples to train on, over all epochs.
+        done: Examples that earlier parts of the run trained on.
+        curve: Points that a resumed run already has. TensorBoard events from the last of these on are purged, because
+            the resumed run writes them again.
     """
 
     def __init__(
@@ -73,7 +79,7 @@ class RunProgress:
             self._events.close()
 
     def show(self, point: dict[str, Any], done: int) -> None:
-        """One more point, `done` rows after the start."""
+        """Show a new point of the curves, `done` examples after the start."""
         figures = describe(point, self._figures)
         self._progress.update(self._task, completed=done, figures=figures)
         self._record(point)
@@ -88,12 +94,12 @@ class RunProgress:
                 self._next_line = done + self._total // 10
 
     def flush(self) -> None:
-        """Have what was shown on disk: a checkpoint is about to count on it."""
+        """Write the events to disk. Call it before a checkpoint: a resumed run does not show these points again."""
         if self._events is not None:
             self._events.flush()
 
     def test(self, metrics: dict[str, float | None], step: int) -> None:
-        """The figures of the test part."""
+        """Write the metrics of the test to TensorBoard."""
         self._add("test", metrics, step)
 
     def _record(self, point: dict[str, Any]) -> None:
@@ -109,7 +115,7 @@ class RunProgress:
 
 
 def describe(point: dict[str, Any], figures: Figures) -> str:
-    """A point of the curves in one short line: what it has."""
+    """A point of the curves as one short line."""
     parts = [f"{figure.name} {figure.of(point)}" for figure in figures.short if figure.key in point]
     if "rows_per_s" in point:
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run on their way to an object store, beside the training."""
+"""Uploads of checkpoints to an object store during training."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Pusher:
     """Pushes the last checkpoint of a store in a thread of its own, one push at a time.
 
-    A checkpoint that comes while an earlier one is on its way waits for the next call; of several that wait, the
-    last is pushed. A push that fails is told, and training goes on.
+    A checkpoint made during a push is not pushed by itself: the next call pushes the newest one. After a failed push,
+    a message is printed and training continues.
     """
 
     def __init__(self, store: Store, url: str, *, keep: int, console: Console) -> None:
@@ -28,18 +28,18 @@ class Pusher:
         self._thread: Thread | None = None
 
     def begin(self) -> None:
-        """Push the last checkpoint, unless a push is still going on."""
+        """Start pushing the last checkpoint, unless a push is still running."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = Thread(target=self._push, name="rowmill-push")
             self._thread.start()
 
     def finish(self) -> None:
-        """Wait for the push that goes on, then push the last checkpoint; raises if that fails."""
+        """Wait for a running push, then push the last checkpoint; raises if that fails."""
         self.wait()
         self._store.push(self._url, keep=self._keep)
 
     def wait(self) -> None:
-        """Wait for the push that goes on."""
+        """Wait for a running push."""
         if self._thread is not None:
             self._thread.join()
 
@@ -48,7 +48,7 @@ class Pusher:
             self._store.push(self._url, keep=self._keep)
         except RowmillError as error:
             self._console.print(
-                f"The checkpoint was not pushed, training goes on: {error}",
+                f"Warning: the checkpoint was not pushed; training continues: {error}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

@@ -1,4 +1,4 @@
-"""Whether torchrun started this process, and what that says about a run."""
+"""Whether torchrun started this process, and the settings that follow from it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def started_ranks() -> int | None:
-    """How many ranks torchrun has started, of which this process is one; None if it has not."""
+    """Number of ranks that torchrun started, this process included; None without torchrun."""
     here = Launched.here()
     return None if here is None else here.count
 
 
 def rank_conditions(config: Config) -> dict[str, Any]:
-    """What bits depend on where torchrun has started ranks: how many, and what their dense halves are on."""
+    """Conditions of bit-identical results under torchrun: number of ranks and device of their dense halves."""
     here = Launched.here()
     if here is None:
         return {}
@@ -28,14 +28,15 @@ def rank_conditions(config: Config) -> dict[str, Any]:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that talks: rank 0, or the only one."""
+    """Whether this process prints and writes reports: rank 0, or the only process."""
     here = Launched.here()
     return here is None or here.rank == 0
 
 
 def check_alone(config: Config) -> None:
-    """Raise `ConfigError` for a backend that nobody would use: this process is no rank."""
+    """Raise `ConfigError` if the settings name a backend, which a run without torchrun does not use."""
     if config.train.backend != "gloo":
         raise ConfigError(
-            f"train.backend = {config.train.backend!r} is between ranks: start them with torchrun, or drop --backend"
+            f"train.backend = {config.train.backend!r} needs many ranks: start the command with torchrun, or drop "
+            "--backend"
         )

@@ -1,7 +1,7 @@
-"""The half of a model that lies in tables of a store, and how the settings of a run say what its rows are.
+"""The rows of a run: tables of a store, made from the settings.
 
-A task gives its rows to the training loop as a `RowSide`: it takes part in every step, counts what it did, and is saved
-with everything else.
+A task gives its rows to the training loop as a `RowSide`, which takes part in every step, counts lookups, and saves and
+restores the rows together with the rest of the run.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowCounters:
-    """Figures since the start.
+    """Counters since the start.
 
-    Distinct rows asked for by steps, those read from the device while a step waited, the seconds it
-    waited for them, and bytes of rows in memory now.
+    Attributes:
+        looked_up: Distinct rows that steps looked up.
+        cold: Rows that were read from the device while a step waited.
+        stalled_s: Seconds that steps waited for these reads.
+        resident_bytes: Bytes of rows in memory now.
     """
 
     looked_up: int
@@ -48,50 +51,50 @@ class RowCounters:
 
 
 class StepPipeline(Protocol):
-    """Brings batches to the training loop."""
+    """Yields batches with their looked-up rows to the training loop."""
 
     waited_s: float
-    """Seconds in which the loop waited for a batch that was not ready."""
+    """Seconds that the loop waited for a batch."""
 
     def run(self, batches: Iterable[Any]) -> Generator[tuple[Any, Any]]:
-        """Batches with what was looked up for them; all steps are over when it is exhausted."""
+        """Yield pairs of a batch and its looked-up rows; all steps are finished when the generator is exhausted."""
         ...
 
 
 class RowSide(Protocol):
-    """What the training loop needs of the tables."""
+    """The interface of the rows to the training loop."""
 
     def step(self) -> None:
-        """A backward pass is over."""
+        """Called after each backward pass."""
         ...
 
     def counters(self) -> RowCounters:
-        """Figures since the start."""
+        """Counters since the start."""
         ...
 
     def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline | None:
-        """What brings batches to the loop with what was looked up for them; None: the loop looks them up itself."""
+        """A pipeline of lookups with up to `in_flight` steps; None: the loop looks up the rows of each step itself."""
         ...
 
     def save(self, run: Run) -> None:
-        """Make rows and all else durable together."""
+        """Write one checkpoint of the rows and the rest of the run."""
         ...
 
     def restore(self, run: Run) -> list[str] | None:
-        """Put back what the last `save` had beside the rows; what `Run.unpack` returns, None if nothing was saved."""
+        """Restore `run` from the last `save`; returns the result of `Run.unpack`, or None if nothing was saved."""
         ...
 
     def summary(self) -> dict[str, Any]:
-        """Figures for the report: how things stand now."""
+        """Gauges for the report: current values."""
         ...
 
     def counts(self) -> dict[str, int]:
-        """Figures for the report that only grow, since the start."""
+        """Counters for the report, since the start."""
         ...
 
 
 class StoredRows:
-    """Rows in a store, updated by backward itself."""
+    """Rows in a store; the backward pass updates them."""
 
     def __init__(self, store: Store, tables: Sequence[Table], console: Console) -> None:
         self.store = store
@@ -100,10 +103,10 @@ class StoredRows:
         self._feed_failure = ""
 
     def step(self) -> None:
-        """Backward has updated the rows."""
+        """Does nothing: the backward pass has updated the rows."""
 
     def counters(self) -> RowCounters:
-        """Figures since the store was opened."""
+        """Counters since the store was opened."""
         stats = self.store.stats()
         return RowCounters(
             looked_up=stats["rows_looked_up"],
@@ -113,15 +116,15 @@ class StoredRows:
         )
 
     def pipeline(self, look_up: Callable[[Any], Any], in_flight: int) -> StepPipeline | None:
-        """Lookups of more than one step at a time."""
+        """`StepsInFlight` for more than one step in flight, else None."""
         return StepsInFlight(self.store, look_up, in_flight) if in_flight > 1 else None
 
     def save(self, run: Run) -> None:
-        """One atomic checkpoint; the feed goes on there if it had to pause."""
+        """Write one atomic checkpoint. If the feed had failed, it resumes from this checkpoint."""
         failure = self.store.stats()["feed_failure"]
         if failure and failure != self._feed_failure:
             self._console.print(
-                f"Note: nothing was published up to this checkpoint, from which followers start again: {failure}",
+                f"Warning: the feed failed before this checkpoint; followers restart from the checkpoint: {failure}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
@@ -130,12 +133,12 @@ class StoredRows:
         self.store.checkpoint(attachments={ATTACHMENT: run.pack()})
 
     def restore(self, run: Run) -> list[str] | None:
-        """What the last checkpoint holds beside the rows."""
+        """Restore `run` from the attachment of the last checkpoint."""
         packed = self.store.attachment(ATTACHMENT)
         return None if packed is None else run.unpack(packed)
 
     def summary(self) -> dict[str, Any]:
-        """Live rows and bytes, and memory."""
+        """Number and bytes of live rows, and memory."""
         stats = self.store.stats()
         tables = [stats["tables"][table.name] for table in self.tables]
         return {
@@ -157,7 +160,7 @@ class StoredRows:
         }
 
     def counts(self) -> dict[str, int]:
-        """Lookups, rows that came and went, and traffic of the device, since the store was opened."""
+        """Lookups, prefetches, spills and device traffic since the store was opened."""
         stats = self.store.stats()
         return {
             name: stats[name]
@@ -177,7 +180,7 @@ class StoredRows:
 
 @contextmanager
 def open_rows(config: Config, *, threads: int, identity: dict[str, Any]) -> Generator[Store]:
-    """Open the store of a run; to go on, it must be of the run of that identity."""
+    """Open the store of a run. To resume, the store must belong to a run with this identity."""
     make_out(config)
     path = store_folder(config)
     store = rowmill.open(
@@ -208,7 +211,7 @@ def new_table(
     num_rows: int | None,
     initializer: Initializer | None = None,
 ) -> Table:
-    """A table whose rows are what the settings say; without an initializer they say that too."""
+    """A table with the row settings of the run; without `initializer`, weights are uniform by `rows.initial_width`."""
     width = config.rows.initial_width
     return store.table(
         name,
@@ -224,7 +227,7 @@ def new_table(
 
 
 def row_optimizer(rows: RowsConfig) -> OptimizerSpec:
-    """The optimizer of a run, with the parameters that are set; raises if it does not take one of them."""
+    """The row optimizer of the settings; raises `ConfigError` for a parameter that it does not take."""
     optimizer = optimizer_from_dict({"kind": rows.optimizer, "lr": rows.lr})
     given = {key: value for key, value in vars(rows).items() if value is not None}
     del given["optimizer"], given["dtype"], given["initial_width"]
@@ -242,13 +245,13 @@ _EVICTIONS = {"ttl": TTL, "least_frequent": LeastFrequent, "lowest_norm": Lowest
 
 
 def row_eviction(eviction: EvictionConfig) -> Eviction | None:
-    """The eviction of a run; raises if its rule does not take what is set, or lacks what it needs."""
+    """The eviction rule of the settings; raises `ConfigError` for a parameter that it does not take or lacks."""
     names = ("steps", "max_rows", "below")
     given = {name: value for name in names if (value := getattr(eviction, name)) is not None}
     if eviction.rule == "none":
         if given:
             raise ConfigError(
-                f"eviction.{next(iter(given))} is set, but eviction.rule is none: name a rule"
+                f"eviction.{next(iter(given))} is set, but eviction.rule is none: set eviction.rule"
             )
         return None
     takes = {"ttl": {"steps"}, "least_frequent": {"max_rows"}, "lowest_norm": {"max_rows", "below"}}
@@ -262,5 +265,5 @@ def row_eviction(eviction: EvictionConfig) -> Eviction | None:
 
 
 def row_admission(admission: AdmissionConfig) -> Admission | None:
-    """The admission of a run."""
+    """The admission rule of the settings."""
     return None if admission.min_count is None else MinCount(admission.min_count, admission.bytes)

@@ -1,6 +1,6 @@
-"""The training loop, and what surrounds it.
+"""The training loop.
 
-Six ways to run it:
+Examples of commands that run it:
 
     rowmill train --data clicks.parquet --out out/clicks
     rowmill train --config examples/quickstart.toml
@@ -9,11 +9,11 @@ Six ways to run it:
     rowmill train --task gnn --data nodes.npz --out out/nodes
     torchrun --nproc-per-node 2 --no-python rowmill train --data clicks.parquet --out out/clicks
 
-The loop is `Trainer.fit` with `Trainer.train_step`: batches come with a view of the next few, whose rows are being
-fetched meanwhile; the task gives the loss; backward updates the stored rows itself. With `train.in_flight` steps the rows
-of coming ones are looked up before the updates of this one, as far as the staleness bound allows. A checkpoint holds rows and
-everything else at once, so a run that was killed goes on from the last one with the same bits. The last two
-checkpoints are made when training is over and when the test is: whatever kills a run, no more than that is repeated.
+The loop is `Trainer.fit` with `Trainer.train_step`. The rows of the next batches are prefetched. The task computes the
+loss, and the backward pass updates the stored rows. With `train.in_flight` > 1, rows of coming steps are looked up
+before the updates of this step, within the staleness bound. A checkpoint holds rows and dense state together, so a
+killed run resumes bit-identically. The last two checkpoints follow training and the test: neither is repeated after a
+crash that comes later.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ _TASKS = {
     "kge": "rowmill.kge.task:open_graph",
     "gnn": "rowmill.gnn.task:open_nodes",
 }
-"""What opens each task. Tasks build on this package, so it imports the one that a run names when the run begins."""
+"""The function that opens each task, by name: tasks import this package, so it imports them only when a run starts."""
 _RANKED_TASK = "rowmill.ctr.ranked_task:open_ranked_clicks"
 _LOOKAHEAD_OF_RANKS = 4
-"""Batches ahead, where nobody says how many."""
+"""Default number of batches to prefetch under torchrun: each is prepared, which takes more memory than announcing."""
 
 
 class TrainingDiverged(RowmillError):
-    """The loss or a gradient is no number any more; the message says at which step, and what to lower."""
+    """The loss or a gradient became NaN or infinite; the message gives the step and the settings to lower."""
 
 
 def train(config: Config, console: Console) -> dict[str, Any]:
     """Train, test, and write `report.json`, `report.html` and TensorBoard events into the run's folder.
 
-    A run that is complete is left as it is; only a report that is not there is written again.
+    For a resumed run that is already complete, only a missing report is written.
 
     Returns:
         The content of `report.json`.
@@ -80,18 +80,21 @@ def train(config: Config, console: Console) -> dict[str, Any]:
     with open_trainer(config, console) as trainer:
         state = trainer.state
         if state.test is None:
-            # That of an earlier run must not be taken for the one of this.
+            # The folder may have the report of an earlier run.
             if is_first():
                 clear_report(out)
         elif (report := read_report(out)) is not None:
             console.print(
-                f"Nothing to do: the run was complete at step {state.step:,}", highlight=False
+                f"Nothing to do: the run is complete, at step {state.step:,}", highlight=False
             )
             if trainer.pusher is not None:
                 trainer.pusher.finish()
             return report
         else:
-            console.print(f"Complete at step {state.step:,}: writing the report", highlight=False)
+            console.print(
+                f"The run is complete, at step {state.step:,}: writing the missing report",
+                highlight=False,
+            )
         total = config.train.epochs * trainer.train_rows
         with RunProgress(
             console,
@@ -116,9 +119,9 @@ def train(config: Config, console: Console) -> dict[str, Any]:
 
 @contextmanager
 def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
-    """A trainer at the first row, or where the last checkpoint left it; its store is closed at the end."""
+    """A trainer at the first example or, with `train.resume`, at the last checkpoint. The store is closed at exit."""
     threads = _threads(config)
-    # These raise before anything is made.
+    # Check settings before any file is created.
     check_flags(config)
     row_optimizer(config.rows)
     row_eviction(config.eviction)
@@ -129,7 +132,6 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     if alone:
         check_alone(config)
     elif config.store.lookahead is None:
-        # What each batch ahead takes is more here: it is prepared, not just announced.
         config = replace(config, store=replace(config.store, lookahead=_LOOKAHEAD_OF_RANKS))
     with task_opener(config)(config, console, threads) as task:
         pusher = None
@@ -149,13 +151,13 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
 def task_opener(
     config: Config,
 ) -> Callable[[Config, Console, int], AbstractContextManager[Task]]:
-    """What opens the task of the settings, on so many threads; its modules are imported."""
+    """The function that opens the task of the settings: called with settings, console and number of threads."""
     alone = started_ranks() is None
     return resolve_name(_TASKS[config.train.task] if alone else _RANKED_TASK)
 
 
 class Trainer:
-    """A task on its way through the data."""
+    """A task and its position in the data: trains, tests, saves and reports."""
 
     def __init__(self, config: Config, task: Task, pusher: Pusher | None = None) -> None:
         self.config = config
@@ -173,16 +175,16 @@ class Trainer:
 
     @property
     def state(self) -> RunState:
-        """How far it is."""
+        """Position and measurements of the run."""
         return self.run.state
 
     @property
     def rows_seen(self) -> int:
-        """Rows trained on, over all epochs."""
+        """Examples trained on so far, over all epochs."""
         return self.state.epoch * self.train_rows + self.state.row
 
     def fit(self, progress: RunProgress) -> None:
-        """Train to the end of the last epoch, unless that was done already."""
+        """Train to the end of the last epoch; return at once if the run has already reached it."""
         every, epochs = self.config.train.checkpoint_every, self.config.train.epochs
         if self.state.epoch >= epochs:
             return
@@ -192,7 +194,7 @@ class Trainer:
                 for batch, rows in steps:
                     self.train_step(batch, rows)
                     save = every and self.state.step % every == 0
-                    # A point at every checkpoint leaves nothing half-measured to save.
+                    # A checkpoint holds no open window of metrics, so end the window before it.
                     if save or self.state.step % self.config.train.log_every == 0:
                         self._add_point(progress)
                     if save:
@@ -205,14 +207,14 @@ class Trainer:
         self.save()
 
     def steps(self, start: int) -> Generator[tuple[Any, Any]]:
-        """Batches of this epoch for `train_step`, with what the lookup gave where steps are in flight."""
+        """Yield batch and rows for each `train_step` of this epoch; rows are None unless steps are in flight."""
         train = self.config.train
         stream = self.ahead(start)
         if self._pipeline is None:
             yield from ((batch, None) for batch in stream)
             return
         while True:
-            # A checkpoint is made while no step is open: the next ones begin behind it.
+            # A checkpoint needs that no step is open, so end the pipeline before each one.
             every = train.checkpoint_every
             part = islice(stream, every - self.state.step % every if every else None)
             before = self.state.step
@@ -221,7 +223,7 @@ class Trainer:
                 return
 
     def train_step(self, batch: Any, rows: Any = None) -> Tensor:
-        """Predict a batch, then learn from it; returns the loss it had before."""
+        """Train on one batch; return its loss before the update."""
         loss, predicted = self.task.loss(batch, rows)
         if self.optimizer is not None:
             self.optimizer.zero_grad()
@@ -249,36 +251,36 @@ class Trainer:
         return TrainingDiverged(
             f"training diverged at step {self.state.step + 1}: {cause}. Start again with a lower --dense-lr "
             f"(now {self.config.train.dense_lr:g}) or --row-lr (now {self.config.rows.lr:g}); the last "
-            "checkpoint is as it was"
+            "checkpoint is unchanged"
         )
 
     def _dense_rate(self) -> float:
-        """Constant, then falling evenly to 0 at the end of the last epoch."""
+        """The dense learning rate of this step: constant, then linear to 0 at the end of the last epoch."""
         train = self.config.train
         steps = train.epochs * -(-self.train_rows // train.batch)
         left = (steps - self.state.step) / (steps * max(1.0 - train.dense_decay_from, 1e-9))
         return train.dense_lr * min(left, 1.0)
 
     def test(self) -> dict[str, float | None]:
-        """Figures of the test part."""
+        """Metrics on the test split."""
         return self.task.test()
 
     def save(self) -> None:
-        """One checkpoint of rows and everything else."""
+        """Write one checkpoint of rows and run state, and start pushing it if `checkpoint.push` is set."""
         self.state.counts = self._counts()
         self.rows.save(self.run)
         if self.pusher is not None:
             self.pusher.begin()
 
     def resume(self, console: Console) -> None:
-        """Go back to the last checkpoint, if there is one."""
+        """Restore the last checkpoint, if there is one."""
         changed = self.rows.restore(self.run)
         if changed is None:
-            console.print("No checkpoint yet: starting from the first row")
+            console.print("No checkpoint to resume from: starting from the first row")
             return
         self._counts_before = self.state.counts
         if self.state.epoch < self.config.train.epochs:
-            # More epochs were asked for than the run had when it was complete.
+            # train.epochs was raised after the run was complete, so it will be tested again.
             self.state.test = None
         if self.state.test is None:
             console.print(
@@ -286,7 +288,7 @@ class Trainer:
             )
             for change in changed:
                 console.print(
-                    f"Note: {change}, so the bits may differ from those of a run that was not interrupted",
+                    f"Warning: {change}, so results may differ in rounding from an uninterrupted run",
                     highlight=False,
                     markup=False,
                     soft_wrap=True,
@@ -317,7 +319,7 @@ class Trainer:
         }
 
     def ahead(self, start: int) -> Iterator[Any]:
-        """Batches of this epoch, each one announced to the rows while the few before it are worked on."""
+        """The batches of this epoch from example `start` on; their rows are prefetched a few steps ahead."""
         stream = self.task.batches(self.state.epoch, start)
 
         def announce(batch: Any, steps: int) -> None:
@@ -326,11 +328,11 @@ class Trainer:
         return announced(stream, announce, self.config.store)
 
     def counters(self) -> RowCounters:
-        """Figures of the rows since the start."""
+        """Row counters since the start."""
         counted = self.rows.counters()
         if self._pipeline is None:
             return counted
-        # What its thread waits for the loop need not: only what is not there in time stalls it.
+        # The pipeline's thread waits for cold rows; only the loop's own waits are stalls.
         return replace(counted, stalled_s=self._pipeline.waited_s)
 
     def _counts(self) -> dict[str, int]:
@@ -338,7 +340,7 @@ class Trainer:
         return {name: before.get(name, 0) + count for name, count in self.rows.counts().items()}
 
     def _validate(self, progress: RunProgress) -> None:
-        """A point of its own for the validation part, at the end of an epoch that has one."""
+        """At the end of an epoch with validation, add a point with its metrics to the curves."""
         if not self.task.validates(self.state.epoch):
             return
         self._add_point(progress)
@@ -346,7 +348,7 @@ class Trainer:
         point = {"step": self.state.step, "rows": self.rows_seen, **figures}
         self.state.curve.append(point)
         progress.show(point, self.rows_seen)
-        # Neither its time nor its reads are those of training.
+        # Do not count the time and reads of validation as training.
         self._since, self._counted = time.perf_counter(), self.counters()
 
     def _add_point(self, progress: RunProgress) -> None:
@@ -379,6 +381,6 @@ class Trainer:
 
 
 def _threads(config: Config) -> int:
-    # One core is left to the threads of the store that fetch, write and clean. Ranks of one machine share it.
+    # Leave one core to the store's background threads (prefetch, writes, compaction). Ranks of one machine share it.
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return config.train.threads or max(cores - 1, 1)

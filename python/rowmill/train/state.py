@@ -1,4 +1,4 @@
-"""What a run must remember to go on as if it had never stopped, and its form inside a checkpoint."""
+"""The state of a run that a checkpoint holds beside the rows, and its serialised form."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ _CHECKED_ROWS = 1024
 
 @dataclass
 class RunState:
-    """Position in the data, and what was measured on the way there.
+    """Position in the data, and measurements so far.
 
-    `counts` are figures of the rows that only grow, over all parts of the run. `test` is known once the run is
-    complete.
+    `counts` are counters of the rows over the whole run, restarts included. `test` is None until the run is complete.
     """
 
     epoch: int = 0
@@ -47,27 +46,27 @@ class RunState:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the rows that steps asked for and found in memory."""
+        """Share of looked-up rows that were in memory."""
         return 1.0 - self.cold / self.looked_up if self.looked_up else None
 
     @property
     def stall_share(self) -> float | None:
-        """Share of the time in which the loop waited for cold rows."""
+        """Share of the time that the loop waited for cold rows."""
         return min(self.stalled_s / self.seconds, 1.0) if self.seconds else None
 
 
 @dataclass(eq=False)
 class Run:
-    """All of a run but its rows: what a checkpoint holds beside them.
+    """Everything of a run that a checkpoint holds beside the rows.
 
-    Python's and NumPy's random streams are not among it: a run draws nothing from them.
+    The random streams of Python and NumPy are not saved: a run does not use them.
 
     Attributes:
-        model: Its dense weights.
-        optimizer: Of the dense weights, if there are any.
-        identity: What must not change between the parts of one run.
-        conditions: What its bits depend on beside that.
-        state: How far it is.
+        model: The model with its dense weights.
+        optimizer: The optimizer of the dense weights, if there is one.
+        identity: Settings and properties of the data that must be equal when a run resumes.
+        conditions: Further conditions of bit-identical results.
+        state: Position and measurements.
     """
 
     model: nn.Module
@@ -77,7 +76,7 @@ class Run:
     state: RunState = field(default_factory=RunState)
 
     def described(self) -> dict[str, str]:
-        """How far it is and what run it is, as JSON."""
+        """Identity, conditions and state, each as JSON."""
         return {
             "identity": json.dumps(self.identity, sort_keys=True),
             "conditions": json.dumps(self.conditions, sort_keys=True),
@@ -85,14 +84,14 @@ class Run:
         }
 
     def go_on(self, described: Mapping[str, str]) -> list[str]:
-        """Be as far as a run that was described; raise if it was another run.
+        """Take over the state of a described run; raises `ConfigError` if the identities differ.
 
         Returns:
-            Which of the conditions have changed, as `name was x and is y`.
+            The changed conditions, each as `name was x and is y`.
         """
         check_same_run(described["identity"], self.identity)
         self.state = RunState(**json.loads(described["state"]))
-        # Where dense halves were before there was a choice.
+        # Checkpoints older than the device setting have dense halves on the CPU.
         before = {"device": "cpu", **json.loads(described["conditions"])}
         return [
             f"{name} was {before.get(name)!r} and is {value!r}"
@@ -101,7 +100,7 @@ class Run:
         ]
 
     def pack(self) -> bytes:
-        """All of it as bytes, with torch's random stream."""
+        """Serialise the run, with torch's random stream."""
         buffer = io.BytesIO()
         content = {
             **self.described(),
@@ -113,7 +112,7 @@ class Run:
         return buffer.getvalue()
 
     def unpack(self, packed: bytes) -> list[str]:
-        """Put a packed run back, as `go_on` does and with weights, optimizer and random stream."""
+        """Restore a packed run: as `go_on`, and dense weights, optimizer and random stream."""
         content = _content(packed)
         changed = self.go_on(content)
         load_dense_state_dict(self.model, content["model"])
@@ -124,13 +123,13 @@ class Run:
 
 
 def described_in(packed: bytes) -> dict[str, str]:
-    """What `Run.described` said of a packed run."""
+    """The result of `Run.described` at the time a run was packed."""
     content = _content(packed)
     return {name: content[name] for name in ("identity", "conditions", "state")}
 
 
 def progress_of(described: Mapping[str, str]) -> str:
-    """How far a described run is, for people."""
+    """The position of a described run as text."""
     state = RunState(**json.loads(described["state"]))
     step = f"step {state.step:,}"
     return f"{step} ({state.curve[-1]['rows']:,} rows)" if state.curve else step
@@ -141,8 +140,8 @@ def _content(packed: bytes) -> dict[str, Any]:
 
 
 def check_same_run(saved: str, identity: Mapping[str, Any]) -> None:
-    """Raise if a run whose identity was saved as JSON is another one than that of `identity`."""
-    # What runs were before there was a choice.
+    """Raise `ConfigError`, naming the first difference, if a saved identity (JSON) differs from `identity`."""
+    # Values of settings that older checkpoints do not have.
     before: dict[str, Any] = {
         "rows.dtype": "fp32",
         "train.task": "ctr",
@@ -157,7 +156,7 @@ def check_same_run(saved: str, identity: Mapping[str, Any]) -> None:
         if before.get(key) != value:
             raise ConfigError(
                 f"cannot resume: {key} was {before.get(key)!r} and is {value!r}; "
-                "use the settings of the first run, or start a new one with another --out"
+                "use the settings of the first run, or start a new run with another --out"
             )
 
 
@@ -174,11 +173,11 @@ def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
 def click_identity(
     config: Config, source: Source, *, train_rows: int, vocabulary: str | None
 ) -> dict[str, Any]:
-    """What must not change between the parts of one run of a click model."""
+    """The identity of a run of `--task ctr`: what must be equal when it resumes."""
     settings = config.as_dict()
     return {
         "columns": source.schema.names,
-        # Nothing where there are none, as in runs from before there were any.
+        # None without histories, as in checkpoints older than histories.
         "histories": [*source.schema.histories, source.schema.places]
         if source.schema.histories
         else None,
@@ -193,7 +192,7 @@ def click_identity(
 
 
 def identity_of(config: Config) -> dict[str, Any]:
-    """What must not change between the parts of one run, whatever its task."""
+    """The settings that must be equal when a run of any task resumes."""
     settings = config.as_dict()
     return {
         **{f"model.{key}": value for key, value in settings["model"].items()},
@@ -214,18 +213,18 @@ def identity_of(config: Config) -> dict[str, Any]:
                 "plain",
             )
         },
-        # One step at a time counts as nothing, as in runs from before there were more.
+        # None for one step at a time, as in checkpoints older than this setting.
         "train.in_flight": config.train.in_flight if config.train.in_flight > 1 else None,
-        # The end of the run decides when the dense learning rate falls.
+        # The dense learning rate decays towards the end of the last epoch.
         "train.epochs": config.train.epochs if config.train.dense_decay_from < 1 else None,
         "store.staleness_bound": settings["store"]["staleness_bound"],
     }
 
 
 def graph_identity(config: Config, graph: Graph) -> dict[str, Any]:
-    """What must not change between the parts of one run on a knowledge graph."""
+    """The identity of a run of `--task kge`: what must be equal when it resumes."""
     settings = config.as_dict()["kge"]
-    # How often the valid part is looked at adds points to the curves and changes nothing else.
+    # The number of validations only adds points to the curves.
     del settings["validate_every"]
     return {
         "entities": graph.entity_count,
@@ -233,15 +232,15 @@ def graph_identity(config: Config, graph: Graph) -> dict[str, Any]:
         "checksum of the triples": graph.fingerprint(),
         **{f"kge.{key}": value for key, value in settings.items()},
         **identity_of(config),
-        # There is no dense rate that falls towards the end, so a run may go on for more epochs.
+        # No dense learning rate decays towards the end, so a run may resume with more epochs.
         "train.epochs": None,
     }
 
 
 def node_identity(config: Config, graph: NodeGraph) -> dict[str, Any]:
-    """What must not change between the parts of one run on a graph of nodes."""
+    """The identity of a run of `--task gnn`: what must be equal when it resumes."""
     settings = config.as_dict()["gnn"]
-    # How many threads sample changes no sample, and each of several splits is a run of its own.
+    # Samples do not depend on the number of threads, and each split is a run of its own.
     del settings["sample_threads"], settings["splits"]
     return {
         "nodes": graph.nodes,
@@ -253,12 +252,12 @@ def node_identity(config: Config, graph: NodeGraph) -> dict[str, Any]:
 
 
 def _chosen(section: str, settings: dict[str, Any], used: bool) -> dict[str, Any]:
-    """A section as it counts: nothing where it is not used, as in runs from before it was there."""
+    """A section of an identity; None if it is not used, as in checkpoints older than the section."""
     return {section: {key: str(value) for key, value in settings.items()} if used else None}
 
 
 def _check_of_first_rows(source: Source) -> str:
-    """A checksum by which another log of as many rows is noticed."""
+    """A checksum that detects another log with the same number of rows."""
     check = 0
     for block in source.blocks(0, min(source.rows, _CHECKED_ROWS)):
         for values in (block.labels, block.dense, block.ids):

@@ -1,8 +1,8 @@
-"""What a run trains: the part of it that the training loop does not know.
+"""The interface between a task and the training loop.
 
-A task brings data, model, rows and figures; the loop in `rowmill.train.run` brings steps, lookahead, checkpoints, curves
-and the report. Everything a task does later must follow from its settings, its data, the epoch, the row it is at and
-torch's random stream: these are what a checkpoint holds.
+A task provides data, model, rows and metrics. The loop in `rowmill.train.run` provides steps, lookahead, checkpoints,
+curves and the report. A task may depend only on what a checkpoint holds: settings, data, epoch, position in the epoch,
+and torch's random stream.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ if TYPE_CHECKING:
 
 
 LOOKAHEAD = (4, 60)
-"""Batches that are announced ahead where nobody says how many, at least and at most: more than the store keeps rows for
-only wait."""
+"""Default number of batches to prefetch: at least and at most. The store keeps no rows for batches further ahead."""
 _WAITING_SHARE = 32
-"""Beyond the least they wait in a part of the store's memory, one of so many."""
+"""Waiting batches beyond the least number may take 1 / 32 of the store's memory."""
 
 
 class Sized(Protocol):
-    """What has a size in memory."""
+    """A batch with a known size in memory."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
+        """Bytes of the batch's tensors."""
         ...
 
 
@@ -45,106 +44,108 @@ Batch = TypeVar("Batch", bound=Sized)
 
 
 class Window(Protocol):
-    """Figures of the examples trained on since the last point of the curves."""
+    """Metrics over the examples since the last point of the curves."""
 
     rows: int
 
     def compute(self) -> dict[str, float | None]:
-        """The figures by name."""
+        """The metrics by name."""
         ...
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all examples."""
         ...
 
 
 class Task(Protocol):
-    """What is trained; each kind is one module of `rowmill.train`."""
+    """A kind of training: `ctr`, `kge` or `gnn`."""
 
     identity: dict[str, Any]
-    """What must not change between the parts of one run."""
+    """Settings and properties of the data that must be equal when a run resumes."""
     train_rows: int
-    """Examples of an epoch."""
+    """Number of examples per epoch."""
 
     @property
     def model(self) -> nn.Module:
-        """What predicts; its `embeddings`, if any, are the rows."""
+        """The model; its `embeddings`, if it has any, are the rows."""
         ...
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """Of the dense half, if there is one."""
+        """The optimizer of the dense half; None without one."""
         ...
 
     @property
     def rows(self) -> RowSide:
-        """The tables."""
+        """The rows of the model."""
         ...
 
     @property
     def window(self) -> Window:
-        """Figures since the last point of the curves."""
+        """Metrics since the last point of the curves."""
         ...
 
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
-        """The batches of an epoch from an example on: the first, or the `stop` that every batch has."""
+        """The batches of an epoch from example `start` on: 0, or the `stop` of a batch."""
         ...
 
     def lookahead(self, batch: Any, *, steps: int) -> None:
-        """A batch comes in so many steps: 1 is the next."""
+        """Prefetch the rows of a batch that will be trained on in `steps` steps; 1 is the next step."""
         ...
 
     def look_up(self, batch: Any) -> Any:
-        """The rows of a batch as `loss` takes them: a training get."""
+        """The rows of a batch for `loss`, by a training read."""
         ...
 
     def loss(self, batch: Any, rows: Any) -> tuple[Tensor, Any]:
-        """The loss before learning from a batch, and what `observe` wants of it; `rows` None: look them up."""
+        """The loss of a batch, and the predictions for `observe`; with `rows` None, look up the rows first."""
         ...
 
     def observe(self, batch: Any, predicted: Any) -> None:
-        """A batch was learned from: its figures go into the window."""
+        """Add the predictions of a batch to the window, after the update."""
         ...
 
     def validates(self, epochs: int) -> bool:
-        """Whether figures of the validation part are due after so many epochs."""
+        """Whether to validate after this number of epochs."""
         ...
 
     def validate(self) -> dict[str, float | None]:
-        """Figures of the validation part."""
+        """Metrics on the validation split."""
         ...
 
     def test(self) -> dict[str, float | None]:
-        """Figures of the test part."""
+        """Metrics on the test split."""
         ...
 
     def about(self) -> dict[str, Any]:
-        """Entries of the report that only this task has; those under "run" join the figures there."""
+        """Entries of the report that only this task has; entries under "run" are merged into the report's "run"."""
         ...
 
 
 def check_task(config: Config, *, data: str, models: Iterable[str], what: str) -> Path:
-    """Where the data of a task that is not click models is; raises where settings say nothing that it can do.
+    """The data path of a task other than `ctr`; raises `ConfigError` for settings that the task does not support.
 
     Args:
         config: The settings.
-        data: What `--data` names.
-        models: The kinds of model.
-        what: What they are models of.
+        data: Description of the expected data, for messages.
+        models: Names of the task's models.
+        what: What these models are for, for messages.
     """
     if config.data.path is None:
-        raise ConfigError(f"data.path is not set: name {data} with --data")
+        raise ConfigError(f"data.path is not set: pass {data} with --data")
     if config.model.kind not in models:
         raise ConfigError(
-            f"model.kind = {config.model.kind!r} is no model of {what}: give --model {' or '.join(models)}"
+            f"model.kind must be {' or '.join(models)} for {what}, got {config.model.kind!r}"
         )
     if config.train.plain:
-        raise ConfigError("train.plain is for click models: drop --plain")
+        raise ConfigError(
+            f"train.plain applies only to --task ctr; remove it for --task {config.train.task}"
+        )
     return config.data.path
 
 
 def check_flags(config: Config) -> None:
-    """Raise where a flag says something that the task of a run would not hear."""
+    """Raise `ConfigError` if a setting is given that the task ignores."""
     task, usual = config.train.task, Config()
     flags = {
         "ctr": ("data", ("schema", "train_rows", "ids", "buckets", "min_count")),
@@ -162,16 +163,17 @@ def check_flags(config: Config) -> None:
 def announced(
     stream: Iterable[Batch], announce: Callable[[Batch, int], None], store: StoreConfig
 ) -> Iterator[Batch]:
-    """Batches, each one announced (the batch, in how many steps) while those before it are worked on.
+    """Yield the batches of `stream`, and call `announce(batch, steps)` for each one `steps` steps ahead.
 
-    They wait until `store.lookahead` came behind them, or, where that is not said, as many as memory allows.
+    A batch waits until `store.lookahead` later ones are read. Without this setting the number is between
+    `LOOKAHEAD[0]` and `LOOKAHEAD[1]`, as memory allows.
     """
     least, most = LOOKAHEAD if store.lookahead is None else (store.lookahead, store.lookahead)
     room = parse_size(store.memory, name="store.memory") // _WAITING_SHARE
     waiting: deque[Batch] = deque()
     held = 0
     for coming in stream:
-        # The first batch of all is read at once; announcing it would only fetch its rows twice.
+        # The first batch is looked up at once: announcing it would fetch its rows twice.
         if waiting:
             announce(coming, len(waiting) + 1)
         waiting.append(coming)

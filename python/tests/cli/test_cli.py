@@ -106,7 +106,7 @@ def test_more_train_rows_than_rows(tmp_path: Path, capsys: pytest.CaptureFixture
     run("data", "generate", "--out", tmp_path / "log", "--rows", "100", "--rows-per-table", "10")
     arguments = ["--data", tmp_path / "log", "--train-rows", "101", "--out", tmp_path / "out"]
     assert run("train", *arguments) == 2
-    assert "data.train_rows = 101, but" in capsys.readouterr().err
+    assert "data.train_rows must be from 1 to" in capsys.readouterr().err
 
 
 def test_generate_says_where_the_teacher_is(

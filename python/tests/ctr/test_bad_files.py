@@ -59,7 +59,10 @@ def test_lines_that_end_with_a_carriage_return_alone_are_refused(
 
 def test_a_header_line_is_called_one(write_tsv: Lines, line: Line) -> None:
     path = write_tsv(["\t".join(CRITEO.names), line()])
-    fails(path, r"line 1: label is 'label'; .*a log has no header: remove line 1")
+    fails(
+        path,
+        r"line 1: label must be a number, got 'label' .*a TSV log has no header: remove line 1",
+    )
 
 
 @pytest.mark.parametrize("name", ["clicks.tsv", "clicks.tsv.gz", "clicks"])
@@ -69,7 +72,7 @@ def test_a_compressed_file_is_called_so_whatever_its_name(
     path = tmp_path / name
     path.write_bytes(gzip.compress(line().encode()))
     if name == "clicks":
-        fails(path, "neither a parquet file nor named")
+        fails(path, "is not a Parquet file, and its name does not end in")
     else:
         fails(path, "is compressed.*: unpack it first")
 
@@ -173,13 +176,15 @@ def test_a_column_that_changes_its_type_between_files_is_named(tmp_path: Path, l
     shutil.copy(log / "part-00000.parquet", tmp_path / "a.parquet")
     words = table.set_column(14, "C1", pa.array(["word"] * table.num_rows))
     pq.write_table(words, tmp_path / "b.parquet")
-    fails(tmp_path, r"b\.parquet, row 0 .*'C1' has type string")
+    fails(tmp_path, r"b\.parquet, row 0 .*'C1' must hold 64-bit integers, got type string")
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"last_fifth": 3}', "\0"])
 def test_scores_that_are_no_scores_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / TEACHER_FILE).write_text(content)
-    with pytest.raises(DataError, match=r"teacher\.json does not hold a teacher's scores: remove"):
+    with pytest.raises(
+        DataError, match=r"teacher\.json does not hold the metrics of a teacher: delete"
+    ):
         teacher_scores(tmp_path, 80)
     if not content.startswith("{"):
         with pytest.raises(DataError, match=r"teacher\.json does not hold"):
@@ -188,7 +193,7 @@ def test_scores_that_are_no_scores_are_refused(tmp_path: Path, content: str) -> 
 
 def test_a_log_is_not_generated_onto_a_file(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("mine")
-    with pytest.raises(DataError, match="log is a file; a log is a folder"):
+    with pytest.raises(DataError, match="log is a file, but a log is a folder"):
         generate(tmp_path / "log", GenerateConfig(rows=10))
     assert (tmp_path / "log").read_text() == "mine"
 

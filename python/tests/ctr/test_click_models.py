@@ -149,20 +149,26 @@ def test_lists_are_ranked_with_ties_shared() -> None:
     gains = [1 / np.log2(1 + rank) for rank in (1, 10, 6.5)]
     assert metrics.compute() == pytest.approx({"hr_at_10": 1.0, "ndcg_at_10": np.mean(gains)})
     metrics.update(torch.zeros(5), torch.zeros(5))
-    with pytest.raises(ValueError, match="ends within a list of 12"):
+    with pytest.raises(ValueError, match="end inside a list of 12"):
         metrics.compute()
-    with pytest.raises(ValueError, match="must hold one click"):
+    with pytest.raises(ValueError, match="must have exactly one click"):
         metrics.update(torch.zeros(7), torch.zeros(7))
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"kind": "dlrm"}, "model.kind = 'dlrm' needs numeric columns, and the log has none"),
-        ({"kind": "ncf", "model__dim": 5}, "model.dim = 5, .* two vectors .* give --dim 6"),
-        ({"kind": "wide_deep", "model__dim": 1}, "model.dim = 1, .* give --dim 2"),
-        ({"kind": "bst", "model__heads": 3}, "model.heads = 3 does not divide .*, 8: choose"),
-        ({"kind": "din", "data__train_rows": 100}, r"data.train_rows = 100, but the lists .* drop"),
+        ({"kind": "dlrm"}, "model.kind = 'dlrm' needs numeric columns, but the log has none"),
+        ({"kind": "ncf", "model__dim": 5}, "model.dim = 5, .* two vectors .* use --dim 6"),
+        ({"kind": "wide_deep", "model__dim": 1}, "model.dim = 1, .* use --dim 2"),
+        (
+            {"kind": "bst", "model__heads": 3},
+            "model.heads must divide the width of an item vector, 8, got 3",
+        ),
+        (
+            {"kind": "din", "data__train_rows": 100},
+            r"data.train_rows = 100, but the log of sequences .* drop",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_the_settings_says_so(
@@ -177,11 +183,14 @@ def test_a_model_that_does_not_fit_the_settings_says_so(
     [
         (
             "din",
-            r"'din' needs a history, and the log has none: name its column under \[histories\]",
+            r"'din' needs a history, but the log has none: name its column under \[histories\]",
         ),
-        ("two_tower", r"'two_tower' needs ids of the item .* \(now \[\] of \['a', 'b', 'c'\]\)"),
-        ("ncf", "'ncf' takes 2 id columns, a user and an item, and the log has 3"),
-        ("mt_wide_deep", "'mt_wide_deep' needs at least 2 labels, and the log has 1"),
+        (
+            "two_tower",
+            r"'two_tower' needs id columns of items .* \(now \[\] of \['a', 'b', 'c'\]\)",
+        ),
+        ("ncf", "'ncf' takes 2 id columns, user and item, but the log has 3"),
+        ("mt_wide_deep", "'mt_wide_deep' needs at least 2 labels, but the log has 1"),
     ],
 )
 def test_a_model_that_does_not_fit_the_log_says_so(
@@ -224,9 +233,7 @@ def test_lists_that_are_not_all_there_are_told_before_training(
     content[key] += 1_000_000
     sidecar.write_text(json.dumps(content))
     config = make("din", data__path=tmp_path / "part")
-    with pytest.raises(
-        ConfigError, match="a file of it is missing or not whole, make the log again"
-    ):
+    with pytest.raises(ConfigError, match="a file is missing or incomplete; make the log again"):
         train(config, quiet())
     assert not config.train.out.exists(), "nothing was made"
 

@@ -67,7 +67,7 @@ def test_a_log_is_kept_if_its_settings_agree_and_never_overwritten_if_not(tmp_pa
     with pytest.raises(DataError, match="holds a log generated with other settings"):
         generate(tmp_path, GenerateConfig(rows=10))
     (tmp_path / "teacher.json").unlink()
-    with pytest.raises(DataError, match="parquet files that were not generated here"):
+    with pytest.raises(DataError, match="Parquet files that rowmill did not generate"):
         generate(tmp_path, SMALL)
 
 

@@ -220,11 +220,13 @@ def test_wrong_layouts_say_what_was_expected(bags: FeatureBags) -> None:
         Histories(features=2, targets=(1,), places=0)
     with pytest.raises(ValueError, match=r"ids must be \[B, 9\], got \[6, 3\]"):
         LAYOUT.split(torch.zeros(6, 3, D))
-    with pytest.raises(ValueError, match=r"heads must divide the width of an item \(8\), got 3"):
+    with pytest.raises(
+        ValueError, match=r"heads must divide the width of an item vector \(8\), got 3"
+    ):
         BST(bags, histories=LAYOUT, dim=D, heads=3)
     with pytest.raises(ValueError, match=r"items must name some of the 3 features"):
         TwoTower(bags, features=3, items=[0, 1, 2], dim=D)
-    with pytest.raises(ValueError, match="needs the lengths"):
+    with pytest.raises(ValueError, match="lengths_B is None"):
         TwoTower(bags, features=3, items=[1], dim=D, histories=LAYOUT)(*batch()[:2])
     with pytest.raises(ValueError, match=r"bag_of must name each of the 2 bags, got \[0, 2\]"):
         FeatureBags([nn.EmbeddingBag(2, 1), nn.EmbeddingBag(2, 1)], bag_of=[0, 2])

@@ -221,7 +221,7 @@ def test_one_id_per_bag_equals_bags_of_one(bags: FeatureBags) -> None:
 def test_wrong_shapes_say_what_was_expected(bags: FeatureBags) -> None:
     with pytest.raises(ValueError, match=r"ids must be \[B, 3\], got \[7, 2\]"):
         bags(torch.zeros(B, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="offsets belong to flat ids"):
+    with pytest.raises(ValueError, match="offsets need flat ids"):
         bags(torch.zeros(B, F, dtype=torch.int64), [torch.arange(B)] * F)
     with pytest.raises(ValueError, match="flat ids need 3 id tensors"):
         bags([torch.zeros(B, dtype=torch.int64)] * F)

@@ -231,7 +231,7 @@ def test_other_numbers_of_ranks_take_a_run_over(
 ) -> None:
     killed(server, log, tmp_path)
     first, *_ = run(server, 3, log, tmp_path, "--resume")
-    assert "Note: ranks was 2 and is 3, so the bits may differ" in first
+    assert "Warning: ranks was 2 and is 3, so results may differ in rounding" in first
     alike(measured(tmp_path), measured(alone))
 
 
@@ -241,12 +241,12 @@ def test_a_folder_is_of_one_process_or_of_ranks(
     last = alone / "printed-last"
     assert ended(fork(server, arguments(log, two, "--resume"), last)) == 2
     assert (
-        f"cannot resume: {two}/store holds the rows of many ranks, start it with torchrun"
+        f"cannot resume: {two}/store was written by many ranks; start this command with torchrun"
         in last.read_text()
     )
     ranks = start(server, 2, [arguments(log, alone, "--resume")] * 2, alone)
     assert [ended(rank) for rank in ranks] == [2, 2]
-    said = f"cannot resume: {alone}/store holds the rows of one process, start it without torchrun"
+    said = f"cannot resume: {alone}/store was written by one process; start this command without torchrun"
     assert all(said in text for text in printed(alone, 2))
 
 
@@ -262,7 +262,7 @@ def test_a_new_run_is_refused_by_all_ranks_where_a_checkpoint_is(
         assert codes == [2] * after
         for text in said:
             assert f"{out}/store has the checkpoint of a run at step 4 (200 rows)" in text
-            assert "pass --resume to go on from it, or give --out another folder" in text
+            assert "pass --resume to continue from it, or pass another --out" in text
         assert files(out) == kept
 
 
@@ -278,7 +278,7 @@ def test_a_new_run_clears_what_another_number_of_processes_left_without_a_checkp
     (tmp_path / "store" / "diary.txt").write_text("mine")
     ranks = start(server, 2, [arguments(log, tmp_path, *few)] * 2, tmp_path)
     assert [ended(rank) for rank in ranks] == [2, 2]
-    assert "holds diary.txt, which is no part of a store" in printed(tmp_path, 2)[0]
+    assert "it holds diary.txt, which is not a file of a store" in printed(tmp_path, 2)[0]
 
 
 @pytest.mark.parametrize(

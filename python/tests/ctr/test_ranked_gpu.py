@@ -137,7 +137,7 @@ def test_a_run_goes_on_where_the_other_device_left_it(
         with stand_in() if backend == "nccl" else nullcontext():
             test = train(config, Console(file=said))["test"]
     devices = {"nccl": repr(NAME), "gloo": "'cpu'"}
-    assert f"Note: device was {devices[way[0]]} and is {devices[way[1]]}" in said.getvalue()
+    assert f"Warning: device was {devices[way[0]]} and is {devices[way[1]]}" in said.getvalue()
     straight = train(make("straight", **settings, train__epochs=2), quiet())
     assert test == pytest.approx(straight["test"], rel=1e-5)
 
@@ -167,7 +167,10 @@ def test_a_rank_without_a_gpu_is_told_by_all(
 ) -> None:
     told = [arguments(log, tmp_path / "out", "--backend", "nccl")] * 2
     assert [ended(rank) for rank in start(server, 2, told, tmp_path)] == [2, 2]
-    said = f"rowmill: rank 0: --backend nccl takes a GPU for each rank: 2 ranks, {GPUS} GPUs that torch can use here\n"
+    said = (
+        "rowmill: rank 0: --backend nccl needs one GPU per rank, but this machine has 2 ranks and "
+        f"{GPUS} GPUs that torch can use\n"
+    )
     assert printed(tmp_path, 2) == [said, said]
     assert not (tmp_path / "out").exists()
 
@@ -185,7 +188,7 @@ def test_a_torch_without_nccl_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_backend_without_ranks_is_refused(make: Make) -> None:
     for backend in ("nccl", "oneccl"):
         with (
-            pytest.raises(ConfigError, match=f"train.backend = '{backend}' is between ranks"),
+            pytest.raises(ConfigError, match=f"train.backend = '{backend}' needs many ranks"),
             open_trainer(make(train__backend=backend), quiet()),
         ):
             pass
@@ -199,7 +202,7 @@ def test_it_is_the_device_that_must_multiply_in_bf16(monkeypatch: pytest.MonkeyP
             check_precision(narrow)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
         check_precision(TrainConfig(), GPU)
-        with pytest.raises(ConfigError, match=f"needs a GPU that multiplies .* {NAME} does not"):
+        with pytest.raises(ConfigError, match=f"needs a GPU with bfloat16 .* {NAME} lacks"):
             check_precision(narrow, GPU)
 
 
@@ -219,4 +222,4 @@ def test_ranks_over_nccl_take_the_steps_of_gloo(
     for backend, other in (("nccl", "gloo"), ("gloo", "nccl")):
         more = "--backend", other, "--resume", "--epochs", "2"
         first, *_ = run(server, count, log, tmp_path / backend, *flags, *more)
-        assert "Note: device was" in first
+        assert "Warning: device was" in first

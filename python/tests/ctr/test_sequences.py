@@ -126,18 +126,21 @@ def test_interactions_of_either_format_are_the_same(tmp_path: Path) -> None:
         ("user\titem\n1\t2\n", r"has no column 'timestamp' or 'time'; it has user, item"),
         (
             "user\titem\ttimestamp\nu1\t2\t3\n",
-            r"'user' has type string, as in 'u1'; ids are 64-bit",
+            r"'user' must hold 64-bit integers, got string, as in 'u1'",
         ),
-        ("user\titem\ttimestamp\n1\t2\tnoon\n", r"'timestamp' has type string, as in 'noon'"),
+        (
+            "user\titem\ttimestamp\n1\t2\tnoon\n",
+            r"'timestamp' must hold numbers, got string, as in 'noon'",
+        ),
         ("user\titem\ttimestamp\n1\t\t3\n1\t2\t3\n", r"row 0 \(from 0\): 'item' is missing"),
         ("user\titem\ttimestamp\n", "has no rows"),
         ("user\titem\ttimestamp\n1\t2\n", r"cannot be read: .*Row #2: Expected 3 columns, got 2"),
         (
             "user\titem\ttimestamp\n1\t2\t3\n1\t3\tinf\n",
-            r"row 1 \(from 0\): 'timestamp' = inf is no time \(1 such rows\); drop",
+            r"row 1 \(from 0\): 'timestamp' = inf is not a valid time \(1 such rows\): drop",
         ),
-        ("user\titem\ttimestamp\n1\t2\t1e300\n", r"'timestamp' = 1e\+300 is no time"),
-        ("user\titem\titem\ttimestamp\n1\t2\t2\t3\n", "has 2 columns 'item'; drop all but one"),
+        ("user\titem\ttimestamp\n1\t2\t1e300\n", r"'timestamp' = 1e\+300 is not a valid time"),
+        ("user\titem\titem\ttimestamp\n1\t2\t2\t3\n", "has 2 columns 'item': keep only one"),
     ],
 )
 def test_interactions_that_cannot_be_read_say_why(tmp_path: Path, text: str, said: str) -> None:
@@ -151,7 +154,7 @@ def test_ids_beyond_64_bits_with_a_sign_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     columns = {"user": pa.array([2**64 - 1], pa.uint64()), "item": [1], "timestamp": [1]}
     pq.write_table(pa.table(columns), file)
-    with pytest.raises(DataError, match=r"'user' has an id beyond 64-bit integers with a sign"):
+    with pytest.raises(DataError, match=r"'user' has an id outside signed 64-bit integers"):
         read_interactions(file)
 
 
@@ -164,14 +167,14 @@ def test_interactions_that_make_no_sequences_say_why() -> None:
     with pytest.raises(DataError, match="no user has two interactions"):
         table([1, 2], [3, 4])
     with pytest.raises(
-        DataError, match=r"user 1 never met 1 of the 3 items, .* lower --candidates to 2"
+        DataError, match=r"user 1 has 1 of the 3 items left .* lower --candidates to 2"
     ):
         table([1, 1, 2], [3, 4, 5])
-    with pytest.raises(DataError, match=r"user 1 never met 0 of the 2 items, .* drop that user"):
+    with pytest.raises(DataError, match=r"user 1 has 0 of the 2 items left .* drop that user"):
         table([1, 1], [3, 4], candidates=2, negatives=0)
-    with pytest.raises(DataError, match=r"user 2 met all 2 items, .* set --negatives 0"):
+    with pytest.raises(DataError, match=r"user 2 has all 2 items, .* set --negatives 0"):
         table([1, 1, 2, 2, 2], [3, 4, 3, 4, 4], candidates=2)
-    with pytest.raises(DataError, match=r"interactions .*absent.* is no file"):
+    with pytest.raises(DataError, match=r"interactions .*absent.* is not a file"):
         read_interactions(Path("absent"))
 
 
@@ -189,13 +192,13 @@ def test_a_log_is_kept_and_never_mixed_with_another(tmp_path: Path) -> None:
     assert loaded.schema.tasks == ("liked",)
     assert load_sequences(tmp_path) is None
     sidecar.write_text('{"places": 0}')
-    with pytest.raises(DataError, match="does not describe sequences"):
+    with pytest.raises(DataError, match="does not describe a log of sequences"):
         load_sequences(out)
     sidecar.unlink()
-    with pytest.raises(DataError, match="holds parquet files that are no sequences"):
+    with pytest.raises(DataError, match="holds Parquet files that are not a log of sequences"):
         make_sequences(out, SMALL)
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="is a file; a log is a folder"):
+    with pytest.raises(DataError, match="is a file, but a log is a folder"):
         make_sequences(tmp_path / "file", SMALL)
 
 
@@ -240,13 +243,19 @@ def test_places_are_hashed_and_numbered_as_their_target() -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (lists([1], None), r"row 1 \(from 0\): history 'before' is missing; leave its list empty"),
+        (lists([1], None), r"row 1 \(from 0\): history 'before' is missing: use an empty list"),
         (lists([1, 2], [3, None]), r"row 1 \(from 0\): history 'before' holds a null"),
-        (lists([1.5], kind=pa.list_(pa.float64())), "'before' has type double; ids are 64-bit"),
-        (lists(1, kind=pa.int64()), "history column 'before' has type int64; it must hold lists"),
+        (
+            lists([1.5], kind=pa.list_(pa.float64())),
+            "'before' must hold 64-bit integers, got type double",
+        ),
+        (
+            lists(1, kind=pa.int64()),
+            "history column 'before' must hold lists of integers, got type int64",
+        ),
         (
             lists([], [1, MISSING_ID]),
-            r"row 1 .* holds -9223372036854775808, which stands for missing",
+            r"row 1 .* holds -9223372036854775808, which is reserved for missing values",
         ),
     ],
 )
@@ -263,11 +272,11 @@ def test_histories_of_one_row_are_equally_long_and_never_in_text(tmp_path: Path)
         histories=(("item", "before"), ("user", "others")),
     )
     table = lists([1], [2, 3]).append_column("others", pa.array([[4], [5]]))
-    with pytest.raises(DataError, match=r"row 1 .* 'others' has 1 ids and 'before' has 2"):
+    with pytest.raises(DataError, match=r"row 1 .* 'others' has 1 ids, but 'before' has 2"):
         list(open_source(table, schema).blocks(0, 2))
     (tmp_path / "log.tsv").write_text("0\t1\t2\n")
     with pytest.raises(
-        DataError, match="has no lists for the history 'before'; write the log as parquet"
+        DataError, match="cannot hold the lists of history 'before': write the log as Parquet"
     ):
         open_source(tmp_path / "log.tsv", SCHEMA)
 
@@ -283,10 +292,10 @@ def test_a_schema_file_names_histories_tasks_and_items(tmp_path: Path) -> None:
     assert schema.histories == (("i", "before"),)
     assert schema.names == ["y", "z", "u", "i", "before"]
     for change, said in [
-        ("histories = 3\n", "histories = 3; it must be a table"),
-        ('places = "7"\n', "places = '7'; it must be a number"),
-        ("places = 0\n", "places is 0; a history has at least 1"),
-        ('item_ids = ["x"]\n', "'x' under 'histories' or 'item_ids' is no id column"),
+        ("histories = 3\n", "histories must be a table"),
+        ('places = "7"\n', "places must be a number, got '7'"),
+        ("places = 0\n", "places must be at least 1, got 0"),
+        ('item_ids = ["x"]\n', "'x' under 'histories' or 'item_ids' is not an id column"),
         ('tasks = ["u"]\n', "names column 'u' twice"),
     ]:
         file.write_text('label = "y"\ndense = []\nids = ["u", "i"]\n' + change)

@@ -143,21 +143,21 @@ def test_a_line_with_twelve_integers_is_named(write_tsv: Lines, line: Line) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"label": "2"}, r"line 2: label 'label' is 2\.0; it must be 0 or 1"),
+        ({"label": "2"}, r"line 2: label 'label' must be 0 or 1, got 2\.0"),
         ({"label": ""}, "line 2: label 'label' is missing"),
-        ({"label": "yes"}, "line 2: label is 'yes'; it must be a number"),
-        ({"dense": ["7", "x7", *["1"] * 11]}, "line 2: I2 is 'x7'; it must be a number"),
+        ({"label": "yes"}, "line 2: label must be a number, got 'yes'"),
+        ({"dense": ["7", "x7", *["1"] * 11]}, "line 2: I2 must be a number, got 'x7'"),
         ({"dense": ["inf", *["1"] * 12]}, "line 2: 'I1' is infinite"),
         (
             {"ids": ["zz", *["1"] * 25]},
-            "line 2: C1 is 'zz'; ids are hexadecimal, or set id_base = 10",
+            "line 2: C1 must be hexadecimal, got 'zz': for decimal ids set id_base = 10",
         ),
-        ({"ids": ["é", *["1"] * 25]}, "line 2: C1 is 'é'; ids are hexadecimal"),
+        ({"ids": ["é", *["1"] * 25]}, "line 2: C1 must be hexadecimal, got 'é'"),
         (
             {"ids": ["0" * 17, *["1"] * 25]},
-            "line 2: C1 is '00000000000000000'; ids have at most 16",
+            "line 2: C1 must have at most 16 hex digits .* got '00000000000000000'",
         ),
-        ({"ids": ["8000000000000000", *["1"] * 25]}, "line 2: C1 is .*stands for missing"),
+        ({"ids": ["8000000000000000", *["1"] * 25]}, "line 2: C1 is .*reserved for missing"),
     ],
 )
 def test_a_bad_value_in_a_tsv_file_is_named(
@@ -177,10 +177,10 @@ def test_a_file_that_is_not_there() -> None:
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     other = tmp_path / "notes.md"
     other.write_text("hello")
-    fails(other, "neither a parquet file nor named")
+    fails(other, "is not a Parquet file, and its name does not end in")
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1 and nothing else")
-    fails(broken, r"broken\.parquet is not a readable parquet file")
+    fails(broken, r"broken\.parquet is not a readable Parquet file")
     fails(tmp_path / "empty", "does not exist")
     (tmp_path / "empty").mkdir()
     fails(tmp_path / "empty", r"holds no \*\.parquet and no \*\.tsv")
@@ -199,18 +199,30 @@ def test_two_formats_in_one_folder(tmp_path: Path) -> None:
         (
             "user",
             pa.array([1.0, 2.0, 3.0]),
-            "row 0 .*id column 'user' has type double; ids are 64-bit integers",
+            "row 0 .*id column 'user' must hold 64-bit integers, got type double",
         ),
-        ("user", pa.array(["a", "b", "c"]), "id column 'user' has type string"),
+        (
+            "user",
+            pa.array(["a", "b", "c"]),
+            "id column 'user' must hold 64-bit integers, got type string",
+        ),
         (
             "user",
             pa.array([1, MISSING_ID, 2]),
-            r"row 1 \(from 0\): id column 'user' holds .*stands for missing",
+            r"row 1 \(from 0\): id column 'user' holds .*reserved for missing",
         ),
-        ("y", pa.array([0, 1, 2]), r"row 2 \(from 0\): label 'y' is 2; it must be 0 or 1"),
+        ("y", pa.array([0, 1, 2]), r"row 2 \(from 0\): label 'y' must be 0 or 1, got 2"),
         ("y", pa.array([0, None, 1]), r"row 1 \(from 0\): label 'y' is missing"),
-        ("y", pa.array(["0", "1", "0"]), "label column 'y' has type string"),
-        ("x", pa.array(["1", "2", "3"]), "numeric column 'x' has type string; cast it"),
+        (
+            "y",
+            pa.array(["0", "1", "0"]),
+            "label column 'y' must hold the numbers 0 and 1, got type string",
+        ),
+        (
+            "x",
+            pa.array(["1", "2", "3"]),
+            "numeric column 'x' must hold numbers, got type string: cast it",
+        ),
         ("x", pa.array([1.0, float("inf"), 0.0]), r"row 1 \(from 0\): 'x' is infinite"),
     ],
 )
@@ -257,13 +269,13 @@ def test_schema_file(tmp_path: Path) -> None:
     [
         ('label = "y"', "lacks the key 'dense'"),
         ('label = "y"\ndense = []\nids = []', "names no id column"),
-        ('label = "y"\ndense = "x"\nids = ["u"]', "dense = 'x'; it must be a list of column names"),
+        ('label = "y"\ndense = "x"\nids = ["u"]', "dense must be a list of column names, got 'x'"),
         ('label = "y"\ndense = ["y"]\nids = ["u"]', "names column 'y' twice"),
         (
             'label = "y"\ndense = []\nids = ["u"]\ncolumns = ["y"]',
             "column 'u' has a role but is not in 'columns'",
         ),
-        ('label = "y"\ndense = []\nids = ["u"]\nid_base = 7', "id_base is 7"),
+        ('label = "y"\ndense = []\nids = ["u"]\nid_base = 7', "id_base must be 10 or 16, .* got 7"),
         ('label = "y"\ndense = []\nids = ["u"]\nrows = 7', "unknown key 'rows'"),
         ("label = y", "not valid TOML"),
     ],

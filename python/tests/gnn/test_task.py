@@ -479,10 +479,10 @@ def test_the_command_generates_trains_several_splits_and_tells_their_mean(
     assert result["valid"]["valid_accuracy"]["values"][0] == max(curve)
     page = (out / "split-5/report.html").read_text()
     assert "Test accuracy" in page
-    assert "Accuracy of the valid part" in page
+    assert "Validation accuracy" in page
     assert len(scalars(out / "split-5/events", "train/valid_accuracy")["train/valid_accuracy"]) == 8
     assert main([*command, "--resume"]) == 0
-    assert capsys.readouterr().out.count("Nothing to do: the run was complete") == 3
+    assert capsys.readouterr().out.count("Nothing to do: the run is complete") == 3
     assert main([*command, "--store", str(tmp_path / "one")]) == 2
     assert "store.path is for one run, and gnn.splits = 3" in capsys.readouterr().err
 
@@ -490,8 +490,11 @@ def test_the_command_generates_trains_several_splits_and_tells_their_mean(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"model__kind": "dlrm"}, r"model\.kind = 'dlrm' is no model of nodes"),
-        ({"train__plain": True}, r"train\.plain is for click models"),
+        ({"model__kind": "dlrm"}, r"model\.kind must be .* for a graph of nodes, got 'dlrm'"),
+        (
+            {"train__plain": True},
+            r"train\.plain applies only to --task ctr; remove it for --task gnn",
+        ),
         ({"data__ids": "hash"}, r"data\.ids applies only to --task ctr; remove it for --task gnn"),
         ({"gnn__fanouts": []}, r"gnn\.fanouts is empty"),
         ({"gnn__fanouts": [4, 0]}, r"gnn\.fanouts has a 0"),

@@ -446,17 +446,20 @@ def test_the_command_prints_figures_and_leaves_a_report(
     assert (out / "relations.txt").read_text().count("\n") == RELATIONS
     page = (out / "report.html").read_text()
     assert "Test MRR" in page
-    assert "MRR of the valid part" in page
+    assert "Validation MRR" in page
     assert len(scalars(out / "events", "train/valid_mrr")["train/valid_mrr"]) == 1
     assert main([*task, "--out", str(out), "--memory", "64MiB", *flags, "--resume"]) == 0
-    assert "Nothing to do: the run was complete at step 10" in capsys.readouterr().out
+    assert "Nothing to do: the run is complete, at step 10" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"model__kind": "dlrm"}, r"model\.kind = 'dlrm' is no model of a knowledge graph"),
-        ({"train__plain": True}, r"train\.plain is for click models"),
+        ({"model__kind": "dlrm"}, r"model\.kind must be .* for a knowledge graph, got 'dlrm'"),
+        (
+            {"train__plain": True},
+            r"train\.plain applies only to --task ctr; remove it for --task kge",
+        ),
         (
             {"data__train_rows": 9},
             r"data\.train_rows applies only to --task ctr; remove it for --task kge",
@@ -482,7 +485,7 @@ def test_settings_that_do_not_go_together_are_refused(
 
 
 def test_click_models_refuse_models_of_graphs(make: Make, ring: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.kind = 'complex' is no click model"):
+    with pytest.raises(ConfigError, match=r"model\.kind = 'complex' is not a click model"):
         train(make(train__task="ctr"), quiet())
 
 

@@ -181,7 +181,10 @@ def test_wrong_uses_are_named(store: rowmill.Store) -> None:
     ("text", "says"),
     [
         ('[eviction]\nrule = "old"', "eviction.rule must be one of none, ttl"),
-        ('[eviction]\nrule = "ttl"\nsteps = 0', "eviction.steps must be an integer of at least 1, got 0"),
+        (
+            '[eviction]\nrule = "ttl"\nsteps = 0',
+            "eviction.steps must be an integer of at least 1, got 0",
+        ),
         ('[eviction]\nrule = "ttl"\nmax_rows = 5', "takes eviction.steps, got eviction.max_rows"),
         ('[eviction]\nrule = "ttl"', "takes eviction.steps, got none of these"),
         ("[eviction]\nsteps = 5", "eviction.steps is set, but eviction.rule is none"),

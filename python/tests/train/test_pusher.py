@@ -56,7 +56,7 @@ def test_the_last_checkpoint_of_a_run_is_there_and_can_be_gone_on_with(tmp_path:
     values[("checkpoint", "push")] = None
     told = io.StringIO()
     report = train(load_config(None, values), Console(file=told))
-    assert f"the run was complete at step {report['run']['steps']}" in told.getvalue()
+    assert f"the run is complete, at step {report['run']['steps']}" in told.getvalue()
 
 
 def test_training_goes_on_when_a_push_fails(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_training_goes_on_when_a_push_fails(tmp_path: Path) -> None:
     told = io.StringIO()
     with pytest.raises(RemoteError, match="failed"):
         train(load_config(None, settings(tmp_path, url)), Console(file=told))
-    assert "The checkpoint was not pushed, training goes on: " in told.getvalue()
+    assert "Warning: the checkpoint was not pushed; training continues: " in told.getvalue()
     assert (tmp_path / "run/report.json").exists()
 
 

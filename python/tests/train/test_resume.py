@@ -76,7 +76,7 @@ def test_a_complete_run_is_left_as_it_is(command: Callable[..., str]) -> None:
 
     before = left()
     printed = command("--resume")
-    assert "Nothing to do: the run was complete at step 12" in printed
+    assert "Nothing to do: the run is complete, at step 12" in printed
     assert f"test AUC            {report()['test']['auc']:.4f}" in printed
     assert left() == before
 
@@ -87,7 +87,7 @@ def test_a_report_that_was_not_finished_is_written_again(command: Callable[..., 
     # The last file of a report is report.json.
     Path("out/report.json").rename("out/.report.json")
     Path("out/report.html").write_text("<!doctype html><ht")
-    assert "Complete at step 12: writing the report" in command("--resume")
+    assert "is complete, at step 12: writing the missing report" in command("--resume")
     assert [report()[part] for part in ("test", "train", "curve")] == [
         first[part] for part in ("test", "train", "curve")
     ]
@@ -161,7 +161,7 @@ def test_a_new_run_is_refused_where_a_checkpoint_is(
     before = contents(Path())
     says = command(*flags, code=2)
     assert "out/store has the checkpoint of a run at step 12 (1,200 rows)" in says
-    assert "pass --resume to go on from it, or give --out another folder" in says
+    assert "pass --resume to continue from it, or pass another --out" in says
     assert contents(Path()) == before
     assert "Nothing to do" in command("--resume")
     command("--out", "other")
@@ -174,7 +174,7 @@ def test_a_new_run_is_refused_where_the_store_it_names_has_a_checkpoint(
     before = contents(Path())
     says = command("--store", "rows", "--out", "other", code=2)
     assert "rows has the checkpoint of a run at step 12 (1,200 rows)" in says
-    assert "or give --store another folder" in says
+    assert "or pass another --store" in says
     assert contents(Path()) == before
     assert "Nothing to do" in command("--store", "rows", "--resume")
 
@@ -233,7 +233,7 @@ def test_conditions_that_bits_depend_on_are_noted_when_they_change(
 ) -> None:
     with cut_off(6, monkeypatch):
         command()
-    assert "Note: threads was 1 and is 2, so the bits may differ" in command(
+    assert "Warning: threads was 1 and is 2, so results may differ in rounding" in command(
         "--resume", "--threads", "2"
     )
     shutil.rmtree("out")

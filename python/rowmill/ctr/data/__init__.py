@@ -1,4 +1,4 @@
-"""Click logs: reading, features, batches, and a generator of logs whose best possible AUC is known."""
+"""Click logs: readers, features, batches, and a generator of logs with a known best possible AUC."""
 
 from rowmill.ctr.data.click_batch import ClickBatch, batches
 from rowmill.ctr.data.features import FullIds, HashedIds, IdWay, Vocabulary, fit_vocabulary, id_way

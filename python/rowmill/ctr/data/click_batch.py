@@ -1,6 +1,6 @@
-"""Batches of tensors in a fixed order, from any row on.
+"""Batches of tensors from a click log, in its order, starting at any row.
 
-Shapes: B rows of a batch, N numeric features, S columns of ids, T tasks.
+Shapes: B rows per batch, N numeric features, S id columns, T tasks.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from rowmill.ctr.data.source import Source
 class ClickBatch:
     """Contiguous tensors: dense ``[B, N]`` float32, ids ``[B, S]`` int64, labels ``[B]`` float32.
 
-    ``stop`` is the row after the last one: where to go on. With further tasks labels are ``[B, T]``; with histories
-    ``lengths`` ``[B]`` int64 says how many of their places are taken.
+    ``stop`` is the row after the last one, where the next batch starts. With several tasks labels are ``[B, T]``. With
+    histories, ``lengths`` ``[B]`` int64 holds the number of ids in the history of each row.
     """
 
     dense: Tensor
@@ -33,7 +33,7 @@ class ClickBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
+        """Bytes of the batch's tensors."""
         lengths = 0 if self.lengths is None else self.lengths.nbytes
         return self.dense.nbytes + self.ids.nbytes + self.labels.nbytes + lengths
 
@@ -43,8 +43,8 @@ def batches(
 ) -> Iterator[ClickBatch]:
     """Rows ``start <= row < stop`` in batches of ``batch``; the last one may be smaller.
 
-    The same rows fall into the same batches whichever multiple of ``batch`` a run starts from, so a run that goes
-    on from ``ClickBatch.stop`` sees what it would have seen.
+    From any ``start`` that is a multiple of ``batch``, the batches consist of the same rows. So a run that resumes at
+    ``ClickBatch.stop`` sees the same batches as an uninterrupted run.
     """
     rest: RowBlock | None = None
     row = start

@@ -1,14 +1,14 @@
-"""From raw values to what a model takes: logs of counts, and ids in one of three ways.
+"""Model inputs from raw values: log(1 + x) of numeric features, and ids by one of three mappings.
 
-| way | id of a value | rows of a table |
+| mapping | id of a value | rows of a table |
 |---|---|---|
 | full | the 64-bit value itself | unbounded |
 | hash | hash of the value and the feature, modulo ``buckets`` | ``buckets`` + 1 |
-| vocabulary | its place among the values seen ``min_count`` times in the train part | their number + 2 |
+| vocabulary | position among the values seen ``min_count`` times in the training rows | number of these values + 2 |
 
-A missing value has an id of its own in each way; a value outside the vocabulary shares one id with its like. The
-places of a history are treated as the feature whose ids they hold; those that are not taken count as missing.
-Numeric features x become log(1 + x), 0 for negative and missing values.
+Every mapping has one id for missing values. A vocabulary has one more id for all values outside it. Ids of a history
+are mapped as ids of the feature that they belong to; its padding counts as missing. Negative and missing numeric values
+become 0.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _KNOWN_FROM = 2
 
 
 class IdWay(Protocol):
-    """One way to turn raw ids ``[n, S]`` into row ids ``[n, S]``."""
+    """A mapping from raw ids ``[n, S]`` to row ids ``[n, S]``."""
 
     @property
     def missing(self) -> int:
@@ -44,11 +44,11 @@ class IdWay(Protocol):
         ...
 
     def rows(self, features: int) -> list[int] | None:
-        """Number of ids per feature (they are 0..rows), or None where any 64-bit value may come."""
+        """Number of ids per feature, which are in [0, rows); None if ids are any 64-bit values."""
         ...
 
     def fingerprint(self) -> str | None:
-        """Something that changes when what was fitted to the data changes; None if nothing was."""
+        """A checksum of the values fitted to the data; None if nothing is fitted."""
         ...
 
 
@@ -72,9 +72,9 @@ class FullIds:
 
 @dataclass(frozen=True)
 class HashedIds:
-    """A hash modulo ``buckets``; a missing value is number ``buckets``.
+    """A hash modulo ``buckets``; missing values have the id ``buckets``.
 
-    ``features`` says which feature each column of ids is of; without it each is of its own.
+    ``features`` holds the feature number of each id column; None: every column is a feature of its own.
     """
 
     buckets: int
@@ -82,7 +82,7 @@ class HashedIds:
 
     @property
     def missing(self) -> int:
-        """The bucket behind the last one."""
+        """The id after the last bucket."""
         return self.buckets
 
     def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -93,7 +93,7 @@ class HashedIds:
         return np.where(ids == MISSING_ID, np.int64(self.buckets), hashed.view(np.int64))
 
     def rows(self, features: int) -> list[int] | None:
-        """All buckets and the missing value."""
+        """All buckets and the id of missing values."""
         return [self.buckets + 1] * features
 
     def fingerprint(self) -> str | None:
@@ -103,7 +103,7 @@ class HashedIds:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Values seen often enough, sorted, per feature; ``features`` as in `HashedIds`."""
+    """The sorted values of each feature that occur often enough; ``features`` as in `HashedIds`."""
 
     values: tuple[NDArray[np.int64], ...]
     features: tuple[int, ...] | None = None
@@ -124,7 +124,7 @@ class Vocabulary:
         return out
 
     def rows(self, features: int) -> list[int] | None:
-        """Known values, the missing one, and the one for all others."""
+        """Known values, plus the id of missing values and the id of all others."""
         return [len(known) + _KNOWN_FROM for known in self.values]
 
     def fingerprint(self) -> str | None:
@@ -136,9 +136,10 @@ class Vocabulary:
 
 
 def fit_vocabulary(source: Source, *, rows: int, min_count: int) -> Vocabulary:
-    """Count the values of the first ``rows`` rows, those of histories aside, as they stood in rows of their own.
+    """Build a vocabulary from the values of the first ``rows`` rows, without histories.
 
-    Memory grows with the distinct values, not with the rows.
+    Ids in a history occur as single ids of earlier rows, so they are counted there. Memory grows with the number of
+    distinct values, not of rows.
     """
     features = len(source.schema.ids)
     counted = [(np.empty(0, np.int64), np.empty(0, np.int64)) for _ in range(features)]
@@ -156,14 +157,14 @@ def fit_vocabulary(source: Source, *, rows: int, min_count: int) -> Vocabulary:
 
 
 def id_way(name: str, source: Source, *, train_rows: int, buckets: int, min_count: int) -> IdWay:
-    """The way called ``name``; a vocabulary is fitted on the train part only."""
+    """The mapping called ``name``; a vocabulary is fitted on the training rows only."""
     if name == "full":
         return FullIds()
     if name == "hash":
         return HashedIds(buckets, tuple(source.schema.id_features))
     if name == "vocabulary":
         return fit_vocabulary(source, rows=train_rows, min_count=min_count)
-    raise DataError(f"ids = {name!r}; it must be full, hash or vocabulary")
+    raise DataError(f"ids must be full, hash or vocabulary, got {name!r}")
 
 
 def log_counts(dense: NDArray[np.float32]) -> NDArray[np.float32]:

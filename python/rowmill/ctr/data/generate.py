@@ -1,11 +1,12 @@
-"""A seeded click log with planted truth: the best possible AUC is known, ids repeat as in production.
+"""A generator of click logs with a known best possible AUC, and with ids that repeat as in production.
 
-Rows look like Criteo's: a label, 13 counts (some missing) and 26 ids. Every id has a hidden logit, drawn by hashing
-it, every count a weight, and some pairs of features interact; a click is drawn from the sum. What no model can know,
-the coin toss, is what keeps the teacher's own AUC below 1; the sidecar file ``teacher.json`` holds it.
+Rows look like Criteo's: a label, 13 counts (some missing) and 26 ids (never missing). A hidden model, the teacher, has
+a logit for every id (a hash of the id), a weight for every count, and interactions of some pairs of features. The click
+of a row is drawn with the probability of the summed logit. This random draw keeps even the teacher's AUC below 1; the
+sidecar file ``teacher.json`` holds the teacher's metrics.
 
-Every block of rows has a random stream of its own, so the log depends on the settings and the seed only.
-Ids repeat as rowmill.ctr.data.locality describes. Ids are never missing here; counts are.
+Every block of rows has a random stream of its own, so the log depends only on the settings and the seed. How ids repeat
+is described in rowmill.ctr.data.locality.
 """
 
 import json
@@ -51,7 +52,7 @@ _COUNT_MISSING = np.array(
 
 @dataclass(frozen=True)
 class RawLog:
-    """One block: counts ``[n, 13]`` int32 and where they are missing, ids ``[n, F]`` column by column, labels."""
+    """One block: counts ``[n, 13]`` int32, their mask of missing values, F id columns ``[n]``, labels, true logits."""
 
     counts: NDArray[np.int32]
     missing: NDArray[np.bool_]
@@ -61,7 +62,7 @@ class RawLog:
 
 
 def id_laws(settings: GenerateConfig) -> list[IdLaw]:
-    """The id law of every table."""
+    """The distribution of ids of every table."""
     sizes = [
         settings.rows_per_table or CRITEO_IDS[t % len(CRITEO_IDS)] for t in range(settings.tables)
     ]
@@ -72,22 +73,22 @@ def id_laws(settings: GenerateConfig) -> list[IdLaw]:
 
 
 def generate(out: Path, settings: GenerateConfig) -> Path:
-    """Write the log as parquet files into ``out``, and the teacher's scores beside them.
+    """Write the log as Parquet files into ``out``, with a sidecar file of the teacher's metrics; return its path.
 
-    A log that is already there with the same settings is kept; one with other settings is an error.
+    An existing log with the same settings is kept. An existing log with other settings raises `DataError`.
     """
     sidecar = out / TEACHER_FILE
     if out.exists() and not out.is_dir():
-        raise DataError(f"{out} is a file; a log is a folder, choose another --out")
+        raise DataError(f"{out} is a file, but a log is a folder: choose another --out")
     if sidecar.exists():
         if _read_sidecar(sidecar).get("settings") == asdict(settings):
             return sidecar
         raise DataError(
-            f"{out} holds a log generated with other settings; choose another --out or delete it"
+            f"{out} holds a log generated with other settings: choose another --out, or delete the folder"
         )
     if any(out.glob("*.parquet")) and not (out / ".unfinished").exists():
         raise DataError(
-            f"{out} holds parquet files that were not generated here; choose another --out"
+            f"{out} holds Parquet files that rowmill did not generate: choose another --out"
         )
     out.mkdir(parents=True, exist_ok=True)
     (out / ".unfinished").touch()
@@ -127,7 +128,7 @@ def generate(out: Path, settings: GenerateConfig) -> Path:
 
 
 def teacher_scores(data: Path, train_rows: int) -> dict[str, float | None] | None:
-    """What the truth scores on a generated log: on its last fifth if that is the test part, else on all rows."""
+    """The teacher's metrics on a generated log: on its last fifth if that is the test set, else on all rows."""
     sidecar = data / TEACHER_FILE
     if not sidecar.is_file():
         return None
@@ -150,7 +151,7 @@ def _read_sidecar(sidecar: Path) -> dict[str, Any]:
 
 
 def _foreign(sidecar: Path) -> str:
-    return f"{sidecar} does not hold a teacher's scores: remove it, or generate the log again"
+    return f"{sidecar} does not hold the metrics of a teacher: delete it, or generate the log again"
 
 
 def generated_schema(settings: GenerateConfig) -> Schema:
@@ -159,7 +160,7 @@ def generated_schema(settings: GenerateConfig) -> Schema:
 
 
 def table_ids(settings: GenerateConfig, table: int) -> NDArray[np.int64]:
-    """All ids of a table that the log may hold; within each piece of its law the most frequent come first."""
+    """All ids that a table of the log may have; within each piece of the distribution, most frequent first."""
     ranks = np.arange(id_laws(settings)[table].ids, dtype=np.int64)
     return _ids_of_ranks(ranks, seed=settings.seed, table=table)
 
@@ -195,7 +196,7 @@ def _counts(
     normal = stream.standard_normal((rows, _DENSE), dtype=np.float32)
     counts = np.exp(normal * _COUNT_LOG_STD + _COUNT_LOG_MEAN).astype(np.int32)
     missing = stream.random((rows, _DENSE), dtype=np.float32) < _COUNT_MISSING
-    # What the teacher sees: the standardised count, and nothing where it is missing.
+    # The teacher's input: the standardised log count, 0 if missing.
     logs = np.where(
         missing,
         np.float32(0),
@@ -205,7 +206,7 @@ def _counts(
 
 
 def _ids_of_ranks(ranks: NDArray[np.int64], *, seed: int, table: int) -> NDArray[np.int64]:
-    """Scatter ranks over the 64-bit ids, differently per table."""
+    """Map ranks to 64-bit ids by a hash that differs between tables."""
     salt = mix64(np.array([(seed << 20) + table + 1], dtype=np.uint64))
     return mix64(ranks.view(np.uint64) ^ salt).view(np.int64)
 
@@ -222,7 +223,7 @@ def _arrow(block: RawLog) -> pa.Table:
 
 
 def _writer(file: Path, schema: pa.Schema, settings: GenerateConfig) -> pq.ParquetWriter:
-    # Dictionaries pay where values repeat inside a row group. Scattered 64-bit ids do not compress: lz4 saves a fifth
+    # Dictionaries save space if values repeat inside a row group. Hashed 64-bit ids hardly compress: lz4 saves a fifth
     # of the bytes for twice the time.
     small = [f"C{t + 1}" for t, law in enumerate(id_laws(settings)) if law.ids <= BLOCK_ROWS // 4]
     dense = [f"I{f + 1}" for f in range(_DENSE)]

@@ -1,7 +1,7 @@
-"""Who met which item when: reading such logs, and a generator of ones whose order means something.
+"""Interactions of users with items over time: a reader, and a generator.
 
-A generated user likes some groups of items and drifts: what comes next depends on what came last. So a model that sees
-the order has more to learn from than one that sees users and items alone.
+The group of a generated user's next item depends on the group of the last item. So a model that sees the order of
+items can predict better than one that sees only user and item.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rowmill.ctr.settings import SequencesConfig
 from rowmill.errors import DataError
 
 LIKED_FROM = 4.0
-"""The least rating of an item that was liked."""
+"""Lowest rating that counts as liked."""
 _NAMES = {
     "user": ("user", "user_id"),
     "item": ("item", "item_id"),
@@ -27,13 +27,13 @@ _NAMES = {
 _TIME_END = 2.0**63
 _GROUP_ITEMS = 20
 _NEXT_GROUP = 0.7
-"""How often the next item is of the group that follows the last one's."""
+"""Probability that the next item comes from the group after that of the last item."""
 _SECONDS = 10_000_000
 
 
 @dataclass(frozen=True)
 class Interactions:
-    """In the order of time: users, items and timestamps ``[n]`` int64, and whether each item was liked, if known."""
+    """Interactions sorted by time: users, items and timestamps ``[n]`` int64, and whether the item was liked, if known."""
 
     users: NDArray[np.int64]
     items: NDArray[np.int64]
@@ -45,17 +45,17 @@ class Interactions:
 
 
 def read_interactions(path: Path) -> Interactions:
-    """Parquet, or tab-separated text with a header; columns user, item, timestamp and, if there is one, rating.
+    """Read Parquet, or tab-separated text with a header; columns user, item, timestamp and optionally rating.
 
-    ``user_id`` and ``item_id`` are good names too, and so is a type behind a colon (``user_id:token``).
+    The names ``user_id`` and ``item_id`` are accepted too, as is a type after a colon (``user_id:token``).
     """
     if not path.is_file():
-        raise DataError(f"interactions {path} is no file; give a parquet or TSV file")
+        raise DataError(f"interactions {path} is not a file: pass a Parquet or TSV file")
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path)
         else:
-            # Only one thread knows the numbers of lines.
+            # Errors name line numbers only if one thread reads.
             table = pacsv.read_csv(
                 path,
                 pacsv.ReadOptions(use_threads=False),
@@ -74,7 +74,7 @@ def read_interactions(path: Path) -> Interactions:
 
 
 def generate_interactions(settings: SequencesConfig) -> Interactions:
-    """Seeded interactions: every user with at least two, and no item twice."""
+    """Seeded interactions: every user has at least two, and no item twice."""
     stream = np.random.default_rng([settings.seed, settings.users, settings.items])
     groups = max(settings.items // _GROUP_ITEMS, 2)
     group_of = stream.integers(0, groups, settings.items)
@@ -119,7 +119,7 @@ def _in_order(
     timestamps: NDArray[np.int64],
     liked: NDArray[np.bool_] | None,
 ) -> Interactions:
-    # Of what happened at one instant, user and item decide, so that the order is that of no file.
+    # Ties in time are sorted by user and item, so that the result does not depend on the order of the file.
     order = np.lexsort((items, users, timestamps))
     return Interactions(
         users[order], items[order], timestamps[order], None if liked is None else liked[order]
@@ -130,13 +130,13 @@ def _column(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
     for known in _NAMES[name]:
         if table.column_names.count(known) > 1:
             raise DataError(
-                f"interactions {path} has {table.column_names.count(known)} columns {known!r}; drop all but one"
+                f"interactions {path} has {table.column_names.count(known)} columns {known!r}: keep only one"
             )
         if known in table.column_names:
             column = table.column(known)
             if column.null_count:
                 row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-                raise DataError(f"{path}, row {row} (from 0): {known!r} is missing; drop the row")
+                raise DataError(f"{path}, row {row} (from 0): {known!r} is missing: drop the row")
             return column
     raise DataError(
         f"interactions {path} has no column {' or '.join(map(repr, _NAMES[name]))}; it has "
@@ -148,14 +148,14 @@ def _whole(table: pa.Table, name: str, path: Path) -> NDArray[np.int64]:
     column = _column(table, name, path)
     if not pa.types.is_integer(column.type):
         raise DataError(
-            f"{path}: {name!r} has type {column.type}, as in {column[0].as_py()!r}; ids are 64-bit integers. Number "
-            "them first (a 64-bit hash will do)"
+            f"{path}: {name!r} must hold 64-bit integers, got {column.type}, as in {column[0].as_py()!r}: number the "
+            "ids first (a 64-bit hash will do)"
         )
     try:
         return column.cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"{path}: {name!r} has an id beyond 64-bit integers with a sign ({error}). Number them first (a 64-bit "
+            f"{path}: {name!r} has an id outside signed 64-bit integers ({error}): number the ids first (a 64-bit "
             "hash will do)"
         ) from None
 
@@ -165,8 +165,8 @@ def _timestamps(table: pa.Table, path: Path) -> NDArray[np.int64]:
     wrong = np.flatnonzero(~(np.abs(times) < _TIME_END))
     if len(wrong):
         raise DataError(
-            f"{path}, row {wrong[0]} (from 0): 'timestamp' = {times[wrong[0]]:g} is no time ({len(wrong)} such rows); "
-            "drop the row"
+            f"{path}, row {wrong[0]} (from 0): 'timestamp' = {times[wrong[0]]:g} is not a valid time ({len(wrong)} such "
+            "rows): drop the row"
         )
     return times.astype(np.int64)
 
@@ -175,6 +175,6 @@ def _numbers(table: pa.Table, name: str, path: Path) -> NDArray[np.float64]:
     column = _column(table, name, path)
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise DataError(
-            f"{path}: {name!r} has type {column.type}, as in {column[0].as_py()!r}; it must be a number"
+            f"{path}: {name!r} must hold numbers, got {column.type}, as in {column[0].as_py()!r}"
         )
     return column.cast(pa.float64()).to_numpy()

@@ -1,19 +1,20 @@
-"""How often ids repeat: the law of generated ids, and its fit to published statistics of production tables.
+"""The distribution of generated ids, fitted to published statistics of production tables.
 
-**The law.** A table of n ids has two pieces, each a Zipf distribution over its own ids (rank r has a probability
-in proportion to r^-s, sampled by inverting the continuous integral, so heads differ slightly from the discrete law):
+**Distribution.** The n ids of a table form two pieces, each a Zipf distribution over its own ids. Rank r has a
+probability proportional to r^-s. It is sampled by inverting the continuous integral, so the first ranks differ slightly
+from the discrete distribution.
 
-* a *long* piece: 90.1 % of the ids, exponent 0.991, takes 69.9 % of the draws: hot heads and many ids seen once;
-* a *steady* piece: 9.9 % of the ids, exponent 0.707, takes 30.1 % of the draws: ids seen some 4 to 32 times each.
+* The *long* piece has 90.1 % of the ids, exponent 0.991 and 69.9 % of the draws: hot ids and many ids seen once.
+* The *steady* piece has 9.9 % of the ids, exponent 0.707 and 30.1 % of the draws: ids seen about 4 to 32 times each.
 
-**The fit.** The published statistics (``locality_stats_2021.txt`` of dlrm_datasets, entry ``fbgemm_t856_bs65536_0``:
-468 M accesses to 62 M distinct ids of 856 tables, so 547 k accesses per table) give two histograms over ids grouped
-by their number of accesses: the share of ids and the share of accesses per group. With Poisson counts the same two
-histograms of the law follow without drawing anything (``expected_reuse``). Nelder-Mead over five parameters (share
-of draws, two exponents, two piece sizes relative to the accesses) minimised the two total variation distances
-plus the absolute log ratio of mean accesses per id. Result: 0.025 (ids), 0.072 (accesses), mean 7.596 against 7.593.
-One Zipf piece, with or without a shift of the ranks, reached no better than 0.065 and 0.156. At the fitted point a
-table has 0.225 ids per access: logs with more rows per id repeat more, as real ones do.
+**Fit.** The published statistics are ``locality_stats_2021.txt`` of dlrm_datasets, entry ``fbgemm_t856_bs65536_0``:
+468 M accesses to 62 M distinct ids of 856 tables, so 547 k accesses per table. They give two histograms over ids grouped
+by number of accesses: share of ids and share of accesses per group. With Poisson counts, ``expected_reuse`` computes the
+same two histograms of the distribution without drawing. Nelder-Mead over five parameters (share of draws, two exponents,
+two piece sizes relative to the accesses) minimised the two total variation distances plus the absolute log ratio of mean
+accesses per id. Result: 0.025 (ids), 0.072 (accesses), mean 7.596 against 7.593. One Zipf piece, with or without a shift
+of the ranks, reached no better than 0.065 and 0.156. At the fitted point a table has 0.225 ids per access. In logs with
+more rows per id, ids repeat more, as in real logs.
 """
 
 import math
@@ -28,7 +29,7 @@ REUSE_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192,
 
 @dataclass(frozen=True)
 class ZipfPiece:
-    """A Zipf distribution over ``ids`` ids that takes ``draws`` of all draws."""
+    """A Zipf distribution over ``ids`` ids, with the share ``draws`` of all draws."""
 
     ids: int
     exponent: float
@@ -60,7 +61,7 @@ class IdLaw:
         below, first = 0.0, 0
         out = np.zeros(len(uniform), dtype=np.int64)
         for piece in self.pieces:
-            # Every draw passes every piece and the last one that it reaches wins: cheaper than masks.
+            # Compute all draws for every piece, then select: faster than masks.
             scaled = np.clip((uniform - below) / piece.draws, 0.0, 1.0)
             rank = first + np.minimum(_inverse(scaled, piece).astype(np.int64), piece.ids - 1)
             out = np.where(uniform >= below, rank, out)
@@ -68,7 +69,7 @@ class IdLaw:
         return out
 
 
-# The fitted constants: see the module's first lines.
+# The fitted constants: see the module's docstring.
 ACCESSES_PER_TABLE_FITTED = 546_827
 IDS_PER_ACCESS_FITTED = 0.2248
 _LONG_DRAWS, _LONG_IDS, _LONG_EXPONENT = 0.6995, 0.9014, 0.9909
@@ -76,7 +77,7 @@ _STEADY_EXPONENT = 0.7069
 
 
 def fitted_law(ids: int) -> IdLaw:
-    """The law for a table of ``ids`` ids."""
+    """The fitted distribution for a table of ``ids`` ids."""
     long = round(ids * _LONG_IDS)
     if long == 0 or long == ids:
         return zipf_law(ids, _LONG_EXPONENT)
@@ -98,7 +99,7 @@ def expected_reuse(law: IdLaw, accesses: int) -> tuple[NDArray[np.float64], NDAr
     ids = np.zeros(len(REUSE_EDGES))
     hits = np.zeros(len(REUSE_EDGES))
     for piece in law.pieces:
-        # Ranks in 64 single steps and then in steps that grow by a few per cent: probabilities hardly vary inside.
+        # 64 single ranks, then ranges that grow by a few per cent, inside which probabilities hardly vary.
         edges = np.unique(
             np.concatenate([np.arange(64), np.geomspace(64, max(piece.ids, 65), 200)]).astype(
                 np.int64
@@ -145,7 +146,7 @@ def _cumulative(rank: NDArray[np.float64], piece: ZipfPiece) -> NDArray[np.float
 
 
 def _poisson_at_most(count: int, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """P(Poisson(mean) <= count); beyond 64 by the normal approximation of the root (error below 0.002)."""
+    """P(Poisson(mean) <= count); for counts above 64 by the normal approximation of the square root (error < 0.002)."""
     if count < 0:
         return np.zeros_like(mean)
     if count <= 64:

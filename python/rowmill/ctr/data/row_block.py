@@ -1,6 +1,6 @@
-"""A stretch of raw rows as arrays, and the checks that turn Arrow columns into it.
+"""A block of raw rows as arrays, and the conversion and checks from Arrow columns.
 
-Shapes: n rows, N numeric features, F id features, T tasks, S columns of ids: F, and the places of histories.
+Shapes: n rows, N numeric features, F id features, T tasks, S id columns: F, plus the places of histories.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from rowmill.ctr.data.schema import Schema
 from rowmill.errors import DataError
 
 MISSING_ID = -(2**63)
-"""The id a missing value gets: one 64-bit pattern that no real id may use (the reader checks)."""
+"""The id of missing values. The reader refuses logs that contain it as a real id."""
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Raw rows: labels ``[n]`` float32, dense ``[n, N]`` float32 with NaN where missing, ids ``[n, S]`` int64.
+    """Raw rows: labels ``[n]`` float32, dense ``[n, N]`` float32 with NaN for missing values, ids ``[n, S]`` int64.
 
-    With further tasks labels are ``[n, T]``. With histories ``lengths`` ``[n]`` int64 says how many places of them are
-    taken; the others hold `MISSING_ID`.
+    With several tasks labels are ``[n, T]``. With histories, ``lengths`` ``[n]`` int64 holds the number of ids in the
+    history of each row; the remaining places hold `MISSING_ID`.
     """
 
     labels: NDArray[np.float32]
@@ -36,14 +36,14 @@ class RowBlock:
         return len(self.labels)
 
     def rows(self, start: int, stop: int) -> "RowBlock":
-        """Rows ``start <= row < stop``, not copied."""
+        """A view of rows ``start <= row < stop``."""
         lengths = None if self.lengths is None else self.lengths[start:stop]
         return RowBlock(
             self.labels[start:stop], self.dense[start:stop], self.ids[start:stop], lengths
         )
 
     def followed_by(self, other: "RowBlock") -> "RowBlock":
-        """The rows of both."""
+        """The rows of this block, then of `other`."""
         lengths = None
         if self.lengths is not None and other.lengths is not None:
             lengths = np.concatenate([self.lengths, other.lengths])
@@ -56,7 +56,7 @@ class RowBlock:
 
 
 Where = Callable[[int], str]
-"""Tells where the i-th row of a batch came from: file and row, for messages."""
+"""Gives the file and row of the i-th row of a batch, for messages."""
 
 
 def block_from_arrow(batch: pa.RecordBatch, schema: Schema, where: Where) -> RowBlock:
@@ -100,18 +100,18 @@ def _labels(column: pa.Array, name: str, where: Where) -> NDArray[np.float32]:
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise DataError(
-            f"{where(0)}: label column {name!r} has type {kind}; it must hold the numbers 0 and 1"
+            f"{where(0)}: label column {name!r} must hold the numbers 0 and 1, got type {kind}"
         )
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"{where(row)}: label {name!r} is missing; drop the row or give it 0 or 1")
+        raise DataError(
+            f"{where(row)}: label {name!r} is missing: drop the row, or set it to 0 or 1"
+        )
     labels = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero((labels != 0) & (labels != 1))
     if len(wrong):
         row = int(wrong[0])
-        raise DataError(
-            f"{where(row)}: label {name!r} is {column[row].as_py()!r}; it must be 0 or 1"
-        )
+        raise DataError(f"{where(row)}: label {name!r} must be 0 or 1, got {column[row].as_py()!r}")
     return np.array(labels, dtype=np.float32)
 
 
@@ -119,13 +119,13 @@ def _dense(column: pa.Array, name: str, where: Where) -> NDArray[np.float32]:
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
         raise DataError(
-            f"{where(0)}: numeric column {name!r} has type {kind}; cast it to int64 or float32"
+            f"{where(0)}: numeric column {name!r} must hold numbers, got type {kind}: cast it to int64 or float32"
         )
     values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero(np.isinf(values))
     if len(wrong):
         raise DataError(
-            f"{where(int(wrong[0]))}: {name!r} is infinite; leave it empty if it is unknown"
+            f"{where(int(wrong[0]))}: {name!r} is infinite: leave it empty if it is unknown"
         )
     return values
 
@@ -134,8 +134,8 @@ def _ids(column: pa.Array, name: str, where: Where) -> NDArray[np.int64]:
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
         raise DataError(
-            f"{where(0)}: id column {name!r} has type {kind}; ids are 64-bit integers. Cast the column to int64 "
-            "(a 64-bit hash will do for strings) or take it out of 'ids' in the schema"
+            f"{where(0)}: id column {name!r} must hold 64-bit integers, got type {kind}: cast it to int64 (hash "
+            "strings to 64 bits), or remove it from 'ids' in the schema"
         )
     if pa.types.is_uint64(kind):
         ids: NDArray[np.int64] = (
@@ -146,7 +146,8 @@ def _ids(column: pa.Array, name: str, where: Where) -> NDArray[np.int64]:
     reserved = np.flatnonzero(ids == MISSING_ID)
     if len(reserved):
         raise DataError(
-            f"{where(int(reserved[0]))}: id column {name!r} holds {MISSING_ID}, which stands for missing"
+            f"{where(int(reserved[0]))}: id column {name!r} holds {MISSING_ID}, which is reserved for missing "
+            "values: use another id"
         )
     if column.null_count:
         ids = np.where(column.is_null().to_numpy(zero_copy_only=False), np.int64(MISSING_ID), ids)
@@ -156,15 +157,15 @@ def _ids(column: pa.Array, name: str, where: Where) -> NDArray[np.int64]:
 def _fill_history(
     column: pa.Array, name: str, where: Where, places: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Put the last ids of every list into its row, ``[n, P]``; returns how long the lists are."""
+    """Copy the last ids of every list into ``places`` ``[n, P]``; return the lengths of the lists."""
     kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         raise DataError(
-            f"{where(0)}: history column {name!r} has type {kind}; it must hold lists of integers"
+            f"{where(0)}: history column {name!r} must hold lists of integers, got type {kind}"
         )
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"{where(row)}: history {name!r} is missing; leave its list empty instead")
+        raise DataError(f"{where(row)}: history {name!r} is missing: use an empty list")
     lengths = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
     lengths = lengths.astype(np.int64)
     ends = np.cumsum(lengths)
@@ -175,7 +176,7 @@ def _fill_history(
 
     if flat.null_count:
         position = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"{of_id(position)}: history {name!r} holds a null; drop it from the list")
+        raise DataError(f"{of_id(position)}: history {name!r} holds a null: drop it from the list")
     ids = _ids(flat, name, of_id)
     taken = np.minimum(lengths, places.shape[1])
     rows = np.repeat(np.arange(len(lengths)), taken)
@@ -195,8 +196,8 @@ def _check_equally_long(
     if len(wrong):
         row = int(wrong[0])
         raise DataError(
-            f"{where(row)}: history {name!r} has {lengths[row]} ids and {schema.histories[0][1]!r} has {first[row]}; "
-            "they describe the same events, so make them equally long"
+            f"{where(row)}: history {name!r} has {lengths[row]} ids, but {schema.histories[0][1]!r} has {first[row]}: "
+            "all histories of a row describe the same events and must be equally long"
         )
 
 
@@ -209,5 +210,5 @@ def any_table_to_arrow(table: Any) -> pa.Table:
     if hasattr(table, "__arrow_c_stream__"):
         return pa.table(table)
     raise DataError(
-        f"cannot read a {type(table).__name__}; pass a path, or an Arrow, polars or pandas table"
+        f"cannot read a {type(table).__name__}: pass a path, or an Arrow, polars or pandas table"
     )

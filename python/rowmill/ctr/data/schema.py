@@ -1,4 +1,4 @@
-"""Which columns of a click log are the label, the numeric features and the id features.
+"""The schema of a click log: which columns are label, numeric features, id features and histories.
 
 A schema file is TOML:
 
@@ -6,13 +6,13 @@ A schema file is TOML:
     dense = ["age_days", "price"]
     ids = ["user", "item"]
     tasks = ["bought"]                                           # further labels, for models of several tasks
-    item_ids = ["item"]                                          # the ids of what is shown, for two towers
-    columns = ["clicked", "age_days", "price", "user", "item"]   # TSV only: what each field is, in order
+    item_ids = ["item"]                                          # id columns of the shown item, for two towers
+    columns = ["clicked", "age_days", "price", "user", "item"]   # TSV only: names of the fields, in order
     id_base = 16                                                 # TSV only: ids written in base 16 or 10
 
-    places = 20                                                  # the last ids of a history that count
-    [histories]                                                  # parquet only: columns of lists, oldest first
-    item = "items_before"                                        # its ids are rows of the table of `item`
+    places = 20                                                  # number of last ids of a history to use
+    [histories]                                                  # Parquet only: columns of lists, oldest first
+    item = "items_before"                                        # these ids use the table of `item`
 """
 
 import tomllib
@@ -27,8 +27,8 @@ from rowmill.errors import DataError
 class Schema:
     """Names of the columns to read.
 
-    ``columns`` and ``id_base`` matter only for files without a header (TSV). ``histories`` are pairs: an id column,
-    and the column with the list of its ids that came before. All lists of a row are equally long.
+    ``columns`` and ``id_base`` apply only to files without a header (TSV). ``histories`` are pairs of an id column and
+    the column with lists of its earlier ids. All lists of a row must be equally long.
     """
 
     label: str
@@ -45,46 +45,46 @@ class Schema:
         names = self.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise DataError(f"schema names column {twice[0]!r} twice; each column has one role")
+            raise DataError(f"schema names column {twice[0]!r} twice: give each column one role")
         if not self.ids:
-            raise DataError("schema names no id column; list at least one under 'ids'")
+            raise DataError("schema names no id column: list at least one under 'ids'")
         if self.id_base not in (10, 16):
             raise DataError(
-                f"schema: id_base is {self.id_base}; ids of a TSV file are written in base 10 or 16"
+                f"schema: id_base must be 10 or 16, the base of ids in a TSV file, got {self.id_base}"
             )
         unknown = [name for name in (*dict(self.histories), *self.item_ids) if name not in self.ids]
         if unknown:
             raise DataError(
-                f"schema: {unknown[0]!r} under 'histories' or 'item_ids' is no id column; add it to 'ids'"
+                f"schema: {unknown[0]!r} under 'histories' or 'item_ids' is not an id column: add it to 'ids'"
             )
         if self.places < 1:
-            raise DataError(f"schema: places is {self.places}; a history has at least 1")
+            raise DataError(f"schema: places must be at least 1, got {self.places}")
         if not self.columns:
             object.__setattr__(self, "columns", tuple(names))
         absent = [name for name in names if name not in self.columns]
         if absent:
             raise DataError(
-                f"schema: column {absent[0]!r} has a role but is not in 'columns'; add it at its place"
+                f"schema: column {absent[0]!r} has a role but is not in 'columns': add it there at its position"
             )
 
     @property
     def names(self) -> list[str]:
-        """Every column that is read: labels, numeric features, id features, histories."""
+        """All columns to read: labels, numeric features, id features, histories."""
         return [*self.labels, *self.dense, *self.ids, *dict(self.histories).values()]
 
     @property
     def labels(self) -> list[str]:
-        """The label and those of further tasks."""
+        """The label, then the labels of further tasks."""
         return [self.label, *self.tasks]
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """For every history the place of its id column in ``ids``."""
+        """For every history, the index of its id column in ``ids``."""
         return tuple(self.ids.index(name) for name in dict(self.histories))
 
     @property
     def id_features(self) -> list[int]:
-        """For every column of a batch's ids, single ids and then the places of histories, its place in ``ids``."""
+        """For every id column of a batch (single ids, then places of histories), the index of its feature in ``ids``."""
         places = [target for target in self.targets for _ in range(self.places)]
         return [*range(len(self.ids)), *places]
 
@@ -111,7 +111,7 @@ def load_schema(path: Path) -> Schema:
     for key, value in content.items():
         if key not in known:
             raise DataError(
-                f"schema file {path}: unknown key {key!r}; known: {', '.join(sorted(known))}"
+                f"schema file {path}: unknown key {key!r}; known keys: {', '.join(sorted(known))}"
             )
         if key == "histories":
             content[key] = _histories(value, path)
@@ -126,19 +126,19 @@ def load_schema(path: Path) -> Schema:
         if is_list != isinstance(value, list) or not all(
             isinstance(item, wanted) for item in items
         ):
-            raise DataError(f"schema file {path}: {key} = {value!r}; it must be {expected}")
+            raise DataError(f"schema file {path}: {key} must be {expected}, got {value!r}")
         if is_list:
             content[key] = tuple(items)
     for key in ("label", "dense", "ids"):
         if key not in content:
-            raise DataError(f"schema file {path} lacks the key {key!r}")
+            raise DataError(f"schema file {path} lacks the key {key!r}: add it")
     return Schema(**content)
 
 
 def _histories(value: Any, path: Path) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict) or not all(isinstance(column, str) for column in value.values()):
         raise DataError(
-            f"schema file {path}: histories = {value!r}; it must be a table of an id column and the column of its "
-            'lists, as [histories] item = "items_before"'
+            f"schema file {path}: histories must be a table of id columns and their columns of lists, such as "
+            f'[histories] item = "items_before", got {value!r}'
         )
     return tuple(value.items())

@@ -1,9 +1,9 @@
-"""A click log of sequences: who was shown which item, after which items.
+"""A click log with histories, made from interactions: user, shown item, and the user's items before it.
 
-It is made from interactions by time, leaving the last one of every user out. Each other interaction becomes a click
-and some rows without a click, of items that user has nothing to do with in the train part. The last one becomes a list
-of candidates: it, and items the user never met. The train part comes first, in the order of time; the lists follow.
-The side file ``sequences.json`` says where the lists begin and how long they are.
+The last interaction of every user is left out of training. Each other interaction becomes one row with a click, and some
+rows without a click whose items the user does not have in the training rows. The last interaction becomes a list of
+candidates: its item, and items that the user never took. Training rows come first, sorted by time; the lists follow.
+The sidecar file ``sequences.json`` holds the row where the lists begin, and their length.
 """
 
 import json
@@ -29,7 +29,7 @@ _REDRAWS = 64
 
 @dataclass(frozen=True)
 class Sequences:
-    """What a sequence log says of itself: columns, rows to train on, rows of each list that is tested."""
+    """Description of a log of sequences: columns, number of training rows, rows per list of candidates."""
 
     schema: Schema
     train_rows: int
@@ -37,22 +37,24 @@ class Sequences:
 
 
 def make_sequences(out: Path, settings: SequencesConfig) -> Path:
-    """Write the log into ``out``, from the interactions that are named or from generated ones; returns its side file.
+    """Write the log into ``out``, from a file of interactions or generated ones; return its sidecar file.
 
-    A log that is already there with the same settings is kept; one with other settings is an error.
+    An existing log with the same settings is kept. An existing log with other settings raises `DataError`.
     """
     sidecar = out / SEQUENCES_FILE
     if out.exists() and not out.is_dir():
-        raise DataError(f"{out} is a file; a log is a folder, choose another --out")
+        raise DataError(f"{out} is a file, but a log is a folder: choose another --out")
     told = {key: str(value) for key, value in asdict(settings).items()}
     if sidecar.exists():
         if _read(sidecar)["settings"] == told:
             return sidecar
         raise DataError(
-            f"{out} holds sequences made with other settings; choose another --out or delete it"
+            f"{out} holds sequences made with other settings: choose another --out, or delete the folder"
         )
     if any(out.glob("*.parquet")):
-        raise DataError(f"{out} holds parquet files that are no sequences; choose another --out")
+        raise DataError(
+            f"{out} holds Parquet files that are not a log of sequences: choose another --out"
+        )
     named = settings.interactions
     interactions = generate_interactions(settings) if named is None else read_interactions(named)
     table, train_rows = sequence_table(interactions, settings)
@@ -77,7 +79,7 @@ def make_sequences(out: Path, settings: SequencesConfig) -> Path:
 
 
 def load_sequences(folder: Path) -> Sequences | None:
-    """What the log in a folder says of itself, or None if it is no log of sequences."""
+    """The description of the log in a folder; None if it is not a log of sequences."""
     sidecar = folder / SEQUENCES_FILE
     if not sidecar.is_file():
         return None
@@ -95,7 +97,7 @@ def load_sequences(folder: Path) -> Sequences | None:
 
 
 def sequence_table(interactions: Interactions, settings: SequencesConfig) -> tuple[pa.Table, int]:
-    """The log as a table, and how many of its rows are the train part."""
+    """The log as a table, and its number of training rows."""
     users, user = np.unique(interactions.users, return_inverse=True)
     items, item = np.unique(interactions.items, return_inverse=True)
     counts = np.bincount(user)
@@ -103,7 +105,7 @@ def sequence_table(interactions: Interactions, settings: SequencesConfig) -> tup
     left_out = (position == counts[user] - 1) & (counts[user] > 1)
     if not left_out.any():
         raise DataError(
-            "no user has two interactions, so there is no last one to leave out; give a longer log"
+            "no user has two interactions, so none can be left out for the test: use a longer log"
         )
     stream = np.random.default_rng([settings.seed, len(interactions)])
     kept = np.flatnonzero(~left_out)
@@ -122,8 +124,8 @@ def sequence_table(interactions: Interactions, settings: SequencesConfig) -> tup
         if len(free) < wanted:
             remedy = f"lower --candidates to {len(free) + 1}" if len(free) else "drop that user"
             raise DataError(
-                f"user {users[user[event]]} never met {len(free)} of the {len(items)} items, too few for "
-                f"candidates = {settings.candidates}; {remedy}"
+                f"user {users[user[event]]} has {len(free)} of the {len(items)} items left as candidates, too few for "
+                f"candidates = {settings.candidates}: {remedy}"
             )
         test[row] = [item[event], *stream.choice(free, wanted, replace=False)]
     events = np.concatenate([kept.repeat(train.shape[1]), last.repeat(settings.candidates)])
@@ -146,7 +148,7 @@ def sequence_table(interactions: Interactions, settings: SequencesConfig) -> tup
 
 
 def _position_in_own(user: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many interactions of the same user came before each."""
+    """The number of earlier interactions of the same user, for each interaction."""
     order = np.argsort(user, kind="stable")
     counts = np.bincount(user)
     position = np.empty(len(user), np.int64)
@@ -160,7 +162,7 @@ def _check_room(
     full = np.flatnonzero(taken >= items)
     if settings.negatives and len(full):
         raise DataError(
-            f"user {users[full[0]]} met all {items} items, so there is none to show without a click; set "
+            f"user {users[full[0]]} has all {items} items, so none is left for rows without a click: set "
             "--negatives 0, or drop that user"
         )
 
@@ -172,14 +174,14 @@ def _draw_others(
     count: int,
     seen: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """For every event ``count`` items its user has not seen, each drawn evenly."""
+    """For every event, ``count`` items that its user does not have, drawn uniformly."""
     drawn = stream.integers(0, items, (len(user), count))
     for _ in range(_REDRAWS):
         wrong = np.isin(user[:, None] * items + drawn, seen)
         if not wrong.any():
             return drawn
         drawn[wrong] = stream.integers(0, items, int(wrong.sum()))
-    # Users who have seen nearly everything: what is left of it.
+    # For users who have nearly all items, draw from the remaining ones directly.
     for event, place in np.argwhere(np.isin(user[:, None] * items + drawn, seen)):
         free = np.setdiff1d(np.arange(items), seen - user[event] * items)
         drawn[event, place] = stream.choice(free)
@@ -214,6 +216,6 @@ def _read(sidecar: Path) -> dict[str, Any]:
             raise ValueError
     except (ValueError, KeyError, TypeError):
         raise DataError(
-            f"{sidecar} does not describe sequences: remove it, or make the log again"
+            f"{sidecar} does not describe a log of sequences: delete it, or make the log again"
         ) from None
     return content

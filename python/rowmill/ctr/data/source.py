@@ -1,7 +1,7 @@
-"""Rows of a click log in a fixed order, wherever they are: parquet, TSV, or a table in memory.
+"""Sources of click log rows in a fixed order: Parquet, TSV, or a table in memory.
 
-A source reads in blocks of bounded size, from any row on, and never holds more than one block of a file.
-Files of a directory are taken in the order of their names.
+A source reads blocks of bounded size, starting at any row, and holds at most one block of a file in memory. Files of a
+folder are read in the order of their names.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ _BLOCK_ROWS = 65_536
 _TSV_SUFFIXES = (".tsv", ".txt", ".csv")
 _PACKED_SUFFIXES = (".gz", ".zip", ".zst", ".bz2", ".xz")
 
-# Pages that carry a checksum are checked; those of a generated log do.
+# Verify page checksums where a file has them; generated logs do.
 _VERIFIED = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
 
 
 class Source(Protocol):
-    """What the rest of the package asks of a click log."""
+    """The interface of a click log."""
 
     schema: Schema
     rows: int
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 def open_source(data: Any, schema: Schema = CRITEO) -> Source:
-    """Open a file, a directory of files of one format, or an Arrow, polars or pandas table.
+    """Open a file, a folder of files of one format, or an Arrow, polars or pandas table.
 
     Example:
         >>> import polars
@@ -52,10 +52,12 @@ def open_source(data: Any, schema: Schema = CRITEO) -> Source:
     path = Path(data)
     if not path.exists():
         raise DataError(
-            f"data {path} does not exist; give a parquet or TSV file, or a directory of them"
+            f"data {path} does not exist: pass a Parquet or TSV file, or a folder of them"
         )
     if not path.is_dir() and not path.is_file():
-        raise DataError(f"data {path} is a pipe or a device, and a log is read more than once")
+        raise DataError(
+            f"data {path} is a pipe or a device, but a log is read more than once: pass a file"
+        )
     try:
         files = _files(path) if path.is_dir() else [path]
         source = (ParquetSource if _is_parquet(files[0]) else TsvSource)(files, schema)
@@ -76,7 +78,7 @@ def _files(directory: Path) -> list[Path]:
     tsv = [path for path in files if path.suffix in _TSV_SUFFIXES]
     if parquet and tsv:
         raise DataError(
-            f"{directory} holds both {parquet[0].name} and {tsv[0].name}; keep one format per directory"
+            f"{directory} holds both {parquet[0].name} and {tsv[0].name}: keep one format per folder"
         )
     if not parquet and not tsv:
         packed = next((path.name for path in files if path.suffix in _PACKED_SUFFIXES), None)
@@ -96,7 +98,9 @@ def _is_parquet(file: Path) -> bool:
         return True
     if file.suffix in _PACKED_SUFFIXES:
         raise DataError(f"{file} is compressed: unpack it first")
-    raise DataError(f"{file} is neither a parquet file nor named *.tsv, *.txt or *.csv")
+    raise DataError(
+        f"{file} is not a Parquet file, and its name does not end in .tsv, .txt or .csv"
+    )
 
 
 class ParquetSource:
@@ -111,7 +115,7 @@ class ParquetSource:
             try:
                 opened = pq.ParquetFile(file)
             except (pa.ArrowInvalid, OSError) as error:
-                raise DataError(f"{file} is not a readable parquet file: {error}") from None
+                raise DataError(f"{file} is not a readable Parquet file: {error}") from None
             with opened:
                 check_columns(opened.schema_arrow.names, schema, str(file))
                 first = 0
@@ -155,7 +159,7 @@ class ParquetSource:
             )
         except (pa.ArrowException, OSError) as error:
             raise DataError(
-                f"{file} is damaged, or has columns of other types than the first file: {error}"
+                f"{file} is damaged, or its columns have other types than in the first file: {error}"
             ) from None
 
 
@@ -165,8 +169,8 @@ class TsvSource:
     def __init__(self, files: list[Path], schema: Schema) -> None:
         if schema.histories:
             raise DataError(
-                f"{files[0]} is a TSV file, which has no lists for the history {schema.histories[0][1]!r}; write the "
-                "log as parquet"
+                f"{files[0]} is a TSV file, which cannot hold the lists of history {schema.histories[0][1]!r}: write "
+                "the log as Parquet"
             )
         self.schema = schema
         self._files = [(file, count_lines(file)) for file in files]

@@ -1,4 +1,4 @@
-"""The truth behind a generated log, and how well it predicts the log's own coin tosses."""
+"""The teacher, the hidden model that draws the clicks of a generated log, and its metrics on these clicks."""
 
 import math
 from itertools import pairwise
@@ -20,12 +20,12 @@ _LOGIT_MAX = 16.0
 
 
 class Teacher:
-    """Hidden logits: a sum over ids, counts and some pairs of neighbouring features."""
+    """Hidden logits: a sum over ids, counts and some pairs of features."""
 
     def __init__(self, *, seed: int, tables: int, dense: int) -> None:
         stream = np.random.default_rng([seed, 0x7EAC])
         self._salts = stream.integers(0, 2**63, size=tables, dtype=np.uint64)
-        # Features matter unequally, as they do in life: scales fall off over a random order of the tables.
+        # As in real logs, features have unequal influence: scales fall geometrically over a random order of the tables.
         falloff = 0.9 ** stream.permutation(tables)
         self._id_scale = (_ID_STD * falloff / np.linalg.norm(falloff)).astype(np.float32)
         weights = stream.standard_normal(dense)
@@ -42,8 +42,8 @@ class Teacher:
     ) -> NDArray[np.float32]:
         """Logits ``[n]`` before the bias.
 
-        Rare ids say less than popular ones: a few rows teach nobody much, and a truth that mostly hides
-        in ids seen once would leave good and bad models equally far from it.
+        Rare ids have smaller logits than popular ones. A model cannot learn an id from a few rows, so a teacher that
+        depends mostly on such ids would not separate good models from bad ones.
         """
         logits = logs @ self._dense_weights
         paired = {table for pair in self._pairs for table in pair}
@@ -70,14 +70,14 @@ class Teacher:
 
 
 def _unit(word: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Hash words as uniform numbers of mean 0 and variance 1."""
+    """Map hash words to uniform numbers of mean 0 and variance 1."""
     return word.astype(np.float32) * np.float32(math.sqrt(3.0) / 2**31)
 
 
 class TeacherScore:
     """AUC, logloss and normalized entropy of true probabilities against drawn labels, in constant memory.
 
-    The AUC counts logits that fall into one of 65,536 bins as ties; its error is below 1e-5.
+    The AUC counts logits in the same of 65,536 bins as ties; its error is below 1e-5.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class TeacherScore:
         self._loss += float(np.sum(np.logaddexp(0.0, np.where(clicked, -wide, wide))))
 
     def result(self) -> dict[str, float | None]:
-        """AUC, logloss and normalized entropy; None where one class is absent."""
+        """AUC, logloss and normalized entropy; all None if one class is absent."""
         clicks, others = self._clicks.sum(), self._others.sum()
         if clicks == 0 or others == 0:
             return {"auc": None, "logloss": None, "ne": None}

@@ -1,7 +1,7 @@
-"""Tab-separated click logs without a header (Criteo's raw format), streamed in bounded memory.
+"""A reader of tab-separated click logs without a header (Criteo's raw format), in bounded memory.
 
-Every field is first read as text and then converted column by column, so that an error can name line, column and
-value. Lines are counted from 1, as editors do.
+Every field is read as text and then converted column by column, so that an error can name line, column and value. Line
+numbers start at 1, as in editors.
 """
 
 import re
@@ -19,7 +19,7 @@ from rowmill.ctr.data.schema import Schema
 from rowmill.errors import DataError
 from rowmill.files import check_text
 
-# Large enough that per-block overhead vanishes, small enough that a block with its columns stays below 100 MB.
+# Large enough that the overhead per block vanishes; small enough that a block with its columns takes less than 100 MB.
 _BLOCK_BYTES = 8 << 20
 _SCAN_BYTES = 1 << 20
 _HEX_DIGITS_MAX = 16
@@ -32,7 +32,7 @@ _NIBBLES[np.frombuffer(b"ABCDEF", dtype=np.uint8)] = np.arange(10, 16)
 
 
 def count_lines(path: Path) -> int:
-    """Number of lines; the last one may lack its newline. Raise if the file is plainly no text."""
+    """Number of lines; the last one may lack its newline. Raises `DataError` if the file is clearly not text."""
     lines, last = 0, b"\n"
     with path.open("rb") as file:
         check_text(file.peek(_SCAN_BYTES), path)
@@ -85,7 +85,7 @@ def read_tsv(path: Path, schema: Schema, start: int) -> Iterator[RowBlock]:
             raise DataError(
                 f"{path}, line {start + row}: {fields} fields, expected {len(schema.columns)} "
                 f"({schema.label}, {len(schema.dense)} integers, {len(schema.ids)} ids, separated by tabs; "
-                "a missing value is an empty field, not a left-out one)"
+                "leave a field empty if its value is missing)"
             ) from None
 
 
@@ -118,12 +118,12 @@ def _typed(batch: pa.RecordBatch, schema: Schema, path: Path, first_line: int) -
             row, value = _first_bad(text, kind)
             meaning = "an id in base 10" if name in schema.ids else "a number"
             header = (
-                " (a log has no header: remove line 1)"
+                " (a TSV log has no header: remove line 1)"
                 if first_line + row == 1 and value == name
                 else ""
             )
             raise DataError(
-                f"{path}, line {first_line + row}: {name} is {value!r}; it must be {meaning}{header}"
+                f"{path}, line {first_line + row}: {name} must be {meaning}, got {value!r}{header}"
             ) from None
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
@@ -147,7 +147,8 @@ def _hex_ids(text: pa.Array, name: str, path: Path, first_line: int) -> pa.Array
     if len(long):
         row = int(long[0])
         raise DataError(
-            f"{path}, line {first_line + row}: {name} is {text[row].as_py()!r}; ids have at most 16 hex digits (64 bits)"
+            f"{path}, line {first_line + row}: {name} must have at most 16 hex digits (64 bits), got "
+            f"{text[row].as_py()!r}"
         )
     digits = _characters(padded)
     nibbles = _NIBBLES[digits]
@@ -155,8 +156,8 @@ def _hex_ids(text: pa.Array, name: str, path: Path, first_line: int) -> pa.Array
     if len(bad):
         row = int(bad[0])
         raise DataError(
-            f"{path}, line {first_line + row}: {name} is {text[row].as_py()!r}; ids are hexadecimal, "
-            "or set id_base = 10 in the schema"
+            f"{path}, line {first_line + row}: {name} must be hexadecimal, got {text[row].as_py()!r}: for decimal ids "
+            "set id_base = 10 in the schema"
         )
     packed = np.ascontiguousarray((nibbles[:, 0::2] << 4) | nibbles[:, 1::2])
     ids = packed.view(">u8").ravel().astype(np.uint64).view(np.int64)
@@ -165,7 +166,8 @@ def _hex_ids(text: pa.Array, name: str, path: Path, first_line: int) -> pa.Array
     if len(reserved):
         row = int(reserved[0])
         raise DataError(
-            f"{path}, line {first_line + row}: {name} is {MISSING_ID:x}, which stands for missing"
+            f"{path}, line {first_line + row}: {name} is {MISSING_ID:x}, which is reserved for missing values: use "
+            "another id"
         )
     return pa.array(ids, mask=missing)
 
@@ -176,7 +178,7 @@ def _padded(text: pa.Array) -> pa.Array:
 
 
 def _characters(padded: pa.Array) -> NDArray[np.uint8]:
-    """The bytes of equally long ASCII strings as ``[n, 16]``; other bytes come out as 0, which is no digit."""
+    """The bytes of equally long ASCII strings, ``[n, 16]``; strings with other characters become zeros, which are no digits."""
     fixed = padded.cast(pa.binary())
     data = np.frombuffer(fixed.buffers()[2] or b"", dtype=np.uint8)
     offsets = np.frombuffer(fixed.buffers()[1] or b"", dtype=np.int32)[
@@ -189,7 +191,7 @@ def _characters(padded: pa.Array) -> NDArray[np.uint8]:
             if len(starts)
             else data[:0].reshape(0, 16)
         )
-    # A multi-byte character makes a string longer than its 16 characters: blank it, the caller reports it.
+    # A multi-byte character makes a string longer than 16 bytes: leave it as zeros, and the caller reports it.
     characters = np.zeros((len(starts), _HEX_DIGITS_MAX), dtype=np.uint8)
     whole = np.diff(offsets) == _HEX_DIGITS_MAX
     characters[whole] = data[starts[whole][:, None] + np.arange(_HEX_DIGITS_MAX)]

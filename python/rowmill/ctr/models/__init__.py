@@ -1,4 +1,4 @@
-"""Click-through models as plain ``nn.Module`` s. None of them knows where its embedding rows are stored."""
+"""Click models as plain ``nn.Module`` s. They do not depend on where their embedding rows are stored."""
 
 from rowmill.ctr.models.bst import BST
 from rowmill.ctr.models.dcn_v2 import CrossLayer, DCNv2

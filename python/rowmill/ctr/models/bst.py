@@ -1,7 +1,7 @@
-"""Behaviour sequence transformer: attention among the items of a history and the one at hand (arXiv 1905.06874).
+"""Behaviour sequence transformer: attention among the items of a history and the target item (arXiv 1905.06874).
 
-Shapes: B rows of a batch, N numeric features, S columns of ids (see `rowmill.ctr.models.history`), P places, D weights
-per row, E = H * D.
+Shapes: B rows per batch, N numeric features, S id columns (see `rowmill.ctr.models.history`), P places, H histories,
+D weights per row, E = H * D.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from rowmill.ctr.models.layers import mlp
 
 
 class BST(nn.Module):
-    """Transformer blocks over target and history, all their outputs side by side, then an MLP (Chen et al. 2019).
+    """Transformer blocks over target and history, then an MLP over all their outputs (Chen et al. 2019).
 
-    A place is known by how long ago it was: 0 is the target, 1 the last item before it. Its vector is added to the
-    item's (the paper appends a vector of the time between them).
+    Positions count backwards: 0 is the target, 1 the last item before it. A learned position vector is added to the
+    item vector (the paper appends a vector of the elapsed time).
 
     Args:
-        embeddings: called as ``embeddings(ids)``, gives ``[B, S, D]``.
-        histories: where features, targets and histories lie.
+        embeddings: called as ``embeddings(ids)``, returns ``[B, S, D]``.
+        histories: layout of features, targets and histories in the id columns.
         dim: D.
         dense_features: N.
-        heads: attention heads; they divide E.
-        blocks: transformer blocks (the paper's best has one).
+        heads: number of attention heads; must divide E.
+        blocks: number of transformer blocks (the paper's best model has one).
         hidden: hidden widths of the MLP; a last layer of width 1 follows.
 
     Example:
@@ -55,7 +55,9 @@ class BST(nn.Module):
         super().__init__()
         width = len(histories.targets) * dim
         if heads < 1 or width % heads:
-            raise ValueError(f"heads must divide the width of an item ({width}), got {heads}")
+            raise ValueError(
+                f"heads must divide the width of an item vector ({width}), got {heads}"
+            )
         self.embeddings = embeddings
         self.histories = histories
         self.ago = nn.Parameter(torch.randn(histories.places + 1, width) * 0.01)
@@ -78,7 +80,7 @@ class BST(nn.Module):
         return self.logits(dense_BN, self.embeddings(ids_BS), lengths_B)
 
     def logits(self, dense_BN: Tensor, pooled_BSD: Tensor, lengths_B: Tensor) -> Tensor:
-        """The same from pooled vectors: all of the model but the embeddings."""
+        """Logits from pooled vectors ``[B, S, D]``, without the lookup."""
         others_BX, target_BE, history_BPE = self.histories.split(pooled_BSD)
         taken_BP = self.histories.taken(lengths_B)
         places = torch.arange(self.histories.places, device=lengths_B.device)

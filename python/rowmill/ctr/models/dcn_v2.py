@@ -1,6 +1,6 @@
-"""DCN-v2: explicit feature crosses beside a deep tower (Wang et al. 2021, arXiv 2008.13535).
+"""DCN-v2: cross layers in parallel with a deep tower (Wang et al. 2021, arXiv 2008.13535).
 
-Shapes: B rows of a batch, N numeric features, F id features, D weights per row, X = N + F * D.
+Shapes: B rows per batch, N numeric features, F id features, D weights per row, X = N + F * D.
 """
 
 from collections.abc import Sequence
@@ -37,15 +37,15 @@ class CrossLayer(nn.Module):
 
 
 class DCNv2(nn.Module):
-    """Cross layers and a deep tower side by side, joined by one linear layer (the paper's parallel structure).
+    """Cross layers and a deep tower in parallel, joined by one linear layer (the paper's parallel structure).
 
     Args:
-        embeddings: called as ``embeddings(ids, offsets)``, gives ``[B, F, D]``.
+        embeddings: called as ``embeddings(ids, offsets)``, returns ``[B, F, D]``.
         features: F.
         dim: D.
         dense_features: N.
-        cross_layers: how many crosses.
-        rank: rank of the cross matrices; None for full ones.
+        cross_layers: number of cross layers.
+        rank: rank of the cross matrices; None: full rank.
         deep: widths of the deep tower.
 
     Example:
@@ -83,7 +83,7 @@ class DCNv2(nn.Module):
         return self.logits(dense_BN, self.embeddings(ids, offsets))
 
     def logits(self, dense_BN: Tensor, pooled_BFD: Tensor) -> Tensor:
-        """The same from pooled vectors: all of the model but the embeddings."""
+        """Logits from pooled vectors ``[B, F, D]``, without the lookup."""
         x0_BX = torch.cat([dense_BN, pooled_BFD.flatten(1)], dim=1)
         crossed_BX = x0_BX
         for cross in self.crosses:

@@ -1,7 +1,7 @@
-"""Deep interest evolution network: how interests follow each other (Zhou et al. 2019, arXiv 1809.03672).
+"""Deep interest evolution network (Zhou et al. 2019, arXiv 1809.03672).
 
-Shapes: B rows of a batch, N numeric features, S columns of ids (see `rowmill.ctr.models.history`), P places, D weights
-per row, E = H * D; W is the width of a state, here E.
+Shapes: B rows per batch, N numeric features, S id columns (see `rowmill.ctr.models.history`), P places, H histories,
+D weights per row, E = H * D; W is the width of a state, here E.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from rowmill.ctr.models.history import Histories
 
 
 class AttentionalGRU(nn.Module):
-    """A GRU whose update gate is scaled by how much a place matters for the target (AUGRU, equations 14 to 16).
+    """A GRU whose update gate is scaled by the attention weight ``a`` of a place (AUGRU, equations 14 to 16).
 
-    The first gate forgets, the second one updates: ``u = a * sigmoid(...)``, ``h = (1 - u) * h + u * candidate``.
+    The first gate resets, the second one updates: ``u = a * sigmoid(...)``, ``h = (1 - u) * h + u * candidate``.
     """
 
     def __init__(self, inputs: int, width: int) -> None:
@@ -29,7 +29,7 @@ class AttentionalGRU(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, states_BPW: Tensor, weights_BP: Tensor) -> Tensor:
-        """The last state, ``[B, W]``. A place of weight 0 leaves the state as it is."""
+        """The last state, ``[B, W]``. A place with weight 0 does not change the state."""
         inward_PBG = self.inward(states_BPW).unbind(1)
         state_BW = states_BPW.new_zeros(states_BPW.shape[0], self.recurrent.in_features)
         for inward_BG, weight_B in zip(inward_PBG, weights_BP.unbind(1), strict=True):
@@ -42,15 +42,16 @@ class AttentionalGRU(nn.Module):
 
 
 class DIEN(nn.Module):
-    """A GRU over the history, attention to the target, a second GRU guided by it, then an MLP.
+    """A GRU over the history, attention to the target, a second GRU weighted by the attention, then an MLP.
 
-    In training a forward leaves ``auxiliary_loss``, the mean logistic loss of telling the next place of a history
-    from the same place of the row before it in the batch, by the state before it (equation 3; the paper draws its
-    negatives from all items). Add it to the loss of the clicks. None where no history has two places.
+    In training, a forward sets ``auxiliary_loss``; add it to the loss of the clicks. It is the mean logistic loss of a
+    state's prediction of the next item of its history, against a negative (equation 3). The negative is the item at the
+    same place of the previous row of the batch; the paper draws negatives from all items. It is None if no history in
+    the batch has two items.
 
     Args:
-        embeddings: called as ``embeddings(ids)``, gives ``[B, S, D]``.
-        histories: where features, targets and histories lie.
+        embeddings: called as ``embeddings(ids)``, returns ``[B, S, D]``.
+        histories: layout of features, targets and histories in the id columns.
         dim: D.
         dense_features: N.
         hidden: hidden widths of the MLP; a last layer of width 1 follows.
@@ -92,14 +93,14 @@ class DIEN(nn.Module):
         return self.logits(dense_BN, self.embeddings(ids_BS), lengths_B)
 
     def logits(self, dense_BN: Tensor, pooled_BSD: Tensor, lengths_B: Tensor) -> Tensor:
-        """The same from pooled vectors: all of the model but the embeddings."""
+        """Logits from pooled vectors ``[B, S, D]``, without the lookup."""
         others_BX, target_BE, history_BPE = self.histories.split(pooled_BSD)
         taken_BP = self.histories.taken(lengths_B)
-        # Places lie oldest first, so those behind the last one taken change no state before them.
+        # Places are sorted oldest first, so padding after the last item changes no earlier state.
         states_BPW, _ = self.extract(history_BPE)
         scores_BP = (self.match(states_BPW) * target_BE.unsqueeze(1)).sum(2)
         weights_BP = scores_BP.where(taken_BP, -torch.inf).softmax(1)
-        # Of an empty history all scores are minus infinity.
+        # For an empty history all scores are minus infinity, and the softmax is NaN.
         weights_BP = weights_BP.where(taken_BP, 0.0)
         interest_BW = self.evolve(states_BPW, weights_BP)
         self.auxiliary_loss = (
@@ -112,7 +113,7 @@ class DIEN(nn.Module):
 def _next_place_loss(states_BPW: Tensor, history_BPE: Tensor, taken_BP: Tensor) -> Tensor | None:
     before, coming = states_BPW[:, :-1], history_BPE[:, 1:]
     other = coming.roll(1, dims=0)
-    # Rows whose neighbour's history is shorter have no negative there.
+    # If the previous row's history is shorter, the place has no negative and is skipped.
     both = taken_BP[:, 1:] & taken_BP[:, 1:].roll(1, dims=0)
     if not bool(both.any()):
         return None

@@ -1,7 +1,7 @@
-"""Deep interest network: what a user did before, weighted by the item at hand (Zhou et al. 2018, arXiv 1706.06978).
+"""Deep interest network: a history, weighted by its relevance to the target item (Zhou et al. 2018, arXiv 1706.06978).
 
-Shapes: B rows of a batch, N numeric features, S columns of ids (see `rowmill.ctr.models.history`), P places, D weights
-per row, E = H * D.
+Shapes: B rows per batch, N numeric features, S id columns (see `rowmill.ctr.models.history`), P places, H histories,
+D weights per row, E = H * D.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ _DICE_EPS = 1e-8
 
 
 class Dice(nn.Module):
-    """A PReLU whose bend lies at the mean of its inputs (equation 4): ``p * x + (1 - p) * alpha * x``.
+    """A smooth PReLU with its bend at the mean of its inputs (equation 4): ``p * x + (1 - p) * alpha * x``.
 
-    ``p`` is the sigmoid of x, normalised over the batch in training and by running averages else, as in batch
-    normalisation.
+    ``p`` is the sigmoid of normalised x. As in batch normalisation, training normalises over the batch, and evaluation
+    by running averages.
     """
 
     running_mean: Tensor
@@ -33,7 +33,7 @@ class Dice(nn.Module):
 
     def forward(self, x_BW: Tensor) -> Tensor:
         """``[B, W]`` to ``[B, W]``."""
-        # One row has no spread to go by.
+        # One row has no variance.
         by_batch = self.training and len(x_BW) > 1
         normal_BW = nn.functional.batch_norm(
             x_BW, self.running_mean, self.running_var, training=by_batch, eps=_DICE_EPS
@@ -43,10 +43,10 @@ class Dice(nn.Module):
 
 
 class ActivationUnit(nn.Module):
-    """How much each place of a history matters for the target (figure 2, right; section 4.3).
+    """The relevance of each place of a history for the target (figure 2, right; section 4.3).
 
-    A small MLP over both vectors, their difference and their product. Weights are not normalised: their sum says how
-    strong the interest is.
+    A small MLP over both vectors, their difference and their product. Weights are not normalised: their sum expresses
+    the strength of the interest.
     """
 
     def __init__(self, width: int, hidden: Sequence[int]) -> None:
@@ -66,11 +66,11 @@ class ActivationUnit(nn.Module):
 
 
 class DIN(nn.Module):
-    """Everything concatenated, the history as a weighted sum, then an MLP with Dice.
+    """An MLP with Dice over all features, the target and the weighted sum of the history.
 
     Args:
-        embeddings: called as ``embeddings(ids)``, gives ``[B, S, D]``.
-        histories: where features, targets and histories lie.
+        embeddings: called as ``embeddings(ids)``, returns ``[B, S, D]``.
+        histories: layout of features, targets and histories in the id columns.
         dim: D.
         dense_features: N.
         attention: hidden widths of the activation unit.
@@ -111,7 +111,7 @@ class DIN(nn.Module):
         return self.logits(dense_BN, self.embeddings(ids_BS), lengths_B)
 
     def logits(self, dense_BN: Tensor, pooled_BSD: Tensor, lengths_B: Tensor) -> Tensor:
-        """The same from pooled vectors: all of the model but the embeddings."""
+        """Logits from pooled vectors ``[B, S, D]``, without the lookup."""
         others_BX, target_BE, history_BPE = self.histories.split(pooled_BSD)
         weights_BP = self.attention(target_BE, history_BPE)
         weights_BP = weights_BP.where(self.histories.taken(lengths_B), 0.0)
@@ -121,7 +121,7 @@ class DIN(nn.Module):
 
 
 def mlp_with_dice(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
-    """Linear layers with Dice between them, down to width 1."""
+    """Linear layers with Dice between them; the last layer has width 1."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [mlp(inputs, [width], relu_last=False), Dice(width)]

@@ -1,6 +1,6 @@
 """DLRM: bottom MLP, embeddings, pairwise dot products, top MLP (Naumov et al. 2019, arXiv 1906.00091).
 
-Shapes: B rows of a batch, N numeric features, F id features, D weights per row.
+Shapes: B rows per batch, N numeric features, F id features, D weights per row.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class DLRM(nn.Module):
     """Deep learning recommendation model.
 
     Args:
-        embeddings: called as ``embeddings(ids, offsets)``, gives ``[B, F, D]``.
+        embeddings: called as ``embeddings(ids, offsets)``, returns ``[B, F, D]``.
         features: F.
         dim: D.
         dense_features: N.
@@ -54,7 +54,7 @@ class DLRM(nn.Module):
         return self.logits(dense_BN, self.embeddings(ids, offsets))
 
     def logits(self, dense_BN: Tensor, pooled_BFD: Tensor) -> Tensor:
-        """The same from pooled vectors: all of the model but the embeddings."""
-        # Where autocast has made this one narrow, the vectors meet in the type of the rows.
+        """Logits from pooled vectors ``[B, F, D]``, without the lookup."""
+        # Under autocast the bottom MLP returns bfloat16; the interaction needs one dtype for all vectors.
         dense_BD = self.bottom(dense_BN).to(pooled_BFD.dtype)
         return self.top(interaction(dense_BD, pooled_BFD)).squeeze(1)

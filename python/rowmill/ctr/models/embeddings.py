@@ -1,10 +1,10 @@
-"""One pooled vector per feature, stacked: what every model here takes as its ``embeddings``.
+"""The ``embeddings`` argument of click models: one pooled vector per feature, stacked.
 
 Shapes: B bags, F features, D weights per row.
 
-A model calls ``embeddings(ids, offsets)`` and expects a tensor ``[B, F, D]``. ``FeatureBags`` makes such a module
-out of any modules with the signature of ``torch.nn.EmbeddingBag``; a module that fuses all features into one
-lookup can take its place.
+A model calls ``embeddings(ids, offsets)`` and expects a tensor ``[B, F, D]``. ``FeatureBags`` builds such a module
+from modules with the signature of ``torch.nn.EmbeddingBag``. A module that looks up all features in one call, such as
+``rowmill.nn.StackedBags``, can be used instead.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,11 +17,12 @@ Ids = Tensor | Sequence[Tensor]
 
 
 class FeatureBags(nn.Module):
-    """F bags side by side, each with the signature of ``torch.nn.EmbeddingBag``.
+    """Pools F features with modules that have the signature of ``torch.nn.EmbeddingBag``.
 
     Args:
-        bags: One per table.
-        bag_of: Which bag each of the F features uses; None: each its own. Features of one bag make one call of it.
+        bags: One module per table.
+        bag_of: Number of the module of each feature; None: one module per feature. A module is called once for all of
+            its features.
 
     Example:
         >>> bags = FeatureBags(nn.EmbeddingBag(10, 4) for _ in range(3))
@@ -47,7 +48,7 @@ class FeatureBags(nn.Module):
 
         Args:
             ids: ``[B, F]``, or one flat tensor per feature.
-            offsets: with flat ids, where each of the B bags of a feature starts.
+            offsets: with flat ids, one tensor per feature with the start of each of its B bags.
 
         Returns:
             ``[B, F, D]``.
@@ -56,13 +57,13 @@ class FeatureBags(nn.Module):
         if isinstance(ids, Tensor):
             if offsets is not None:
                 raise ValueError(
-                    "offsets belong to flat ids: pass a list of F id tensors, or drop the offsets"
+                    "offsets need flat ids: pass a list of one id tensor per feature, or drop the offsets"
                 )
             if ids.dim() != 2 or ids.shape[1] != features:
                 raise ValueError(f"ids must be [B, {features}], got {list(ids.shape)}")
             return self._one_id_each(ids)
         if offsets is None or len(ids) != features or len(offsets) != features:
-            raise ValueError(f"flat ids need {features} id tensors and as many offset tensors")
+            raise ValueError(f"flat ids need {features} id tensors and {features} offset tensors")
         flat = zip(self._bag_of, ids, offsets, strict=True)
         return torch.stack([self.bags[bag](i, o) for bag, i, o in flat], dim=1)
 

@@ -1,6 +1,6 @@
 """A plain feed-forward network over numeric features and pooled vectors.
 
-Shapes: B rows of a batch, N numeric features, F id features, D weights per row.
+Shapes: B rows per batch, N numeric features, F id features, D weights per row.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from rowmill.ctr.models.layers import mlp
 
 
 class FFNN(nn.Module):
-    """Everything concatenated, then one MLP.
+    """One MLP over all inputs, concatenated.
 
     Args:
-        embeddings: called as ``embeddings(ids, offsets)``, gives ``[B, F, D]``.
+        embeddings: called as ``embeddings(ids, offsets)``, returns ``[B, F, D]``.
         features: F.
         dim: D.
         dense_features: N.
@@ -50,5 +50,5 @@ class FFNN(nn.Module):
         return self.logits(dense_BN, self.embeddings(ids, offsets))
 
     def logits(self, dense_BN: Tensor, pooled_BFD: Tensor) -> Tensor:
-        """The same from pooled vectors: all of the model but the embeddings."""
+        """Logits from pooled vectors ``[B, F, D]``, without the lookup."""
         return self.layers(torch.cat([dense_BN, pooled_BFD.flatten(1)], dim=1)).squeeze(1)

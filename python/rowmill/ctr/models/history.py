@@ -1,10 +1,10 @@
-"""What a user did before, as places of a batch: how models over histories lay out their ids.
+"""The layout of histories (a user's earlier items) in the ids of a batch.
 
-Shapes: B rows of a batch, F id features, H histories, P places of each, S = F + H * P, D weights per row, E = H * D.
+Shapes: B rows per batch, F id features, H histories, P places per history, S = F + H * P, D weights per row, E = H * D.
 
-The first F columns of a batch's ids are single ids. Then come the P places of every history, oldest first; the
-`lengths` of a batch say how many of them are taken. A history holds ids of one of the F features, its target: the
-items before this item. The vectors of places that are not taken are not looked at, whatever they are.
+The first F id columns of a batch are single ids. Then follow the P places of every history, oldest item first. The
+`lengths` of a batch hold the number of items per row; the remaining places are padding, and their vectors are ignored.
+The ids of a history belong to one of the F features, its target.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Histories:
-    """Where the histories of a batch lie.
+    """The layout of a batch with histories.
 
     Attributes:
         features: F.
-        targets: for every history, the feature whose ids it holds.
+        targets: for every history, the number of the feature whose ids it holds.
         places: P.
 
     Example:
@@ -48,11 +48,11 @@ class Histories:
 
     @property
     def others(self) -> list[int]:
-        """The features that are no targets."""
+        """The features that are not targets."""
         return [feature for feature in range(self.features) if feature not in self.targets]
 
     def split(self, pooled_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Vectors of the other features side by side, of the targets ``[B, E]``, and of places ``[B, P, E]``."""
+        """Vectors of the other features, concatenated; of the targets, ``[B, E]``; and of the places, ``[B, P, E]``."""
         if pooled_BSD.shape[1] != self.columns:
             raise ValueError(f"ids must be [B, {self.columns}], got {list(pooled_BSD.shape[:2])}")
         others_BX = pooled_BSD[:, self.others].flatten(1)
@@ -62,5 +62,5 @@ class Histories:
         return others_BX, targets_BE, places_BHPD.transpose(1, 2).flatten(2)
 
     def taken(self, lengths_B: Tensor) -> Tensor:
-        """Which places hold something, bool ``[B, P]``."""
+        """Whether each place holds an item (else padding), bool ``[B, P]``."""
         return torch.arange(self.places, device=lengths_B.device) < lengths_B.unsqueeze(1)

@@ -1,6 +1,6 @@
 """NeuMF, the neural collaborative filtering model (He et al. 2017, arXiv 1708.05031, section 3.4).
 
-Shapes: B rows of a batch, N numeric features, D weights per vector.
+Shapes: B rows per batch, N numeric features, D weights per vector.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from rowmill.ctr.models.layers import mlp
 
 
 class NCF(nn.Module):
-    """The product of two vectors beside an MLP over two other ones, joined by one linear layer.
+    """The elementwise product of a user and an item vector, and an MLP over two others, joined by one linear layer.
 
-    A user and an item have two vectors each, one for the product and one for the MLP.
+    Users and items have two vectors each: the first for the product, the second for the MLP.
 
     Args:
-        embeddings: called as ``embeddings(ids, offsets)``, gives ``[B, 4, D]``: user and user, item and item, the
-            first of each for the product; or the same as ``[B, 2, 2 D]``, from one row per user and one per item.
+        embeddings: called as ``embeddings(ids, offsets)``, returns ``[B, 4, D]`` (user, user, item, item), or the same
+            numbers as ``[B, 2, 2 D]``, from one row per user and one per item.
         dim: D.
-        dense_features: N, more inputs of the MLP.
+        dense_features: N, further inputs of the MLP.
         hidden: widths of the MLP.
 
     Example:
@@ -54,7 +54,7 @@ class NCF(nn.Module):
         return self.logits(dense_BN, self.embeddings(ids, offsets))
 
     def logits(self, dense_BN: Tensor, pooled: Tensor) -> Tensor:
-        """The same from pooled vectors: all of the model but the embeddings."""
+        """Logits from pooled vectors, without the lookup."""
         user_BD, user_mlp_BD, item_BD, item_mlp_BD = pooled.reshape(-1, 4, self.dim).unbind(1)
         deep = self.layers(torch.cat([user_mlp_BD, item_mlp_BD, dense_BN], dim=1))
         return self.join(torch.cat([user_BD * item_BD, deep], dim=1)).squeeze(1)

@@ -1,9 +1,9 @@
-"""Eight published models by name, with the tables that RecSSD measured them with (Wilkening et al. 2021, section 5).
+"""Eight published models by name, with the table sizes of RecSSD (Wilkening et al. 2021, section 5).
 
-`SHAPES["rm1"].build(embeddings)` makes the model; the shape says which embeddings it needs. Tables, rows, dims and ids
-per bag are the paper's where it states them. It leaves open, so ours are: rows of DIN's and DIEN's tables, how many
-of DIEN's 43 tables are behaviour, tasks of MT-WnD, and the widths of the dense halves, which follow the sizes that
-DeepRecSys gives for the same models (Gupta et al. 2020, arXiv 2001.02772, table 1).
+`SHAPES["rm1"].build(embeddings)` builds the model; the shape describes the embeddings that it needs. Numbers of tables,
+rows, dims and ids per bag are those of the paper, where it states them. It does not state the rows of DIN's and DIEN's
+tables, the number of behaviour tables among DIEN's 43, the tasks of MT-WnD, and the widths of the dense layers. The
+widths follow DeepRecSys for the same models (Gupta et al. 2020, arXiv 2001.02772, table 1); the rest is our choice.
 """
 
 from collections.abc import Callable
@@ -21,16 +21,16 @@ from rowmill.ctr.models.wide_deep import MultiTaskWideDeep, WideDeep
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What a model is built over.
+    """The inputs that a model needs, and a function that builds it.
 
     Attributes:
-        tables: how many, each for one feature; with `histories` one for each column of ids.
+        tables: number of tables, one per feature; with `histories` one per id column.
         rows: ids per table.
         dim: weights per row.
         lookups: ids per bag.
-        dense_features: numeric features.
-        build: the model over embeddings that give ``[B, tables, dim]``.
-        histories: where its histories lie, if it has any.
+        dense_features: number of numeric features.
+        build: builds the model over embeddings that return ``[B, tables, dim]``.
+        histories: layout of the histories, if the model has any.
     """
 
     tables: int
@@ -106,4 +106,4 @@ SHAPES = {
         build=lambda bags: NCF(bags, dim=32, hidden=(256, 256, 128)),
     ),
 }
-"""Names as the paper writes them, in small letters."""
+"""The models by their names in the paper, in lower case."""

@@ -1,8 +1,8 @@
-"""Two towers: a user and an item become vectors whose dot product is the logit (Yi et al. 2019, section 3).
+"""Two towers: a user vector and an item vector, whose dot product is the logit (Yi et al. 2019, section 3).
 
-The towers meet only in that product, so item vectors can be computed ahead and searched.
+The towers share nothing but that product, so item vectors can be computed in advance and searched.
 
-Shapes: B rows of a batch, N numeric features, F id features, P places of a history, D weights per row.
+Shapes: B rows per batch, N numeric features, F id features, P places of a history, D weights per row.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from rowmill.ctr.models.layers import mlp
 
 
 class TwoTower(nn.Module):
-    """One MLP over what describes the user, one over what describes the item, and their dot product.
+    """One MLP over the user's features, one over the item's features, and the dot product of their outputs.
 
     Args:
-        embeddings: called as ``embeddings(ids)``, gives ``[B, F, D]``, or ``[B, S, D]`` with histories.
+        embeddings: called as ``embeddings(ids)``, returns ``[B, F, D]``, or ``[B, S, D]`` with histories.
         features: F.
-        items: which of the features describe the item; the others describe the user.
+        items: numbers of the features that describe the item; the others describe the user.
         dim: D.
-        dense_features: N, of the user.
-        histories: what the user did before: the mean of the places that are taken describes the user too.
+        dense_features: N, inputs of the user tower.
+        histories: layout of histories; the mean vector of a history is an input of the user tower.
         tower: hidden widths of both towers.
-        width: of the vectors that are multiplied.
+        width: width of the user and item vectors.
 
     Example:
         >>> from rowmill.ctr.models import FeatureBags
@@ -50,7 +50,7 @@ class TwoTower(nn.Module):
         super().__init__()
         if not 0 < len(set(items)) < features or not all(0 <= item < features for item in items):
             raise ValueError(
-                f"items must name some of the {features} features and leave some to the user, got {list(items)}"
+                f"items must name some of the {features} features, but not all, got {list(items)}"
             )
         self.embeddings = embeddings
         self.histories = histories
@@ -68,25 +68,27 @@ class TwoTower(nn.Module):
     def logits(
         self, dense_BN: Tensor, pooled_BSD: Tensor, lengths_B: Tensor | None = None
     ) -> Tensor:
-        """The same from pooled vectors: all of the model but the embeddings."""
+        """Logits from pooled vectors, without the lookup."""
         user_BW = self.user_vectors(dense_BN, pooled_BSD, lengths_B)
         return (user_BW * self.item_vectors(pooled_BSD)).sum(1)
 
     def user_vectors(
         self, dense_BN: Tensor, pooled_BSD: Tensor, lengths_B: Tensor | None = None
     ) -> Tensor:
-        """The user's side of the product, ``[B, width]``."""
+        """User vectors, ``[B, width]``."""
         inputs = [dense_BN, pooled_BSD[:, self.users].flatten(1)]
         if self.histories is not None:
             if lengths_B is None:
-                raise ValueError("a model with histories needs the lengths of a batch")
+                raise ValueError(
+                    "lengths_B is None, but a model with histories needs it: pass the batch's lengths"
+                )
             _, _, places_BPE = self.histories.split(pooled_BSD)
             taken_BP1 = self.histories.taken(lengths_B).unsqueeze(2)
-            # Of an empty history the mean is 0.
+            # The mean of an empty history is 0.
             counts_B1 = lengths_B.clamp(min=1).unsqueeze(1)
             inputs.append(places_BPE.where(taken_BP1, 0.0).sum(1) / counts_B1)
         return self.user(torch.cat(inputs, dim=1))
 
     def item_vectors(self, pooled_BSD: Tensor) -> Tensor:
-        """The item's side of the product, ``[B, width]``."""
+        """Item vectors, ``[B, width]``."""
         return self.item(pooled_BSD[:, self.items].flatten(1))

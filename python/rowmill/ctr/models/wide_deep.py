@@ -1,10 +1,10 @@
-"""Wide & Deep: a linear model over ids beside a deep one, for one task or several (Cheng et al. 2016, arXiv 1606.07792).
+"""Wide & Deep: a linear model over ids plus a deep one, for one task or several (Cheng et al. 2016, arXiv 1606.07792).
 
-One row per id serves both halves: its first weight is the id's weight in the wide half, the others are its vector in
-the deep one. A cross of features, which the paper's wide half lives on, is an id feature like any other: the log
-holds its ids.
+Both halves use the same row of an id: its first weight is the id's weight in the wide half, the other weights are its
+vector in the deep half. To use crossed features, as the paper does, put the ids of a cross into the log as a further id
+column.
 
-Shapes: B rows of a batch, N numeric features, F id features, D weights per row, T tasks.
+Shapes: B rows per batch, N numeric features, F id features, D weights per row, T tasks.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ class WideDeep(nn.Module):
     """The sum of a linear model and of one MLP over numeric features and vectors.
 
     Args:
-        embeddings: called as ``embeddings(ids, offsets)``, gives ``[B, F, D]``.
+        embeddings: called as ``embeddings(ids, offsets)``, returns ``[B, F, D]``.
         features: F.
-        dim: D, at least 2: one weight for the wide half, the others for the deep one.
+        dim: D, at least 2: one weight for the wide half, the others for the deep half.
         dense_features: N.
         hidden: hidden widths of the deep half; a last layer of width 1 follows.
 
@@ -62,13 +62,13 @@ class WideDeep(nn.Module):
 
 
 class MultiTaskWideDeep(nn.Module):
-    """Wide & Deep for several tasks: one shared bottom, and for each task a tower and a wide half.
+    """Wide & Deep for several tasks: a shared bottom, and for each task a tower and a wide half.
 
-    What an id adds to the wide half is shared by the tasks, like its vector (the shared bottom of Caruana 1997, as in
-    Zhao et al. 2019, Recommending what video to watch next).
+    The tasks share an id's weight in the wide half, and its vector (the shared bottom of Caruana 1997, as in Zhao et al.
+    2019, Recommending what video to watch next).
 
     Args:
-        embeddings: called as ``embeddings(ids, offsets)``, gives ``[B, F, D]``.
+        embeddings: called as ``embeddings(ids, offsets)``, returns ``[B, F, D]``.
         features: F.
         dim: D, at least 2.
         tasks: T.
@@ -121,7 +121,7 @@ class _Wide(nn.Module):
 
     def __init__(self, dense_features: int, tasks: int) -> None:
         super().__init__()
-        # Zeros, as a linear model begins; and no weights at all are fine.
+        # Linear models start at zero; N may be 0.
         self.weight = nn.Parameter(torch.zeros(tasks, dense_features))
         self.bias = nn.Parameter(torch.zeros(tasks))
 

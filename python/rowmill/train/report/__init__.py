@@ -1,4 +1,4 @@
-"""What a run leaves behind: `report.json` for programs and `report.html`, one file, for people."""
+"""The reports of a run: `report.json` for programs and `report.html` for reading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def write_report(report: dict[str, Any], out: Path) -> None:
-    """Write `report.html` and `report.json` into a folder; each appears whole or not at all, in this order."""
+    """Write `report.html`, then `report.json`, into a folder. Each file appears atomically."""
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite(report), indent=2, allow_nan=False) + "\n"
     for name, content in (("report.html", report_page(report)), ("report.json", text)):
@@ -32,14 +32,14 @@ def write_report(report: dict[str, Any], out: Path) -> None:
 
 
 def write_whole(file: Path, content: str) -> None:
-    """Write a text file that appears whole or not at all."""
+    """Write a text file atomically."""
     unfinished = file.with_name(f".{file.name}")
     unfinished.write_text(content, encoding="utf-8")
     unfinished.replace(file)
 
 
 def read_report(out: Path) -> dict[str, Any] | None:
-    """The content of the `report.json` of a folder, None if there is none that can be read."""
+    """The content of the `report.json` of a folder; None if it is missing or not valid JSON."""
     try:
         return json.loads((out / "report.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -53,7 +53,7 @@ def clear_report(out: Path) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: a figure that does not exist is null."""
+    """Replace NaN and infinite numbers, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}  # pyright: ignore
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Stacked bars as inline SVG: where the time of something goes, part by part."""
+"""Stacked bars as inline SVG, for example the time of each part of a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PALETTE = (
     "#7c3aed",
     "#cbd5e1",
 )
-"""Colours of parts, in their order."""
+"""Colours of the parts, in order."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Bar:
 def stacked_bars(
     bars: Sequence[Bar], parts: Sequence[str], *, title: str, form: Callable[[float], str]
 ) -> str:
-    """Bars one below the other, over one axis from zero, and a legend.
+    """Horizontal bars over one axis from zero, and a legend.
 
     Args:
-        bars: Each with a length for every part.
-        parts: Names of the parts, at most as many as there are colours.
-        title: For screen readers.
-        form: How a length is written.
+        bars: Bars, each with a length for every part.
+        parts: Names of the parts, at most as many as `PALETTE` has colours.
+        title: Description for screen readers.
+        form: Formats a length.
     """
     height = _TOP + _ROW * len(bars) + _BOTTOM
     ticks = nice_ticks(0.0, max([sum(bar.parts) for bar in bars] + [1e-9]))

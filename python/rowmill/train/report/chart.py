@@ -44,14 +44,14 @@ def line_chart(
     """The chart as an `<svg>` element, or a remark if no line has a value.
 
     Args:
-        lines: Curves over the same axis.
-        title: For screen readers; the caption above is the caller's.
-        form: How a value is written.
+        lines: Curves over the same axes.
+        title: Description for screen readers; it is not drawn.
+        form: Formats a value of the vertical axis.
         levels: Horizontal lines.
-        from_zero: Whether the axis begins at 0.
-        robust: Leave the top and bottom 2 % of the values out of the choice of the axis; they are
-            cut off at its ends. For curves whose first points would flatten the rest.
-        unit: What the axis counts.
+        from_zero: Whether the vertical axis starts at 0.
+        robust: Choose the vertical axis without the top and bottom 2 % of the values, and clip them. For curves whose
+            first points would flatten the rest.
+        unit: What the horizontal axis counts.
     """
     known = [
         [(x, y) for x, y in line.points if y is not None and math.isfinite(y)] for line in lines
@@ -97,7 +97,7 @@ def line_chart(
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that enclose a range, about `count` of them, at least two.
+    """About `count` round numbers that enclose a range, at least two.
 
     Examples:
         >>> nice_ticks(0.0, 93.0)
@@ -110,7 +110,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    # A small step has its digits far behind the point.
+    # A step below 1e-9 needs more than 12 decimal digits.
     digits = max(12, 3 - math.floor(math.log10(step)))
     return [round(i * step, digits) for i in range(first, last + 1)]
 
@@ -163,7 +163,7 @@ def _level_lines(
 ) -> list[str]:
     parts: list[str] = []
     label_y = math.inf
-    # From the bottom up, each label at least a line above the one before.
+    # From the bottom up, each label at least one text line above the previous one, so that labels do not overlap.
     for level in sorted(levels, key=lambda level: level.value):
         x, y = place(x_high, level.value)
         label_y = min(y - 4, label_y - _LABEL_GAP)

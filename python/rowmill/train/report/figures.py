@@ -1,4 +1,4 @@
-"""What the figures of a run are called and how they are written: on the terminal, and on the page of the report."""
+"""Names and formats of the metrics of each task, for the console and the report."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure between 0 and 1, or a loss: four digits tell runs apart."""
+    """A metric between 0 and 1, or a loss, shown with four decimal digits."""
 
     key: str
     name: str
     note: str = ""
     optional: bool = False
-    """Whether it is left out where it was not computed."""
+    """Whether the metric is hidden in runs that do not compute it."""
 
     def of(self, figures: Mapping[str, float | None]) -> str:
-        """As text; a dash for what is not known."""
+        """The value as text; a dash if it is unknown."""
         value = figures.get(self.key)
         return "-" if value is None else f"{value:.4f}"
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a task.
+    """The metrics of a task.
 
     Attributes:
-        unit: What its data has: `rows per second` counts them.
-        test: Of the test part.
-        short: Of the points of the curves, on the line that shows how a run goes on.
-        charts: Of the points of the curves, on the page, each with the level of the test part where that is known.
+        unit: Name of the task's examples, as in `rows per second`.
+        test: Metrics of the test.
+        short: Metrics of the progress line.
+        charts: Curves of the report page, each with the value of the test as a level if it is known.
     """
 
     unit: str
@@ -42,7 +42,7 @@ class Figures:
     charts: tuple[Figure, ...]
 
     def tested(self, test: Mapping[str, float | None]) -> list[Figure]:
-        """The figures to show of a test part."""
+        """The test metrics to show."""
         return [figure for figure in self.test if not figure.optional or figure.key in test]
 
 
@@ -50,11 +50,11 @@ _FIGURES = {
     "ctr": Figures(
         unit="rows",
         test=(
-            Figure("hr_at_10", "test HR@10", "the clicked one among its candidates", True),
-            Figure("ndcg_at_10", "test NDCG@10", "the clicked one among its candidates", True),
+            Figure("hr_at_10", "test HR@10", "clicked item among its candidates", True),
+            Figure("ndcg_at_10", "test NDCG@10", "clicked item among its candidates", True),
             Figure("auc", "test AUC"),
             Figure("logloss", "test logloss"),
-            Figure("ne", "normalized entropy", "1 is knowing the click rate alone"),
+            Figure("ne", "normalized entropy", "1: no better than the mean click rate"),
         ),
         short=(Figure("logloss", "loss"), Figure("auc", "auc")),
         charts=(
@@ -71,25 +71,25 @@ _FIGURES = {
         short=(Figure("loss", "loss"), Figure("valid_mrr", "valid MRR")),
         charts=(
             Figure("loss", "Loss, before training on each batch"),
-            Figure("valid_mrr", "MRR of the valid part"),
+            Figure("valid_mrr", "Validation MRR"),
         ),
     ),
     "gnn": Figures(
         unit="nodes",
         test=(
-            Figure("auc", "test AUC", "of two classes", True),
-            Figure("accuracy", "test accuracy", "share of nodes told right"),
+            Figure("auc", "test AUC", "two classes", True),
+            Figure("accuracy", "test accuracy", "share of nodes classified correctly"),
         ),
         short=(Figure("loss", "loss"), Figure("valid_accuracy", "valid accuracy")),
         charts=(
             Figure("loss", "Loss, before training on each batch"),
-            Figure("valid_accuracy", "Accuracy of the valid part"),
+            Figure("valid_accuracy", "Validation accuracy"),
         ),
     ),
 }
 
 
 def figures_of(report_or_config: Mapping[str, Any]) -> Figures:
-    """The figures of the task of a report, or of a config as a dictionary."""
+    """The metrics for the task of a report, or of a config as a dictionary."""
     config = report_or_config.get("config", report_or_config)
     return _FIGURES[config["train"].get("task", "ctr")]

@@ -1,4 +1,4 @@
-"""The report of a run as one HTML page that needs nothing else: figures first, curves, then how it came about."""
+"""The report of a run as one self-contained HTML page: metrics, curves, then settings and machine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def report_page(report: dict[str, Any]) -> str:
     unit = figures_of(report).unit
     where = "plain torch modules" if config["train"]["plain"] else "a store"
     lead = (
-        f"{run['train_rows']:,} {unit} trained on, {run['test_rows']:,} tested; "
+        f"{run['train_rows']:,} training {unit}, {run['test_rows']:,} test {unit}; "
         f"{run['steps']:,} steps of {config['train']['batch']} {unit} in {run['seconds']:.1f} s; "
         f"rows of {config['model']['dim']} weights in {where}, with {config['rows']['optimizer']}."
     )
@@ -70,7 +70,7 @@ def report_page(report: dict[str, Any]) -> str:
 
 
 def html_page(title: str, lead: str, content: str) -> str:
-    """A page that needs nothing else: title and lead as text, content as HTML."""
+    """A self-contained page; title and lead are escaped, content is HTML."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -96,11 +96,11 @@ def _tiles(report: dict[str, Any]) -> list[str]:
             _optional(train["rows_per_s"], "{:,.0f}".format),
             "while training",
         ),
-        ("Hit rate", _optional(train["hit_rate"], _percent), "rows in memory when a step asked"),
+        ("Hit rate", _optional(train["hit_rate"], _percent), "of looked-up rows were in memory"),
         (
             "Stall share",
             _optional(train["stall_share"], _percent),
-            "of the time spent waiting for rows",
+            "of the time the loop waited for rows",
         ),
     ]
     if "live_rows" in run:
