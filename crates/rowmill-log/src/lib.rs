@@ -63,8 +63,8 @@ pub struct LogConfig {
     /// Whether a thread of the log writes segments. If not, callers write them with [`Log::write_one`], and
     /// when they wait for a buffer.
     pub writer_thread: bool,
-    /// Memory limit for segment checksums. Checksums that were not used recently are dropped and read again when
-    /// needed.
+    /// Memory limit for segment checksums. Checksums that were not used recently are dropped and read again
+    /// when needed.
     pub checksum_bytes_max: usize,
     /// A random number that differs at every opening of the store.
     pub incarnation: u64,

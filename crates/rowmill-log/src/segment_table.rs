@@ -22,7 +22,7 @@ use super::live_counts::LiveCounts;
 use super::reading::Readings;
 use super::state::{LogState, SegmentRecord};
 
-/// Each opening skips up to 2 to this power sequence numbers, by its incarnation.
+/// Each opening skips at most 2^40 sequence numbers. Its incarnation gives the number.
 const INCARNATION_BITS: u32 = 40;
 
 /// Where the rows of a segment can be read.

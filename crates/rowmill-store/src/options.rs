@@ -39,7 +39,7 @@ pub struct StoreOptions {
     /// Refuse every change. Another process may have the store open for writing.
     pub read_only: bool,
     /// Number of the checkpoint to open at, if a prepared one may exist. `None`: the last one, and opening
-    /// fails if one is prepared.
+    /// for writing fails if one is prepared.
     pub at: Option<u64>,
     /// Bytes of change lists kept for [`crate::Store::changes`], beyond the lists that a checkpoint needs.
     pub history: u64,

@@ -1,7 +1,7 @@
 //! Checkpoints in two phases, for stores that are parts of one larger checkpoint.
 //!
 //! A *prepared* checkpoint is durable under a separate manifest, besides the last one. Segments and files
-//! that either names are not overwritten. Committing replaces the last manifest by it in one step. A crash in
+//! that either names are not overwritten. Committing replaces the last manifest with it in one step. A crash in
 //! between leaves both, and only the manifest of all parts says which of them holds. So opening such a store
 //! for writing requires the number of the checkpoint; the other checkpoint is dropped.
 

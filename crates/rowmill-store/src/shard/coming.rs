@@ -14,8 +14,8 @@ pub(crate) struct Coming {
 
 impl Coming {
     /// Bytes of the table for `slots` rows of `row_bytes` bytes: about 1/64 of the memory of the rows, with
-    /// half an entry to four entries per row. If the announced rows of the window fill the memory, about as
-    /// many or twice as many announced rows are cold.
+    /// half an entry to four entries per row. When announced rows fill the memory, about as many or twice as
+    /// many other announced rows are cold.
     pub(crate) fn bytes_for(slots: usize, row_bytes: usize) -> usize {
         let entries = slots * (row_bytes / 128).clamp(1, 8) / 2;
         (entries + 1).next_power_of_two() * size_of::<u32>()

@@ -61,8 +61,8 @@ impl<'a> AskedRows<'a> {
 
 impl Store {
     /// Pool many features without changing anything, for evaluation and serving. As [`Store::lookup`] without
-    /// a ticket, but faster and without a backward. It takes no clocks. With `step`, memory keeps rows
-    /// announced for that step, and no longer keeps rows announced for earlier steps.
+    /// a ticket, but faster and without a backward. It takes no clocks. With `step`, rows announced for that
+    /// step stay in memory until it reads them, and rows announced for earlier steps may leave.
     ///
     /// # Errors
     /// As [`Store::lookup`].

@@ -1,7 +1,7 @@
 //! Queued gets: gets that wait in a queue instead of in the caller's thread.
 //!
-//! A worker that still owes a put must not wait for a clock, because the clock may wait for its own put. So
-//! its get is queued. A thread of the store takes all clocks of the get as soon as every row is within its
+//! A worker that still owes a put must not wait for a clock, which may be released only by that put. So its
+//! get is queued. A thread of the store takes all clocks of the get as soon as every row is within its
 //! bound, or none of them. The worker collects the rows later.
 //!
 //! A queued get that cannot proceed holds no clocks, so the queue never blocks other calls. Younger steps

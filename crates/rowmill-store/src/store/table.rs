@@ -127,8 +127,8 @@ impl Table {
         self.get_weights(ids, out, None)
     }
 
-    /// As [`Table::get`], within a step. Until then memory keeps rows announced for this step; rows announced
-    /// for earlier steps are no longer kept.
+    /// As [`Table::get`], within a step. Rows announced for this step stay in memory until it reads them, and
+    /// rows announced for earlier steps may leave.
     ///
     /// # Errors
     /// As [`Table::get`].

@@ -1,4 +1,4 @@
-//! Replaces a damaged manifest by another one.
+//! Replaces a damaged manifest with another one.
 //!
 //! A manifest has a checksum, and so has everything it names. So a manifest that is undamaged and passes the
 //! whole check is a checkpoint of the store. It may come from a crash between writing `MANIFEST.new` and
