@@ -35,7 +35,7 @@ fn a_closed_store_gives_its_memory_back_while_it_is_still_held() {
     match before.zip(resident_bytes()) {
         Some((before, after)) => {
             let given = before.saturating_sub(after);
-            assert!(given >= ROWS * 512 * 9 / 10, "{} KiB were given back", given >> 10);
+            assert!(given >= ROWS * 512 * 9 / 10, "{} KiB were freed", given >> 10);
         }
         None => eprintln!("skipped in part: this kernel does not report resident memory"),
     }

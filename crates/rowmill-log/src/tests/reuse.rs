@@ -304,7 +304,7 @@ fn free_places_within_the_file_are_given_back_but_those_kept() {
     };
     assert_eq!(log.discard_free(place_bytes), place_bytes, "one is kept");
     assert_eq!((is_hollow(2), is_hollow(3), log.space().free), (false, true, place_bytes));
-    assert_eq!(log.discard_free(place_bytes), 0, "what is given back does not count as kept");
+    assert_eq!(log.discard_free(place_bytes), 0, "places that were returned do not count as kept");
     assert_eq!(log.discard_free(0), place_bytes);
     assert_eq!((is_hollow(2), log.space().free, log.space().used), (true, 0, 3 * place_bytes));
     let more = append(&log, 0..3 * per_segment);

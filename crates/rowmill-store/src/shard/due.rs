@@ -263,7 +263,7 @@ mod tests {
         let mut due = due(2, 10);
         due.mark_unused(0);
         due.mark(0, 11);
-        assert!(!due.use_row(1, true), "not brought by lookahead");
+        assert!(!due.use_row(1, true), "not loaded by lookahead");
         assert!(due.use_row(0, false));
         assert!(!due.use_row(0, false));
         assert!(!due.is_held(0), "a read that belongs to no step frees it as well");

@@ -566,7 +566,7 @@ fn an_index_beyond_the_budget_is_refused_and_rows_read_on() {
             Ok(()) => born += 20_000,
             Err(error) => break error,
         }
-        assert!(born < 4_000_000, "16 MiB hold no index of {born} rows");
+        assert!(born < 4_000_000, "16 MiB cannot hold an index of {born} rows");
     };
     let StoreError::MemoryTooSmall { given, needed, .. } = error else { panic!("{error}") };
     assert!(given == 16 << 20 && needed > given, "{error}");

@@ -327,7 +327,7 @@ fn rows_that_live_by_event_time_need_one() {
     table.rmw(&[1, 2], &[0.0; 2 * DIM], None, Some(&late)).unwrap();
     drop(store.ticket_at(Some(130)).unwrap());
     assert_eq!(store.event_time(), Some(130));
-    assert_eq!(table.evict().unwrap(), NONE, "row 2 was born at 100");
+    assert_eq!(table.evict().unwrap(), NONE, "row 2 was created at 100");
     drop(store.ticket_at(Some(161)).unwrap());
     assert_eq!(table.evict().unwrap(), [1, 2]);
     let error = store.ticket_at(Some(u64::MAX)).unwrap_err().to_string();

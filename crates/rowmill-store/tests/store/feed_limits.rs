@@ -69,7 +69,7 @@ fn rows_that_wait_are_bounded_and_followers_start_again_from_a_checkpoint() {
     let stats = store.stats();
     assert!(stats.feed_failure.contains("feed_waiting") && stats.feed_waiting_bytes == 0, "{stats:?}");
     put(&table, 0..10_000, 3.0);
-    assert_eq!(store.stats().feed_waiting_bytes, 0, "nothing is collected in vain");
+    assert_eq!(store.stats().feed_waiting_bytes, 0, "nothing is collected without need");
     assert!(matches!(store.publish(), Err(StoreError::FeedFailed { .. })));
 
     store.checkpoint(&[]).unwrap();

@@ -342,7 +342,7 @@ fn another_manifest_takes_the_place_of_a_damaged_one_if_all_it_names_is_proven()
         without.get_mut(name).unwrap().chunks_mut(4096).for_each(|block| block[20.min(block.len() - 1)] ^= 1);
         assert!(repair_manifest(&without).1.is_err(), "{name} is damaged");
         without.remove(name);
-        assert!(repair_manifest(&without).1.is_err(), "{name} is gone");
+        assert!(repair_manifest(&without).1.is_err(), "{name} is missing");
     }
 }
 
