@@ -154,7 +154,7 @@ def peer_rows(
                 text=True,
             ) as process,
         ):
-            # Nobody closes the map: arrays that look at it keep it.
+            # The map is not closed explicitly: arrays that refer to it keep it open.
             yield PeerRows(process, mmap.mmap(file, 0), row_bytes // 4, keys_max)
     finally:
         os.close(file)

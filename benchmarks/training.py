@@ -132,7 +132,7 @@ class LoadedTrainer:
         }
 
     def unannounced(self) -> "LoadedTrainer":
-        """The same trainer on the same way, whose batches are announced to nobody meanwhile."""
+        """The same trainer on the same batches, without announcing them."""
         return _UnannouncedTrainer(self.trainer, self._steps)
 
     def _waited_s(self) -> float:
@@ -141,11 +141,11 @@ class LoadedTrainer:
 
 class _UnannouncedTrainer(LoadedTrainer):
     def train(self, steps: int) -> int:
-        def nobody(batch: Any, *, steps: int) -> None:
+        def ignore(batch: Any, *, steps: int) -> None:
             del batch, steps
 
         task = self.trainer.task
-        task.lookahead = nobody
+        task.lookahead = ignore
         try:
             return super().train(steps)
         finally:

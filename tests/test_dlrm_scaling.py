@@ -1,6 +1,6 @@
 """`benchmarks/dlrm_scaling/dlrm.py` as a person runs it: real ranks, real messages, figures that add up.
 
-What could break: a phase that is counted twice or not at all, a message that is called hidden while somebody waited for it,
+What could break: a phase that is counted twice or not at all, a message that is called hidden while a rank waited for it,
 overlap that changes what is learned, a batch that depends on the number of ranks, threads that do not run where they were
 pinned, and input that ends in a traceback.
 """

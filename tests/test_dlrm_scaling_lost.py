@@ -88,7 +88,7 @@ def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(tmp_path: Path, vict
 
 
 def test_a_rank_without_torchrun_that_dies_is_named_by_the_other(tmp_path: Path) -> None:
-    """Ranks that nobody ends when one is gone, as on machines of their own."""
+    """Ranks that are not ended when one is lost, as on separate machines."""
     program = tmp_path / "program.py"
     program.write_text(VICTIM)
     port = free_port()

@@ -50,7 +50,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> kge_out_of_core.Run
         tmp_path,
         threads=1,
         lookahead=4,
-        probe=lambda store, number: 3.0,  # So slow a device is the limit of whoever reads.
+        probe=lambda store, number: 3.0,  # A device so slow that it limits every engine that reads.
     )
 
 

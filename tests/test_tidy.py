@@ -1,8 +1,7 @@
 """The repository's own rules, as a test.
 
-Rules that nobody checks decay: files grow past one sitting, notes to self stay behind, a crate
-forgets the shared lints, an address or a path of somebody's machine slips in. Each test here names
-the file and line that broke a rule. What is checked is what git tracks.
+Each test checks the files that git tracks against one rule, such as file lengths, shared lints of crates and allowed
+addresses. A failure names the file and line that break the rule.
 """
 
 import ast

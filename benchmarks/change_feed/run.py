@@ -57,7 +57,7 @@ def follow(folder: str) -> None:
 
 
 def lag(folder: str, seconds: float, rng: np.random.Generator) -> dict[str, float]:
-    """Update at a steady pace with somebody following; what the follower measured."""
+    """Update at a steady pace while a follower reads the feed; return the follower's measurements."""
     with rowmill.open(folder, memory="512MiB", feed="256MiB") as store:
         table = store.table("t", dim=DIM, optimizer=rowmill.optim.SGD(lr=0.01))
         done = store.table("done", dim=DIM, optimizer=rowmill.optim.SGD(lr=0.01))

@@ -38,7 +38,7 @@ LOOPBACK = "loopback"
 LINKS = (LOOPBACK, "1gbit", "100mbit")
 RANKS = (2, 3, 4)
 FAR = (8, 16, 32, 64, 128)
-"""Ranks nobody has here."""
+"""Numbers of ranks to predict, beyond those of this machine."""
 COLLECTIVES = ("exchange", "allreduce")
 FITTED = tuple(
     Cell(1, categories, dims, batch, 1.05)

@@ -158,7 +158,7 @@ def _dlrm(parsed: argparse.Namespace) -> int:
 
 
 def _started() -> str:
-    """How many ranks there are if nobody says."""
+    """The default number of ranks."""
     return os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
 
 

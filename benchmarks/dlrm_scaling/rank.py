@@ -304,7 +304,7 @@ def main() -> None:
 
     job = json.load(sys.stdin)
     settings, place = Settings(**job["settings"]), RankProcess(**job["place"])
-    # The command that started this rank is gone: nobody waits for its figures.
+    # The command that started this rank has ended, so its figures would not be read.
     with suppress(BrokenPipeError):
         try:
             (result,) = measure(settings, place, lambda step: say({"step": step}))

@@ -2,7 +2,7 @@
 
 Runs of `dlrm.py` with one thread for each rank, on one machine over loopback. Beside them a model, of the work of one
 rank as measured here and of messages as `benchmarks/cost_model` measured them: what ranks with a core and a link of their own
-would gain, which nobody has measured.
+would gain, which has not been measured.
 """
 
 import json

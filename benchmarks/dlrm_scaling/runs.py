@@ -186,7 +186,7 @@ def picture(report: dict[str, Any]) -> str:
     chart = stacked_bars(bars, parts, title=f"{name}, by phase", form=lambda ms: f"{ms:.4g} ms")
     lead = (
         f"{settings['sweep']} scaling, ids {settings['skew']}, milliseconds per step as the mean over "
-        f"{settings['steps']} steps and all ranks. What travels while nobody waits for it is not in the bars."
+        f"{settings['steps']} steps and all ranks. Messages hidden behind work are not in the bars."
     )
     return html_page(name, lead, f'<div class="grid"><div class="card">{chart}</div></div>')
 

@@ -1,4 +1,4 @@
-"""Graph neural networks: graphs of nodes read from files, samples of neighbours, and models over the blocks that they consist of."""
+"""Graph neural networks: a reader of graphs, neighbour sampling, and models over sampled blocks."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Batches of nodes with samples of their neighbours, in an order that follows from seed, epoch and position alone.
+"""Batches of nodes with sampled neighbours, in an order determined by seed, epoch and position.
 
-Samples are drawn by threads of their own while earlier batches are trained on. How many changes nothing but when a sample
-is there: what is drawn follows from the seed and the number of the batch.
+Threads draw samples while earlier batches are trained on. The samples depend only on the seed and the number of the
+batch, not on the number of threads.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def read_node_graph(
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        # Whoever opens a pipe waits for its writer.
+        # Opening a pipe would block until a writer opens it.
         if path.exists() and not path.is_file() and not path.is_dir():
             raise BadZipFile("it is no regular file")
         return load_npz(path, mapped="node_features")

@@ -1,7 +1,7 @@
-"""Arrays of an ``.npz`` file, one of which stays there.
+"""A reader of ``.npz`` files that maps one array into memory instead of loading it.
 
-Mapped into memory it is no memory of the process: pages come when they are read, and go when memory is short. Its checksum is
-looked at once, as that of an array that is loaded.
+The system loads pages of the mapped array when they are read, and drops them when memory is short. Its checksum is
+verified once, as for loaded arrays.
 """
 
 from __future__ import annotations

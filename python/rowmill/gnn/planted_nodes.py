@@ -1,7 +1,7 @@
-"""A graph of nodes with classes that features and neighbours give away, for trying the task out without other data.
+"""A generator of graphs whose node classes can be predicted from features and neighbours, for trying out the task.
 
-Every class has a vector; the features of a node are that of its class and noise, so much that one node tells little and
-its neighbourhood much. Most edges stay within a class. The degrees follow a power law.
+Every class has a vector; the features of a node are the vector of its class plus noise. The noise is so large that a
+neighbourhood predicts the class much better than one node. Most edges stay within a class. Degrees follow a power law.
 """
 
 from __future__ import annotations

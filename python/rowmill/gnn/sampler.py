@@ -1,4 +1,4 @@
-"""Samples of neighbours: which nodes a batch of them needs, and which of these each layer of a model combines.
+"""Neighbour sampling: the nodes that a batch needs, and for each layer of a model the edges that it aggregates.
 
 The sampling itself is a kernel (`crates/rowmill-kernels/src/neighbours.rs`), which runs without the interpreter's lock.
 

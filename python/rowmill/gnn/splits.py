@@ -1,4 +1,4 @@
-"""Several splits of one graph, a run each, and what their figures come to together."""
+"""One run for each of several splits of a graph, and the mean and deviation of their metrics."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def train_splits(config: Config, console: Console) -> dict[str, Any]:
-    """Train on every split in a folder of its own, with a seed of its own; one that is complete is left as it is.
+    """Train on every split, each with its own folder and seed; complete runs are not repeated.
 
     Returns:
-        The content of `splits.json` in the run's folder: of each figure of the test part its mean, its standard
-        deviation and its values by split; the same of the valid part as it was best; and seconds of training.
+        The content of `splits.json` in the run's folder: mean, standard deviation and values by split of each test
+        metric; the same for the best validation metrics; and seconds of training.
     """
     for name, value in (
         ("store.path", config.store.path),

@@ -1,8 +1,7 @@
-"""The task `gnn`: a graph neural network that tells the classes of nodes, trained on samples of their neighbours.
+"""The task `gnn`: a graph neural network that classifies nodes, trained on samples of their neighbours.
 
-What is known of a node is a row of the store: its features, which nothing changes, or an embedding that is learned. The
-nodes of coming samples are announced, so their rows are in memory when a step needs them. The model that is tested is the
-one whose figures of the valid part were best; those of the test part are computed once, with that model.
+The row of a node holds its features, which are only read, or a learned embedding. Rows of coming samples are prefetched.
+The test metrics are computed once, with the model that had the best validation metrics.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _MODELS = ("graphsage", "gat")
 
 
 class ChosenModel(nn.Module):
-    """A model in training, and a copy of it as it was when the valid part liked it best."""
+    """A model in training, and a copy with the weights of its best validation."""
 
     best_figure: Tensor
 

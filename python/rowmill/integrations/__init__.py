@@ -1,1 +1,1 @@
-"""Other frameworks over stored rows: TorchRec, and where they are installed `pykeen` and `pyg`, imported by their names."""
+"""Other frameworks over stored rows: `torchrec`, and the modules `pykeen` and `pyg`, which need these packages."""

@@ -65,7 +65,7 @@ class StoredFeatures(FeatureStore):
         self.store = store
         self.prefix = prefix
         self._in_memory: dict[tuple[Group, str], Tensor] = {}
-        # Held here, because a store lets go of tables that nobody has.
+        # Keeps references: a store closes tables that are not referenced.
         self._tables: dict[str, Table] = {}
 
     def add(

@@ -77,8 +77,8 @@ def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> G
 
     Args:
         folder: Holds the three files.
-        unseen: What becomes of entities that valid or test have and train has not: an error, or rows that stay as they
-            were born and are ranked like all others.
+        unseen: Entities that valid or test have and train lacks: "error" raises, "rank" ranks them with their initial
+            rows.
     """
     if not folder.is_dir():
         raise DataError(
@@ -116,7 +116,7 @@ def _read(file: Path) -> pa.Table:
     """The triples of a file as text; every line is looked at."""
     try:
         if file.exists() and not file.is_file() and not file.is_dir():
-            # Whoever opens a pipe waits for its writer.
+            # Opening a pipe would block until a writer opens it.
             raise DataError(f"{file} is no regular file; give one with a triple a line")
         with file.open("rb") as opened:
             check_text(opened.peek(), file)

@@ -1,6 +1,6 @@
-"""The task `kge`: a knowledge-graph model, trained on `train.tsv`, its figures those of filtered ranking.
+"""The task `kge`: a knowledge-graph model, trained on `train.tsv` and measured by filtered ranking.
 
-Entities and relations are two tables of the store, by number. Settings are chosen by the figures of `valid.tsv`; those of
+Entities and relations are two tables of the store, with numbers as ids. Validation uses `valid.tsv`; the metrics on
 `test.tsv` are computed once, at the end.
 """
 

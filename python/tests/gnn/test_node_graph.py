@@ -266,7 +266,7 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
 def test_a_planted_graph_is_what_its_settings_say(tmp_path: Path) -> None:
     settings = NodesConfig(nodes=4000, classes=3, degree=12, features=5, noise=2.0, within=0.7)
     path = make_nodes(tmp_path / "deep/graph.npz", settings)
-    graph = read_node_graph(path)  # No loops, and nobody is alone.
+    graph = read_node_graph(path)  # No loops, and no isolated nodes.
     assert (graph.nodes, graph.classes) == (4000, 3)
     degrees = np.diff(graph.indptr)
     assert 9 < degrees.mean() <= 12

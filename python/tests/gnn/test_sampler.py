@@ -100,7 +100,7 @@ def test_equal_seeds_and_batches_draw_equally_in_any_number_of_threads(
 def test_other_threads_run_while_a_sample_is_drawn(
     graph: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> None:
-    """Nobody has to give the interpreter's lock away here, so only a sample that lets go of it lets others run."""
+    """With a huge switch interval, other threads run only if the sampler itself releases the interpreter's lock."""
     indptr, indices = graph
     seeds = np.arange(NODES)
     gate, ran = threading.Lock(), list[bool]()

@@ -145,7 +145,7 @@ def test_bags_give_the_same_keyed_tensor(store: rowmill.Store) -> None:
     assert stored.ebc.device == torch.device("cpu")
     assert not list(stored.ebc.parameters()), "the weights are in the store alone"
     assert stored.ebc.source.embedding_bags["goods"].weight.is_meta
-    # Keys in another order, and one that nobody asks for.
+    # Keys in another order, and one key that no table uses.
     order = batch(1).permute([2, 0, 1])
     torch.testing.assert_close(stored.ebc(order).values(), plain.ebc(batch(1)).values())
 

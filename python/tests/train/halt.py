@@ -48,7 +48,7 @@ _PATIENCE_S = 0.5
 
 
 def need_system_calls() -> None:
-    """Skip where nobody can see which system call a process is in."""
+    """Skip on systems that do not show the current system call of a process."""
     if _PREAD is None:
         pytest.skip(f"the numbers of system calls on {platform.machine()} are not known here")
     try:

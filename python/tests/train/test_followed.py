@@ -1,7 +1,7 @@
 """Following a run of `rowmill train` while it trains: the command in another process sees its rows.
 
 What could break: the setting does not reach the store, or the follower needs something that the run does not leave in
-its folder. And a feed that had to pause must be said, once, by the run, not only in figures nobody looks at.
+its folder. And a feed that had to pause must be said, once, by the run, not only in figures that users do not read.
 """
 
 from __future__ import annotations

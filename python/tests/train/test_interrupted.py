@@ -31,7 +31,7 @@ LOG = GenerateConfig(rows=8_000, seed=3, rows_per_table=1_000)
 
 @pytest.fixture(scope="module")
 def whole(log: Path, server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run that nobody disturbs leaves behind."""
+    """The files of an uninterrupted run."""
     out = tmp_path_factory.mktemp("whole")
     assert ended(fork(server, arguments(log, out), out / "printed.txt")) == 0
     return out
