@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false
-"""PyKEEN's models over stored rows: a `Representation` whose vectors lie in a table of a store.
+"""PyKEEN models over stored rows: a `Representation` whose vectors are rows of a table.
 
 The only module of rowmill, with `rowmill.integrations.pyg`, that imports a package which rowmill does not depend on; nothing else
 imports it. What differs from PyKEEN's own `Embedding` is in docs/frameworks.md.
@@ -98,7 +98,7 @@ class StoredRepresentation(Representation):
         return torch.device("cpu")
 
     def iter_extra_repr(self) -> Iterable[str]:
-        """What is shown of it."""
+        """The parts of `repr`, with the name of the table."""
         yield from super().iter_extra_repr()
         yield f"table={self.rows.table.name!r}"
 
@@ -125,5 +125,5 @@ class RowUpdates(TrainingCallback):
         self.rows.zero_grad()
 
     def post_batch(self, epoch: int, batch: Any, **kwargs: Any) -> None:
-        """Apply what the batch brought."""
+        """Update the rows with the gradients of the batch."""
         self.rows.step()

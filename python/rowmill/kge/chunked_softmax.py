@@ -1,8 +1,8 @@
-"""The softmax loss of dot products with every candidate, some queries at a time.
+"""The softmax loss of dot products with every candidate, computed for a block of queries at a time.
 
-`softmax(query @ candidates.T, ...)` writes the scores of all queries, and again for each thing autograd keeps: with
-40,000 entities and 1,024 queries 160 MiB a time, and more than half of a step goes into moving them. Here a block of
-queries is scored, its loss and its gradients are taken at once, and the next block uses the same memory.
+`softmax(query @ candidates.T, ...)` writes the scores of all queries, and again for each tensor that autograd keeps:
+160 MiB each for 40,000 entities and 1,024 queries. Moving them takes more than half of a step. Here loss and gradients of
+a block of queries are computed at once, and the next block reuses the memory.
 
 Shapes: B queries, N candidates, D weights, P right answers, as in `rowmill.kge.losses`.
 """

@@ -1,6 +1,6 @@
-"""Batches of queries for training, in an order that follows from seed, epoch and position alone.
+"""Batches of queries for training, in an order determined by seed, epoch and position.
 
-Three objectives say what a query is compared with:
+The objective selects the candidates of a query:
 
 - `1vsall`: both queries of every triple, against all entities, the triple's answer being right;
 - `kvsall`: every distinct query once, against all entities, all its answers in the train part being right;
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rowmill.kge.settings import KgeConfig
 
 _ORDER, _NEGATIVES, _PARTITIONS = range(3)
-"""What a stream of random numbers is for."""
+"""Purposes of the streams of random numbers."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Losses of scores, each query with its candidates and which of them are right; and penalties on rows.
+"""Losses over the scores of queries and their candidates, and penalties on rows.
 
 Shapes: B queries, C candidates, P right answers. `queries_P` and `columns_P` say which candidate of which query is
 right; every query has at least one. A score of minus infinity is a candidate that does not count.

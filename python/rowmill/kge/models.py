@@ -1,8 +1,8 @@
-"""Models of triples (head, relation, tail), in plain torch, over any modules that give rows for numbers.
+"""Models of triples (head, relation, tail) in plain torch, over any modules that return rows for numbers.
 
-All four turn the two parts of a triple that are known into a *query*, a vector of the entities' dim, and score a
-candidate by it: as a dot product (DistMult, ComplEx) or as a distance (TransE, RotatE). So one product of matrices
-scores many queries against many candidates, and the model never asks where the rows are.
+Each model combines the two known parts of a triple into a *query*, a vector of the entities' dim. The score of a
+candidate is its dot product with the query (DistMult, ComplEx) or minus its distance (TransE, RotatE). So many queries
+are scored against many candidates at once.
 
 Shapes: B triples or queries, N candidates, D weights of an entity. Rows of complex numbers hold D/2 real parts, then
 D/2 imaginary ones.

@@ -1,4 +1,4 @@
-"""The order in which partitions of the entities take turns in memory: BETA.
+"""BETA: the order in which partitions of the entities are loaded into the buffer.
 
 A *partition* is a range of entity numbers, a *bucket* the triples whose head is in one partition and whose tail is in
 another. A bucket can be trained while both its partitions are in a buffer of `capacity` of them. BETA (Mohoney et al.,

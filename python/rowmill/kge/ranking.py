@@ -1,12 +1,11 @@
-"""Filtered ranking: at which rank a model puts the right answer among all entities, other right answers left out.
+"""Filtered ranking: the rank of the right answer among all entities, without other right answers.
 
-A triple is asked twice: for its tail and for its head. The rank of the answer is 1, plus the candidates that score
-better, plus half of those that score the same: the mean of the best and the worst place that ties allow, which a model
-that knows nothing cannot use. Entities are read chunk by chunk, so their table need not fit into memory, each once for
-many queries; a chunk and a block of queries meet in one product of matrices.
+Every triple gives two queries: for its tail and for its head. The rank of the answer is 1, plus the number of candidates
+with a higher score, plus half of those with an equal score, so that a model with constant scores gains nothing. Entities
+are read in chunks, so their table may exceed memory. One matrix product scores a block of queries against a chunk.
 
-A score is the same number whichever chunk it is computed in, because all products have one shape: the last ones are
-filled up. The answer's own score comes from such a product as well.
+All products have the same shape (the last ones are padded), so a score does not depend on its chunk. The answer's own
+score comes from such a product too.
 
 Shapes: n triples, Q queries of a block, C entities of a chunk, D weights of an entity.
 """

@@ -1,6 +1,6 @@
-"""TorchRec's collections within a model: found by their structure, swapped for stored ones, given back.
+"""Finding TorchRec collections in a model by their structure, replacing them by stored ones, and converting back.
 
-TorchRec is never imported: what it makes is known by what it has.
+TorchRec is never imported: its objects are recognised by their attributes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The stored twins of TorchRec's collections: a KeyedJaggedTensor in, a KeyedTensor or JaggedTensors out.
 
-TorchRec is not imported here. What comes in is known by its methods, and what goes out is made by the classes that lie
-beside the class of what came in.
+TorchRec is not imported here. Inputs are recognised by their methods. The classes of outputs are taken from the module
+that defines the class of the input.
 
 Shapes: F features, B samples, N ids in all, D weights per row.
 """
