@@ -439,7 +439,7 @@ def test_a_forward_that_ends_with_nothing_to_update_holds_nothing(store: rowmill
     assert tickets(store) == 0
     with (
         store.step(),
-        pytest.raises(StepConflict, match=r"use `store\.forward\(\)` outside it"),
+        pytest.raises(StepConflict, match=r"call it outside that block"),
         store.forward(),
     ):
         pass
