@@ -207,9 +207,11 @@ def test_what_stored_rows_cannot_do_is_refused(
 
 
 def test_sizes_must_be_those_of_the_table(store: rowmill.Store) -> None:
-    with pytest.raises(InvalidInput, match=r"embedding_dim is 4, table .* has dim 3"):
+    with pytest.raises(InvalidInput, match=r"embedding_dim must be 3, the dim of table .*, got 4"):
         EmbeddingBag(ROWS, 4, table=table_of(store))
-    with pytest.raises(InvalidInput, match=r"num_embeddings is 13, table .* has num_rows 12"):
+    with pytest.raises(
+        InvalidInput, match=r"num_embeddings must be 12, the num_rows of table .*, got 13"
+    ):
         EmbeddingBag(13, DIM, table=table_of(store))
 
 
@@ -227,13 +229,13 @@ def test_sizes_must_be_those_of_the_table(store: rowmill.Store) -> None:
         ((torch.tensor([1, 2]), torch.tensor([0, 2, 1])), "offsets must not decrease"),
         ((torch.tensor([1, ROWS]), torch.tensor([0])), "id 12 is outside table"),
         ((torch.tensor([[1]]), None, torch.ones(1, 2)), "shape of the input"),
-        ((torch.tensor([[1]]), None, torch.ones(1, 1)), 'defined for mode="sum" only'),
+        ((torch.tensor([[1]]), None, torch.ones(1, 1)), 'per_sample_weights need mode="sum"'),
     ],
 )
 def test_wrong_input_is_named_and_holds_no_clock(
     store: rowmill.Store, args: tuple[Any, ...], says: str
 ) -> None:
-    mode = "mean" if "only" in says and "mode" in says else "sum"
+    mode = "mean" if "need mode" in says else "sum"
     bag = EmbeddingBag(ROWS, DIM, mode=mode, table=table_of(store))
     with pytest.raises(InvalidInput, match=says):
         bag(*args)

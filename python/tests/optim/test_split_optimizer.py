@@ -136,7 +136,7 @@ def test_a_closure_is_called_with_gradients_and_weights_without_one_stay() -> No
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"float32 or bfloat16, got torch\.float64"):
+    with pytest.raises(InvalidInput, match=r"float32 or bfloat16 weights, got torch\.float64"):
         SplitSGD([nn.Parameter(torch.zeros(3, dtype=torch.float64))], lr=0.1)
     with pytest.raises(InvalidInput, match=r"contiguous weights .* of strides \(1, 4\)"):
         SplitSGD([nn.Parameter(torch.zeros(3, 4).t())], lr=0.1)
@@ -145,5 +145,5 @@ def test_what_cannot_be_split_is_refused() -> None:
     table = nn.Embedding(4, 2, sparse=True)
     optimizer = SplitSGD(table.parameters(), lr=0.1)
     table(torch.tensor([1])).sum().backward()
-    with pytest.raises(InvalidInput, match="dense gradients, got a sparse one"):
+    with pytest.raises(InvalidInput, match="dense gradients, got a sparse gradient"):
         optimizer.step()
