@@ -209,7 +209,7 @@ def maximum() -> nn.Module:
         (shared, "words: its weight is shared by words.weight, head.weight"),
         (same_module_twice, "user: its weight is shared by user.weight, again.weight"),
         (with_padding_row, "user: the row of padding_idx 0 is not 0"),
-        (with_infinity, "user: a weight is no finite number"),
+        (with_infinity, "user: a weight is NaN or infinite"),
         (subclass, "user: Special is a subclass"),
         (lambda: nn.Linear(1, 1), "holds no nn.Embedding"),
         (lambda: nn.Embedding(2, 2), "is an embedding itself"),
