@@ -1,4 +1,4 @@
-"""Many features: one store call per group of tables, forward and backward, and torch's numbers."""
+"""Collections of many features: one store call per group in forward and backward, and results as in torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`rowmill.nn.EmbeddingBag` and `Embedding` against torch's: same arguments, same numbers.
+"""`rowmill.nn.EmbeddingBag` and `Embedding` compared with torch's: same arguments, same results.
 
-Every test runs both modules on the same ids and compares forward, the gradients that flow on, and
+Every test runs both modules on the same ids and compares forward, gradients of other parameters, and
 the rows after one SGD step. Sums of a few float32 in another order differ by rounding: 1e-6.
 """
 
@@ -47,7 +47,7 @@ def twins(store: rowmill.Store, **options: Any) -> tuple[nn.EmbeddingBag, Embedd
 
 
 def assert_same_step(plain: nn.Module, stored: Any, *args: Any) -> None:
-    """Forward, backward and an SGD step agree; so do gradients of per-sample weights."""
+    """Check that forward, backward, an SGD step and gradients of per-sample weights agree."""
     mine = [arg.clone().requires_grad_() if is_float(arg) else arg for arg in args]
     theirs = [arg.clone().requires_grad_() if is_float(arg) else arg for arg in args]
     out, expected = stored(*mine), plain(*theirs)
