@@ -81,8 +81,8 @@ class ShardedCollection(StoredModule):
         ranks: The participating ranks.
         strategy: How categories share messages; results are equal.
         rows_on_wire: "fp32", or "bf16" to halve the bytes of rows and gradients, rounded to nearest.
-        chunk_bytes_max: Largest message of rows or gradients, in bytes. Larger ones are split into messages of whole
-            tables; the next is packed while one is sent, and two are in memory at a time. Results are equal.
+        chunk_bytes_max: Rows and gradients above this many bytes are split into messages of whole tables. The next is
+            packed while one is sent, and two are in memory at a time. Results are equal.
         output_dtype: As for `EmbeddingCollection`.
 
     Raises:
@@ -164,7 +164,7 @@ class ShardedCollection(StoredModule):
 
     @property
     def traffic(self) -> Traffic:
-        """Collective calls and bytes sent of this rank."""
+        """Collective calls and sent bytes of this rank."""
         return self._exchange.traffic
 
     @property

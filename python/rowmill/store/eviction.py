@@ -46,7 +46,9 @@ class LeastFrequent:
 
 @dataclass(frozen=True, kw_only=True)
 class LowestScore:
-    """Keep the `max_rows` rows with the highest scores, and evict the other rows. `table.set_scores` sets scores; a new row has 0.
+    """Keep the `max_rows` rows with the highest scores, and evict the other rows.
+
+    `table.set_scores` sets scores; a new row has score 0.
 
     Args:
         max_rows: Rows to keep.

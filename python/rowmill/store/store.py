@@ -203,8 +203,8 @@ class Store:
             into: "buffer" keeps rows until the step that needs them is over (at most half of the row
                 memory); "cache" lets them compete with other rows.
             steps: How many steps from now the ids will be read, 1 to 63; 1 is the next step to begin.
-                A buffered row stays in memory through that step, read or not. Without steps, a row stays
-                until it is first read.
+                Rows not yet prefetched when their step begins are skipped: the step reads them itself.
+                Without steps, buffered rows stay until they are first read.
 
         Returns:
             False if rows were skipped because the queue of announcements is full.

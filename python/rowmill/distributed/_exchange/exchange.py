@@ -90,7 +90,7 @@ class Exchange:
         of: Suffix of the names of forwards in error messages.
         lanes: The lanes of the collection.
         rows: Number format of rows and gradients in messages.
-        chunk_bytes_max: Largest message of rows or gradients, in bytes.
+        chunk_bytes_max: Bytes above which rows or gradients are split into messages of whole categories.
         traffic: Counters to share; None: new ones.
     """
 

@@ -113,7 +113,7 @@ class Whereabouts:
         self._first._step = number
 
     def fail(self, failure: RowmillError) -> None:
-        """Make all current and later waits raise `failure`, because they cannot succeed."""
+        """Make all waits that last longer than a second raise `failure`, because they cannot succeed."""
         self._first._failure = failure
 
     def wait(self, work: dist.Work, call: Call, timeout_s: float) -> None:
