@@ -1,7 +1,8 @@
 """Train embedding models whose tables outgrow memory.
 
-`open` a store, create tables in it, and use them through `rowmill.nn` modules, or convert an existing
-model with `convert`. Names are imported on first use, so that `rowmill --help` does not import torch.
+`open` a store, make tables in it, and use them through `rowmill.nn` modules, or convert an existing
+model with `convert`. Names are imported on first use, so that `rowmill --help` need not wait for
+torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Sizes in bytes, parsed from and formatted as text such as `"2GiB"`."""
+"""Sizes as people write them: `"2GiB"`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,12 @@ _BYTES_MAX = (1 << 63) - 1
 
 
 def parse_size(size: int | str, *, name: str = "memory") -> int:
-    """Parse a size into a number of bytes.
+    """The number of bytes of a size.
 
     Args:
         size: A number of bytes, or a number with a unit: B, KB, MB, GB, TB (powers of 1000),
-            KiB, MiB, GiB, TiB (powers of 1024). Upper and lower case are equal.
-        name: The argument's name in error messages.
-
-    Raises:
-        InvalidInput: `size` is negative, 2^63 or more, or not a size.
+            KiB, MiB, GiB, TiB (powers of 1024), in any case.
+        name: The argument an error speaks of.
 
     Examples:
         >>> parse_size("1.5 GiB")
@@ -53,7 +50,7 @@ def parse_size(size: int | str, *, name: str = "memory") -> int:
 
 
 def check_int(value: object, name: str, low: int, high: int) -> int:
-    """`value` as an int; raise `InvalidInput` about `name` unless it is a whole number from `low` to `high`."""
+    """`value`, if it is a whole number from `low` to `high`; else an error that speaks of `name`."""
     whole = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if whole is not None and low <= whole <= high:
         return whole
@@ -67,7 +64,7 @@ def _within(bytes_: int, given: int | str, name: str) -> int:
 
 
 def format_size(bytes_: int) -> str:
-    """Format a number of bytes in powers of 1024.
+    """A number of bytes for a person to read, in powers of 1024.
 
     Examples:
         >>> format_size(1610612736)

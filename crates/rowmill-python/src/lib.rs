@@ -16,9 +16,9 @@ mod fsck;
 mod interaction;
 mod neighbours;
 mod queued_get;
-mod ragged;
 mod remote;
 mod scan;
+mod serve;
 mod spec;
 mod split;
 mod stats;
@@ -57,6 +57,8 @@ mod _core {
     use crate::remote::{checkpoints, push_folder, restore};
     #[pymodule_export]
     use crate::scan::Scan;
+    #[pymodule_export]
+    use crate::serve::{Batch, Program, WireBytes, Worker, start_serving_logs};
     #[pymodule_export]
     use crate::spec::row_stride;
     #[pymodule_export]

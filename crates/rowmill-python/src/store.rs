@@ -7,6 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes, PyDict};
+use rowmill_rows::Ragged;
 use rowmill_store::{AskedRows, FeedOptions, IdBag, IoChoice, Pooling, StoreOptions};
 
 use crate::buffers::{
@@ -14,7 +15,6 @@ use crate::buffers::{
 };
 use crate::changes::Changes;
 use crate::errors::{invalid, raised};
-use crate::ragged::Ragged;
 use crate::remote::interruptible;
 use crate::spec::read_spec;
 use crate::stats::{checkpoint_dict, push_dict, stats_dict};

@@ -12,6 +12,7 @@ mod initializer;
 mod key;
 mod layout;
 mod optimizer;
+mod ragged;
 mod spec;
 
 pub use admission::Admission;
@@ -21,4 +22,5 @@ pub use initializer::Initializer;
 pub use key::{Category, RowKey};
 pub use layout::{Dtype, LINE_BYTES, RowLayout};
 pub use optimizer::OptimizerSpec;
+pub use ragged::{FeatureBags, Ragged};
 pub use spec::{GroupSpec, IdRange, SpecError, StalenessBound, TableSpec};

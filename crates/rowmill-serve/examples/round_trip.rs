@@ -37,8 +37,13 @@ fn dense(address: &Address) -> Result<(), Box<dyn Error>> {
     let listener = server.handle().block_on(Listener::bind(address, Exposure::Loopback))?;
     println!("{}", listener.address()?);
     let arena = Arena::new(WIRE_MEMORY)?;
-    let serving =
-        Serving { program: PROGRAM, arena, limits: Limits::default(), connections_max: 8, in_flight_max: 64 };
+    let serving = Serving {
+        programs: vec![PROGRAM],
+        arena,
+        limits: Limits::default(),
+        connections_max: 8,
+        in_flight_max: 64,
+    };
     server.handle().spawn(serve(listener, serving, server.drain().clone(), |incoming| {
         let scores = Tensor::new(TensorName::Number(0), DType::Float32, &[256], Buffer::from(&[0; 1024][..]));
         drop(incoming.request);

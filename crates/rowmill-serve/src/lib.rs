@@ -2,13 +2,19 @@
 
 mod arena;
 mod batching;
+mod failure;
 mod front_door;
+mod halves;
 mod messages;
+mod plan;
 mod transport;
+mod worker;
 
 pub use arena::{Arena, ArenaError, Buffer, Lease};
 pub use batching::{Batch, BatchLimits, Batcher, Dispatcher, Job, Next, Refusal, Refused, ServiceTime};
-pub use front_door::{Answer, Ask, FrontDoor, Model, TensorSpec};
+pub use failure::Failure;
+pub use front_door::{Answer, Ask, FrontDoor, Model, Statistics, TensorSpec};
+pub use halves::{Program, Task};
 pub use messages::{
     DType, HEADER_BYTES, Header, Intake, Kind, Limits, Message, MessageError, Received, SMALL_BYTES,
     SpoiledCause, Status, StreamError, Tensor, TensorName, VERSION, encode, read,
@@ -16,3 +22,4 @@ pub use messages::{
 pub use transport::{
     Address, AddressError, CallError, Client, ClientOptions, Incoming, Listener, Replier, Serving, serve,
 };
+pub use worker::{Bundle, Worker, WorkerOptions};

@@ -75,6 +75,7 @@ fn door_with(slo: Duration) -> Door {
         inputs: vec![spec("values", DType::Float32, &[None, Some(2)]), spec("offset", DType::Int64, &[])],
         outputs: vec![spec("sum", DType::Float32, &[None]), spec("count", DType::UInt8, &[])],
         infer: Arc::new(infer),
+        loaded: Arc::new(true.into()),
     };
     let front_door = FrontDoor {
         arena: arena.clone(),
@@ -82,6 +83,8 @@ fn door_with(slo: Duration) -> Door {
         request_bytes_max: 1 << 20,
         json_bytes_max: 64 << 10,
         slo,
+        is_ready: Arc::new(true.into()),
+        statistics: Statistics::default(),
     };
     let listener = {
         let _inside = server.handle().enter();
@@ -153,7 +156,10 @@ fn health_and_metadata_are_those_of_the_protocol() {
     {
         assert_eq!(door.get(path).0, 200, "{path}");
     }
-    assert_eq!(door.get("/v2").json()["extensions"], json!(["binary_tensor_data"]));
+    assert_eq!(
+        door.get("/v2").json()["extensions"],
+        json!(["binary_tensor_data", "model_configuration", "model_repository", "statistics"])
+    );
     let metadata = door.get("/v2/models/sums").json();
     assert_eq!(metadata["inputs"][0], json!({ "name": "values", "datatype": "FP32", "shape": [-1, 2] }));
     assert_eq!(metadata["outputs"][1], json!({ "name": "count", "datatype": "UINT8", "shape": [] }));

@@ -18,6 +18,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+from rowmill.cli.serving import add_serve
 from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
 from rowmill.config.setting import ConfigError
 from rowmill.errors import (
@@ -202,6 +203,8 @@ def _parser() -> argparse.ArgumentParser:
         command=_follow,
         interrupted="; to continue, pass the number of the last event printed as --since",
     )
+
+    add_serve(commands)
 
     data = commands.add_parser("data", help="generate or convert training data").add_subparsers(
         required=True, metavar="COMMAND"

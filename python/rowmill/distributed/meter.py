@@ -1,4 +1,4 @@
-"""Hooks for benchmarks: called when a collective begins and while this rank waits for it."""
+"""Who is told when a collective begins, and when this rank waits for one."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 class Meter:
-    """Does nothing; a benchmark derives a class that measures.
+    """Does nothing; a benchmark derives what measures from it.
 
-    Communication during which this rank does not wait is overlapped with compute. The two hooks let a benchmark separate
-    overlapped from exposed communication.
+    What travels while nobody waits for it is hidden behind work, so the two calls tell hidden from exposed.
     """
 
     def begun(self, leg: str, work: object) -> None:
-        """Called after a collective of torch.distributed was started.
+        """A collective of torch.distributed is on its way.
 
         Args:
-            leg: The data that it carries: a `Leg` of an exchange, or a name chosen by the caller.
+            leg: What it carries: a `Leg` of an exchange, or a caller's own word.
             work: Its `torch.distributed.Work`.
         """
 
     def waiting(self, leg: str, work: object = None) -> AbstractContextManager[object]:
-        """A context in which this thread only waits, for `work`, or if None for all started collectives of this leg."""
+        """Inside, this thread does nothing but wait for all of this leg that is on its way, or for this work of it."""
         return nullcontext()

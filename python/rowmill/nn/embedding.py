@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Embedding(StoredBag):
-    """One row per id, with the arguments and the forward of `torch.nn.Embedding`.
+    """One row per id; arguments and forward are those of `torch.nn.Embedding`.
 
-    Training and evaluation differ as in `rowmill.nn.EmbeddingBag`.
+    Training and evaluation differ as in `rowmill.nn.EmbeddingBag`. The vector of `padding_idx` is 0.
 
     Args:
         num_embeddings: Number of ids, or None for a table over any 64-bit id.
@@ -28,12 +28,10 @@ class Embedding(StoredBag):
         padding_idx: An id whose vector is 0 and never trained.
         _weight: Weights to put into the table, [num_embeddings, D].
         _freeze: Do not train the rows.
-        device: Ignored. Rows live in the store; results are on the device of the ids.
-        table: The table with the rows.
+        device: Accepted for compatibility: rows live in the store, results where the ids are.
+        table: Where the rows live.
 
-    Raises:
-        InvalidInput: `max_norm` or `scale_grad_by_freq` is set, or the arguments do not match the table. `sparse` and
-            `norm_type` are ignored.
+    `max_norm` and `scale_grad_by_freq` raise; `sparse` and `norm_type` mean nothing.
     """
 
     def __init__(
@@ -65,20 +63,20 @@ class Embedding(StoredBag):
             write_weights(table, _weight, num_embeddings)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Look up the rows of int64 or int32 ids of any shape: float32 `[*input.shape, D]`."""
+        """Rows of ids: int64 or int32 of any shape in, float32 `[*input.shape, D]` out."""
         out = rows_of(self.table, as_long(input), self.padding_idx, training=self.trains_rows)
         return out.reshape(*input.shape, self.embedding_dim).to(input.device)
 
     def check_weights(self, weights: Tensor) -> None:
-        """Raise unless the padding row is 0: the vector of a stored padding id is always 0."""
+        """The padding row must be 0: a stored padding id has no vector."""
         padding = self.padding_idx
         if padding is not None and padding < len(weights) and bool(weights[padding].any()):
             raise InvalidInput(
-                f"the row of padding_idx {padding} is not 0, but a stored table returns 0 for it: set the row to 0"
+                f"the row of padding_idx {padding} is not 0, which a stored table cannot show"
             )
 
     def extra_repr(self) -> str:
-        """The main arguments and the table."""
+        """The arguments a reader wants to see."""
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self.padding_idx}, "
             f"table={self.table.name!r}"
@@ -86,7 +84,7 @@ class Embedding(StoredBag):
 
 
 def rows_of(table: Table, ids: Tensor, padding_idx: int | None, *, training: bool) -> Tensor:
-    """Look up the rows of N int64 ids of any shape: float32 `[N, D]`, on the device of the ids."""
+    """The row of every id, of int64 ids of any shape: float32 `[N, D]`, where the ids are."""
     count = ids.numel()
     out = lookup(
         [table],

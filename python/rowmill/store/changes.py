@@ -1,4 +1,4 @@
-"""Changes between an earlier and the last checkpoint of a store, to bring copies up to date."""
+"""What changed between an earlier checkpoint of a store and its last one, to bring copies up to date."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """A table in the last checkpoint."""
+    """A table as the last checkpoint has it."""
 
     name: str
     dim: int
     dtype: Dtype
-    """Storage type of the weights in the store; `ChangedRows` gives them as float32."""
+    """How the store keeps weights; here they are float32."""
     optimizer: OptimizerSpec
     num_rows: int | None
-    """Ids are in [0, num_rows); None: any 64-bit id."""
+    """Ids are 0..num_rows; None: any."""
     steps: int
-    """Optimizer steps applied to the table."""
+    """Updates applied."""
     rows: int
-    """Rows in the table, changed or not."""
+    """Rows in it, changed or not."""
 
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """One batch of changes of one table. Each id occurs in at most one batch, once."""
+    """Some changes of one table. No id comes twice in all changes of it."""
 
     table: str
     ids: NDArray[np.int64]
-    """Ids of rows that are new or were written, `[n]`."""
+    """Rows that are new or were written, `[n]`."""
     weights: NDArray[np.float32]
     """`[n, dim]`."""
     state: NDArray[np.float32]
-    """Optimizer state, `[n, floats of state]`; serving does not need it."""
+    """Optimizer state, `[n, floats of state]`; what serves needs none of it."""
     deleted: NDArray[np.int64]
-    """Ids of deleted rows; some may not have existed at `since` either."""
+    """Rows that are gone; some may not have been there at `since` either."""
 
 
 class Changes:
-    """The changes of a store from checkpoint `since` to the last one; iterating reads them in batches.
+    """The changes from checkpoint `since` to the last one of a store; iterating reads them in batches.
 
-    Another process may have the store open for writing. For the next call, pass the `until` of this one as `since`.
+    The store may be open for writing elsewhere. `Store.checkpoint` returns the number to ask with the next time.
 
     Args:
-        path: Folder of the store, or the binding's object that `Store.changes` passes.
-        since: Number (`epoch`) of the checkpoint that the reader's copy has; 0: all rows.
+        path: Folder of the store, or what `Store.changes` knows of it.
+        since: Number of the checkpoint that the reader's copy stands at; 0: all rows.
 
     Raises:
-        ChangesGone: The changes since that checkpoint are no longer kept. Read all rows with `since=0`.
+        ChangesGone: The changes since then are not kept any more; the whole has to be copied once.
         StoreSuperseded: While iterating: a writer replaced the last checkpoint. Begin again.
 
     Examples:
@@ -90,11 +90,11 @@ class Changes:
             path = _core.Changes.open(os.fspath(path), check_int(since, "since", 0, 2**63 - 1))
         self.core = path
         self.since: int = path.since
-        """The checkpoint at which the changes begin; 0 for all rows."""
+        """The checkpoint the changes begin at; 0 for all rows."""
         self.until: int = path.until
-        """The checkpoint at which the changes end."""
+        """The checkpoint they lead up to."""
         self.batch_rows = 16_384
-        """Most rows per batch; batches of wide rows are smaller."""
+        """Rows of a batch at most; wide rows come in smaller ones."""
 
     def __repr__(self) -> str:
         return f"Changes(since={self.since}, until={self.until})"
@@ -130,9 +130,9 @@ class Changes:
     def replay(self, store: Store) -> tuple[int, int]:
         """Bring a copy of the store at `since`, or an empty store, to the last checkpoint.
 
-        Rows, optimizer state and steps of every table are then equal; missing tables are created. If the copy has
-        the seed of the store, rows created later get equal initial weights too. Call `checkpoint` of the copy to
-        make the changes durable.
+        Rows, their state and the steps of every table are then equal, and tables that were missing are made. Rows
+        never seen are born equal too if the copy was made with the seed of the store. Nothing is saved before the
+        copy's own `checkpoint`.
 
         Returns:
             Rows written and rows deleted.

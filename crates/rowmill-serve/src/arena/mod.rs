@@ -10,6 +10,7 @@
 mod buddy;
 mod buffer;
 mod mapping;
+mod words;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use buddy::Buddy;
 pub use buffer::Buffer;
 pub(crate) use buffer::{LentMessage, Release};
 pub(crate) use mapping::{Mapping, sealed_file, sealed_file_bytes};
+pub(crate) use words::{Word, words, words_mut};
 
 /// Granule of leases: a page, so that neighbouring leases share no cache line or page.
 const PAGE_BYTES: usize = 4096;

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -24,6 +25,18 @@ pub struct Model {
     pub outputs: Vec<TensorSpec>,
     /// Runs a request, in this thread or another, and answers it. It must not wait.
     pub infer: Arc<dyn Fn(Ask) + Send + Sync>,
+    /// Whether it takes requests. Clones share it.
+    pub loaded: Arc<AtomicBool>,
+}
+
+impl Model {
+    pub(super) fn is_loaded(&self) -> bool {
+        self.loaded.load(Relaxed)
+    }
+
+    pub(super) fn set_loaded(&self, loaded: bool) {
+        self.loaded.store(loaded, Relaxed);
+    }
 }
 
 impl Debug for Model {
@@ -49,6 +62,12 @@ pub struct TensorSpec {
 impl TensorSpec {
     pub(super) fn metadata(&self) -> Value {
         json!({ "name": self.name, "datatype": datatype::name(self.dtype), "shape": self.shape_json() })
+    }
+
+    /// The same as a configuration has it.
+    pub(super) fn config(&self) -> Value {
+        let datatype = format!("TYPE_{}", datatype::name(self.dtype));
+        json!({ "name": self.name, "data_type": datatype, "dims": self.shape_json() })
     }
 
     /// The shape with -1 for dimensions that differ.

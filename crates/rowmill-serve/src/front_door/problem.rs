@@ -18,6 +18,10 @@ impl Problem {
         Self { status, text }
     }
 
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// The request is wrong.
     pub(super) fn invalid(text: String) -> Self {
         Self::new(StatusCode::BAD_REQUEST, text)

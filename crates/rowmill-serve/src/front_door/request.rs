@@ -34,7 +34,7 @@ pub(super) fn parse(model: &Model, body: &Parts) -> Result<Request, Problem> {
     let mut found: HashMap<&str, Tensor> = HashMap::new();
     for input in inputs {
         let name = input["name"].as_str().ok_or_else(|| Problem::invalid("an input has no name".into()))?;
-        let position = model.inputs.iter().position(|spec| spec.name == name);
+        let position = model.inputs.iter().position(|spec| is_name_of(spec, name));
         let number = position.ok_or_else(|| {
             let names: Vec<_> = model.inputs.iter().map(|spec| &spec.name).collect();
             Problem::invalid(format!(
@@ -43,7 +43,7 @@ pub(super) fn parse(model: &Model, body: &Parts) -> Result<Request, Problem> {
             ))
         })?;
         let tensor = parse_input(&model.inputs[number], number, input, &mut binary)?;
-        if found.insert(name, tensor).is_some() {
+        if found.insert(&model.inputs[number].name, tensor).is_some() {
             return Err(Problem::invalid(format!("input {name:?} occurs twice")));
         }
     }
@@ -58,6 +58,15 @@ pub(super) fn parse(model: &Model, body: &Parts) -> Result<Request, Problem> {
         timeout: parse_timeout(&json["parameters"]["timeout"])?,
         options: parse_options(model, &json)?,
     })
+}
+
+/// Parts of a ragged input `X` are called `X.values`, `X.offsets` and `X.weights`; a signature has `_` in place of the dot.
+fn is_name_of(spec: &TensorSpec, name: &str) -> bool {
+    spec.name == name
+        || name.rsplit_once('.').is_some_and(|(of, part)| {
+            matches!(part, "values" | "offsets" | "weights")
+                && spec.name.strip_suffix(part).and_then(|rest| rest.strip_suffix('_')) == Some(of)
+        })
 }
 
 fn parse_input(

@@ -39,6 +39,19 @@ impl DType {
             .find(|&dtype| dtype as u8 == number)
     }
 
+    /// The type that `PyTorch` calls `name`, such as "float32".
+    pub fn from_name(name: &str) -> Option<Self> {
+        NAMES.iter().find(|(_, known)| *known == name).map(|(dtype, _)| *dtype)
+    }
+
+    /// Its name in `PyTorch`.
+    ///
+    /// # Panics
+    /// Never: every type has a name.
+    pub fn name(self) -> &'static str {
+        NAMES.iter().find(|(known, _)| *known == self).expect("every type has a name").1
+    }
+
     /// Bytes of one element.
     pub fn bytes(self) -> usize {
         match self {
@@ -49,6 +62,20 @@ impl DType {
         }
     }
 }
+
+/// Types by their names in `PyTorch`.
+const NAMES: [(DType, &str); 10] = [
+    (DType::Float32, "float32"),
+    (DType::Float64, "float64"),
+    (DType::Float16, "float16"),
+    (DType::BFloat16, "bfloat16"),
+    (DType::Int8, "int8"),
+    (DType::Int16, "int16"),
+    (DType::Int32, "int32"),
+    (DType::Int64, "int64"),
+    (DType::UInt8, "uint8"),
+    (DType::Bool, "bool"),
+];
 
 /// A named array, row by row in memory.
 #[derive(Clone, Debug)]

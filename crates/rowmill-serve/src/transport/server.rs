@@ -75,8 +75,8 @@ impl Drop for Listener {
 /// What a dense half serves, and its bounds.
 #[derive(Clone, Debug)]
 pub struct Serving {
-    /// The program; connections for another one are refused.
-    pub program: u64,
+    /// The programs; a connection is for one of them.
+    pub programs: Vec<u64>,
     /// Where requests go, and where replies should come from.
     pub arena: Arena,
     /// How large requests may be.
@@ -141,21 +141,21 @@ async fn serve_connection(
     if hello.kind != Kind::Hello {
         return Err(unexpected("first message", hello.kind));
     }
-    if hello.program != serving.program {
+    if !serving.programs.contains(&hello.program) {
         let text = format!(
-            "the CPU half has program {:016x}, this dense half has {:016x}: start both with one bundle",
-            hello.program, serving.program
+            "the CPU half has program {:016x}, this dense half has {:016x?}: start both with one bundle",
+            hello.program, serving.programs
         );
         outbox.put(failure(hello.id, Status::UnknownProgram, &text), None);
         drop(outbox);
         let (_, mut writer) = socket.split();
         return Ok(write_items(&mut items, &mut writer, None, &lent).await?);
     }
-    socket.send_hello(serving.program, &serving.arena).await?;
+    socket.send_hello(hello.program, &serving.arena).await?;
     let (mut reader, mut writer) = socket.split();
     // Either half ends the connection. Memory lent to the peer returns when `lent` is dropped.
     tokio::select! {
-        result = receive(&mut reader, serving, memory, &outbox, &lent, drain, on_request) => result,
+        result = receive(&mut reader, serving, (hello.program, memory), &outbox, &lent, drain, on_request) => result,
         result = write_items(&mut items, &mut writer, shared, &lent) => Ok(result?),
     }
 }
@@ -163,7 +163,7 @@ async fn serve_connection(
 async fn receive(
     reader: &mut Reader,
     serving: &Serving,
-    memory: Option<Arc<Mapping>>,
+    (expected, memory): (u64, Option<Arc<Mapping>>),
     outbox: &Outbox,
     lent: &Lent,
     drain: &Drain,
@@ -183,7 +183,7 @@ async fn receive(
                 let deadline = Instant::now() + request.time_left;
                 if drain.has_started() {
                     replier.fail(Status::Draining, "the dense half is about to end: ask another one");
-                } else if program == serving.program {
+                } else if program == expected {
                     on_request(Incoming { request, deadline, replier });
                 } else {
                     replier.fail(

@@ -27,8 +27,13 @@ impl Dense {
         let listener = server.handle().block_on(Listener::bind(address, Exposure::Loopback)).unwrap();
         let address = listener.address().unwrap();
         let limits = Limits::default();
-        let serving =
-            Serving { program: PROGRAM, arena: arena.clone(), limits, connections_max: 64, in_flight_max };
+        let serving = Serving {
+            programs: vec![PROGRAM],
+            arena: arena.clone(),
+            limits,
+            connections_max: 64,
+            in_flight_max,
+        };
         server.handle().spawn(serve(listener, serving, server.drain().clone(), handler));
         Self { server, arena, address }
     }

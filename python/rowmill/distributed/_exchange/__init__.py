@@ -1,1 +1,1 @@
-"""The exchange: ids are sent to the ranks that own their rows, rows come back, and gradients return to the owners."""
+"""Ids to the ranks that own their rows, rows back, and gradients the same way."""

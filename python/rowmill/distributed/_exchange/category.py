@@ -1,8 +1,8 @@
-"""The category number of a table in the owner hash."""
+"""The number by which owners know a table."""
 
 import hashlib
 
 
 def category_of(name: str) -> int:
-    """A hash of the table's name, so that it does not depend on the order in which tables were created."""
+    """A table's number for the hash of owners: of its name, so that it outlives the order of tables."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -1,1 +1,1 @@
-"""Failure detection: lost ranks, and ranks in different calls."""
+"""Which ranks still live, and which call each of them is in."""

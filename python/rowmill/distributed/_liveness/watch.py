@@ -1,12 +1,12 @@
-"""Detection of lost ranks over separate TCP connections, so that no rank waits for a dead one.
+"""Which ranks still live, told over a line of its own, so that nobody waits for one that is gone.
 
-A collective that a dead rank should have joined ends with an error about sockets, or only after minutes. Here every rank has
-a connection to rank 0, and reports its step over it. The system closes the connections of a process when it ends, so rank 0
-knows at once, and sends the lost rank and its step to the other ranks. A rank whose machine is gone is detected by its
-silence.
+A collective that a dead rank should have joined ends with an error about sockets, or after minutes. Here every rank has a
+connection to rank 0 and says over it which step it is in. The system closes the connections of a process that ends,
+however it ends, so rank 0 knows at once and tells the others who was lost in which step. A rank whose machine is gone
+is not heard of any more.
 
-The protocol is lines of text, each ended by a newline: `at <step>` (also twice a second), `failed <what>`, `over`, and from
-rank 0 `lost <rank> <step> <what>`.
+Lines of text, each ended by a newline: `at <step>` (also twice a second), `failed <what>`, `over`, and from rank 0 `lost
+<rank> <step> <what>`.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from rowmill.distributed.ranks import Ranks
 
 _TICK_S = 0.5
-# A rank may report a failure that was caused by a lost rank, whose connection closes at about the same time. Wait for it.
+# A rank that says it failed may only have met one that is gone: that one's connection closes at about the same time.
 _DOUBT_TICKS = 2
 _VERDICT_S = 5.0
 _MEETING_S = 60.0
 _LINE_BYTES_MAX = 4096
 _EXIT = 70
-"""Exit status of a process that had to be ended inside a collective."""
+"""What a process ends with that did not come out of a collective by itself."""
 
 
 @dataclass
 class _Peer:
-    """The rank at the other end of a connection."""
+    """A rank at the other end of a connection."""
 
     rank: int
     line: socket.socket
     step: str = "-"
     quiet: int = 0
-    """Ticks since the last message."""
+    """Ticks without a word."""
     over: bool = False
     unread: bytes = b""
     failed: str | None = None
@@ -54,22 +54,18 @@ class _Peer:
 
 
 class Watch:
-    """Detects lost ranks and ends all waits for them, with the lost rank and its step in the error.
+    """Ends the wait for a rank that is gone, with its number and its step.
 
-    Inside the `with` block, a collective that fails because of a lost rank raises `RankLost`, as do waits of `Ranks` and
-    of objects that use it. Other collectives cannot be interrupted: if this rank is still inside one `grace_s` seconds
-    after a rank was lost, its process prints the message on standard error and exits with status 70. The constructor is
-    a collective.
+    Inside the `with` block, a collective that fails because another rank is gone raises `RankLost`, and waits of
+    `Ranks` and of what is made with them end by it. A rank that is still inside another collective so many seconds
+    after one was lost ends its process, with the same message on standard error: nothing else gets it out. Making a
+    watch is a collective.
 
     Args:
-        ranks: The ranks to watch.
-        silence_s: Seconds without a message after which a rank counts as lost, for machines that are gone or hang.
-        grace_s: Seconds that a rank has to leave a collective.
-        advice: Advice at the end of the message.
-
-    Raises:
-        InvalidInput: `silence_s` or `grace_s` is too small.
-        ExchangeFailed: On every rank, if ranks could not connect.
+        ranks: Who is watched.
+        silence_s: After so many seconds without a word a rank counts as lost: its machine is gone, or stands still.
+        grace_s: Seconds to come out of a collective.
+        advice: What to do then, the end of the message.
 
     Examples:
         Around the training loop of every rank::
@@ -86,7 +82,7 @@ class Watch:
         *,
         silence_s: float = 30.0,
         grace_s: float = 10.0,
-        advice: str = "start all ranks again, and they resume from their last checkpoint",
+        advice: str = "start all ranks again, and they go on from their last checkpoint",
     ) -> None:
         if silence_s < 2 * _TICK_S or grace_s < 0:
             raise InvalidInput(
@@ -121,16 +117,16 @@ class Watch:
             self._say("over")
         else:
             self._fail(error)
-        # Set it only now: the thread then closes the connection, which without `over` would mean a lost rank.
+        # Not before that: the thread closes the connection, which without a word is the end of a rank.
         self._left.set()
         self._thread.join()
-        # Collectives raise RuntimeError when another rank is lost; other errors are this rank's own.
+        # What collectives raise when another rank is gone; everything else is this rank's own.
         foreign = isinstance(error, RuntimeError) and not isinstance(error, RowmillError)
         if foreign and self._lost is not None and self._lost_rank != self._rank:
             raise RankLost(self._lost) from error
 
     def step(self, number: int) -> None:
-        """Report the beginning of a step."""
+        """This rank begins a step."""
         self._step = str(number)
         self._whereabouts.step(number)
         self._say(f"at {number}")
@@ -148,7 +144,7 @@ class Watch:
                 try:
                     peer.line.sendall(line.encode() + b"\n")
                 except OSError:
-                    # `_listen` detects the closed connection.
+                    # Its end is noticed where it is listened to.
                     continue
 
     # The thread.
@@ -164,7 +160,7 @@ class Watch:
                 self._listen(selector, key.data)
             if time.monotonic() < tick:
                 continue
-            # Count ticks instead of time, so that a pause of this process does not make other ranks look silent.
+            # Ticks are counted and not time: where all stood still, nobody was silent.
             tick = time.monotonic() + _TICK_S
             self._say(f"at {self._step}")
             for peer in self._peers:
@@ -183,7 +179,7 @@ class Watch:
         over = all(peer.over for peer in self._peers)
         if self._rank == 0:
             return over and self._left.is_set()
-        # A rank that failed waits for rank 0's verdict, unless rank 0 is over.
+        # One that failed is heard before it goes, unless there is nobody to hear it.
         return self._left.is_set() and (over or self._own_failure is None)
 
     def _listen(self, selector: selectors.BaseSelector, peer: _Peer) -> None:
@@ -194,7 +190,7 @@ class Watch:
         if not heard:
             selector.unregister(peer.line)
             if not peer.over and peer.failed is None:
-                self._lose(peer.rank, peer.step, "ended without a message")
+                self._lose(peer.rank, peer.step, "ended without a word")
             return
         peer.quiet = 0
         *lines, peer.unread = (peer.unread + heard).split(b"\n")
@@ -215,7 +211,7 @@ class Watch:
             return
         peer.quiet += 1
         if peer.quiet > self._silence:
-            self._lose(peer.rank, peer.step, f"sent no message for {self._silence * _TICK_S:g} s")
+            self._lose(peer.rank, peer.step, f"was not heard of for {self._silence * _TICK_S:g} s")
         if peer.failed is not None:
             peer.doubt -= 1
             if peer.doubt <= 0:
@@ -240,7 +236,7 @@ class Watch:
 
 
 def _meet(ranks: Ranks) -> list[_Peer]:
-    """Connect rank 0 with all other ranks."""
+    """Connections between rank 0 and all others."""
     token = uuid4().hex
     listening = socket.create_server(("", 0), backlog=ranks.count) if ranks.rank == 0 else None
     port = 0 if listening is None else listening.getsockname()[1]
@@ -266,7 +262,7 @@ def _meet(ranks: Ranks) -> list[_Peer]:
         for peer in peers:
             peer.line.close()
         raise ExchangeFailed(
-            f"ranks could not connect to detect lost ranks ({failures[0]}): set MASTER_ADDR to the machine of rank 0"
+            f"ranks could not meet to watch each other ({failures[0]}): name the machine of rank 0 in MASTER_ADDR"
         )
     for peer in peers:
         peer.line.settimeout(None)
@@ -275,7 +271,7 @@ def _meet(ranks: Ranks) -> list[_Peer]:
 
 
 def _greeted(line: socket.socket, token: str) -> list[_Peer]:
-    """Read the greeting of a connection; returns the rank, or an empty list for a foreign connection."""
+    """Who is at the other end, if it is one of the ranks."""
     line.settimeout(_MEETING_S)
     greeting = b""
     while len(greeting) < len(token) + 10:

@@ -1,7 +1,8 @@
-"""The dot interaction of DLRM: the dot products of all pairs of dense and pooled vectors.
+"""The dot interaction of DLRM: dense and pooled vectors in, products of all pairs out.
 
-float32 and bfloat16 on the CPU run a kernel of rowmill, as the operator `rowmill::interaction`, which torch.export and
-torch.compile can record. Other dtypes and devices run the definition in plain torch, as does every second derivative.
+float32 and bfloat16 on the CPU run a kernel of our own, as the operator `rowmill::interaction`, which graphs of
+torch.export and torch.compile carry; everything else runs the definition in plain torch. The second
+derivative is plain torch everywhere.
 
 Shapes: B samples, F pooled vectors of a sample, D floats of a vector.
 """
@@ -45,7 +46,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> Non
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     dense, pooled = ctx.saved_tensors
-    if torch.is_grad_enabled():  # create_graph=True: a second derivative may follow.
+    if torch.is_grad_enabled():  # Somebody differentiates once more.
         return reference.interaction_backward(gradient, dense, pooled)
     return torch.ops.rowmill.interaction_backward(gradient, dense, pooled)
 
@@ -54,17 +55,14 @@ torch.library.register_autograd("rowmill::interaction", _backward, setup_context
 
 
 def interaction(dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
-    """Concatenate each sample's dense vector and the dot products of all pairs of its vectors.
+    """The dense vector of every sample, then the dot products of all pairs of its vectors.
 
     Args:
-        dense_BD: The dense vector of every sample, `[B, D]`.
-        pooled_BFD: The pooled vectors of every sample, `[B, F, D]`.
+        dense_BD: The first vector of every sample, `[B, D]`.
+        pooled_BFD: The others, `[B, F, D]`, as a pooled lookup leaves them.
 
     Returns:
-        `[B, D + F (F + 1) / 2]` in the inputs' dtype; pairs in the order of `dot_interaction`.
-
-    Raises:
-        InvalidInput: The shapes do not match.
+        `[B, D + F (F + 1) / 2]`; pairs as `dot_interaction` orders them.
 
     Example:
         >>> dense, pooled = torch.tensor([[1.0, 0.0]]), torch.tensor([[[2.0, 1.0], [0.0, 3.0]]])

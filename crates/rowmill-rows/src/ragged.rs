@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 /// Ids, feature by feature: bag `b` of feature `f` is
 /// `ids[offsets[f * bags + b]..offsets[f * bags + b + 1]]`.
-pub(crate) struct Ragged<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Ragged<'a> {
     ids: &'a [u64],
     offsets: &'a [i64],
     weights: Option<&'a [f32]>,
@@ -12,17 +13,22 @@ pub(crate) struct Ragged<'a> {
 }
 
 /// The bags of one feature.
-pub(crate) struct FeatureBags<'a> {
-    pub(crate) ids: &'a [u64],
+#[derive(Clone, Debug)]
+pub struct FeatureBags<'a> {
+    /// The ids, bag by bag.
+    pub ids: &'a [u64],
     /// `bags + 1` offsets, the first of them 0.
-    pub(crate) offsets: Cow<'a, [i64]>,
-    pub(crate) weights: Option<&'a [f32]>,
+    pub offsets: Cow<'a, [i64]>,
+    /// One factor per id.
+    pub weights: Option<&'a [f32]>,
 }
 
 impl<'a> Ragged<'a> {
+    /// A batch of features with `bags` bags each.
+    ///
     /// # Errors
     /// Lengths of offsets, ids or weights do not agree.
-    pub(crate) fn new(
+    pub fn new(
         ids: &'a [u64],
         offsets: &'a [i64],
         weights: Option<&'a [f32]>,
@@ -49,7 +55,7 @@ impl<'a> Ragged<'a> {
     ///
     /// # Errors
     /// The feature is not in the batch, or its offsets decrease.
-    pub(crate) fn feature(&self, feature: usize) -> Result<FeatureBags<'a>, String> {
+    pub fn feature(&self, feature: usize) -> Result<FeatureBags<'a>, String> {
         let range =
             feature.checked_mul(self.bags).and_then(|begin| Some(begin..begin.checked_add(self.bags)?));
         let ends = range.and_then(|range| self.offsets.get(range.start..=range.end)).ok_or_else(|| {

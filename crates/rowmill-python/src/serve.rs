@@ -1,0 +1,275 @@
+//! Serving workers: the halves of models that threads of Python run, and the process around them.
+
+use std::ffi::{c_int, c_void};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use rowmill_serve::{
+    Address, Arena, BatchLimits, Bundle, DType, Failure, Status, Task, Tensor, TensorName, WorkerOptions,
+};
+use rowmill_server::{Exposure, start_logs};
+
+use crate::errors::{exception, invalid};
+use crate::store::Store;
+
+/// A tensor of Python: its bytes, the name of its type, and its shape.
+type Given<'py> = (Bound<'py, PyAny>, String, Vec<u64>);
+/// The same on its way to Python.
+type Handed = (WireBytes, &'static str, Vec<u64>);
+
+fn raised(py: Python<'_>, failure: &Failure) -> PyErr {
+    let class = match failure.status {
+        Status::Invalid => "InvalidInput",
+        _ => "ServingError",
+    };
+    exception(py, class, failure.text.clone())
+}
+
+fn handed(tensors: Vec<Tensor>) -> Vec<Handed> {
+    let hand = |tensor: Tensor| (WireBytes(tensor.data), tensor.dtype.name(), tensor.shape.into_vec());
+    tensors.into_iter().map(hand).collect()
+}
+
+/// Copy tensors of Python into the arena, numbered in their order.
+fn taken(py: Python<'_>, arena: &Arena, given: &[Given<'_>]) -> PyResult<Vec<Tensor>> {
+    (0..)
+        .zip(given)
+        .map(|(number, (bytes, dtype, shape))| {
+            let bytes = PyBuffer::<u8>::get(bytes)?;
+            let wrong = |what: &str| invalid(py, format!("tensor {number}: {what}"));
+            let dtype = DType::from_name(dtype).ok_or_else(|| wrong(&format!("unknown dtype {dtype:?}")))?;
+            let mut lease = arena.lease(bytes.len_bytes()).map_err(|error| raised(py, &error.into()))?;
+            bytes.copy_to_slice(py, &mut lease)?;
+            let size = shape.iter().try_fold(dtype.bytes() as u64, |bytes, &size| bytes.checked_mul(size));
+            if size != Some(lease.len() as u64) || shape.len() > 8 {
+                return Err(wrong(&format!("{} bytes do not have the shape {shape:?}", lease.len())));
+            }
+            Ok(Tensor::new(TensorName::Number(number), dtype, shape, lease.share()))
+        })
+        .collect()
+}
+
+/// Read-only bytes of a tensor, which torch uses in place.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct WireBytes(rowmill_serve::Buffer);
+
+#[pymethods]
+impl WireBytes {
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let bytes: &[u8] = &slf.get().0;
+        let start = bytes.as_ptr().cast_mut().cast::<c_void>();
+        // SAFETY: `view` is Python's to fill. The view holds a reference to `slf`, whose buffer stays in place.
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, bytes.len() as ffi::Py_ssize_t, 1, flags)
+        };
+        if filled == -1 { Err(PyBufferError::new_err("the bytes of a tensor are read-only")) } else { Ok(()) }
+    }
+}
+
+/// A half of a model that a thread of Python runs.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct Program {
+    program: rowmill_serve::Program,
+    arena: Arena,
+}
+
+#[pymethods]
+impl Program {
+    /// Wait for requests that run together.
+    fn take(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<Batch>> {
+        let wait = seconds(py, wait_s)?;
+        let batch = py.detach(|| self.program.take(wait));
+        Ok(batch.map(|batch| Batch { batch: Mutex::new(Some(batch)), arena: self.arena.clone() }))
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.program.is_closed()
+    }
+}
+
+/// Requests that run together; each is answered once.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct Batch {
+    batch: Mutex<Option<rowmill_serve::Batch<Task>>>,
+    arena: Arena,
+}
+
+impl Batch {
+    fn finish(&self, py: Python<'_>) -> PyResult<rowmill_serve::Batch<Task>> {
+        let batch = self.batch.lock().ok().and_then(|mut batch| batch.take());
+        batch.ok_or_else(|| invalid(py, "the batch is answered already"))
+    }
+}
+
+#[pymethods]
+impl Batch {
+    /// The tensors of each request.
+    fn requests(&self) -> Vec<Vec<Handed>> {
+        let batch = self.batch.lock().ok();
+        let requests = batch.as_ref().and_then(|batch| batch.as_ref()).map(|batch| &batch.requests);
+        requests.into_iter().flatten().map(|task| handed(task.tensors.clone())).collect()
+    }
+
+    /// Answer each request with its outputs.
+    fn reply(&self, py: Python<'_>, outputs: Vec<Vec<Given<'_>>>) -> PyResult<()> {
+        let replies =
+            outputs.iter().map(|given| taken(py, &self.arena, given)).collect::<PyResult<Vec<_>>>()?;
+        let mut batch = self.finish(py)?;
+        if replies.len() != batch.requests.len() {
+            return Err(invalid(
+                py,
+                format!("{} replies to {} requests", replies.len(), batch.requests.len()),
+            ));
+        }
+        for (task, reply) in batch.requests.drain(..).zip(replies) {
+            task.reply(reply);
+        }
+        Ok(())
+    }
+
+    /// Report that the program failed.
+    fn fail(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        for task in self.finish(py)?.requests.drain(..) {
+            task.fail(Failure::new(Status::Failed, reason));
+        }
+        Ok(())
+    }
+}
+
+/// A process that serves models.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct Worker(rowmill_serve::Worker);
+
+#[pymethods]
+impl Worker {
+    #[new]
+    #[pyo3(signature = (*, network_threads, lookup_threads, wire_memory, request_max, slo_s, batch_requests, batch_rows, queue_requests))]
+    #[expect(clippy::too_many_arguments, reason = "the settings of a worker, by name")]
+    fn new(
+        py: Python<'_>,
+        network_threads: usize,
+        lookup_threads: usize,
+        wire_memory: usize,
+        request_max: usize,
+        slo_s: f64,
+        batch_requests: usize,
+        batch_rows: u32,
+        queue_requests: usize,
+    ) -> PyResult<Self> {
+        let options = WorkerOptions {
+            network_threads,
+            lookup_threads,
+            wire_memory,
+            request_bytes_max: request_max,
+            slo: seconds(py, slo_s)?,
+            batch: BatchLimits {
+                batch_requests_max: batch_requests,
+                batch_rows_max: batch_rows,
+                queue_requests_max: queue_requests,
+            },
+        };
+        rowmill_serve::Worker::start(options).map(Self).map_err(|failure| raised(py, &failure))
+    }
+
+    /// Serve a model whose CPU half is here. Returns the halves that threads must run.
+    #[pyo3(signature = (name, folder, program, rows, dense))]
+    fn add_model(
+        &self,
+        py: Python<'_>,
+        name: String,
+        folder: PathBuf,
+        program: u64,
+        rows: Option<&Store>,
+        dense: Option<&str>,
+    ) -> PyResult<Vec<(String, Program)>> {
+        let dense = dense.map(|address| parse_address(py, address)).transpose()?;
+        let bundle = Bundle { name, version: "1".into(), program, folder };
+        let rows = rows.map(|store| &store.0);
+        let programs =
+            self.0.add_model(&bundle, rows, dense.as_ref()).map_err(|failure| raised(py, &failure))?;
+        let wrap = |program| Program { program, arena: self.0.arena().clone() };
+        Ok(programs.into_iter().map(|(half, program)| (half, wrap(program))).collect())
+    }
+
+    /// Serve the dense half of a model to other processes. Returns it, if the model has one.
+    fn add_dense(
+        &self,
+        py: Python<'_>,
+        name: String,
+        folder: PathBuf,
+        program: u64,
+    ) -> PyResult<Option<Program>> {
+        let bundle = Bundle { name, version: "1".into(), program, folder };
+        let program = self.0.add_dense(&bundle).map_err(|failure| raised(py, &failure))?;
+        Ok(program.map(|program| Program { program, arena: self.0.arena().clone() }))
+    }
+
+    /// Answer clients over HTTP; returns the address with its port.
+    fn listen_http(&self, py: Python<'_>, address: &str, insecure: bool) -> PyResult<String> {
+        self.0.listen_http(address, exposure(insecure)).map_err(|failure| raised(py, &failure))
+    }
+
+    /// Answer Prometheus; returns the address with its port.
+    fn listen_metrics(&self, py: Python<'_>, address: &str, insecure: bool) -> PyResult<String> {
+        self.0.listen_metrics(address, exposure(insecure)).map_err(|failure| raised(py, &failure))
+    }
+
+    /// Answer CPU halves; returns the address with its port.
+    fn listen_dense(&self, py: Python<'_>, address: &str, insecure: bool) -> PyResult<String> {
+        let address = parse_address(py, address)?;
+        let found = py.detach(|| self.0.listen_dense(&address, exposure(insecure)));
+        found.map(|address| address.to_string()).map_err(|failure| raised(py, &failure))
+    }
+
+    /// The outputs of a model, for warm-up.
+    fn ask(&self, py: Python<'_>, name: &str, inputs: Vec<Given<'_>>, wait_s: f64) -> PyResult<Vec<Handed>> {
+        let tensors = taken(py, self.0.arena(), &inputs)?;
+        let wait = seconds(py, wait_s)?;
+        py.detach(|| self.0.ask(name, tensors, wait)).map(handed).map_err(|failure| raised(py, &failure))
+    }
+
+    /// Tell clients that the models are warm.
+    fn set_ready(&self) {
+        self.0.set_ready();
+    }
+
+    /// Start the end, as SIGTERM does.
+    fn stop(&self) {
+        self.0.stop();
+    }
+
+    /// Wait for SIGTERM or SIGINT, then for open requests.
+    fn run(&self, py: Python<'_>, drain_s: f64) -> PyResult<()> {
+        let deadline = seconds(py, drain_s)?;
+        py.detach(|| self.0.run(deadline)).map_err(|failure| raised(py, &failure))
+    }
+}
+
+/// Write log events to standard error, as JSON.
+#[pyfunction]
+pub(crate) fn start_serving_logs(py: Python<'_>, level: &str) -> PyResult<()> {
+    start_logs(level).map_err(|error| invalid(py, error.to_string()))
+}
+
+fn parse_address(py: Python<'_>, text: &str) -> PyResult<Address> {
+    text.parse().map_err(|error: rowmill_serve::AddressError| invalid(py, error.to_string()))
+}
+
+fn exposure(insecure: bool) -> Exposure {
+    if insecure { Exposure::Insecure } else { Exposure::Loopback }
+}
+
+fn seconds(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| invalid(py, format!("{seconds} is no number of seconds")))
+}

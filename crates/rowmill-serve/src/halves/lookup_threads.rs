@@ -1,0 +1,91 @@
+//! A fixed number of threads that run plans, each a whole request at a time.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::plan::{Plan, Values};
+use crate::{Arena, Failure, Status};
+
+/// Threads that run plans. They end when the last clone is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct LookupThreads {
+    work: SyncSender<Work>,
+    queue_max: usize,
+}
+
+struct Work {
+    plan: Arc<Plan>,
+    values: Values,
+    deadline: Instant,
+    answer: oneshot::Sender<Result<Values, Failure>>,
+}
+
+impl LookupThreads {
+    /// Start `threads` threads, for which at most `queue_max` requests wait. Results lie in `arena`.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn start(threads: usize, queue_max: usize, arena: &Arena) -> std::io::Result<Self> {
+        let (work, waiting) = sync_channel(queue_max);
+        let waiting = Arc::new(Mutex::new(waiting));
+        for number in 0..threads {
+            let (waiting, arena) = (Arc::clone(&waiting), arena.clone());
+            std::thread::Builder::new()
+                .name(format!("rowmill-lookup-{number}"))
+                .spawn(move || run(&waiting, &arena))?;
+        }
+        Ok(Self { work, queue_max })
+    }
+
+    /// The outputs of a plan.
+    ///
+    /// # Errors
+    /// When the plan fails, its turn comes after `deadline`, or too many requests wait.
+    pub(crate) async fn run(
+        &self,
+        plan: &Arc<Plan>,
+        values: Values,
+        deadline: Instant,
+    ) -> Result<Values, Failure> {
+        let (answer, result) = oneshot::channel();
+        self.work.try_send(Work { plan: Arc::clone(plan), values, deadline, answer }).map_err(|error| {
+            let text = match error {
+                TrySendError::Full(_) => {
+                    format!(
+                        "{} requests wait for a lookup thread: send fewer, or raise queue_max",
+                        self.queue_max
+                    )
+                }
+                TrySendError::Disconnected(_) => "no lookup thread is left: restart the worker".into(),
+            };
+            Failure::new(Status::Full, text)
+        })?;
+        result.await.unwrap_or_else(|_| Err(Failure::new(Status::Failed, "the lookup thread ended")))
+    }
+}
+
+fn run(waiting: &Mutex<Receiver<Work>>, arena: &Arena) {
+    loop {
+        // One thread waits in the channel, the others at the lock.
+        let received = waiting.lock().recv();
+        let Ok(Work { plan, values, deadline, answer }) = received else { return };
+        let late =
+            || Failure::new(Status::Late, "its deadline passed before a lookup thread was free: retry later");
+        let result = if Instant::now() >= deadline {
+            Err(late())
+        } else {
+            // A plan changes nothing but values of its own, so a panic leaves nothing half done.
+            catch_unwind(AssertUnwindSafe(|| plan.run(arena, &values))).unwrap_or_else(|_| {
+                tracing::error!("a plan panicked");
+                Err(Failure::new(Status::Failed, "the CPU half failed: see the worker's log"))
+            })
+        };
+        // The sender of the request may have given up.
+        let _ = answer.send(result);
+    }
+}

@@ -1,0 +1,123 @@
+//! A program that a thread of Python runs: requests wait in a deadline queue, and the thread takes batches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use crate::{Batch, BatchLimits, Dispatcher, Failure, Refusal, Replier, Status, Tensor};
+
+/// The queue of a program. Clones are the same queue.
+#[derive(Clone)]
+pub struct Program {
+    queue: Arc<Dispatcher<Task>>,
+    is_closed: Arc<AtomicBool>,
+}
+
+/// A request to a program. Dropped without an answer, it fails.
+#[derive(Debug)]
+pub struct Task {
+    /// Its inputs, in the order of the program's signature.
+    pub tensors: Vec<Tensor>,
+    answer: Way,
+}
+
+/// The way back.
+#[derive(Debug)]
+enum Way {
+    Here(oneshot::Sender<Result<Vec<Tensor>, Failure>>),
+    Peer(Replier),
+}
+
+impl Program {
+    /// A program whose batches have these limits.
+    pub fn new(limits: BatchLimits) -> Self {
+        let refuse = |task: Task, refusal: Refusal| {
+            let status = match refusal {
+                Refusal::TooLarge { .. } => Status::Invalid,
+                Refusal::Full { .. } => Status::Full,
+                Refusal::Closed => Status::Draining,
+                _ => Status::Late,
+            };
+            task.fail(Failure::new(status, refusal.to_string()));
+        };
+        Self { queue: Dispatcher::new(limits, refuse), is_closed: Arc::default() }
+    }
+
+    /// Queue a request of a peer, or refuse it at once.
+    pub fn submit_of_peer(&self, tensors: Vec<Tensor>, deadline: Instant, replier: Replier) {
+        let rows = rows_of(&tensors);
+        self.queue.submit(deadline, rows, Task { tensors, answer: Way::Peer(replier) });
+    }
+
+    /// The outputs of a request of this process.
+    ///
+    /// # Errors
+    /// When the program refuses or fails.
+    pub(crate) async fn run(&self, tensors: Vec<Tensor>, deadline: Instant) -> Result<Vec<Tensor>, Failure> {
+        let (answer, result) = oneshot::channel();
+        self.queue.submit(deadline, rows_of(&tensors), Task { tensors, answer: Way::Here(answer) });
+        result.await.unwrap_or_else(|_| {
+            Err(Failure::new(Status::Failed, "the program dropped the request: see the worker's log"))
+        })
+    }
+
+    /// Wait for a batch, `wait` at most.
+    pub fn take(&self, wait: Duration) -> Option<Batch<Task>> {
+        self.queue.take(wait)
+    }
+
+    /// Requests that wait.
+    pub fn queued(&self) -> usize {
+        self.queue.queued()
+    }
+
+    /// Refuse what waits and what comes.
+    pub fn close(&self) {
+        self.is_closed.store(true, Relaxed);
+        self.queue.close();
+    }
+
+    /// Whether no batch will come any more.
+    pub fn is_closed(&self) -> bool {
+        self.is_closed.load(Relaxed)
+    }
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Program").field("queued", &self.queued()).finish_non_exhaustive()
+    }
+}
+
+/// Rows that a request adds to a batch: the size of its first tensor's first dimension.
+fn rows_of(tensors: &[Tensor]) -> u32 {
+    let rows = tensors.first().and_then(|tensor| tensor.shape.first()).copied().unwrap_or(1);
+    u32::try_from(rows).unwrap_or(u32::MAX)
+}
+
+impl Task {
+    /// Answer with the outputs, named by their numbers.
+    pub fn reply(self, outputs: Vec<Tensor>) {
+        let Self { tensors, answer } = self;
+        // First: what a peer has lent is then released with the reply.
+        drop(tensors);
+        match answer {
+            // The sender of the request may have given up.
+            Way::Here(answer) => drop(answer.send(Ok(outputs))),
+            Way::Peer(replier) => replier.reply(outputs),
+        }
+    }
+
+    /// Report that the request failed.
+    pub fn fail(self, failure: Failure) {
+        let Self { tensors, answer } = self;
+        drop(tensors);
+        match answer {
+            // As above.
+            Way::Here(answer) => drop(answer.send(Err(failure))),
+            Way::Peer(replier) => replier.fail(failure.status, &failure.text),
+        }
+    }
+}

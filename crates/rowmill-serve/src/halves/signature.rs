@@ -1,0 +1,143 @@
+//! The signature of a bundle: what a model takes and gives, and what its halves do.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+use crate::plan::{Array, Input, Size, Values};
+use crate::{Failure, Status, Tensor, TensorName, TensorSpec};
+
+/// `signature.json` of a bundle.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Signature {
+    pub(crate) inputs: Vec<Input>,
+    outputs: Vec<Option<String>>,
+    output_shapes: Vec<Input>,
+    #[serde(default)]
+    crossing: Vec<Input>,
+    #[serde(default)]
+    reply: Vec<Input>,
+    halves: HashMap<String, HalfSignature>,
+}
+
+/// The values that a half takes and makes, by name and in order.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct HalfSignature {
+    /// What it takes.
+    pub(crate) inputs: Vec<String>,
+    /// What it makes.
+    pub(crate) outputs: Vec<String>,
+}
+
+impl Signature {
+    /// Read `signature.json`.
+    ///
+    /// # Errors
+    /// When it is no signature, or an output is a constant.
+    pub(crate) fn parse(json: &str) -> Result<Self, Failure> {
+        let signature: Self = serde_json::from_str(json).map_err(|error| {
+            Failure::new(Status::Failed, format!("signature.json cannot be read: {error}"))
+        })?;
+        if signature.outputs.iter().any(Option::is_none) {
+            return Err(Failure::new(Status::Failed, "an output is None: return tensors alone"));
+        }
+        Ok(signature)
+    }
+
+    /// A half by its name, "cpu", "dense" or "post"; `None` where the model has none.
+    pub(crate) fn half(&self, name: &str) -> Option<&HalfSignature> {
+        self.halves.get(name)
+    }
+
+    /// Names of the outputs.
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = &str> {
+        self.outputs.iter().flatten().map(String::as_str)
+    }
+
+    /// The inputs as clients see them.
+    pub(crate) fn input_specs(&self) -> Vec<TensorSpec> {
+        self.inputs.iter().map(spec).collect()
+    }
+
+    /// The outputs as clients see them.
+    pub(crate) fn output_specs(&self) -> Vec<TensorSpec> {
+        self.output_shapes.iter().map(spec).collect()
+    }
+
+    /// Check what arrives at the dense half.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another type or shape than the signature says.
+    pub(crate) fn check_crossing(&self, values: &Values) -> Result<(), Failure> {
+        crate::plan::bind(&self.crossing, values).map(drop)
+    }
+
+    /// Whether requests can be joined along their first dimension: each tensor that crosses has the batch, one size for
+    /// all of them, as its first dimension and nowhere else.
+    pub(crate) fn can_join(&self) -> bool {
+        let batch = self.crossing.first().and_then(|value| match value.shape.first() {
+            Some(Size::Name(name)) => Some(name),
+            _ => None,
+        });
+        let Some(batch) = batch else { return false };
+        self.crossing.iter().chain(&self.reply).all(|value| match value.shape.split_first() {
+            Some((Size::Name(first), rest)) => {
+                first == batch && rest.iter().all(|size| matches!(size, Size::Number(_)))
+            }
+            _ => false,
+        })
+    }
+}
+
+fn spec(value: &Input) -> TensorSpec {
+    let fixed = |size: &Size| match size {
+        Size::Number(number) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    TensorSpec {
+        name: value.name.clone(),
+        dtype: value.dtype,
+        shape: value.shape.iter().map(fixed).collect(),
+    }
+}
+
+/// Tensors that are numbered as `names` are, as values by name.
+///
+/// # Errors
+/// When a number occurs twice, is unknown or missing.
+pub(crate) fn values_of(names: &[String], tensors: Vec<Tensor>) -> Result<Values, Failure> {
+    let mut values = Values::new();
+    for tensor in tensors {
+        let TensorName::Number(number) = tensor.name else {
+            return Err(Failure::invalid("a tensor has a name in place of its number"));
+        };
+        let name = names.get(usize::from(number)).ok_or_else(|| {
+            Failure::invalid(format!("tensor {number} is not among the {} that are taken", names.len()))
+        })?;
+        let shape = tensor.shape.iter().map(|&size| size as usize).collect();
+        values.insert(name.clone(), Array { dtype: tensor.dtype, shape, data: tensor.data });
+    }
+    match names.iter().find(|name| !values.contains_key(*name)) {
+        Some(missing) => Err(Failure::invalid(format!("tensor {missing:?} is missing"))),
+        None => Ok(values),
+    }
+}
+
+/// The values of these names, as tensors with numbers.
+///
+/// # Errors
+/// When a value is missing.
+pub(crate) fn tensors_of<'n>(
+    names: impl IntoIterator<Item = &'n str>,
+    values: &Values,
+) -> Result<Vec<Tensor>, Failure> {
+    (0..)
+        .zip(names)
+        .map(|(number, name)| {
+            let missing = || Failure::new(Status::Failed, format!("no half of the model makes {name:?}"));
+            let array = values.get(name).ok_or_else(missing)?;
+            let shape: Vec<u64> = array.shape.iter().map(|&size| size as u64).collect();
+            Ok(Tensor::new(TensorName::Number(number), array.dtype, &shape, array.data.clone()))
+        })
+        .collect()
+}

@@ -1,0 +1,316 @@
+//! A process that serves: its models, listeners and end, for the command line to put together.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use rowmill_server::{Drain, Exposure, Server, bind_tcp};
+use rowmill_store::Store;
+use tokio::runtime::Handle;
+
+use crate::front_door::{FrontDoor, Model, Statistics};
+use crate::halves::{Dense, DenseHalf, Half, LookupThreads, Program, Served, Signature, serve_dense};
+use crate::plan::{Plan, Weights};
+use crate::{Address, Arena, BatchLimits, Client, ClientOptions, Failure, Limits, Listener, Status, Tensor};
+
+/// Bytes of the JSON part of a request at most.
+const JSON_BYTES_MAX: usize = 16 << 20;
+
+/// Bounds of a worker.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerOptions {
+    /// Threads that wait for sockets.
+    pub network_threads: usize,
+    /// Threads that run CPU plans.
+    pub lookup_threads: usize,
+    /// Bytes of the arena.
+    pub wire_memory: usize,
+    /// Bytes of a request.
+    pub request_bytes_max: usize,
+    /// The deadline of requests that give none.
+    pub slo: Duration,
+    /// Batches of the dense half.
+    pub batch: BatchLimits,
+}
+
+/// A bundle and what it is called.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    /// The model's name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The number that both halves must agree on.
+    pub program: u64,
+    /// Where its files are.
+    pub folder: PathBuf,
+}
+
+/// A worker. It listens once it is told to, and ends with [`Self::run`].
+#[derive(Debug)]
+pub struct Worker {
+    server: Mutex<Option<Server>>,
+    runtime: Handle,
+    drain: Drain,
+    options: WorkerOptions,
+    arena: Arena,
+    threads: LookupThreads,
+    models: Mutex<Vec<(Model, Arc<Served>)>>,
+    dense: Mutex<HashMap<u64, DenseHalf>>,
+    programs: Mutex<Vec<Program>>,
+    is_ready: Arc<AtomicBool>,
+    statistics: Statistics,
+}
+
+/// Bytes of the arena that requests and replies hold.
+#[derive(Debug)]
+struct Held(Arena);
+
+impl Collector for Held {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let gauge = ConstGauge::new(self.0.held_bytes() as i64);
+        let (name, help) = ("rowmill_serve_wire_memory", "Memory that requests and replies hold");
+        let metric = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), gauge.metric_type())?;
+        gauge.encode(metric)
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> Failure {
+    Failure::new(Status::Failed, error.to_string())
+}
+
+impl Bundle {
+    fn text(&self, file: &str) -> Result<String, Failure> {
+        let path = self.folder.join(file);
+        std::fs::read_to_string(&path)
+            .map_err(|error| failed(format!("cannot read {}: {error}", path.display())))
+    }
+
+    fn signature(&self) -> Result<Arc<Signature>, Failure> {
+        Signature::parse(&self.text("signature.json")?).map(Arc::new)
+    }
+}
+
+impl Worker {
+    /// Start the threads of a worker.
+    ///
+    /// # Errors
+    /// When the system gives no thread or memory.
+    pub fn start(options: WorkerOptions) -> Result<Self, Failure> {
+        let server = Server::start(options.network_threads).map_err(failed)?;
+        let arena = Arena::new(options.wire_memory)?;
+        let queue_max = options.batch.queue_requests_max;
+        let threads = LookupThreads::start(options.lookup_threads, queue_max, &arena).map_err(failed)?;
+        let (runtime, drain) = (server.handle().clone(), server.drain().clone());
+        Ok(Self {
+            server: Mutex::new(Some(server)),
+            runtime,
+            drain,
+            options,
+            arena,
+            threads,
+            models: Mutex::default(),
+            dense: Mutex::default(),
+            programs: Mutex::default(),
+            is_ready: Arc::default(),
+            statistics: Statistics::default(),
+        })
+    }
+
+    /// Where tensors lie.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Serve a model whose CPU half runs here, and whose dense half runs at `dense_at` or here. Returns the halves, by
+    /// name, that threads of Python must run.
+    ///
+    /// # Errors
+    /// When a file of the bundle cannot be used.
+    pub fn add_model(
+        &self,
+        bundle: &Bundle,
+        rows: Option<&Arc<Store>>,
+        dense_at: Option<&Address>,
+    ) -> Result<Vec<(String, Program)>, Failure> {
+        if self.models.lock().iter().any(|(model, _)| model.name == bundle.name) {
+            return Err(Failure::invalid(format!(
+                "two bundles are called {:?}: give one as NAME=FOLDER",
+                bundle.name
+            )));
+        }
+        let signature = bundle.signature()?;
+        let mut programs = Vec::new();
+        let mut half = |name: &str| -> Result<Option<Half>, Failure> {
+            if signature.half(name).is_none() {
+                return Ok(None);
+            }
+            let file = format!("{name}.json");
+            if bundle.folder.join(&file).exists() {
+                let weights = Weights::open(&bundle.folder.join("weights.safetensors"))?;
+                let plan = Plan::load(&bundle.text(&file)?, &weights, rows)?;
+                return Ok(Some(Half::Plan(Arc::new(plan), self.threads.clone())));
+            }
+            let one_by_one =
+                BatchLimits { batch_requests_max: 1, batch_rows_max: u32::MAX, ..self.options.batch };
+            let program = self.program(one_by_one);
+            programs.push((name.to_owned(), program.clone()));
+            Ok(Some(Half::Program(program)))
+        };
+        let (cpu, post) = (half("cpu")?, half("post")?);
+        let dense = match (signature.half("dense"), dense_at) {
+            (None, _) => None,
+            (Some(_), Some(address)) => {
+                let limits =
+                    Limits { payload_bytes_max: self.options.request_bytes_max as u64, ..Limits::default() };
+                let options = ClientOptions { limits, ..ClientOptions::default() };
+                let client = Client::new(address.clone(), bundle.program, self.arena.clone(), options);
+                Some(Dense::There(client))
+            }
+            (Some(_), None) => {
+                let program = self.program(self.batches(&signature));
+                programs.push(("dense".to_owned(), program.clone()));
+                Some(Dense::Here(program))
+            }
+        };
+        let served = Arc::new(Served { signature, cpu, dense, post });
+        let model = served.model(&bundle.name, &bundle.version, &self.runtime);
+        self.models.lock().push((model, served));
+        Ok(programs)
+    }
+
+    /// Serve the dense half of a model to other processes. Returns what a thread of Python must run, if it has one.
+    ///
+    /// # Errors
+    /// When a file of the bundle cannot be used.
+    pub fn add_dense(&self, bundle: &Bundle) -> Result<Option<Program>, Failure> {
+        let signature = bundle.signature()?;
+        if signature.half("dense").is_none() {
+            return Ok(None);
+        }
+        let program = self.program(self.batches(&signature));
+        let half = DenseHalf { signature, program: program.clone() };
+        match self.dense.lock().insert(bundle.program, half) {
+            Some(_) => {
+                Err(Failure::invalid(format!("the bundle {} is given twice", bundle.folder.display())))
+            }
+            None => Ok(Some(program)),
+        }
+    }
+
+    fn batches(&self, signature: &Signature) -> BatchLimits {
+        let limits = self.options.batch;
+        if signature.can_join() { limits } else { BatchLimits { batch_requests_max: 1, ..limits } }
+    }
+
+    fn program(&self, limits: BatchLimits) -> Program {
+        let program = Program::new(limits);
+        self.programs.lock().push(program.clone());
+        program
+    }
+
+    /// Answer clients at `address`, `host:port`. Returns the address with its port.
+    ///
+    /// # Errors
+    /// When the address is in use, or more exposed than `exposure` allows.
+    pub fn listen_http(&self, address: &str, exposure: Exposure) -> Result<String, Failure> {
+        let front_door = FrontDoor {
+            arena: self.arena.clone(),
+            models: self.models.lock().iter().map(|(model, _)| model.clone()).collect(),
+            request_bytes_max: self.options.request_bytes_max,
+            json_bytes_max: JSON_BYTES_MAX.min(self.options.request_bytes_max),
+            slo: self.options.slo,
+            is_ready: Arc::clone(&self.is_ready),
+            statistics: self.statistics.clone(),
+        };
+        self.listen(address, exposure, front_door.router(&self.drain))
+    }
+
+    /// Answer Prometheus at `address`, `host:port`. Returns the address with its port.
+    ///
+    /// # Errors
+    /// As [`Self::listen_http`].
+    pub fn listen_metrics(&self, address: &str, exposure: Exposure) -> Result<String, Failure> {
+        let mut registry = Registry::default();
+        self.statistics.register(&mut registry);
+        registry.register_collector(Box::new(Held(self.arena.clone())));
+        self.listen(address, exposure, rowmill_server::router(registry, &self.drain))
+    }
+
+    fn listen(&self, address: &str, exposure: Exposure, routes: axum::Router) -> Result<String, Failure> {
+        let listener = {
+            let _inside = self.runtime.enter();
+            bind_tcp(address, exposure).map_err(failed)?
+        };
+        let found = listener.local_addr().map_err(failed)?.to_string();
+        match &*self.server.lock() {
+            Some(server) => server.serve_http(listener, routes),
+            None => return Err(failed("the worker has ended")),
+        }
+        Ok(found)
+    }
+
+    /// Answer CPU halves at `address`. Returns the address with its port.
+    ///
+    /// # Errors
+    /// When the address is in use, or more exposed than `exposure` allows.
+    pub fn listen_dense(&self, address: &Address, exposure: Exposure) -> Result<Address, Failure> {
+        let listener = self.runtime.block_on(Listener::bind(address, exposure)).map_err(failed)?;
+        let found = listener.address().map_err(failed)?;
+        let limit = self.options.request_bytes_max as u64;
+        let halves = self.dense.lock().clone();
+        let serving = serve_dense(listener, self.arena.clone(), limit, self.drain.clone(), halves);
+        self.runtime.spawn(serving);
+        Ok(found)
+    }
+
+    /// Ask a model from this process, for warm-up.
+    ///
+    /// # Errors
+    /// When there is no such model, or as for any request.
+    pub fn ask(&self, name: &str, tensors: Vec<Tensor>, wait: Duration) -> Result<Vec<Tensor>, Failure> {
+        let found = self.models.lock().iter().find(|(model, _)| model.name == name).cloned();
+        let (_, served) = found.ok_or_else(|| Failure::invalid(format!("no model {name:?}")))?;
+        self.runtime.block_on(async {
+            let deadline = Instant::now() + wait;
+            tokio::time::timeout_at(deadline.into(), served.answer(tensors, [0; 16], deadline))
+                .await
+                .unwrap_or_else(|_| Err(Failure::new(Status::Late, format!("no answer within {wait:?}"))))
+        })
+    }
+
+    /// Tell clients that the models are warm.
+    pub fn set_ready(&self) {
+        self.is_ready.store(true, Relaxed);
+    }
+
+    /// Whether the worker takes no more requests.
+    pub fn is_draining(&self) -> bool {
+        self.drain.has_started()
+    }
+
+    /// Start the end of the worker, as a signal does.
+    pub fn stop(&self) {
+        self.drain.start();
+    }
+
+    /// Wait for SIGTERM or SIGINT, then for open requests, `deadline` at most. All programs are closed then.
+    ///
+    /// # Errors
+    /// When requests are left after `deadline`.
+    pub fn run(&self, deadline: Duration) -> Result<(), Failure> {
+        let server = self.server.lock().take();
+        let result = server.map_or(Ok(()), |server| server.run(deadline));
+        for program in &*self.programs.lock() {
+            program.close();
+        }
+        result.map_err(failed)
+    }
+}

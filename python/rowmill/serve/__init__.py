@@ -1,0 +1,1 @@
+"""Serving: a process that answers requests to models of bundles (`rowmill serve`)."""

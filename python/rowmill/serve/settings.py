@@ -1,0 +1,130 @@
+"""Settings of a worker: a TOML file, over which flags of the command line win."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from rowmill.errors import InvalidInput
+from rowmill.size import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Role = Literal["all", "dense", "cpu"]
+_SIZES = ("memory", "wire_memory", "request_max")
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """How a worker serves.
+
+    Attributes:
+        role: "all", both halves in this process; "dense", the dense half at `listen`; "cpu", the CPU half, which asks the
+            dense half at `dense`.
+        listen: Where a dense half listens: `tcp://HOST:PORT` or `shm:///PATH`.
+        dense: Where a CPU half finds it.
+        host: Where clients connect.
+        http_port: Port of HTTP; 0 takes a free one.
+        metrics_port: Port of metrics, of every role; 0 takes a free one.
+        insecure: Allow addresses that other machines reach, without encryption.
+        memory: Bytes for rows of each model in memory.
+        wire_memory: Bytes for tensors of requests and replies.
+        request_max: Bytes of a request.
+        slo: Seconds in which requests without a timeout are answered.
+        drain: Seconds that open requests get when the worker ends.
+        warm_up: Seconds until the models must have answered their examples.
+        lookup_threads: Threads that run CPU halves; 0: one per core.
+        network_threads: Threads that wait for sockets.
+        batch_requests: Requests that the dense half runs together at most; 1: no batching.
+        batch_rows: Rows that it runs together at most.
+        queue_requests: Requests that wait for a half at most.
+        log_level: "error", "warn", "info", "debug" or "off".
+    """
+
+    role: Role = "all"
+    listen: str | None = None
+    dense: str | None = None
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    metrics_port: int = 8002
+    insecure: bool = False
+    memory: int = 256 << 20
+    wire_memory: int = 256 << 20
+    request_max: int = 64 << 20
+    slo: float = 1.0
+    drain: float = 30.0
+    warm_up: float = 120.0
+    lookup_threads: int = 0
+    network_threads: int = 2
+    batch_requests: int = 32
+    batch_rows: int = 4096
+    queue_requests: int = 1024
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if self.role not in ("all", "dense", "cpu"):
+            raise InvalidInput(f'role must be "all", "dense" or "cpu", got {self.role!r}')
+        for key, role in (("listen", "dense"), ("dense", "cpu")):
+            if (getattr(self, key) is not None) != (self.role == role):
+                raise InvalidInput(
+                    f"role {role!r} and an address as {key!r} go together, got role {self.role!r} and "
+                    f"{key} = {getattr(self, key)!r}"
+                )
+        for key in ("slo", "drain", "warm_up"):
+            if not 0 < getattr(self, key) <= 86_400:
+                raise InvalidInput(
+                    f"{key} must be above 0 and at most 86400 seconds, got {getattr(self, key)}"
+                )
+        limits = {
+            "http_port": (0, 65_535),
+            "metrics_port": (0, 65_535),
+            "lookup_threads": (0, 1024),
+            "network_threads": (1, 1024),
+            "batch_requests": (1, 65_536),
+            "batch_rows": (1, 2**31),
+            "queue_requests": (1, 1 << 20),
+            "wire_memory": (1 << 20, 1 << 43),
+            "request_max": (1024, 1 << 40),
+        }
+        for key, (least, most) in limits.items():
+            if not least <= getattr(self, key) <= most:
+                raise InvalidInput(
+                    f"{key} must be from {least} to {most}, got {getattr(self, key)}"
+                )
+
+    @property
+    def threads(self) -> int:
+        """Threads that run CPU halves."""
+        return self.lookup_threads or len(os.sched_getaffinity(0))
+
+
+def read_settings(file: Path | None, flags: Mapping[str, Any]) -> ServeSettings:
+    """Settings of a file, where given, each replaced by the flag of its name where that is given.
+
+    Raises:
+        InvalidInput: A setting is unknown or has a wrong value; names it.
+    """
+    given: dict[str, Any] = {}
+    if file is not None:
+        try:
+            given = tomllib.loads(file.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidInput(f"{file} is not a TOML file: {error}") from None
+    given |= flags
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(ServeSettings)}
+    for key, value in given.items():
+        if key not in defaults:
+            raise InvalidInput(f"unknown setting {key!r}: the settings are {', '.join(defaults)}")
+        if key in _SIZES:
+            given[key] = parse_size(value, name=key)
+            continue
+        default: Any = defaults[key]
+        kind = cast("type", str if default is None else type(default))
+        accepted: tuple[type, ...] = (int, float) if kind is float else (kind,)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise InvalidInput(f"{key} must be of type {kind.__name__}, got {value!r}")
+    return ServeSettings(**given)

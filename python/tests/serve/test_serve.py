@@ -1,0 +1,229 @@
+"""Workers as processes of their own, asked as clients do: all halves in one, and split over both transports."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tritonclient import http
+from tritonclient.utils import InferenceServerException
+
+from python.tests.serve.workers import Bundles, Worker, make_bundles, worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+_PORTS = ("--http-port", "0", "--metrics-port", "0")
+_ANY = (*_PORTS, "--slo", "30", "--memory", "16MiB", "--wire-memory", "32MiB")
+_KINDS = {torch.float32: "FP32", torch.int64: "INT64"}
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+    return make_bundles(tmp_path_factory.mktemp("bundles"))
+
+
+def ask(address: str, model: str, inputs: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
+    with http.InferenceServerClient(address, network_timeout=60.0) as client:
+        given: list[http.InferInput] = []
+        for name, value in inputs.items():
+            given.append(http.InferInput(name, list(value.shape), _KINDS[value.dtype]))
+            given[-1].set_data_from_numpy(value.numpy())
+        result = client.infer(model, given, **options)
+        return {
+            output["name"]: torch.from_numpy(result.as_numpy(output["name"]).copy())
+            for output in result.get_response()["outputs"]
+        }
+
+
+def answers_alike(address: str, bundles: Bundles) -> None:
+    for name in Bundles.NAMES:
+        for inputs, answers in bundles.requests(name):
+            found = ask(address, name, inputs)
+            assert found.keys() == answers.keys()
+            for output, expected in answers.items():
+                torch.testing.assert_close(found[output], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def monolith(bundles: Bundles) -> Iterator[Worker]:
+    with worker(*bundles.paths, *_ANY) as found:
+        yield found
+
+
+def test_one_process_answers_like_the_bundles(monolith: Worker, bundles: Bundles) -> None:
+    answers_alike(monolith.addresses["http"], bundles)
+
+
+def test_names_and_signatures_are_told(monolith: Worker, bundles: Bundles) -> None:
+    with http.InferenceServerClient(monolith.addresses["http"]) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        for name in Bundles.NAMES:
+            assert client.is_model_ready(name)
+            about = client.get_model_metadata(name)
+            (inputs, answers), *_ = bundles.requests(name)
+            assert [named["name"] for named in about["inputs"]] == list(inputs)
+            assert [named["name"] for named in about["outputs"]] == list(answers)
+
+
+def test_counts_and_the_state_of_models(monolith: Worker, bundles: Bundles) -> None:
+    (inputs, _), *_ = bundles.requests("ragged")
+    # Parts of a ragged input, with dots.
+    dotted = {name.replace("words_", "words."): value for name, value in inputs.items()}
+    ask(monolith.addresses["http"], "ragged", dotted)
+    with http.InferenceServerClient(monolith.addresses["http"]) as client:
+        (stats,) = client.get_inference_statistics("ragged")["model_stats"]
+        assert stats["inference_stats"]["success"]["count"] >= 1
+        assert stats["inference_stats"]["success"]["ns"] > 0
+        assert client.get_model_config("ragged")["input"][0]["data_type"] == "TYPE_INT64"
+        client.unload_model("ragged")
+        assert not client.is_model_ready("ragged")
+        states = {model["name"]: model["state"] for model in client.get_model_repository_index()}
+        assert states == {"dlrm": "READY", "ragged": "UNAVAILABLE", "rounds": "READY"}
+        with pytest.raises(InferenceServerException, match="unloaded"):
+            ask(monolith.addresses["http"], "ragged", inputs)
+        client.load_model("ragged")
+        assert client.is_model_ready("ragged")
+        with pytest.raises(InferenceServerException, match="unsupported"):
+            client.get_system_shared_memory_status()
+    with urllib.request.urlopen(f"http://{monolith.addresses['metrics']}/metrics") as page:
+        text = page.read().decode()
+    assert 'rowmill_serve_requests_total{model="ragged",status="503"} 1' in text
+    assert "rowmill_serve_request_duration_seconds_bucket" in text
+    assert "rowmill_serve_wire_memory_bytes" in text
+
+
+def test_any_number_of_rows_and_many_requests_at_once(monolith: Worker, bundles: Bundles) -> None:
+    (inputs, _), *_ = bundles.requests("dlrm")
+    requests = [{name: value[:rows] for name, value in inputs.items()} for rows in (1, 2, 5)] * 8
+    answers: list[Any] = [None] * len(requests)
+
+    def one(number: int) -> None:
+        answers[number] = ask(monolith.addresses["http"], "dlrm", requests[number])
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for request, answer in zip(requests, answers, strict=True):
+        for output, expected in bundles.answer("dlrm", request).items():
+            torch.testing.assert_close(answer[output], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_wrong_requests_are_refused_with_the_reason(monolith: Worker, bundles: Bundles) -> None:
+    address = monolith.addresses["http"]
+    (inputs, _), *_ = bundles.requests("ragged")
+    values, offsets = (name for name in inputs if name.endswith(("values", "offsets")))
+    falling = inputs[offsets].clone()
+    falling[2] = 5
+    wrong = {
+        "offsets must not decrease": inputs | {offsets: falling},
+        "offsets must run from 0": inputs | {offsets: inputs[offsets] + 1},
+        "20": inputs | {values: inputs[values] + 1000},
+        "must have": inputs | {offsets: inputs[offsets][:-1]},
+        "is missing": {name: value for name, value in inputs.items() if name != values},
+        "datatype": inputs | {values: inputs[values].float()},
+    }
+    for reason, request in wrong.items():
+        with pytest.raises(InferenceServerException) as caught:
+            ask(address, "ragged", request)
+        assert reason in str(caught.value), caught.value
+    with pytest.raises(InferenceServerException, match="no model"):
+        ask(address, "absent", inputs)
+    answers_alike(address, bundles)
+
+
+def test_a_request_that_cannot_be_in_time_gets_an_error_in_time(
+    monolith: Worker, bundles: Bundles
+) -> None:
+    (inputs, _), *_ = bundles.requests("dlrm")
+    begin = time.monotonic()
+    with pytest.raises(InferenceServerException):
+        ask(monolith.addresses["http"], "dlrm", inputs, timeout=1)
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_split_model_answers_like_its_bundle_and_outlives_its_dense_half(
+    transport: str, bundles: Bundles, tmp_path: Path
+) -> None:
+    listen = "tcp://127.0.0.1:0" if transport == "tcp" else f"shm://{tmp_path}/dense.sock"
+    dense = ("--role", "dense", "--metrics-port", "0", "--wire-memory", "32MiB", "--listen")
+    with worker(*bundles.paths, *dense, listen) as first:
+        address = first.addresses["dense"]
+        cpu = ("--role", "cpu", "--dense", address)
+        with worker(*bundles.paths, *cpu, *_ANY) as front:
+            answers_alike(front.addresses["http"], bundles)
+            first.kill()
+            (inputs, _), *_ = bundles.requests("dlrm")
+            begin = time.monotonic()
+            with pytest.raises(InferenceServerException) as caught:
+                ask(front.addresses["http"], "dlrm", inputs)
+            assert time.monotonic() - begin < 30, "within its deadline"
+            assert "dense half" in str(caught.value)
+            with worker(*bundles.paths, *dense, address) as second:
+                until = time.monotonic() + 60
+                while True:  # The first attempts may meet the pause before it connects again.
+                    try:
+                        answers_alike(front.addresses["http"], bundles)
+                        break
+                    except InferenceServerException:
+                        assert time.monotonic() < until
+                        time.sleep(0.05)
+                assert front.end() == 0
+                assert second.end() == 0
+
+
+def test_a_native_cpu_half_loads_no_torch(bundles: Bundles) -> None:
+    """Its dense half never comes: it is live, not ready, and ends at SIGTERM."""
+    flags = ("--role", "cpu", "--dense", "tcp://127.0.0.1:1", *_ANY, "--log-level", "info")
+    with worker(bundles.folder / "dlrm", *flags, wait=False) as front:
+        # The maps of the process name every library that it has loaded.
+        maps = Path(f"/proc/{front.process.pid}/maps")
+        until = time.monotonic() + 60
+        while "rowmill" not in maps.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        time.sleep(1.0)
+        text = maps.read_text()
+        assert "_core" in text
+        assert "libtorch" not in text
+        assert front.end() == 0
+        assert front.process.stdout is not None
+        assert front.process.stdout.read() == "", "it was never ready"
+
+
+def test_workers_end_in_order(bundles: Bundles) -> None:
+    with worker(f"scores={bundles.folder / 'dlrm'}", *_ANY) as found:
+        assert found.addresses["ready"] == ["scores"]
+        (inputs, answers), *_ = bundles.requests("dlrm")
+        assert ask(found.addresses["http"], "scores", inputs).keys() == answers.keys()
+        assert found.end() == 0
+    events = [json.loads(line) for line in found.log if line.startswith("{")]
+    assert any("SIGTERM" in event["message"] for event in events)
+
+
+def test_what_cannot_be_served_is_one_line(bundles: Bundles, tmp_path: Path) -> None:
+    path = bundles.folder / "dlrm"
+    for arguments, reason in [
+        ((tmp_path,), "no manifest.json"),
+        ((path, "--role", "cpu"), "go together"),
+        ((path, "--role", "dense", "--listen", "here"), "no address"),
+        ((path, path, *_PORTS), "two bundles"),
+        ((path, "--host", "0.0.0.0", *_PORTS), "--insecure"),
+        ((path, "--slo", "0"), "slo must be"),
+    ]:
+        with worker(*arguments, wait=False) as found:
+            assert found.process.wait(120) in (1, 2)
+        (line,) = [line for line in found.log if line.startswith("rowmill:")]
+        assert reason in line
