@@ -82,7 +82,7 @@ def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(tmp_path: Path, vict
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("dlrm:")]
     assert said == [
-        f"dlrm: rank {victim} was lost in step 7: it ended without a word; no figures are left of this run"
+        f"dlrm: rank {victim} was lost in step 7: it ended without a message; no figures are left of this run"
     ], done.stderr
     assert not (tmp_path / "dlrm.json").exists()
 
@@ -107,9 +107,7 @@ def test_a_rank_without_torchrun_that_dies_is_named_by_the_other(tmp_path: Path)
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL, 1], said
-    line = (
-        "dlrm: rank 1 was lost in step 7: it ended without a word; no figures are left of this run"
-    )
+    line = "dlrm: rank 1 was lost in step 7: it ended without a message; no figures are left of this run"
     assert said[0] == said[2] == [line]
 
 

@@ -1,8 +1,7 @@
 """Train embedding models whose tables outgrow memory.
 
-`open` a store, make tables in it, and use them through `rowmill.nn` modules, or convert an existing
-model with `convert`. Names are imported on first use, so that `rowmill --help` need not wait for
-torch.
+`open` a store, create tables in it, and use them through `rowmill.nn` modules, or convert an existing
+model with `convert`. Names are imported on first use, so that `rowmill --help` does not import torch.
 """
 
 from typing import TYPE_CHECKING

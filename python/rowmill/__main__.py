@@ -1,4 +1,4 @@
-"""`python -m rowmill`: the command `rowmill`, for who starts it by a module, as `torchrun -m rowmill` does."""
+"""`python -m rowmill` runs the command `rowmill`; `torchrun -m rowmill` needs it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Packages whose names are imported on first use, so that importing a package does not import torch."""
+"""Lazy imports: importing a package does not import torch before one of its names is used."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 def lazy(
     package: str, names: Mapping[str, Iterable[str]], modules: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package.
+    """Make `__getattr__` and `__dir__` of a package.
 
     Args:
-        package: Its name.
-        names: The names that each of its modules gives to the package.
-        modules: Modules and packages in it that are names of the package themselves.
+        package: Name of the package.
+        names: For each module of the package, the names that the package exports from it.
+        modules: Modules and sub-packages that the package exports under their own names.
     """
     homes = {name: module for module, given in names.items() for name in given}
     inside = frozenset(modules)

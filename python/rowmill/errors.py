@@ -1,6 +1,6 @@
-"""What can go wrong, as exceptions a program can tell apart. The messages hold the numbers.
+"""Exceptions of rowmill, one class per kind of failure. Messages hold the names and values concerned.
 
-The binding raises these classes too: it looks them up here by name, so a class is declared once.
+The binding raises these classes too: it finds them here by name, so each class is declared once.
 """
 
 from __future__ import annotations
@@ -48,39 +48,39 @@ class RowmillError(Exception):
 
 
 class InvalidInput(RowmillError, ValueError):
-    """An argument is wrong; the message names it, what was expected and what came. Nothing changed."""
+    """An argument is invalid; the message names it, the expected and the given value. Nothing changed."""
 
 
 class DataError(InvalidInput):
-    """Bad input data. The message names file, row, column, value and the fix, as far as they exist."""
+    """Input data is invalid. The message gives file, row, column, value and the fix, where known."""
 
 
 class CannotExport(RowmillError):
-    """A module does what a served graph cannot hold; the message names the operator and the source line."""
+    """A module cannot be exported for serving; the message names the operator and the source line."""
 
 
 class BundleExists(RowmillError, FileExistsError):
-    """A bundle would be written to a path where something is."""
+    """The path for a new bundle already exists."""
 
 
 class BundleDamaged(RowmillError):
-    """A file of a bundle is absent or differs from what its manifest says; the message names the file."""
+    """A file of a bundle is missing or differs from its manifest; the message names the file."""
 
 
 class BackendMissing(RowmillError, ImportError):
-    """A backend of torch.distributed is not installed; the message says how to."""
+    """A backend of torch.distributed is not installed; the message says how to install it."""
 
 
 class MemoryTooSmall(RowmillError, ValueError):
-    """The memory budget cannot hold what must be in memory; the message says how much is needed."""
+    """The memory budget is below the minimum; the message gives the minimum in bytes."""
 
 
 class SpecMismatch(InvalidInput):
-    """A table exists with another dim, optimizer, initializer or id range than the one given."""
+    """A table already exists with another dim, optimizer, initializer or id range."""
 
 
 class TableMissing(RowmillError, LookupError):
-    """The store has no table of that name; the message lists the names it has."""
+    """The store has no table of that name; the message lists its tables."""
 
 
 class StoreMissing(RowmillError, FileNotFoundError):
@@ -92,15 +92,15 @@ class StoreLocked(RowmillError):
 
 
 class StoreFull(RowmillError, OSError):
-    """The device has no space left. The last checkpoint is whole."""
+    """The disk is full. The last checkpoint is intact."""
 
 
 class RowPlacesExhausted(RowmillError):
-    """A group of tables has no row places left for new rows; everything else goes on."""
+    """A group of tables has no row places left for new rows; existing rows stay usable."""
 
 
 class StoreIoError(RowmillError, OSError):
-    """The device failed to read or write."""
+    """A read or write of the disk failed."""
 
 
 class StoreCorrupt(RowmillError):
@@ -112,11 +112,11 @@ class StoreNewer(RowmillError):
 
 
 class StorePoisoned(RowmillError):
-    """An earlier write failed: changes are refused until the store is opened again."""
+    """An earlier write failed: the store refuses changes until it is opened again."""
 
 
 class StoreReadOnly(RowmillError):
-    """A change was asked of a store opened with `read_only=True`."""
+    """A change was attempted in a store opened with `read_only=True`."""
 
 
 class StoreClosed(RowmillError):
@@ -124,11 +124,11 @@ class StoreClosed(RowmillError):
 
 
 class StoreForked(RowmillError):
-    """A forked child (a DataLoader worker) used a store that its parent had opened: open it read-only in the child."""
+    """A forked child, such as a DataLoader worker, used its parent's store: open it read-only in the child."""
 
 
 class ChangesGone(RowmillError, LookupError):
-    """The changes since that checkpoint are not kept any more; the message names the oldest that are."""
+    """The changes since that checkpoint are no longer kept; the message gives the oldest usable checkpoint."""
 
 
 class FeedMissing(RowmillError, LookupError):
@@ -136,39 +136,39 @@ class FeedMissing(RowmillError, LookupError):
 
 
 class FeedGap(RowmillError, LookupError):
-    """What a follower would read next is not there: it starts again with a copy of the last checkpoint."""
+    """The next frame of a feed is gone: the follower must start again from the last checkpoint."""
 
 
 class FeedFailed(RowmillError, OSError):
-    """Nothing is published until the next checkpoint: the feed could not be written, or not fast enough."""
+    """Publishing stopped until the next checkpoint: writing the feed failed or was too slow."""
 
 
 class StoreSuperseded(RowmillError):
-    """The checkpoint a reader stands on was replaced; open the store again."""
+    """The checkpoint that a reader has open was replaced; open the store again."""
 
 
 class StalenessTimeout(RowmillError, TimeoutError):
-    """A row stayed beyond its staleness bound until the deadline; the message names it and its holder."""
+    """A row stayed beyond its staleness bound until the deadline; the message names the row and the step holding it."""
 
 
 class StepConflict(RowmillError):
-    """A training step cannot go on: it lost its rows to an older step, or it had already ended."""
+    """A training step cannot continue: it lost its rows to an older step, or it had already ended."""
 
 
 class RemoteError(RowmillError, OSError):
-    """A request to an object store failed, and failed again when tried again; the message has URL and cause."""
+    """A request to an object store failed, retries included; the message gives URL and cause."""
 
 
 class RemoteConflict(RemoteError):
-    """Another writer pushes to the same URL, or did: what is there is not the past of this store."""
+    """Another writer pushes or pushed to the same URL: its checkpoints are not this store's history."""
 
 
 class CheckpointMissing(RowmillError, LookupError):
-    """There is no such checkpoint; the message lists those that are there."""
+    """There is no such checkpoint; the message lists the existing ones."""
 
 
 class CheckpointInDoubt(RowmillError):
-    """A store has a checkpoint prepared and not committed; `at` says which one holds."""
+    """A store has a checkpoint that was prepared but not committed; choose one with `rowmill.open(at=...)`."""
 
 
 class TooManySteps(RowmillError):
@@ -176,11 +176,11 @@ class TooManySteps(RowmillError):
 
 
 class ExchangeFailed(RowmillError):
-    """A rank could not do its part of an exchange, or ranks are in different calls; every rank raises the same."""
+    """A rank failed in an exchange, or ranks are in different calls; every rank raises the same error."""
 
 
 class RankLost(RowmillError):
-    """Another rank of a distributed run ended, or does not come; the message names it, its step, and what it said last, if anything."""
+    """Another rank of a distributed run ended or does not respond; the message gives its step and last error, if known."""
 
 
 class ServingError(RowmillError):

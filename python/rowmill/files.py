@@ -1,4 +1,4 @@
-"""Files that people give a run, or that it writes for them: errors that name them."""
+"""Errors of input and output files that name the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def writing(file: Path) -> Generator[None]:
-    """Name the file where writing it fails, as libraries do not."""
+    """Add the file's name to an `OSError` raised in the block; libraries often omit it."""
     try:
         yield
     except OSError as error:
@@ -24,12 +24,12 @@ def writing(file: Path) -> Generator[None]:
 
 
 def check_text(beginning: bytes, path: Path) -> None:
-    """Raise if a file that begins so is plainly no text with LF or CRLF behind its lines."""
+    """Raise `DataError` if the first bytes of a file show that it is not text with LF or CRLF line ends."""
     if beginning.startswith(b"\x1f\x8b"):
         raise DataError(f"{path} is compressed with gzip: unpack it first (gunzip)")
     if beginning.startswith(b"PAR1"):
         raise DataError(f"{path} is a parquet file: name it *.parquet")
     if b"\0" in beginning:
-        raise DataError(f"{path} holds zero bytes, so it is no text in UTF-8; convert it first")
+        raise DataError(f"{path} holds zero bytes, so it is not UTF-8 text; convert it first")
     if b"\r" in beginning and b"\n" not in beginning:
         raise DataError(f"{path} ends its lines with CR alone; convert them to LF or CRLF")

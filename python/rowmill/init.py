@@ -1,4 +1,4 @@
-"""How missing rows are born: a pure function of (store seed, table, id), whatever the order of arrival."""
+"""Initial weights of new rows: a pure function of (store seed, table, id), independent of the order of creation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Weights drawn evenly from [low, high)."""
+    """Weights drawn uniformly from [low, high)."""
 
     low: float
     high: float
@@ -37,7 +37,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """Weights drawn from a normal distribution cut to [low, high]."""
+    """Weights drawn from a normal distribution truncated to [low, high]."""
 
     mean: float = 0.0
     std: float = 1.0

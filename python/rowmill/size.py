@@ -1,4 +1,4 @@
-"""Sizes as people write them: `"2GiB"`."""
+"""Sizes in bytes, parsed from and formatted as text such as `"2GiB"`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ _BYTES_MAX = (1 << 63) - 1
 
 
 def parse_size(size: int | str, *, name: str = "memory") -> int:
-    """The number of bytes of a size.
+    """Parse a size into a number of bytes.
 
     Args:
         size: A number of bytes, or a number with a unit: B, KB, MB, GB, TB (powers of 1000),
-            KiB, MiB, GiB, TiB (powers of 1024), in any case.
-        name: The argument an error speaks of.
+            KiB, MiB, GiB, TiB (powers of 1024). Upper and lower case are equal.
+        name: The argument's name in error messages.
+
+    Raises:
+        InvalidInput: `size` is negative, 2^63 or more, or not a size.
 
     Examples:
         >>> parse_size("1.5 GiB")
@@ -50,7 +53,7 @@ def parse_size(size: int | str, *, name: str = "memory") -> int:
 
 
 def check_int(value: object, name: str, low: int, high: int) -> int:
-    """`value`, if it is a whole number from `low` to `high`; else an error that speaks of `name`."""
+    """`value` as an int; raise `InvalidInput` about `name` unless it is a whole number from `low` to `high`."""
     whole = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if whole is not None and low <= whole <= high:
         return whole
@@ -64,7 +67,7 @@ def _within(bytes_: int, given: int | str, name: str) -> int:
 
 
 def format_size(bytes_: int) -> str:
-    """A number of bytes for a person to read, in powers of 1024.
+    """Format a number of bytes in powers of 1024.
 
     Examples:
         >>> format_size(1610612736)

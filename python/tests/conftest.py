@@ -1,6 +1,4 @@
-"""What many tests need: an empty store, data, real and generated, configurations of runs on it, and a process that runs are
-forked from.
-"""
+"""Shared fixtures: an empty store, real and generated data, configurations of runs, and a process from which runs are forked."""
 
 import os
 from collections.abc import Iterator
@@ -34,7 +32,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def server() -> ForkServerContext:
-    """Has loaded the modules of the command."""
+    """A fork server that has imported the modules of the command."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["rowmill.cli", "rowmill.train"])
     return context
@@ -42,7 +40,7 @@ def server() -> ForkServerContext:
 
 @pytest.fixture(scope="module")
 def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A click log as the module's `LOG` says."""
+    """A click log generated from the module's `LOG`."""
     folder = tmp_path_factory.mktemp("log")
     generate(folder, request.module.LOG)
     return folder
@@ -50,7 +48,7 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def make(request: pytest.FixtureRequest, log: Path, tmp_path: Path) -> Make:
-    """Configurations of runs on that log, with the module's `SETTINGS`."""
+    """Configurations of runs on the log, with the module's `SETTINGS`."""
 
     def make_config(name: str = "run", **flags: Any) -> Config:
         values: dict[tuple[str, str], Any] = {

@@ -1,5 +1,5 @@
-"""A server on loopback that speaks as much of two protocols as checkpoints need: the XML API of Google Cloud Storage, and
-the Blob service of Azure. It keeps objects in memory and lists few at a time, so that clients must ask for more pages.
+"""A server on loopback with the part of two protocols that checkpoints need: the XML API of Google Cloud Storage, and the
+Blob service of Azure. It keeps objects in memory and lists few per page, so that clients must request further pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAGE = 3
 
 
 class ObjectServer(ThreadingHTTPServer):
-    """Objects by path, and how often each kind of request came."""
+    """Objects by path, and the number of requests of each kind."""
 
     daemon_threads = True
 
@@ -52,7 +52,7 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Generator[ObjectServer]:
 
 
 class _Objects(BaseHTTPRequestHandler):
-    """What both protocols have in common: an object is the path of its requests."""
+    """The common part of both protocols: an object's name is the path of its requests."""
 
     protocol_version = "HTTP/1.1"
     server: ObjectServer
@@ -70,7 +70,7 @@ class _Objects(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _begin(self, kind: str) -> tuple[str, dict[str, str], bytes] | None:
-        """Path, query and body; None if the request was refused."""
+        """Path, query and body of the request; None if it was refused."""
         parts = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -102,7 +102,7 @@ class _Objects(BaseHTTPRequestHandler):
             return self.server.objects.pop(path, None) is not None
 
     def _page(self, folder: str, prefix: str, after: str) -> tuple[list[tuple[str, bytes]], str]:
-        """Some of the objects of a bucket, and the name to go on after; nothing behind the last."""
+        """One page of the objects of a bucket, and the name after which the next page starts; empty after the last."""
         with self.server.lock:
             named = sorted(
                 (path.removeprefix(folder), body)

@@ -6,7 +6,7 @@ import os
 import socket
 from itertools import count
 
-# Below the ports that Linux gives to clients, and apart for each worker of pytest and for other runs of it.
+# Below Linux's ephemeral ports, starting at a number that depends on pytest worker and pid, so that runs rarely collide.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
 _NEXT = count(20_000 + 4_000 * (_WORKER % 3) + os.getpid() % 3_000)
 

@@ -1,7 +1,7 @@
-"""The installed package carries the binding: one build must serve every Python from 3.11 on.
+"""The installed package contains the binding, in one build for every Python from 3.11 on.
 
-A binding built without the stable ABI would load here and fail on the next minor version, so the
-name of the loaded file is checked besides the import.
+A binding built without the stable ABI would load here and fail on the next minor version, so the test
+also checks the name of the loaded file.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The stub of the binding says what the built module has: names, properties and parameters."""
+"""The stub of the binding matches the built module in names, properties and parameters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def built(holder: Any) -> dict[str, Any]:
 
 
 def declared(body: list[ast.stmt]) -> dict[str, Any]:
-    """The same from the stub; its aliases of types are not the module's."""
+    """The same from the stub, without its type aliases, which the module lacks."""
     out: dict[str, Any] = {}
     for node in body:
         if isinstance(node, ast.ClassDef):

@@ -1,7 +1,6 @@
-"""The quickstart keeps what it promises: two million live rows, memory for a quarter of them, and it runs. So do settings
-of knowledge graphs.
+"""The quickstart runs, with two million live rows and memory for a quarter of them; example settings of knowledge graphs run.
 
-The full run takes a minute; here its promise is computed from the law of its ids, and a hundredth of it is run.
+The full run takes a minute. The test computes its number of rows from the distribution of ids, and runs a hundredth of it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def test_the_quickstart_outgrows_its_memory_fourfold() -> None:
     train_rows = config.generate.rows - config.generate.rows // 5
     live_rows = sum(expected_reuse(law, train_rows)[0].sum() for law in id_laws(config.generate))
     assert live_rows >= 2_050_000
-    # A row: weights and as many floats of Adagrad state.
+    # A row has weights and as many floats of Adagrad state.
     live_bytes = live_rows * config.model.dim * 2 * 4
     assert parse_size(config.store.row_memory) <= live_bytes / 4
 
@@ -53,7 +52,7 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     "settings", sorted(EXAMPLES.glob("kge/*.toml")), ids=lambda path: path.stem
 )
 def test_settings_of_knowledge_graphs_train(settings: Path, tmp_path: Path) -> None:
-    """On a ring of 60 entities, each linked to the next two; valid has an entity that train has not, where allowed."""
+    """A ring of 60 entities, each linked to the next two; if allowed, valid has an entity that train lacks."""
     lines = [f"e{n}\tr{k}\te{(n + k + 1) % 60}\n" for n in range(60) for k in range(2)]
     config = load_config(settings)
     seen = lines if config.kge.unseen == "error" else [*lines[:9], "new\tr0\te1\n"]
@@ -66,7 +65,7 @@ def test_settings_of_knowledge_graphs_train(settings: Path, tmp_path: Path) -> N
         ("store", "memory"): "64MiB",
     }
     report = train(load_config(settings, flags), Console(file=io.StringIO()))
-    # Knowing nothing gives 0.08.
+    # An untrained model has 0.08.
     assert report["test"]["mrr"] > 0.1
     assert report["config"]["model"]["kind"] in settings.stem
 

@@ -1,7 +1,7 @@
-"""What `import rowmill` makes reachable, and what it does not import before it is used.
+"""`import rowmill` makes all public names available, and imports modules only on first use.
 
-What could break: a public package that only an import of its own makes an attribute, a name listed but not there, torch
-imported by the command line's help, and frameworks imported where they are not used.
+What could break: a public package that needs its own import statement, a listed name that does not exist, torch imported by
+the command line's help, and frameworks imported without use.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_every_listed_name_is_there(package: str) -> None:
 
 
 def test_no_module_hides_a_name_of_its_package() -> None:
-    """Importing a module makes it an attribute of its package, in place of a function of the same name."""
+    """Importing a module sets it as an attribute of its package, and hides a function of the same name."""
     hidden = [
         f"{package}.{name}"
         for package in LAZY

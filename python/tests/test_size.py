@@ -1,4 +1,4 @@
-"""Sizes are read as people write them, and what is not a size is refused by name."""
+"""Parsing of sizes such as "2GiB", and errors that name an invalid size."""
 
 import pytest
 

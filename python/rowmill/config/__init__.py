@@ -1,6 +1,6 @@
-"""Settings of a run: sections of a TOML file as frozen dataclasses, and flags that replace them.
+"""Settings of a run: sections of a TOML file as frozen dataclasses, and flags that override them.
 
-`Config` holds all sections; those that only one task has are in its package, in `settings.py`.
+`Config` holds all sections. Sections of a single task are in the `settings.py` of the task's package.
 """
 
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ __all__ = [
     "settings_of",
 ]
 
-# A task's settings import `config.setting`, and `config.config` imports them.
+# Lazy, because a task's settings import `config.setting`, and `config.config` imports the task's settings.
 __getattr__, __dir__ = lazy(
     __name__,
     {

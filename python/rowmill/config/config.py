@@ -1,7 +1,7 @@
 """Settings of a run: frozen dataclasses, filled from a TOML file and then from flags.
 
-Every section of the file is one dataclass and every key one field, so that flag, key and field share name, type,
-limits and help. Anything that does not fit raises `ConfigError` with the key, the value and the fix.
+Every section of the file is one dataclass and every key one field. Flag, key and field therefore share name, type,
+limits and help. An invalid setting raises `ConfigError` with the key, the value and the fix.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Config:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """All settings as plain values, for JSON."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):
@@ -129,21 +129,24 @@ SECTIONS: dict[str, type[Any]] = {
 
 
 def settings_of(section: str) -> dict[str, tuple[Any, Setting]]:
-    """Type and setting of every key of a section."""
+    """Type and `Setting` of every key of a section."""
     hints = get_type_hints(SECTIONS[section], include_extras=True)
     return {key: (hint.__origin__, hint.__metadata__[0]) for key, hint in hints.items()}
 
 
 USUAL_MODELS = {"kge": "complex", "gnn": "graphsage"}
-"""What a task trains if nothing is said: other tasks than `ctr` cannot train the model that a config begins with."""
+"""Default model of each task but `ctr`, because these tasks cannot train the default of `ModelConfig.kind`."""
 
 
 def load_config(path: Path | None, flags: Mapping[tuple[str, str], Any] | None = None) -> Config:
-    """Read a config file, if any, and let flags replace what it says.
+    """Read a config file, if any, and override its values with flags.
 
     Args:
-        path: A TOML file.
-        flags: Values by (section, key), as text or typed; they win over the file.
+        path: A TOML file, or None.
+        flags: Values by (section, key), as text or typed.
+
+    Raises:
+        ConfigError: The file cannot be read, or a section, key or value is invalid.
     """
     content: dict[str, Any] = {}
     if path is not None:
@@ -171,7 +174,7 @@ def load_config(path: Path | None, flags: Mapping[tuple[str, str], Any] | None =
 
 
 def section_from(name: str, values: Mapping[str, Any]) -> Any:
-    """One section from its keys; text is converted where a key wants a number, a path or a list.
+    """Make one section from its keys; text is converted to numbers and paths as the keys' types require.
 
     Examples:
         >>> section_from("train", {"batch": "1_024", "epochs": 2}).batch

@@ -1,4 +1,4 @@
-"""What a field of a section of settings says of itself, and limits that fields share."""
+"""`Setting`: help, flag and limits of one field of a section; and limits that fields share."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from rowmill.errors import InvalidInput
 
 DIM_MAX = 65_536
 FLOAT_MAX = 3e38
-"""What a 32-bit float holds, nearly."""
+"""About the largest 32-bit float."""
 BELOW_ONE = 0.999999
-"""The largest decay, written so that messages can say it."""
+"""The largest decay; six digits, so that error messages print it exactly."""
 
 
 class ConfigError(InvalidInput):
-    """A setting is wrong; the message names it, its value and the fix."""
+    """A setting is invalid; the message gives its name, its value and the fix."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a person is told about a field, its flag if it has one, and the least and the most it takes."""
+    """Help text of a field, its flag, if any, and its smallest and largest value."""
 
     help: str
     flag: str | None = None

@@ -1,4 +1,4 @@
-"""Move the embeddings of a torch model into a store, in place, and back: `rowmill.convert`."""
+"""Convert a torch model's embeddings to stored ones, in place, and back: `rowmill.convert`."""
 
 from rowmill.conversion.conversion import Conversion, TablePlan, convert, unconvert
 

@@ -1,4 +1,4 @@
-"""Move the embeddings of a torch model into a store, in place, and back."""
+"""Convert a torch model's embeddings to stored modules, in place, and back."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _Source = nn.Embedding | nn.EmbeddingBag
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What becomes of one embedding module.
+    """The plan for one embedding module.
 
     Attributes:
-        path: Where the module is in the model.
+        path: Path of the module in the model.
         table: Name of its table in the store.
-        num_rows: Rows.
+        num_rows: Number of rows.
         dim: Weights per row.
-        dtype: How they are stored.
-        optimizer: What updates the rows; of a frozen module: nothing.
-        group: Tables of one group share a store call.
-        bytes: Rows with their optimizer state.
-        tier: "memory" if all tables fit into the budget, else what share of the rows can be cached.
+        dtype: How weights are stored.
+        optimizer: Optimizer of the rows; SGD with lr 0 for a frozen module.
+        group: Number of the table's group. Tables of one group share a store call.
+        bytes: Bytes of all rows with their optimizer state.
+        tier: "memory" if all tables fit into the budget, else the share of rows that can be cached.
     """
 
     path: str
@@ -67,10 +67,10 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert` did, or would do: print it.
+    """The result or plan of `convert`; `str()` shows it as a table.
 
     Attributes:
-        tables: One entry per module.
+        tables: One plan per module.
         memory: The store's budget in bytes.
         store: The store, or None after a dry run on a path.
     """
@@ -119,35 +119,38 @@ def convert(
     reuse: bool = False,
     dry_run: bool = False,
 ) -> Conversion:
-    """Swap every `nn.Embedding` and `nn.EmbeddingBag` of a model for its stored twin, in place.
+    """Replace every `nn.Embedding` and `nn.EmbeddingBag` of a model with its stored counterpart, in place.
 
-    So are TorchRec's `EmbeddingBagCollection` and `EmbeddingCollection`, known by their structure, each as one: it
-    takes the same KeyedJaggedTensor and gives the same KeyedTensor or JaggedTensors, with one call of the store per
-    group of its tables.
+    TorchRec's `EmbeddingBagCollection` and `EmbeddingCollection`, recognised by their structure, are replaced as a
+    whole. The replacement takes the same KeyedJaggedTensor, returns the same KeyedTensor or JaggedTensors, and makes
+    one call of the store per group of tables.
 
-    Forward signatures and state-dict names stay; weights are copied into the store. A module on the
-    meta device (`with torch.device("meta")`) has no weights to copy: its rows are born on first use,
-    which is how a model larger than memory is built. Everything is checked before anything changes.
+    Forward signatures and state-dict names stay the same; weights are copied into the store. A module on the
+    meta device (`with torch.device("meta")`) has no weights to copy: its rows are created on first use. Use it to
+    build a model larger than memory. All modules are checked before any is changed.
 
-    A model of one process is converted. In a process group of several ranks every rank would train rows of its own, so
-    this raises; `rowmill.distributed.ShardedCollection` spreads rows over ranks.
+    With several ranks in the process group this raises, because every rank would train rows of its own.
+    `rowmill.distributed.ShardedCollection` shards rows over ranks.
 
     Args:
-        model: The model. If it is an embedding itself it cannot be swapped in place.
-        store: An open store, or where to open one (see `Conversion.store`).
-        optimizer: What updates the rows: one for all, or by module path (patterns as "tables.*"). Weights that
-            `apply_optimizer_in_backward` tagged bring their own; a table must have exactly one.
-        memory: Budget of the store, if it is opened here.
+        model: The model. It must not be an embedding itself, which cannot be replaced in place.
+        store: An open store, or a path to open one at (see `Conversion.store`).
+        optimizer: Optimizer of the rows: one for all, or by module path (patterns such as "tables.*"). Weights tagged
+            by `apply_optimizer_in_backward` have their own; a table must have exactly one.
+        memory: Memory budget of the store, if it is opened here.
         dtype: How weights are stored, "fp32", "bf16" or "split-bf16"; see `Store.table`.
-        initializer: How rows are born that were not copied; None: normal(0, 1), as torch does.
+        initializer: Initial weights of rows that were not copied; None: normal(0, 1), as in torch.
         staleness_bound: See `Store.table`.
-        direct_index: Index tables by their ids 0..num_embeddings; False: by hash, which pays when few of
-            many ids ever occur.
-        dense_optimizer: The optimizer of the rest: must not hold an embedding's weight too.
-        skip: Paths (or patterns) of modules to leave alone, with all that is in them.
-        prefix: Put in front of the module paths to name the tables.
-        reuse: Tables of these names may exist with rows: keep those and copy nothing into them.
+        direct_index: Index tables directly by ids in [0, num_embeddings); False: by hash, which saves memory if
+            few of the ids ever occur.
+        dense_optimizer: Optimizer of the other parameters, to check that it has no embedding weight.
+        skip: Paths or patterns of modules to leave unchanged, including their submodules.
+        prefix: Prefix of the table names; the rest is the module path.
+        reuse: Allow existing tables with rows: keep their rows and copy no weights into them.
         dry_run: Change nothing, only return the plan.
+
+    Raises:
+        InvalidInput: A module cannot be converted; the message gives its path, the reason and the fix.
 
     Examples:
         >>> model = nn.Sequential(nn.EmbeddingBag(1000, 8, mode="sum"), nn.Linear(8, 1))
@@ -194,10 +197,13 @@ def convert(
 
 
 def unconvert(model: nn.Module) -> None:
-    """Swap the stored modules of a model for plain torch modules with the same weights, in place.
+    """Replace the stored modules of a model with plain torch modules with the same weights, in place.
 
-    Needs memory for all weights. The store keeps its rows. TorchRec's collections come back as they were, without
-    their tags: tag them anew to train them.
+    It needs memory for all weights. The store keeps its rows. TorchRec's collections are restored without
+    their optimizer tags: tag them again to train them.
+
+    Raises:
+        InvalidInput: A stored module has no plain counterpart; nothing was changed.
     """
     stored = list(stored_modules(model))
     for path, module in stored:
@@ -224,7 +230,7 @@ def _sources(model: nn.Module, skip: Collection[str]) -> dict[str, _Source]:
             continue
         if path == "":
             raise InvalidInput(
-                "the model is an embedding itself and cannot be swapped in place: put it into a module"
+                "the model is an embedding itself and cannot be replaced in place: wrap it in a module"
             )
         if type(module) not in (nn.Embedding, nn.EmbeddingBag):
             raise InvalidInput(
@@ -236,19 +242,20 @@ def _sources(model: nn.Module, skip: Collection[str]) -> dict[str, _Source]:
         known = weight.numel() and not weight.is_meta
         if known and not all(value.isfinite() for value in weight.aminmax()):
             raise InvalidInput(
-                f"{path}: a weight is no finite number, which a row cannot hold: set it to one"
+                f"{path}: a weight is NaN or infinite, which a row cannot hold: set it to a finite number"
             )
         if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
             raise InvalidInput(f'{path}: mode="max" is not supported, only "sum" and "mean"')
         padding = module.padding_idx if isinstance(module, nn.Embedding) else None
         if padding is not None and not weight.is_meta and bool(weight[padding].any()):
             raise InvalidInput(
-                f"{path}: the row of padding_idx {padding} is not 0, which a stored table cannot show"
+                f"{path}: the row of padding_idx {padding} is not 0, but a stored table returns 0 for it: set the "
+                "row to 0"
             )
         sources[path] = module
     if not sources:
         raise InvalidInput(
-            "the model holds no nn.Embedding, nn.EmbeddingBag or collection of TorchRec to convert"
+            "the model holds no nn.Embedding, nn.EmbeddingBag or TorchRec collection to convert"
         )
     return sources
 
@@ -270,7 +277,7 @@ def _refuse_trained_twice(sources: Mapping[str, _Source], optimizer: torch.optim
     for path, module in sources.items():
         if module.weight in held:
             raise InvalidInput(
-                f"{path}: its weight is also in the dense optimizer; make that one from the other "
+                f"{path}: its weight is also in the dense optimizer; create that optimizer from the other "
                 "parameters, or after convert()"
             )
 
@@ -278,13 +285,13 @@ def _refuse_trained_twice(sources: Mapping[str, _Source], optimizer: torch.optim
 def _refuse_ranks(sources: Mapping[str, _Source]) -> None:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
-    # Rows that nothing trains are the same on all ranks.
+    # Frozen rows are equal on all ranks.
     trained = [path for path, module in sources.items() if module.weight.requires_grad]
     if trained:
         raise InvalidInput(
-            f"{trained[0]}: convert() in a process group of {dist.get_world_size()} ranks would give each rank rows of "
-            "its own, which the gradients of the other ranks never reach: spread the rows over the ranks with "
-            "rowmill.distributed.ShardedCollection, or leave the embeddings to torch"
+            f"{trained[0]}: convert() in a process group of {dist.get_world_size()} ranks would give each rank its own "
+            "rows, which miss the gradients of the other ranks: shard the rows with "
+            "rowmill.distributed.ShardedCollection, or keep the torch embeddings"
         )
 
 
@@ -298,7 +305,7 @@ def _plans(
     groups: dict[object, int] = {}
     plans: list[TablePlan] = []
     for path, module in sources.items():
-        # Frozen rows need no state, and a rate of 0 says what happens to them.
+        # Frozen rows need no optimizer state: SGD keeps none, and lr 0 marks them as frozen.
         trained = module.weight.requires_grad
         spec = _optimizer_of(path, module.weight, optimizer) if trained else SGD(lr=0.0)
         stride = _core.row_stride(module.embedding_dim, dtype, optimizer_to_dict(spec))
@@ -333,15 +340,15 @@ def _optimizer_of(
         passed = next((s for pattern, s in optimizer.items() if fnmatchcase(path, pattern)), None)
     if tagged is not None and passed is not None:
         raise InvalidInput(
-            f"{path}: two optimizers, {tagged} by apply_optimizer_in_backward and {passed} by optimizer=; drop one "
-            "of them (optimizer= may name only the modules without a tag)"
+            f"{path}: two optimizers, {tagged} by apply_optimizer_in_backward and {passed} by optimizer=; remove one "
+            "of them (optimizer= may list only the modules without a tag)"
         )
     found = tagged if tagged is not None else passed
     if found is None or isinstance(found, Mapping):
         names = ", ".join(map(repr, optimizer)) if isinstance(optimizer, Mapping) else ""
         raise InvalidInput(
-            f"{path}: no optimizer; optimizer= names only {names or 'nothing'}, and the weights have no tag of "
-            "apply_optimizer_in_backward"
+            f"{path}: no optimizer; optimizer= names only {names or 'nothing'}, and the weights are not tagged by "
+            "apply_optimizer_in_backward: add this path to optimizer="
         )
     return found
 
@@ -369,7 +376,7 @@ def _table(
         if not reuse:
             raise InvalidInput(
                 f"{plan.path}: table {plan.table!r} of {store} already holds {len(table)} rows; pass "
-                "reuse=True to train on with them, or a prefix to make another table"
+                "reuse=True to continue training them, or a prefix to create another table"
             )
     elif not module.weight.is_meta:
         write_weights(table, module.weight.detach(), plan.num_rows)
@@ -405,7 +412,7 @@ def _twin(module: _Source, table: Table) -> StoredBag:
 
 def _plain(module: StoredBag) -> _Source:
     assert module.num_embeddings is not None
-    # However large: the caller asked for plain modules, and they hold their weights.
+    # The size limit of state dicts is passed as the full size: the caller asked for plain modules.
     rows = module.num_embeddings
     weight = read_weights(module.table, rows, "weight", 4 * rows * module.embedding_dim)
     if isinstance(module, EmbeddingBag):

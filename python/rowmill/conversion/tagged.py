@@ -1,8 +1,8 @@
-"""The optimizer that a parameter was tagged with: `apply_optimizer_in_backward` of torch and of TorchRec.
+"""Optimizers of parameters tagged by `apply_optimizer_in_backward` of torch or TorchRec.
 
-Both leave the optimizer's class and its arguments on the parameter. Arguments that were left out have the defaults of
-that class. Row for row the updates are those of the tagged optimizer; rows without a gradient stand still, as they do
-in TorchRec's own fused tables and not in `torch.optim.Adam` or with momentum.
+Both store the optimizer's class and arguments on the parameter; omitted arguments have the defaults of the class. Rows
+with a gradient get the update of the tagged optimizer. Rows without a gradient do not change. TorchRec's fused tables do
+the same; `torch.optim.Adam` and SGD with momentum change all rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TAKES = {
     "PartialRowWiseAdam": ("lr", "betas", "eps"),
 }
 _MEANINGLESS = {"params", "foreach", "fused", "capturable", "differentiable"}
-"""How torch computes, not what."""
+"""Arguments that select torch's implementation and do not change the result."""
 _DEFAULTS: dict[str, Any] = {
     "lr": 1e-2,
     "momentum": 0.0,
@@ -36,15 +36,18 @@ _DEFAULTS: dict[str, Any] = {
     "betas": (0.9, 0.999),
     "initial_accumulator_value": 0.0,
 }
-"""For classes that stand for a fused optimizer and name no arguments: those of FBGEMM's tables."""
+"""Defaults of FBGEMM's tables, for classes that stand for a fused optimizer and declare no arguments."""
 
 
 def tagged_optimizer(parameter: Tensor, path: str) -> OptimizerSpec | None:
-    """What a parameter is tagged with, or None; raises if no optimizer of rows does the same.
+    """The row optimizer equivalent to a parameter's tag, or None without a tag.
 
     Args:
         parameter: The weights of an embedding.
-        path: Where they are, for messages.
+        path: Path of the module, for error messages.
+
+    Raises:
+        InvalidInput: There are several tags, or no row optimizer is equivalent to the tag.
     """
     classes: list[type[Any]] = getattr(parameter, "_optimizer_classes", [])
     arguments: list[dict[str, Any]] = getattr(parameter, "_optimizer_kwargs", [])
@@ -57,8 +60,8 @@ def tagged_optimizer(parameter: Tensor, path: str) -> OptimizerSpec | None:
     name, given = classes[0].__name__, arguments[0]
     if name not in _TAKES or classes[0].__module__.split(".")[0] not in ("torch", "torchrec"):
         raise InvalidInput(
-            f"{path}: tagged with {classes[0].__module__}.{name}, which no optimizer of rows is like; tag it with one "
-            f"of {', '.join(_TAKES)}, or leave the tag away and pass optimizer="
+            f"{path}: tagged with {classes[0].__module__}.{name}, which has no equivalent for rows; tag it with one "
+            f"of {', '.join(_TAKES)}, or remove the tag and pass optimizer="
         )
     defaults = {
         key: parameter.default
@@ -66,12 +69,12 @@ def tagged_optimizer(parameter: Tensor, path: str) -> OptimizerSpec | None:
         if parameter.default is not inspect.Parameter.empty
     }
     for key, value in given.items():
-        # What is left at its default, or switched off, changes nothing.
+        # An unsupported argument is allowed if it is falsy or at its default: it then has no effect.
         plain = key in _MEANINGLESS or not value or (key in defaults and value == defaults[key])
         if key not in _TAKES[name] and not plain:
             raise InvalidInput(
-                f"{path}: tagged with {name} and {key} = {value!r}, which rows have not; drop {key} (known: "
-                f"{', '.join(_TAKES[name])})"
+                f"{path}: tagged with {name} and {key} = {value!r}, which rows do not support; remove {key} "
+                f"(supported: {', '.join(_TAKES[name])})"
             )
     return _spec(name, {**_DEFAULTS, **defaults, **given}, path)
 
@@ -91,5 +94,5 @@ def _spec(name: str, values: dict[str, Any], path: str) -> OptimizerSpec:
     except (TypeError, ValueError):
         shown = ", ".join(f"{key} = {values[key]!r}" for key in _TAKES[name])
         raise InvalidInput(
-            f"{path}: tagged with {name} and arguments that are no numbers: {shown}"
+            f"{path}: tagged with {name} and arguments that are not numbers: {shown}"
         ) from None

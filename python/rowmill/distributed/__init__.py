@@ -1,4 +1,4 @@
-"""Training on many ranks: tables sharded over the stores of all, one exchange of rows per step.
+"""Training on many ranks: tables are sharded over one store per rank, with one exchange of rows per step.
 
 Examples:
     In every process that `torchrun` starts::

@@ -1,4 +1,4 @@
-"""Pooled vectors of many features whose rows are spread over the stores of all ranks."""
+"""Pooled vectors of many features whose rows are sharded over the stores of all ranks."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Prepared:
-    """A batch whose ids are with the owners of their rows: what is left of its forward is to send rows.
+    """A batch whose ids were sent to the owners of their rows; the rest of its forward returns and pools the rows.
 
     Attributes:
-        training: Whether rows are born and will be updated.
-        sent: What this rank asked for, lane by lane, or chunk by chunk.
-        owned: What this rank is asked for.
-        bags: How rows become pooled vectors.
-        answered: How gradients of the rows that came go back.
-        device: Where pooled vectors go.
-        forward: Which forward it is, in errors.
-        reads: What a row cache has of it, if there is one.
+        training: Whether this is a training get: rows are created and will be updated.
+        sent: Requests of this rank to owners, per lane or chunk.
+        owned: Requests of all ranks to this rank, per lane or chunk.
+        bags: Bags over received and cached rows, for pooling.
+        answered: Bags over received rows only, for their gradients.
+        device: Device of the pooled vectors.
+        forward: Name of the forward in error messages.
+        reads: The row cache's plan for this batch, if there is a cache.
         pooled: The pooled vectors, if rows were read ahead.
     """
 
@@ -66,24 +66,27 @@ class Prepared:
 
 
 class ShardedCollection(StoredModule):
-    """An `EmbeddingCollection` over the stores of all ranks: each row lies with the one rank that owns it.
+    """An `EmbeddingCollection` over the stores of all ranks; a hash of table and id gives each row its owning rank.
 
-    Every rank opens a store of its own with the same seed, makes the same tables in the same order, and looks up its own
-    part of the batch. A row gets the sum of the gradients of all ranks, in one update. Forward and backward are
-    collectives: a rank without samples takes part with a batch of none.
+    Every rank opens its own store with the same seed, creates the same tables in the same order, and looks up its own
+    part of the batch. A row is updated once, with the sum of the gradients of all ranks. Forward and backward are
+    collectives: a rank without samples passes an empty batch.
 
-    Tables may also be those of another model, in stores opened `read_only=True` as its ranks wrote them, or in one store
-    that all ranks open: their rows are looked up, and never born or updated.
+    Tables of another model can be used too, without creating or updating rows. Open them with `read_only=True`: either
+    the stores as its ranks wrote them, or one store on all ranks.
 
     Args:
-        features: As for `EmbeddingCollection`; features of one table share their `padding_idx`, and tables of different
-            stores differ in name.
-        ranks: Who takes part.
+        features: As for `EmbeddingCollection`. Features of one table must have the same `padding_idx`, and table names
+            must be distinct across stores.
+        ranks: The participating ranks.
         strategy: How categories share messages; results are equal.
-        rows_on_wire: "fp32", or "bf16" for half the bytes of rows and gradients, rounded to the nearest.
-        chunk_bytes_max: Rows and gradients of more bytes than these go in several messages, of whole tables each; while one
-            travels, the next is packed. Two are in memory at a time. Results are equal.
-        output_dtype: As of `EmbeddingCollection`.
+        rows_on_wire: "fp32", or "bf16" to halve the bytes of rows and gradients, rounded to nearest.
+        chunk_bytes_max: Rows and gradients above this many bytes are split into messages of whole tables. The next is
+            packed while one is sent, and two are in memory at a time. Results are equal.
+        output_dtype: As for `EmbeddingCollection`.
+
+    Raises:
+        InvalidInput: On every rank, if an argument is invalid on one rank, or ranks differ in settings or tables.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class ShardedCollection(StoredModule):
             chunk = parse_size(chunk_bytes_max, name="chunk_bytes_max")
             if chunk == 0:
                 raise InvalidInput(
-                    'chunk_bytes_max must be above 0, got 0: give a size such as "16MiB"'
+                    'chunk_bytes_max must be > 0, got 0: give a size such as "16MiB"'
                 )
             said = {
                 "the strategy": strategy,
@@ -119,8 +122,8 @@ class ShardedCollection(StoredModule):
         self._plan, lanes, chunk = ranks.agree(make, "the collection")
         number = ranks.whereabouts.begin("collection").number
         of = "" if number == 1 else f" of collection {number}"
-        # In a small step the threads of two groups by turns cost more than those of one; and in gloo no collective meets
-        # one of another kind, so forwards of one collection need no group of their own.
+        # With gloo, collectives of different kinds never match each other, so the first collection needs no separate group
+        # for forwards. In small steps, alternating between the threads of two groups costs more than using one group.
         shared = number == 1 and dist.get_backend(ranks.group) == "gloo"
         there = ranks if shared else ranks.apart()
         self._exchange = Exchange(there, ranks.apart(), of, lanes, rows_on_wire, chunk)
@@ -137,9 +140,9 @@ class ShardedCollection(StoredModule):
         return {f"{feature.table.name}.weight": feature.table for feature in self.features}
 
     def matrix_rows(self, table: Table) -> int | None:
-        """No rank has a matrix of all weights."""
+        """Raises `InvalidInput`: no rank has a matrix of all weights."""
         raise InvalidInput(
-            f"the rows of table {table.name!r} are spread over {self.ranks.count} ranks: save them with "
+            f"the rows of table {table.name!r} are sharded over {self.ranks.count} ranks: save them with "
             "store.checkpoint() on every rank, and the rest of the model with "
             "rowmill.nn.dense_state_dict(model)"
         )
@@ -156,35 +159,35 @@ class ShardedCollection(StoredModule):
 
     @property
     def trained_store(self) -> Store | None:
-        """The store of this rank whose rows are trained; None if all are another model's."""
+        """The store of this rank whose rows are trained; None if all stores are read-only."""
         return self._plan.trained
 
     @property
     def traffic(self) -> Traffic:
-        """Rounds and bytes of this rank."""
+        """Collective calls and sent bytes of this rank."""
         return self._exchange.traffic
 
     @property
     def bytes_held(self) -> dict[str, int]:
-        """Bytes of memory that rows and their gradients are packed into and arrive in, which is kept from step to step."""
+        """Bytes of message buffers for rows and gradients, by buffer; they are kept between steps."""
         return self._exchange.buffers.bytes_held
 
     def measure(self, meter: Meter) -> None:
-        """Tell this one of every collective from now on."""
+        """Report every later collective to this meter."""
         self._exchange.meter = meter
 
     def forward(self, batch: RaggedBatch | Prepared) -> Tensor:
         """Pool the bags of this rank's samples.
 
         Args:
-            batch: Exactly the features of this collection, in any order; or what a `Pipeline` made of them.
+            batch: Exactly the features of this collection, in any order; or a batch prepared by a `Pipeline`.
 
         Returns:
             `output_dtype` [B, sum of dims], the features in the order of the constructor.
 
         Raises:
-            InvalidInput: On every rank, if the batch of one is wrong.
-            ExchangeFailed: On every rank, if one could not read its rows.
+            InvalidInput: On every rank, if the batch of one rank is invalid.
+            ExchangeFailed: On every rank, if one rank could not read its rows.
         """
         if not isinstance(batch, Prepared):
             batch = self.prepare(batch, self._exchange, training=self.trains_rows)
@@ -203,21 +206,21 @@ class ShardedCollection(StoredModule):
     def prepare(
         self, batch: RaggedBatch | Exception, exchange: Exchange, *, training: bool
     ) -> Prepared:
-        """The first half of a forward, a collective: ids to the owners of their rows.
+        """The first half of a forward, a collective: send ids to the owners of their rows.
 
         Args:
-            batch: As in forward; or why this rank has none.
-            exchange: What carries them.
-            training: Whether rows are born and will be updated.
+            batch: As in forward; or the error because of which this rank has no batch.
+            exchange: The exchange to use.
+            training: Whether this is a training get.
         """
         return self.send_ids(self.look_up(batch), exchange, training=training)
 
     def look_up(self, batch: RaggedBatch | Exception) -> LookedUp:
-        """Cut a batch by lanes; nothing is sent, and what is wrong is raised by `send_ids`."""
-        # Whoever is not type-checked hands over anything, and the others would wait.
+        """Split a batch by lanes, without communication; `send_ids` raises the errors, so that every rank raises."""
+        # Checked at run time, because other ranks would wait if this rank raised alone.
         if not isinstance(batch, (RaggedBatch, Exception)):  # pyright: ignore[reportUnnecessaryIsInstance]
             batch = InvalidInput(
-                f"a batch must be a RaggedBatch, got {type(batch).__name__}; one without samples has offsets [0]"
+                f"a batch must be a RaggedBatch, got {type(batch).__name__}; an empty batch has offsets [0]"
             )
         if isinstance(batch, Exception):
             return LookedUp(batch, 0, torch.device("cpu"))
@@ -236,18 +239,18 @@ class ShardedCollection(StoredModule):
         training: bool,
         reads: Reads | None = None,
     ) -> Prepared:
-        """Send what was looked up to the owners, a collective.
+        """Send the ids of a batch to the owners of their rows, a collective.
 
         Args:
-            looked: What `look_up` gave.
-            exchange: What carries ids.
-            training: Whether rows are born and will be updated.
-            reads: What a row cache has; owners are asked for the rest.
+            looked: The result of `look_up`.
+            exchange: The exchange to use.
+            training: Whether this is a training get.
+            reads: The row cache's plan; only missing rows are requested from owners.
         """
         asked = looked.asked
         if isinstance(asked, Exception):
             exchange.ask(asked, training=training)
-            raise AssertionError("a rank without a batch raises") from asked
+            raise AssertionError("ask() raises if it is given an error") from asked
         lookups = [one.lookups for one in asked] if reads is None else reads.missing
         sent, owned, forward = exchange.ask(lookups, training=training)
         pairs = [self._bags(one, asked[one.lane], looked.count, reads) for one in sent]
@@ -255,7 +258,7 @@ class ShardedCollection(StoredModule):
         return Prepared(training, sent, owned, bags, answered, looked.device, forward, reads)
 
     def _bags(self, sent: Sent, asked: Asked, count: int, reads: Reads | None) -> tuple[Bags, Bags]:
-        """The bags of a lane or a chunk over all its rows, and over those that come back."""
+        """The bags of a lane or a chunk over all its rows, and over received rows only."""
         lane, places = self._features_by_lane[sent.lane], sent.places
         begin = bisect_left(lane, places.start, key=_place_of)
         end = bisect_left(lane, places.stop, key=_place_of)
@@ -269,7 +272,7 @@ class ShardedCollection(StoredModule):
         return (bags, bags) if reads is None else reads.bags(sent, bags, slice(first, last))
 
     def held_rows(self, cache: RowCache, use: CacheUse, *, training: bool) -> HeldRows | None:
-        """What a run of batches may keep on this rank: rows that it does not train. None if it trains all."""
+        """The rows that a row cache may hold during a run: those that the run does not train. None if it trains all."""
         tables = self._plan.tables
         kept = [not training or table.store.read_only for table in tables]
         changing = [table for table, may in zip(tables, kept, strict=True) if may]
@@ -280,24 +283,24 @@ class ShardedCollection(StoredModule):
         return HeldRows(cache, dims, kept, lambda: sum(t.core.steps for t in changing), use)
 
     def ask(self, batch: RaggedBatch) -> Prepared:
-        """The first half of a forward, a collective: ids to the owners of their rows.
+        """The first half of a forward, a collective: send ids to the owners of their rows.
 
-        Nothing here depends on what rows are, so it may come before the backward of an earlier batch.
+        It does not depend on the values of rows, so it may run before the backward of an earlier batch.
         """
         return self.prepare(batch, self._exchange, training=self.trains_rows)
 
     def begin(self, batch: RaggedBatch | Prepared) -> Coming:
-        """All of a forward but waiting, a collective: rows are on their way when this returns.
+        """Start a forward without waiting for rows, a collective; `Coming.pool` waits.
 
-        What is done before `Coming.pool` hides the way of the rows. In backward, gradients of rows travel while what was
-        recorded meanwhile is differentiated, which is why this order of calls is all that overlap takes.
+        Compute between `begin` and `Coming.pool` overlaps with the transfer of rows. In backward, the gradients of
+        operations recorded between the two calls overlap with the transfer of row gradients.
 
         Args:
-            batch: As in forward; or what `ask` made of it.
+            batch: As in forward; or the result of `ask`.
 
         Raises:
-            InvalidInput: On every rank, if the batch of one is wrong.
-            ExchangeFailed: On the rank that could not read its rows; the others raise it in `Coming.pool`.
+            InvalidInput: On every rank, if the batch of one rank is invalid.
+            ExchangeFailed: On the rank that could not read its rows; the other ranks raise it in `Coming.pool`.
         """
         prepared = batch if isinstance(batch, Prepared) else self.ask(batch)
         return self._begin(prepared, self._exchange, None)
@@ -305,12 +308,12 @@ class ShardedCollection(StoredModule):
     def pool(
         self, prepared: Prepared, exchange: Exchange, failure: Exception | None = None
     ) -> Tensor:
-        """The second half of a forward, a collective: rows back, and bags pooled from them.
+        """The second half of a forward, a collective: send rows back and pool bags from them.
 
         Args:
-            prepared: The first half.
-            exchange: What carries rows.
-            failure: Why this rank can send none.
+            prepared: The result of the first half.
+            exchange: The exchange to use.
+            failure: The error because of which this rank cannot send rows.
         """
         return self._begin(prepared, exchange, failure).pool()
 
@@ -320,12 +323,12 @@ class ShardedCollection(StoredModule):
         owned = failure or self._read(prepared, exchange)
         if isinstance(owned, Exception):
             next(exchange.send_rows(owned, prepared.sent, prepared.owned, prepared.forward))
-            raise AssertionError("a rank that could not read raises")
-        # Gradients come in the order of the loop, and so over the exchange of its thread.
+            raise AssertionError("send_rows() raises if it is given an error")
+        # Backward runs in the order of the training loop, so gradients use the exchange of its thread.
         return Coming(prepared, owned, exchange, self._exchange, self._dtype)
 
     def announce(self, prepared: Prepared, *, steps: int) -> None:
-        """Let the store of this rank bring the rows into memory that it is asked for; see `Store.lookahead`."""
+        """Prefetch the rows that other ranks requested from this rank; see `Store.lookahead`."""
         ids: dict[Table, Tensor] = {}
         for asked in prepared.owned:
             tables = [self._plan.tables[place] for place in asked.places]
@@ -335,20 +338,20 @@ class ShardedCollection(StoredModule):
             store.lookahead(of_store, steps=steps)
 
     def exchange_beside(self) -> Exchange:
-        """Another exchange of the same messages, for another thread. A collective."""
+        """Create another exchange with the same lanes, for another thread. A collective."""
         return self._exchange.beside()
 
     def split(self, pooled: Tensor) -> dict[str, Tensor]:
-        """The result of forward by feature: views, no copies."""
+        """Split the result of forward by feature, `[B, dim]` each, into views without copies."""
         names = [feature.name for feature in self.features]
         return dict(zip(names, torch.split(pooled, self.dims, dim=1), strict=True))
 
     def extra_repr(self) -> str:
-        """The features with their tables."""
+        """Names of the features and their tables."""
         return ", ".join(f"{feature.name}->{feature.table.name}" for feature in self.features)
 
     def _read(self, prepared: Prepared, exchange: Exchange) -> _OwnedRows | Exception:
-        """The distinct rows that this rank is asked for: one call of the store for each group of tables."""
+        """Read the distinct rows requested from this rank, with one call of the store per group of tables."""
         try:
             return _OwnedRows(self._plan, prepared, exchange)
         except Exception as error:
@@ -356,11 +359,11 @@ class ShardedCollection(StoredModule):
 
 
 class _OwnedRows:
-    """Distinct rows that a rank is asked for, flat, table after table as the plan has them.
+    """Distinct rows requested from a rank, flat, in the plan's order of tables.
 
     Attributes:
-        rows: The rows of every chunk, until the next exchange.
-        floats: How many they are, chunk by chunk.
+        rows: The rows of every chunk; valid until the next exchange.
+        floats: Number of floats of every chunk.
     """
 
     def __init__(self, plan: Plan, prepared: Prepared, exchange: Exchange) -> None:
@@ -374,7 +377,7 @@ class _OwnedRows:
         flat = exchange.buffers.take("owned", 0, floats[-1])
         self._groups: list[tuple[LookupGuard, slice]] = []
         for places in plan.groups:
-            # A table without ids is asked as well: its step counts, as it would on one rank.
+            # Tables without ids take part too, so that their step is counted as on one rank.
             begin, end = places.start, places.stop
             asked = slice(rows[begin], rows[end])
             out = slice(floats[begin], floats[end])
@@ -394,13 +397,13 @@ class _OwnedRows:
         self.rows = torch.split(flat, self.floats)
 
     def arrive(self, gradient: Tensor) -> None:
-        """Take the gradient of all rows, in a backward pass."""
+        """Take the gradient of all rows; called in a backward pass."""
         for guard, place in self._groups:
             guard.arrive(gradient[place])
 
 
 class Coming:
-    """Rows of a batch on their way to those who asked."""
+    """A forward whose rows are being sent to the ranks that requested them."""
 
     def __init__(
         self,
@@ -410,31 +413,31 @@ class Coming:
         back: Exchange,
         dtype: torch.dtype,
     ) -> None:
-        # Not the batch itself, in which a pipeline keeps what `pool` returns.
+        # Not the batch itself: a pipeline stores the result of `pool` in it, which would make a reference cycle.
         self.sent, self.owned, self.bags = prepared.sent, prepared.owned, prepared.bags
         self.answered, self.reads = prepared.answered, prepared.reads
         self.rows = rows
         self.there = there
-        """What carries rows."""
+        """The exchange for rows."""
         self.back = back
-        """What carries gradients."""
+        """The exchange for gradients."""
         self.dtype = dtype
-        """Of pooled vectors."""
+        """dtype of pooled vectors."""
         self.training, self.forward = prepared.training, prepared.forward
         self.wires: Iterator[Tensor] = iter(())
-        """Waits for rows, chunk by chunk."""
+        """Received rows per chunk; `next` waits."""
         self.add_gradients: Callable[[Sequence[Tensor]], None] | None = None
-        """Waits for gradients, once they are on their way."""
+        """Waits for gradients and adds them to the given sums; set when they have been sent."""
         self._device = prepared.device
         travelling = _Travel.apply(_anchor if prepared.training else None, self)
         assert isinstance(travelling, Tensor)
         self._travelling = travelling
 
     def pool(self) -> Tensor:
-        """Wait for the rows, and pool bags from them: [B, sum of dims].
+        """Wait for the rows, and pool bags from them: `output_dtype` [B, sum of dims].
 
         Raises:
-            ExchangeFailed: On every rank, if one could not read its rows.
+            ExchangeFailed: On every rank, if one rank could not read its rows.
         """
         out = _Pooled.apply(self._travelling, self, *(bags.weights for bags in self.bags))
         assert isinstance(out, Tensor)
@@ -442,10 +445,10 @@ class Coming:
 
 
 class _Travel(torch.autograd.Function):
-    """Rows of owners on their way, and in backward what waits for their gradients.
+    """Forward: start sending rows. Backward: wait for their gradients.
 
-    Autograd takes first what was recorded last. So between the two backwards lies that of whatever was recorded between
-    the two forwards.
+    Autograd runs backwards in reverse order of recording. So the backward of operations recorded between this forward and
+    that of `_Pooled` runs between the two backwards, while gradients are being sent.
     """
 
     @staticmethod
@@ -460,7 +463,7 @@ class _Travel(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, _: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         rows, add_to = ctx.coming.rows, ctx.coming.add_gradients
-        # A step keeps it until it is over, so it is in no buffer.
+        # Not in a reused buffer, because the step keeps this tensor until its end.
         sums = torch.zeros(sum(rows.floats))
         add_to(torch.split(sums, rows.floats))
         rows.arrive(sums)
@@ -468,7 +471,7 @@ class _Travel(torch.autograd.Function):
 
 
 class _Pooled(torch.autograd.Function):
-    """Rows that came to pooled vectors; their gradients go the same way back, in one exchange."""
+    """Forward: wait for rows and pool them. Backward: start sending their gradients to the owners."""
 
     @staticmethod
     def forward(ctx: Any, _: Tensor, coming: Coming, *weights: Tensor | None) -> Tensor:
@@ -503,7 +506,8 @@ class _Pooled(torch.autograd.Function):
 _place_of: Callable[[Placed], int] = attrgetter("place")
 
 _anchor = torch.empty(0, requires_grad=True)
-"""Makes autograd record an exchange on a rank that is asked for nothing as well: others wait for its gradients."""
+"""An input with `requires_grad`, so that autograd records the exchange even on a rank without requests: backward is a
+collective."""
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which cores of a machine the work of a rank takes, and which the threads that carry its messages."""
+"""Core pinning: the cores for a rank's compute threads and for its communication threads."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Pin = Literal["off", "apart", "together"]
-"""Threads that carry messages run on any core, on cores of their own, or on the cores of the work."""
+"""Communication threads run on any core ("off"), on separate cores ("apart"), or on compute cores ("together")."""
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Where the threads of a rank run.
+    """Cores of one rank.
 
     Attributes:
-        compute: Cores of its work.
-        comm: Cores of the threads that carry its messages.
-        threads: How many share the work.
+        compute: Cores of the compute threads.
+        comm: Cores of the communication threads.
+        threads: Number of compute threads.
     """
 
     compute: tuple[int, ...]
@@ -32,10 +32,14 @@ class Cores:
 def cores_of(
     rank: int, ranks: int, cores: Sequence[int], *, pin: Pin, threads: int | None = None
 ) -> Cores:
-    """The cores of one of `ranks` ranks on this machine, which share `cores`.
+    """Assign cores to one of the `ranks` ranks on this machine, which share `cores`.
 
-    Apart: each rank's communication has a core if there are two for each rank, else one core carries that of all. What is left
-    is for work, in equal shares, or shared where there are fewer cores than ranks. Together: no core is used but those for work.
+    "apart": with two cores per rank or more, each rank has a communication core, else all ranks share one. The other cores
+    compute, in equal shares; with fewer cores than ranks, ranks share them. "together": compute cores as with "apart", and
+    communication runs on them too.
+
+    Raises:
+        InvalidInput: `pin` is not "off" and there is only one core.
 
     Examples:
         >>> cores_of(1, 2, [0, 1, 2, 3, 4, 5], pin="apart")
@@ -44,7 +48,9 @@ def cores_of(
     if pin == "off":
         return Cores(tuple(cores), tuple(cores), threads or max(1, len(cores) // ranks))
     if len(cores) < 2:
-        raise InvalidInput("--pin sets cores apart for communication: there is only one core here")
+        raise InvalidInput(
+            "--pin needs a core for communication, and there is only one core here: use --pin off"
+        )
     carrying = ranks if len(cores) >= 2 * ranks else 1
     left, comm = cores[:-carrying], cores[-carrying:]
     begin, end = len(left) * rank // ranks, len(left) * (rank + 1) // ranks

@@ -1,4 +1,4 @@
-"""Who is told when a collective begins, and when this rank waits for one."""
+"""Hooks for benchmarks: called when a collective begins and while this rank waits for it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 class Meter:
-    """Does nothing; a benchmark derives what measures from it.
+    """Does nothing; a benchmark derives a class that measures.
 
-    What travels while nobody waits for it is hidden behind work, so the two calls tell hidden from exposed.
+    Communication during which this rank does not wait is overlapped with compute. The two hooks let a benchmark separate
+    overlapped from exposed communication.
     """
 
     def begun(self, leg: str, work: object) -> None:
-        """A collective of torch.distributed is on its way.
+        """Called after a collective of torch.distributed was started.
 
         Args:
-            leg: What it carries: a `Leg` of an exchange, or a caller's own word.
+            leg: The data that it carries: a `Leg` of an exchange, or a name chosen by the caller.
             work: Its `torch.distributed.Work`.
         """
 
     def waiting(self, leg: str, work: object = None) -> AbstractContextManager[object]:
-        """Inside, this thread does nothing but wait for all of this leg that is on its way, or for this work of it."""
+        """A context in which this thread only waits, for `work`, or if None for all started collectives of this leg."""
         return nullcontext()

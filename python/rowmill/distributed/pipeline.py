@@ -1,14 +1,13 @@
-"""Batches prepared while the loop works on earlier ones.
+"""Pipeline: prepare coming batches in threads while the training loop works on earlier batches.
 
-One thread makes the ids of coming batches distinct, sends them to the owners of their rows and has the owners announce
-those rows to their stores. What is left to a step is to read rows, which are in memory by then, and to send them. With
-more than one step in flight a second thread does that as well, before the steps before it have updated their rows: how far a
-row may run ahead of its updates is up to the staleness bound of its table, on which the owner's store waits. At bound 0 no
-row is read before its last update, so the bits are those of one batch at a time.
+One thread deduplicates the ids of coming batches and sends them to the owners, which prefetch the rows into memory. A step
+then only reads rows from memory and sends them. With more than one step in flight, a second thread does that too, before
+earlier steps have updated their rows. The staleness bound of each table limits the lag: the owner's store waits. At bound 0
+every row is read after its last update, so results are bit-identical to those of one batch at a time.
 
-Collectives meet in the order in which each rank makes them. So each thread has a group of its own, and takes batches in
-their order; and how many it takes follows from how many the loop took, nothing else: a loop that ends early lets its threads
-take what they were allowed, for the other ranks count on them.
+Collectives match in the order in which each rank calls them. So each thread has its own process group and takes batches in
+order. The number of batches that a thread takes depends only on the number that the loop took. If a loop ends early, its
+threads still take all batches that they were allowed, because other ranks wait for them.
 """
 
 from __future__ import annotations
@@ -36,21 +35,24 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 DEPTH_MAX = 63
-"""The farthest a row can be announced, in steps."""
+"""Largest number of steps by which lookahead can announce a row early."""
 
 _LOOK_AGAIN_S = 0.01
 
 
 class Pipeline:
-    """Batches of a collection, so many of them prepared ahead. Made by every rank, as its `run` is called by every rank.
+    """Batches of a collection, prepared ahead. The constructor and `run` are collectives.
 
     Args:
-        collection: What looks them up.
-        depth: Batches whose ids are with the owners of their rows before the loop asks for them.
-        in_flight: Steps whose rows are read and not updated yet, one to `depth` + 1. With 1 every step reads its own; with
-            more, tables need a staleness bound above 0 for anything to be read early.
-        row_cache: What this rank keeps of rows that a run does not train, while coming batches use them; each batch must
-            then be looked up once, in its order. So many batches more are drawn ahead.
+        collection: The collection that looks up the batches.
+        depth: Number of batches whose ids are sent to owners before the loop takes them, 1 to 63.
+        in_flight: Number of steps whose rows are read and not yet updated, 1 to `depth` + 1. With 1 every step reads its
+            own rows. With more, rows are read early only in tables with a staleness bound above 0.
+        row_cache: Cache of rows that a run does not train, kept while coming batches use them. Each batch must then be
+            looked up once, in order. It draws `row_cache.ahead` more batches ahead.
+
+    Raises:
+        InvalidInput: On every rank, if an argument is invalid or ranks differ in `depth` or `in_flight`.
 
     Examples:
         In every process::
@@ -84,26 +86,28 @@ class Pipeline:
         self._rows = collection.exchange_beside() if self.in_flight > 1 else None
         self._row_cache = row_cache
         self.cache_use = CacheUse()
-        """What the row cache did in all runs."""
+        """Statistics of the row cache over all runs."""
         self._runs = False
 
     def run(self, batches: Iterable[tuple[RaggedBatch, _T]]) -> Generator[tuple[Prepared, _T]]:
-        """Every batch as `collection.forward` takes it, with what came beside it.
+        """Yield every batch, prepared for `collection.forward`, with the caller's value.
 
-        A step counts as over when the next batch is asked for. Closing the generator early drops what is open: gradients
-        that come later change nothing.
+        A step ends when the next batch is requested. Closing the generator early drops open steps: gradients that arrive
+        later change no row.
 
         Args:
-            batches: This rank's part of every batch, with anything of the caller's (labels, say), or None. As many on
-                every rank. Drawn by another thread.
+            batches: Pairs of this rank's part of a batch and any value of the caller, such as labels. Every rank must
+                have equally many. Another thread iterates over them.
 
         Raises:
-            InvalidInput: On every rank, if the batch of one is wrong, or one has more than another; or if an earlier
-                run of this pipeline is not over.
-            ExchangeFailed: On every rank, if one could not read its rows, or its `batches` raised.
+            InvalidInput: On every rank, if the batch of one rank is invalid, or ranks have different numbers of batches.
+                On this rank, if an earlier run of this pipeline is not over.
+            ExchangeFailed: On every rank, if one rank could not read its rows, or its `batches` raised.
         """
         if self._runs:
-            raise InvalidInput("this pipeline runs: close() what its run gave, or make another one")
+            raise InvalidInput(
+                "this pipeline already runs: close() the generator of its last run(), or create another pipeline"
+            )
         self._runs = True
         try:
             held = None
@@ -117,7 +121,7 @@ class Pipeline:
 
 
 class _Quota:
-    """How many batches a thread may take. It takes them all, also those it was allowed before the end."""
+    """The number of batches that a thread may take. The thread takes all of them, even after `end`."""
 
     def __init__(self, allowed: int) -> None:
         self._changed = Condition()
@@ -130,13 +134,13 @@ class _Quota:
             self._changed.notify()
 
     def end(self) -> None:
-        """Allow no more."""
+        """Allow no further batches."""
         with self._changed:
             self._ended = True
             self._changed.notify()
 
     def take(self) -> bool:
-        """Wait for one to be allowed; False if none will be."""
+        """Wait until a batch is allowed; returns False if none is left and `end` was called."""
         with self._changed:
             self._changed.wait_for(lambda: self._left > 0 or self._ended)
             self._left -= 1
@@ -144,7 +148,7 @@ class _Quota:
 
 
 class _Coming(Generic[_T]):
-    """A batch on its way to the loop, and the step that its rows were read in."""
+    """A prepared batch for the loop, and the step in which its rows were read."""
 
     def __init__(self, prepared: Prepared, beside: _T) -> None:
         self.prepared = prepared
@@ -169,7 +173,9 @@ class _Run(Generic[_T]):
         in_flight: int,
     ) -> None:
         self._collection = collection
-        self._training = collection.trains_rows  # Whether gradients are wanted is said by thread.
+        self._training = (
+            collection.trains_rows
+        )  # Read here, because torch's grad mode is per thread.
         self._ids = ids
         self._rows = rows
         self._held = held
@@ -199,7 +205,7 @@ class _Run(Generic[_T]):
             self._ahead.end()
             if coming is not None:
                 coming.drop()
-            # A read may wait for a row that one of these steps holds.
+            # Drop ready steps while waiting for the threads: a read may wait for a row that such a step holds.
             while any(thread.is_alive() for thread in threads) or not self._ready.empty():
                 with suppress(Empty):
                     left = self._ready.get(timeout=_LOOK_AGAIN_S)
@@ -227,13 +233,13 @@ class _Run(Generic[_T]):
             except BaseException as error:  # Raised again in the loop.
                 out.put(error)
 
-        # A daemon: a loop that ends by an error may never close its generator, and the process must end.
+        # A daemon, so that the process can end even if the loop raised and never closed its generator.
         thread = Thread(target=run, name=f"rowmill-{what}-ahead", daemon=True)
         thread.start()
         return thread
 
     def _ask(self, batches: Iterable[tuple[RaggedBatch, _T]]) -> None:
-        """Send the ids of batches to the owners of their rows."""
+        """The thread that sends the ids of batches to the owners of their rows."""
         collection, training = self._collection, self._training
         held = self._held
         looked_up = ((collection.look_up(batch), beside) for batch, beside in batches)
@@ -249,23 +255,23 @@ class _Run(Generic[_T]):
                 return
             except Exception as error:
                 collection.prepare(error, self._ids, training=training)
-                raise AssertionError("a rank without a batch raises") from error
+                raise AssertionError("prepare() raises if it is given an error") from error
             reads = None
             if held is not None and not isinstance(looked.asked, Exception):
                 reads = held.plan(looked, [later for later, _ in coming])
             prepared = collection.send_ids(looked, self._ids, training=training, reads=reads)
-            # The first batch of all is read at once; announcing it would only fetch its rows twice.
+            # The first batch is read at once, so announcing it would fetch its rows twice.
             if number > 0:
                 try:
                     collection.announce(prepared, steps=max(number - self._begun, 0) + 1)
                 except Exception as error:
-                    # Sent with the next ids, which the other ranks wait for.
+                    # Reported in place of the next ids, so that the other ranks raise too.
                     failed = error
             self._asked.put(_Coming(prepared, beside))
             number += 1
 
     def _read(self, rows: Exchange) -> None:
-        """Read the rows of batches, as many steps ahead as are allowed."""
+        """The thread that reads the rows of batches, at most `in_flight` steps ahead."""
         store = self._collection.trained_store if self._training else None
         while self._in_flight.take():
             coming = self._asked.get()

@@ -1,6 +1,6 @@
-"""The ranks of a run: who they are, what they must agree on, and the dense half of a step.
+"""The ranks of a run: agreement on settings, collectives of the loss, and data parallelism of the dense model.
 
-Everything here is a collective: every rank makes the same calls in the same order.
+All calls are collectives: every rank makes the same calls in the same order.
 """
 
 import os
@@ -22,14 +22,17 @@ _T = TypeVar("_T")
 
 
 class Ranks:
-    """All processes of `torch.distributed`, with a group of their own for the rows.
+    """All processes of `torch.distributed`, with a separate process group for rows.
 
-    Collectives of the dense half never meet those of the rows, so either may be on its way while the other begins. Ranks
-    that are in different calls, and a rank that ended, are told to all that wait.
+    Collectives of the dense model use another group than those of the rows, so both may run at the same time. If ranks
+    are in different calls, or a rank has ended, every waiting rank raises.
 
     Args:
-        backend: The backend that carries rows, by its name; None: that of `init_process_group`.
+        backend: Name of the backend for rows; None: that of `init_process_group`.
         timeout_s: Longest wait for another rank, in seconds; then the call raises `RankLost`.
+
+    Raises:
+        InvalidInput: torch.distributed is not initialized, or the backend is not available.
     """
 
     def __init__(self, *, backend: str | None = None, timeout_s: float = 60.0) -> None:
@@ -40,10 +43,10 @@ class Ranks:
             )
         if backend is not None and not _available(backend):
             raise InvalidInput(
-                f"backend {backend!r} is not available: this torch has none of that name"
+                f"backend {backend!r} is not available in this build of torch: choose another, such as gloo"
             )
         group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
-        self.group = cast("dist.ProcessGroup", group)  # Every rank is in it.
+        self.group = cast("dist.ProcessGroup", group)  # Not a non-member: the group has every rank.
         self.rank = dist.get_rank()
         self.count = dist.get_world_size()
         self._backend = backend
@@ -52,11 +55,11 @@ class Ranks:
         self.whereabouts = Whereabouts(self.group)
 
     def apart(self, *, backend: str | None = None, timeout_s: float | None = None) -> "Ranks":
-        """The same ranks with another group, whose collectives do not meet those of this one; for the same thread.
+        """The same ranks with another process group, for independent collectives in the same thread.
 
         Args:
-            backend: As in the constructor; None: as here.
-            timeout_s: The same.
+            backend: As in the constructor; None: the backend of this object.
+            timeout_s: As in the constructor; None: the timeout of this object.
         """
         other = self._again(backend, timeout_s)
         other.whereabouts = self.whereabouts
@@ -64,15 +67,15 @@ class Ranks:
         return other
 
     def beside(self) -> "Ranks":
-        """The same ranks with another group, for a thread whose collectives must not meet those of others."""
+        """The same ranks with another process group, for the collectives of another thread."""
         other = self._again(None, None)
         other.whereabouts = Whereabouts(other.group, self.whereabouts)
         return other
 
     def _again(self, backend: str | None, timeout_s: float | None) -> "Ranks":
-        # Torch waits for the others without an ear for where they are.
+        # torch's own wait in new_group does not detect ranks in different calls; this gather does.
         self.gather(None)
-        # Threads of a group begin with the cores of the thread that makes it: those of all groups have the same.
+        # A group's threads inherit the cores of the thread that creates it. Give all groups the same cores.
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self._cores)
         try:
@@ -84,21 +87,25 @@ class Ranks:
         """Wait for a collective of a call.
 
         Raises:
-            ExchangeFailed: On every rank: they are in different calls.
-            RankLost: Another rank ended, or did not come in time.
+            ExchangeFailed: On every rank, if ranks are in different calls.
+            RankLost: Another rank ended, or did not join within the timeout.
         """
         assert work is not None
         self.whereabouts.wait(work, call, self._timeout_s)
 
     def agree(self, describe: Callable[[], tuple[_T, Mapping[str, Any]]], what: str) -> _T:
-        """Run `describe` on every rank, and raise on all if it raises on one or they describe different things.
+        """Run `describe` on every rank, and raise on every rank if it raises on one or the descriptions differ.
 
         Args:
-            describe: Makes something, and says in words and numbers what ranks must have in common.
-            what: A word for it, in errors.
+            describe: Makes an object, and returns it with a description of settings that must be equal on all ranks.
+            what: Name of the object in error messages.
 
         Returns:
-            What this rank made.
+            The object that this rank made.
+
+        Raises:
+            InvalidInput: The descriptions differ, or `describe` raised `InvalidInput` on a rank.
+            ExchangeFailed: `describe` raised another error on a rank.
         """
         made, described, failure = None, None, None
         try:
@@ -119,7 +126,7 @@ class Ranks:
         return made
 
     def gather(self, value: Any) -> list[Any]:
-        """A value of every rank."""
+        """Gather a picklable value from every rank: a list in the order of ranks."""
         call = self.whereabouts.begin("gather")
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         sizes = [int(size) for size in self._gather(torch.tensor([len(mine)]), call)]
@@ -132,29 +139,37 @@ class Ranks:
         ]
 
     def _gather(self, mine: Tensor, call: Call) -> Tensor:
-        """Tensors of one size, one rank after the other."""
+        """Gather tensors of equal size, concatenated in the order of ranks."""
         all_of_them = mine.new_empty(self.count * len(mine))
         work = dist.all_gather_into_tensor(all_of_them, mine, group=self.group, async_op=True)
         self.wait(work, call)
         return all_of_them
 
     def mean(self, losses: Tensor) -> Tensor:
-        """This rank's share of the mean over the samples of all ranks.
+        """This rank's share of the mean loss over the samples of all ranks.
 
-        Shares of all ranks add up to the mean, and so do their gradients, however unevenly samples are spread. A rank
-        without samples has the share 0, which it must take the backward of as well.
+        The sum of the shares is the mean, and the sum of their gradients is its gradient, also with different numbers of
+        samples per rank. A rank without samples has the share 0, and must run its backward too.
+
+        Args:
+            losses: Loss of each of this rank's samples, any shape.
+
+        Raises:
+            InvalidInput: No rank has a sample.
         """
         count = int(self._sum("mean", torch.tensor(losses.numel())))
         if count == 0:
-            raise InvalidInput("no rank has a sample: there is no mean of nothing")
+            raise InvalidInput(
+                "no rank has a sample, so the mean loss is undefined: skip this step"
+            )
         return losses.sum() / count
 
     def total(self, share: Tensor) -> float:
-        """The sum of a number of every rank: of shares of a loss, the loss."""
+        """The sum of a scalar over all ranks; for shares of a mean loss, the mean loss."""
         return self._sum("total", share.detach())
 
     def _sum(self, what: str, mine: Tensor) -> float:
-        # Means and totals meet on the wire, so each says what it is.
+        # A mean may meet a total of another rank in the same collective, so each sends which one it is.
         call = self.whereabouts.begin("sum", name=self.whereabouts.begin(what).name)
         both = torch.stack([mine.cpu().double(), torch.tensor(float(what == "mean")).double()])
         self.wait(dist.all_reduce(both, group=self.group, async_op=True), call)
@@ -169,26 +184,26 @@ class Ranks:
     def data_parallel(
         self, model: nn.Module, *, repeatable: bool = False
     ) -> DistributedDataParallel:
-        """The model with its dense weights on every rank, their gradients added up over the ranks.
+        """Wrap the dense model in `DistributedDataParallel`, with gradients summed over the ranks, not averaged.
 
-        Sums and no means: with losses by `mean`, N ranks take the step that one rank with all samples takes.
+        With losses by `mean`, N ranks make the same step as one rank with all samples.
 
         Args:
-            model: The dense half.
-            repeatable: Add up in the order of ranks. Otherwise the order within a sum of three ranks or more depends
-                on where a gradient lies in its bucket, and buckets are other ones in the first step after a start, so
-                that a resumed run may differ in the last bit from one that was never stopped. N ranks then receive N - 1
-                times the gradients, and not up to twice.
+            model: The dense model.
+            repeatable: Sum gradients in the order of ranks, so that a resumed run is bit-identical to an uninterrupted
+                one. Otherwise, with three ranks or more, the order depends on a gradient's position in its bucket, and
+                buckets differ in the first step after a start. It costs traffic: each rank receives N - 1 times the
+                gradients instead of at most twice.
         """
         parallel = DistributedDataParallel(model)
-        # Two summands have one order.
+        # The sum of two summands does not depend on their order.
         hook = _add_in_order if repeatable and self.count > 2 else _add_up
         parallel.register_comm_hook(None, hook)  # pyright: ignore[reportUnknownMemberType]
         return parallel
 
 
 def spell(error: Exception) -> tuple[bool, str]:
-    """An error as other ranks learn of it: whether input was wrong, and what it says."""
+    """Encode an error for other ranks: whether it is an `InvalidInput`, and its message."""
     named = isinstance(error, RowmillError)
     return isinstance(error, InvalidInput), str(
         error
@@ -196,7 +211,7 @@ def spell(error: Exception) -> tuple[bool, str]:
 
 
 def raise_first(failures: list[tuple[bool, str] | None], own: Exception | None) -> None:
-    """Raise what the first rank that failed said, the same on every rank; nothing if none did."""
+    """Raise the error of the first failed rank, equal on every rank; return if no rank failed."""
     for rank, failure in enumerate(failures):
         if failure is not None:
             invalid, message = failure
@@ -205,7 +220,7 @@ def raise_first(failures: list[tuple[bool, str] | None], own: Exception | None) 
 
 
 def _available(backend: str) -> bool:
-    """Whether torch has a backend, or a package that torch asks when the name is first used."""
+    """Whether torch has the backend, or an installed package registers it on first use."""
     there = {
         "gloo": dist.is_gloo_available,
         "nccl": dist.is_nccl_available,
@@ -218,7 +233,7 @@ def _available(backend: str) -> bool:
     return backend in dist.Backend.backend_list or backend in packages.names
 
 
-# torch looks at the annotations of a hook, which therefore are no strings in this file.
+# torch inspects the annotations of a hook, so this file does not import `annotations`, which would make them strings.
 def _add_up(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None

@@ -1,15 +1,15 @@
-"""Rows that no step changes, kept on a device of the rank that looks them up while coming batches use them.
+"""Row cache: rows that no step changes are kept on the rank that looks them up, while coming batches use them.
 
-Bagpipe's rule (Section 3 of its paper): of the ids of the next batches, which are known ahead, follows which rows are used
-again, and only those are kept; a row is let go after its last use among them. What is kept is neither asked for nor sent.
+The policy is Bagpipe's (Section 3 of its paper): the ids of the next batches are known, so a row is kept only if one of them
+uses it, and evicted after its last use among them. Cached rows are neither requested from owners nor sent.
 
 Invariants:
 
-- Rows that a run of batches trains are never kept: each use of one is followed by an update, so no kept value would be used.
-- What is kept is decided where ids are sent, and moved where rows are pooled, both in the order of batches. So a slot is
-  read for the last time before another row gets it.
+- Rows that a run trains are never cached: an update follows each use, so a cached value would always be stale.
+- Caching is decided when ids are sent, and rows are moved when they are pooled, both in the order of batches. So the last
+  read of a slot precedes its reuse for another row.
 
-Shapes: C categories of the collection, U distinct ids of a batch, S those together with what is kept.
+Shapes: C categories of the collection, U distinct ids of a batch, S distinct ids of a batch and the cache together.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 AHEAD_MAX = 63
-"""The most batches whose ids are looked at."""
+"""Largest number of coming batches that the policy considers."""
 
 
 @dataclass(frozen=True)
 class RowCache:
-    """How a pipeline keeps rows that no step changes: all in evaluation, in training those of read-only stores.
+    """Settings of a pipeline's row cache: in evaluation it holds all tables, in training only those of read-only stores.
 
     Attributes:
-        ahead: Rows are kept if one of so many next batches uses them.
-        memory: Room for rows, shared evenly by the widths that tables have. Rows that are used first have it.
-        device: Where they are, and where bags are pooled: "cpu", or a GPU such as "cuda".
+        ahead: Number of coming batches, 1 to 63: a row is kept if one of them uses it.
+        memory: Memory for rows, divided equally among the distinct dims of tables. Rows that are used sooner have priority.
+        device: Device of the cache and of pooling: "cpu", or a GPU such as "cuda".
     """
 
     ahead: int = 4
@@ -55,7 +55,7 @@ class RowCache:
     device: str = "cpu"
 
     def check(self) -> None:
-        """Raise InvalidInput for what cannot be."""
+        """Raise `InvalidInput` if a setting is invalid."""
         check_int(self.ahead, "ahead of the row cache", 1, AHEAD_MAX)
         parse_size(self.memory, name="memory of the row cache")
         try:
@@ -69,13 +69,13 @@ class RowCache:
 
 @dataclass
 class CacheUse:
-    """What a pipeline's row cache did since it was made.
+    """Statistics of a pipeline's row cache since its creation.
 
     Attributes:
-        rows: Distinct rows of batches, of tables whose rows may be kept.
-        hits: How many of them were there.
-        bytes_saved: Bytes of their weights, which no owner read and nobody sent.
-        held_max: The most rows that were kept at a time.
+        rows: Number of distinct rows per batch, summed over batches, of tables that may be cached.
+        hits: Number of these rows that were in the cache.
+        bytes_saved: Bytes of the weights of hits, which owners neither read nor sent.
+        held_max: Largest number of rows cached at a time.
     """
 
     rows: int = 0
@@ -85,7 +85,7 @@ class CacheUse:
 
 
 def with_next(batches: Iterator[_T], count: int) -> Iterator[tuple[_T, list[_T]]]:
-    """Each with the `count` after it, fewer at the end; one that cannot be drawn is raised in its turn.
+    """Yield each batch with the next `count` batches, fewer at the end. An error of `batches` is raised in its position.
 
     Examples:
         >>> list(with_next(iter("abc"), 1))
@@ -110,12 +110,12 @@ def with_next(batches: Iterator[_T], count: int) -> Iterator[tuple[_T, list[_T]]
 
 
 class Reads:
-    """Of one batch: which rows are kept already, which of the others will be, and where.
+    """The cache's plan for one batch: its cached rows, its missing rows, and the missing rows that will be cached.
 
     Attributes:
-        missing: Of every lane the distinct ids that owners are asked for.
-        hits: Of every category the slots of its rows that are kept.
-        saved: Of every category the places among its missing rows of those that will be kept, and their slots.
+        missing: Per lane, the distinct ids to request from owners.
+        hits: Per category, the slots of its cached rows.
+        saved: Per category, the positions among its missing rows of those that will be cached, and their slots.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Reads:
         self.number = number
         self.unique = looked.unique
         self.rows: list[Tensor] = []
-        """Of every category the rows that are kept, once they may be read."""
+        """Per category, the cached rows; set by `HeldRows.begin`."""
         self.slots = slots
         self.saved = saved
         self.hits = [slots_U[slots_U >= 0] for slots_U in slots]
@@ -146,12 +146,12 @@ class Reads:
             first += len(ids)
 
     def bags(self, sent: Sent, bags: Bags, lookups: slice) -> tuple[Bags, Bags]:
-        """Bags over what comes and what is kept behind it, and over what comes alone, to which gradients go back.
+        """Bags over received rows followed by cached rows, and bags over received rows only, for gradients.
 
         Args:
-            sent: The rows that come, one for each missing id in its order.
-            bags: The lookups of these categories; its rows are not looked at.
-            lookups: Which of the lane's they are.
+            sent: The request of the missing ids.
+            bags: The bags of these categories; their `combined` is replaced.
+            lookups: The range of these lookups within the lane.
         """
         unique, places = self.unique[sent.lane], sent.places
         slots_U = torch.cat([self.slots[place] for place in places])
@@ -173,14 +173,14 @@ class Reads:
 
 
 class HeldRows:
-    """What a run of batches keeps.
+    """The cached rows of a run of batches.
 
     Args:
         cache: The settings.
-        dims: The width of every category.
-        kept: Whether rows of a category may be kept.
-        steps: How often rows that are kept have been trained.
-        use: Counts what is saved.
+        dims: The dim of every category.
+        kept: Per category, whether its rows may be cached.
+        steps: Returns the number of optimizer steps of the cached tables, to detect training.
+        use: Statistics, updated.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class HeldRows:
         share = parse_size(cache.memory) // max(len(widths), 1)
         self._rows_max = {dim: share // (4 * dim) for dim in widths}
         self.device = torch.device(cache.device)
-        # Tables seldom fill the memory: it grows with what is kept.
+        # Allocated as needed, because tables seldom fill the memory.
         self._values = {dim: torch.empty(0, dim, device=self.device) for dim in widths}
         self._free = {dim: torch.empty(0, dtype=torch.int64) for dim in widths}
         self._slots_made = dict.fromkeys(widths, 0)
@@ -210,7 +210,7 @@ class HeldRows:
     # Where ids are sent.
 
     def plan(self, looked: LookedUp, coming: Sequence[LookedUp]) -> Reads:
-        """Decide what of a batch is kept, given the next ones."""
+        """Decide which rows of a batch are cached, given the next batches."""
         mine = looked.distinct
         both = [
             torch.cat([held, ids]) for held, ids in zip(self._ids, self._may(mine), strict=True)
@@ -219,7 +219,7 @@ class HeldRows:
         known = joined.by_category()
         firsts = _begins(joined.counts)
         next_use_S = self._next_use(known, coming)
-        # A distinct id that is kept already stands among the first of its category.
+        # `known` lists cached ids first in each category, so the position of a hit is below the number of cached ids.
         lookups = torch.split(joined.inverse, [len(ids) for ids in both])
         place_of = [
             inverse[len(held) :].long() - first
@@ -242,7 +242,7 @@ class HeldRows:
             self._use.bytes_saved += 4 * dim * int(hit_U.sum())
             keep_S = keeps[c]
             stays = keep_S[:held]
-            # A row that leaves is read for this batch before one that comes with it takes its slot.
+            # An evicted slot is free at once: `begin` reads its row for this batch before `complete` overwrites it.
             self._free[dim] = torch.cat([self._free[dim], self._slots[c][~stays]])
             self._ids[c], self._slots[c] = self._ids[c][stays], self._slots[c][stays]
             saved.append((torch.nonzero(keep_S[place_U[~hit_U]]).view(-1), place_U[:0]))
@@ -258,13 +258,13 @@ class HeldRows:
         return Reads(self, self._planned, looked, slots, saved)
 
     def _may(self, ids: Sequence[Tensor]) -> list[Tensor]:
-        """Of every category the ids, if its rows may be kept."""
+        """Per category, the ids if its rows may be cached, else none."""
         return [of if may else of[:0] for of, may in zip(ids, self._kept, strict=True)]
 
     def _next_use(self, known: Sequence[Tensor], coming: Sequence[LookedUp]) -> Tensor:
-        """int64 [S]: how many batches from now each row is used next; beyond `ahead`, if by none."""
+        """int64 [S]: number of batches until each row's next use; `ahead` + 1 if no coming batch uses it."""
         never = self.ahead + 1
-        # A batch that is wrong is the last one anyhow.
+        # An invalid batch has no distinct ids; it ends the run.
         later = [self._may(looked.distinct) for looked in coming if looked.unique]
         segments = [torch.cat([ids, *(batch[c] for batch in later)]) for c, ids in enumerate(known)]
         found = _unique(segments)
@@ -281,7 +281,7 @@ class HeldRows:
         age_N = torch.cat(ages)
         age_N[age_N == 0] = never
         use.scatter_reduce_(0, found.inverse.long(), age_N, "amin")
-        # Those that are known came first, so they are the first of their category.
+        # The known ids were listed first, so they are the first distinct ids of their category.
         return torch.cat(
             [
                 use[first : first + len(ids)]
@@ -290,7 +290,7 @@ class HeldRows:
         )
 
     def _keeps(self, next_use: Sequence[Tensor]) -> list[Tensor]:
-        """Which rows are kept: those used again, the next ones first where there is no room for all."""
+        """Which rows are cached: rows that are used again; if memory is short, those with the soonest use."""
         keeps = [use <= self.ahead for use in next_use]
         for dim, most in self._rows_max.items():
             places = [c for c, d in enumerate(self._dims) if d == dim]
@@ -308,26 +308,28 @@ class HeldRows:
         free, made = self._free[dim], self._slots_made[dim]
         more = max(count - len(free), 0)
         self._slots_made[dim] = made + more
-        assert self._slots_made[dim] <= self._rows_max[dim], "no more rows than fit"
+        assert self._slots_made[dim] <= self._rows_max[dim], (
+            "more rows cached than the memory holds"
+        )
         self._free[dim] = free[count:]
         return torch.cat([free[:count], torch.arange(made, made + more)])
 
     # Where rows are pooled.
 
     def begin(self, reads: Reads) -> InvalidInput | None:
-        """Read what is kept for a batch, whose rows come now; or say why that is wrong."""
+        """Read the cached rows of a batch that is now pooled; returns an error if rows were trained or order is wrong."""
         if self._steps() != self._steps_before:
             return InvalidInput(
-                "rows were trained since this run of evaluation began, and its row cache would not show it: close() the run "
-                "before a training step, or evaluate without a row cache"
+                "rows were trained since this run of evaluation began, so its row cache is stale: close() the run before a "
+                "training step, or evaluate without a row cache"
             )
         if reads.number != self._moved + 1:
             return InvalidInput(
                 f"batch {reads.number} of this run is looked up after batch {self._moved}: with a row cache each batch of "
-                "Pipeline.run must be looked up once, in its order"
+                "Pipeline.run must be looked up once, in order"
             )
         self._moved = reads.number
-        # All of them before any row that comes takes a slot.
+        # Read all cached rows before `complete` writes received rows into slots.
         reads.rows = [
             self._values[dim][slots.to(self.device)].view(-1) if len(slots) > 0 else torch.empty(0)
             for dim, slots in zip(self._dims, reads.hits, strict=True)
@@ -335,7 +337,7 @@ class HeldRows:
         return None
 
     def complete(self, reads: Reads, sent: Sent, wire: Tensor) -> Tensor:
-        """What came and, behind it, what is kept of a batch; and keep what is to be kept of what came."""
+        """Concatenate received and cached rows of a batch, and copy received rows into the cache as planned."""
         wire = wire.to(self.device)
         begin, starts = 0, None
         for place, dim in zip(sent.places, sent.message.dims, strict=True):
@@ -368,13 +370,13 @@ def _unique(segments: Sequence[Tensor]) -> Unique:
 
 
 def _begins(counts: Tensor) -> list[int]:
-    """The first of every category, given how many each has."""
+    """Exclusive prefix sum of counts: the first index of every category."""
     begins: list[int] = (counts.cumsum(0) - counts).numpy().tolist()
     return begins
 
 
 def _row_starts(message: Message) -> Tensor:
-    """int64 [W]: the first float of every row."""
+    """int64 [W]: offset in floats of every row."""
     counts = message.counts.long()
     widths = torch.tensor(message.dims).repeat(len(counts) // len(message.dims))
     widths_W = widths.repeat_interleave(counts)
@@ -382,7 +384,7 @@ def _row_starts(message: Message) -> Tensor:
 
 
 def on(bags: Bags, device: torch.device) -> Bags:
-    """The same bags for rows that are on a device."""
+    """Copy bags to a device."""
     weights = None if bags.weights is None else bags.weights.to(device)
     message = Message(bags.message.counts.to(device), bags.message.dims)
     combined, offsets = bags.combined.to(device), bags.offsets.to(device)

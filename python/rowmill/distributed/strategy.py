@@ -1,6 +1,6 @@
-"""How the categories of a collection share messages. Every strategy gives the same result.
+"""Strategies by which categories of a collection share messages. All strategies give equal results.
 
-A *lane* is a run of categories whose ids travel in one message, and whose rows do. Strategies differ in where lanes end,
+A *lane* is a run of categories that share one message for ids and one for rows. Strategies differ in the boundaries of lanes
 and in how an owner learns the category of an id.
 """
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Strategy = Literal["packed", "fused", "source-hash", "per-category"]
-"""`packed`: one lane for everything. `fused`: a lane for each group of categories (FusedRec). `source-hash`: the same, with
-ids hashed by their rank and a message more that tells categories. `per-category`: a lane for each category (TFRA)."""
+"""`packed`: one lane for all categories. `fused`: one lane per group of categories (FusedRec). `source-hash`: as `fused`, but
+the sender hashes ids and sends their categories in another message. `per-category`: one lane per category (TFRA)."""
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Categories that share messages: their places among those of the collection, and their numbers and widths."""
+    """Categories that share messages: their positions in the collection, their numbers and their dims."""
 
     places: range
     categories: tuple[int, ...]
     dims: tuple[int, ...]
     hashed: bool
-    """Whether ids travel hashed, with their categories in a message of their own."""
+    """Whether ids are sent hashed, with their categories in a separate message."""
 
 
 def lanes(
     strategy: Strategy, groups: Sequence[int], categories: Sequence[int], dims: Sequence[int]
 ) -> list[Lane]:
-    """The lanes of a strategy; the categories of a group stand side by side."""
+    """The lanes of a strategy; the categories of a group must be adjacent."""
     if strategy not in STRATEGIES:
         raise InvalidInput(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
     ends = [

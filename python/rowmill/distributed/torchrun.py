@@ -1,4 +1,4 @@
-"""What torchrun does to a rank: it says which one that is and where the others are, and ends it when one of them is gone."""
+"""Start under torchrun: read a rank's environment, connect all ranks, and delay the SIGTERM that follows a lost rank."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 _LEAVE_S = 5.0
 _LATE_S = 10.0
-"""How much later than it was told torch may notice that nobody is there: it tries again, and waits in between."""
+"""Allowance beyond torch's own timeout, which torch overruns because it retries with pauses."""
 _COUNT_MAX = 1 << 20
 _PORT_MAX = (1 << 16) - 1
 
 
 @dataclass(frozen=True)
 class Launched:
-    """Which rank this process is, as its environment has it.
+    """This process's rank, from its environment.
 
     Attributes:
-        rank: Of all.
-        count: How many those are.
-        local_rank: Of those on this machine.
-        local_count: How many those are.
+        rank: Rank among all ranks.
+        count: Number of ranks.
+        local_rank: Rank among the ranks of this machine.
+        local_count: Number of ranks of this machine.
     """
 
     rank: int
@@ -46,16 +46,16 @@ class Launched:
 
     @classmethod
     def here(cls) -> Launched | None:
-        """None if nobody started this process as a rank.
+        """Read `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE`; None if the first two are not both set.
 
         Raises:
-            InvalidInput: The environment says what cannot be.
+            InvalidInput: A variable is invalid.
         """
         if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
             return None
         count = _number("WORLD_SIZE", 1, _COUNT_MAX)
         rank = _number("RANK", 0, count - 1)
-        # Else all of them are taken to be on this machine.
+        # Without LOCAL_WORLD_SIZE all ranks are assumed to be on this machine.
         local_count = _number("LOCAL_WORLD_SIZE", 1, count, default=count)
         return cls(rank, count, _number("LOCAL_RANK", 0, count - 1, default=rank), local_count)
 
@@ -68,26 +68,26 @@ def meet(
     wait_s: float,
     able: Callable[[], object] | None = None,
 ) -> None:
-    """Begin torch.distributed, if all ranks come and all can.
+    """Connect all ranks, check their prerequisites, and initialise torch.distributed.
 
     Args:
         here: This rank.
-        backend: Of torch.distributed.
-        meeting_s: Longest wait for the others to come.
-        wait_s: Longest wait for them afterwards.
-        able: Raises where this rank lacks what it needs; all hear of it.
+        backend: Backend of torch.distributed.
+        meeting_s: Longest wait for all ranks to connect, in seconds.
+        wait_s: Timeout of the process group, in seconds.
+        able: Raises if this rank lacks a prerequisite; every rank then raises.
 
     Raises:
-        ExchangeFailed: Not all came; or, on every rank, one cannot begin.
-        InvalidInput: The environment does not say where to meet; or, on every rank, input of one is wrong.
+        ExchangeFailed: Not all ranks connected; or, on every rank, one rank lacks a prerequisite.
+        InvalidInput: `MASTER_ADDR` or `MASTER_PORT` is invalid; or, on every rank, the input of one rank is invalid.
     """
     if not os.environ.get("MASTER_ADDR"):
         raise InvalidInput("MASTER_ADDR is not set: start the ranks with torchrun, which sets it")
     host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0, _PORT_MAX)
     try:
-        # Torch waits without an end for an answer of whoever took the connection.
+        # If a foreign program accepts the connection, torch waits for its answer without a timeout.
         store = within(meeting_s + _LATE_S, lambda: _store(here, host, port, meeting_s))
-        # Before any waits for another: what is wrong with one is heard by all.
+        # Check before any collective, so that every rank learns of a failure instead of waiting.
         _all_can(store, here, backend, meeting_s, able)
         dist.init_process_group(
             backend,
@@ -100,19 +100,19 @@ def meet(
         raise
     except TimeoutError:
         raise ExchangeFailed(
-            f"rank {here.rank} could not meet the others at {host}:{port}: somebody takes connections there and does not "
-            f"answer, as another program would; start all {here.count} ranks with a MASTER_PORT that is free"
+            f"rank {here.rank} could not reach the other ranks at {host}:{port}: another program seems to use this port; "
+            f"it accepts connections and does not answer. Start all {here.count} ranks with a MASTER_PORT that is free"
         ) from None
     except (RuntimeError, ValueError) as error:
         what = next(iter(str(error).splitlines()), type(error).__name__)
         raise ExchangeFailed(
-            f"rank {here.rank} could not meet the others at {host}:{port}: {what}; start all {here.count} ranks, within "
+            f"rank {here.rank} could not reach the other ranks at {host}:{port}: {what}; start all {here.count} ranks, within "
             f"{meeting_s:g} s, and with a MASTER_PORT that is free"
         ) from error
 
 
 def _store(here: Launched, host: str, port: int, meeting_s: float) -> c10d.Store:
-    """What ranks share: that of torchrun itself, or of rank 0. Nobody waits for the others here."""
+    """The key-value store that ranks share, of torchrun or of rank 0. This call does not wait for other ranks."""
     of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = c10d.TCPStore(
         host,
@@ -123,7 +123,7 @@ def _store(here: Launched, host: str, port: int, meeting_s: float) -> c10d.Store
         wait_for_workers=False,
         multi_tenant=True,
     )
-    # Where ranks are started again, some versions of torchrun keep what the last ones said.
+    # After a restart of the ranks, some versions of torchrun keep keys of the previous start.
     return c10d.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -134,7 +134,7 @@ def _all_can(
     meeting_s: float,
     able: Callable[[], object] | None,
 ) -> None:
-    """Wait until all ranks have come, and raise on all if one cannot begin."""
+    """Wait until all ranks have connected, and raise on every rank if one lacks a prerequisite."""
     failure = None
     try:
         if backend == "oneccl":
@@ -153,7 +153,8 @@ def _all_can(
     except dist.DistStoreError:
         absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
         raise ExchangeFailed(
-            f"of {here.count} ranks these did not come within {meeting_s:g} s: {', '.join(map(str, absent))}; start all again"
+            f"of {here.count} ranks these did not connect within {meeting_s:g} s: {', '.join(map(str, absent))}; start all "
+            "ranks again"
         ) from None
     said = [store.get(key).decode().split(" ", 2) for key in keys]
     _leave(store, here)
@@ -167,7 +168,7 @@ def _all_can(
 
 
 def _leave(store: c10d.Store, here: Launched) -> None:
-    """Rank 0 may hold what the others read from, so it is the last to go on."""
+    """Rank 0, whose process may serve the key-value store, waits until the other ranks have read it."""
     if here.rank > 0:
         store.set(f"read/{here.rank}", "")
         return
@@ -176,13 +177,13 @@ def _leave(store: c10d.Store, here: Launched) -> None:
 
 @contextmanager
 def ends_late(seconds: float, said: str | None = None) -> Generator[None]:
-    """SIGTERM ends this process, but not at once.
+    """Delay the end of this process by SIGTERM.
 
-    When a rank is gone torchrun ends the others, which have yet to say which one it was.
+    When a rank ends, torchrun sends SIGTERM to the other ranks. The delay lets them report which rank was lost.
 
     Args:
-        seconds: How long they may take.
-        said: Printed at the end, on standard error.
+        seconds: The delay.
+        said: Message printed on standard error at the end.
     """
 
     def end() -> None:
@@ -196,12 +197,12 @@ def ends_late(seconds: float, said: str | None = None) -> Generator[None]:
         last.start()
 
     if threading.current_thread() is not threading.main_thread():
-        # Signals are the main thread's, and this is a program of somebody else.
+        # Python sets signal handlers in the main thread only.
         yield
         return
     before = signal.signal(signal.SIGTERM, later)
     yield
-    # Not after an error: that is what there is to say.
+    # After an error the delay stays, so that the error can be reported.
     signal.signal(signal.SIGTERM, before)
 
 

@@ -1,4 +1,4 @@
-"""Modules whose weights live in a store: drop-in for torch's embeddings, and many features at once."""
+"""Modules whose weights live in a store: replacements of torch's embeddings, and collections of many features."""
 
 from rowmill.nn.collection import EmbeddingCollection, Feature, StackedBags
 from rowmill.nn.embedding import Embedding

@@ -1,4 +1,4 @@
-"""Many features at once: one store call per group of tables.
+"""Pooled lookups of many features, with one store call per group of tables.
 
 Shapes: B samples, F features, D weights per row.
 """
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of a batch, the table its ids are rows of, and how a bag becomes one vector.
+    """A feature of a batch, the table of its ids, and how a bag is pooled.
 
-    Several features may share a table.
+    Several features may share a table. Ids equal to `padding_idx` are ignored.
     """
 
     name: str
@@ -39,9 +39,9 @@ class Pooling:
     """Lookups of many features, one call of the store per group of tables.
 
     Args:
-        features: What is looked up.
-        keys: Under which name of a batch each feature has its ids; None: under its own.
-        output_dtype: float32 or bfloat16, of pooled vectors.
+        features: The features, with distinct names and tables of one store.
+        keys: For each feature, the name of its ids in a batch; None: the feature's name.
+        output_dtype: dtype of pooled vectors, float32 or bfloat16.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class Pooling:
         if not names or len(set(names)) != len(names):
             raise InvalidInput(f"features must have distinct names, got {names}")
         if len({feature.table.store for feature in self.features}) != 1:
-            raise InvalidInput("features of one collection must have tables of one store")
+            raise InvalidInput(
+                "features of a collection must have tables of one store: use one collection per store"
+            )
         for feature in self.features:
             if feature.pooling not in ("sum", "mean"):
                 raise InvalidInput(
@@ -69,7 +71,7 @@ class Pooling:
         self._placed: tuple[tuple[str, ...], list[list[int]]] | None = None
 
     def pool(self, batch: RaggedBatch, *, training: bool) -> Tensor:
-        """Pooled vectors of every feature, [B, sum of dims]."""
+        """Pooled vectors of every feature, `output_dtype` [B, sum of dims], on the batch's device."""
         weights = batch.weights
         device = batch.values.device
         pooled: dict[int, Tensor] = {}
@@ -92,7 +94,7 @@ class Pooling:
         return torch.cat([pooled[position] for position in sorted(pooled)], dim=1).to(device)
 
     def _places(self, names: tuple[str, ...]) -> list[list[int]]:
-        """For each call where its features lie in a batch of these: of batch after batch the same."""
+        """For each call, the positions of its features in a batch with these names; cached, as batches repeat."""
         if self._placed is None or self._placed[0] != names:
             place_of = {name: place for place, name in enumerate(names)}
             missing = list(dict.fromkeys(key for key in self._keys if key not in place_of))
@@ -104,7 +106,7 @@ class Pooling:
 
 
 class _Call:
-    """What one call of the store is asked for every batch."""
+    """Arguments of one call of the store, equal for every batch."""
 
     def __init__(self, features: Sequence[Feature], positions: list[int]) -> None:
         chosen = [features[position] for position in positions]
@@ -115,15 +117,15 @@ class _Call:
 
 
 class EmbeddingCollection(StoredModule):
-    """Pooled vectors of many features, side by side.
+    """Pooled vectors of many features, concatenated.
 
-    Tables whose dim, optimizer and initializer agree form a group and cost one call of the store,
-    forward and backward, however many there are.
+    Tables with equal dim, optimizer and initializer form a group. A group takes one call of the store
+    per forward and one per backward.
 
     Args:
-        features: What is pooled.
-        output_dtype: bfloat16 for models that multiply in it: sums of rows are taken in float32 and rounded to the
-            nearest, and half the bytes are written. Gradients come back as bfloat16, too, and are added up as float32.
+        features: The features to pool.
+        output_dtype: float32, or bfloat16 for layers that run in bfloat16: rows are summed in float32 and rounded to
+            nearest, which halves the bytes written. Gradients then arrive in bfloat16 and are summed in float32.
 
     Examples:
         >>> import tempfile, rowmill
@@ -157,7 +159,7 @@ class EmbeddingCollection(StoredModule):
         """Pool the bags of every feature.
 
         Args:
-            batch: Holds every feature of this collection, in any order; others are left alone.
+            batch: Has every feature of this collection, in any order; other features are ignored.
 
         Returns:
             `output_dtype` [B, sum of dims], the features in the order of the constructor.
@@ -176,17 +178,17 @@ class EmbeddingCollection(StoredModule):
         return self.features[0].table.store.lookahead(ids, into=into, steps=steps)
 
     def split(self, pooled: Tensor) -> dict[str, Tensor]:
-        """The result of forward by feature: views, no copies."""
+        """Split the result of forward by feature, `[B, dim]` each, into views without copies."""
         names = [feature.name for feature in self.features]
         return dict(zip(names, columns(pooled, self.dims), strict=True))
 
     def extra_repr(self) -> str:
-        """The features with their tables."""
+        """Names of the features and their tables."""
         return ", ".join(f"{feature.name}->{feature.table.name}" for feature in self.features)
 
 
 def _shared(features: Sequence[Feature]) -> list[list[int]]:
-    """Positions of the features that share a store call: of one group, and one padding per table."""
+    """Positions of the features that share a store call: features of one group, with one padding id per table."""
     calls: list[list[int]] = []
     for position, feature in enumerate(features):
         for call in calls:
@@ -203,22 +205,22 @@ def _shared(features: Sequence[Feature]) -> list[list[int]]:
 
 
 def check_output_dtype(dtype: torch.dtype) -> None:
-    """Raise for a type that pooled vectors cannot have."""
+    """Raise `InvalidInput` unless `dtype` is float32 or bfloat16."""
     if dtype not in (torch.float32, torch.bfloat16):
         raise InvalidInput(f"output_dtype must be torch.float32 or torch.bfloat16, got {dtype!r}")
 
 
 def columns(pooled: Tensor, widths: int | list[int]) -> tuple[Tensor, ...]:
-    """Views of the columns of each feature."""
+    """Split `pooled` into views of each feature's columns."""
     return torch.split(pooled, widths, dim=1)
 
 
 class StackedBags(nn.Module):
-    """One pooled vector per feature, stacked: what models take as their `embeddings`.
+    """One pooled vector per feature, stacked: the `embeddings` of click models.
 
     Args:
         features: Features whose tables all have the same dim.
-        output_dtype: As of `EmbeddingCollection`.
+        output_dtype: As for `EmbeddingCollection`.
     """
 
     def __init__(
@@ -227,7 +229,7 @@ class StackedBags(nn.Module):
         super().__init__()
         self.collection = EmbeddingCollection(features, output_dtype=output_dtype)
         if len(set(self.collection.dims)) != 1:
-            raise InvalidInput(f"stacked features need one dim, got {self.collection.dims}")
+            raise InvalidInput(f"stacked features must have equal dims, got {self.collection.dims}")
         self.names = tuple(feature.name for feature in self.collection.features)
 
     def forward(
@@ -237,7 +239,7 @@ class StackedBags(nn.Module):
 
         Args:
             ids: int64 [B, F], or one flat tensor per feature.
-            offsets: With flat ids, where each of the B bags of a feature begins.
+            offsets: With flat ids, per feature the start of each of its B bags.
 
         Returns:
             `output_dtype` [B, F, D].
@@ -262,7 +264,9 @@ class StackedBags(nn.Module):
         count = len(self.names)
         if isinstance(ids, Tensor):
             if offsets is not None:
-                raise InvalidInput("offsets belong to flat ids: pass one id tensor per feature")
+                raise InvalidInput(
+                    "offsets need flat ids: pass one id tensor per feature, or [B, F] ids without offsets"
+                )
             return RaggedBatch.from_dense(self.names, ids)
         if offsets is None or len(ids) != count or len(offsets) != count:
             raise InvalidInput(f"flat ids need {count} id tensors and as many offset tensors")

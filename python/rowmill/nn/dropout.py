@@ -1,7 +1,6 @@
-"""Dropout from few random bits: torch's own draws a number of 53 bits for every weight, which took a quarter of a step.
+"""Dropout from 16 random bits per weight. torch's own dropout draws 53 bits per weight, which took a quarter of a step.
 
-A weight takes 16 bits of torch's random stream, so that a share is a multiple of 1/65,536; what is kept is scaled by
-exactly its inverse.
+The dropout share is therefore a multiple of 1/65,536. Kept weights are scaled by the inverse of the exact share kept.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ _PER_WORD = 4
 
 
 def dropout(weights: Tensor, share: float, *, training: bool = True) -> Tensor:
-    """Each weight 0 with probability `share`, else divided by 1 - `share` (Srivastava et al. 2014, section 10).
+    """Set each weight to 0 with probability `share`, else divide it by 1 - `share` (Srivastava et al. 2014, section 10).
 
     Args:
         weights: Floats on the CPU, any shape. The result has their shape and dtype.
-        share: From 0 to below 1, rounded to a multiple of 1/65,536. At 0 the result is `weights` itself.
+        share: In [0, 1), rounded to a multiple of 1/65,536. At 0 the result is `weights` itself.
         training: If false, the result is `weights` itself.
     """
     left_out = min(round(share * _LEVELS), _LEVELS - 1)

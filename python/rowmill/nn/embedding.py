@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Embedding(StoredBag):
-    """One row per id; arguments and forward are those of `torch.nn.Embedding`.
+    """One row per id, with the arguments and the forward of `torch.nn.Embedding`.
 
-    Training and evaluation differ as in `rowmill.nn.EmbeddingBag`. The vector of `padding_idx` is 0.
+    Training and evaluation differ as in `rowmill.nn.EmbeddingBag`.
 
     Args:
         num_embeddings: Number of ids, or None for a table over any 64-bit id.
@@ -28,10 +28,12 @@ class Embedding(StoredBag):
         padding_idx: An id whose vector is 0 and never trained.
         _weight: Weights to put into the table, [num_embeddings, D].
         _freeze: Do not train the rows.
-        device: Accepted for compatibility: rows live in the store, results where the ids are.
-        table: Where the rows live.
+        device: Ignored. Rows live in the store; results are on the device of the ids.
+        table: The table with the rows.
 
-    `max_norm` and `scale_grad_by_freq` raise; `sparse` and `norm_type` mean nothing.
+    Raises:
+        InvalidInput: `max_norm` or `scale_grad_by_freq` is set, or the arguments do not match the table. `sparse` and
+            `norm_type` are ignored.
     """
 
     def __init__(
@@ -63,20 +65,20 @@ class Embedding(StoredBag):
             write_weights(table, _weight, num_embeddings)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Rows of ids: int64 or int32 of any shape in, float32 `[*input.shape, D]` out."""
+        """Look up the rows of int64 or int32 ids of any shape: float32 `[*input.shape, D]`."""
         out = rows_of(self.table, as_long(input), self.padding_idx, training=self.trains_rows)
         return out.reshape(*input.shape, self.embedding_dim).to(input.device)
 
     def check_weights(self, weights: Tensor) -> None:
-        """The padding row must be 0: a stored padding id has no vector."""
+        """Raise unless the padding row is 0: the vector of a stored padding id is always 0."""
         padding = self.padding_idx
         if padding is not None and padding < len(weights) and bool(weights[padding].any()):
             raise InvalidInput(
-                f"the row of padding_idx {padding} is not 0, which a stored table cannot show"
+                f"the row of padding_idx {padding} is not 0, but a stored table returns 0 for it: set the row to 0"
             )
 
     def extra_repr(self) -> str:
-        """The arguments a reader wants to see."""
+        """The main arguments and the table."""
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self.padding_idx}, "
             f"table={self.table.name!r}"
@@ -84,7 +86,7 @@ class Embedding(StoredBag):
 
 
 def rows_of(table: Table, ids: Tensor, padding_idx: int | None, *, training: bool) -> Tensor:
-    """The row of every id, of int64 ids of any shape: float32 `[N, D]`, where the ids are."""
+    """Look up the rows of N int64 ids of any shape: float32 `[N, D]`, on the device of the ids."""
     count = ids.numel()
     out = lookup(
         [table],

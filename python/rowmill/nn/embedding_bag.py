@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class EmbeddingBag(StoredBag):
-    """Sums or means of bags of rows; arguments and forward are those of `torch.nn.EmbeddingBag`.
+    """Sums or means of bags of rows, with the arguments and the forward of `torch.nn.EmbeddingBag`.
 
-    In training mode with gradients enabled, forward is a training get: missing rows are born, clocks
-    are taken, and backward updates the rows. Otherwise unseen ids show their initial value and
+    In training mode with gradients enabled, forward is a training get: it creates missing rows and takes
+    clocks, and backward updates the rows. Otherwise ids without a row give their initial value, and
     nothing changes.
 
     Args:
@@ -32,11 +32,13 @@ class EmbeddingBag(StoredBag):
         mode: "mean" or "sum".
         _weight: Weights to put into the table, [num_embeddings, D].
         include_last_offset: Offsets have B + 1 entries, the last being N.
-        padding_idx: An id that contributes nothing.
-        device: Accepted for compatibility: rows live in the store, results where the ids are.
-        table: Where the rows live.
+        padding_idx: An id that is left out of its bag.
+        device: Ignored. Rows live in the store; results are on the device of the ids.
+        table: The table with the rows.
 
-    `max_norm`, `scale_grad_by_freq` and `mode="max"` raise; `sparse` and `norm_type` mean nothing.
+    Raises:
+        InvalidInput: `max_norm` or `scale_grad_by_freq` is set, `mode` is "max", or the arguments do not match the
+            table. `sparse` and `norm_type` are ignored.
 
     Examples:
         >>> import tempfile, rowmill
@@ -88,8 +90,8 @@ class EmbeddingBag(StoredBag):
 
         Args:
             input: int64 or int32 ids, [N] with offsets or [B, L].
-            offsets: Where each bag begins in 1-D input, [B], or [B + 1] with `include_last_offset`.
-            per_sample_weights: float32 like `input`, factors of a sum; gradients flow into them.
+            offsets: Start of each bag in 1-D input, [B], or [B + 1] with `include_last_offset`.
+            per_sample_weights: float32 in the shape of `input`: weights of a sum; they receive gradients.
 
         Returns:
             float32 [B, D].
@@ -97,7 +99,7 @@ class EmbeddingBag(StoredBag):
         device = input.device
         if per_sample_weights is not None:
             if self.mode != "sum":
-                raise InvalidInput('per_sample_weights are defined for mode="sum" only')
+                raise InvalidInput(f'per_sample_weights need mode="sum", got mode={self.mode!r}')
             if per_sample_weights.shape != input.shape:
                 raise InvalidInput(
                     f"per_sample_weights must have the shape of the input {list(input.shape)}, "
@@ -121,7 +123,7 @@ class EmbeddingBag(StoredBag):
     def _offsets(self, input: Tensor, offsets: Tensor | None) -> Tensor:
         if input.dim() == 2:
             if offsets is not None:
-                raise InvalidInput("offsets go with 1-D input only: rows of 2-D input are bags")
+                raise InvalidInput("offsets go with 1-D input only: each row of 2-D input is a bag")
             return torch.arange(input.shape[0] + 1) * input.shape[1]
         if input.dim() != 1 or offsets is None or offsets.dim() != 1:
             raise InvalidInput(
@@ -134,7 +136,7 @@ class EmbeddingBag(StoredBag):
         return torch.cat([offsets, offsets.new_full((1,), input.shape[0])])
 
     def extra_repr(self) -> str:
-        """The arguments a reader wants to see."""
+        """The main arguments and the table."""
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}, "
             f"padding_idx={self.padding_idx}, table={self.table.name!r}"
@@ -142,14 +144,14 @@ class EmbeddingBag(StoredBag):
 
 
 def as_long(ids: Tensor, name: str = "input") -> Tensor:
-    """Ids as int64 on the CPU."""
+    """Convert int64 or int32 ids to int64 on the CPU; raise `InvalidInput` about `name` for other dtypes."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise InvalidInput(f"{name} must be int64 or int32, got {ids.dtype}")
     return ids.cpu().long()
 
 
 def real_padding(padding_idx: int | None, num_embeddings: int | None) -> int | None:
-    """A padding id as torch counts it: negative ones from the end of the table."""
+    """Resolve a padding id as torch does: a negative id counts from the end of the table."""
     if padding_idx is None or num_embeddings is None:
         return padding_idx
     if not -num_embeddings <= padding_idx < num_embeddings:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class RaggedBatch:
-    """Ids of F features and B samples, feature after feature: one bag per feature and sample.
+    """Ids of F features and B samples, ordered by feature: one bag per feature and sample.
 
     Bag b of feature f is `values[offsets[f * B + b] : offsets[f * B + b + 1]]`.
 
@@ -27,7 +27,7 @@ class RaggedBatch:
         features: Names of the features.
         values: int64 [N], all ids.
         offsets: int64 [F * B + 1], from 0 to N.
-        weights: float32 [N], factors of the ids in a sum, or None.
+        weights: float32 [N], weights of the ids in a sum, or None.
 
     Examples:
         >>> batch = RaggedBatch.from_lists({"user": [[7], [8]], "clicks": [[1, 2, 3], []]})
@@ -70,14 +70,14 @@ class RaggedBatch:
         lengths: Tensor,
         weights: Tensor | None = None,
     ) -> RaggedBatch:
-        """From the number of ids per bag, `[F, B]` or flat, instead of offsets."""
+        """Make a batch from the number of ids per bag, int64 `[F, B]` or flat, instead of offsets."""
         offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
         torch.cumsum(lengths.reshape(-1), 0, out=offsets[1:])
         return cls(tuple(features), values, offsets, weights)
 
     @classmethod
     def from_dense(cls, features: Sequence[str], ids_BF: Tensor) -> RaggedBatch:
-        """From exactly one id per feature and sample, `[B, F]`."""
+        """Make a batch from exactly one id per feature and sample, int64 `[B, F]`."""
         if ids_BF.dim() != 2 or ids_BF.shape[1] != len(features):
             raise InvalidInput(f"ids must be [B, {len(features)}], got {list(ids_BF.shape)}")
         values = ids_BF.t().contiguous().view(-1)
@@ -85,14 +85,14 @@ class RaggedBatch:
 
     @classmethod
     def from_lists(cls, bags: Mapping[str, Sequence[Sequence[int]]]) -> RaggedBatch:
-        """From lists of ids: for each feature one list per sample."""
+        """Make a batch from lists of ids: for each feature one list per sample."""
         lengths = [len(bag) for feature in bags.values() for bag in feature]
         ids = [id_ for feature in bags.values() for bag in feature for id_ in bag]
         values = torch.tensor(ids, dtype=torch.int64)
         return cls.from_lengths(tuple(bags), values, torch.tensor(lengths, dtype=torch.int64))
 
     def bags(self, feature: str) -> tuple[Tensor, Tensor]:
-        """Ids of one feature and its B + 1 offsets from 0, as `EmbeddingBag` takes them."""
+        """Ids of one feature and its B + 1 offsets, starting at 0, for `EmbeddingBag`."""
         at, size = self.features.index(feature), self.batch_size
         ends = self.offsets[at * size : (at + 1) * size + 1]
         return self.values[ends[0] : ends[-1]], ends - ends[0]

@@ -1,7 +1,7 @@
-"""What modules over stored tables share: their weights are in a store, not among the parameters.
+"""Base classes of modules over stored tables, whose weights are in a store and are not parameters.
 
-State dicts have the entries the torch modules have, up to a size; beyond it the store's own
-checkpoints are the way to save rows. `requires_grad_` of a module freezes the rows within it, too.
+State dicts have the same entries as those of the torch modules, up to a size; save larger tables with
+`Store.checkpoint`. `requires_grad_` of a module also freezes or unfreezes its stored rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rowmill.store.tables import Table
 
 CHUNK_ROWS = 65_536
-"""Rows moved per call when a whole table is read or written: a few tens of MB at usual widths."""
+"""Rows per call when a whole table is read or written: some tens of MB at usual dims."""
 
 _dense_only: ContextVar[bool] = ContextVar("rowmill_dense_only", default=False)
 
@@ -32,8 +32,8 @@ class StoredModule(nn.Module, ABC):
     """A module that reads and updates tables of a store.
 
     Attributes:
-        frozen: True: forward never trains the rows. `requires_grad_` of this module, or of one around it, sets it.
-        state_dict_bytes_max: Largest table a state dict holds; set it on a module or the class.
+        frozen: True: forward never trains the rows. `requires_grad_` of this module or a parent module sets it.
+        state_dict_bytes_max: Largest size in bytes of a table in a state dict; set it on a module or the class.
     """
 
     state_dict_bytes_max: int = 1 << 30
@@ -44,10 +44,10 @@ class StoredModule(nn.Module, ABC):
 
     @abstractmethod
     def stored_tables(self) -> dict[str, Table]:
-        """The tables under the names their weights have in a state dict."""
+        """The tables by the names of their weights in a state dict."""
 
     def check_trainable(self, path: str) -> None:
-        """Raise if rows of the module at this path were frozen when it was converted: they got no optimizer."""
+        """Raise if the module at this path was frozen when it was converted: its rows then have no optimizer."""
         for table in self.stored_tables().values():
             if table.lr == table.optimizer.lr == 0:
                 raise InvalidInput(
@@ -96,44 +96,44 @@ class StoredModule(nn.Module, ABC):
                 error_msgs.append(f"{key}: {error}")
 
     def matrix_rows(self, table: Table) -> int | None:
-        """Number of rows a state dict shows of a table; None: the table has no matrix of weights."""
+        """Number of rows of a table in a state dict; None: the table has no matrix of weights."""
         return table.num_rows
 
     def check_weights(self, weights: Tensor) -> None:
-        """Raise if weights to be loaded cannot mean the same here as in the torch module."""
+        """Raise if loading these weights would not reproduce the torch module."""
 
 
 class StoredBag(StoredModule):
-    """A stored module over one table, whose weights a state dict calls `weight`."""
+    """A stored module over one table, named `weight` in state dicts."""
 
     def __init__(self, table: Table, num_embeddings: int | None, embedding_dim: int) -> None:
         super().__init__()
         if embedding_dim != table.dim:
             raise InvalidInput(
-                f"embedding_dim is {embedding_dim}, table {table.name!r} has dim {table.dim}"
+                f"embedding_dim must be {table.dim}, the dim of table {table.name!r}, got {embedding_dim}"
             )
         if table.num_rows is not None and num_embeddings != table.num_rows:
             raise InvalidInput(
-                f"num_embeddings is {num_embeddings}, table {table.name!r} has num_rows "
-                f"{table.num_rows}"
+                f"num_embeddings must be {table.num_rows}, the num_rows of table {table.name!r}, "
+                f"got {num_embeddings}"
             )
         self.table = table
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
 
     def stored_tables(self) -> dict[str, Table]:
-        """The one table."""
+        """The table, as `weight`."""
         return {"weight": self.table}
 
     def matrix_rows(self, table: Table) -> int | None:
-        """As in the torch module."""
+        """Number of rows, as in the torch module."""
         return self.num_embeddings
 
     @property
     def weight(self) -> Tensor:
-        """A copy of all weights `[num_embeddings, embedding_dim]`; changing it changes no row.
+        """A copy of all weights, float32 `[num_embeddings, embedding_dim]`; changing it changes no row.
 
-        Gradients cannot reach the rows through it: a backward pass that gets here raises.
+        Gradients cannot reach the rows through the copy: a backward pass through it raises `InvalidInput`.
         """
         if self.frozen or not torch.is_grad_enabled():
             return self._read_weight()
@@ -146,7 +146,7 @@ class StoredBag(StoredModule):
 
 
 class _WeightCopy(torch.autograd.Function):
-    """Weights that were read in one piece, whose gradient nothing would apply."""
+    """A copy of weights. Its backward raises, because no gradient of a copy reaches the rows."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, module: StoredBag) -> Tensor:
@@ -156,29 +156,31 @@ class _WeightCopy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         raise InvalidInput(
-            f"the gradient of `weight` of table {ctx.table!r} cannot reach its rows, because `weight` is a copy: "
-            "regularise the vectors that the module returns for a batch; leave a module whose weight another layer "
-            "shares to torch (rowmill.convert(..., skip=[path])); read `weight` under torch.no_grad() where no "
-            "gradient is meant"
+            f"the gradient of `weight` of table {ctx.table!r} cannot reach its rows, because `weight` is a copy. "
+            "To regularise, use the vectors that the module returns for a batch. If another layer shares the weight, "
+            "do not convert the module (rowmill.convert(..., skip=[path])). If you need no gradient, read `weight` "
+            "under torch.no_grad()"
         )
 
 
 def refuse_options(
     max_norm: float | None, scale_grad_by_freq: bool, dtype: torch.dtype | None, where: str
 ) -> None:
-    """Raise for options of the torch modules that stored rows do not have."""
+    """Raise for options of the torch modules that stored rows do not support."""
     if max_norm is not None:
-        raise InvalidInput(f"{where}max_norm is not supported: renormalising on read changes rows")
+        raise InvalidInput(
+            f"{where}max_norm is not supported, because it changes rows on read: set max_norm=None"
+        )
     if scale_grad_by_freq:
-        raise InvalidInput(f"{where}scale_grad_by_freq is not supported")
+        raise InvalidInput(f"{where}scale_grad_by_freq is not supported: set it to False")
     if dtype not in (None, torch.float32):
         raise InvalidInput(
-            f"{where}weights must be float32, got {dtype}: how a table stores them is its own dtype"
+            f"{where}weights must be float32, got {dtype}; the storage type is the dtype of store.table(...)"
         )
 
 
 def read_weights(table: Table, rows: int | None, name: str, bytes_max: int) -> Tensor:
-    """Weights of the ids 0..rows; an error beyond `bytes_max` names the store and speaks of `name`."""
+    """Read the weights of ids in [0, rows); raise `InvalidInput` about `name` if they exceed `bytes_max`."""
     if rows is None:
         raise InvalidInput(
             f"{name}: table {table.name!r} of {table.store} takes any 64-bit id, so it has no matrix "
@@ -201,7 +203,7 @@ def read_weights(table: Table, rows: int | None, name: str, bytes_max: int) -> T
 
 
 def write_weights(table: Table, weights: Tensor, rows: int | None) -> None:
-    """Put a matrix of weights into a table; it must have `rows` rows, if that is known."""
+    """Put a matrix of weights into a table; raise unless it has `rows` rows (None: any number)."""
     rows = weights.shape[0] if rows is None else rows
     if tuple(weights.shape) != (rows, table.dim):
         raise InvalidInput(
@@ -214,7 +216,7 @@ def write_weights(table: Table, weights: Tensor, rows: int | None) -> None:
 
 
 def stored_modules(model: nn.Module) -> Iterator[tuple[str, StoredModule]]:
-    """Every module over stored tables, with its path."""
+    """Yield every stored module of a model with its path."""
     for path, module in paths_of(model):
         if isinstance(module, StoredModule):
             yield path, module
@@ -224,7 +226,7 @@ _torch_requires_grad_ = nn.Module.requires_grad_
 
 
 def _requires_grad_(self: nn.Module, requires_grad: bool = True) -> nn.Module:
-    """`torch.nn.Module.requires_grad_`, for the rows of stored modules, too."""
+    """`torch.nn.Module.requires_grad_`, extended to the rows of stored modules."""
     stored = list(stored_modules(self))
     if requires_grad:
         for path, module in stored:
@@ -234,8 +236,8 @@ def _requires_grad_(self: nn.Module, requires_grad: bool = True) -> nn.Module:
     return _torch_requires_grad_(self, requires_grad)
 
 
-# Rows are not parameters, and torch has no hook for this call: without it a model that its user has frozen would go on
-# training its rows.
+# Rows are not parameters, and torch has no hook for requires_grad_: without this patch, a frozen model would still train
+# its rows.
 nn.Module.requires_grad_ = _requires_grad_
 
 
@@ -257,7 +259,7 @@ def dense_state_dict(model: nn.Module) -> dict[str, Any]:
 
 
 def load_dense_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what `dense_state_dict` gave; raises if anything but stored weights is missing."""
+    """Load the result of `dense_state_dict`; raise `InvalidInput` if anything but stored weights is missing."""
     stored = {
         f"{path}.{name}".lstrip(".")
         for path, module in stored_modules(model)
@@ -268,7 +270,7 @@ def load_dense_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
     unexpected = cast("list[str]", result.unexpected_keys)
     if missing or unexpected:
         raise InvalidInput(
-            f"the state does not fit this model: missing {missing}, unexpected {unexpected}"
+            f"the state does not match this model: missing {missing}, unexpected {unexpected}"
         )
 
 

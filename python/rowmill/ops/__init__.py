@@ -1,1 +1,1 @@
-"""Operators: one folder each, with its definition in plain torch beside what runs."""
+"""Operators, one folder each: `reference.py` defines an operator in plain torch; the other files implement it."""

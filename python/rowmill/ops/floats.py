@@ -1,4 +1,4 @@
-"""Tensors of floats as the arrays that kernels take."""
+"""Conversion of float tensors to arrays for kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 def floats(tensor: Tensor) -> NDArray[Any]:
-    """float32 as it is, bfloat16 as the int16 of its bits: numpy has no such type. No copy of a contiguous tensor."""
+    """A float32 array, or for bfloat16, which NumPy lacks, its bits as int16. Contiguous tensors are not copied."""
     tensor = tensor.detach().contiguous()
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

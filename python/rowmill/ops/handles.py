@@ -1,6 +1,6 @@
-"""Tables as integers, the only form in which a registered operator's graph can carry them.
+"""Integer handles of tables, because the graph of a registered operator cannot hold Python objects.
 
-The registry is weak: a handle lives as long as its table object, and is never used again.
+The registry is weak: a handle is valid as long as its table object exists, and is never reused.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _numbers = itertools.count(1)
 
 
 def register(table: Table) -> int:
-    """A new handle of a table."""
+    """Give a table a new handle."""
     handle = next(_numbers)
     _tables[handle] = table
     return handle
 
 
 def table_of(handle: int) -> Table:
-    """The table of a handle."""
+    """The table of a handle; raise `InvalidInput` if the table object no longer exists."""
     table = _tables.get(handle)
     if table is None:
         raise InvalidInput(
-            f"no open table has handle {handle}: an exported graph runs in the process that exported "
+            f"no open table has handle {handle}: run an exported graph in the process that exported "
             "it, while the store is open"
         )
     return table

@@ -1,7 +1,4 @@
-"""Optimizers: what updates the rows of a table, and `RowOptimizer` to update them when you say so.
-
-`SplitSGD` and `SplitAdagrad` are for the dense half.
-"""
+"""Optimizers of rows, `RowOptimizer` for deferred updates, and `SplitSGD` and `SplitAdagrad` for dense bfloat16 weights."""
 
 from rowmill.optim.specs import (
     FTRL,

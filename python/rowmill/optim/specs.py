@@ -1,7 +1,4 @@
-"""Optimizers: what updates the rows of a table, and `RowOptimizer` to update them when you say so.
-
-`SplitSGD` and `SplitAdagrad` are for the dense half.
-"""
+"""Optimizers of rows, as specs of a table, and `RowOptimizer` for deferred updates."""
 
 from __future__ import annotations
 
@@ -26,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SGD:
-    """`w -= lr * g`, as `torch.optim.SGD`. Keeps no state."""
+    """`w -= lr * g`, as `torch.optim.SGD`. No state."""
 
     lr: float
 
 
 @dataclass(frozen=True)
 class MomentumSGD:
-    """`v = momentum * v + g; w -= lr * v` on the rows that have a gradient. One float per weight.
+    """`v = momentum * v + g; w -= lr * v` on rows with a gradient. State: one float per weight.
 
-    On those rows it is `torch.optim.SGD` with dampening 0; rows without a gradient stand still, where torch's
-    go on moving. `nesterov` steps by `lr * (g + momentum * v)` instead.
+    With `nesterov`, `w -= lr * (g + momentum * v)`. On rows with a gradient this is `torch.optim.SGD` with dampening
+    0. Rows without a gradient do not change, whereas torch moves all rows.
     """
 
     lr: float
@@ -46,7 +43,7 @@ class MomentumSGD:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """`s += g * g; w -= lr * g / (sqrt(s) + eps)`, as `torch.optim.Adagrad`. One float per weight."""
+    """`s += g * g; w -= lr * g / (sqrt(s) + eps)`, as `torch.optim.Adagrad`. State: one float per weight."""
 
     lr: float
     eps: float = 1e-10
@@ -55,7 +52,7 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class RowwiseAdagrad:
-    """Adagrad with one accumulator per row: `s += mean(g * g)`. One float per row."""
+    """Adagrad with one accumulator per row: `s += mean(g * g)`. State: one float per row."""
 
     lr: float
     eps: float = 1e-10
@@ -64,7 +61,7 @@ class RowwiseAdagrad:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam on the rows that have a gradient, as `torch.optim.SparseAdam`. Two floats per weight."""
+    """Adam on rows with a gradient, as `torch.optim.SparseAdam`. State: two floats per weight."""
 
     lr: float
     beta1: float = 0.9
@@ -74,10 +71,10 @@ class Adam:
 
 @dataclass(frozen=True)
 class RowwiseAdam:
-    """Adam with one second moment per row, of `mean(g * g)`. One float per weight and one per row.
+    """Adam with one second moment per row, of `mean(g * g)`. State: one float per weight and one per row.
 
-    As FBGEMM's `PARTIAL_ROWWISE_ADAM` on rows that have a gradient. Bias correction counts the steps of the table and
-    `eps` is added to the uncorrected root, as in `Adam`.
+    It equals FBGEMM's `PARTIAL_ROWWISE_ADAM` on rows with a gradient. As in `Adam`, bias correction uses the steps of
+    the table, and `eps` is added to the uncorrected root.
     """
 
     lr: float
@@ -88,25 +85,25 @@ class RowwiseAdam:
 
 @dataclass(frozen=True)
 class FTRL:
-    """FTRL-Proximal (McMahan et al., KDD 2013, Algorithm 1). Two floats per weight.
+    """FTRL-Proximal (McMahan et al., KDD 2013, Algorithm 1). State: two floats per weight.
 
     `n' = n + g * g; z += g - (sqrt(n') - sqrt(n)) / lr * w`, then `w = 0` where `abs(z) <= l1`, and elsewhere
     `w = -(z - sign(z) * l1) / ((beta + sqrt(n')) / lr + l2)`.
 
-    A row's weights follow from z and n from its first update on. What they were before, drawn by the initializer or
-    put, counts there with the share `(sqrt(n') - sqrt(n)) / (beta + sqrt(n') + lr * l2)` and is forgotten beyond
-    it. To go on from given weights `w`, put their state too:
-    `-(beta + sqrt(n) + lr * l2) * w - lr * l1 * sign(w)`, then n.
+    From its first update on, a row's weights are a function of z and n. That update keeps only the share
+    `(sqrt(n') - sqrt(n)) / (beta + sqrt(n') + lr * l2)` of earlier weights, whether initial or set by `put`. To
+    continue from given weights `w`, put their state too: `-(beta + sqrt(n) + lr * l2) * w - lr * l1 * sign(w)`,
+    then n.
 
-    The state is `lr * z`, then n: so weights stay where they are when the rate changes. The penalties act with the
-    rate of the update.
+    The stored state is `lr * z`, then n, so that changing lr does not change the weights. The penalties use the
+    lr of the update.
 
     Args:
         lr: The paper's alpha.
         beta: Added to the root.
-        l1: Strength of the penalty on `abs(w)`: it makes weights 0.
+        l1: Strength of the penalty on `abs(w)`, which sets weights to 0.
         l2: Strength of the penalty on `w * w / 2`.
-        initial_accumulator: What n begins with; above 0 if beta is 0.
+        initial_accumulator: Initial n; must be above 0 if beta is 0.
     """
 
     lr: float
@@ -137,12 +134,12 @@ _INITIALIZERS: dict[str, type[Initializer]] = {
 
 
 def optimizer_to_dict(optimizer: OptimizerSpec) -> dict[str, Any]:
-    """An optimizer as the binding takes it."""
+    """Convert an optimizer to the dict that the binding takes."""
     return _to_dict(optimizer, _OPTIMIZERS, "optimizer", "rowmill.optim")
 
 
 def initializer_to_dict(initializer: Initializer) -> dict[str, Any]:
-    """An initializer as the binding takes it."""
+    """Convert an initializer to the dict that the binding takes."""
     return _to_dict(initializer, _INITIALIZERS, "initializer", "rowmill.init")
 
 
@@ -161,20 +158,22 @@ def _to_dict(spec: object, kinds: Mapping[str, type[Any]], what: str, home: str)
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """Updates rows when `step()` is called, instead of inside backward.
+    """Deferred update: rows are updated by `step()` instead of inside backward.
 
-    From its creation on, backward passes only collect the gradients of its tables: over several
-    micro-batches if you like, and scaled, clipped or skipped as dense ones are. `parameters()` are
-    stand-ins whose `.grad` is the gradient of the rows touched since the last step, `[rows, dim]`;
-    pass them to `clip_grad_norm_` together with the dense ones. `GradScaler` and learning-rate
-    schedulers take this optimizer as any other.
+    Once it is created, backward passes only accumulate the gradients of its tables, also over several
+    micro-batches. `parameters()` returns stand-in parameters, whose `.grad` is the gradient of the rows touched
+    since the last step, `[rows, dim]`. Pass them to `clip_grad_norm_` together with the dense parameters.
+    `GradScaler` and learning-rate schedulers work as with any torch optimizer.
 
     Unlike with dense parameters, `step()` consumes the gradients: it never applies them twice.
     The rows' clocks stay held from their forward to `step()` or `zero_grad()`.
 
     Args:
         params: A module, tables, or dicts `{"params": tables, "lr": ...}`.
-        lr: Learning rate of groups that name none; None: each table's own.
+        lr: Learning rate of groups without `"lr"`; None: each table's own.
+
+    Raises:
+        InvalidInput: `params` has no table, or another `RowOptimizer` has one of its tables.
     """
 
     def __init__(
@@ -194,7 +193,9 @@ class RowOptimizer(torch.optim.Optimizer):
                 stand_ins = [self._stand_in(table) for table in tables]
                 groups.append({**group, "params": stand_ins, "lr": rate})
         if not groups:
-            raise InvalidInput("RowOptimizer got no tables: the module holds no rowmill.nn module")
+            raise InvalidInput(
+                "RowOptimizer got no tables: pass tables, or a module with rowmill.nn modules"
+            )
         super().__init__(groups, {"lr": lr})
         for pending in self._pending.values():
             pending.table.sink = self
@@ -202,18 +203,20 @@ class RowOptimizer(torch.optim.Optimizer):
     def _stand_in(self, table: Table) -> nn.Parameter:
         taken = any(pending.table is table for pending in self._pending.values())
         if taken or table.sink is not None:
-            raise InvalidInput(f"table {table.name!r} is already updated by a RowOptimizer")
+            raise InvalidInput(
+                f"table {table.name!r} is already updated by a RowOptimizer: use one, or call its detach()"
+            )
         stand_in = nn.Parameter(torch.zeros(0, table.dim))
         self._pending[stand_in] = _Pending(table, stand_in)
         return stand_in
 
     @property
     def tables(self) -> list[Table]:
-        """The tables this optimizer updates."""
+        """The tables that this optimizer updates."""
         return [pending.table for pending in self._pending.values()]
 
     def parameters(self) -> list[Tensor]:
-        """Stand-ins of the tables: `.grad` is the gradient on the rows touched since the last step."""
+        """Stand-in parameters, one per table: `.grad` is the gradient of the rows touched since the last step."""
         return list(self._pending)
 
     def accumulate(
@@ -226,7 +229,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
-        """Apply the collected gradients, one optimizer step per table, and release the clocks."""
+        """Apply the accumulated gradients, one optimizer step per table, and release the clocks."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -237,19 +240,19 @@ class RowOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the collected gradients and release their clocks."""
+        """Drop the accumulated gradients and release their clocks."""
         for pending in self._pending.values():
             pending.drop()
 
     def detach(self) -> None:
-        """Drop what is collected and give the tables back: backward updates them again."""
+        """Drop the accumulated gradients and release the tables, so that backward updates them again."""
         self.zero_grad()
         for pending in self._pending.values():
             pending.table.sink = None
 
 
 class _Pending:
-    """Gradients of the rows of one table that wait for `step()`; the values live in `.grad`."""
+    """Row gradients of one table that await `step()`; their values are the stand-in's `.grad`."""
 
     def __init__(self, table: Table, stand_in: nn.Parameter) -> None:
         self.table = table
@@ -270,7 +273,7 @@ class _Pending:
 
     def _set(self, ids: Tensor, gradient: Tensor | None) -> None:
         self.ids = ids
-        # The stand-in takes the shape of its gradient, without memory of its own.
+        # torch requires the stand-in to have its gradient's shape; the expanded tensor takes no memory.
         self.stand_in.grad = None
         self.stand_in.data = torch.zeros(1).expand(len(ids), self.table.dim)
         self.stand_in.grad = gradient
@@ -303,7 +306,7 @@ def _summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def _groups(
     params: nn.Module | Iterable[Table] | Iterable[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    from rowmill.nn import tables_of  # Modules are built on tables, which are built on this file.
+    from rowmill.nn import tables_of  # Here, because rowmill.nn imports this file.
 
     if isinstance(params, nn.Module):
         return [{"params": tables_of(params)}]

@@ -1,9 +1,9 @@
-"""Optimizers of torch for bfloat16 weights whose lower halves are optimizer state: Split-SGD-BF16 for the dense half.
+"""Split-SGD-BF16 and split Adagrad: torch optimizers for dense bfloat16 weights whose lower halves are optimizer state.
 
-A weight and its lower half are one 32-bit float, which an update puts together, changes and takes apart again (Kalamkar et
-al. 2020, "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster Architectures"). So the same gradients
-leave the bits that the optimizer of torch of the same kind leaves in float32 weights, in as many bytes; what the model
-computes with are the upper halves.
+A weight and its lower half form one 32-bit float, which an update joins, changes and splits again (Kalamkar et al. 2020,
+"Optimizing Deep Learning Recommender Systems' Training on CPU Cluster Architectures"). For equal gradients the joined
+weights are bit-identical to float32 weights under the corresponding torch optimizer, in as many bytes. The model computes
+with the upper halves only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["SplitAdagrad", "SplitSGD"]
 
 CHUNK = 1 << 18
-"""Weights that are put together at a time: all that an update takes beyond its state, 1 MiB for each tensor in it."""
+"""Weights joined at a time. It limits the temporary memory of an update to 1 MiB per tensor."""
 
 
 class _SplitOptimizer(torch.optim.Optimizer):
-    """What is done to whole weights is said by `_update`."""
+    """Base class: joins and splits weights in chunks; `_update` of a subclass changes the joined weights."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take more weights: those of float32 become bfloat16 here and now, and keep all bits."""
+        """Add weights. Float32 weights become bfloat16 at once; their lower halves become state, so no bit is lost."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for weight in group["params"]:
@@ -55,9 +55,9 @@ class _SplitOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state, to the last bit."""
+        """Restore a saved state, bit-identically."""
         super().load_state_dict(state_dict)
-        # torch makes state of the weights' type; ours has types of its own.
+        # torch casts state to the dtype of the weights; copy it again in its own dtypes.
         for mine, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for weight, number in zip(mine["params"], saved["params"], strict=True):
                 state = state_dict["state"][number]
@@ -66,24 +66,26 @@ class _SplitOptimizer(torch.optim.Optimizer):
                 }
 
     def whole(self, weight: nn.Parameter) -> Tensor:
-        """The weight with its lower half, as float32."""
+        """The weight joined with its lower half, as float32."""
         out = torch.empty_like(weight, dtype=torch.float32)
         _join(_halves(weight), self.state[weight]["lower"].view(-1), out.view(-1))
         return out
 
     def _born(self, weight: nn.Parameter, group: dict[str, Any]) -> dict[str, Tensor]:
-        """State beside the lower halves, of the shape of the weight."""
+        """Initial state besides the lower halves, in the shape of the weight."""
         return {}
 
     @abstractmethod
     def _update(
         self, whole: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]
     ) -> None:
-        """Change some whole weights and their state."""
+        """Update a chunk of joined weights and their state in place."""
 
     def _step(self, weight: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
         if gradient.is_sparse:
-            raise InvalidInput("split optimizers take dense gradients, got a sparse one")
+            raise InvalidInput(
+                "split optimizers need dense gradients, got a sparse gradient: use sparse=False"
+            )
         upper, gradient = _halves(weight), gradient.reshape(-1)
         state = {name: value.view(-1) for name, value in self.state[weight].items()}
         whole = torch.empty(min(CHUNK, upper.numel()), dtype=torch.float32, device=weight.device)
@@ -97,12 +99,16 @@ class _SplitOptimizer(torch.optim.Optimizer):
 
 
 class SplitSGD(_SplitOptimizer):
-    """`w -= lr * g`, as `torch.optim.SGD`, on bfloat16 weights and their lower halves. Two bytes of state per weight.
+    """`w -= lr * g`, as `torch.optim.SGD`, on bfloat16 weights and their lower halves. State: two bytes per weight.
 
     Args:
-        params: Weights, or groups of them. Those of float32 become bfloat16 when the optimizer is made and keep their
-            bits; those of bfloat16 begin with lower halves of 0. Make it before what copies or flattens weights.
-        lr: Learning rate.
+        params: Contiguous weights, or groups of them. Float32 weights become bfloat16 at once, without loss of bits;
+            bfloat16 weights begin with lower halves of 0. Create the optimizer before any code that copies or flattens
+            the weights.
+        lr: Learning rate, >= 0.
+
+    Raises:
+        InvalidInput: `lr` is negative, or a weight is not contiguous or neither float32 nor bfloat16.
 
     Example:
         >>> model = torch.nn.Linear(3, 1)
@@ -124,7 +130,7 @@ class SplitSGD(_SplitOptimizer):
         if weight.device.type != "cpu" or gradient.is_sparse:
             super()._step(weight, gradient, group)
             return
-        # One pass over 10 bytes of each weight; the definition, in plain torch, takes several over more.
+        # One pass over 10 bytes per weight; the plain torch version makes several passes over more bytes.
         _core.split_sgd(
             _halves(weight).numpy(),
             self.state[weight]["lower"].view(-1).numpy(),
@@ -140,13 +146,15 @@ class SplitSGD(_SplitOptimizer):
 
 
 class SplitAdagrad(_SplitOptimizer):
-    """`s += g * g; w -= lr * g / (sqrt(s) + eps)`, as `torch.optim.Adagrad`, likewise. Six bytes of state per weight.
+    """`s += g * g; w -= lr * g / (sqrt(s) + eps)`, as `torch.optim.Adagrad`, on weights as in `SplitSGD`.
+
+    State: six bytes per weight.
 
     Args:
         params: As for `SplitSGD`.
-        lr: Learning rate.
+        lr: Learning rate, >= 0.
         eps: Added to the root.
-        initial_accumulator: What s begins with.
+        initial_accumulator: Initial s.
     """
 
     def __init__(
@@ -180,10 +188,10 @@ def _rate(lr: float) -> float:
 
 @torch.no_grad()
 def _split(weight: nn.Parameter) -> Tensor:
-    """Make a weight bfloat16; its lower halves."""
+    """Make a weight bfloat16; return its lower halves."""
     if weight.dtype not in (torch.float32, torch.bfloat16) or not weight.is_contiguous():
         raise InvalidInput(
-            f"split optimizers take contiguous weights of float32 or bfloat16, got {weight.dtype} of strides "
+            f"split optimizers need contiguous float32 or bfloat16 weights, got {weight.dtype} with strides "
             f"{weight.stride()}"
         )
     lower = torch.zeros_like(weight, dtype=torch.int16)
@@ -199,14 +207,14 @@ def _halves(weight: nn.Parameter) -> Tensor:
 
 
 def _join(upper: Tensor, lower: Tensor, out: Tensor) -> None:
-    """Write the floats of these halves; both machines and files of ours put the lower half first."""
+    """Write the floats of these halves into `out`. Floats are little-endian: the lower half is first."""
     pairs = out.view(torch.int16).view(-1, 2)
     pairs[:, 0] = lower
     pairs[:, 1] = upper
 
 
 def _cut(whole: Tensor, upper: Tensor, lower: Tensor) -> None:
-    """Write the halves of these floats."""
+    """Write the halves of these floats into `upper` and `lower`."""
     pairs = whole.view(torch.int16).view(-1, 2)
     lower.copy_(pairs[:, 0])
     upper.copy_(pairs[:, 1])

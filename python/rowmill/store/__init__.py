@@ -1,4 +1,4 @@
-"""The store: a folder of rows, its tables, training steps, checkpoints elsewhere, and what changes in it."""
+"""Stores and tables: training steps, eviction, checkpoints at a URL, changes between checkpoints, and the change feed."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What changed between an earlier checkpoint of a store and its last one, to bring copies up to date."""
+"""Changes between an earlier and the last checkpoint of a store, to bring copies up to date."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """A table as the last checkpoint has it."""
+    """A table in the last checkpoint."""
 
     name: str
     dim: int
     dtype: Dtype
-    """How the store keeps weights; here they are float32."""
+    """Storage type of the weights in the store; `ChangedRows` gives them as float32."""
     optimizer: OptimizerSpec
     num_rows: int | None
-    """Ids are 0..num_rows; None: any."""
+    """Ids are in [0, num_rows); None: any 64-bit id."""
     steps: int
-    """Updates applied."""
+    """Optimizer steps applied to the table."""
     rows: int
-    """Rows in it, changed or not."""
+    """Rows in the table, changed or not."""
 
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """Some changes of one table. No id comes twice in all changes of it."""
+    """One batch of changes of one table. Each id occurs in at most one batch, once."""
 
     table: str
     ids: NDArray[np.int64]
-    """Rows that are new or were written, `[n]`."""
+    """Ids of rows that are new or were written, `[n]`."""
     weights: NDArray[np.float32]
     """`[n, dim]`."""
     state: NDArray[np.float32]
-    """Optimizer state, `[n, floats of state]`; what serves needs none of it."""
+    """Optimizer state, `[n, floats of state]`; serving does not need it."""
     deleted: NDArray[np.int64]
-    """Rows that are gone; some may not have been there at `since` either."""
+    """Ids of deleted rows; some may not have existed at `since` either."""
 
 
 class Changes:
-    """The changes from checkpoint `since` to the last one of a store; iterating reads them in batches.
+    """The changes of a store from checkpoint `since` to the last one; iterating reads them in batches.
 
-    The store may be open for writing elsewhere. `Store.checkpoint` returns the number to ask with the next time.
+    Another process may have the store open for writing. For the next call, pass the `until` of this one as `since`.
 
     Args:
-        path: Folder of the store, or what `Store.changes` knows of it.
-        since: Number of the checkpoint that the reader's copy stands at; 0: all rows.
+        path: Folder of the store, or the binding's object that `Store.changes` passes.
+        since: Number (`epoch`) of the checkpoint that the reader's copy has; 0: all rows.
 
     Raises:
-        ChangesGone: The changes since then are not kept any more; the whole has to be copied once.
+        ChangesGone: The changes since that checkpoint are no longer kept. Read all rows with `since=0`.
         StoreSuperseded: While iterating: a writer replaced the last checkpoint. Begin again.
 
     Examples:
@@ -90,11 +90,11 @@ class Changes:
             path = _core.Changes.open(os.fspath(path), check_int(since, "since", 0, 2**63 - 1))
         self.core = path
         self.since: int = path.since
-        """The checkpoint the changes begin at; 0 for all rows."""
+        """The checkpoint at which the changes begin; 0 for all rows."""
         self.until: int = path.until
-        """The checkpoint they lead up to."""
+        """The checkpoint at which the changes end."""
         self.batch_rows = 16_384
-        """Rows of a batch at most; wide rows come in smaller ones."""
+        """Most rows per batch; batches of wide rows are smaller."""
 
     def __repr__(self) -> str:
         return f"Changes(since={self.since}, until={self.until})"
@@ -130,9 +130,9 @@ class Changes:
     def replay(self, store: Store) -> tuple[int, int]:
         """Bring a copy of the store at `since`, or an empty store, to the last checkpoint.
 
-        Rows, their state and the steps of every table are then equal, and tables that were missing are made. Rows
-        never seen are born equal too if the copy was made with the seed of the store. Nothing is saved before the
-        copy's own `checkpoint`.
+        Rows, optimizer state and steps of every table are then equal; missing tables are created. If the copy has
+        the seed of the store, rows created later get equal initial weights too. Call `checkpoint` of the copy to
+        make the changes durable.
 
         Returns:
             Rows written and rows deleted.

@@ -1,6 +1,6 @@
-"""Changes of a store as a Parquet file, which everything else can read."""
+"""Changes of a store as a Parquet file, for other programs."""
 
-# pyarrow has no types: everything read through it is unknown.
+# pyarrow ships no type hints.
 # pyright: reportUnknownArgumentType=none, reportUnknownParameterType=none, reportUnknownVariableType=none
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def write_parquet(changes: Changes, path: str | os.PathLike[str]) -> dict[str, list[int]]:
-    """Write changes to a Parquet file, one line per row written or deleted.
+    """Write changes to a Parquet file, one record per row written or deleted.
 
     Columns: `table`, `id`, `deleted`, `weights` and `state` (lists of float32; null where deleted). The
-    metadata of the schema holds `rowmill`: JSON with `since`, `until` and the tables.
+    schema's metadata has the key `rowmill`: JSON with `since`, `until` and the tables.
 
     Returns:
         Rows written and rows deleted, by table.
@@ -61,7 +61,7 @@ def write_parquet(changes: Changes, path: str | os.PathLike[str]) -> dict[str, l
 
 
 def _lists(rows_ND: NDArray[np.float32], nulls: int) -> Any:
-    """A list per row, and nulls behind."""
+    """One list per row, followed by `nulls` nulls."""
     rows, width = rows_ND.shape
     offsets = np.concatenate([np.arange(rows + 1) * width, np.full(nulls, rows * width)])
     mask = np.arange(rows + nulls) >= rows

@@ -1,4 +1,4 @@
-"""Which rows a table removes for good, and which ids get a row: options of `Store.table`."""
+"""Eviction and admission: which rows a table deletes, and which ids get a row; options of `Store.table`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _COUNT_MAX = 2**62
 
 @dataclass(frozen=True, kw_only=True)
 class TTL:
-    """Remove rows that nothing changed for a time, never by the clock of a machine.
+    """Evict rows that have not changed for a time, counted in steps or in event time. Give one of `steps` and `seconds`.
 
     Args:
-        steps: More than so many optimizer steps of the table.
-        seconds: Or more than so many seconds of the event time that steps say (`store.step(event_time=...)`).
-        every: Evict by itself every so many optimizer steps of the table; 0: only at `table.evict()`.
+        steps: Evict rows unchanged for more than this many optimizer steps of the table.
+        seconds: Evict rows unchanged for more than this many seconds of event time (`store.step(event_time=...)`).
+        every: Evict automatically every `every` optimizer steps of the table; 0: only at `table.evict()`.
     """
 
     steps: int | None = None
@@ -33,7 +33,7 @@ class TTL:
 
 @dataclass(frozen=True, kw_only=True)
 class LeastFrequent:
-    """Keep `max_rows` rows, and remove those that the fewest changes touched.
+    """Keep the `max_rows` rows that were changed most often, and evict the other rows.
 
     Args:
         max_rows: Rows to keep.
@@ -46,7 +46,9 @@ class LeastFrequent:
 
 @dataclass(frozen=True, kw_only=True)
 class LowestScore:
-    """Keep `max_rows` rows, and remove those of the lowest score, which `table.set_scores` sets; 0 until then.
+    """Keep the `max_rows` rows with the highest scores, and evict the other rows.
+
+    `table.set_scores` sets scores; a new row has score 0.
 
     Args:
         max_rows: Rows to keep.
@@ -59,11 +61,11 @@ class LowestScore:
 
 @dataclass(frozen=True, kw_only=True)
 class LowestNorm:
-    """Remove rows whose weights have a low L2 norm.
+    """Evict rows whose weights have a low L2 norm. Give one of `max_rows` and `below`.
 
     Args:
-        max_rows: Keep so many rows, those of the highest norm.
-        below: Or remove every row with a norm below this.
+        max_rows: Keep this many rows, those with the highest norms.
+        below: Evict every row with a norm below this.
         every: As in `TTL`.
     """
 
@@ -74,14 +76,14 @@ class LowestNorm:
 
 @dataclass(frozen=True)
 class MinCount:
-    """Make a row for an id once so many training reads have asked for it, each counting an id once.
+    """Create a row for an id only after `count` training reads of the id; a read counts each id once.
 
-    Until then the id reads as its initial value, and its gradients are dropped. A sketch of a fixed size counts: it
-    never counts too low, and too high the more rarely the larger it is.
+    Until then the id reads as its initial value, and its gradients are dropped. A count-min sketch of a fixed size
+    does the counting. It never counts too low, and a larger sketch counts too high less often.
 
     Args:
-        count: From 2 to 255.
-        bytes: Memory of the sketch, a power of two from 1 KiB to 1 GiB; some 8 bytes per id seen are ample.
+        count: Training reads before an id gets a row, from 2 to 255.
+        bytes: Memory of the sketch, a power of two from 1 KiB to 1 GiB; about 8 bytes per distinct id are ample.
     """
 
     count: int
@@ -93,7 +95,7 @@ Admission = MinCount
 
 
 def eviction_to_dict(eviction: Eviction | None) -> dict[str, Any] | None:
-    """An eviction as the binding takes it."""
+    """Convert an eviction to the dict that the binding takes; raise `InvalidInput` if it is invalid."""
     match eviction:
         case None:
             return None
@@ -137,7 +139,7 @@ def eviction_from_dict(spec: Mapping[str, Any] | None) -> Eviction | None:
 
 
 def admission_to_dict(admission: Admission | None) -> dict[str, int] | None:
-    """An admission as the binding takes it."""
+    """Convert an admission to the dict that the binding takes; raise `InvalidInput` if it is invalid."""
     if admission is None:
         return None
     if not isinstance(admission, MinCount):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -154,7 +156,7 @@ def admission_from_dict(spec: Mapping[str, int] | None) -> Admission | None:
 
 
 def _one_of(eviction: Eviction, **given: Any) -> tuple[str, Any]:
-    """Kind and value of the one argument that was given."""
+    """Kind and value of the one argument that is not None; raise unless exactly one is given."""
     values = [(kind, value) for kind, value in given.items() if value is not None]
     if len(values) != 1:
         wanted = "steps or seconds" if isinstance(eviction, TTL) else "max_rows or below"

@@ -1,4 +1,4 @@
-"""Following what a training process changes, from another process."""
+"""Change feed: follow the changes of a training process from another process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeedRows:
-    """Rows are new or were written; of an id that comes twice the last weights hold."""
+    """Rows are new or were written. If an id occurs twice, its last weights are valid."""
 
     sequence: int
     published_ns: int
-    """When, in nanoseconds since 1970 by the clock of the machine that trains; 0 in the copy of a checkpoint."""
+    """Time of publishing in nanoseconds since 1970, by the training machine's clock; 0 for rows copied from a checkpoint."""
     table: str
     step: int
-    """Updates of the table when the rows were copied."""
+    """Optimizer steps of the table when the rows were copied."""
     ids: NDArray[np.int64]
     weights: NDArray[np.float32]
     """`[n, dim]`."""
@@ -37,7 +37,7 @@ class FeedRows:
 
 @dataclass(frozen=True)
 class FeedDeletes:
-    """Rows are gone."""
+    """Rows were deleted."""
 
     sequence: int
     published_ns: int
@@ -48,7 +48,7 @@ class FeedDeletes:
 
 @dataclass(frozen=True)
 class FeedCheckpoint:
-    """Who has applied everything up to here has the rows of checkpoint `epoch`, once it is durable."""
+    """A follower that has applied all events so far has the rows of checkpoint `epoch`, once it is durable."""
 
     sequence: int
     published_ns: int
@@ -57,10 +57,10 @@ class FeedCheckpoint:
 
 @dataclass(frozen=True)
 class FeedRollback:
-    """The store went back to checkpoint `epoch`: what was published after frame `to` did not happen.
+    """The store resumed from checkpoint `epoch`: changes published after frame `to` are void.
 
-    The rows concerned come next, as the checkpoint has them, and then the `FeedCheckpoint`: who goes on applying
-    what comes has undone it there.
+    The next events set the affected rows to their values in the checkpoint, and a `FeedCheckpoint` follows. A
+    follower that applies events in order therefore ends in the correct state.
     """
 
     sequence: int
@@ -70,14 +70,14 @@ class FeedRollback:
 
 
 FeedEvent = FeedRows | FeedDeletes | FeedCheckpoint | FeedRollback
-"""What a follower is told."""
+"""An event of the feed."""
 
 
 class ChangeFeed:
-    """The feed of a store that is opened for writing elsewhere with `rowmill.open(..., feed=...)`.
+    """The feed of a store that another process opened for writing with `rowmill.open(..., feed=...)`.
 
-    Only files of the store's folder are read. A follower keeps the `sequence` of the last event it has applied and
-    goes on from there after a restart of its own.
+    It only reads files in the store's folder. A follower saves the `sequence` of the last event that it applied, and
+    after a restart continues from that event.
 
     Args:
         path: Folder of the store.
@@ -109,23 +109,25 @@ class ChangeFeed:
         poll_s: float = 0.005,
         timeout_s: float | None = None,
     ) -> Iterator[FeedEvent]:
-        """Events in order, waiting for the next one.
+        """Yield events in order; block until the next event is published.
 
         Args:
-            since: `sequence` of the last event that was applied. None is for an empty copy: it begins with all
-                rows of the last checkpoint, which have no sequence number of their own (0), and the checkpoint
-                behind them has.
-            poll_s: How often to look for more, in seconds.
-            timeout_s: End after this many seconds without an event; None: never, 0: with what is there.
+            since: `sequence` of the last event that was applied. None is for an empty copy: the first events
+                are all rows of the last checkpoint, with sequence 0, and then its `FeedCheckpoint`, with the
+                sequence to continue from.
+            poll_s: Interval in seconds at which the files are read for new events.
+            timeout_s: Return after this many seconds without an event; None: never; 0: after the events
+                already published.
 
         Raises:
-            FeedGap: What comes next has fallen away, or the feed began anew: follow again with
+            InvalidInput: `poll_s` is 0 or negative.
+            FeedGap: The next frame was deleted, or the feed was started anew: follow again with
                 `since=None`, from an empty copy.
             FeedMissing: The store publishes no feed.
-            StoreCorrupt: A frame is damaged. Nothing of it or behind it was handed out.
+            StoreCorrupt: A frame is damaged. No event of this frame or a later one was yielded.
         """
         if poll_s <= 0:
-            raise InvalidInput(f"poll_s must be above 0, got {poll_s}")
+            raise InvalidInput(f"poll_s must be > 0, got {poll_s}")
         if since is None:
             reader = yield from self._copy()
         else:
@@ -142,11 +144,11 @@ class ChangeFeed:
             time.sleep(poll_s)
 
     def _copy(self) -> Generator[FeedEvent, None, _core.FeedReader]:
-        """The last checkpoint; returns what follows it."""
+        """Yield the rows of the last checkpoint; return a reader of the frames after it."""
         try:
             changes = Changes(self.path, since=0)
         except StoreMissing:
-            # Before the first checkpoint the feed says everything.
+            # Before the first checkpoint the feed holds every change.
             return _core.FeedReader.at_checkpoint(self.path, 0)
         reader = _core.FeedReader.at_checkpoint(self.path, changes.until)
         steps = {table.name: table.steps for table in changes.tables()}
@@ -171,4 +173,4 @@ def _event(event: dict[str, Any]) -> FeedEvent:
         case "rollback":
             return FeedRollback(sequence, published_ns, event["to"], event["epoch"])
         case kind:
-            raise AssertionError(f"the binding knows an event {kind!r}")
+            raise AssertionError(f"the binding returned an event of unknown kind {kind!r}")

@@ -1,9 +1,12 @@
-"""Checkpoints at a URL: list them, and make folders of them. `Store.push` brings them there.
+"""Checkpoints at a URL: list and restore them. `Store.push` uploads them.
 
 A URL is `s3://bucket/path`, `gs://bucket/path`, `az://container/path` or `file:///path`. Credentials and endpoints
-come from the environment variables that other tools of each service read too: `AWS_ACCESS_KEY_ID`,
-`AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, for servers other than Amazon's `AWS_ENDPOINT` and, without TLS,
-`AWS_ALLOW_HTTP=true`; `GOOGLE_SERVICE_ACCOUNT`; `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY`.
+come from each service's usual environment variables:
+
+- S3: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`; for servers other than Amazon's also `AWS_ENDPOINT`
+  and, without TLS, `AWS_ALLOW_HTTP=true`.
+- Google: `GOOGLE_SERVICE_ACCOUNT`.
+- Azure: `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY`.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ KEEP_MAX = 10_000
 
 
 def checkpoints(url: str) -> list[dict[str, Any]]:
-    """The checkpoints at a URL, oldest first.
+    """List the checkpoints at a URL, oldest first.
 
     Returns:
-        For each `epoch` (its number), `rows`, `bytes` (of its parts), and `pushed_s` (when it was pushed, by the
-        clock of the object store, in seconds since 1970).
+        For each checkpoint: `epoch` (its number), `rows`, `bytes` (of its parts), and `pushed_s` (time of the push
+        in seconds since 1970, by the object store's clock).
     """
     return _core.checkpoints(url)
 
@@ -33,15 +36,15 @@ def checkpoints(url: str) -> list[dict[str, Any]]:
 def restore(
     url: str, path: str | os.PathLike[str], *, checkpoint: int | None = None
 ) -> dict[str, Any]:
-    """Make a folder that opens at a checkpoint of a URL.
+    """Download a checkpoint from a URL into a folder that then opens as a store.
 
-    The folder must be new, empty, or left by a restore that did not finish, which this one completes. Until it is
-    complete it is not taken for a store.
+    The folder must be new, empty, or left by an interrupted restore, which this call completes. Until the restore is
+    complete, the folder does not open as a store.
 
     Args:
-        url: Where `Store.push` brought it.
+        url: The URL given to `Store.push`.
         path: The folder.
-        checkpoint: Its number, one of `checkpoints`; None: the latest.
+        checkpoint: The checkpoint's number (`epoch`), one of `checkpoints(url)`; None: the latest.
 
     Returns:
         `epoch` (the number), `rows`, `bytes` (of the checkpoint) and `bytes_downloaded`.
@@ -68,5 +71,5 @@ def restore(
 
 
 def push_folder(path: Path, url: str, *, keep: int = 3) -> dict[str, Any]:
-    """As `Store.push`, for a store that nobody has open for writing."""
+    """As `Store.push`, for a store that no process has open for writing."""
     return _core.push_folder(str(path), url, check_int(keep, "keep", 1, KEEP_MAX))

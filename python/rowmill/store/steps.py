@@ -1,18 +1,18 @@
-"""Training steps: which lookups a step made, which gradients came back, and when rows are updated.
+"""Training steps: which lookups belong to a step, which gradients arrived, and when rows are updated.
 
 A *step* holds one ticket of the store. Every training forward of a thread joins the thread's step,
-so a row's clock is taken once however many modules ask for the row. Invariants:
+so a row's clock is taken once per step, even if several modules read the row. Invariants:
 
 - A table is updated once per step, with the sum of the gradients of all its lookups.
-- Nothing is applied before the backward pass that brought it has finished: a backward that raises
+- Gradients are applied only after their backward pass has finished: a backward that raises
   changes no row.
 - Clocks never outlive their step: an update, a dropped graph or a raised exception releases them.
 - A forked child takes no lock of a step: another thread of its parent may have held it.
 
-A step made with `store.step()` ends with its `with` block. An implicit one ends when none of its
-lookups is outstanding; a forward or a read of a table that follows a finished backward applies what
-that backward brought, so nobody reads a row older than his own last backward. `store.forward()` makes
-an implicit step of the lookups in its block, so that one thread may have several of them open.
+A step made with `store.step()` ends with its `with` block. An implicit step ends when none of its
+lookups is outstanding. Before each forward or table read, a thread applies the gradients of its finished
+backward passes, so it always reads its own updates. `store.forward()` makes an implicit step of the
+lookups in its block, so that one thread may have several steps open.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
 
 
 class RowGradientSink(Protocol):
-    """Who takes the row gradients of tables that backward itself does not update."""
+    """An optimizer that takes the row gradients of tables with deferred update."""
 
     def accumulate(
         self, table: Table, ids: NDArray[np.int64], values: NDArray[np.float32], step: Step
     ) -> None:
-        """Add gradients of distinct rows to those pending; hold `step` until they are applied."""
+        """Add gradients of distinct rows to the pending ones; hold `step` until they are applied."""
         ...
 
 
 class _Phase(Enum):
-    OUTSTANDING = "its backward has not come"
-    ARRIVED = "its gradient came, the backward pass still runs"
+    OUTSTANDING = "no gradient yet"
+    ARRIVED = "its gradient arrived, the backward pass still runs"
     READY = "its backward pass is over"
-    DONE = "applied, handed on, or dropped"
+    DONE = "its gradient was applied, passed to an optimizer, or dropped"
 
 
 class PooledLookup:
-    """One fused lookup of a step: tables of one group, pooled, and later the gradient of that."""
+    """One fused lookup of a step over tables of one group, and later the gradient of its pooled vectors."""
 
     def __init__(self, core: _core.Lookup, features: Sequence[Table], row_stride: int) -> None:
         self.core = core
@@ -71,22 +71,22 @@ class PooledLookup:
 
     @property
     def deferred(self) -> bool:
-        """Whether an optimizer, not backward, updates one of the tables."""
+        """Whether an optimizer, and not backward, updates one of the tables."""
         return any(table.sink is not None for table in self.tables)
 
     def gradient_buffer(self) -> NDArray[np.float32]:
-        """The gradient of the pooled vectors as the binding takes it."""
+        """The gradient of the pooled vectors as a contiguous array for the binding."""
         assert self.gradient is not None
         return self.gradient.contiguous().numpy()
 
     def end(self) -> None:
-        """Nothing more is expected of this lookup."""
+        """Drop the gradient and mark the lookup as done."""
         self.gradient = None
         self.phase = _Phase.DONE
 
 
 class LookupGuard:
-    """Lives in the autograd graph; tells the step when the graph of a lookup is gone."""
+    """Lives in the autograd graph of a lookup; informs the step when the graph is destroyed."""
 
     __slots__ = ("lookup", "step")
 
@@ -127,13 +127,13 @@ class Step:
 
     @property
     def ticket(self) -> _core.Ticket | None:
-        """The step's hold on clocks, or None after its end."""
+        """The step's ticket, or None after its end."""
         return self._ticket
 
     # Forward.
 
     def join(self) -> bool:
-        """Keep the step open for a lookup about to be made; False if it has ended meanwhile."""
+        """Keep the step open for a coming `add`; returns False if the step has already ended."""
         with self._lock:
             if self._ticket is None:
                 return False
@@ -141,7 +141,7 @@ class Step:
             return True
 
     def add(self, core: _core.Lookup, features: Sequence[Table], row_stride: int) -> LookupGuard:
-        """Take the lookup that `join` announced; the guard belongs into the autograd graph."""
+        """Register the lookup that `join` announced; the caller keeps the guard in the autograd graph."""
         lookup = PooledLookup(core, features, row_stride)
         with self._lock:
             self._holds -= 1
@@ -151,9 +151,9 @@ class Step:
         return LookupGuard(self, lookup)
 
     def forget(self, lookup: PooledLookup) -> None:
-        """The graph of a lookup is gone. Runs in the garbage collector, so it never waits."""
+        """Queue a lookup whose graph was destroyed. Runs in the garbage collector, so it never waits."""
         self._forgotten.append(lookup)
-        # Whoever holds the lock looks at the queue again after letting go.
+        # A thread that holds the lock checks the queue again after it releases the lock.
         while self._forgotten and self._lock.acquire(blocking=False):
             try:
                 self._drain_forgotten()
@@ -163,7 +163,7 @@ class Step:
     # Backward.
 
     def arrive(self, lookup: PooledLookup, gradient: Tensor) -> None:
-        """Take the gradient of a lookup's pooled vectors, inside a backward pass."""
+        """Take the gradient of a lookup's pooled vectors; called inside a backward pass."""
         self._store.check_process()
         task = torch._C._current_graph_task_id()  # pyright: ignore[reportPrivateUsage]
         with self._lock:
@@ -175,7 +175,7 @@ class Step:
                 )
             if lookup.phase is _Phase.OUTSTANDING:
                 self._outstanding.subtract(lookup.tables)
-            elif lookup.phase is _Phase.ARRIVED:  # An earlier backward pass raised half-way.
+            elif lookup.phase is _Phase.ARRIVED:  # An earlier backward pass raised.
                 self._drop_arrived(lookup)
                 lookup.gradient = None
             elif lookup.phase is _Phase.READY:  # A second backward pass within an explicit step.
@@ -208,7 +208,7 @@ class Step:
     # Ends.
 
     def flush(self) -> None:
-        """Apply what finished backward passes brought to an implicit step, outstanding or not."""
+        """Apply the gradients of finished backward passes, in an implicit step, even if other lookups are outstanding."""
         if self._explicit or not (self._ready or self._summed):
             return
         with self._lock:
@@ -216,13 +216,13 @@ class Step:
         self._look_again()
 
     def finish(self, *, apply: bool) -> None:
-        """End the step: apply what finished backward passes brought, or drop it; release clocks."""
+        """End the step: apply or drop the gradients of finished backward passes; release clocks."""
         if apply:
             self._store.check_process()
         elif _forked(self._store):
             return
         with self._lock:
-            self._explicit = False  # What deferred gradients still hold ends as any step does.
+            self._explicit = False  # If deferred gradients hold the step, `let_go` ends it later.
             try:
                 if apply:
                     self._apply(wait_for_outstanding=False)
@@ -239,11 +239,11 @@ class Step:
         self._look_again()
 
     def hold(self) -> None:
-        """Keep the clocks until `let_go`: deferred gradients of this step wait for their optimizer."""
+        """Keep the clocks until `let_go`, because deferred gradients of this step await their optimizer."""
         self._holds += 1
 
     def let_go(self) -> None:
-        """Undo one `join` or `hold`; the last one of an idle step ends it."""
+        """Undo one `join` or `hold`; the last call on an idle step ends the step."""
         if _forked(self._store):
             return
         with self._lock:
@@ -254,7 +254,7 @@ class Step:
     # Under the lock.
 
     def _apply(self, *, wait_for_outstanding: bool) -> None:
-        """Update rows: straight from pooled gradients, or summed first where a table occurs twice."""
+        """Update rows directly from pooled gradients; sum them first if several lookups use a table."""
 
         def waits(table: Table) -> bool:
             return wait_for_outstanding and self._outstanding[table] > 0
@@ -276,7 +276,7 @@ class Step:
                 ids = np.concatenate([ids for ids, _ in parts])
                 values = np.concatenate([values for _, values in parts])
                 table.core.rmw(ids, values, table.lr, self._ticket)
-        finally:  # Applied or refused (gradients that are not finite): never tried again.
+        finally:  # Applied or refused (NaN or infinite gradients): never retried.
             for lookup in lookups:
                 self._ready.remove(lookup)
                 self._live.discard(lookup)
@@ -284,8 +284,8 @@ class Step:
             self._end_if_idle()
 
     def _hand_on(self, lookup: PooledLookup) -> None:
-        """Give gradients to the optimizer that applies them; tables without one keep theirs here."""
-        # A scaled loss may overflow; it is for the optimizer (or GradScaler) to see that.
+        """Pass gradients to the optimizers of their tables; keep those of tables without one in the step."""
+        # No check for overflow of a scaled loss here: the optimizer (or GradScaler) does it.
         for table, (ids, values) in self._row_gradients(lookup):
             if table.sink is None:
                 self._summed.setdefault(table, []).append((ids, values))
@@ -329,7 +329,7 @@ class Step:
             self._ticket = None
 
     def _look_again(self) -> None:
-        """Take what the garbage collector queued while the lock was held."""
+        """Process lookups that the garbage collector queued while the lock was held."""
         if self._forgotten:
             with self._lock:
                 self._drain_forgotten()
@@ -341,7 +341,7 @@ class _ThreadState(threading.local):
 
 
 class StepKeeper:
-    """The steps of one store: one at a time per thread."""
+    """The steps of one store, one per thread at a time."""
 
     def __init__(self, store: _core.Store) -> None:
         self._store = store
@@ -350,7 +350,7 @@ class StepKeeper:
         self._steps_lock = threading.Lock()
 
     def join(self) -> Step:
-        """The step a training forward of this thread belongs to, kept open until `add` or `let_go`."""
+        """The step for a training forward of this thread, kept open until `add` or `let_go`."""
         self.flush()
         step = self._thread.step
         while step is None or not step.join():
@@ -361,19 +361,19 @@ class StepKeeper:
 
     @property
     def ticket(self) -> _core.Ticket | None:
-        """That of the step this thread has open, if it has one."""
+        """The ticket of this thread's open step, or None."""
         step = self._thread.step
         return None if step is None else step.ticket
 
     def flush(self) -> None:
-        """Apply what this thread's finished backward passes brought, before it reads rows."""
+        """Apply the gradients of this thread's finished backward passes, before it reads rows."""
         step = self._thread.step
         if step is not None and not inside_backward():
             self._store.check_process()
             step.flush()
 
     def flush_all(self) -> None:
-        """The same for the steps of every thread, before a checkpoint."""
+        """Apply the gradients of finished backward passes of all threads, before a checkpoint."""
         self._store.check_process()
         with self._steps_lock:
             steps = list(self._steps)
@@ -384,7 +384,9 @@ class StepKeeper:
         """Start an explicit step on this thread."""
         self._store.check_process()
         if self._thread.explicit:
-            raise StepConflict("this thread already runs a step: `store.step()` does not nest")
+            raise StepConflict(
+                "this thread already runs a step, and `store.step()` does not nest: leave the outer block first"
+            )
         if self._thread.step is not None and self._thread.step.open:
             self._thread.step.finish(apply=True)
         step = self._start(explicit=True, event_time=event_time)
@@ -397,19 +399,19 @@ class StepKeeper:
         step.finish(apply=apply)
 
     def begin_forward(self, event_time: int | None) -> tuple[Step, Step | None]:
-        """Start a step that its own backward ends; also the thread's step until now, for `end_forward`."""
+        """Start a step that ends with its own backward; also returns the thread's previous step, for `end_forward`."""
         self._store.check_process()
         if self._thread.explicit:
             raise StepConflict(
-                "this thread runs `store.step()`, which its lookups belong to: use `store.forward()` outside it"
+                "`store.forward()` was called within `store.step()` of the same thread: call it outside that block"
             )
         before = self._thread.step
         step = self._start(explicit=False, event_time=event_time)
-        step.join()  # It stays open between the lookups of the block.
+        step.join()  # Keeps the step open between the lookups of the block.
         return step, before
 
     def end_forward(self, step: Step, before: Step | None) -> None:
-        """Take no more lookups into the step; the thread goes on with the one it had."""
+        """Close the step to further lookups; the thread returns to its previous step."""
         self._thread.step = before
         step.let_go()
 
@@ -474,5 +476,5 @@ def _forked(store: _core.Store) -> bool:
 
 
 def inside_backward() -> bool:
-    """Whether this thread runs a backward pass: a recomputed forward belongs to the step it is in."""
+    """Whether this thread runs a backward pass; a forward recomputed there belongs to the current step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""The store: one folder of rows, opened with one budget of memory."""
+"""The store: a folder of tables, opened with one memory budget."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ def open(
     feed_waiting: int | str = "64MiB",
     io: str = "auto",
 ) -> Store:
-    """Open a store, or make one.
+    """Open a store, or create one.
 
     Args:
         path_or_uri: A folder, or a `file://` URI of one.
-        memory: Bytes for everything the store keeps in memory, as a number or a size ("2GiB").
+        memory: Memory budget of the store, in bytes or as a size ("2GiB").
         row_memory: Expert: bytes for rows and the log's write buffers alone, within `memory`.
         read_only: Read the last checkpoint; another process may have the store open for writing.
-        at: Number of the checkpoint to open at, for a store that may have one prepared and not committed (see
-            `Store.prepare`); 0 is none. A store opened for writing keeps that one and lets the other go.
-        create: Make the store if there is none.
-        threads: Threads that share a large batch; None: as many as the machine has cores.
-        seed: Seed of the initializers, fixed when the store is made.
+        at: Number of the checkpoint to open at, for a store that may have one prepared but not committed (see
+            `Store.prepare`); 0: no checkpoint. Opening for writing keeps this checkpoint and discards the other.
+        create: Create the store if the folder has none.
+        threads: Threads that share a large batch; None: one per core available to the process.
+        seed: Seed of the initializers, fixed when the store is created.
         wait_deadline_s: Longest wait, in seconds, for a row beyond its staleness bound.
-        history: Bytes on disk for lists of what changed, beyond what a checkpoint needs: how far back
-            `changes` can ask.
-        feed: Bytes on disk for a feed of what changes, which `rowmill.ChangeFeed` follows in other processes
-            ("256MiB"); None: nothing is published.
+        history: Bytes on disk for lists of changed ids, beyond those that a checkpoint needs. More bytes let
+            `changes` reach back to earlier checkpoints.
+        feed: Bytes on disk for a feed of changes ("256MiB"), which `rowmill.ChangeFeed` reads in other processes;
+            None: no feed.
         feed_interval_s: Longest time between two rounds of publishing, in seconds.
-        feed_waiting: Bytes of memory, beyond `memory`, for rows that leave memory and ids that are deleted between
-            two rounds. With more of them nothing is published until the next checkpoint, from which followers
-            start again.
+        feed_waiting: Bytes of memory, beyond `memory`, for rows spilled and ids deleted between two rounds of
+            publishing. If they exceed it, publishing stops until the next checkpoint, from which followers start
+            again.
         io: "auto" (io_uring where the system allows it) or "pread".
 
     Examples:
@@ -101,22 +101,22 @@ def open(
 
 
 class Store:
-    """An open store; tables are made by `table`.
+    """An open store; `table` creates and opens its tables.
 
-    Changes are durable from the next `checkpoint` on: a store opens at its last complete one, and
-    `close`, or leaving the `with` block, saves nothing by itself.
+    A store opens at its last complete checkpoint. Changes are durable after the next `checkpoint`; neither `close` nor
+    leaving the `with` block saves them.
     """
 
     def __init__(self, core: _core.Store, location: str, memory: int) -> None:
         self.core = core
         self.location = location
         self.memory = memory
-        """The budget, in bytes."""
+        """The memory budget, in bytes."""
         self.seed: int = core.seed
-        """Seed of the initializers: that of the store's first opening."""
+        """Seed of the initializers, as given when the store was created."""
         self.read_only: bool = core.read_only
         self.steps = StepKeeper(core)
-        # Weak, so that a store nobody uses is let go at once and not by the garbage collector.
+        # Weak: no reference cycle, so that an unused store closes at once, without the garbage collector.
         self._tables: WeakValueDictionary[str, Table] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -143,24 +143,26 @@ class Store:
         eviction: Eviction | None = None,
         admission: Admission | None = None,
     ) -> Table:
-        """The table of that name, made if it does not exist; an existing one must agree.
+        """Open the table of that name, or create it.
 
         Args:
             name: Any name.
             dim: Weights per row.
-            optimizer: Updates the rows; its state lies beside their weights. Its rate is that of the next
-                updates, whatever it was before.
-            dtype: How weights are stored: "fp32"; "bf16" for half the bytes, at 8 significant bits; or "split-bf16"
-                for the bytes of "fp32" in two planes. Rows are read as float32 and updated in it in any case. An
-                updated bf16 weight is rounded up or down at random, by the seed of the store, so that small steps
-                are not lost. Of split-bf16 weights lookups read the upper halves, which are bfloat16; everything
-                else, updates included, reads and writes all bits, as of "fp32".
-            initializer: How missing rows are born; None: normal with standard deviation 0.01.
-            staleness_bound: A training get may proceed while at most this many gets of the row wait
-                for their update: 0 is synchronous, None unbounded.
-            num_rows: Ids are 0..num_rows (indexed directly, the fastest); None: any 64-bit id.
-            eviction: Which rows are removed for good; None: only those that `delete` names.
-            admission: Which ids get a row; None: every id that training asks for.
+            optimizer: Optimizer of the rows; its state is stored beside their weights. Its learning rate replaces
+                that of an existing table.
+            dtype: How weights are stored. "fp32": 4 bytes. "bf16": 2 bytes, with 8 significant bits; updates round
+                stochastically, seeded by the store, so that small steps are not lost. "split-bf16": 4 bytes, as
+                upper and lower halves; lookups read only the upper halves (bfloat16), updates and all other calls
+                use all bits. Rows are read and updated as float32 in every case.
+            initializer: Initial weights of new rows; None: normal with standard deviation 0.01.
+            staleness_bound: A training get may proceed while at most this many earlier gets of the row
+                await their update. 0: synchronous; None: unbounded.
+            num_rows: Ids are in [0, num_rows), indexed directly, which is fastest; None: any 64-bit id.
+            eviction: Rule by which rows are deleted; None: only `delete` deletes rows.
+            admission: Rule by which ids get a row; None: every id that training reads.
+
+        Raises:
+            SpecMismatch: The table exists with another dim, dtype, optimizer, initializer or id range.
         """
         if initializer is None:
             initializer = init.Normal(std=0.01)
@@ -180,7 +182,7 @@ class Store:
         return table
 
     def open_table(self, name: str) -> Table:
-        """An existing table, with the spec it was made with."""
+        """Open an existing table with its stored spec; raise `TableMissing` if there is none."""
         core = self.core.open_table(name)
         return self._wrap(core, optimizer_from_dict(core.optimizer))
 
@@ -191,21 +193,21 @@ class Store:
     def lookahead(
         self, ids: Mapping[Table, Ids], *, into: Destination = "buffer", steps: int = 1
     ) -> bool:
-        """Bring rows that will be read soon into memory; returns at once, takes no clocks.
+        """Prefetch rows of coming batches into memory; returns at once and takes no clocks.
 
-        Rows whose clock somebody holds are left alone: their update brings them in.
+        Rows whose clock another step holds are skipped: their update loads them.
 
         Args:
-            ids: For each table the ids of coming batches, int64 of any shape. One call for all tables
-                is one announcement, of which only so many can wait.
-            into: "buffer" keeps rows until the step that needs them is over (they take at most half of
-                the rows' memory), "cache" lets them compete with other rows.
-            steps: How many steps from now the ids will be asked for, 1 to 63: 1 is the next step to
-                begin. Buffered rows that are not read when their step begins are left to it. Outside
-                steps, rows are kept until they are first read.
+            ids: For each table, the ids of coming batches, int64 of any shape. One call for all tables
+                is one announcement; the queue of announcements is bounded.
+            into: "buffer" keeps rows until the step that needs them is over (at most half of the row
+                memory); "cache" lets them compete with other rows.
+            steps: How many steps from now the ids will be read, 1 to 63; 1 is the next step to begin.
+                Rows not yet prefetched when their step begins are skipped: the step reads them itself.
+                Without steps, buffered rows stay until they are first read.
 
         Returns:
-            False if rows were left out because too many announcements wait.
+            False if rows were skipped because the queue of announcements is full.
         """
         flat = [as_ids(table_ids)[0] for table_ids in ids.values()]
         return self.core.lookahead(
@@ -213,7 +215,7 @@ class Store:
         )
 
     def _wrap(self, core: _core.Table, optimizer: OptimizerSpec) -> Table:
-        # One object per table: its rate, its optimizer and its gradients of a step have one home.
+        # One object per table, so that its learning rate and its gradients of a step exist once.
         table = self._tables.get(core.name)
         if table is None:
             self._tables[core.name] = table = Table(self, core, optimizer)
@@ -223,30 +225,32 @@ class Store:
 
     @property
     def event_time(self) -> int | None:
-        """The latest event time that a step said, in seconds; None before the first."""
+        """The latest event time passed to a step, in seconds; None before the first."""
         return self.core.event_time
 
     def step(self, *, event_time: int | None = None) -> ExplicitStep:
-        """A training step with explicit ends: `with store.step(): forward; backward`.
+        """A training step delimited by a block: `with store.step(): forward; backward`.
 
-        Gradients of all backward passes within are summed and applied once when the block ends; an
-        exception drops them. Either way every clock is released. Without it, each backward pass is
+        Gradients of all backward passes in the block are summed and applied once when the block ends; an
+        exception drops them. Either way every clock is released. Outside such a block, each backward pass is
         a step.
 
         Args:
-            event_time: When what the step learns from happened, in whole seconds since a moment of your choice, the
-                same in every run. Tables with `TTL(seconds=...)` go by it; steps that say none take the latest.
+            event_time: When the step's training data happened, in whole seconds since an origin that all runs share.
+                Tables with `TTL(seconds=...)` use it. None: the latest event time so far.
+
+        Raises:
+            StepConflict: On entering the block, if this thread already runs a step.
         """
         return ExplicitStep(self.steps, _event_time(event_time))
 
     def forward(self, *, event_time: int | None = None) -> ForwardStep:
-        """A training step whose backward comes later: `with store.forward(): forward`.
+        """A training step whose backward runs after the block, on any thread: `with store.forward(): forward`.
 
-        The lookups of the block are a step of their own, which ends when their backward is over, on
-        whichever thread. So one thread may look up rows of several steps before the first of them is
-        updated; how far rows may lag is up to the staleness bound of their table. At bound 0 the
-        lookup of a row waits for the backward of an earlier step that has it: let that come from
-        another thread, or the wait ends with `StalenessTimeout`.
+        The lookups of the block form one step, which ends when their backward is over. So one thread may look
+        up rows of several steps before the first step updates its rows. The staleness bound of each table
+        limits the lag. At bound 0 the lookup of a row waits for the backward of an earlier step that holds the
+        row: run that backward on another thread, or the wait ends with `StalenessTimeout`.
 
         Args:
             event_time: As for `step`.
@@ -254,29 +258,30 @@ class Store:
         return ForwardStep(self.steps, _event_time(event_time))
 
     def ticket(self, *, event_time: int | None = None) -> Ticket:
-        """A hold on clocks for `get_or_init`, `put` and `rmw` of tables; modules need none."""
+        """A ticket for `get_or_init`, `put` and `rmw` of tables, which holds clocks; modules need none."""
         return Ticket(self.core.ticket(_event_time(event_time)))
 
     # The whole store.
 
     def checkpoint(self, *, attachments: Mapping[str, bytes] | None = None) -> dict[str, Any]:
-        """Make everything durable at once, with named bytes of the caller beside the rows.
+        """Make all rows durable atomically, with named attachments of the caller.
 
-        Attachments are those of this checkpoint alone: earlier ones are gone.
+        Args:
+            attachments: Bytes by name. They replace all attachments of earlier checkpoints.
 
         Returns:
-            What was written: `epoch` (its number), `rows_saved`, `log_bytes`, `file_bytes`,
-            `stall_s` (how long changes were held up) and `duration_s`.
+            `epoch` (the checkpoint's number), `rows_saved`, `log_bytes`, `file_bytes`, `stall_s` (seconds for
+            which changes were blocked) and `duration_s`.
         """
         self.steps.flush_all()
         return self.core.checkpoint(list((attachments or {}).items()))
 
     def prepare(self, *, attachments: Mapping[str, bytes] | None = None) -> dict[str, Any]:
-        """As `checkpoint`, but the last checkpoint stays what it is until `commit`, and both are durable.
+        """As `checkpoint`, but the previous checkpoint stays the last one until `commit`; both are durable.
 
-        For stores that are parts of one larger checkpoint: all prepare, somebody writes down the numbers of all, and
-        all commit. A crash in between leaves both, and the store opens at the one that `rowmill.open(..., at=number)`
-        names. `rowmill.distributed.Checkpoint` does this for the stores of many ranks.
+        This is the first phase of a two-phase commit over several stores: all stores prepare, the caller writes a
+        file with their epochs, and all stores commit. After a crash in between, `rowmill.open(..., at=number)` chooses
+        the checkpoint. `rowmill.distributed.Checkpoint` does this for the stores of many ranks.
         """
         self.steps.flush_all()
         return self.core.prepare(list((attachments or {}).items()))
@@ -286,28 +291,32 @@ class Store:
         return self.core.commit()
 
     def push(self, url: str, *, keep: int = 3) -> dict[str, Any]:
-        """Copy the last checkpoint to an object store, while work goes on.
+        """Upload the last checkpoint to an object store.
 
-        What earlier checkpoints there have in common with it is not uploaded again. The checkpoint is there, whole,
-        when this returns, and not at all when it raises. Another thread may train and make checkpoints meanwhile.
+        Parts that an earlier checkpoint at the URL already has are not uploaded again. The push is atomic: if it
+        raises, the checkpoint is not listed. Other threads may train and make checkpoints meanwhile.
 
         Args:
             url: `s3://bucket/path`, `gs://bucket/path`, `az://container/path` or `file:///path`, for this store
-                alone; `rowmill.store.remote` says where credentials come from.
-            keep: Keep so many checkpoints there, and remove older ones.
+                alone; `rowmill.store.remote` lists the environment variables for credentials.
+            keep: Number of checkpoints to keep at the URL; older ones are removed.
 
         Returns:
-            What was done: `epoch` (its number), `parts_uploaded`, `bytes_uploaded`, `bytes` (of the checkpoint)
+            `epoch` (the checkpoint's number), `parts_uploaded`, `bytes_uploaded`, `bytes` (of the checkpoint)
             and `objects_removed`.
+
+        Raises:
+            RemoteError: A request failed, retries included.
+            RemoteConflict: Another writer pushes or pushed to the URL.
         """
         return self.core.push(url, check_int(keep, "keep", 1, KEEP_MAX))
 
     def changes(self, since: int) -> Changes:
-        """What changed from checkpoint `since` to the last one; 0: all rows. See `rowmill.Changes`."""
+        """The changes from checkpoint `since` to the last one; 0: all rows. See `rowmill.Changes`."""
         return Changes(self.core.changes(check_int(since, "since", 0, 2**63 - 1)))
 
     def publish(self) -> int:
-        """Publish at once what has changed, in a store opened with a `feed`; the feed's last sequence number."""
+        """Publish all changes now, in a store opened with a `feed`; returns the feed's last sequence number."""
         self.steps.flush()
         return self.core.publish()
 
@@ -320,33 +329,36 @@ class Store:
         return self.core.attachment(name)
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the store; counters run from its opening.
+        """Metrics of the store; counters start at its opening.
 
         Memory, in bytes: `memory_budget`, `index_bytes`, `row_bytes`, `row_limit`, `overhead_bytes`,
         `buffer_bytes`. Device: `device_live_bytes`, `device_used_bytes`, `device_pinned_bytes`,
         `device_free_bytes`, `device_bytes_written`, `device_blocks_read`, `corrupt_blocks`. Rows:
         `rows_resident`, `rows_dirty`, `evictions`, `deletes`. Feed: `feed_rows` (rows and
-        deletes published), `feed_sequence`, `feed_failure` (why nothing is published until the next
-        checkpoint, if that is so), `feed_waiting_bytes`. Reads: `calls`, `lookups` (ids),
+        deletes published), `feed_sequence`, `feed_failure` (why publishing stopped until the next
+        checkpoint, or None), `feed_waiting_bytes`. Reads: `calls`, `lookups` (ids),
         `rows_looked_up` (distinct per call), `cold_reads`, `cold_wait_ns`, `hit_rate`. Updates:
         `updates` (calls), `rows_updated`. Clocks: `clock_waits`, `clock_wait_ns`, `tickets` (open
-        steps), `staleness` (clocks taken, by gets outstanding before). Lookahead: `lookahead_rows`,
-        `lookahead_loaded`, `lookahead_late`, `lookahead_dropped`, `lookahead_errors`. Also `compactions`,
-        `rows_compacted`, `checkpoints`, `io`. `tables` has per name: `group`, `rows`, `row_bytes`,
-        and since the table was made, restarts included: `accesses`, `births`, `deletes`, `evicted` (for
-        good, by its rule; the store's `evictions` only left memory), `steps`. `groups` has per
-        number: `row_places_used` (numbers of rows on the device, and of old versions not cleaned yet),
-        `row_places` (the limit) and `row_places_share` (used / limit). New rows raise
-        `RowPlacesExhausted` before the share reaches 1: some places are kept for checkpoints.
+        steps), `staleness` (clocks taken, by number of gets outstanding before). Lookahead:
+        `lookahead_rows`, `lookahead_loaded`, `lookahead_late`, `lookahead_dropped`, `lookahead_errors`.
+        Also `compactions`, `rows_compacted`, `checkpoints`, `io`.
+
+        `tables` has per name: `group`, `rows`, `row_bytes`, and since the table's creation, restarts
+        included: `accesses`, `births` (rows created), `deletes`, `evicted` (rows deleted by its eviction rule),
+        `steps`. The store's `evictions` counts rows that left memory only.
+
+        `groups` has per number: `row_places_used` (rows on the device, old versions included until
+        compaction), `row_places` (the limit) and `row_places_share` (used / limit). Creating rows raises
+        `RowPlacesExhausted` before the share reaches 1: some places are reserved for checkpoints.
         """
         return self.core.stats()
 
     def metrics(self) -> str:
-        """The same for Prometheus, in its text format."""
+        """The metrics of `stats` in the Prometheus text format."""
         return self.core.metrics()
 
     def close(self) -> None:
-        """Let go of the folder and of the memory. Saves nothing: what changed since the last `checkpoint` is lost."""
+        """Release the folder and the memory. Changes since the last `checkpoint` are lost."""
         self.core.close()
 
 
@@ -364,7 +376,7 @@ def _local_path(path_or_uri: str | os.PathLike[str]) -> Path:
         return Path(path_or_uri)
     if parts.scheme != "file":
         raise InvalidInput(
-            f"cannot open {path_or_uri!r}: a store lives in a folder; give its path or a file:// URI"
+            f"cannot open {path_or_uri!r}: a store is a folder; give its path or a file:// URI"
         )
     if parts.netloc not in ("", "localhost"):
         raise InvalidInput(f"{path_or_uri!r} names host {parts.netloc!r}: write file:///path")

@@ -1,4 +1,4 @@
-"""A table of a store, as a user sees it: ids in, rows out, in torch or NumPy alike."""
+"""A table of a store: rows by id, as torch tensors or NumPy arrays."""
 
 from __future__ import annotations
 
@@ -32,26 +32,25 @@ Values = Tensor | np.ndarray[Any, Any]
 """float32, with one more dimension than the ids."""
 
 Numbers = Values | Sequence[Any]
-"""Values given by the caller: lists of numbers will do."""
+"""Values as a tensor, an array, or lists of numbers."""
 
 
 Destination = Literal["buffer", "cache"]
-"""Where announced rows go."""
+"""Where lookahead keeps rows: see `Store.lookahead`."""
 
 
 Dtype = Literal["fp32", "bf16", "split-bf16"]
-"""How weights are stored."""
+"""How weights are stored: see `Store.table`."""
 
 
 class Table:
-    """Rows of one kind: `dim` weights, read as float32, and their optimizer state per 64-bit id.
+    """A table: per 64-bit id, a row of `dim` weights, read as float32, and their optimizer state.
 
-    Made by `Store.table`. Ids are int64 tensors or arrays (all 64 bits count), weights float32.
-    Contiguous CPU tensors and arrays are read and written in place, without a copy; what comes back
-    is a tensor if the ids were one, and a NumPy array otherwise.
+    Created by `Store.table`. Ids are int64 tensors or arrays (all 64 bits count), weights float32.
+    Contiguous CPU tensors and arrays are read and written in place, without a copy. Results are tensors
+    if the ids are a tensor, and NumPy arrays otherwise.
 
-    Methods that read rows as training does take an explicit `ticket` (`store.ticket()`); `get` never inserts
-    and never waits.
+    Training reads take an explicit `ticket` (`store.ticket()`). `get` never creates rows and never waits.
     """
 
     def __init__(self, store: Store, core: _core.Table, optimizer: OptimizerSpec) -> None:
@@ -62,7 +61,7 @@ class Table:
         self.dtype: Dtype = core.dtype
         """How weights are stored."""
         self.num_rows: int | None = core.dense_rows
-        """Number of ids of a table over the dense range 0..num_rows, or None for any id."""
+        """Ids are in [0, num_rows); None: any 64-bit id."""
         self.staleness_bound: int | None = core.staleness_bound
         self.group: int = core.group
         """Tables of one group share one fused lookup."""
@@ -70,7 +69,7 @@ class Table:
         self.admission: Admission | None = admission_from_dict(core.admission)
         self.optimizer: OptimizerSpec = optimizer
         self.lr: float = optimizer.lr
-        """Learning rate of the next updates; starts as the optimizer's."""
+        """Learning rate of the next updates; initially the optimizer's."""
         self.sink: RowGradientSink | None = None
         """The `RowOptimizer` that applies this table's gradients; None: backward applies them."""
         self.handle: int = handles.register(self)
@@ -81,7 +80,7 @@ class Table:
         return f"Table({self.name!r}, dim={self.dim}{dtype}{ids}, optimizer={self.optimizer})"
 
     def __len__(self) -> int:
-        """Number of rows that were ever written and not deleted."""
+        """Number of rows, in memory or on disk."""
         self.store.steps.flush()
         return self.core.len()
 
@@ -94,10 +93,10 @@ class Table:
         self, ids: np.ndarray[Any, Any] | Sequence[int], *, out: np.ndarray[Any, Any] | None = None
     ) -> NDArray[np.float32]: ...
     def get(self, ids: Ids, *, out: Values | None = None) -> Values:
-        """Weights of rows, without inserting: an unseen id gives its initial value.
+        """Read weights without creating rows: an id without a row gives its initial value.
 
-        Within a step of this thread (`store.step()`, `store.forward()`) it is what rows announced for the step were
-        kept for.
+        Within a step of this thread (`store.step()`, `store.forward()`) it counts as a read of the rows that
+        `lookahead` announced for the step.
 
         Args:
             ids: int64, any shape.
@@ -126,10 +125,21 @@ class Table:
     def get_or_init(
         self, ids: Ids, *, out: Values | None = None, ticket: Ticket | None = None
     ) -> Values:
-        """Weights of rows; missing rows are born. With a ticket this is a training get.
+        """Read weights; create missing rows. With a ticket this is a training get.
 
-        A training get waits until each row is within the staleness bound and takes its clock; the
-        `put` or `rmw` of the same ticket gives it back.
+        A training get waits until each row is within the staleness bound, and takes its clock. A `put` or
+        `rmw` with the same ticket releases the clock.
+
+        Args:
+            ids: int64, any shape.
+            out: float32 `[*ids.shape, dim]`, written in place if given.
+            ticket: Ticket of the training step.
+
+        Returns:
+            float32 `[*ids.shape, dim]`.
+
+        Raises:
+            StalenessTimeout: A row stayed beyond its bound until the deadline.
         """
         self.store.steps.flush()
         out, ids_N, out_ND = self._output(ids, out)
@@ -137,10 +147,10 @@ class Table:
         return out
 
     def get_later(self, ids: Ids, *, ticket: Ticket) -> QueuedRows:
-        """A training get that returns at once and waits in a queue.
+        """Queue a training get and return at once.
 
-        For a worker that still owes the `put` or `rmw` of an earlier step: it must not wait for a row
-        that it may hold itself. The get goes on as soon as every row is within its bound.
+        Use it in a thread whose earlier step still lacks its `put` or `rmw`: waiting for a row that the
+        thread itself holds would deadlock. The get runs as soon as every row is within its bound.
         """
         self.store.steps.flush()
         ids_N, shape, is_tensor = as_ids(ids)
@@ -155,10 +165,10 @@ class Table:
         return torch.from_numpy(found) if is_tensor else found
 
     def scan(self, *, batch_rows: int = 16_384) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """All rows, in batches of `(ids [n], weights [n, dim])`, in no particular order.
+        """Iterate over all rows in batches of `(ids [n], weights [n, dim])`, in no particular order.
 
-        Rows that change while the scan runs may show either value; rows born or deleted meanwhile
-        may or may not be met.
+        A row that changes during the scan may show its old or new value. A row created or deleted during the
+        scan may or may not be included.
         """
         self.store.steps.flush()
         batch_rows = check_int(batch_rows, "batch_rows", 1, 2**31)
@@ -167,13 +177,13 @@ class Table:
             yield np.frombuffer(ids, np.int64), rows
 
     def hottest(self, count: int = 10) -> list[tuple[int, int]]:
-        """The ids looked up most, from a sample, with an estimate of their lookups; most first."""
+        """The ids looked up most often, with estimated lookups, in descending order; from a sample."""
         return self.core.hottest(check_int(count, "count", 0, 2**31))
 
     # Changing.
 
     def put(self, ids: Ids, values: Numbers, *, ticket: Ticket | None = None) -> None:
-        """Set weights. Of duplicates the last one stays. Optimizer state does not change."""
+        """Set weights. The last of duplicate ids wins. Optimizer state does not change."""
         self.store.steps.flush()
         ids_N, shape, _ = as_ids(ids)
         values = as_floats(values, "values")
@@ -188,7 +198,14 @@ class Table:
         lr: float | None = None,
         ticket: Ticket | None = None,
     ) -> None:
-        """Update rows by one step of the table's optimizer; gradients of duplicate ids add up."""
+        """Update rows by one optimizer step. Gradients of duplicate ids are summed.
+
+        Args:
+            ids: int64, any shape.
+            gradients: float32 `[*ids.shape, dim]`.
+            lr: Learning rate; None: that of the table.
+            ticket: Ticket of the training get, whose clocks are released.
+        """
         self.store.steps.flush()
         ids_N, shape, _ = as_ids(ids)
         gradients = as_floats(gradients, "gradients")
@@ -197,32 +214,31 @@ class Table:
         self.core.rmw(ids_N, gradients, rate, _core_ticket(ticket))
 
     def delete(self, ids: Ids) -> int:
-        """Delete rows and their optimizer state; returns how many there were."""
+        """Delete rows and their optimizer state; returns the number of rows deleted."""
         self.store.steps.flush()
         return self.core.delete(as_ids(ids)[0])
 
     def evict(self) -> NDArray[np.int64]:
-        """Remove the rows that the table's eviction names, for good; returns their ids, sorted as unsigned.
+        """Delete rows by the table's eviction rule; returns their ids, sorted as unsigned.
 
-        Rows whose clock somebody holds stay. Changes of rows wait meanwhile, and every row is looked at, cold ones
-        too.
+        Rows whose clock a step holds stay. The call blocks changes of rows and reads every row, cold rows included.
         """
         self.store.steps.flush()
         return np.frombuffer(self.core.evict(), np.int64)
 
     def set_scores(self, ids: Ids, scores: Numbers) -> None:
-        """Set the scores by which `LowestScore` chooses, one float per id. Of duplicates the last one stays."""
+        """Set the scores that `LowestScore` compares, one float per id. The last of duplicate ids wins."""
         self.store.steps.flush()
         self.core.set_scores(as_ids(ids)[0], as_floats(scores, "scores"))
 
     def lookahead(self, ids: Ids, *, into: Destination = "buffer", steps: int = 1) -> bool:
-        """Bring rows that soon will be read into memory; see `Store.lookahead` for many tables."""
+        """Prefetch rows of coming batches into memory; see `Store.lookahead`."""
         return self.store.lookahead({self: ids}, into=into, steps=steps)
 
     # Optimizer state.
 
     def get_state(self, ids: Ids) -> NDArray[np.float32]:
-        """Optimizer state of rows as stored, `[n, floats of state]`; unseen rows show a new row's."""
+        """Optimizer state as stored, `[n, floats of state]`; an id without a row gives the state of a new row."""
         self.store.steps.flush()
         ids_N, _, _ = as_ids(ids)
         out = np.empty((len(ids_N), self.core.state_floats), np.float32)
@@ -230,21 +246,21 @@ class Table:
         return out
 
     def put_state(self, ids: Ids, state: Numbers) -> None:
-        """Set the optimizer state of rows that exist, `[n, floats of state]`."""
+        """Set the optimizer state, `[n, floats of state]`, of existing rows."""
         self.store.steps.flush()
         self.core.put_state(as_ids(ids)[0], as_floats(state, "state"))
 
     def core_get(self, ids_N: NDArray[np.int64]) -> NDArray[np.float32]:
-        """`get` for callers that are inside a step already: no gradients are applied first."""
+        """`get` for callers that are already inside a step: it does not apply pending gradients first."""
         out = np.empty((len(ids_N), self.dim), np.float32)
         self.core.get(ids_N, out, None)
         return out
 
     def _check_shape(self, name: str, values: NDArray[np.float32], ids: tuple[int, ...]) -> None:
-        # A flat list of numbers will do; its length is checked where the rows are.
+        # A flat list is accepted; the binding checks its length.
         if values.ndim > 1 and values.shape != (*ids, self.dim):
             raise InvalidInput(
-                f"{name} must have shape {(*ids, self.dim)}, that of the ids and dim, got {values.shape}"
+                f"{name} must have shape {(*ids, self.dim)}, shape of the ids plus dim, got {values.shape}"
             )
 
     def _output(
@@ -263,7 +279,7 @@ class Table:
 
 
 class QueuedRows:
-    """Rows that a `get_later` will bring."""
+    """The result of `get_later`."""
 
     def __init__(self, core: _core.QueuedGet, shape: tuple[int, ...], *, tensor: bool) -> None:
         self._core = core
@@ -276,7 +292,7 @@ class QueuedRows:
         return self._core.is_ready()
 
     def wait(self) -> Values:
-        """The weights, float32 `[*ids.shape, dim]`, a tensor if the ids were one. Only once.
+        """Wait for the weights, float32 `[*ids.shape, dim]`, a tensor if the ids were one. Call it once.
 
         Raises:
             StalenessTimeout: A row stayed beyond its bound until the deadline.
@@ -287,16 +303,16 @@ class QueuedRows:
 
 
 class Ticket:
-    """One training step's hold on the clocks of rows, for use with `get_or_init`, `put` and `rmw`.
+    """A training step's hold on the clocks of rows, for use with `get_or_init`, `put` and `rmw`.
 
-    A context manager: leaving it releases every clock still held.
+    It is a context manager: leaving it releases every clock still held.
     """
 
     def __init__(self, core: _core.Ticket) -> None:
         self.core = core
 
     def release(self) -> None:
-        """Give back all clocks."""
+        """Release all clocks."""
         self.core.release()
 
     def __enter__(self) -> Self:
@@ -307,7 +323,7 @@ class Ticket:
 
 
 def as_ids(ids: Ids) -> tuple[NDArray[np.int64], tuple[int, ...], bool]:
-    """Ids as the binding takes them: flat, contiguous int64; with their shape, and if a tensor."""
+    """Convert ids to flat, contiguous int64; also returns their shape and whether they were a tensor."""
     if isinstance(ids, Tensor):
         if ids.dtype != torch.int64:
             raise InvalidInput(f"ids must be int64, got a tensor of {ids.dtype}")
@@ -324,7 +340,7 @@ def as_ids(ids: Ids) -> tuple[NDArray[np.int64], tuple[int, ...], bool]:
 
 
 def as_floats(values: Numbers, name: str) -> NDArray[np.float32]:
-    """Values as the binding takes them: contiguous float32."""
+    """Convert values to contiguous float32; raise `InvalidInput` about `name` for another dtype."""
     if isinstance(values, Tensor):
         if values.dtype != torch.float32:
             raise InvalidInput(f"{name} must be float32, got a tensor of {values.dtype}")
@@ -347,5 +363,5 @@ def _core_ticket(ticket: Ticket | Step | None) -> _core.Ticket | None:
         return None
     core = ticket.core if isinstance(ticket, Ticket) else ticket.ticket
     if core is None:
-        raise InvalidInput("ticket: this step is over")
+        raise InvalidInput("ticket: its step is over; take a new one with store.ticket()")
     return core

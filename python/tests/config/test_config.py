@@ -1,4 +1,4 @@
-"""Settings: a file, then flags, and an error that names key, value and fix for whatever does not fit."""
+"""Settings from a file and flags, and errors with key, value and fix for invalid settings."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Converting a torch model: same numbers before and after, and what is refused names its module."""
+"""Converting a torch model: equal results before and after, and errors that give the module's path."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def maximum() -> nn.Module:
         (shared, "words: its weight is shared by words.weight, head.weight"),
         (same_module_twice, "user: its weight is shared by user.weight, again.weight"),
         (with_padding_row, "user: the row of padding_idx 0 is not 0"),
-        (with_infinity, "user: a weight is no finite number"),
+        (with_infinity, "user: a weight is NaN or infinite"),
         (subclass, "user: Special is a subclass"),
         (lambda: nn.Linear(1, 1), "holds no nn.Embedding"),
         (lambda: nn.Embedding(2, 2), "is an embedding itself"),
@@ -316,7 +316,7 @@ def test_a_frozen_model_trains_no_rows_and_one_unfrozen_does(
     user = model.state_dict()["user.weight"] == before["user.weight"]
     assert bool(user.all()) is (path == ""), "the others are not frozen"
     assert [p.requires_grad for p in model.top.parameters()] == [path != ""] * 2
-    # A module around it reaches it, too.
+    # requires_grad_ of a parent module also unfreezes rows.
     nn.Sequential(model).requires_grad_()
     _train_once(model, ids)
     assert not (model.state_dict()["words.weight"] == before["words.weight"]).all()
@@ -372,8 +372,8 @@ def test_the_weights_can_be_read_where_no_gradient_is_wanted(store: rowmill.Stor
 
 @pytest.fixture
 def two_ranks() -> Iterator[None]:
-    """A process group of two ranks, of which this process is one and the other is imagined."""
-    # Imported here: torch registers the backend by it.
+    """A fake process group of two ranks, of which only this one exists."""
+    # This import registers the backend "fake".
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -391,7 +391,7 @@ def test_a_process_group_of_several_ranks_is_refused(store: rowmill.Store, tmp_p
     assert store.table_names() == []
     assert not (tmp_path / "new").exists()
     assert len(rowmill.convert(model, store=store, optimizer=SGD(lr=0.2), dry_run=True).tables) == 3
-    # Rows that are only read are the same on all ranks.
+    # Frozen rows are equal on all ranks, so they may be converted.
     model.requires_grad_(False)
     rowmill.convert(model, store=store)
     assert model(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 1)

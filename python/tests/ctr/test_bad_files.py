@@ -94,7 +94,7 @@ def test_a_log_without_rows_is_refused(tmp_path: Path, log: Path, name: str) -> 
 def test_text_of_another_encoding_is_refused(write_tsv: Lines, line: Line) -> None:
     path = write_tsv([line()])
     path.write_text(line(), encoding="utf-16")
-    fails(path, "holds zero bytes, so it is no text in UTF-8")
+    fails(path, "holds zero bytes, so it is not UTF-8 text")
 
 
 def test_bytes_that_are_no_text_are_refused_without_a_word_from_the_reader(

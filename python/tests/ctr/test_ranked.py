@@ -387,7 +387,7 @@ def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(
     assert ran.returncode != 0
     said = [line for line in ran.stderr.splitlines() if line.startswith("rowmill:")]
     assert said == [
-        f"rowmill: rank {victim} was lost {lost}: it ended without a word; start all ranks again, and they go on "
+        f"rowmill: rank {victim} was lost {lost}: it ended without a message; start all ranks again, and they resume "
         "from their last checkpoint"
     ], ran.stderr
 

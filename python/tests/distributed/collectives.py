@@ -204,7 +204,7 @@ def refusals(rank: int) -> None:
         ValueError, match=r"output must be 2 counts that sum up to its 4 rows, got \[1, 2\]"
     ):
         dist.all_to_all_single(torch.zeros(4), row, [1, 2], [1, 3])
-    with pytest.raises(ValueError, match="has 3 rows, which 2 ranks do not divide"):
+    with pytest.raises(ValueError, match="has 3 rows, not a multiple of 2 ranks"):
         dist.all_to_all_single(torch.zeros(3), torch.zeros(3))
     with pytest.raises(RuntimeError, match="does not support send"):
         dist.send(row, 1 - rank)

@@ -99,7 +99,7 @@ def test_rows_are_read_ahead_as_far_as_their_bound_allows(
 @pytest.mark.parametrize(
     ("what", "error", "message"),
     [
-        ("category", "InvalidInput", r"rank 2: .* lacks \['user'\], and nobody declared"),
+        ("category", "InvalidInput", r"rank 2: .* lacks \['user'\] and has unknown"),
         ("raise", "ExchangeFailed", "rank 2: OSError: the file is gone"),
         ("end", "InvalidInput", "rank 2 has no more batches, but rank 0 has"),
         ("mode", "InvalidInput", "(rank 0: )?this batch was prepared for training"),
@@ -149,7 +149,7 @@ def test_evaluation_ahead_reads_what_it_reads_in_time(
     pipeline = {"depth": 2, "in_flight": in_flight}
     for result in processes.run("evaluated_ahead", tmp_path, count=2, pipeline=pipeline):
         assert (result["equal"], result["changed"]) == (True, False)
-        assert result["refused"].startswith("this pipeline runs: close()")
+        assert result["refused"].startswith("this pipeline already runs: close()")
 
 
 def test_ranks_agree_how_far_ahead(processes: Processes, tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_rows_of_another_model_are_read_and_stay(
         ),
         (
             "made",
-            "ranks disagree on the collection, the number in the order of making of table 'one': rank 0 has 6, rank "
+            "ranks disagree on the collection, the creation number of table 'one': rank 0 has 6, rank "
             "2 has 7",
         ),
         (
@@ -288,16 +288,19 @@ def test_rows_of_another_model_are_read_and_stay(
             "chunk",
             "ranks disagree on the collection, chunk_bytes_max: rank 0 has 67108864, rank 2 has 1000",
         ),
-        ("no chunk", 'rank 2: chunk_bytes_max must be above 0, got 0: give a size such as "16MiB"'),
+        ("no chunk", 'rank 2: chunk_bytes_max must be > 0, got 0: give a size such as "16MiB"'),
         (
             "chunk of words",
             "rank 2: chunk_bytes_max must be a number of bytes or a size such as \"2GiB\", got 'many'",
         ),
         ("constructor", "rank 2: features must have distinct names"),
-        ("category", r"rank 2: .* lacks \['colour'\], and nobody declared \['flavour'\]"),
+        ("category", r"rank 2: .* lacks \['colour'\] and has unknown \['flavour'\]"),
         ("offsets", "rank 2: offsets must rise from 0 to the number of ids"),
-        ("falling", "rank 2: offsets must rise from 0 to the number of ids .* with falls"),
-        ("range", "rank 2: ids of 'shop' must be within 0..50 of table 'shop', got 50"),
+        ("falling", "rank 2: offsets must rise from 0 to the number of ids .* not ascending"),
+        (
+            "range",
+            r"rank 2: ids of feature 'shop' must be in \[0, 50\), the range of table 'shop', got 50",
+        ),
         ("none", "rank 2: a batch must be a RaggedBatch, got NoneType"),
         ("mode", "all ranks must train or none: in forward 1 rank 0 trains and rank 2 evaluates"),
     ],
@@ -332,5 +335,5 @@ def test_a_rank_that_never_comes_is_waited_for_so_long(
     results = processes.run("silent", tmp_path, count=2, timeout_s=2.0)
     assert [result["error"] for result in results] == ["RankLost", None]
     assert results[0]["message"] == (
-        "rank 0 in forward 1 waited in vain for rank 1: ended, stands still, or makes no more calls; start all ranks again"
+        "rank 0 in forward 1 got no answer from rank 1, which ended, hangs, or makes no more calls; start all ranks again"
     )

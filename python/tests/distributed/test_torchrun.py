@@ -84,15 +84,19 @@ def test_what_one_rank_lacks_is_told_by_all() -> None:
 def test_a_rank_that_does_not_come_is_named() -> None:
     for said in met(3, free_port(), ["gloo", "gloo"], 8):
         assert said.startswith(
-            "ExchangeFailed: of 3 ranks these did not come within 8 s: 2; start all again"
-        ) or said.startswith("ExchangeFailed: rank 1 could not meet the others at 127.0.0.1:"), said
+            "ExchangeFailed: of 3 ranks these did not connect within 8 s: 2; start all ranks again"
+        ) or said.startswith(
+            "ExchangeFailed: rank 1 could not reach the other ranks at 127.0.0.1:"
+        ), said
 
 
 def test_a_port_that_another_program_has_is_named() -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         (said,) = met(2, port, ["gloo"], 60)
-    assert said.startswith(f"ExchangeFailed: rank 0 could not meet the others at 127.0.0.1:{port}:")
+    assert said.startswith(
+        f"ExchangeFailed: rank 0 could not reach the other ranks at 127.0.0.1:{port}:"
+    )
     assert said.endswith("and with a MASTER_PORT that is free")
 
 
@@ -105,8 +109,8 @@ def test_a_port_that_takes_connections_and_does_not_answer_is_named() -> None:
             command, env=environ, capture_output=True, text=True, timeout=120, check=False
         )
     assert run.stdout.splitlines() == [
-        f"ExchangeFailed: rank 1 could not meet the others at 127.0.0.1:{port}: somebody takes connections there and does "
-        "not answer, as another program would; start all 2 ranks with a MASTER_PORT that is free"
+        f"ExchangeFailed: rank 1 could not reach the other ranks at 127.0.0.1:{port}: another program seems to use this "
+        "port; it accepts connections and does not answer. Start all 2 ranks with a MASTER_PORT that is free"
     ]
 
 

@@ -30,8 +30,8 @@ def test_a_killed_rank_is_named_by_the_others(tmp_path: Path, victim: int) -> No
         assert ended[rank] == 1
         last = run.error(rank).strip().splitlines()[-1]
         assert last == (
-            f"rowmill.errors.RankLost: rank {victim} was lost in step 7: it ended without a word; start all ranks "
-            "again, and they go on from their last checkpoint"
+            f"rowmill.errors.RankLost: rank {victim} was lost in step 7: it ended without a message; start all ranks "
+            "again, and they resume from their last checkpoint"
         )
 
 
@@ -43,7 +43,7 @@ def test_a_rank_that_stands_still_is_missed(tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     # Its connections stay open, so the other rank cannot leave its collective.
     assert run.end()[0] == 70
-    said = "rank 0 ends: rank 1 was lost in step 7: it was not heard of for 1 s"
+    said = "rank 0 ends: rank 1 was lost in step 7: it sent no message for 1 s"
     assert said in run.error(0)
 
 
@@ -51,7 +51,7 @@ def test_who_does_not_come_out_is_ended(tmp_path: Path) -> None:
     run = Run("lose", tmp_path, count=3, how="stuck", victim=1)
     assert run.end() == [70, -signal.SIGKILL, 70]
     for rank in (0, 2):
-        said = f"rank {rank} ends: rank 1 was lost in step 7: it ended without a word"
+        said = f"rank {rank} ends: rank 1 was lost in step 7: it ended without a message"
         assert said in run.error(rank)
 
 
@@ -84,5 +84,5 @@ def test_a_run_without_a_loss_ends_quietly(tmp_path: Path) -> None:
 def test_who_left_first_watches_until_all_have_left(tmp_path: Path) -> None:
     run = Run("lose", tmp_path, count=3, how="late", victim=1)
     assert run.end() == [0, -signal.SIGKILL, 70]
-    said = "rank 2 ends: rank 1 was lost in step 99: it ended without a word"
+    said = "rank 2 ends: rank 1 was lost in step 99: it ended without a message"
     assert said in run.error(2)

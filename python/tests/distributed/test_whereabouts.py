@@ -50,8 +50,8 @@ finally:
 """
 
 FIX = (
-    "; make the same calls in the same order on every rank, for as many batches, and in training a backward for each "
-    "forward"
+    "; make the same calls in the same order on every rank, for equally many batches, and in training a backward for "
+    "each forward"
 )
 
 
@@ -117,7 +117,7 @@ def test_a_rank_that_ended_is_named_by_the_others(tmp_path: Path, how: str) -> N
     said = [run.error(rank).strip().splitlines()[-1] for rank in (0, 2)]
     assert said[0] == said[1]
     assert re.fullmatch(
-        r"rowmill.errors.RankLost: rank [02] in forward 4 waited in vain for rank 1: ended, stands still, or makes no more "
+        r"rowmill.errors.RankLost: rank [02] in forward 4 got no answer from rank 1, which ended, hangs, or makes no more "
         "calls; start all ranks again",
         said[0],
     ), said[0]

@@ -214,15 +214,19 @@ def test_tags_of_optimizers_that_move_absent_rows_elsewhere_or_only_name_one(
         (
             torch.optim.AdamW,
             {},
-            r"AdamW, which no optimizer of rows is like; tag it with one of SGD",
+            r"AdamW, which has no equivalent for rows; tag it with one of SGD",
         ),
         (
             torch.optim.Adam,
             {"amsgrad": True},
             "tagged with Adam and amsgrad = True, .* drop amsgrad",
         ),
-        (torch.optim.SGD, {"weight_decay": 0.1}, "SGD and weight_decay = 0.1, which rows have not"),
-        (torchrec_optim.Adagrad, {"lr": "fast"}, "arguments that are no numbers: lr = 'fast'"),
+        (
+            torch.optim.SGD,
+            {"weight_decay": 0.1},
+            "SGD and weight_decay = 0.1, which rows do not support",
+        ),
+        (torchrec_optim.Adagrad, {"lr": "fast"}, "arguments that are not numbers: lr = 'fast'"),
     ],
 )
 def test_tags_that_rows_cannot_follow_are_refused(

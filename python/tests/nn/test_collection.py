@@ -1,4 +1,4 @@
-"""Many features: one store call per group of tables, forward and backward, and torch's numbers."""
+"""Collections of many features: one store call per group in forward and backward, and results as in torch."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_named(store: rowmill.Store) -> None:
         EmbeddingCollection([Feature("x", a, "max")])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidInput, match=r"output_dtype must be .*, got torch.float16"):
         EmbeddingCollection([Feature("x", a)], output_dtype=torch.float16)
-    with pytest.raises(InvalidInput, match=r"one dim, got \[2, 3\]"):
+    with pytest.raises(InvalidInput, match=r"equal dims, got \[2, 3\]"):
         StackedBags([Feature("x", a), Feature("y", b)])
     with pytest.raises(InvalidInput, match=r"lacks features \['y'\]; it has \['x'\]"):
         EmbeddingCollection([Feature("x", a), Feature("y", b)])(

@@ -1,4 +1,4 @@
-"""Dropout: the share that is left out, the mean that stays, every place alike, and equal bits for an equal seed."""
+"""Dropout: the share of zeros, an unchanged mean, independent positions, and bit-identical results for equal seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_share_is_left_out_and_the_mean_stays(share: float) -> None:
     assert rates.max() < share + 0.05
     assert dropped.unique().tolist() == pytest.approx([0.0, 1 / (1 - share)], rel=1e-3)
     assert dropped.mean().item() == pytest.approx(1.0, abs=0.05)
-    # No two of the places, of one word or of two, go together.
+    # Positions are uncorrelated, within one random word and across two.
     correlation = torch.corrcoef(dropped.reshape(4_000, -1).T)
     assert (correlation - torch.eye(21)).abs().max() < 0.1
 

@@ -1,6 +1,6 @@
-"""`rowmill.nn.EmbeddingBag` and `Embedding` against torch's: same arguments, same numbers.
+"""`rowmill.nn.EmbeddingBag` and `Embedding` compared with torch's: same arguments, same results.
 
-Every test runs both modules on the same ids and compares forward, the gradients that flow on, and
+Every test runs both modules on the same ids and compares forward, gradients of other parameters, and
 the rows after one SGD step. Sums of a few float32 in another order differ by rounding: 1e-6.
 """
 
@@ -47,7 +47,7 @@ def twins(store: rowmill.Store, **options: Any) -> tuple[nn.EmbeddingBag, Embedd
 
 
 def assert_same_step(plain: nn.Module, stored: Any, *args: Any) -> None:
-    """Forward, backward and an SGD step agree; so do gradients of per-sample weights."""
+    """Check that forward, backward, an SGD step and gradients of per-sample weights agree."""
     mine = [arg.clone().requires_grad_() if is_float(arg) else arg for arg in args]
     theirs = [arg.clone().requires_grad_() if is_float(arg) else arg for arg in args]
     out, expected = stored(*mine), plain(*theirs)
@@ -207,9 +207,11 @@ def test_what_stored_rows_cannot_do_is_refused(
 
 
 def test_sizes_must_be_those_of_the_table(store: rowmill.Store) -> None:
-    with pytest.raises(InvalidInput, match=r"embedding_dim is 4, table .* has dim 3"):
+    with pytest.raises(InvalidInput, match=r"embedding_dim must be 3, the dim of table .*, got 4"):
         EmbeddingBag(ROWS, 4, table=table_of(store))
-    with pytest.raises(InvalidInput, match=r"num_embeddings is 13, table .* has num_rows 12"):
+    with pytest.raises(
+        InvalidInput, match=r"num_embeddings must be 12, the num_rows of table .*, got 13"
+    ):
         EmbeddingBag(13, DIM, table=table_of(store))
 
 
@@ -227,13 +229,13 @@ def test_sizes_must_be_those_of_the_table(store: rowmill.Store) -> None:
         ((torch.tensor([1, 2]), torch.tensor([0, 2, 1])), "offsets must not decrease"),
         ((torch.tensor([1, ROWS]), torch.tensor([0])), "id 12 is outside table"),
         ((torch.tensor([[1]]), None, torch.ones(1, 2)), "shape of the input"),
-        ((torch.tensor([[1]]), None, torch.ones(1, 1)), 'defined for mode="sum" only'),
+        ((torch.tensor([[1]]), None, torch.ones(1, 1)), 'per_sample_weights need mode="sum"'),
     ],
 )
 def test_wrong_input_is_named_and_holds_no_clock(
     store: rowmill.Store, args: tuple[Any, ...], says: str
 ) -> None:
-    mode = "mean" if "only" in says and "mode" in says else "sum"
+    mode = "mean" if "need mode" in says else "sum"
     bag = EmbeddingBag(ROWS, DIM, mode=mode, table=table_of(store))
     with pytest.raises(InvalidInput, match=says):
         bag(*args)

@@ -1,4 +1,4 @@
-"""Ragged batches: every way to make one describes the same bags."""
+"""Ragged batches: all constructors give the same bags."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""State dicts of stored modules: the names of torch, a size limit, and the way around it."""
+"""State dicts of stored modules: torch's names, the size limit, and the alternative above it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The operators of an exchange against their definition in plain torch, and whole exchanges between simulated ranks.
+"""The operators of an exchange compared with their definition in plain torch, and whole exchanges between simulated ranks.
 
-What could break: ids with all 64 bits, equal ids of different categories, a category without ids, padding, a count that
-another category gets, a gradient that reaches one of two lookups, rows of different widths in one message. What only moves
-is equal to the last bit; sums agree up to rounding.
+What could break: ids with all 64 bits, equal ids of different categories, a category without ids, padding, a count assigned
+to the wrong category, a gradient missing for one of two lookups, rows of different widths in one message. Copies are
+bit-identical; sums agree up to rounding.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def test_ids_are_sorted_as_the_definition_says(case: str, ranks: int) -> None:
         assert torch.equal(one, other)
     combined = exchange.combine(unique.inverse, got.positions)
     assert torch.equal(combined, reference.combine(unique.inverse, got.positions))
-    # What every lookup gets back is its own id.
+    # Every lookup gets back its own id.
     counted = combined >= 0
     assert torch.equal(got.ids[combined[counted].long()], ids[counted])
-    # An owner who hears the same of three ranks sees every row once.
+    # An owner that receives the same ids from three ranks has every row once.
     received, counts = got.ids.repeat(3), got.counts.repeat(3)
     again = exchange.owner_unique(received, counts, len(categories))
     assert_unique(again, reference.owner_unique(received, counts, len(categories)))
@@ -93,7 +93,7 @@ def test_rows_and_gradients_are_those_of_the_definition(case: str) -> None:
     assert torch.equal(wire, reference.pack(rows, owned, message))
     combined = exchange.combine(unique.inverse, sent.positions)
     for weights, mean in [(None, False), (None, True), (torch.rand(len(ids)), False)]:
-        # Every category's lookups in bags of 0, 1 and the rest; twice as many columns as anybody needs.
+        # Three bags per category, of 0, 1 and the other lookups; the output has twice the needed columns.
         ends = [0]
         for begin, end in pairwise(offsets):
             ends += [begin, min(begin + 1, end), end]
@@ -106,7 +106,7 @@ def test_rows_and_gradients_are_those_of_the_definition(case: str) -> None:
         gradient = torch.rand_like(out)
         back = exchange.recover_backward(gradient, bags)
         wanted = reference.recover_backward(gradient, bags)
-        # A row of very many lookups adds that many roundings, and torch's threads share its sum in no set way.
+        # The rounding error grows with the lookups of a row, and torch's threads split its sum in no fixed order.
         many = 1e-4 + len(ids) * 2.0**-24
         torch.testing.assert_close(back, wanted, atol=1e-6, rtol=many)
         if not mean:
@@ -114,7 +114,7 @@ def test_rows_and_gradients_are_those_of_the_definition(case: str) -> None:
             wanted = reference.weights_backward(wire, gradient, bags)
             torch.testing.assert_close(factors, wanted, atol=1e-6, rtol=1e-4)
             assert not factors[combined < 0].any()
-        # To bfloat16 the same, rounded; and from gradients of it.
+        # Output and gradients in bfloat16.
         narrow = torch.zeros_like(out, dtype=torch.bfloat16)
         assert torch.equal(exchange.recover(wire, bags, narrow), out.bfloat16())
         halves = gradient.bfloat16()
@@ -122,7 +122,7 @@ def test_rows_and_gradients_are_those_of_the_definition(case: str) -> None:
             exchange.recover_backward(halves, bags),
             exchange.recover_backward(halves.float(), bags),
         )
-        # Into memory that is there already.
+        # Into given buffers.
         dirty = torch.full_like(back, torch.nan)
         assert torch.equal(exchange.recover_backward(gradient, bags, dirty), back)
         assert torch.equal(exchange.pack(rows, owned, message, dirty.fill_(torch.nan)), wire)
@@ -130,7 +130,7 @@ def test_rows_and_gradients_are_those_of_the_definition(case: str) -> None:
         assert torch.equal(exchange.unpack_add(back, owned, message, torch.zeros_like(sums)), sums)
         wanted = reference.unpack_add(back, owned, message)
         torch.testing.assert_close(sums, wanted, atol=1e-6, rtol=1e-4)
-        # Autograd of the definition of the forward agrees with both backward operators in a row.
+        # Both backward operators in sequence agree with autograd of the forward's definition.
         leaf = rows.clone().requires_grad_()
         pooled = reference.recover(reference.pack(leaf, owned, message), bags)
         if pooled.requires_grad:

@@ -1,8 +1,8 @@
-"""The operators of an exchange by Triton, against their definition in plain torch and against those of the CPU.
+"""The Triton operators of an exchange compared with their definition in plain torch and with the CPU's operators.
 
-Kernels run in Triton's interpreter, on tensors of the CPU; where a GPU is, they are compiled and run there. What could break:
-programs at whose end no lookup is, two keys that share a slot, equal ids of different categories, a hot row whose lookups
-span programs, padding, rows of different widths in one message. Ids agree to the last bit, sums up to rounding.
+Kernels run in Triton's interpreter on CPU tensors, and on a GPU, if there is one, compiled. What could break: partly filled
+programs, two keys that share a slot, equal ids of different categories, a hot row whose lookups span programs, padding, rows
+of different widths in one message. Ids are bit-identical; sums agree up to rounding.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_ids_are_sorted_as_the_definition_says(
     )
     combined = kernels.combine(unique.inverse, sent.positions)
     assert_equal([combined], [reference.combine(wanted.inverse, by_definition.positions)])
-    # An owner hears of three ranks, which do not ask for the same.
+    # An owner receives different requests from three ranks.
     received = torch.cat([sent.ids, sent.ids.flip(0), sent.ids])
     counts = torch.cat([sent.counts, sent.counts.view(ranks, -1).flip(0, 1).flatten(), sent.counts])
     owned = kernels.owner_unique(received, counts, len(categories))
@@ -118,7 +118,7 @@ def test_ids_are_sorted_as_the_definition_says(
 
 
 def moved(bags: Bags, device: str) -> Bags:
-    """The same bags on another device."""
+    """Copy bags to another device."""
     message = Message(bags.message.counts.to(device), bags.message.dims)
     weights = None if bags.weights is None else bags.weights.to(device)
     return replace(
@@ -146,10 +146,10 @@ def test_rows_and_gradients_are_those_of_the_definition(
     assert_equal([kernels.pack(rows.to(device), *there)], [wire])
     combined = exchange.combine(unique.inverse, sent.positions)
     ends = [0]
-    for begin, end in pairwise(offsets):  # Bags of 0, 1 and the rest.
+    for begin, end in pairwise(offsets):  # Three bags, of 0, 1 and the other lookups.
         ends += [begin, min(begin + 1, end), end]
     for weights, mean in [(None, False), (None, True), (torch.rand(len(ids)), False)]:
-        # Between the columns of two features are some of none.
+        # There are unused columns between features.
         features = [
             RecoveredFeature(dim, 2 * sum(dims[:number]), mean) for number, dim in enumerate(dims)
         ]
@@ -162,7 +162,7 @@ def test_rows_and_gradients_are_those_of_the_definition(
         back = reference.recover_backward(gradient, bags)
         got = kernels.recover_backward(gradient.to(device), bags_there)
         torch.testing.assert_close(got.cpu(), back, atol=1e-6, rtol=1e-4 + len(ids) * 2.0**-24)
-        # To bfloat16 the same, which a GPU rounds and the interpreter cuts off; and from gradients of it.
+        # Output and gradients in bfloat16; a GPU rounds the output, the interpreter truncates it.
         narrow = torch.zeros_like(out, dtype=torch.bfloat16).to(device)
         narrow = kernels.recover(wire.to(device), bags_there, narrow).float().cpu()
         torch.testing.assert_close(narrow, out, atol=1e-6, rtol=2.0**-7)
@@ -171,7 +171,7 @@ def test_rows_and_gradients_are_those_of_the_definition(
             kernels.recover_backward(halves, bags_there),
             kernels.recover_backward(halves.float(), bags_there),
         )
-        # The same work in the same order, so the same bits.
+        # The same operations in the same order are bit-identical.
         assert torch.equal(got, kernels.recover_backward(gradient.to(device), bags_there))
         if not mean:
             factors = reference.weights_backward(wire, gradient, bags)
@@ -202,7 +202,9 @@ def test_a_gpu_runs_them_by_itself(device: str) -> None:
     unique = exchange.segment_unique(ids, [0, 2, 3], [None, None])
     assert unique.ids.is_cuda
     sent = exchange.rank_sort(unique, [1, 2], 2)
-    torch.cuda.set_sync_debug_mode("error")  # Nothing more may wait for the device.
+    torch.cuda.set_sync_debug_mode(
+        "error"
+    )  # From here on, synchronisation with the device is an error.
     try:
         combined = exchange.combine(unique.inverse, sent.positions)
         exchange.rank_sort(unique, [1, 2], 2)
@@ -212,7 +214,7 @@ def test_a_gpu_runs_them_by_itself(device: str) -> None:
 
 
 class Waits(TorchDispatchMode):
-    """Counts what a host would wait for a device to tell: numbers that leave it, and sizes that depend on values."""
+    """Counts operations that synchronise with the device: reads of numbers, and sizes that depend on values."""
 
     TOLD = (
         torch.ops.aten._local_scalar_dense.default,
@@ -255,7 +257,7 @@ def test_only_the_number_of_distinct_ids_is_waited_for(device: str, kernels: Mod
     assert waits(lambda: kernels.unpack_add(wire, owned, message, rows))[1] == 0
     ends = torch.arange(len(ids) + 1, device=device)
     features = [RecoveredFeature(dim, 17 * number, False) for number, dim in enumerate(dims)]
-    # Two bags in all, so that every lookup is in one.
+    # Two bags that together contain every lookup.
     bags = Bags(message, combined, ends[:: len(ids)], None, features[-1:], 1, 17 * len(dims))
     out = torch.zeros(1, 17 * len(dims), device=device)
     assert waits(lambda: kernels.recover(wire, bags, out))[1] == 0

@@ -1,9 +1,8 @@
-"""The fused dot interaction against its definition in plain torch.
+"""The fused dot interaction compared with its definition in plain torch.
 
-What could break: a pair at the wrong place, a gradient that reaches only one of its two vectors, widths that are no
-multiple of a register, a batch spread over threads, inputs that are not contiguous, graphs that must carry the
-operator. Sums run in another order than torch's, so values agree up to rounding; which thread takes which sample
-changes no bit.
+What could break: a pair at the wrong position, a gradient missing for one vector of a pair, widths that are not a multiple of
+a register, a batch split over threads, non-contiguous inputs, graphs that must record the operator. Sums have another order
+than torch's, so values agree up to rounding. Results do not depend on the number of threads.
 """
 
 from collections.abc import Generator
@@ -102,7 +101,7 @@ def test_double_precision_and_second_derivatives() -> None:
 
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient and is not a double:UserWarning")
 def test_the_kernels_gradient_is_that_of_its_differences() -> None:
-    # The output is linear in each number of the input, so wide differences are exact but for rounding.
+    # The output is linear in each number of the input, so wide finite differences are exact up to rounding.
     both = inputs((2, 3, 4))
     assert torch.autograd.gradcheck(interaction, both, eps=2**-4, atol=1e-4, rtol=1e-3)
 

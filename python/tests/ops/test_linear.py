@@ -1,7 +1,7 @@
-"""The linear layer of the models against torch's own.
+"""The linear layer of the models compared with torch's.
 
-What could break: a gradient that is missing or transposed, a layer that takes the fast way where it must not (graphs,
-other types), or one that never takes it. Both ways round differently, so values agree up to rounding.
+What could break: a missing or transposed gradient; oneDNN used where it must not be (graphs, other dtypes), or never used.
+The two libraries round differently, so values agree up to rounding.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The pooled lookup: its definition in plain torch, the store's version, and the registered operator."""
+"""The pooled lookup: the store's implementation and the registered operator, compared with the definition in plain torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rows updated in the store against rows updated by torch, over several steps.
+"""Optimizers of rows compared with torch's, over several steps.
 
-Each step calls a module twice (so that gradients of two lookups must add up), once with repeated ids.
+Each step calls a module twice, so that gradients of two lookups must be summed, once with repeated ids.
 Rows agree to 1e-6 relative: the store sums gradients per row, torch per call, and Adam's bias
 correction is computed in another order.
 """
@@ -41,10 +41,10 @@ Rule = Callable[..., tuple[Tensor, ...]]
 
 
 class OnTouchedRows(torch.optim.Optimizer):
-    """A definition in plain torch, for what torch has no optimizer for: rows without a gradient stand still.
+    """A definition in plain torch for optimizers that torch lacks; rows without a gradient do not change.
 
-    `rule(gradient, weights, *states, step)` gives weights and states after the step, all of them of the touched rows
-    only; `states` says how wide each one is and what it begins with.
+    `rule(gradient, weights, *states, step)` returns weights and states after the step, for the touched rows only.
+    `states` gives the width and the initial value of each state.
     """
 
     def __init__(self, params: Any, rule: Rule, *states: tuple[int, float]) -> None:

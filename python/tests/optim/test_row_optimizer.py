@@ -1,4 +1,4 @@
-"""Deferred updates: accumulation, clipping, loss scaling and schedules, each beside plain torch."""
+"""Deferred updates: accumulation, clipping, loss scaling and schedules, each compared with plain torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 
 class Pair:
-    """The same model twice: plain with torch's Adagrad, and stored with a RowOptimizer."""
+    """Make the same model twice: plain with torch's Adagrad, and stored with a RowOptimizer."""
 
     def __init__(self, store: rowmill.Store, lr: float = 0.3) -> None:
         torch.manual_seed(5)

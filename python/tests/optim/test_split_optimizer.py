@@ -1,7 +1,7 @@
-"""Split optimizers of dense weights beside those of torch on float32 weights, to the last bit.
+"""Split optimizers of dense weights are bit-identical to torch's on float32 weights.
 
-What could break: bits that get lost on the way through a state dict, state that torch turns into bfloat16, a tensor larger
-than the chunk an update works on, memory beyond that of float32.
+What could break: bits lost in a state dict, state that torch casts to bfloat16, tensors larger than a chunk of an update, and
+more memory than float32 needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def weights() -> list[nn.Parameter]:
 
 
 def learn(optimizers: list[torch.optim.Optimizer], first: int, last: int) -> None:
-    """Steps with the same bfloat16 gradients for all."""
+    """Make steps with the same bfloat16 gradients for all optimizers."""
     for step in range(first, last):
         generator = torch.Generator().manual_seed(step)
         gradients = [torch.randn(shape, generator=generator).bfloat16() / 64 for shape in SHAPES]
@@ -112,7 +112,7 @@ def test_bfloat16_weights_begin_with_nothing_below() -> None:
     before = weight.detach().clone()
     optimizer = SplitSGD([weight], lr=0.1)
     assert torch.equal(optimizer.whole(weight), before.float())
-    # Steps that bfloat16 alone would lose add up.
+    # Small steps add up; bfloat16 alone would round them away.
     for _ in range(100):
         weight.grad = torch.full_like(weight, 1e-3)
         optimizer.step()
@@ -136,14 +136,14 @@ def test_a_closure_is_called_with_gradients_and_weights_without_one_stay() -> No
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"float32 or bfloat16, got torch\.float64"):
+    with pytest.raises(InvalidInput, match=r"float32 or bfloat16 weights, got torch\.float64"):
         SplitSGD([nn.Parameter(torch.zeros(3, dtype=torch.float64))], lr=0.1)
-    with pytest.raises(InvalidInput, match=r"contiguous weights .* of strides \(1, 4\)"):
+    with pytest.raises(InvalidInput, match=r"contiguous .* weights, got .* with strides \(1, 4\)"):
         SplitSGD([nn.Parameter(torch.zeros(3, 4).t())], lr=0.1)
     with pytest.raises(InvalidInput, match=r"lr must be >= 0, got -1"):
         SplitAdagrad([nn.Parameter(torch.zeros(3))], lr=-1)
     table = nn.Embedding(4, 2, sparse=True)
     optimizer = SplitSGD(table.parameters(), lr=0.1)
     table(torch.tensor([1])).sum().backward()
-    with pytest.raises(InvalidInput, match="dense gradients, got a sparse one"):
+    with pytest.raises(InvalidInput, match="dense gradients, got a sparse gradient"):
         optimizer.step()

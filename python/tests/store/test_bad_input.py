@@ -1,9 +1,8 @@
-"""A store that is damaged, full, in use or of another make, as a Python program meets it.
+"""Errors of a store that is damaged, in use or of another version, and of invalid arguments.
 
-Each failure is one typed exception that names the file or the argument, its value and the way out; no row is ever
-read wrong; and afterwards the store opens at exactly its last checkpoint. A full disk has a file of its own,
-`test_full_disk.py`, as have the command line (`test_bad_command.py`), click logs (`data/test_bad_files.py`) and kills
-(`train/test_killed.py`).
+Each failure raises one typed exception with the file or argument, its value and the fix. No wrong row is ever returned, and
+afterwards the store opens at exactly its last checkpoint. Other tests cover full disks (`test_full_disk.py`), the command line
+(`test_bad_command.py`), click logs (`data/test_bad_files.py`) and kills (`train/test_killed.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def values(of: int) -> np.ndarray[Any, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with every kind of file: snapshot and deltas, two logs, attachments."""
+    """Make a store with every kind of file: snapshot and deltas, two logs, attachments."""
     folder = tmp_path_factory.mktemp("whole") / "store"
     with rowmill.open(folder, memory="32MiB") as store:
         hashed = store.table("hashed", dim=8, optimizer=SGD(lr=1.0))
@@ -73,7 +72,7 @@ def refusal(folder: Path, **options: Any) -> errors.RowmillError | None:
 
 
 def named_in(manifest: Path) -> str:
-    """What opening reads: all but the lists of past checkpoints, which fsck and the changes read."""
+    """Files that opening reads: all but the lists of past checkpoints, which only fsck and `changes` read."""
     contents = json.loads(manifest.read_text().split("\n", 1)[1])
     contents.pop("history", None)
     return json.dumps(contents)
@@ -107,7 +106,7 @@ def test_any_flipped_bit_of_any_file_is_an_error_that_names_it_or_changes_no_val
         if path.name == "LOCK" or path.name not in manifest + "MANIFEST":
             continue
         assert seen == len(places) + 2 or is_log, f"{path.name}: {seen} of {len(places) + 2}"
-        # Most of a log holds rows that later checkpoints replaced.
+        # Most rows in a log were replaced by later checkpoints.
         assert seen > (5 if is_log else 20), path.name
     check(folder)
 
@@ -171,7 +170,7 @@ def test_a_damaged_block_spares_the_rows_of_others(whole: Path, tmp_path: Path) 
 def test_a_device_that_fails_to_read_is_an_error_with_file_and_place_and_not_damage(
     whole: Path, tmp_path: Path
 ) -> None:
-    """A log that turned into a folder: every open and read of it fails with the system's own error."""
+    """Replace a log by a folder, so that every open and read of it fails with the system's error."""
     shutil.copytree(whole, folder := tmp_path / "store")
     (folder / "group-1.log").unlink()
     (folder / "group-1.log").mkdir()

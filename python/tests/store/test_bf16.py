@@ -1,6 +1,6 @@
-"""Tables of bf16 weights: half the bytes, float32 in and out, and the same bits for whoever repeats a run.
+"""Tables of bf16 weights: half the bytes, float32 in calls, and bit-identical results when a run is repeated.
 
-How weights are rounded, and that no kernel or crash changes it, is tested in Rust; training in train/.
+Tests in Rust cover rounding, kernels and crashes; tests in train/ cover training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes between checkpoints, as another process reads them: copies catch up, files hold every row."""
+"""Changes between checkpoints, read by another process: copies become equal to the store, and files hold every row."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ones(count: int, dim: int = 3) -> np.ndarray:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Checkpoint 1: ids 0..10 of `a`. Checkpoint 2: 8 to 12 written, 0 deleted, table `b` made."""
+    """Checkpoint 1: ids in [0, 10) of `a`. Checkpoint 2: 8 to 12 written, 0 deleted, table `b` created."""
     with rowmill.open(tmp_path / "s", memory="16MiB", seed=5) as opened:
         a = opened.table("a", dim=3, optimizer=ADAM)
         a.rmw(range(10), ones(10))
@@ -57,7 +57,7 @@ def assert_equal(one: rowmill.Store, other: rowmill.Store) -> None:
         assert tables[0].core.steps == tables[1].core.steps
         ids = [np.sort(np.concatenate([ids for ids, _ in table.scan()])) for table in tables]
         assert (ids[0] == ids[1]).all()
-        # The next number is one that has no row.
+        # Also compare one id that may have no row.
         ids = np.append(ids[0], ids[0].max() % 9)
         assert (tables[0].get(ids) == tables[1].get(ids)).all()
         assert (tables[0].get_state(ids) == tables[1].get_state(ids)).all()
@@ -92,7 +92,7 @@ def test_batches_hold_what_changed_and_no_more(store: Path) -> None:
     assert [(table.steps, table.rows) for table in told.tables()] == [(2, 11), (0, 1)]
     told.batch_rows = 3
     with rowmill.open(store, memory="16MiB", read_only=True) as opened:
-        for _ in range(2):  # reading again begins again
+        for _ in range(2):  # A second iteration starts from the beginning.
             written: dict[str, list[int]] = {"a": [], "b": []}
             deleted: list[int] = []
             for batch in told:

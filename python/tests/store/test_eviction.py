@@ -1,4 +1,4 @@
-"""Eviction and admission as a Python program meets them; that they choose right is tested beside the store."""
+"""Eviction and admission by the Python API; tests in Rust check which rows are chosen."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_event_time_is_what_steps_say(store: rowmill.Store) -> None:
             bag(torch.tensor([[id_]])).sum().backward()
     assert store.event_time == 1061
     assert table.evict().tolist() == [1]
-    bag(torch.tensor([[2]])).sum().backward()  # A step that says no time has the latest.
+    bag(torch.tensor([[2]])).sum().backward()  # A step without event time uses the latest.
     store.ticket(event_time=1121).release()
     assert table.evict().tolist() == []
     store.ticket(event_time=1122).release()

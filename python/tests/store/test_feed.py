@@ -1,4 +1,4 @@
-"""Following a store from other processes, all of which are killed: the copy ends as the store does."""
+"""Following a store from other processes, with both sides killed: the copy ends equal to the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _STEPS = 400
 _DEADLINE_S = 120
 
-# Trains from its last checkpoint on; a row of table `done` says that it is ready.
+# Trains from its last checkpoint; a row in table `done` signals the end.
 _TRAINER = f"""
 import sys, time
 import numpy as np
@@ -48,7 +48,7 @@ store.publish()
 store.close()
 """
 
-# Keeps a copy in a store of its own, with the sequence number in the same checkpoint.
+# Keeps a copy in its own store, with the sequence number attached to the same checkpoint.
 _FOLLOWER = """
 import sys
 import rowmill
@@ -150,7 +150,7 @@ def test_events_say_what_happened(tmp_path: Path) -> None:
         last = store.publish()
         assert last == store.stats()["feed_sequence"]
         assert store.stats()["feed_failure"] == ""
-        # Deletes come first: they are known before rows in memory are looked at.
+        # Deletes are published before rows in memory.
         copied, checkpoint, deleted, written = events(folder)
         assert isinstance(copied, rowmill.FeedRows)
         assert (sorted(copied.ids), copied.sequence, copied.step) == ([1, 2], 0, 0)
@@ -164,7 +164,7 @@ def test_events_say_what_happened(tmp_path: Path) -> None:
         assert before <= written.published_ns <= time.time_ns()
         assert events(folder, deleted.sequence)[0].sequence == written.sequence
         assert events(folder, last) == []
-    # Nothing was saved: the next one takes it back.
+    # The changes after checkpoint 1 were not saved, so the next opening publishes a rollback.
     with rowmill.open(folder, memory="16MiB", feed="32MiB") as store:
         rollback, restored, again = events(folder, last)
         assert isinstance(rollback, rowmill.FeedRollback)

@@ -1,4 +1,4 @@
-"""Forked children of a process with an open store: DataLoader workers, and children that end as programs do."""
+"""Forked children of a process with an open store: DataLoader workers, and children that exit normally."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def test_workers_that_open_the_store_read_only_read_the_checkpoint(table: Table)
 
 
 def in_child(work: Any) -> None:
-    """Run `work` in a forked child; whatever it raises fails the test, and so does a child that does not end."""
+    """Run `work` in a forked child; the test fails if the child raises or does not end."""
     with warnings.catch_warnings():
-        # Python 3.12 warns of a fork where there are threads; that is what is tested.
+        # Python 3.12 warns about a fork with threads, which is the case under test.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -258,7 +258,7 @@ def test_a_child_that_ends_as_programs_do_ends_and_writes_nothing(tmp_path: Path
 
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[int]:
-    """The child, asleep, of a process that was killed."""
+    """A sleeping child of a process that was killed."""
     read, write = os.pipe()
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT + KILLED, str(tmp_path / "store"), "sleep"],
@@ -280,4 +280,4 @@ def test_a_folder_can_be_opened_while_a_child_outlives_its_killed_parent(
 ) -> None:
     with rowmill.open(tmp_path / "store", memory="64MiB") as store:
         assert store.open_table("words").get([5]).tolist() == [[1.0, 2.0]]
-    os.kill(orphan, 0)  # It is still there.
+    os.kill(orphan, 0)  # The child still exists.

@@ -1,7 +1,7 @@
-"""A disk that fills up while a store writes: one error says so and what to do, and the last checkpoint stays whole.
+"""A disk that fills up while a store writes: one error gives cause and fix, and the last checkpoint stays intact.
 
-The disks are real: a small ext4 image and a small tmpfs, where this process may mount them. A limit on the size of
-files (RLIMIT_FSIZE) needs no rights and always runs: the system then refuses writes in the middle of a file.
+The disks are real: a small ext4 image and a small tmpfs, if this process may mount them. A limit on the size of files
+(RLIMIT_FSIZE) needs no privileges and always runs: the system then refuses writes in the middle of a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-# Fills a store until writing fails, opens it again, and prints what it met. Values of version k are all k.
+# Fills a store until writing fails, opens it again, and prints errors and rows. Values of version k are all k.
 PROGRAM = """
 import json, resource, signal, sys
 import numpy as np
@@ -88,7 +88,7 @@ def mounted(arguments: list[str], at: Path) -> Generator[Path]:
     try:
         yield at
     finally:
-        # A closed store keeps its files open until it is collected, so the disk goes with the last of them.
+        # A closed store keeps its files open until it is garbage-collected, so unmount lazily.
         subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
@@ -111,7 +111,7 @@ def small_disk(kind: str, folder: Path, megabytes: int) -> Generator[Path]:
 
 
 def fill(folder: Path, limit: int = 0) -> list[str]:
-    """Run the program; checks what must hold after any failure, and returns the first error."""
+    """Run the program, check the invariants that hold after any failure, and return the first error."""
     done = subprocess.run(
         [warm_python(), "-c", PROGRAM, str(folder), str(limit)],
         capture_output=True,

@@ -1,7 +1,7 @@
-"""Checkpoints at `gs://` and `az://`: the same calls as for `s3://`, by the protocols of Google Cloud Storage and Azure.
+"""Checkpoints at `gs://` and `az://`: the same calls as for `s3://`, with the protocols of Google Cloud Storage and Azure.
 
-What could break: a scheme that is parsed and cannot be used, listings of more than one page, deletions in a batch, two
-writers that both believe they were first, and errors that do not name the URL.
+What could break: a URL scheme that is parsed but not usable, listings of several pages, batch deletions, two writers that
+both succeed in creating the same object, and errors without the URL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IDS = np.arange(2000)
 def place(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, ObjectServer]]:
-    """A URL, and the server it leads to by the environment."""
+    """A URL, and the server that the environment maps it to."""
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "AZURE_", "AZURITE"))]:
         monkeypatch.delenv(name)
     with serving({"gs": GoogleHandler, "az": AzureHandler}[request.param]) as server:
@@ -44,7 +44,7 @@ def place(
 
 
 def train(folder: Path, steps: int) -> bytes:
-    """Train and checkpoint a store; the rows it then has."""
+    """Train and checkpoint a store; returns its rows."""
     with rowmill.open(folder, memory="32MiB", row_memory="256KiB") as store:
         table = store.table("rows", dim=8, optimizer=rowmill.optim.Adagrad(lr=0.5))
         for step in range(steps):
@@ -77,7 +77,7 @@ def test_checkpoints_go_there_and_come_back(
         assert [found["epoch"] for found in rowmill.checkpoints(url)] == list(range(1, number + 1))
     rowmill.restore(url, tmp_path / "back")
     assert content_at(tmp_path / "back") == expected
-    # A page of the listing is three objects.
+    # A page of the listing has three objects.
     assert server.requests["list"] > 3
     before = len(server.objects)
     train(tmp_path / "store", 1)

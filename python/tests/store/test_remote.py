@@ -1,9 +1,9 @@
-"""Checkpoints to and from a server of the S3 protocol, by the library and by the commands a person types.
+"""Checkpoints to and from an S3 server, by the library and by the command line.
 
-What could break: a checkpoint comes back changed; a push or a restore that is killed leaves something that looks whole,
-or cannot be gone on with; a server that dies, refuses, or has no such bucket ends in a wait or in an error that does not
-say where; two writers damage each other. The server is a process on loopback over a folder of the test, and what is
-killed is killed with SIGKILL.
+What could break: a restored checkpoint differs; a killed push or restore leaves an incomplete checkpoint that looks complete,
+or cannot be continued; a server that dies, refuses or lacks the bucket causes a hang, or an error without the URL; two
+writers damage each other's checkpoints. The server is a process on loopback that serves a folder of the test. Processes are
+killed with SIGKILL.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ KEY, SECRET = "tester", "a secret of the tests"
 
 @pytest.fixture(scope="session")
 def server_program() -> Path:
-    """The server, built by cargo: a test program of the crate it tests."""
+    """Build the server with cargo; it is a test program of the crate under test."""
     built = subprocess.run(
         [
-            # The packages of `make test-rust`, which has built it: others have other features.
+            # The same packages as in `make test-rust`, so that cargo reuses its build: features depend on the packages.
             *("cargo", "build", "--workspace", "--exclude", "rowmill-python"),
             *("--example", "s3_server", "--locked", "--message-format", "json"),
         ],
@@ -97,7 +97,7 @@ class Server:
         }
 
     def objects(self) -> list[Path]:
-        """Files of the objects, whole ones only."""
+        """Files of complete objects."""
         found = [path for path in (self.folder / "bucket").rglob("*") if path.is_file()]
         return sorted(path for path in found if ".internal." not in path.name)
 
@@ -176,7 +176,7 @@ def run(*arguments: str | Path) -> int:
 
 
 def wait_until(condition: Any, process: subprocess.Popen[str] | None = None) -> None:
-    """Wait for it as long as the test may last; a process that ends first fails the test."""
+    """Wait for a condition, at most as long as the test may last; fail if the process ends first."""
     while not condition():
         assert process is None or process.poll() is None, "it ended too early"
         time.sleep(0.005)
@@ -197,7 +197,7 @@ def test_every_checkpoint_comes_back_to_the_bit(server: Server, tmp_path: Path) 
         restored = tmp_path / f"restored-{epoch}"
         assert rowmill.restore(URL, restored, checkpoint=epoch)["epoch"] == epoch
         assert content_at(restored) == (rows, str(epoch).encode())
-    # Going on from a restored folder is going on with the same history.
+    # A restored folder continues the same history.
     store, table = open_store(tmp_path / "restored-4")
     with store:
         advance(store, table, 50, 9)
@@ -232,7 +232,7 @@ def test_only_the_last_ones_are_kept(server: Server, tmp_path: Path) -> None:
             if epoch == 1:
                 alone = len(server.objects())
     assert epochs() == [5]
-    # All rows changed every time: nothing of the earlier ones is needed, but their taken numbers.
+    # All rows changed each time, so earlier checkpoints leave nothing but objects that reserve their numbers.
     assert len(server.objects()) < 2 * alone
     with pytest.raises(CheckpointMissing, match=f"no checkpoint 3 at {URL}; it has 5"):
         rowmill.restore(URL, tmp_path / "restored", checkpoint=3)
@@ -319,7 +319,7 @@ def test_a_server_that_dies_while_uploading_is_named(
             rowmill.restore(URL, tmp_path / "restored")
         finally:
             again.stop()
-        # The fixture stops it once more.
+        # The fixture stops the server a second time.
         slow_server.process = subprocess.Popen(["true"], stdout=subprocess.PIPE, text=True)
     assert content_at(tmp_path / "restored")[0] == expected
 

@@ -1,6 +1,6 @@
-"""Tables of split-bf16 weights: the bytes and the training of float32, forwards of bfloat16.
+"""Tables of split-bf16 weights: bytes and updates as with float32, lookups in bfloat16.
 
-That no kernel, crash or copy loses a bit is tested in Rust; training in train/.
+Tests in Rust check that kernels, crashes and copies keep every bit; tests in train/ cover training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = ("fp32", "split-bf16")
 
 
 def cut(weights: Tensor) -> Tensor:
-    """The upper halves, which are bfloat16."""
+    """The upper halves of weights, which are bfloat16."""
     return (weights.view(torch.int32) & -65536).view(torch.float32)
 
 
@@ -38,7 +38,7 @@ def test_the_same_bf16_gradients_leave_the_bits_of_fp32(
     rows = store.stats()["tables"]
     assert rows["fp32"]["row_bytes"] == rows["split-bf16"]["row_bytes"], "and takes no memory more"
     ids = torch.arange(50)
-    tables[1].put(ids, tables[0].get(ids))  # tables draw initial weights of their own
+    tables[1].put(ids, tables[0].get(ids))  # Tables have different initial weights.
     generator = torch.Generator().manual_seed(1)
     for _ in range(30):
         gradients = torch.randn(50, 7, generator=generator).bfloat16().float() / 128

@@ -1,8 +1,8 @@
-"""Training steps: who shares a ticket, when rows change, and that no clock outlives its step.
+"""Training steps: which lookups share a ticket, when rows change, and that no clock outlives its step.
 
-At bound 0 a leaked clock would stop the next step for good, so the tests train on the same rows again
-and look at the number of open tickets. Waits have a deadline of 2 s (conftest), so a deadlock is a
-failure and not a hang.
+At bound 0 a leaked clock would block the next step forever, so the tests train on the same rows again
+and check the number of open tickets. Waits have a deadline of 2 s (conftest), so a deadlock fails
+instead of hanging.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IDS = torch.tensor([[0, 1]])
 def bag_of(
     store: rowmill.Store, name: str = "t", *, dim: int = 1, bound: int | None = 0
 ) -> EmbeddingBag:
-    """A bag over rows that start as 0 and move by the negative of their gradient."""
+    """A bag over rows that start at 0 and are updated by SGD with lr 1."""
     table = store.table(name, dim=dim, optimizer=SGD(lr=1.0), num_rows=8, staleness_bound=bound)
     return EmbeddingBag(8, dim, mode="sum", table=table, _weight=torch.zeros(8, dim))
 
@@ -113,7 +113,7 @@ def test_a_step_that_raised_before_backward_leaks_nothing(store: rowmill.Store) 
 
     with pytest.raises(KeyError) as kept:
         step()
-    # The exception holds the frame and with it the graph: training goes on all the same.
+    # The exception keeps the frame and its graph alive; training must continue nevertheless.
     bag(IDS).sum().backward()
     assert rows(bag) == [-1.0, -1.0]
     del kept
@@ -132,7 +132,7 @@ class Raises(torch.autograd.Function):
 
 def test_a_backward_that_raised_half_way_changes_no_row(store: rowmill.Store) -> None:
     bag, other = bag_of(store), bag_of(store, "u")
-    # The gradient of `bag` arrives first: it enters the graph last.
+    # The gradient of `bag` arrives first, because it was recorded last.
     loss = Raises.apply(other(IDS)).sum() + bag(IDS).sum()  # pyright: ignore
     with pytest.raises(KeyError):
         loss.backward()
@@ -251,8 +251,8 @@ actions = st.lists(
 def test_every_backward_counts_exactly_once(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], explicit: bool
 ) -> None:
-    # Losses are linear in the rows and the rate is 1: a row ends at minus the number of backward
-    # passes that reached it, wherever the steps' boundaries were.
+    # Losses are linear in the rows and lr is 1. So a row ends at minus the number of backward passes
+    # that reached it, independent of step boundaries.
     with rowmill.open(
         tmp_path_factory.mktemp("s") / "store", memory="16MiB", threads=1, wait_deadline_s=2.0
     ) as store:
@@ -356,7 +356,7 @@ def test_two_workers_with_crossing_rows_finish(store: rowmill.Store) -> None:
                 loss.backward()
                 done += 1
             except StepConflict:
-                # The row is not kept for the step that waits: who gives way gives it time.
+                # The store does not reserve the row for the waiting step, so give that step time to take it.
                 time.sleep(0.01)
             except BaseException as error:
                 errors.append(error)
@@ -420,7 +420,9 @@ def test_a_forward_leaves_the_step_of_its_thread_alone(store: rowmill.Store) -> 
     first = bag(IDS).sum()
     with store.forward():
         later = other(IDS).sum()
-    second = bag(IDS).sum()  # Of the step that `first` began: at bound 0 another would wait for it.
+    second = bag(
+        IDS
+    ).sum()  # In the step that `first` began; at bound 0 another step would wait for it.
     (first + second).backward()
     assert rows(bag) == [-2.0, -2.0]
     assert tickets(store) == 1
@@ -439,7 +441,7 @@ def test_a_forward_that_ends_with_nothing_to_update_holds_nothing(store: rowmill
     assert tickets(store) == 0
     with (
         store.step(),
-        pytest.raises(StepConflict, match=r"use `store\.forward\(\)` outside it"),
+        pytest.raises(StepConflict, match=r"call it outside that block"),
         store.forward(),
     ):
         pass
@@ -448,7 +450,7 @@ def test_a_forward_that_ends_with_nothing_to_update_holds_nothing(store: rowmill
 def test_a_checkpoint_may_be_made_while_threads_begin_steps(store: rowmill.Store) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
-    many: list[object] = []  # So that looking at all of them takes long.
+    many: list[object] = []  # Many objects, so that the garbage collector takes long.
     for _ in range(500):
         with store.forward() as step:
             many.append(step)

@@ -1,4 +1,4 @@
-"""Opening, naming and closing stores, and the errors of each: what a user meets first."""
+"""Opening and closing stores, creating tables, and the errors of these calls."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A store whose rows are on the device, at its first checkpoint."""
+    """Make a store at its first checkpoint, with its rows on disk."""
     with rowmill.open(tmp_path / "saved", memory="16MiB") as store:
         table = store.table("t", dim=16, optimizer=SGD(lr=1.0))
         table.put(np.arange(5000), np.ones((5000, 16), np.float32))
@@ -182,7 +182,7 @@ def saved(tmp_path: Path) -> Path:
 def test_damaged_rows_are_an_error_and_never_data(saved: Path) -> None:
     log = saved / "group-0.log"
     content = bytearray(log.read_bytes())
-    # The third byte of every weight in every block: whatever block holds a row is hit.
+    # Damage the third byte of every weight in every block, so that every row is affected.
     content[2::4096] = bytes(byte ^ 1 for byte in content[2::4096])
     log.write_bytes(content)
     with rowmill.open(saved, memory="16MiB") as store:

@@ -1,6 +1,6 @@
-"""Tables: torch and NumPy in and out without copies, duplicates, and what wrong arguments are told.
+"""Tables: torch and NumPy arguments without copies, duplicate ids, and errors for invalid arguments.
 
-The optimizers are checked against torch's own in test_optimizers.py.
+test_optimizers.py compares the optimizers with torch's.
 """
 
 from __future__ import annotations

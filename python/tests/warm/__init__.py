@@ -1,12 +1,12 @@
 """A Python interpreter that has already imported torch and rowmill, for tests that start commands.
 
-`warm_python()` is the path of a program that takes the arguments of `python`: `-m MODULE`, `-c PROGRAM` or a script. It asks a
-server, which has the modules loaded and has run no operator, to fork a process for them. The process gets the caller's
-arguments, environment, folder, open files and ignored signals, and it is the caller's child in every respect but its pid:
-signals are forwarded, its exit status or fatal signal is passed on, and it dies with the program that stands for it.
+`warm_python()` is the path of a client program that takes the arguments of `python`: `-m MODULE`, `-c PROGRAM` or a script. It
+asks a server, which has imported the modules and has run no operator, to fork a process. The process gets the client's
+arguments, environment, folder, open files and ignored signals. It behaves as the client's child with another pid: the client
+forwards signals to it and ends with its exit status or fatal signal, and the process dies with the client.
 
-Importing torch and rowmill takes 4 CPU seconds, a fork some milliseconds. What only a fresh interpreter shows (what is
-imported, and when) needs `sys.executable`.
+Importing torch and rowmill takes 4 CPU seconds, a fork some milliseconds. Tests of imports need a fresh interpreter
+(`sys.executable`).
 """
 
 from __future__ import annotations

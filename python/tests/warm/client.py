@@ -1,7 +1,7 @@
-"""Stands for a process that the server forks: `warm_python()` writes this below a line that says where the server listens.
+"""The client of a forked process: `warm_python()` writes this program below a line with the server's address.
 
-It sends its arguments, environment, folder, ignored signals and open files, forwards the signals it receives, and ends as the
-process ended. When it dies, the server kills the process.
+It sends its arguments, environment, folder, ignored signals and open files to the server, forwards received signals, and ends
+with the status of the process. When the client dies, the server kills the process.
 """
 
 import json
@@ -14,19 +14,19 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def inheritable() -> list[int]:
-    """Open files that a program started from here would have."""
+    """Open files that a child of this program would inherit."""
     found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (pathlib would take longer to import than the rest)
         try:
             if os.get_inheritable(int(name)):
                 found.append(int(name))
-        except OSError:  # The folder that was listed.
+        except OSError:  # The descriptor of the listing itself.
             continue
     return found
 
 
 def main() -> None:
-    """Ask for the process, and end as it ends."""
+    """Request the process, and end with its status."""
     files = inheritable()
     ignored = [number for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN]
     server = socket.socket(socket.AF_UNIX)

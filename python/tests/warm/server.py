@@ -38,7 +38,7 @@ def main() -> None:
     where, program = sys.argv[1:]
     for name in MODULES:
         import_module(name)
-    # A collection in a forked process would copy every page of them.
+    # A garbage collection in a forked process would copy every page of the modules.
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def received(client: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes."""
+    """Receive exactly this many bytes."""
     content = b""
     while len(content) < count:
         part = client.recv(count - len(content))
@@ -76,7 +76,7 @@ def received(client: socket.socket, count: int) -> bytes:
 
 
 def supervise(client: socket.socket, pid: int) -> None:
-    """Forward signals until the process ends; kill it when the client is gone."""
+    """Forward signals until the process ends; kill it if the client dies."""
     process = os.pidfd_open(pid)
     while process not in (ready := select.select([client, process], [], [])[0]):
         assert client in ready
@@ -93,10 +93,10 @@ def supervise(client: socket.socket, pid: int) -> None:
 
 
 def become(request: dict[str, Any], files: list[int], program: str) -> None:
-    """Take over what a process inherits."""
+    """Apply the client's environment, folder, signals and open files to this process."""
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
-    # Above all numbers wanted, so that none is overwritten before it was moved.
+    # First move descriptors above all wanted numbers, so that none is overwritten.
     above = max((*files, *request["files"]), default=2) + 1
     moved = []
     for file in files:
@@ -115,7 +115,7 @@ def become(request: dict[str, Any], files: list[int], program: str) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """What `python` does with these arguments."""
+    """Run these arguments as `python` does."""
     while arguments[0] in ("-W", "-u"):
         if arguments.pop(0) == "-W":
             warnings.simplefilter(arguments.pop(0))  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def run(arguments: list[str]) -> None:
     sys.path[0:1] = ["", *(path for path in paths if path and path not in sys.path)]
     if threads := os.environ.get("OMP_NUM_THREADS"):
         import_module("torch").set_num_threads(int(threads))
-    # A program changes its main module; this one is imported by its name from here on.
+    # The program replaces the main module, so import this module by its own name.
     if arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]
         main_module = ModuleType("__main__")
@@ -141,7 +141,7 @@ def run(arguments: list[str]) -> None:
 
 
 def ended(arguments: list[str]) -> int:
-    """Run to the end, as `python` ends; the exit status, or the negated number of a signal."""
+    """Run to the end as `python` does; returns the exit status, or the negative number of a signal."""
     try:
         run(arguments)
     except SystemExit as exit_:
@@ -159,7 +159,7 @@ def ended(arguments: list[str]) -> int:
 
 
 def end(status: int) -> None:
-    """Wait for threads, call what is registered, write what is buffered; freeing modules would take a CPU second."""
+    """Wait for threads, call exit handlers and flush output, but do not free modules, which would take a CPU second."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,15 +1,15 @@
-"""A checkpoint of all ranks: every rank's rows, and what there is beside them, of one step or of none.
+"""Atomic checkpoints of all ranks: the rows of every rank, the dense model, its optimizer and random streams.
 
-Every rank's store prepares its part; when all are durable, rank 0 writes the manifest, which *is* the checkpoint; then
-all commit. A crash before the manifest leaves every store with a part that the manifest does not name, a crash after it
-with one that it does: either way the manifest says at which checkpoint each store opens.
+It is a two-phase commit. Every rank's store prepares its part. When all parts are durable, rank 0 writes the manifest, which
+*is* the checkpoint. Then all stores commit. After a crash before or after the manifest was written, the manifest gives the
+epoch at which each store must open.
 
 In the folder:
 
     CHECKPOINT                  the manifest
     state-<number>.pt           dense weights, their optimizer, the random stream of every rank
-    parts-<generation>/<rank>   the store of a rank; other numbers of ranks begin a new generation
-    LOCK                        held by the run that has the folder, and which run that is
+    parts-<generation>/<rank>   the store of a rank; a new number of ranks begins a new generation
+    LOCK                        held by the run that uses the folder; contains the run's id
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ _T = TypeVar("_T")
 
 
 class Checkpoint:
-    """The folder in which all ranks of a run save what they have, to go on from there as if they had never stopped.
+    """The folder in which all ranks of a run save checkpoints, and from which they resume.
 
-    As many ranks go on with equal bits. Other numbers of ranks take the rows over: each reads, in pieces, those it owns
-    now, with optimizer state, stamps and counters; nobody holds their clocks. All methods are collectives.
+    With the same number of ranks, a resumed run is bit-identical to an uninterrupted one. A different number of ranks can
+    resume too: each rank reads the rows that it owns now, in batches, with optimizer state, stamps and counters, but
+    without clocks. All methods are collectives.
 
     Args:
-        folder: A folder that all ranks reach, for this run alone.
-        ranks: Who takes part.
+        folder: A folder shared by all ranks, for this run only.
+        ranks: The participating ranks, which must be all ranks of torch.distributed.
         timeout_s: Longest wait for another rank's part, in seconds.
 
     Examples:
@@ -79,9 +80,11 @@ class Checkpoint:
         self, folder: str | os.PathLike[str], *, ranks: Ranks, timeout_s: float = 1800.0
     ) -> None:
         self.folder = Path(folder)
-        # Parts are of different sizes: who has written its own waits longer than for an exchange.
         if (dist.get_rank(), dist.get_world_size()) != (ranks.rank, ranks.count):
-            raise InvalidInput("ranks must be those of torch.distributed now")
+            raise InvalidInput(
+                "ranks does not match torch.distributed, which was initialized again: create Ranks anew"
+            )
+        # Parts differ in size, so waits are longer than in an exchange.
         self._ranks = ranks.apart(backend="gloo", timeout_s=timeout_s)
         self._manifest: Manifest | None = None
         self._generation = 1
@@ -99,23 +102,23 @@ class Checkpoint:
 
     @property
     def position(self) -> Any:
-        """What the last checkpoint has as its position; None if there is none."""
+        """The position saved in the last checkpoint; None if there is none."""
         return None if self._manifest is None else self._manifest.position
 
     def open(self, *, seed: int = 0, **options: Any) -> Store:
-        """Open this rank's store at the last checkpoint, or make it.
+        """Open this rank's store at the last checkpoint, or create it.
 
         Args:
-            seed: Seed of the initializers, fixed when the first store is made.
-            options: As for `rowmill.open`: `memory` and the like.
+            seed: Seed of the initializers, fixed when the first store is created.
+            options: Options of `rowmill.open`, such as `memory`; not `at`, `create` or `read_only`.
 
         Raises:
-            InvalidInput: On every rank: they see different folders or checkpoints, or were given different seeds.
-            ExchangeFailed: On every rank: one could not open its part, which the message says.
+            InvalidInput: On every rank, if ranks see different folders or checkpoints, or have different seeds.
+            ExchangeFailed: On every rank, if one rank could not open its part.
         """
         for option in ("at", "create", "read_only"):
             if option in options:
-                raise InvalidInput(f"{option} is what the checkpoint decides: leave it out")
+                raise InvalidInput(f"{option} is set by the checkpoint: remove it from the options")
 
         def look() -> tuple[tuple[Manifest | None, str], dict[str, Any]]:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +131,7 @@ class Checkpoint:
 
         self._manifest, drawn = self._ranks.agree(look, "the checkpoint")
         self._run = self._ranks.gather(drawn)[0]
-        # Folders that are empty are alike, whoever has them.
+        # Compare the contents of LOCK: empty folders without a manifest look equal even if they are different folders.
         self._together(self._check_folder)
         opened: list[Store] = []
 
@@ -152,22 +155,22 @@ class Checkpoint:
         position: Any = None,
         attachments: Mapping[str, bytes] | None = None,
     ) -> int:
-        """Make the rows of all ranks, the model, its optimizer and torch's random streams durable, all or nothing.
+        """Save the rows of all ranks, the model, its optimizer and torch's random streams, durably and atomically.
 
-        Call it between steps, on every rank. Where it raises, end the run: it goes on from the checkpoint that is there.
+        Call it between steps, on every rank. If it raises, end the run, and resume from the last checkpoint.
 
         Args:
-            model: Its dense weights; rank 0's are saved.
-            optimizer: Of the dense weights.
-            position: Where the data goes on: numbers, words, lists or dicts, the same on every rank.
-            attachments: Bytes of this rank alone, for `Store.attachment`. Other numbers of ranks do not get them.
+            model: The dense model; rank 0's weights are saved.
+            optimizer: Optimizer of the dense weights.
+            position: Position in the data: numbers, strings, lists or dicts, equal on every rank.
+            attachments: Bytes of this rank, for `Store.attachment`. They are lost if the number of ranks changes.
 
         Returns:
             Number of the checkpoint.
         """
         mine = self._opened()
         number = self.number + 1
-        # Before anything is written: a disagreement costs nothing.
+        # Checked before anything is written.
         self._ranks.agree(lambda: ((), {"the position": _json(position)}), "the checkpoint")
         id_ = f"{self._run}-{number}"
         part = json.dumps({"id": id_, "rank": self._ranks.rank}).encode()
@@ -204,15 +207,15 @@ class Checkpoint:
     def restore(
         self, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
     ) -> Any:
-        """Put back what is not rows, as the last checkpoint has it: dense weights, optimizer and random stream.
+        """Restore everything but rows from the last checkpoint: dense weights, optimizer and random stream.
 
-        The random stream is only put back for as many ranks as saved it. Call it when all tables are made.
+        The random stream is restored only if the number of ranks is unchanged. Call it after all tables were created.
 
         Returns:
-            The position that was saved; None if there is no checkpoint.
+            The saved position; None if there is no checkpoint.
 
         Raises:
-            InvalidInput: On every rank: the checkpoint is of another model.
+            InvalidInput: On every rank, if the checkpoint is of another model.
         """
         manifest = self._manifest
         if manifest is None:
@@ -224,7 +227,7 @@ class Checkpoint:
             if other:
                 raise InvalidInput(
                     f"the checkpoint in {self.folder} is of another model: it has tables {sorted(manifest.tables)}, "
-                    f"this run {mine.table_names()}"
+                    f"this run has {mine.table_names()}"
                 )
             state = self._state(manifest)
             try:
@@ -264,12 +267,12 @@ class Checkpoint:
                 raise
             return part
         self._generation = manifest.generation + 1
-        # What a run prepared here that ended before its manifest, goes.
+        # Opening at 0 discards a part that an earlier run prepared here without writing its manifest.
         folder = self._part_folder(self._generation, rank)
         return store.open(folder, at=0, seed=manifest.seed, **options)
 
     def _fill(self, mine: Store) -> Store:
-        """Take over the rows of this rank, where another number of ranks saved them."""
+        """Read the rows that this rank now owns, if the checkpoint has another number of ranks."""
         manifest, ranks = self._manifest, self._ranks
         if manifest is None or len(manifest.epochs) == ranks.count:
             return mine
@@ -290,8 +293,8 @@ class Checkpoint:
         if said != {"id": manifest.id, "rank": rank}:
             folder = self._part_folder(manifest.generation, rank)
             raise CheckpointMissing(
-                f"{folder} is no part of checkpoint {manifest.number} in {self.folder}, but says {said}: parts and "
-                "CHECKPOINT must come from one run; restore the whole folder from a copy"
+                f"{folder} is not a part of checkpoint {manifest.number} in {self.folder}: it belongs to {said}, but parts "
+                "and CHECKPOINT must come from one run; restore the whole folder from a copy"
             )
 
     def _lacks(self, rank: int, folder: Path) -> CheckpointMissing:
@@ -303,7 +306,7 @@ class Checkpoint:
     # Files.
 
     def _take_lock(self, run: str) -> None:
-        """Keep other runs out as long as this object lives, and say in the lock which run this is."""
+        """Lock the folder for the lifetime of this object, and write this run's id into the lock file."""
         if self._lock is None:
             self._lock = take_lock(self.folder)
         with (self.folder / "LOCK").open("r+b", buffering=0) as file:
@@ -312,12 +315,12 @@ class Checkpoint:
             os.fsync(file.fileno())
 
     def _check_folder(self) -> None:
-        """Raise if rank 0 has another folder, whatever this rank calls it."""
+        """Raise if this rank's folder is not the one that rank 0 locked, even if the paths are equal."""
         lock = self.folder / "LOCK"
         if not lock.exists() or lock.read_text() != self._run:
             raise InvalidInput(
-                f"{self.folder} is not the folder of rank 0, for it lacks what that wrote into LOCK: give all ranks "
-                "one folder that they share"
+                f"{self.folder} is not the folder of rank 0: its LOCK lacks the id that rank 0 wrote; give all ranks "
+                "one shared folder"
             )
 
     def _part_folder(self, generation: int, rank: int) -> Path:
@@ -336,11 +339,11 @@ class Checkpoint:
             ) from None
         if (len(content), crc32(content)) != (manifest.state_bytes, manifest.state_crc):
             raise StoreCorrupt(f"{path} is damaged: it does not match its checksum in CHECKPOINT")
-        # What ranks with GPUs saved opens on others: weights and state go to where those of this rank are.
+        # Load to the CPU, so that a checkpoint saved with GPUs opens without; loading then copies to the model's device.
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
     def _clear(self) -> None:
-        """Remove what the manifest does not name and an earlier one did, or one that was never written."""
+        """Remove states and parts of earlier checkpoints, and of checkpoints whose manifest was never written."""
         manifest = self._manifest
         assert manifest is not None
         parts = self.folder / f"parts-{manifest.generation}"
@@ -361,26 +364,26 @@ class Checkpoint:
 
     def _opened(self) -> Store:
         if self._store is None:
-            raise InvalidInput("open() comes first: it gives this rank its store")
+            raise InvalidInput("the checkpoint is not open: call open() first")
         return self._store
 
     def _together(self, work: Callable[[], _T]) -> _T:
-        """Work of every rank; all raise if one does."""
+        """Run `work` on every rank; every rank raises if one does."""
         (done,) = self._ranks.agree(lambda: ((work(),), {}), "the checkpoint")
         return done
 
 
 def take_lock(folder: Path) -> _core.FolderLock:
-    """The lock of a folder, which keeps other runs out until it is released or collected.
+    """Lock a folder against other runs until the lock is released or garbage-collected.
 
     Raises:
-        StoreLocked: Another run has it.
+        StoreLocked: Another run has the lock.
     """
     try:
         return _core.FolderLock.take(str(folder))
     except StoreLocked:
         raise StoreLocked(
-            f"another run has {folder}: end it, or give this one a folder of its own"
+            f"another run has locked {folder}: end it, or use another folder"
         ) from None
 
 
@@ -398,7 +401,7 @@ def _packed(
 
 
 def _dense(model: nn.Module) -> nn.Module:
-    """The model itself, whatever number of ranks it was spread over."""
+    """The model without its `DistributedDataParallel` wrapper."""
     return cast("nn.Module", model.module) if isinstance(model, DistributedDataParallel) else model
 
 
@@ -407,5 +410,5 @@ def _json(position: Any) -> str:
         return json.dumps(position, sort_keys=True)
     except TypeError as error:
         raise InvalidInput(
-            f"position must be numbers, words, lists or dicts, got {position!r}: {error}"
+            f"position must be numbers, strings, lists or dicts, got {position!r}: {error}"
         ) from None

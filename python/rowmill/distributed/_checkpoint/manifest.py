@@ -1,7 +1,7 @@
-"""The one file that says what a checkpoint of all ranks is.
+"""The manifest: the file that defines a checkpoint of all ranks.
 
-First a line `rowmill-checkpoint <format version> <CRC-32 of the rest, 8 hexadecimal digits> <bytes of the rest>`, then
-JSON. Whatever it does not name is not part of a checkpoint, and whatever it names is durable.
+Its first line is `rowmill-checkpoint <format version> <CRC-32 of the rest, 8 hexadecimal digits> <bytes of the rest>`; the
+rest is JSON. A checkpoint consists of exactly the files that the manifest lists, and all of them are durable.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ class Manifest:
     """A checkpoint of all ranks."""
 
     id: str
-    """Drawn for it alone. Every part carries it, so that parts of other checkpoints are told apart."""
+    """Unique id. Every part stores it, so that parts of other checkpoints are recognised."""
     number: int
-    """Later ones have larger numbers."""
+    """Number of the checkpoint; it increases."""
     generation: int
-    """Which spreading of rows over ranks its parts belong to: the number of their folder."""
+    """Number of the folder of its parts; it increases whenever the number of ranks changes."""
     epochs: list[int]
-    """Of every rank the checkpoint of its store."""
+    """Per rank, the epoch of its store."""
     seed: int
-    """Of the initializers."""
+    """Seed of the initializers."""
     tables: list[str]
     """Names of all tables."""
     position: Any
-    """What the caller said of where the data goes on."""
+    """The caller's position in the data."""
     state_bytes: int
-    """Length of the file with everything but rows."""
+    """Length of the state file, which holds everything but rows."""
     state_crc: int
-    """Its CRC-32."""
+    """CRC-32 of the state file."""
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """The checkpoint in a folder; None if there is none.
+        """Read the manifest of a folder; None if there is none.
 
         Raises:
-            StoreCorrupt: It is damaged.
-            StoreNewer: A newer build wrote it.
+            StoreCorrupt: The manifest is damaged.
+            StoreNewer: A newer version of rowmill wrote it.
         """
         path = folder / CHECKPOINT_FILE
         try:
@@ -63,7 +63,7 @@ class Manifest:
         said = [f"{crc32(rest):08x}", str(len(rest))]
         if len(words) != 4 or words[0] != _MAGIC or words[2:] != said or not words[1].isdigit():
             raise StoreCorrupt(
-                f"{path} is damaged: its first line does not fit the rest; restore the folder from a copy"
+                f"{path} is damaged: its first line does not match the rest; restore the folder from a copy"
             )
         if int(words[1]) > _VERSION:
             raise StoreNewer(
@@ -72,14 +72,14 @@ class Manifest:
         return cls(**json.loads(rest))
 
     def save(self, folder: Path) -> None:
-        """Make this the checkpoint in the folder, in one step: a crash leaves the one before, or this."""
+        """Make this the checkpoint in the folder, atomically: after a crash it is the previous one or this."""
         rest = json.dumps(asdict(self)).encode()
         line = f"{_MAGIC} {_VERSION} {crc32(rest):08x} {len(rest)}\n"
         write_durable(folder / CHECKPOINT_FILE, line.encode() + rest)
 
 
 def write_durable(path: Path, content: bytes) -> None:
-    """Put content in the place of a file's, all of it or none, and on the disk when this returns."""
+    """Replace a file's content atomically; it is durable when this returns."""
     new = path.with_name(f"{path.name}.new")
     try:
         with new.open("wb") as file:
@@ -88,7 +88,7 @@ def write_durable(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         new.rename(path)
     except OSError:
-        # On a full disk even a part of it is in the way of what comes next.
+        # On a full disk even a partial file takes space.
         new.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

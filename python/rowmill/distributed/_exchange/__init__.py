@@ -1,1 +1,1 @@
-"""Ids to the ranks that own their rows, rows back, and gradients the same way."""
+"""The exchange: ids are sent to the ranks that own their rows, rows come back, and gradients return to the owners."""

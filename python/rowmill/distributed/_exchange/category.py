@@ -1,8 +1,8 @@
-"""The number by which owners know a table."""
+"""The category number of a table in the owner hash."""
 
 import hashlib
 
 
 def category_of(name: str) -> int:
-    """A table's number for the hash of owners: of its name, so that it outlives the order of tables."""
+    """A hash of the table's name, so that it does not depend on the order in which tables were created."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -1,8 +1,8 @@
-"""What a rank asks for and is asked for in one lane, whole or cut into chunks.
+"""Requests sent and received by a rank in one lane, whole or split into chunks.
 
-A *chunk* is a run of categories of a lane whose rows, and later their gradients, travel in one message. Cuts lie between
-categories, because a bag adds up rows of one category in the order of its lookups, and an owner those of one row in the order of
-ranks: what is within a category stays together, so chunks of every size give the same bits.
+A *chunk* is a run of categories of a lane whose rows, and later their gradients, share one message. A category is never
+split: a bag sums the rows of one category in the order of lookups, and an owner sums the gradients of a row in the order of
+ranks. So results are bit-identical for every chunk size.
 
 Shapes as in `rowmill.ops.exchange.layout`.
 """
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What a rank asked for in one lane, or in a chunk of it.
+    """The request that a rank sent in one lane, or its part in one chunk.
 
     Attributes:
         lane: The number of the lane.
-        places: Of the categories among those of the collection.
-        combined: int32 [N], the row of every lookup among those that come back, or -1.
-        message: The rows that come back.
+        places: Positions of its categories in the collection.
+        combined: int32 [N], the row of every lookup in the returned message, or -1.
+        message: Layout of the returned rows.
     """
 
     lane: int
@@ -42,13 +42,13 @@ class Sent:
 
 @dataclass(frozen=True, eq=False)
 class Owned:
-    """What a rank is asked for in one lane, or in a chunk of it.
+    """The requests that a rank received in one lane, or their part in one chunk.
 
     Attributes:
-        places: Of the categories among those of the collection.
-        unique: Distinct rows.
-        message: The rows that it sends for them.
-        times: int32 [U], how many ranks ask for each.
+        places: Positions of the categories in the collection.
+        unique: Distinct requested rows.
+        message: Layout of the rows to send.
+        times: int32 [U], number of ranks that request each row.
     """
 
     places: range
@@ -58,13 +58,13 @@ class Owned:
 
 
 def floats_by_category(message: Message) -> Tensor:
-    """int64 [C]: floats of a message for or from all ranks together."""
+    """int64 [C]: floats of a message per category, summed over ranks."""
     counts_RC = message.counts.view(-1, len(message.dims)).long()
     return counts_RC.sum(dim=0) * torch.tensor(message.dims)
 
 
 def runs(sizes: Sequence[int], most: int) -> list[range]:
-    """Neighbours together while they come to no more than `most`; one that is more stands alone.
+    """Group adjacent sizes whose sum is at most `most`; a larger size is a group by itself.
 
     Examples:
         >>> runs([3, 0, 4, 9, 1], 7)
@@ -81,17 +81,17 @@ def runs(sizes: Sequence[int], most: int) -> list[range]:
 
 
 def cut_sent(whole: Sent, offsets: Sequence[int], chunks: Sequence[range]) -> list[Sent]:
-    """The chunks of a lane that a rank asked for.
+    """Split the request that a rank sent in a lane into chunks.
 
     Args:
-        whole: The lane.
-        offsets: Where the lookups of each category begin, and where the last ones end.
-        chunks: Categories of the lane, from 0 on.
+        whole: The request.
+        offsets: C + 1 offsets of the categories in its lookups.
+        chunks: Ranges of categories, numbered from 0 within the lane.
     """
     dims = whole.message.dims
     counts_RC = whole.message.counts.view(-1, len(dims))
     parts = [counts_RC[:, chunk.start : chunk.stop].contiguous() for chunk in chunks]
-    # Rows of one rank and category lie side by side in both messages: they move together.
+    # Rows of one rank and category are adjacent in both messages, so they move by the same distance.
     moved_RC = _begins(counts_RC) - torch.cat([_begins(part) for part in parts], dim=1)
     moved_W = moved_RC.view(-1).repeat_interleave(counts_RC.view(-1))
     combined = whole.combined
@@ -110,7 +110,7 @@ def cut_sent(whole: Sent, offsets: Sequence[int], chunks: Sequence[range]) -> li
 
 
 def cut_owned(whole: Owned, chunks: Sequence[range]) -> list[Owned]:
-    """The chunks of a lane that a rank is asked for; `chunks` as in `cut_sent`."""
+    """Split the requests that a rank received in a lane into chunks; `chunks` as in `cut_sent`."""
     unique, dims = whole.unique, whole.message.dims
     counts_RC = whole.message.counts.view(-1, len(dims))
     begins_RC = _begins(counts_RC)
@@ -140,6 +140,6 @@ def cut_owned(whole: Owned, chunks: Sequence[range]) -> list[Owned]:
 
 
 def _begins(counts_RC: Tensor) -> Tensor:
-    """int32 [R, C]: the first row of every rank and category in a message of so many."""
+    """int32 [R, C]: index of the first row of every rank and category in a message with these counts."""
     flat = counts_RC.reshape(-1)
     return (flat.cumsum(0) - flat).int().view(counts_RC.shape)

@@ -1,11 +1,12 @@
-"""One exchange: ids to the ranks that own their rows, rows back, and later gradients the same way.
+"""One exchange: ids are sent to the ranks that own their rows, rows come back, and later gradients return to the owners.
 
-Before anything else every rank tells every other one how many ids of which category it will send, and that it is well: the
-message of counts is the only one whose size nobody needs to be told. A rank that found its input wrong says so there, so
-that all raise and none waits. Which rank owns what of a category, its owners learn from the counts; ids stay what they are.
+First every rank sends every other rank its status and its number of ids per category, in a message of fixed size. A rank with
+invalid input reports it there, so that all ranks raise instead of waiting. From the counts an owner knows the category of each
+id that it receives, so ids are sent unchanged.
 
-Gradients have a group of their own, for counts of a rank that left a backward out must not meet them: in gloo a message of
-another size than is expected ends the process. Where two ranks share two cores, the threads of that group cost 0.4 ms of a step.
+Gradients use a separate process group. If a rank leaves out a backward, its next counts must not match the gradients of other
+ranks: in gloo a message of unexpected size ends the process. With two ranks on two cores, the threads of that group cost 0.4 ms
+per step.
 
 Shapes as in `rowmill.ops.exchange.layout`.
 """
@@ -56,24 +57,24 @@ if TYPE_CHECKING:
     from rowmill.distributed.strategy import Lane
 
 RowsOnWire = Literal["fp32", "bf16"]
-"""How weights and gradients travel."""
+"""Number format of weights and gradients in messages."""
 
 _STATUS = 2
-"""Words before the counts: how the rank is, and whether it trains."""
+"""Number of words before the counts: the status of the rank, and whether it trains."""
 
 _FAILED, _WELL, _ENDED, _LARGE = range(4)
-"""How a rank is: its input is wrong, it asks for rows, it has no more batches, it asks for more rows than go in one chunk."""
+"""Status of a rank: invalid input, a request of rows, no more batches, or a request of more rows than one chunk holds."""
 
 
 def check_rows_on_wire(rows: RowsOnWire) -> None:
-    """Raise InvalidInput if rows cannot travel so."""
+    """Raise `InvalidInput` unless `rows` is "fp32" or "bf16"."""
     if rows not in ("fp32", "bf16"):
         raise InvalidInput(f'rows_on_wire must be "fp32" or "bf16", got {rows!r}')
 
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
-    """What a rank looks up in one lane: ids category by category, where each begins, and what stands for nothing."""
+    """The lookups of a rank in one lane: ids ordered by category, C + 1 offsets of categories, and a padding id for each."""
 
     ids: Tensor
     offsets: list[int]
@@ -84,13 +85,13 @@ class Exchange:
     """The messages of a collection's lanes.
 
     Args:
-        ranks: What carries ids and rows, and those of no other collection.
-        back: What carries gradients; None: this exchange has none.
-        of: Which forwards these are, in errors: nothing, or words behind their number.
-        lanes: As they are.
-        rows: How rows travel.
-        chunk_bytes_max: Of a message.
-        traffic: What counts them.
+        ranks: Ranks with the process group for ids and rows of this collection only.
+        back: Ranks with the process group for gradients; None: no gradients are exchanged.
+        of: Suffix of the names of forwards in error messages.
+        lanes: The lanes of the collection.
+        rows: Number format of rows and gradients in messages.
+        chunk_bytes_max: Bytes above which rows or gradients are split into messages of whole categories.
+        traffic: Counters to share; None: new ones.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Exchange:
         self.meter = Meter()
 
     def beside(self) -> Exchange:
-        """The same messages in a group of their own, for another thread; traffic is counted together. A collective."""
+        """Create an exchange with the same lanes and counters and its own process group, for another thread. A collective."""
         ranks, of = self.ranks.beside(), f" ahead{self._of}"
         return Exchange(ranks, None, of, self.lanes, self.rows, self.chunk_bytes_max, self.traffic)
 
@@ -123,23 +124,23 @@ class Exchange:
     def ask(
         self, lookups: Sequence[Lookups] | Exception, *, training: bool
     ) -> tuple[list[Sent], list[Owned], str]:
-        """Send ids to their owners, and learn what this rank is asked for.
+        """Send ids to the owners of their rows, and receive the requests of other ranks.
 
         Args:
-            lookups: Of every lane, or why this rank has none.
-            training: Whether rows are born and will be updated; ranks must agree.
+            lookups: Lookups of every lane, or the error because of which this rank has none.
+            training: Whether this is a training get; must be equal on all ranks.
 
         Returns:
-            What this rank asked for and is asked for: lane by lane, or chunk by chunk where a lane is large; and which
-            forward it is, in errors.
+            The requests sent and received, per lane, or per chunk if any lane is large; and the name of the forward for
+            error messages.
 
         Raises:
-            InvalidInput: On every rank, if the input of one is wrong.
+            InvalidInput: On every rank, if the input of one rank is invalid, or ranks differ in `training`.
         """
         call = self._begin()
         if isinstance(lookups, Exception):
             self._tell_counts(call, [], _FAILED, lookups, training)
-            raise AssertionError("a rank that is not well raises")
+            raise AssertionError("_tell_counts() raises if a rank failed")
         sorts: list[Sorted] = []
         sent: list[Sent] = []
         for number, (lane, asked) in enumerate(zip(self.lanes, lookups, strict=True)):
@@ -147,7 +148,7 @@ class Exchange:
             sorts.append(rank_sort(unique, lane.categories, self.ranks.count))
             combined = combine(unique.inverse, sorts[-1].positions)
             sent.append(Sent(number, lane.places, combined, Message(sorts[-1].counts, lane.dims)))
-        # No rank gets more than a chunk from all others if none of them sends it more than a share of one.
+        # If every message between two ranks is at most 1/ranks of a chunk, no rank receives more than one chunk in total.
         share = self._chunk_floats() // self.ranks.count
         large = any(max(asked.message.floats_by_rank) > share for asked in sent)
         told, statuses = self._tell_counts(call, sorts, _LARGE if large else _WELL, None, training)
@@ -168,10 +169,10 @@ class Exchange:
         )
 
     def end(self, *, training: bool) -> None:
-        """Say in place of ids that this rank has no more batches.
+        """Report, in place of ids, that this rank has no more batches.
 
         Raises:
-            InvalidInput: On every rank, if another one has, or its input is wrong.
+            InvalidInput: On every rank, if another rank has a batch or invalid input.
         """
         call = self._begin()
         self._tell_counts(call, [], _ENDED, None, training)
@@ -183,18 +184,18 @@ class Exchange:
         owned: Sequence[Owned],
         forward: str,
     ) -> Iterator[Tensor]:
-        """Rows to the ranks that asked, the first of them on their way when this returns.
+        """Start sending rows to the ranks that requested them.
 
         Args:
-            rows: Of every chunk the distinct rows, flat; or why this rank could not read them. They stay as they are until
-                all has come.
-            sent: What this rank asked for.
-            owned: What it is asked for.
-            forward: Which one this is of, in errors.
+            rows: The distinct rows of every chunk, flat, which must not change before all chunks have arrived; or the
+                error because of which this rank could not read them.
+            sent: Requests sent by this rank.
+            owned: Requests received by this rank.
+            forward: Name of the forward, for error messages.
 
         Returns:
-            Of every chunk what comes back, flat float32, until the next is asked for; raises on every rank if one could
-            not read.
+            An iterator over the received rows of every chunk, flat float32, each valid until the next is requested. It
+            raises on every rank if one rank could not read its rows.
         """
         failure = rows if isinstance(rows, Exception) else None
         call = self.ranks.whereabouts.begin("rows", self._of, f"the rows of {forward}")
@@ -205,7 +206,7 @@ class Exchange:
         self.traffic.add("counts", 8 * (self.ranks.count - 1))
 
         def pack_rows(number: int, wire: Tensor) -> None:
-            # Who could not read its rows sends what nobody will look at: others wait for as many bytes.
+            # A rank that could not read its rows sends arbitrary bytes, because other ranks wait for this message.
             if not isinstance(rows, Exception):
                 pack(rows[number], owned[number].unique, owned[number].message, wire)
 
@@ -233,24 +234,24 @@ class Exchange:
         owned: Sequence[Owned],
         forward: str,
     ) -> Callable[[Sequence[Tensor]], None]:
-        """Gradients of the rows that came back to their owners, the first of them on their way when this returns.
+        """Start sending gradients of received rows to the owners of the rows.
 
         Args:
-            gradient: float32 or bfloat16 [B, width], of the pooled vectors.
-            bags: How rows became pooled vectors, chunk by chunk.
-            sent: What this rank asked for.
-            owned: What it was asked for.
-            forward: Which one this is the backward of, in errors.
+            gradient: float32 or bfloat16 [B, width], gradient of the pooled vectors.
+            bags: Bags over the received rows, per chunk.
+            sent: Requests sent by this rank.
+            owned: Requests received by this rank.
+            forward: Name of the forward, for error messages.
 
         Returns:
-            Waits for them, and adds them up: for every chunk to its distinct rows, flat float32. Ranks are added in their
-            order, so equal gradients give equal bits.
+            A function that waits for the gradients and adds them, per chunk, to the distinct rows' sums, flat float32.
+            Gradients are added in the order of ranks, so results are bit-identical between runs.
         """
 
         def pack_gradients(number: int, wire: Tensor) -> None:
             recover_backward(gradient, bags[number], wire)
 
-        assert self._back is not None, "gradients go back in the order of the loop"
+        assert self._back is not None, "this exchange has no process group for gradients"
         call = self._back.whereabouts.begin("backward", self._of, f"the backward of {forward}")
         messages = self._messages(
             self._back, call, "gradients", sent, owned, pack_gradients, back=True
@@ -275,7 +276,12 @@ class Exchange:
         failure: Exception | None,
         training: bool,
     ) -> tuple[Tensor, list[int]]:
-        """Exchange counts: [R, counts of a rank], lane after lane; and how every rank is."""
+        """Exchange counts and statuses; returns counts [R, counts of all lanes] and the status of every rank.
+
+        Raises:
+            InvalidInput: On every rank: one rank failed with it, or ranks differ in `training` or number of batches.
+            ExchangeFailed: On every rank: one rank failed with another error.
+        """
         ranks = self.ranks.count
         widths = [1 if lane.hashed else len(lane.categories) for lane in self.lanes]
         out = torch.zeros(ranks, _STATUS + sum(widths), dtype=torch.int64)
@@ -300,21 +306,21 @@ class Exchange:
         if asking and len(asking) < ranks:
             ended, goes_on = statuses.index(_ENDED), asking[0]
             raise InvalidInput(
-                f"rank {ended} has no more batches, but rank {goes_on} has: bring as many on every rank, "
-                "without samples if need be"
+                f"rank {ended} has no more batches, but rank {goes_on} has: pass equally many batches on every rank, "
+                "empty ones if necessary"
             )
         if trains.min() != trains.max():
             modes = [int(mode) for mode in trains]
             raise InvalidInput(
                 f"all ranks must train or none: in {call} rank {modes.index(1)} trains and rank {modes.index(0)} evaluates; "
-                "call train() or eval() on every rank, and forward as often after each"
+                "call train() or eval() on every rank, and forward equally often after each"
             )
         return heard[:, _STATUS:], statuses
 
     def _send_keys(
         self, call: Call, sorts: Sequence[Sorted], told: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Ids of every lane to their owners; with them the counts by rank and category."""
+        """Send the ids of every lane to their owners; returns received ids and counts by rank and category, per lane."""
         ranks = self.ranks.count
         widths = [1 if lane.hashed else len(lane.categories) for lane in self.lanes]
         heard = [part.contiguous() for part in torch.split(told, widths, dim=1)]
@@ -348,15 +354,16 @@ class Exchange:
         return list(zip(self.lanes, sorts, strict=True))
 
     def _chunk_floats(self) -> int:
-        """How many floats go in a chunk."""
+        """Largest number of floats in a chunk."""
         return self.chunk_bytes_max // (2 if self.rows == "bf16" else 4)
 
     def _agree_on_chunks(
         self, call: Call, sent: Sequence[Sent], owned: Sequence[Owned]
     ) -> list[list[range]]:
-        """Where lanes are cut: runs of their categories, the same on all ranks.
+        """The chunks of every lane, as ranges of categories that are equal on all ranks.
 
-        No rank knows how large a category is elsewhere, so all tell; only in steps in which a message is large.
+        Ranks gather the sizes of categories, because no rank knows those of other ranks. This happens only in steps with a
+        large message.
         """
         most = [
             torch.maximum(floats_by_category(asked.message), floats_by_category(mine.message))
@@ -384,7 +391,7 @@ class Exchange:
         *,
         back: bool,
     ) -> Messages:
-        """A message for each chunk, from owners to those who asked, or `back`."""
+        """One message per chunk: rows from owners to requesters or, with `back`, gradients from requesters to owners."""
         asked = [one.message.floats_by_rank for one in sent]
         mine = [one.message.floats_by_rank for one in owned]
         to, come = (asked, mine) if back else (mine, asked)
@@ -398,7 +405,7 @@ class Exchange:
         to: Sequence[list[int]],
         come: Sequence[list[int]],
     ) -> list[Tensor]:
-        """One message per lane, all of them on their way at once."""
+        """Send one message per lane, all at once; returns the received ones."""
         waits: list[tuple[Any, Tensor]] = []
         for out, sizes, sizes_back in zip(outs, to, come, strict=True):
             back = out.new_empty(sum(sizes_back))
@@ -419,10 +426,10 @@ class Exchange:
 
 
 def _sums(counts: Tensor) -> list[int]:
-    """How many ids each rank gets or sends, given a line of counts for each."""
+    """Number of ids per rank: row sums of counts [R, C]."""
     return [int(total) for total in counts.sum(dim=1)]
 
 
 def _categories(counts: Tensor, categories: int) -> Tensor:
-    """The category of every id that is sent, as its place in the lane."""
+    """The category of every sent id, as its position in the lane."""
     return (torch.arange(len(counts)) % categories).repeat_interleave(counts).int()

@@ -1,7 +1,7 @@
-"""Floats of one leg on their way, chunk after chunk.
+"""Messages of floats for one leg of an exchange, sent chunk by chunk.
 
-Two messages of each lane are on their way at a time: while one travels, what came in the one before is used and the one after
-is packed. So a lane needs memory for two of its chunks, whatever the number of them. A lane of one chunk is sent at once.
+Each lane has two messages in flight: while one is sent, the caller processes the previous one and the next is packed. So a
+lane needs memory for two of its chunks only. A lane of one chunk is sent at once.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from rowmill.distributed.ranks import Ranks
 
 _AT_ONCE = 2
-"""Messages of a lane on their way at a time."""
+"""Messages of a lane in flight at a time."""
 
 
 class Messages:
-    """Messages to all ranks; those that may be are on their way when this is made.
+    """Messages to all ranks; the constructor sends the first messages of every lane.
 
     Args:
-        exchange: What they belong to: its buffers, traffic and meter.
-        ranks: Their group.
-        call: What they are part of.
-        leg: What they carry.
-        lanes: The lane of each message; those of one lane side by side.
-        to: Of each message, how many floats go to each rank.
-        come: Of each message, how many floats come from each rank.
-        pack: Fills the message of a number.
+        exchange: The exchange with buffers, traffic and meter.
+        ranks: The ranks, with the process group to use.
+        call: The call that the messages belong to.
+        leg: The leg of the exchange.
+        lanes: The lane of each message; messages of one lane are adjacent.
+        to: Per message, the number of floats to each rank.
+        come: Per message, the number of floats from each rank.
+        pack: Fills the message with the given number.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Messages:
                 self._send(number)
 
     def arrivals(self) -> Iterator[Tensor]:
-        """What comes in each message, flat float32, until the next is asked for."""
+        """Yield each received message, flat float32; valid until the next is requested."""
         exchange, leg = self._exchange, self._leg
         for number, lane in enumerate(self._lanes):
             work, back = self._travelling.pop(number)
@@ -75,7 +75,7 @@ class Messages:
                 self._send(after)
 
     def drop(self) -> None:
-        """Wait for what is on its way, for whoever will not use it; the rest is never sent."""
+        """Wait for the messages in flight and discard them; messages not yet sent are never sent."""
         for work, _ in self._travelling.values():
             self._wait(work)
         self._travelling.clear()
@@ -85,7 +85,7 @@ class Messages:
             self._ranks.wait(work, self._call)
 
     def _place(self, number: int) -> int:
-        """Among the messages of its lane."""
+        """Position of a message within its lane."""
         return number - self._lanes.index(self._lanes[number])
 
     def _send(self, number: int) -> None:
@@ -96,7 +96,7 @@ class Messages:
         out = take(f"{leg} out", 0 if narrow else buffer, sum(to))
         self._pack(number, out)
         if narrow:
-            # Gloo moves 16 bits only under the name of float16.
+            # Gloo does not support bfloat16, so the bits are sent as float16.
             halves = take(f"{leg} out, narrow", buffer, len(out), torch.bfloat16).copy_(out)
             out = halves.view(torch.float16)
             back = take(f"{leg} in, narrow", buffer, sum(come), torch.float16)

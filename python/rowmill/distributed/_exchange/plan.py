@@ -1,4 +1,4 @@
-"""What a collection looks up: its features, their tables in the order of lanes, and a batch cut by them."""
+"""The plan of a collection: its features, its tables in the order of lanes, and the split of a batch by lanes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What a batch asks of one lane.
+    """The lookups of a batch in one lane.
 
     Attributes:
         lookups: The ids.
-        offsets: int64 [F * B + 1], where bags begin among them; bag b of feature f is number f * B + b.
-        weights: float32, one factor per id, or None. Gradients flow into it.
+        offsets: int64 [F * B + 1], offsets of bags in the ids; bag b of feature f has index f * B + b.
+        weights: float32, one weight per id, or None. It receives gradients.
     """
 
     lookups: Lookups
@@ -45,9 +45,9 @@ class LookedUp:
     """A batch before its ids are sent.
 
     Attributes:
-        asked: What it asks of every lane; or why it cannot be looked up.
-        count: Its samples.
-        device: Where its ids are, and where pooled vectors go.
+        asked: Its lookups in every lane; or the error because of which it cannot be looked up.
+        count: Number of samples.
+        device: Device of its ids and of the pooled vectors.
     """
 
     asked: list[Asked] | Exception
@@ -56,7 +56,7 @@ class LookedUp:
 
     @cached_property
     def unique(self) -> list[Unique]:
-        """Its distinct ids, lane by lane; none if it is wrong."""
+        """Its distinct ids per lane; empty if the batch is invalid."""
         if isinstance(self.asked, Exception):
             return []
         lookups = [one.lookups for one in self.asked]
@@ -64,12 +64,12 @@ class LookedUp:
 
     @cached_property
     def distinct(self) -> tuple[Tensor, ...]:
-        """Its distinct ids, category by category."""
+        """Its distinct ids per category."""
         return tuple(ids for one in self.unique for ids in one.by_category())
 
 
 class Placed:
-    """A feature, the place of its table among the tables, and its first column in the output."""
+    """A feature, the position of its table in the plan, and its first column in the output."""
 
     def __init__(self, feature: Feature, place: int, column: int) -> None:
         self.feature = feature
@@ -77,11 +77,11 @@ class Placed:
         self.column = column
         mean = feature.pooling == "mean"
         self.recovered = RecoveredFeature(feature.table.dim, column, mean)
-        """Its bags in the output."""
+        """The feature as the exchange's kernels take it."""
 
 
 class Plan:
-    """Tables side by side as their groups are, and the features of each."""
+    """Tables ordered by group, and the features of each table."""
 
     def __init__(self, features: tuple[Feature, ...]) -> None:
         self.features = features
@@ -92,8 +92,8 @@ class Plan:
         trained = [store for store in stores if not store.read_only]
         if len(trained) > 1:
             raise InvalidInput(
-                "features of one collection must have tables of one store, beside those of stores that are opened "
-                f"read-only; got {', '.join(map(str, trained))}"
+                f"a collection can train tables of one store only, got {', '.join(map(str, trained))}: open the other "
+                "stores with read_only=True"
             )
         self.stores = stores
         self.trained = trained[0] if trained else None
@@ -124,7 +124,7 @@ class Plan:
         ]
         bounds = [0, *ends, len(self.tables)]
         self.groups = [range(begin, end) for begin, end in pairwise(bounds)]
-        """Places of the tables of each group: one call of the store."""
+        """Positions of the tables of each group, which share a call of the store."""
         place_of = {table: place for place, table in enumerate(self.tables)}
         columns = [0]
         for feature in features:
@@ -142,7 +142,7 @@ class Plan:
         return lanes(strategy, groups, categories, [table.dim for table in self.tables])
 
     def described(self) -> dict[str, Any]:
-        """What ranks must have in common."""
+        """Settings that must be equal on all ranks, by name."""
         said: dict[str, Any] = {
             f"feature {number}": (f.name, f.table.name, f.pooling, f.padding_idx)
             for number, f in enumerate(self.features)
@@ -150,7 +150,7 @@ class Plan:
         for table in self.tables:
             for what, value in _described(table).items():
                 said[f"the {what} of table {table.name!r}"] = value
-        # Ranks whose stores grouped tables otherwise would read each other's messages wrongly.
+        # The order of tables is the order of rows in messages.
         said["the tables in the order of their groups"] = [table.name for table in self.tables]
         return said
 
@@ -160,7 +160,7 @@ class Plan:
         features_by_lane: Sequence[Sequence[Placed]],
         lanes: Sequence[Lane],
     ) -> list[Asked]:
-        """Of every lane what a batch looks up."""
+        """Split a batch by lanes; raise `InvalidInput` if it does not match the features or ids are out of range."""
         place_of = self._places(batch)
         size, offsets, values = batch.batch_size, batch.offsets.cpu(), batch.values.cpu()
         weights = None if batch.weights is None else batch.weights.cpu()
@@ -168,9 +168,9 @@ class Plan:
         if offsets[0] != 0 or offsets[-1] != len(values) or bool((lengths < 0).any()):
             raise InvalidInput(
                 f"offsets must rise from 0 to the number of ids ({len(values)}), got "
-                f"{offsets[0]}..{offsets[-1]}{' with falls' if bool((lengths < 0).any()) else ''}"
+                f"{offsets[0]}..{offsets[-1]}{' not ascending' if bool((lengths < 0).any()) else ''}"
             )
-        # Cut once for all features: a tensor's slice costs more than a bag of it.
+        # Split once for all features: slicing a tensor per feature costs more than pooling a bag.
         count = len(place_of)
         begins = offsets[torch.arange(count + 1) * size]
         sizes: list[int] = begins.diff().numpy().tolist()
@@ -186,7 +186,7 @@ class Plan:
                 ends[f.place] += sizes[place]
                 if weights is not None and f.feature.pooling == "mean":
                     raise InvalidInput(
-                        f"weights are defined for sums only, {f.feature.name!r} is a mean"
+                        f'weights need pooling "sum", but feature {f.feature.name!r} has "mean"'
                     )
             bags = torch.zeros(len(features) * size + 1, dtype=torch.int64)
             torch.cumsum(lengths_of[places].view(-1), 0, out=bags[1:])
@@ -202,13 +202,13 @@ class Plan:
         names = {feature.name for feature in self.features}
         if names != set(place_of):
             raise InvalidInput(
-                f"the batch must have the features of the collection: it lacks {sorted(names - set(place_of))}, and "
-                f"nobody declared {sorted(set(place_of) - names)}"
+                "the batch must have exactly the features of the collection: it lacks "
+                f"{sorted(names - set(place_of))} and has unknown {sorted(set(place_of) - names)}"
             )
         return place_of
 
     def _check_ids(self, feature: Feature, ids: Tensor) -> None:
-        """What an owner would refuse, where others learn of it before they wait."""
+        """Raise for ids out of range, before ids are sent, so that every rank learns of the error."""
         rows = feature.table.num_rows
         if rows is None or len(ids) == 0:
             return
@@ -217,21 +217,21 @@ class Plan:
             wrong &= ids != feature.padding_idx
         if bool(wrong.any()):
             raise InvalidInput(
-                f"ids of {feature.name!r} must be within 0..{rows} of table {feature.table.name!r}, "
+                f"ids of feature {feature.name!r} must be in [0, {rows}), the range of table {feature.table.name!r}, "
                 f"got {int(ids[wrong][0])}"
             )
 
 
 def _group(table: Table) -> tuple[int, int]:
-    """Tables of one store and one spec."""
+    """A key that is equal for tables of one group of one store."""
     return id(table.store), table.group
 
 
 def _described(table: Table) -> dict[str, Any]:
     return {
-        # What new rows follow from.
+        # Initial values of rows depend on seed and creation number.
         "seed": table.store.seed,
-        "number in the order of making": table.core.category,
+        "creation number": table.core.category,
         "read-only store": table.store.read_only,
         "dim": table.dim,
         "dtype": table.dtype,

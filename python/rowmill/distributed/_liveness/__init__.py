@@ -1,1 +1,1 @@
-"""Which ranks still live, and which call each of them is in."""
+"""Failure detection: lost ranks, and ranks in different calls."""

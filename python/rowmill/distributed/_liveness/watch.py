@@ -1,12 +1,12 @@
-"""Which ranks still live, told over a line of its own, so that nobody waits for one that is gone.
+"""Detection of lost ranks over separate TCP connections, so that no rank waits for a dead one.
 
-A collective that a dead rank should have joined ends with an error about sockets, or after minutes. Here every rank has a
-connection to rank 0 and says over it which step it is in. The system closes the connections of a process that ends,
-however it ends, so rank 0 knows at once and tells the others who was lost in which step. A rank whose machine is gone
-is not heard of any more.
+A collective that a dead rank should have joined ends with an error about sockets, or only after minutes. Here every rank has
+a connection to rank 0, and reports its step over it. The system closes the connections of a process when it ends, so rank 0
+knows at once, and sends the lost rank and its step to the other ranks. A rank whose machine is gone is detected by its
+silence.
 
-Lines of text, each ended by a newline: `at <step>` (also twice a second), `failed <what>`, `over`, and from rank 0 `lost
-<rank> <step> <what>`.
+The protocol is lines of text, each ended by a newline: `at <step>` (also twice a second), `failed <what>`, `over`, and from
+rank 0 `lost <rank> <step> <what>`.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from rowmill.distributed.ranks import Ranks
 
 _TICK_S = 0.5
-# A rank that says it failed may only have met one that is gone: that one's connection closes at about the same time.
+# A rank may report a failure that was caused by a lost rank, whose connection closes at about the same time. Wait for it.
 _DOUBT_TICKS = 2
 _VERDICT_S = 5.0
 _MEETING_S = 60.0
 _LINE_BYTES_MAX = 4096
 _EXIT = 70
-"""What a process ends with that did not come out of a collective by itself."""
+"""Exit status of a process that had to be ended inside a collective."""
 
 
 @dataclass
 class _Peer:
-    """A rank at the other end of a connection."""
+    """The rank at the other end of a connection."""
 
     rank: int
     line: socket.socket
     step: str = "-"
     quiet: int = 0
-    """Ticks without a word."""
+    """Ticks since the last message."""
     over: bool = False
     unread: bytes = b""
     failed: str | None = None
@@ -54,18 +54,22 @@ class _Peer:
 
 
 class Watch:
-    """Ends the wait for a rank that is gone, with its number and its step.
+    """Detects lost ranks and ends all waits for them, with the lost rank and its step in the error.
 
-    Inside the `with` block, a collective that fails because another rank is gone raises `RankLost`, and waits of
-    `Ranks` and of what is made with them end by it. A rank that is still inside another collective so many seconds
-    after one was lost ends its process, with the same message on standard error: nothing else gets it out. Making a
-    watch is a collective.
+    Inside the `with` block, a collective that fails because of a lost rank raises `RankLost`, as do waits of `Ranks` and
+    of objects that use it. Other collectives cannot be interrupted: if this rank is still inside one `grace_s` seconds
+    after a rank was lost, its process prints the message on standard error and exits with status 70. The constructor is
+    a collective.
 
     Args:
-        ranks: Who is watched.
-        silence_s: After so many seconds without a word a rank counts as lost: its machine is gone, or stands still.
-        grace_s: Seconds to come out of a collective.
-        advice: What to do then, the end of the message.
+        ranks: The ranks to watch.
+        silence_s: Seconds without a message after which a rank counts as lost, for machines that are gone or hang.
+        grace_s: Seconds that a rank has to leave a collective.
+        advice: Advice at the end of the message.
+
+    Raises:
+        InvalidInput: `silence_s` or `grace_s` is too small.
+        ExchangeFailed: On every rank, if ranks could not connect.
 
     Examples:
         Around the training loop of every rank::
@@ -82,7 +86,7 @@ class Watch:
         *,
         silence_s: float = 30.0,
         grace_s: float = 10.0,
-        advice: str = "start all ranks again, and they go on from their last checkpoint",
+        advice: str = "start all ranks again, and they resume from their last checkpoint",
     ) -> None:
         if silence_s < 2 * _TICK_S or grace_s < 0:
             raise InvalidInput(
@@ -117,16 +121,16 @@ class Watch:
             self._say("over")
         else:
             self._fail(error)
-        # Not before that: the thread closes the connection, which without a word is the end of a rank.
+        # Set it only now: the thread then closes the connection, which without `over` would mean a lost rank.
         self._left.set()
         self._thread.join()
-        # What collectives raise when another rank is gone; everything else is this rank's own.
+        # Collectives raise RuntimeError when another rank is lost; other errors are this rank's own.
         foreign = isinstance(error, RuntimeError) and not isinstance(error, RowmillError)
         if foreign and self._lost is not None and self._lost_rank != self._rank:
             raise RankLost(self._lost) from error
 
     def step(self, number: int) -> None:
-        """This rank begins a step."""
+        """Report the beginning of a step."""
         self._step = str(number)
         self._whereabouts.step(number)
         self._say(f"at {number}")
@@ -144,7 +148,7 @@ class Watch:
                 try:
                     peer.line.sendall(line.encode() + b"\n")
                 except OSError:
-                    # Its end is noticed where it is listened to.
+                    # `_listen` detects the closed connection.
                     continue
 
     # The thread.
@@ -160,7 +164,7 @@ class Watch:
                 self._listen(selector, key.data)
             if time.monotonic() < tick:
                 continue
-            # Ticks are counted and not time: where all stood still, nobody was silent.
+            # Count ticks instead of time, so that a pause of this process does not make other ranks look silent.
             tick = time.monotonic() + _TICK_S
             self._say(f"at {self._step}")
             for peer in self._peers:
@@ -179,7 +183,7 @@ class Watch:
         over = all(peer.over for peer in self._peers)
         if self._rank == 0:
             return over and self._left.is_set()
-        # One that failed is heard before it goes, unless there is nobody to hear it.
+        # A rank that failed waits for rank 0's verdict, unless rank 0 is over.
         return self._left.is_set() and (over or self._own_failure is None)
 
     def _listen(self, selector: selectors.BaseSelector, peer: _Peer) -> None:
@@ -190,7 +194,7 @@ class Watch:
         if not heard:
             selector.unregister(peer.line)
             if not peer.over and peer.failed is None:
-                self._lose(peer.rank, peer.step, "ended without a word")
+                self._lose(peer.rank, peer.step, "ended without a message")
             return
         peer.quiet = 0
         *lines, peer.unread = (peer.unread + heard).split(b"\n")
@@ -211,7 +215,7 @@ class Watch:
             return
         peer.quiet += 1
         if peer.quiet > self._silence:
-            self._lose(peer.rank, peer.step, f"was not heard of for {self._silence * _TICK_S:g} s")
+            self._lose(peer.rank, peer.step, f"sent no message for {self._silence * _TICK_S:g} s")
         if peer.failed is not None:
             peer.doubt -= 1
             if peer.doubt <= 0:
@@ -236,7 +240,7 @@ class Watch:
 
 
 def _meet(ranks: Ranks) -> list[_Peer]:
-    """Connections between rank 0 and all others."""
+    """Connect rank 0 with all other ranks."""
     token = uuid4().hex
     listening = socket.create_server(("", 0), backlog=ranks.count) if ranks.rank == 0 else None
     port = 0 if listening is None else listening.getsockname()[1]
@@ -262,7 +266,7 @@ def _meet(ranks: Ranks) -> list[_Peer]:
         for peer in peers:
             peer.line.close()
         raise ExchangeFailed(
-            f"ranks could not meet to watch each other ({failures[0]}): name the machine of rank 0 in MASTER_ADDR"
+            f"ranks could not connect to detect lost ranks ({failures[0]}): set MASTER_ADDR to the machine of rank 0"
         )
     for peer in peers:
         peer.line.settimeout(None)
@@ -271,7 +275,7 @@ def _meet(ranks: Ranks) -> list[_Peer]:
 
 
 def _greeted(line: socket.socket, token: str) -> list[_Peer]:
-    """Who is at the other end, if it is one of the ranks."""
+    """Read the greeting of a connection; returns the rank, or an empty list for a foreign connection."""
     line.settimeout(_MEETING_S)
     greeting = b""
     while len(greeting) < len(token) + 10:

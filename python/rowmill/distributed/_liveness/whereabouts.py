@@ -1,16 +1,16 @@
-"""Which call every rank is in, so that ranks which are in different ones do not wait for each other.
+"""Detection of ranks in different calls, which would wait for each other until a timeout.
 
-All ranks make the same calls in the same order. One that leaves a backward out, or brings a batch more, waits for the others
-in one call while they wait for it in another. Calls of different kinds never meet on the wire, for they have groups of their
-own or, in gloo, are other collectives; so nothing is mixed up, and nobody gets on.
+All ranks must make the same calls in the same order. If a rank leaves out a backward, or has one batch more, it waits in one
+call while the other ranks wait in another: a deadlock. Messages of the two calls never mix, because calls of different kinds
+use different process groups or, in gloo, different collectives.
 
-Who has waited for a second tells the others, through the store by which torch.distributed met, which call it waits in and how
-many of each kind it has begun. *Two ranks, each in a call that the other has not begun, wait for ever*: they began the two in
-another order. A rank that is slow waits in no call, and one that is behind in a call that the others have begun, so nobody is
-accused wrongly.
+A rank that has waited for a second publishes, in the key-value store of torch.distributed, the call that it waits in and the
+number of calls of each kind that it has begun. *Two ranks, each waiting in a call that the other has not begun, are
+deadlocked*: they began the two calls in different orders. There are no false alarms: a slow rank publishes no wait, and a rank
+that is behind waits in a call that the other ranks have begun.
 
-In the first second nothing is sent and nobody is asked. What is not noticed is a rank that waits for something else, or has
-ended its loop and lives on; it is missed after `timeout_s`.
+In the first second of a wait nothing is sent. A rank that waits outside these calls, or left its loop without ending, is
+detected only after `timeout_s`.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _PATIENCE_S = 1.0
-"""How long a rank waits before it tells the others where it is, and then before it does so again."""
+"""Interval, in seconds, at which a waiting rank publishes its call."""
 
 _PATIENCE = timedelta(seconds=_PATIENCE_S)
 
 _STORE_S = 5.0
-"""For an answer of the store, whose process may stand still."""
+"""Longest wait for an answer of the key-value store, whose process may be stopped."""
 
 _ROLL_CALL_S = 3.0
-"""For ranks that live to say that a wait of theirs has failed, too."""
+"""Time for live ranks to report that their waits have failed too; the other ranks count as lost."""
 
 _LOOK_AGAIN_S = 0.1
 
 _NAMED_MAX = 8
-"""Ranks that a message names."""
+"""Largest number of ranks listed in a message."""
 
 
 class Call(NamedTuple):
-    """Something that all ranks do together: its kind, the how manieth of that kind, and what it is called in errors.
+    """A collective call of all ranks: its kind, its number within the kind, and its name in errors.
 
-    What meets on the wire is of one kind, and nothing else is.
+    Two calls can match in communication if and only if they are of one kind.
     """
 
     kind: str
@@ -65,11 +65,11 @@ class Call(NamedTuple):
 
 
 class Whereabouts:
-    """Where this rank is among the calls of one thread, and where the others say that they are.
+    """The calls that this rank has begun in one thread, and the published waits of the other ranks.
 
     Args:
-        group: Of the ranks; the thread is known by its name.
-        above: Those of the thread that this one works for: what is said of the waits of one holds for both.
+        group: Process group of the ranks; its name identifies the thread on all ranks.
+        above: The object of the parent thread, with which failures are shared.
     """
 
     def __init__(self, group: dist.ProcessGroup, above: Whereabouts | None = None) -> None:
@@ -92,16 +92,16 @@ class Whereabouts:
         self.include(group)
 
     def include(self, group: dist.ProcessGroup) -> None:
-        """Calls go over this group as well."""
+        """Register another process group that calls use."""
         self._first._groups.append(group)
 
     def begin(self, what: str, of: str = "", name: str | None = None) -> Call:
-        """This rank begins the next call of a kind.
+        """Begin the next call of a kind.
 
         Args:
-            what: The kind.
-            of: What else it is told apart by.
-            name: What the call is called; None: by its number.
+            what: The operation.
+            of: Suffix that, with `what`, makes the kind.
+            name: Name of the call in errors; None: kind and number.
         """
         kind = what + of
         self._begun[kind] += 1
@@ -109,19 +109,19 @@ class Whereabouts:
         return Call(kind, number, name or f"{what} {number}{of}")
 
     def step(self, number: int) -> None:
-        """This rank begins a step of the caller's, which messages then name."""
+        """Set the number of the training step, which error messages then include."""
         self._first._step = number
 
     def fail(self, failure: RowmillError) -> None:
-        """Somebody knows that waits will not end: those that last raise this."""
+        """Make all waits that last longer than a second raise `failure`, because they cannot succeed."""
         self._first._failure = failure
 
     def wait(self, work: dist.Work, call: Call, timeout_s: float) -> None:
-        """Wait for a part of a call.
+        """Wait for a collective that is part of a call.
 
         Raises:
-            ExchangeFailed: On every rank: they are in different calls.
-            RankLost: Another rank ended, or did not come within `timeout_s`.
+            ExchangeFailed: On every rank, if ranks are in different calls.
+            RankLost: Another rank ended, or did not join within `timeout_s`.
         """
         began, told = time.monotonic(), False
         while True:
@@ -130,7 +130,7 @@ class Whereabouts:
                 work.wait(_PATIENCE)
                 break
             except RuntimeError as error:
-                # What went wrong and the end of patience are one exception, but that comes no sooner.
+                # torch raises the same exception for errors and for timeouts; an earlier one is an error.
                 now = time.monotonic()
                 if now - tried < _PATIENCE_S or now - began >= timeout_s:
                     self._raise(self._lost(call), error)
@@ -141,18 +141,18 @@ class Whereabouts:
             _asked(lambda: self._tell(""))
 
     def _apart(self, call: Call) -> RowmillError | None:
-        """Tell where this rank is; what to raise if another one is where this one never comes, and waits for it."""
+        """Publish this rank's wait; returns the error to raise if the rank is deadlocked with another one."""
         here = {"at": self._at(call), "in": [call.kind, call.number], "begun": self._begun}
         self._tell(json.dumps(here))
         if not any(self._crosses(call, other) for other in self._waiting()):
             return self._verdict()
-        # By then all of them have waited as long.
+        # Give the other ranks time to publish their waits, so that the message lists all.
         time.sleep(_PATIENCE_S)
         at = [rank["at"] for rank in self._waiting()]
         return self._verdict(
             ExchangeFailed(
-                f"ranks are in different calls: {_listed(at)}; make the same calls in the same order on every rank, for as "
-                "many batches, and in training a backward for each forward"
+                f"ranks are in different calls: {_listed(at)}; make the same calls in the same order on every rank, for "
+                "equally many batches, and in training a backward for each forward"
             )
         )
 
@@ -161,7 +161,7 @@ class Whereabouts:
         return self._begun[kind] < number and other["begun"].get(call.kind, 0) < call.number
 
     def _lost(self, call: Call) -> RowmillError:
-        """What to raise for a wait that failed: it was for the ranks of which none fails."""
+        """The error for a failed wait. Ranks that do not report a failed wait of their own count as lost."""
         until = time.monotonic() + _ROLL_CALL_S
         _asked(lambda: self._store.set(f"failed {self._rank}", "yes"))
         silent = _asked(self._silent)
@@ -171,22 +171,22 @@ class Whereabouts:
         if self._first._failure is not None:
             return self._first._failure
         if silent is None:
-            who = "others, and what they met by is gone, too: rank 0 or what started them"
+            who = "the other ranks, and the key-value store is gone too, so rank 0 or the launcher ended"
         elif not silent:
-            who = "others, and so did all of them"
+            who = "the other ranks, and the waits of all ranks failed"
         else:
             who = f"rank{'s' * (len(silent) > 1)} {_listed([str(rank) for rank in silent])}"
-            who += ": ended, stands still, or makes no more calls"
-        lost = RankLost(f"{self._at(call)} waited in vain for {who}; start all ranks again")
+            who += ", which ended, hangs, or makes no more calls"
+        lost = RankLost(f"{self._at(call)} got no answer from {who}; start all ranks again")
         return _asked(lambda: self._verdict(lost)) or lost
 
     def _raise(self, failure: RowmillError, cause: BaseException | None = None) -> NoReturn:
-        # A group whose collective never ends would keep its process from ending, if it were ever freed.
+        # Leak the groups on purpose: freeing a group with an unfinished collective would block the end of the process.
         for group in self._first._groups:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         raise failure from cause
 
-    # What ranks tell each other.
+    # The key-value store.
 
     def _at(self, call: Call) -> str:
         step = "" if self._first._step is None else f" of step {self._first._step}"
@@ -196,17 +196,17 @@ class Whereabouts:
         self._store.set(f"{self._thread} {self._rank}", where)
 
     def _waiting(self) -> list[dict[str, Any]]:
-        """Where those ranks are that have waited for long."""
+        """The published waits of all ranks."""
         told = self._store.multi_get([f"{self._thread} {rank}" for rank in range(self._count)])
         return [json.loads(where) for where in told if where]
 
     def _silent(self) -> list[int]:
-        """Ranks of which no wait has failed."""
+        """Ranks that have not reported a failed wait."""
         failed = self._store.multi_get([f"failed {rank}" for rank in range(self._count)])
         return [rank for rank, said in enumerate(failed) if not said]
 
     def _verdict(self, mine: RowmillError | None = None) -> RowmillError | None:
-        """What the first rank that knew said for all, which may be this one."""
+        """The error that the first rank published for all ranks, after proposing `mine`; None if there is none."""
         if mine is None:
             said = self._store.get("verdict")
         else:
@@ -218,7 +218,7 @@ class Whereabouts:
 
 
 def _asked(call: Callable[[], _T]) -> _T | None:
-    """What the store says; None if it is gone, or stands still."""
+    """The result of a request to the key-value store; None if the store is gone or does not answer."""
     try:
         return within(_STORE_S, call)
     except (RuntimeError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Calls that nothing else bounds, and that may never return."""
+"""A time limit for calls that may never return."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _T = TypeVar("_T")
 
 
 def within(seconds: float, call: Callable[[], _T]) -> _T:
-    """What a call returns or raises.
+    """Run a call for at most `seconds`; return its result or raise its error.
 
     Raises:
-        TimeoutError: It did neither in time; it goes on in a thread that ends with the process.
+        TimeoutError: The call did not end in time. It continues in a daemon thread.
     """
     outcome: Future[_T] = Future()
 

@@ -1,7 +1,7 @@
-"""oneCCL under torch.distributed: `torch.distributed.init_process_group("oneccl")`.
+"""oneCCL as a backend of torch.distributed: `torch.distributed.init_process_group("oneccl")`.
 
-torch finds `register` by the entry point of this package, so nothing need be imported. With `pip install
-rowmill[oneccl]`; no launcher of MPI is needed.
+Install it with `pip install rowmill[oneccl]`. torch finds `register` by the package's entry point, so no import is needed,
+and no MPI launcher.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["Backend", "Work", "calls", "register"]
 
 
 def register() -> None:
-    """Make the name `oneccl` known to torch.distributed.
+    """Register the backend `oneccl` with torch.distributed.
 
     Raises:
-        BackendMissing: oneCCL is not installed; on every rank, before any waits for another.
+        BackendMissing: oneCCL is not installed. Raised before any rank waits for another.
     """
     library.prefix()
     dist.Backend.register_backend("oneccl", Backend, devices=["cpu"])

@@ -1,8 +1,8 @@
 """oneCCL as a backend of torch.distributed, for tensors on the CPU.
 
-Collectives run one after the other on a thread of their group (`shim.cpp`), so all of them are asynchronous, and a
-work that fails or is late raises where it is waited for. What torch asks of a backend and oneCCL has no counterpart for
-(point to point, gather and scatter to one rank) is not there: torch says so.
+Collectives run in order on a thread of their group (`shim.cpp`). All are therefore asynchronous, and a collective that fails
+or is late raises in `Work.wait`. Point-to-point messages, and gather and scatter to one rank, are not implemented, because
+oneCCL lacks them; torch raises for them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ENVIRONMENT = {
-    # Ranks are told who they are by torch, not by a launcher of MPI.
+    # torch, not an MPI launcher, assigns ranks.
     "CCL_PROCESS_LAUNCHER": "none",
     "CCL_ATL_TRANSPORT": "ofi",
     "FI_PROVIDER": "tcp",
-    # Threads that wait let others run, which on shared cores is 70 us for a small collective instead of milliseconds.
+    # Waiting threads yield. On shared cores a small collective then takes 70 us instead of milliseconds.
     "CCL_YIELD": "sched_yield",
-    # Else it warns of each of these.
+    # At the default level oneCCL warns about each of these settings.
     "CCL_LOG_LEVEL": "error",
 }
-"""Settings of oneCCL that hold unless the environment has others."""
+"""Settings of oneCCL for variables that the environment does not set."""
 
 _TYPES = {
     torch.int8: 0,
     torch.uint8: 1,
-    # To be moved; a reduction of it is refused.
+    # For moves only; reductions of bool are refused.
     torch.bool: 1,
     torch.int16: 2,
     torch.int32: 4,
@@ -50,28 +50,28 @@ _TYPES = {
     torch.float64: 10,
     torch.bfloat16: 11,
 }
-"""As `ccl::datatype`."""
+"""Values of `ccl::datatype`."""
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: 0,
-    # A sum that is divided.
+    # Computed as a sum and then divided.
     dist.ReduceOp.AVG: 0,
     dist.ReduceOp.PRODUCT: 1,
     dist.ReduceOp.MIN: 2,
     dist.ReduceOp.MAX: 3,
 }
-"""As `ccl::reduction`."""
+"""Values of `ccl::reduction`."""
 
 _Item = TypeVar("_Item")
 
 _abandoned: list[Work] = []
-"""Works that had not ended when their group was left: what they may still write to must stay."""
+"""Works that had not ended when their group was closed. They keep the memory alive that oneCCL may still write to."""
 
 
 class Work(dist.Work):
-    """A collective that was begun.
+    """A started collective.
 
-    What torch's own `is_completed` and `is_success` say of a work that Python made is nothing: wait for it.
+    Use `wait`: torch's `is_completed` and `is_success` are meaningless for a `Work` created in Python.
     """
 
     def __init__(
@@ -92,23 +92,23 @@ class Work(dist.Work):
         self._timeout = timeout
         self._outputs = list(outputs)
         self._memory = memory
-        """What the collective reads and writes beside its outputs."""
+        """Tensors besides the outputs that the collective reads or writes; kept alive until its end."""
         self._watcher = backend.watcher
         self._finish = finish
         self._finishing = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta()) -> bool:
-        """Wait for the end, as long as the collective was given, or `timeout`.
+        """Wait for the end, at most `timeout`, or if zero the collective's timeout.
 
         Raises:
-            torch.distributed.DistBackendError: It failed, or has not ended by then.
+            torch.distributed.DistBackendError: The collective failed, or did not end in time.
         """
         limit = (timeout or self._timeout).total_seconds()
         self._settle(self._shim.rowmill_oneccl_wait(self._handle, limit), limit)
         return True
 
     def _settle(self, ended: int, limit: float) -> None:
-        """What the shim said after so many seconds, as an error or as outputs."""
+        """Raise if the shim reports an error or a timeout after `limit` seconds; else finish the outputs."""
         if ended < 0:
             why = self._shim.rowmill_oneccl_error(self._handle).decode(errors="replace")
             raise dist.DistBackendError(f"{self._name} failed: {why}")
@@ -122,32 +122,32 @@ class Work(dist.Work):
                 self._finish = None
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Its outputs, or what `wait` raises."""
+        """A future of the outputs, or of the error that `wait` raises."""
         ended: torch.futures.Future[None] = torch.futures.Future()
-        # An exception set on a future of Python is a value to torch's C++; one raised in `then` is an error.
+        # torch's C++ treats an exception set on a Python future as a value; an exception raised in `then` is an error.
         outputs = ended.then(self._outcome)
         self._watcher.watch(self, ended)
         return outputs
 
     def then(self, outputs: Sequence[Tensor], finish: Callable[[], object]) -> None:
-        """Make others the outputs: `finish` fills them at the end. Nobody waits yet."""
+        """Replace the outputs; `finish` fills the new ones at the end. Call it before any wait."""
         self._memory = [*self._memory, *self._outputs]
         self._outputs, self._finish = list(outputs), finish
 
     def result(self) -> list[Tensor]:
-        """Its outputs, which are there when it has ended."""
+        """The outputs; valid after the end."""
         return self._outputs
 
     def ended(self, seconds: float = 0.0) -> bool:
-        """Whether it has ended within that time, well or not."""
+        """Wait at most `seconds`; return whether the collective has ended, successfully or not."""
         return self._shim.rowmill_oneccl_wait(self._handle, seconds) != 0
 
     def last(self) -> None:
-        """Wait for the end as long as the collective was given, however it ends."""
+        """Wait for the end, successful or not, at most the collective's timeout."""
         self.ended(self._timeout.total_seconds())
 
     def _outcome(self, _: object) -> list[Tensor]:
-        # The watcher has waited already.
+        # No wait: the watcher has already waited.
         now = self._shim.rowmill_oneccl_wait(self._handle, 0.0)
         self._settle(now, self._timeout.total_seconds())
         return self._outputs
@@ -157,7 +157,7 @@ class Work(dist.Work):
 
 
 class Watcher:
-    """A thread that completes the futures of works, in the order of the works, which is that of their ends."""
+    """A thread that completes the futures of works in the order of their start, in which they also end."""
 
     def __init__(self) -> None:
         self._watched: queue.SimpleQueue[tuple[Work, torch.futures.Future[None]] | None] = (
@@ -166,11 +166,11 @@ class Watcher:
         threading.Thread(target=self._run, name="oneccl futures", daemon=True).start()
 
     def watch(self, work: Work, ended: torch.futures.Future[None]) -> None:
-        """Complete `ended` when the work ends or its time is over."""
+        """Complete `ended` when the work ends or times out."""
         self._watched.put((work, ended))
 
     def close(self) -> None:
-        """End the thread when all it watches has ended."""
+        """End the thread after all watched works have ended."""
         self._watched.put(None)
 
     def _run(self) -> None:
@@ -184,14 +184,14 @@ class Backend(c10d.Backend):
     """One group of ranks over oneCCL.
 
     Args:
-        store: What the ranks of this group share, and nobody else: there they learn where the first one is.
-        rank: Of this one in the group.
-        size: Ranks of the group.
-        timeout: How long to wait for the others, and for a collective that says nothing else.
+        store: Key-value store of this group only, through which ranks learn the address of rank 0.
+        rank: This rank within the group.
+        size: Number of ranks in the group.
+        timeout: Timeout for connecting, and default timeout of collectives.
 
     Raises:
         BackendMissing: oneCCL is not installed.
-        torch.distributed.DistBackendError: Not all ranks came in time.
+        torch.distributed.DistBackendError: Not all ranks connected in time.
     """
 
     def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -201,21 +201,23 @@ class Backend(c10d.Backend):
         self.watcher = Watcher()
         self._default = timeout
         self._begun: deque[Work] = deque()
-        """Works whose memory must stay, in their order."""
-        # Where there is nothing to point to, pointers must not be null.
+        """Started works, in order, whose memory must stay alive."""
+        # Stands in for empty tensors, because oneCCL takes no null pointers.
         self._nothing = torch.empty(16, dtype=torch.uint8)
         address = ctypes.create_string_buffer(library.ADDRESS_BYTES)
         offer = ctypes.c_void_p()
         if rank == 0:
             error = self.shim.rowmill_oneccl_offer(address, ctypes.byref(offer))
-            # The others wait for a word, and get it at once.
+            # Other ranks wait for this key, so it is also set on an error.
             store.set("oneccl", "" if error else address.raw.hex())
             if error:
                 raise dist.DistBackendError(f"oneccl: {error.decode(errors='replace')}")
         else:
             found = store.get("oneccl")
             if not found:
-                raise dist.DistBackendError("oneccl: rank 0 could not begin, and says why")
+                raise dist.DistBackendError(
+                    "oneccl: rank 0 failed to start; see the error of rank 0"
+                )
             address.raw = bytes.fromhex(found.decode())
         self._group = ctypes.c_void_p(self.shim.rowmill_oneccl_open(offer, address, rank, size))
         connecting = self.shim.rowmill_oneccl_connecting(self._group)
@@ -225,15 +227,15 @@ class Backend(c10d.Backend):
         return f"rank {self.rank()} of {self.size()}"
 
     def getBackendName(self) -> str:
-        """Its name among the backends."""
+        """The backend's name."""
         return "oneccl"
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long collectives wait from now on that say nothing else."""
+        """Set the default timeout of collectives."""
         self._default = timeout
 
     def shutdown(self) -> None:
-        """Leave the group when what was begun has ended, and after some seconds if it does not."""
+        """Close the group after all started collectives have ended, or after some seconds."""
         if self._group:
             self.watcher.close()
             self.shim.rowmill_oneccl_close(self._group)
@@ -246,7 +248,7 @@ class Backend(c10d.Backend):
     # Collectives.
 
     def allreduce(self, tensors: list[Tensor], opts: c10d.AllreduceOptions) -> Work:
-        """Every rank's tensor becomes the reduction of all of them."""
+        """Reduce the tensors of all ranks, in place on every rank."""
         tensor = _one(tensors)
         reduction, finish = self._reduction(opts.reduceOp, tensor)
         return self._begin(
@@ -258,7 +260,7 @@ class Backend(c10d.Backend):
         )
 
     def broadcast(self, tensors: list[Tensor], opts: c10d.BroadcastOptions) -> Work:
-        """Every rank's tensor becomes that of one rank."""
+        """Copy the tensor of the root rank into every rank's tensor."""
         tensor = _one(tensors)
         arguments = (self._at(tensor), *_typed(tensor), opts.rootRank)
         return self._begin("broadcast", opts, arguments, [tensor])
@@ -266,7 +268,7 @@ class Backend(c10d.Backend):
     def all_gather_single(
         self, output: Tensor, tensor: Tensor, opts: c10d.AllgatherOptions
     ) -> Work:
-        """`output` becomes the tensors of all ranks, one behind the other."""
+        """Gather the tensors of all ranks into `output`, concatenated in the order of ranks."""
         _check_sizes("output", output, self.size() * tensor.numel(), tensor)
         count, kind = _typed(tensor)
         arguments = (self._at(tensor), count, self._at(output), kind)
@@ -275,7 +277,7 @@ class Backend(c10d.Backend):
     def allgather(
         self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        """Each of the outputs becomes the tensor of one rank."""
+        """Gather the tensors of all ranks, one output per rank."""
         tensor, parts = _one(tensors), _one(outputs)
         self._check_parts("outputs", parts, tensor)
         whole = tensor.new_empty(self.size() * tensor.numel())
@@ -291,7 +293,7 @@ class Backend(c10d.Backend):
     def reduce_scatter_single(
         self, output: Tensor, tensor: Tensor, opts: c10d.ReduceScatterOptions
     ) -> Work:
-        """`output` becomes this rank's part of the reduction of all tensors."""
+        """Reduce the tensors of all ranks, and write this rank's part into `output`."""
         _check_sizes("input", tensor, self.size() * output.numel(), output)
         reduction, finish = self._reduction(opts.reduceOp, output)
         arguments = (self._at(tensor), self._at(output), *_typed(output), reduction)
@@ -302,7 +304,7 @@ class Backend(c10d.Backend):
     def reduce_scatter(
         self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: c10d.ReduceScatterOptions
     ) -> Work:
-        """`outputs` holds one tensor, which becomes the reduction of what all ranks have for this one."""
+        """Reduce over all ranks the input tensors for this rank into the single tensor of `outputs`."""
         output, parts = _one(outputs), _one(tensors)
         self._check_parts("inputs", parts, output)
         whole = torch.cat([part.reshape(-1) for part in parts])
@@ -316,9 +318,9 @@ class Backend(c10d.Backend):
         input_splits: list[int],
         opts: c10d.AllToAllOptions,
     ) -> Work:
-        """Of each rank's tensor, every rank gets a part: so many rows, or as many as any other."""
+        """Send to each rank its part of the input's rows, by the given splits, or equal parts without splits."""
         if output.dtype != tensor.dtype:
-            raise ValueError(f"oneccl: output is of {output.dtype}, input of {tensor.dtype}")
+            raise ValueError(f"oneccl: output has dtype {output.dtype}, input {tensor.dtype}")
         counts = [
             self._counts("output", output, output_splits),
             self._counts("input", tensor, input_splits),
@@ -329,10 +331,10 @@ class Backend(c10d.Backend):
         return self._begin("all_to_all", opts, arguments, [output], memory=[tensor])
 
     def barrier(self, opts: c10d.BarrierOptions) -> Work:
-        """Ends when all ranks have begun theirs."""
+        """Wait until all ranks have reached the barrier."""
         return self._begin("barrier", opts, ())
 
-    # What torch called them before.
+    # Names in older versions of torch.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
@@ -360,7 +362,7 @@ class Backend(c10d.Backend):
     def _reduction(
         self, operation: dist.ReduceOp | dist.ReduceOp.RedOpType, tensor: Tensor
     ) -> tuple[int, Callable[[], object] | None]:
-        """The number of a reduction for oneCCL, and what is left to do afterwards."""
+        """The number of a reduction in oneCCL, and the operation to apply afterwards, if any."""
         known: Any = getattr(operation, "op", operation)
         if known not in _REDUCTIONS or tensor.dtype == torch.bool:
             raise ValueError(
@@ -376,12 +378,12 @@ class Backend(c10d.Backend):
             _check_sizes(name, part, like.numel(), like)
 
     def _counts(self, name: str, tensor: Tensor, splits: Sequence[int]) -> Any:
-        """How many elements go to or come from each rank."""
+        """Number of elements sent to or received from each rank, as a C array."""
         rows, size = tensor.shape[0] if tensor.dim() else 1, self.size()
         if not splits:
             if rows % size:
                 raise ValueError(
-                    f"oneccl: {name} has {rows} rows, which {size} ranks do not divide"
+                    f"oneccl: {name} has {rows} rows, not a multiple of {size} ranks: pass splits"
                 )
             splits = [rows // size] * size
         if len(splits) != size or sum(splits) != rows or min(splits) < 0:
@@ -396,7 +398,7 @@ class Backend(c10d.Backend):
 
 
 def calls() -> dict[str, int]:
-    """How many collectives libccl has run in this process, by name."""
+    """Number of collectives that libccl has run in this process, by name."""
     if not library.load.cache_info().currsize:
         return dict.fromkeys(library.OPERATIONS, 0)
     count = library.load().rowmill_oneccl_calls
@@ -404,9 +406,9 @@ def calls() -> dict[str, int]:
 
 
 def _configure(rank: int, size: int) -> None:
-    """Settings that oneCCL reads when it is loaded."""
+    """Set environment variables that oneCCL reads when it is loaded."""
     local = {
-        # torchrun says which of the machine's ranks this is; else all of them are taken to be on this machine.
+        # torchrun sets these variables; without torchrun all ranks are assumed to be on this machine.
         "CCL_LOCAL_RANK": os.environ.get("LOCAL_RANK", str(rank)),
         "CCL_LOCAL_SIZE": os.environ.get("LOCAL_WORLD_SIZE", str(size)),
     }
@@ -421,7 +423,7 @@ def _one(items: Sequence[_Item]) -> _Item:
 
 
 def _typed(tensor: Tensor) -> tuple[int, int]:
-    """Elements of a tensor and oneCCL's number of their type."""
+    """Number of elements of a tensor, and oneCCL's number of its dtype; raise if oneCCL cannot take the tensor."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.dtype not in _TYPES:
         raise ValueError(
             "oneccl takes contiguous tensors on the CPU, of integers, float16, bfloat16, float32 or float64: got "

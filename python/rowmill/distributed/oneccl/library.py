@@ -1,7 +1,7 @@
-"""The shim over oneCCL's C++ API: found, built once per machine, loaded, and what it can be asked.
+"""The shim over oneCCL's C++ API: built once per machine, loaded, and its functions declared.
 
-`shim.cpp` is compiled against the headers of the package `oneccl-devel` when it is first needed, and kept in the user's
-cache under a name made from everything it depends on. It refers to libccl by its place, and that to its own libraries.
+`shim.cpp` is compiled against the headers of the package `oneccl-devel` on first use. The result is kept in the user's
+cache, under a hash of everything it depends on. It links to libccl by absolute path, and libccl to its own libraries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SOURCE = Path(__file__).with_name("shim.cpp")
 LIBRARIES = ("libccl.so.1", "libfabric.so.1")
 
 ADDRESS_BYTES = 256
-"""Of `ccl::kvs::address_type`."""
+"""Size of `ccl::kvs::address_type`."""
 
 OPERATIONS = (
     "connect",
@@ -38,7 +38,7 @@ OPERATIONS = (
     "all_to_all",
     "barrier",
 )
-"""As the shim numbers them."""
+"""Operations in the order of the shim's numbers."""
 
 _POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -72,10 +72,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def prefix() -> Path:
-    """The folder whose `include` and `lib` are oneCCL's.
+    """The folder with oneCCL's `include` and `lib`.
 
     Raises:
-        BackendMissing: It is not installed.
+        BackendMissing: oneCCL is not installed, or not completely.
     """
     try:
         package = metadata.distribution(PACKAGE)
@@ -84,21 +84,21 @@ def prefix() -> Path:
     for file in package.files or ():
         if file.as_posix().endswith("include/oneapi/ccl.hpp"):
             found = Path(str(package.locate_file(file))).resolve().parents[2]
-            # Without a libfabric oneCCL would fall back to MPI, which ends a process that no launcher started.
+            # Without libfabric oneCCL falls back to MPI, which ends a process that no MPI launcher started.
             if all((found / "lib" / name).exists() for name in LIBRARIES):
                 return found
     raise BackendMissing(
-        f"{PACKAGE} {package.version} is there without its headers or {' or '.join(LIBRARIES)}: "
+        f"{PACKAGE} {package.version} is installed without its headers or {' or '.join(LIBRARIES)}: "
         f"{INSTALL} --force-reinstall"
     )
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The shim, built if it is not there; its functions are `rowmill_oneccl_` and the names above.
+    """Load the shim, after building it if necessary; its functions are `rowmill_oneccl_` plus a name of `_SIGNATURES`.
 
     Raises:
-        BackendMissing: oneCCL, or a compiler to build the shim with, is not installed; or it does not load.
+        BackendMissing: oneCCL or a C++ compiler is not installed, or the shim cannot be built or loaded.
     """
     path = build()
     try:
@@ -112,7 +112,7 @@ def load() -> ctypes.CDLL:
 
 
 def build() -> Path:
-    """The compiled shim."""
+    """Path of the compiled shim, built if it is not in the cache."""
     oneccl = prefix()
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
@@ -120,7 +120,7 @@ def build() -> Path:
             "the backend oneccl is compiled when first used, and there is no C++ compiler: apt install g++"
         )
     library = oneccl / "lib/libccl.so.1"
-    # The old kind of search path holds for what libccl itself needs, too.
+    # RPATH, unlike the newer RUNPATH, also applies to the libraries that libccl itself needs.
     link = [str(library), "-Wl,--disable-new-dtags", f"-Wl,-rpath,{library.parent}"]
     command = [compiler, "-std=c++17", "-O2", "-shared", "-fPIC", "-pthread"]
     command += ["-I", str(oneccl / "include"), str(SOURCE), *link, "-Wl,--allow-shlib-undefined"]
@@ -131,7 +131,7 @@ def build() -> Path:
     if path.exists():
         return path
     cache.mkdir(parents=True, exist_ok=True)
-    # Ranks of one machine may all be here: each builds its own, the last one stays.
+    # Ranks of one machine may build at the same time: each builds its own file, and the last rename wins.
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         built = Path(folder) / path.name
         run = subprocess.run(

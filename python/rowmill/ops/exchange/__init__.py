@@ -1,8 +1,8 @@
-"""The operators of a fused exchange.
+"""Operators of a fused exchange of embedding rows between ranks (FusedRec, Section 3).
 
-Ids of many categories become distinct and go to the ranks that own their rows; rows come back to be pooled; gradients take
-the same way back. FusedRec (Section 3) without its losses: two ids of different categories never become one row. `reference` defines the
-operators in plain torch; `cpu` runs them, and `triton` where their tensors are on a GPU.
+A rank deduplicates the ids of many categories and sends them to the ranks that own the rows. The rows come back and are
+pooled, and their gradients return to the owners. Unlike FusedRec's, the exchange never merges ids of different categories
+into one row. `reference` defines the operators in plain torch; `cpu` implements them on the CPU, `triton` on a GPU.
 """
 
 from rowmill.ops.exchange import cpu

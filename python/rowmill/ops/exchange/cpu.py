@@ -1,4 +1,4 @@
-"""The operators of an exchange on the CPU, as `reference` defines them: one call each, whatever the number of categories."""
+"""The operators of an exchange on the CPU, as defined by `reference`: one call per operator for all categories."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def unpack_add(
 
 
 def recover(wire: Tensor, bags: Bags, out: Tensor | None = None) -> Tensor:
-    """As `reference.recover`, rounded to the type of `out`, where columns of no feature are left as they are."""
+    """As `reference.recover`, rounded to the dtype of `out`; columns of `out` without a feature do not change."""
     if out is None:
         out = torch.zeros(bags.count, bags.width)
     _core.recover(wire.numpy(), _bags(bags), floats(out))
@@ -117,12 +117,12 @@ def weights_backward(wire: Tensor, gradient: Tensor, bags: Bags) -> Tensor:
 
 
 def _owned(unique: Unique, message: Message) -> _core.OwnedArguments:
-    """The distinct rows of an owner and what it was asked for, as the kernels take them."""
+    """Arguments of the kernels `pack` and `unpack_add`."""
     return unique.counts.numpy(), unique.inverse.numpy(), message.counts.numpy(), message.dims
 
 
 def _bags(bags: Bags) -> _core.BagArguments:
-    """The arguments of a recovery, as the kernels take them."""
+    """Arguments of the kernels `recover`, `recover_backward` and `weights_backward`."""
     weights = None if bags.weights is None else bags.weights.detach().contiguous().numpy()
     message = bags.message
     return (

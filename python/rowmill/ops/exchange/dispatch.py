@@ -1,4 +1,4 @@
-"""Which implementation runs: Triton's where the tensors are on a GPU."""
+"""Dispatch by device: Triton's implementation for tensors on a GPU, else the CPU's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _R = TypeVar("_R")
 
 
 def by_device(on_cpu: Callable[_P, _R]) -> Callable[_P, _R]:
-    """An operator for tensors of the CPU, or for those of a GPU the one of the same name."""
+    """Extend a CPU operator: for tensors on a GPU, call the operator of the same name in `triton`."""
 
     @wraps(on_cpu)
     def operator(*arguments: _P.args, **settings: _P.kwargs) -> _R:
@@ -33,6 +33,6 @@ def _on_gpu(name: str) -> Callable[..., Any]:
         from rowmill.ops.exchange import triton
     except ImportError as error:
         raise InvalidInput(
-            "exchanges of tensors on a GPU need Triton: pip install triton, or pass tensors of the CPU"
+            "exchanges of tensors on a GPU need Triton: pip install triton, or pass CPU tensors"
         ) from error
     return getattr(triton, name)

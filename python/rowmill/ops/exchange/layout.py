@@ -1,7 +1,7 @@
-"""What the operators of an exchange hand to each other.
+"""Data structures that the operators of an exchange take and return.
 
-Shapes: N lookups, C categories, U distinct rows, R ranks, F features, B bags of each, W rows of a message.
-Positions and counts are int32; position -1 stands for nothing (padding).
+Shapes: N lookups, C categories, U distinct rows, R ranks, F features, B bags per feature, W rows of a message.
+Positions and counts are int32; position -1 means padding.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Unique:
-    """Distinct ids, category by category.
+    """Distinct ids, ordered by category.
 
     Attributes:
-        ids: int64 [U], those of one category in order of first occurrence.
-        counts: int32 [C], how many of each category.
+        ids: int64 [U], within a category in order of first occurrence.
+        counts: int32 [C], number of distinct ids per category.
         inverse: int32 [N], the position of every lookup's id in `ids`.
     """
 
@@ -34,23 +34,23 @@ class Unique:
 
     @cached_property
     def counts_listed(self) -> list[int]:
-        """The counts as numbers."""
+        """The counts as a list of ints."""
         listed: list[int] = self.counts.cpu().numpy().tolist()
         return listed
 
     def by_category(self) -> tuple[Tensor, ...]:
-        """The distinct ids of each category: views, no copies."""
+        """Split `ids` by category into views without copies."""
         return torch.split(self.ids, self.counts_listed)
 
 
 @dataclass(frozen=True, eq=False)
 class Sorted:
-    """Distinct ids by the rank that owns them, those of one rank category by category.
+    """Distinct ids, ordered by owning rank, then by category.
 
     Attributes:
         ids: int64 [U].
-        positions: int32 [U], where each distinct id went.
-        counts: int32 [R * C], how many a rank owns of a category.
+        positions: int32 [U], the new position of each id of `Unique.ids`.
+        counts: int32 [R * C], number of ids per rank and category.
     """
 
     ids: Tensor
@@ -60,11 +60,11 @@ class Sorted:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """Rows of all ranks and categories, flat, one after the other.
+    """Layout of a message: rows of all ranks and categories, flattened and concatenated.
 
     Attributes:
-        counts: int32 [R * C], rows for or from a rank of a category.
-        dims: C widths of a row.
+        counts: int32 [R * C], rows per rank and category.
+        dims: Floats of a row, per category.
     """
 
     counts: Tensor
@@ -72,7 +72,7 @@ class Message:
 
     @cached_property
     def floats_by_rank(self) -> list[int]:
-        """How many floats go to or come from each rank."""
+        """Number of floats sent to or received from each rank."""
         if not self.dims:
             return []
         counts_RC = self.counts.view(-1, len(self.dims)).long().cpu()
@@ -80,7 +80,7 @@ class Message:
 
 
 class RecoveredFeature(NamedTuple):
-    """A feature whose bags are pooled: its width, its first column in the output, its pooling. As kernels take it."""
+    """A feature to pool: its dim, its first column in the output, and whether bags are averaged. Kernels take this tuple."""
 
     dim: int
     column: int
@@ -93,10 +93,10 @@ class Bags:
 
     Attributes:
         message: The rows.
-        combined: int32 [N], the row of every lookup, or -1.
-        offsets: int64 [F * B + 1], where bags begin; bag b of feature f is number f * B + b.
-        weights: float32 [N], factors of sums, or None.
-        features: F of them.
+        combined: int32 [N], the row of every lookup in the message, or -1.
+        offsets: int64 [F * B + 1], offsets of bags; bag b of feature f has index f * B + b.
+        weights: float32 [N], weights of sums, or None.
+        features: The F features.
         count: B.
         width: Columns of the output.
     """

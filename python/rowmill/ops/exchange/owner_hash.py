@@ -1,7 +1,7 @@
-"""The hash of category and id that says which rank owns a row, in plain torch.
+"""The hash of category and id that determines the owning rank of a row, in plain torch.
 
-The category is mixed in: by the id alone the small, hot ids of all categories would fall to the same ranks. Of one
-category it is a bijection, so a hash and a category give the id back.
+The hash includes the category. With the id alone, the small, hot ids of all categories would belong to the same ranks.
+Within a category the hash is a bijection, so that the id can be computed from hash and category.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _FIRST, _SECOND = 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB
 
 
 def states(categories: Sequence[int]) -> Tensor:
-    """What the ids of each category are hashed with, int64 [C]."""
+    """The value that ids of each category are XORed with before hashing, int64 [C]."""
     bits = [_signed(((_OWNER_SEED ^ category) + _STEP) % 2**64) for category in categories]
     return _mix(torch.tensor(bits, dtype=torch.int64))
 
 
 def hashed(ids: Tensor, states: Tensor) -> Tensor:
-    """Hashes of ids, given the state of the category of each."""
+    """Hashes of ids, given the state of each id's category."""
     return _mix(states ^ ids)
 
 
 def unhashed(hashes: Tensor, states: Tensor) -> Tensor:
-    """The ids again."""
+    """The ids of hashes: the inverse of `hashed`."""
     return _unmix(hashes) ^ states
 
 
 def owner(hashes: Tensor, ranks: int) -> Tensor:
-    """The rank of every row: the upper half of its hash, scaled to the ranks."""
+    """The owning rank of every row: the upper half of its hash, scaled to [0, ranks)."""
     return (_shifted(hashes, 32) * ranks) >> 32
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """Stafford's Mix13, a bijection of 64 bits."""
+    """Stafford's Mix13, a bijection on 64 bits."""
     bits = (bits ^ _shifted(bits, 30)) * _signed(_FIRST)
     bits = (bits ^ _shifted(bits, 27)) * _signed(_SECOND)
     return bits ^ _shifted(bits, 31)
@@ -57,7 +57,7 @@ def _unmix(bits: Tensor) -> Tensor:
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
-    """Shifted right without a sign."""
+    """Logical (unsigned) shift right."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 

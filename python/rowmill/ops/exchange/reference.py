@@ -1,7 +1,7 @@
-"""The operators of an exchange in plain torch: the definition the other implementations agree with.
+"""The operators of an exchange in plain torch: the definition that the other implementations match.
 
-FusedRec, Section 3: distinct ids within a category, sorted by the rank that owns them, made distinct again at the owner,
-and recovered by one combined index. Shapes as in `layout`.
+FusedRec, Section 3: ids are deduplicated within a category, sorted by owning rank, deduplicated again at the owner, and
+recovered by one combined index. Shapes as in `layout`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 def segment_unique(ids_N: Tensor, offsets: Sequence[int], paddings: Sequence[int | None]) -> Unique:
-    """The distinct ids of every category; ids equal to its padding are none."""
+    """The distinct ids of every category, without the category's padding id.
+
+    Args:
+        ids_N: int64 [N], ordered by category.
+        offsets: C + 1 offsets of the categories in `ids_N`.
+        paddings: Per category, the padding id, or None.
+    """
     found: list[Tensor] = []
     inverse_N = torch.full((len(ids_N),), -1, dtype=torch.int32)
     base = 0
@@ -38,7 +44,13 @@ def segment_unique(ids_N: Tensor, offsets: Sequence[int], paddings: Sequence[int
 
 
 def rank_sort(unique: Unique, categories: Sequence[int], ranks: int) -> Sorted:
-    """A stable sort by owner."""
+    """Sort distinct ids by owning rank; stable within a rank.
+
+    Args:
+        unique: The distinct ids of C categories.
+        categories: Numbers of the categories, for the owner hash.
+        ranks: R.
+    """
     numbers_U = torch.arange(len(categories)).repeat_interleave(unique.counts)
     owners_U = owner(hashed(unique.ids, states(categories)[numbers_U]), ranks)
     order_U = torch.argsort(owners_U, stable=True)
@@ -51,7 +63,13 @@ def rank_sort(unique: Unique, categories: Sequence[int], ranks: int) -> Sorted:
 
 
 def owner_unique(received_W: Tensor, counts_RC: Tensor, categories: int) -> Unique:
-    """The distinct ids of every category among those of all ranks."""
+    """The distinct ids of every category among the ids received from all ranks.
+
+    Args:
+        received_W: int64 [W], ordered by rank, then category.
+        counts_RC: int32 [R * C], ids per rank and category.
+        categories: C.
+    """
     category_of_W = (torch.arange(len(counts_RC)) % max(categories, 1)).repeat_interleave(counts_RC)
     order_W = torch.argsort(category_of_W, stable=True)
     sizes = torch.bincount(category_of_W, minlength=categories)
@@ -63,24 +81,24 @@ def owner_unique(received_W: Tensor, counts_RC: Tensor, categories: int) -> Uniq
 
 
 def combine(inverse_N: Tensor, positions_U: Tensor) -> Tensor:
-    """Where the row of each lookup comes back."""
+    """The position of each lookup's row in the returned message, int32 [N]; -1 for padding."""
     padded = torch.cat([positions_U, positions_U.new_full((1,), -1)])
     return padded[inverse_N.long()]
 
 
 def pack(rows: Tensor, unique: Unique, message: Message) -> Tensor:
-    """The rows a message holds, flat: its i-th is the distinct row `unique.inverse[i]`."""
+    """Make a message, flat: its row i is the distinct row `unique.inverse[i]`."""
     return rows[_floats_of(unique, message)]
 
 
 def unpack_add(wire: Tensor, unique: Unique, message: Message) -> Tensor:
-    """The sum of what came back for every distinct row: the backward of `pack`."""
+    """The backward of `pack`: sum the message's rows that belong to each distinct row."""
     count = int((unique.counts * unique.counts.new_tensor(message.dims)).sum())
     return torch.zeros(count).index_add(0, _floats_of(unique, message), wire)
 
 
 def recover(wire: Tensor, bags: Bags) -> Tensor:
-    """Pool bags straight from the rows of a message: float32 [B, width], which others round where they are asked to."""
+    """Pool bags directly from the rows of a message: float32 [B, width]. Other implementations may round to bfloat16."""
     starts_W = _starts(bags.message)
     out = torch.zeros(bags.count, bags.width)
     for number, feature in enumerate(bags.features):
@@ -105,21 +123,21 @@ def recover(wire: Tensor, bags: Bags) -> Tensor:
 
 
 def recover_backward(gradient: Tensor, bags: Bags) -> Tensor:
-    """The gradient of every row of the message, flat: that of `recover`, which is linear."""
+    """The backward of `recover`: the gradient of every row of the message, flat."""
     wire = torch.zeros(sum(bags.message.floats_by_rank), requires_grad=True)
     with torch.enable_grad():
         out = recover(wire, bags)
-    if not out.requires_grad:  # No lookup, no row.
+    if not out.requires_grad:  # There are no lookups.
         return wire.detach()
     return torch.autograd.grad(out, wire, gradient)[0]
 
 
 def weights_backward(wire: Tensor, gradient: Tensor, bags: Bags) -> Tensor:
-    """The gradient of every lookup's factor, float32 [N]; that of padding is 0."""
+    """The gradient of every lookup's weight, float32 [N]; 0 for padding."""
     factors_N = torch.ones(len(bags.combined), requires_grad=True)
     with torch.enable_grad():
         out = recover(wire, replace(bags, weights=factors_N))
-    if not out.requires_grad:  # No lookup.
+    if not out.requires_grad:  # There are no lookups.
         return torch.zeros_like(factors_N)
     return torch.autograd.grad(out, factors_N, gradient)[0]
 
@@ -135,7 +153,7 @@ def _first_occurrences(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _starts(message: Message) -> Tensor:
-    """Where each row of a message begins."""
+    """Offset in floats of each row of a message."""
     ranks = len(message.counts) // max(len(message.dims), 1)
     widths = torch.tensor(list(message.dims) * ranks, dtype=torch.int64)
     widths_W = widths.repeat_interleave(message.counts)
@@ -143,7 +161,7 @@ def _starts(message: Message) -> Tensor:
 
 
 def _floats_of(unique: Unique, message: Message) -> Tensor:
-    """For every float of a message the float of the distinct rows that it is."""
+    """For every float of a message, its index in the floats of the distinct rows."""
     starts_U = _starts(Message(unique.counts, message.dims))
     ranks = len(message.counts) // max(len(message.dims), 1)
     widths = torch.tensor(list(message.dims) * ranks, dtype=torch.int64)

@@ -1,11 +1,11 @@
-"""The operators of an exchange on a GPU, as `reference` defines them: the same few launches, whatever the number of categories.
+"""The operators of an exchange on a GPU, as defined by `reference`; the number of launches is constant in the categories.
 
-Triton comes with torch for Linux. Nothing here waits for the device but `segment_unique` and `owner_unique`, which ask how
-many distinct ids there are, and the sizes of a message, where they are not yet known. With `TRITON_INTERPRET=1`, which must
-be set before Triton is imported, the kernels take tensors of the CPU, for tests.
+Triton comes with torch for Linux. Only two operations synchronise with the device: `segment_unique` and `owner_unique` read
+the number of distinct ids, and a message's sizes are read where they are not yet known. With `TRITON_INTERPRET=1`, set
+before Triton is imported, the kernels accept CPU tensors, for tests.
 """
 
-# Where a kernel has a constexpr, its caller passes a number.
+# Callers pass numbers for a kernel's constexpr arguments.
 # pyright: reportArgumentType=false
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 1024
-"""Ids of a program."""
+"""Ids per program."""
 _ROWS = 16
-"""Rows of a program."""
+"""Rows per program."""
 
 
 def segment_unique(ids: Tensor, offsets: Sequence[int], paddings: Sequence[int | None]) -> Unique:
@@ -42,7 +42,7 @@ def segment_unique(ids: Tensor, offsets: Sequence[int], paddings: Sequence[int |
 
 
 def rank_sort(unique: Unique, categories: Sequence[int], ranks: int) -> Sorted:
-    """As `reference.rank_sort`: counted by program and rank, then moved."""
+    """As `reference.rank_sort`: ids are counted per program and rank, then moved."""
     ids, device = unique.ids, unique.ids.device
     count, blocks = len(ids), _blocks(len(ids))
     counts = torch.zeros(ranks * len(categories), dtype=torch.int32, device=device)
@@ -66,7 +66,7 @@ def owner_unique(received: Tensor, counts: Tensor, categories: int) -> Unique:
     """As `reference.owner_unique`."""
     ranks = len(counts) // max(categories, 1)
     counts_RC = counts.long().view(ranks, categories) if categories else counts.long()
-    # Those of one category side by side, in the order of their ranks.
+    # Reorder ids by category, then by rank.
     starts = _before(counts_RC.reshape(-1))
     by_category = _before(counts_RC.t().reshape(-1)).view(categories, ranks).t().reshape(-1)
     moved = _spread(by_category - starts, counts_RC.reshape(-1), len(received))
@@ -116,7 +116,7 @@ def unpack_add(
 
 
 def recover(wire: Tensor, bags: Bags, out: Tensor | None = None) -> Tensor:
-    """As `reference.recover`, rounded to the type of `out`, where columns of no feature are left as they are."""
+    """As `reference.recover`, rounded to the dtype of `out`; columns of `out` without a feature do not change."""
     if out is None:
         out = torch.zeros(bags.count, bags.width, device=wire.device)
     number = len(bags.features) * bags.count
@@ -133,7 +133,7 @@ def recover(wire: Tensor, bags: Bags, out: Tensor | None = None) -> Tensor:
 
 
 def recover_backward(gradient: Tensor, bags: Bags, wire: Tensor | None = None) -> Tensor:
-    """As `reference.recover_backward`, into `wire` if it is given; lookups of a row are added up in their order."""
+    """As `reference.recover_backward`, into `wire` if it is given; lookups of a row are summed in their order."""
     if wire is None:
         wire = torch.empty(sum(bags.message.floats_by_rank), device=gradient.device)
     wire.zero_()
@@ -166,7 +166,7 @@ def weights_backward(wire: Tensor, gradient: Tensor, bags: Bags) -> Tensor:
 
 
 def _unique(ids: Tensor, numbers: Tensor, ends: Tensor) -> Unique:
-    """Distinct ids of categories, which are numbered; -1 counts for nothing."""
+    """Distinct ids per category, given the category number of each id; -1 marks padding."""
     count, device = len(ids), ids.device
     inverse = torch.empty(count, dtype=torch.int32, device=device)
     if count == 0:
@@ -182,7 +182,7 @@ def _unique(ids: Tensor, numbers: Tensor, ends: Tensor) -> Unique:
     ranked = torch.cumsum(leads, 0, dtype=torch.int32)
     kernels.number[grid](ids, numbers, slots, firsts, ranked, unique, inverse, count, **block)
     up_to = torch.cat([ranked.new_zeros(1), ranked])[ends]
-    found = int(ranked[-1])  # The one wait for the device.
+    found = int(ranked[-1])  # The only synchronisation with the device.
     return Unique(unique[:found], up_to.diff(), inverse)
 
 
@@ -196,7 +196,7 @@ def _add(
     keys: Tensor,
     widest: int,
 ) -> None:
-    """Add rows of `source` to rows of `target`, those of one key in their order."""
+    """Add rows of `source` to rows of `target`; rows of one key are summed in their order."""
     ordered, order = torch.sort(keys, stable=True)
     kernels.add_runs[(len(keys),)](
         source, sources, factors, target, targets, widths, order, ordered, len(keys),
@@ -205,7 +205,7 @@ def _add(
 
 
 def _owned(unique: Unique, message: Message) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every row of a message: where its distinct row begins, where it begins itself, and its width."""
+    """For every row of a message: offset of its distinct row, its own offset, and its width."""
     count = len(unique.inverse)
     starts_U, _ = _starts(Message(unique.counts, message.dims), len(unique.ids))
     starts_W, widths_W = _starts(message, count)
@@ -213,14 +213,14 @@ def _owned(unique: Unique, message: Message) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _starts(message: Message, rows: int) -> tuple[Tensor, Tensor]:
-    """Where each row of a message begins, and its width: int64 [rows]."""
+    """Offset and width in floats of each row of a message: int64 [rows] each."""
     counts, widths = message.counts.long(), _widths(message)
     widths_W = _spread(widths, counts, rows)
     return _before(widths_W), widths_W
 
 
 def _lookups(bags: Bags) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every lookup: where its row begins, or -1, where its bag's vector begins, and its width: int64 [N]."""
+    """For every lookup: offset of its row or -1, offset of its bag's vector, and width: int64 [N] each."""
     dims, columns = _of_features(bags)
     bag_of = _bag_of_lookups(bags)
     feature = bag_of // max(bags.count, 1)
@@ -229,7 +229,7 @@ def _lookups(bags: Bags) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rows_of_lookups(bags: Bags) -> Tensor:
-    """Where the row of each lookup begins, or -1: int64 [N]."""
+    """Offset of each lookup's row in the message, or -1: int64 [N]."""
     counts, widths = bags.message.counts.long(), _widths(bags.message)
     rows = bags.combined.long()
     if len(counts) == 0:
@@ -240,7 +240,7 @@ def _rows_of_lookups(bags: Bags) -> Tensor:
 
 
 def _factors(bags: Bags) -> tuple[Tensor, Tensor]:
-    """Of every lookup its factor, float32 [N], and of every bag what its sum is divided by, float32 [F * B]."""
+    """The weight of every lookup, float32 [N], and the divisor of every bag's sum, float32 [F * B]."""
     counted = bags.combined >= 0
     factors = counted.float() if bags.weights is None else bags.weights.detach() * counted
     divisors = counted.new_ones(len(bags.features) * bags.count, dtype=torch.int64)
@@ -265,7 +265,7 @@ def _of_features(bags: Bags) -> tuple[Tensor, Tensor]:
 
 
 def _widths(message: Message) -> Tensor:
-    """The width of a row of each rank and category, int64 [R * C]."""
+    """The width of a row per rank and category, int64 [R * C]."""
     ranks = len(message.counts) // max(len(message.dims), 1)
     return _sent(list(message.dims), message.counts.device).repeat(ranks)
 
@@ -275,17 +275,17 @@ def _places(values: Tensor) -> Tensor:
 
 
 def _before(values: Tensor) -> Tensor:
-    """The sum of all earlier values."""
+    """Exclusive prefix sum."""
     return values.cumsum(0) - values
 
 
 def _spread(values: Tensor, counts: Tensor, total: int) -> Tensor:
-    """Each value as often as its count says; their total is told, or torch would wait for it."""
+    """Repeat each value `count` times. The caller passes the total, so that torch need not synchronise to compute it."""
     return values.repeat_interleave(counts.long(), output_size=total)
 
 
 def _sent(values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A few numbers on their way to the device, which nobody waits for."""
+    """Copy a few numbers to the device, asynchronously."""
     there = device.type == "cuda"
     return torch.tensor(values, dtype=dtype, pin_memory=there).to(device, non_blocking=True)
 

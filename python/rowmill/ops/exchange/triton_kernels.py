@@ -1,10 +1,10 @@
-"""What runs on a GPU for `triton`: loops over ids and rows. Shapes as in `layout`.
+"""GPU kernels of `triton`. Shapes as in `layout`.
 
-A program takes BLOCK ids, or ROWS rows of up to WIDTH floats. No result depends on the order in which programs run: atomics
-take the least position or count, and floats are added up within one program.
+A program handles BLOCK ids, or ROWS rows of up to WIDTH floats. Results do not depend on the order in which programs run:
+atomics only take a minimum or count, and every sum of floats is computed within one program.
 """
 
-# Kernels are no Python: their arguments are what the compiler makes of them.
+# Triton compiles the kernels, so Python's types do not describe their arguments.
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _mix(bits):
-    """As `owner_hash._mix`, of 64 bits without a sign."""
+    """As `owner_hash._mix`, on uint64."""
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
     return bits ^ (bits >> 31)
@@ -22,19 +22,19 @@ def _mix(bits):
 
 @triton.jit
 def insert(ids, numbers, table, firsts, slots, count, last, BLOCK: tl.constexpr):
-    """Find the slot of every id and category, and the first position of each slot.
+    """Find the slot of every key (id and category) in a hash table, and the first position of each slot's key.
 
-    A slot holds the position of some lookup of its key, so that comparing looks at all 64 bits and the category.
+    A slot holds the position of a lookup of its key. Keys are compared through it, with all 64 bits and the category.
 
     Args:
         ids: int64 [N].
         numbers: int32 [N], the category of each id, or -1 for padding, which gets no slot.
-        table: int32 [slots], full of -1; more slots than lookups.
-        firsts: int32 [slots], full of N.
-        slots: int64 [N], written.
+        table: int32 [slots], filled with -1; there are more slots than lookups.
+        firsts: int32 [slots], filled with N; output: the first position of each slot's key.
+        slots: int64 [N], output: the slot of each lookup.
         count: N.
-        last: The highest slot, a power of two less one.
-        BLOCK: Ids of a program.
+        last: The highest slot, a power of two minus one.
+        BLOCK: Ids per program.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
@@ -45,7 +45,7 @@ def insert(ids, numbers, table, firsts, slots, count, last, BLOCK: tl.constexpr)
     slot = (_mix(id_.to(tl.uint64, bitcast=True) ^ salt) & last).to(tl.int64)
     looking = wanted
     while tl.max(looking.to(tl.int32), axis=0) > 0:
-        # Who has found its slot changes nothing there: no slot holds -2.
+        # A lane that has found its slot compares with -2, which no slot holds, so its exchange changes nothing.
         held = tl.atomic_cas(table + slot, tl.where(looking, -1, -2), at)
         other = tl.where(held < 0, at, held)
         equal = tl.load(ids + other, mask=looking, other=0) == id_
@@ -58,7 +58,7 @@ def insert(ids, numbers, table, firsts, slots, count, last, BLOCK: tl.constexpr)
 
 @triton.jit
 def lead(numbers, slots, firsts, leads, count, BLOCK: tl.constexpr):
-    """Mark the first lookup of each key: int32 [N] of 0 and 1."""
+    """Mark the first lookup of each key with 1 and other lookups with 0: int32 [N]."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     wanted = tl.load(numbers + at, mask=inside, other=-1) >= 0
@@ -69,14 +69,14 @@ def lead(numbers, slots, firsts, leads, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def number(ids, numbers, slots, firsts, ranked, unique, inverse, count, BLOCK: tl.constexpr):
-    """Write distinct ids and where each lookup's is, given how many keys lead up to each lookup."""
+    """Write the distinct ids and each lookup's position in them, given the prefix sum of first lookups."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     wanted = tl.load(numbers + at, mask=inside, other=-1) >= 0
     slot = tl.load(slots + at, mask=wanted, other=0)
     first = tl.load(firsts + slot, mask=wanted, other=0)
     rank = tl.load(ranked + first, mask=wanted, other=0) - 1
-    tl.store(inverse + at, rank, mask=inside)  # Padding: 0 - 1.
+    tl.store(inverse + at, rank, mask=inside)  # -1 for padding.
     id_ = tl.load(ids + at, mask=inside, other=0)
     tl.store(unique + rank, id_, mask=wanted & (first == at))
 
@@ -85,7 +85,7 @@ def number(ids, numbers, slots, firsts, ranked, unique, inverse, count, BLOCK: t
 def own(
     ids, numbers, states, owners, by_block, counts, count, categories, ranks, BLOCK: tl.constexpr
 ):
-    """The rank of each id, and how many ids of a program and of a category each rank has."""
+    """Write the owning rank of each id, and count ids per rank and program and per rank and category."""
     block = tl.program_id(0)
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
@@ -102,7 +102,7 @@ def own(
 
 @triton.jit
 def place(ids, owners, before, out, positions, count, ranks, BLOCK: tl.constexpr):
-    """Move every id behind those of earlier programs and lanes that have its rank, and say where."""
+    """Sort ids stably by rank: place each id after ids of its rank in earlier programs and lanes; write its position."""
     block = tl.program_id(0)
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
@@ -119,7 +119,7 @@ def place(ids, owners, before, out, positions, count, ranks, BLOCK: tl.constexpr
 
 @triton.jit
 def choose(inverse, positions, out, count, BLOCK: tl.constexpr):
-    """The position of every lookup's row; that of padding is -1."""
+    """Write the position of every lookup's row, or -1 for padding."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     index = tl.load(inverse + at, mask=inside, other=-1)
@@ -128,7 +128,7 @@ def choose(inverse, positions, out, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def copy(source, sources, target, targets, widths, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Copy rows of any widths from and to where they begin."""
+    """Copy rows of given widths between given offsets."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = row < count
@@ -145,7 +145,7 @@ def pool(
     wire, starts, factors, offsets, dims, columns, divisors, out, bags, width,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program for a bag: the sum of its rows, each times its factor, over the divisor; start -1 is no row."""
+    """Pool one bag per program: the sum of weight times row, divided by the divisor; start -1 means padding."""
     bag = tl.program_id(0).to(tl.int64)
     feature = bag // bags
     column = tl.arange(0, WIDTH)
@@ -170,20 +170,20 @@ def add_runs(
     source, sources, factors, target, targets, widths, order, keys, count,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Add rows that have one key to their row of the target; the first of a run of keys does it for all.
+    """Add all rows of one key to the key's row of the target. The program at the first row of a key does the sum.
 
     Args:
         source: Floats.
-        sources: int64 [N], where each row begins there.
-        factors: float32 [N], of each row.
+        sources: int64 [N], offset of each row in `source`.
+        factors: float32 [N], the weight of each row.
         target: Floats, added to.
-        targets: int64 [N], where the sum of each row begins there.
+        targets: int64 [N], offset in `target` to which each row is added.
         widths: int64 [N], floats of each row.
-        order: int64 [N], rows by key, those of one key in their order.
-        keys: int32 [N], the keys in that order; rows of key -1 are added to nothing.
+        order: int64 [N], row numbers, stably sorted by key.
+        keys: int32 [N], the sorted keys; rows of key -1 are skipped.
         count: N.
-        ROWS: Rows added at a time, always in the same way.
-        WIDTH: The largest width or more.
+        ROWS: Rows added at a time; it fixes the order of summation.
+        WIDTH: At least the largest width.
     """
     at = tl.program_id(0)
     key = tl.load(keys + at)
@@ -213,7 +213,7 @@ def add_runs(
 def multiply(
     wire, starts, vectors, begins, widths, out, count, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """The product of the row and the vector of every lookup, float32 [N]; start -1 is no row, whose product is 0."""
+    """Write the dot product of every lookup's row and vector, float32 [N]; 0 where start is -1 (padding)."""
     lookup = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = lookup < count

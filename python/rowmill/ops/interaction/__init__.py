@@ -1,8 +1,7 @@
-"""The dot interaction of DLRM: dense and pooled vectors in, products of all pairs out.
+"""The dot interaction of DLRM: the dot products of all pairs of dense and pooled vectors.
 
-float32 and bfloat16 on the CPU run a kernel of our own, as the operator `rowmill::interaction`, which graphs of
-torch.export and torch.compile carry; everything else runs the definition in plain torch. The second
-derivative is plain torch everywhere.
+float32 and bfloat16 on the CPU run a kernel of rowmill, as the operator `rowmill::interaction`, which torch.export and
+torch.compile can record. Other dtypes and devices run the definition in plain torch, as does every second derivative.
 
 Shapes: B samples, F pooled vectors of a sample, D floats of a vector.
 """
@@ -46,7 +45,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> Non
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     dense, pooled = ctx.saved_tensors
-    if torch.is_grad_enabled():  # Somebody differentiates once more.
+    if torch.is_grad_enabled():  # create_graph=True: a second derivative may follow.
         return reference.interaction_backward(gradient, dense, pooled)
     return torch.ops.rowmill.interaction_backward(gradient, dense, pooled)
 
@@ -55,14 +54,17 @@ torch.library.register_autograd("rowmill::interaction", _backward, setup_context
 
 
 def interaction(dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
-    """The dense vector of every sample, then the dot products of all pairs of its vectors.
+    """Concatenate each sample's dense vector and the dot products of all pairs of its vectors.
 
     Args:
-        dense_BD: The first vector of every sample, `[B, D]`.
-        pooled_BFD: The others, `[B, F, D]`, as a pooled lookup leaves them.
+        dense_BD: The dense vector of every sample, `[B, D]`.
+        pooled_BFD: The pooled vectors of every sample, `[B, F, D]`.
 
     Returns:
-        `[B, D + F (F + 1) / 2]`; pairs as `dot_interaction` orders them.
+        `[B, D + F (F + 1) / 2]` in the inputs' dtype; pairs in the order of `dot_interaction`.
+
+    Raises:
+        InvalidInput: The shapes do not match.
 
     Example:
         >>> dense, pooled = torch.tensor([[1.0, 0.0]]), torch.tensor([[[2.0, 1.0], [0.0, 3.0]]])

@@ -1,4 +1,4 @@
-"""The dot interaction on the CPU: one pass over the samples, forward and backward."""
+"""The dot interaction on the CPU: one pass over the samples per forward and per backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def interaction(dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
-    """As `reference.interaction`, of float32 or bfloat16; products are added up as float32."""
+    """As `reference.interaction`, for float32 or bfloat16; products are summed in float32."""
     batch, features, dim = pooled_BFD.shape
     out = dense_BD.new_empty(batch, dim + features * (features + 1) // 2)
     _core.interact(
@@ -30,7 +30,7 @@ def interaction(dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
 def interaction_backward(
     gradient: Tensor, dense_BD: Tensor, pooled_BFD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.interaction_backward`, of float32 or bfloat16; sums are taken as float32."""
+    """As `reference.interaction_backward`, for float32 or bfloat16; sums are computed in float32."""
     batch, features, dim = pooled_BFD.shape
     dense_gradient = dense_BD.new_empty(batch, dim)
     pooled_gradient = pooled_BFD.new_empty(batch, features, dim)

@@ -1,4 +1,4 @@
-"""The dot interaction in plain torch: the definition the other implementations agree with.
+"""The dot interaction in plain torch: the definition that the other implementations match.
 
 Shapes: B samples, F pooled vectors of a sample, V = F + 1 vectors with the dense one, D floats of a vector,
 P = F (F + 1) / 2 pairs.
@@ -31,9 +31,9 @@ def dot_interaction(vectors_BVD: Tensor) -> Tensor:
 def interaction_backward(
     gradient: Tensor, dense_BD: Tensor, pooled_BFD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of both inputs, given that of the output; differentiable in turn.
+    """The gradients of both inputs from the gradient of the output; itself differentiable.
 
-    A pair's gradient weights each of its vectors with the other one.
+    The gradient of a pair's product, times one vector of the pair, is a term of the other vector's gradient.
     """
     dim = dense_BD.shape[1]
     vectors_BVD = torch.cat([dense_BD.unsqueeze(1), pooled_BFD], dim=1)

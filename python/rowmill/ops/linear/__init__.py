@@ -1,9 +1,9 @@
-"""The linear layer of the models: torch's own, by whichever of its two libraries is faster.
+"""The linear layer of the models: torch's oneDNN operator where it is faster than `torch.nn.functional.linear`.
 
-torch multiplies float32 matrices on a CPU with MKL, which is made for Intel's processors: on one of another maker its
-other library, oneDNN, took 0.6 of the time for the layers of a DLRM. torch calls it in graphs it compiles, by an
-operator that we call here. A build of torch that lacks it, other types and devices, graphs, and products so small that
-a call costs more than it saves run the definition.
+torch multiplies float32 matrices on a CPU with MKL, which is optimised for Intel's processors. On a processor of another
+maker, oneDNN took 0.6 of the time for the layers of a DLRM. torch itself calls oneDNN only in compiled graphs, by the
+operator that this file calls. Other dtypes and devices, graphs, small products, and builds of torch without the operator
+run the definition.
 
 Shapes: B samples, I inputs, O outputs.
 """
@@ -20,11 +20,11 @@ from rowmill.ops.linear import reference
 __all__ = ["linear"]
 
 PRODUCTS_MIN = 1 << 22
-"""Multiplications of a layer from which on a call is worth its 20 us."""
+"""Least number of multiplications in a layer that repays the 20 us which a call of oneDNN costs."""
 
 
 def linear(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
-    """`x W^T + b`, `[B, O]`.
+    """Compute `x W^T + b`, `[B, O]`.
 
     Example:
         >>> linear(torch.ones(2, 3), torch.ones(1, 3), torch.zeros(1))
@@ -37,9 +37,9 @@ def linear(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
 
 
 def _pays(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> bool:
-    """Decided by shapes and the build of torch alone, never by a clock: equal runs take equal ways."""
+    """Whether to call oneDNN. It depends on shapes and the build of torch only, never on timing, so runs are repeatable."""
     return (
-        # First: a comparison of sizes would limit the batches that an exported graph takes.
+        # This check is first: comparing sizes while exporting would restrict the batch sizes of the graph.
         not torch.compiler.is_compiling()
         and x_BI.dim() == 2
         and x_BI.shape[0] * weight_OI.numel() >= PRODUCTS_MIN
@@ -71,7 +71,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_BO: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_BI, weight_OI = ctx.saved_tensors
-        if torch.is_grad_enabled():  # Somebody differentiates once more.
+        if torch.is_grad_enabled():  # create_graph=True: a second derivative may follow.
             return reference.linear_backward(gradient_BO, x_BI, weight_OI)
         x_wanted, weight_wanted, bias_wanted = ctx.needs_input_grad
         return (

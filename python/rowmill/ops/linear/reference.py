@@ -1,4 +1,4 @@
-"""The linear layer in plain torch: the definition the other implementation agrees with.
+"""The linear layer in plain torch: the definition that the other implementation matches.
 
 Shapes: B samples, I inputs, O outputs.
 """
@@ -21,5 +21,5 @@ def linear(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
 def linear_backward(
     gradient_BO: Tensor, x_BI: Tensor, weight_OI: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of input, weight and bias, given that of the output; differentiable in turn."""
+    """The gradients of input, weight and bias from the gradient of the output; itself differentiable."""
     return gradient_BO.mm(weight_OI), gradient_BO.t().mm(x_BI), gradient_BO.sum(0)

@@ -1,9 +1,9 @@
-"""The pooled lookup: ids in, pooled vectors out, and gradients back to the step that asked.
+"""The pooled lookup: pools rows of ids into vectors, and passes gradients to the training step of the lookup.
 
-Eager calls reach the store directly: the dispatcher would cost a lookup of 26 tables 0.1-0.2 ms. A
-traced call in evaluation (torch.export, torch.compile) records the operator `rowmill::lookup`, which
-reads without inserting and without clocks. A training call has effects no graph can carry, so a
-compiled model breaks its graph there.
+Eager calls go to the store directly, because torch's dispatcher would add 0.1-0.2 ms to a lookup of 26
+tables. A traced call in evaluation (torch.export, torch.compile) records the operator `rowmill::lookup`,
+which creates no rows and takes no clocks. A training call has side effects that a graph cannot record, so
+torch.compile breaks the graph there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _lookup_operator(
     dim: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    # A schema has no list of optional integers, and every integer may be an id.
+    # Two lists, because a schema has no list of optional integers, and every integer may be an id.
     pads = [padding if has else None for has, padding in zip(padded, paddings, strict=True)]
     opened = [table_of(handle) for handle in tables]
     return _evaluate((opened, features, means, pads, bags, dtype), ids, offsets, weights)
@@ -87,28 +87,31 @@ def lookup(
     training: bool,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Pool rows of tables of one group, as `ops.lookup.reference` defines it.
+    """Pool rows of tables of one group, as defined by `ops.lookup.reference`.
 
     Args:
-        tables: One table per feature; a table may serve several features.
-        ids: int64 [N], on the CPU, as all arguments.
+        tables: One table per feature; several features may share a table.
+        ids: int64 [N]. All tensors are on the CPU.
         offsets: int64 [features in the batch * bags + 1].
-        weights: float32 [N] or None. Gradients flow into it.
-        features: Positions of the wanted features in the batch.
-        means: Per feature, whether its bags become means.
-        paddings: Per feature, the id that stands for nothing.
+        weights: float32 [N] or None. It receives gradients.
+        features: Positions of the features to pool in the batch.
+        means: Per feature, whether its bags are averaged.
+        paddings: Per feature, the padding id, or None.
         bags: Number of bags per feature.
-        training: Whether this is a training get: rows are born, clocks are taken, and the gradient
-            updates the rows.
+        training: Whether this is a training get, which creates missing rows, takes clocks, and updates the
+            rows with the gradient.
         dtype: float32 or bfloat16, to which sums are rounded.
 
     Returns:
         `dtype` [bags, features * dim].
+
+    Raises:
+        InvalidInput: `training` is true while torch.export exports the model.
     """
     plan = (tables, features, means, paddings, bags, dtype)
     if training and torch.compiler.is_exporting():
         raise InvalidInput(
-            "an exported lookup does not train rows: call model.eval() before torch.export.export"
+            "an exported lookup cannot train rows: call model.eval() before torch.export.export"
         )
     if torch.is_grad_enabled() and (training or (weights is not None and weights.requires_grad)):
         return _recorded_lookup(plan, ids, offsets, weights, training)
@@ -130,7 +133,7 @@ def lookup(
 
 
 def _evaluate(plan: _Plan, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-    """Pool rows without changing any; within a step of this thread they are read for that step."""
+    """Pool rows without changing any. Within a step of this thread, it counts as a read of that step."""
     tables, features, means, paddings, bags, dtype = plan
     steps = tables[0].store.steps
     steps.flush()
@@ -147,18 +150,19 @@ def lookup_rows(
     *,
     training: bool,
 ) -> LookupGuard | None:
-    """Copy rows of tables of one group in one call, for who keeps no graph of them: the owner of an exchange.
+    """Copy rows of T tables of one group in one call, outside autograd; used by the owner of an exchange.
 
     Args:
-        tables: T of them.
-        ids: int64 [U], those of the first table, then those of the second; distinct within a table.
-        counts: How many are of each table.
-        times: int32 [U], how often each was asked for, for statistics.
-        out: float32 [U * dim], where rows are written, in the order of the ids.
+        tables: The T tables.
+        ids: int64 [U], ordered by table; distinct within a table.
+        counts: Number of ids of each table.
+        times: int32 [U], number of lookups of each id, for statistics.
+        out: float32 [U * dim], into which rows are written in the order of the ids.
         training: Whether this is a training get.
 
     Returns:
-        In training, who takes the gradient of the rows, which lies as they do, in a backward pass.
+        In training, the guard whose `arrive` takes the gradient of the rows, in the layout of `out`, within a
+        backward pass. Otherwise None.
     """
     steps = tables[0].store.steps
     core = tables[0].store.core
@@ -187,10 +191,10 @@ def _record(
 
 
 _recorded_lookup: Callable[..., Tensor] = cast("Any", torch.compiler.disable)(_record)
-"""A break in a compiled graph: what happens here cannot be traced."""
+"""`_record` outside compiled graphs, because its side effects cannot be traced."""
 
 _anchor = torch.empty(0, requires_grad=True)
-"""Makes autograd record a lookup: the rows themselves are no tensors of the graph."""
+"""An input with `requires_grad`, so that autograd records the lookup: rows are not tensors of the graph."""
 
 
 class _Lookup(torch.autograd.Function):
@@ -241,7 +245,7 @@ def _rows_of(
     paddings: Sequence[int | None],
     bags: int,
 ) -> list[tuple[slice, Tensor, Tensor]]:
-    """Copies of the looked-up rows, which the gradient of per-sample weights is made of."""
+    """Copies of the looked-up rows, per feature, for the gradient of per-sample weights."""
     out: list[tuple[slice, Tensor, Tensor]] = []
     ids_N, all_ends = ids.numpy(), offsets.numpy()
     for table, padding, feature in zip(tables, paddings, features, strict=True):

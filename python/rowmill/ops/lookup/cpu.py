@@ -1,4 +1,4 @@
-"""The pooled lookup straight from store memory: one call of the store for all tables of a group."""
+"""The pooled lookup on the CPU: one call of the store for all tables of a group, without copies of rows."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def lookup(
     training: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, _core.Lookup | None]:
-    """Pool rows as `reference.lookup` defines, for the step of a ticket; a training get may insert.
+    """As `reference.lookup`, for the step of a ticket; a training get creates missing rows.
 
     Returns:
-        The pooled vectors, `dtype` [bags, features * dim], and of a training get what their gradient
-        will need.
+        The pooled vectors, `dtype` [bags, features * dim]; and for a training get the binding's object that
+        applies their gradient.
     """
     dim = tables[0].dim
     out = torch.empty(bags, len(features) * dim, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The pooled lookup in plain torch: the definition the other implementations agree with.
+"""The pooled lookup in plain torch: the definition that the other implementations match.
 
 Shapes: N ids in all, F features, B bags per feature, D weights per row.
 """
@@ -25,20 +25,23 @@ def lookup(
     paddings: Sequence[int | None],
     bags: int,
 ) -> Tensor:
-    """Pool rows of F features: bag b of feature `features[f]` becomes `out[b, f*D:(f+1)*D]`.
+    """Pool rows of F features: the vector of bag b of feature `features[f]` is `out[b, f*D:(f+1)*D]`.
 
-    Bag b of feature j is `ids_N[offsets[j*B + b] : offsets[j*B + b + 1]]`. A padding id contributes
-    nothing and does not count in a mean; the vector of an empty bag is 0.
+    Bag b of feature j is `ids_N[offsets[j*B + b] : offsets[j*B + b + 1]]`. A padding id is left out of sums
+    and of the count of a mean; the vector of an empty bag is 0.
 
     Args:
-        weights_of: For each feature its weights, [rows, D].
+        weights_of: Per feature, its weights, float32 [rows, D].
         ids_N: int64 [N].
         offsets: int64 [features in the batch * B + 1].
-        weights_N: float32 [N], factors of a sum, or None.
-        features: Which features of the batch, F positions.
-        means: For each feature whether its bags become means.
-        paddings: For each feature the id that stands for nothing.
+        weights_N: float32 [N], weights of a sum, or None.
+        features: Positions of the F features in the batch.
+        means: Per feature, whether its bags are averaged.
+        paddings: Per feature, the padding id, or None.
         bags: B.
+
+    Returns:
+        float32 [B, F * D].
     """
     pooled: list[Tensor] = []
     for rows, feature, mean, padding in zip(weights_of, features, means, paddings, strict=True):
