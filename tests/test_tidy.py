@@ -125,7 +125,7 @@ STORE_FOLDERS = {
         "lookahead",
         "feed",
     },
-    "background": {"threads", "memory", "table", "group", "store"},
+    "background": {"threads", "memory", "group", "store"},
     "checkpoint": {
         "options",
         "threads",

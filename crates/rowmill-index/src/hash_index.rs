@@ -324,7 +324,7 @@ impl HashIndex {
     /// Visit every id, in no useful order.
     ///
     /// Runs of buckets are visited in steps of about the golden ratio of their number, which leaves any
-    /// prefix of the visit spread evenly over the hashes. Were they visited in order, whoever inserts
+    /// prefix of the visit spread evenly over the hashes. Were they visited in order, a caller that inserts
     /// what is visited into another index that still grows would fill that from its low end and probe
     /// through ever longer runs of full buckets: quadratic time.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(u64, Location)) {

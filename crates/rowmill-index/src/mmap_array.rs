@@ -120,7 +120,7 @@ impl<T: Zeroed> MmapArray<T> {
             if to_the_end { self.bytes } else { elements.end * size_of::<T>() / PAGE_BYTES * PAGE_BYTES };
         if start < end {
             // SAFETY: `start..end` are whole pages inside this mapping, and `&mut self` says that
-            // nobody holds a reference into them. Zeros are values of `T`, which needs no drop.
+            // no reference into them exists. Zeros are values of `T`, which needs no drop.
             // A kernel that refuses keeps the old bytes: only memory is lost.
             unsafe {
                 libc::madvise(self.start.as_ptr().byte_add(start).cast(), end - start, libc::MADV_DONTNEED);
@@ -202,7 +202,7 @@ fn map_zeroed(bytes: usize, huge: bool) -> io::Result<NonNull<u8>> {
 
 /// Unmap whole pages of ours that nothing refers to.
 fn unmap(start: *mut u8, bytes: usize) {
-    // SAFETY: callers pass a part of a mapping made by `map_zeroed` that nobody uses any more.
+    // SAFETY: callers pass a part of a mapping made by `map_zeroed` that is no longer used.
     let result = unsafe { libc::munmap(start.cast(), bytes) };
     debug_assert_eq!(result, 0, "unmapping pages of our own cannot fail");
 }

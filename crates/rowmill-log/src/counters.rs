@@ -10,7 +10,7 @@ pub struct LogCounts {
     /// Bytes written to the device, trailers included.
     pub bytes_written: u64,
     /// Segments written.
-    pub(crate) segments_written: u64,
+    pub segments_written: u64,
     /// Rows appended.
     pub(crate) rows_appended: u64,
     /// Rows read from the device.

@@ -122,6 +122,14 @@ pub struct Reading<'a> {
     stamp: u64,
 }
 
+/// A segment that one thread cleans, until this is dropped.
+#[must_use = "other threads clean the segment too"]
+#[derive(Debug)]
+pub struct Claim<'a> {
+    log: &'a Log,
+    victim: Victim,
+}
+
 impl Log {
     /// Open the log as the checkpoint `state` describes it. Afterwards retain every row of the index
     /// ([`Log::retaining`]), then call [`Log::loaded`].
@@ -321,9 +329,17 @@ impl Log {
         discarded
     }
 
-    /// The segment whose cleaning pays most; `None` when all are full of retained rows.
+    /// The segment whose cleaning pays most, among those that no thread has claimed; `None` when all are full of
+    /// retained rows.
     pub fn victim(&self) -> Option<Victim> {
         self.shared.table.read().victim(&self.shared.live)
+    }
+
+    /// Claim a segment, so that no other thread cleans it too. `None` if another thread was faster.
+    pub fn claim(&self, victim: Victim) -> Option<Claim<'_>> {
+        let claimed = self.shared.table.write().claim(victim);
+        // Lazily, since dropping a claim ends it.
+        claimed.then(|| Claim { log: self, victim })
     }
 
     /// Read a whole segment from the device and visit its rows, current or not. Healthy blocks are visited
@@ -389,6 +405,12 @@ impl Log {
     /// Shape of the segments.
     pub fn geometry(&self) -> &Geometry {
         &self.shared.geometry
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.log.shared.table.write().unclaim(self.victim);
     }
 }
 

@@ -89,6 +89,8 @@ struct Segment {
     freed_in: Option<u64>,
     /// Found corrupt: not cleaned again, because cleaning would fail again.
     damaged: bool,
+    /// A thread is cleaning it.
+    claimed: bool,
     /// Number of this write, counted from 1; 0 for segments of the checkpoint that the log was opened at.
     written_as: u64,
     checksums: Option<Box<[u32]>>,
@@ -453,6 +455,24 @@ impl SegmentTable {
         }
     }
 
+    /// Claim a segment for the calling thread to clean. Returns false if another thread has claimed it.
+    pub(super) fn claim(&mut self, victim: Victim) -> bool {
+        // The place may have been freed and reused, or returned to the file system, since `victim` was chosen.
+        let segment = self.segments.get_mut(victim.place as usize);
+        let Some(segment) = segment.filter(|segment| segment.sequence == victim.sequence) else {
+            return false;
+        };
+        !std::mem::replace(&mut segment.claimed, true)
+    }
+
+    /// End a claim, if the place still holds the segment.
+    pub(super) fn unclaim(&mut self, victim: Victim) {
+        let segment = self.segments.get_mut(victim.place as usize);
+        if let Some(segment) = segment.filter(|segment| segment.sequence == victim.sequence) {
+            segment.claimed = false;
+        }
+    }
+
     /// Do not offer `place` for cleaning again.
     pub(super) fn damaged(&mut self, place: u32, sequence: u64) {
         let segment = &mut self.segments[place as usize];
@@ -469,7 +489,11 @@ impl SegmentTable {
         let room = self.geometry.rows_per_segment();
         let mut best: Option<(f64, Victim)> = None;
         for (place, segment) in (0..).zip(&self.segments) {
-            if segment.status != Status::Written || segment.freed_in.is_some() || segment.damaged {
+            if segment.status != Status::Written
+                || segment.freed_in.is_some()
+                || segment.damaged
+                || segment.claimed
+            {
                 continue;
             }
             let live_rows = live.of(place);

@@ -332,6 +332,11 @@ fn cleaning_moves_live_rows_and_frees_the_victim() {
     release(&log, &numbers[per_segment as usize + quarter..2 * per_segment as usize]);
     let victim = log.victim().unwrap();
     assert_eq!((victim.place, u64::from(victim.live_rows)), (1, quarter as u64));
+    let claim = log.claim(victim).unwrap();
+    assert!(log.claim(victim).is_none(), "it is claimed");
+    assert_eq!(log.victim().unwrap().place, 0, "another thread is offered another segment");
+    drop(claim);
+    assert_eq!(log.victim(), Some(victim));
     let mut moved = Vec::new();
     log.segment_rows(victim.place, &mut |number, owner, bytes| {
         assert_eq!(bytes, row(STRIDE, owner.id, 0));

@@ -1,30 +1,15 @@
-//! Compaction: moves the live rows of mostly dead segments to the end of the log.
+//! The compaction thread.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use rowmill_log::LogError;
 use rowmill_sync::Poison;
 
 use crate::error::StoreError;
-use crate::group::{Group, Groups, balance};
+use crate::group::{Groups, balance};
 use crate::memory::Budget;
 use crate::threads::Rounds;
 
-/// Segments are cleaned while their places hold more than this many times the live bytes. Live bytes include
-/// the unused ends of blocks: a block holds four rows of 832 bytes and wastes 768 bytes, so no cleaning
-/// brings that log below 1.23 times its rows.
-const SPACE_MAX: f64 = 1.25;
-/// This many segments, and the size of the rows that are only in memory, are allowed on top, so that small
-/// stores are not cleaned.
-const SEGMENTS_SPARE: u64 = 4;
-/// Free places are kept for new segments while used, pinned and free places together hold at most this many
-/// times the live bytes, plus the rows that are only in memory. More are returned to the file system. Pinned
-/// places become free in batches of a tenth of the rows and more.
-const SPACE_KEPT: f64 = 1.35;
-/// When only row places are short, a segment is cleaned if at least 1/16 of its rows is dead.
-const FULL_SHARE: u64 = 16;
 /// Interval between two rounds.
 const PERIOD: Duration = Duration::from_millis(50);
 
@@ -44,78 +29,4 @@ pub(crate) fn start(groups: Groups, budget: Arc<Budget>, poison: Arc<Poison>) ->
         }
         true
     })
-}
-
-impl Group {
-    /// Clean one segment if space requires it. Returns whether one was cleaned. Unneeded free space is
-    /// returned to the file system.
-    ///
-    /// # Errors
-    /// When the segment is damaged or its rows cannot be written.
-    pub(crate) fn clean_one(&self) -> Result<bool, StoreError> {
-        let log = &self.core.log;
-        let space = log.space();
-        let spare = SEGMENTS_SPARE * log.geometry().place_bytes() as u64 + self.bytes_in_memory_alone();
-        let enough_space = space.used as f64 <= space.packed as f64 * SPACE_MAX + spare as f64;
-        if enough_space && self.core.has_places_for(0) {
-            self.give_space_back();
-            return Ok(false);
-        }
-        let Some(victim) = log.victim() else { return Ok(false) };
-        // Cleaning uses places at once and frees places only at the next checkpoint, so it must leave enough
-        // for that one.
-        let full = u64::from(victim.live_rows) * FULL_SHARE
-            > u64::from(log.geometry().rows_per_segment()) * (FULL_SHARE - 1);
-        if (enough_space && full) || !self.core.has_places_to_clean() {
-            return Ok(false);
-        }
-        let (moved, read) = self.move_rows(victim.place)?;
-        self.counters.rows_compacted.fetch_add(moved, Relaxed);
-        read?;
-        log.cleaned(victim);
-        // A checkpoint may have freed places meanwhile; cleaning takes long.
-        self.give_space_back();
-        self.counters.compactions.fetch_add(1, Relaxed);
-        Ok(true)
-    }
-
-    /// Bytes that rows which are only in memory will use in the log. Changed rows may stay in memory. If
-    /// cleaning ignored them, it would shrink the log below the size of the rows and move nearly every row
-    /// that it reads.
-    fn bytes_in_memory_alone(&self) -> u64 {
-        let rows: usize = self.shards.iter().map(|shard| shard.state.read().dirty_rows()).sum();
-        (rows * self.core.log.geometry().packed_row_bytes()) as u64
-    }
-
-    /// Return unneeded free space to the file system. Useful after a checkpoint, when pinned places have
-    /// become free.
-    pub(crate) fn give_space_back(&self) {
-        let log = &self.core.log;
-        let space = log.space();
-        let kept = (space.packed as f64 * SPACE_KEPT) as u64 + self.bytes_in_memory_alone();
-        log.discard_free(kept.saturating_sub(space.used + space.pinned));
-    }
-
-    /// Move the current rows of a segment to the end of the log. Returns their number, and the damage found.
-    /// Rows of damaged blocks are not moved.
-    ///
-    /// # Errors
-    /// When the rows cannot be written.
-    pub(crate) fn move_rows(&self, place: u32) -> Result<(u64, Result<(), LogError>), StoreError> {
-        let tables = self.tables.read().clone();
-        let mut failure = None;
-        let mut moved = 0;
-        let read = self.core.log.segment_rows(place, &mut |row, key, bytes| {
-            if failure.is_some() {
-                return;
-            }
-            let Some(table) = tables.iter().find(|table| table.category == key.category) else { return };
-            let shard = crate::table::home(table.spec.ids, key.id, self.shards.len());
-            match self.shards[shard].state.write().relocate(&self.core, key, table.local, row, bytes) {
-                Ok(was_current) => moved += u64::from(was_current),
-                Err(error) => failure = Some(error),
-            }
-        });
-        failure.map_or(Ok((moved, read)), Err)
-    }
 }

@@ -46,6 +46,8 @@ pub(crate) struct Group {
     pub(crate) wait_deadline: std::time::Duration,
     /// The next number of a lookup.
     pub(crate) serial: AtomicU64,
+    /// The segments that the log had written when a writer last checked the space of the log.
+    pub(crate) segments_checked: AtomicU64,
 }
 
 /// All groups of a store by number.
@@ -97,6 +99,7 @@ impl Group {
             counters,
             wait_deadline,
             serial: AtomicU64::new(1),
+            segments_checked: AtomicU64::new(0),
         })
     }
 

@@ -5,6 +5,7 @@
 
 mod balance;
 mod cold;
+mod compaction;
 mod group;
 mod residents;
 mod ticket;

@@ -86,7 +86,9 @@ impl Group {
         if marks > 0 {
             self.tickets.gate.open();
         }
-        result.and_then(|()| self.shrink_if_over())
+        result.and_then(|()| self.shrink_if_over())?;
+        self.clean_if_behind();
+        Ok(())
     }
 
     /// Change the rows of `ids` that are in memory or missing. Returns the cold rows.

@@ -198,10 +198,12 @@ fn a_checkpoint_without_places_is_refused_before_it_begins() {
     let volume = MemoryVolume::new();
     let (store, table) = short_of_places(&volume);
     let (rows, _) = fill(&store, &table, 0);
-    // Without cleaning, old versions fill the places.
+    // The pinned checkpoint keeps its versions of the rows, which fill the places with those of later checkpoints.
+    let pinned = store.pin_checkpoint().unwrap();
     let refused = (0..1000).find_map(|round| change_scattered(&store, &table, rows, round).err());
     let error = refused.expect("a checkpoint was refused");
     assert!(matches!(error, StoreError::NoPlaces { .. }), "{error}");
+    drop(pinned);
     // Nothing is lost: rows can be read. After deleting the rows that the checkpoint would save, the store
     // can be used.
     table.get(&[1, 2], &mut [0.0; 32]).unwrap();
@@ -235,4 +237,23 @@ fn a_checkpoint_returns_when_what_it_freed_is_given_back() {
         let spare = stats.device_live_bytes / 20;
         assert!(stats.device_free_bytes <= kept + spare, "checkpoint {tenth}: {stats:?}");
     }
+}
+
+#[test]
+fn writers_clean_when_no_other_thread_does() {
+    let (store, table) = cleaned_in_turns(256, 4 << 20);
+    let values = vec![1.0; 400 * 256];
+    let all: Vec<u64> = (0..ROWS).collect();
+    all.chunks(400).for_each(|ids| table.put(ids, &values, None).unwrap());
+    let mut random = Rng64::new(1);
+    let mut most = 0.0_f64;
+    for _ in 0..3 * ROWS / 400 {
+        let ids: Vec<u64> = (0..400).map(|_| random.below(ROWS)).collect();
+        table.put(&ids, &values, None).unwrap();
+        // Otherwise places wait for a checkpoint before they are rewritten.
+        store.checkpoint(&[]).unwrap();
+        let stats = store.stats();
+        most = most.max(stats.device_used_bytes as f64 / stats.device_live_bytes as f64);
+    }
+    assert!(most < 1.6, "segments took {most} times the live bytes");
 }

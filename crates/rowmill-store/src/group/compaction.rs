@@ -1,0 +1,120 @@
+//! Compaction: moves the live rows of mostly dead segments to the end of the log.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use rowmill_log::LogError;
+
+use super::group::Group;
+use crate::error::StoreError;
+
+/// Segments are cleaned while their places hold more than this many times the live bytes. Live bytes include
+/// the unused ends of blocks: a block holds four rows of 832 bytes and wastes 768 bytes, so no cleaning
+/// brings that log below 1.23 times its rows.
+const SPACE_MAX: f64 = 1.25;
+/// From this many times the live bytes on, calls that write rows clean segments themselves before they return. The
+/// cleaning thread alone falls behind when many threads write, or when it gets no processor time.
+const SPACE_BEHIND: f64 = 1.4;
+/// This many segments, and the size of the rows that are only in memory, are allowed on top, so that small
+/// stores are not cleaned.
+const SEGMENTS_SPARE: u64 = 4;
+/// Free places are kept for new segments while used, pinned and free places together hold at most this many
+/// times the live bytes, plus the rows that are only in memory. More are returned to the file system. Pinned
+/// places become free in batches of a tenth of the rows and more.
+const SPACE_KEPT: f64 = 1.35;
+/// When only row places are short, a segment is cleaned if at least 1/16 of its rows is dead.
+const FULL_SHARE: u64 = 16;
+impl Group {
+    /// Clean until the log is within [`SPACE_BEHIND`], if it has written a segment since the last check. The caller holds no
+    /// lock of the group.
+    pub(crate) fn clean_if_behind(&self) {
+        let log = &self.core.log;
+        let written = log.counts().segments_written;
+        if self.segments_checked.swap(written, Relaxed) == written {
+            return;
+        }
+        // Errors are reported by later calls, as for the cleaning thread.
+        while self.exceeds(SPACE_BEHIND) && self.clean_one().unwrap_or(false) {}
+    }
+
+    /// Whether the segments of the log take more than `times` the live bytes, and the bytes allowed on top.
+    fn exceeds(&self, times: f64) -> bool {
+        let log = &self.core.log;
+        let space = log.space();
+        let allowed =
+            space.packed as f64 * times + (SEGMENTS_SPARE * log.geometry().place_bytes() as u64) as f64;
+        // The sum over all shards is last because it takes their locks.
+        space.used as f64 > allowed && space.used as f64 > allowed + self.bytes_in_memory_alone() as f64
+    }
+
+    /// Clean one segment if space requires it. Returns whether one was cleaned. Unneeded free space is
+    /// returned to the file system.
+    ///
+    /// # Errors
+    /// When the segment is damaged or its rows cannot be written.
+    pub(crate) fn clean_one(&self) -> Result<bool, StoreError> {
+        let log = &self.core.log;
+        let enough_space = !self.exceeds(SPACE_MAX);
+        if enough_space && self.core.has_places_for(0) {
+            self.give_space_back();
+            return Ok(false);
+        }
+        let Some(victim) = log.victim() else { return Ok(false) };
+        // Cleaning uses places at once and frees places only at the next checkpoint, so it must leave enough
+        // for that one.
+        let full = u64::from(victim.live_rows) * FULL_SHARE
+            > u64::from(log.geometry().rows_per_segment()) * (FULL_SHARE - 1);
+        if (enough_space && full) || !self.core.has_places_to_clean() {
+            return Ok(false);
+        }
+        // Another thread that claims it first cleans it.
+        let Some(_claim) = log.claim(victim) else { return Ok(true) };
+        let (moved, read) = self.move_rows(victim.place)?;
+        self.counters.rows_compacted.fetch_add(moved, Relaxed);
+        read?;
+        log.cleaned(victim);
+        // A checkpoint may have freed places meanwhile; cleaning takes long.
+        self.give_space_back();
+        self.counters.compactions.fetch_add(1, Relaxed);
+        Ok(true)
+    }
+
+    /// Bytes that rows which are only in memory will use in the log. Changed rows may stay in memory. If
+    /// cleaning ignored them, it would shrink the log below the size of the rows and move nearly every row
+    /// that it reads.
+    fn bytes_in_memory_alone(&self) -> u64 {
+        let rows: usize = self.shards.iter().map(|shard| shard.state.read().dirty_rows()).sum();
+        (rows * self.core.log.geometry().packed_row_bytes()) as u64
+    }
+
+    /// Return unneeded free space to the file system. Useful after a checkpoint, when pinned places have
+    /// become free.
+    pub(crate) fn give_space_back(&self) {
+        let log = &self.core.log;
+        let space = log.space();
+        let kept = (space.packed as f64 * SPACE_KEPT) as u64 + self.bytes_in_memory_alone();
+        log.discard_free(kept.saturating_sub(space.used + space.pinned));
+    }
+
+    /// Move the current rows of a segment to the end of the log. Returns their number, and the damage found.
+    /// Rows of damaged blocks are not moved.
+    ///
+    /// # Errors
+    /// When the rows cannot be written.
+    pub(crate) fn move_rows(&self, place: u32) -> Result<(u64, Result<(), LogError>), StoreError> {
+        let tables = self.tables.read().clone();
+        let mut failure = None;
+        let mut moved = 0;
+        let read = self.core.log.segment_rows(place, &mut |row, key, bytes| {
+            if failure.is_some() {
+                return;
+            }
+            let Some(table) = tables.iter().find(|table| table.category == key.category) else { return };
+            let shard = crate::table::home(table.spec.ids, key.id, self.shards.len());
+            match self.shards[shard].state.write().relocate(&self.core, key, table.local, row, bytes) {
+                Ok(was_current) => moved += u64::from(was_current),
+                Err(error) => failure = Some(error),
+            }
+        });
+        failure.map_or(Ok((moved, read)), Err)
+    }
+}
