@@ -318,6 +318,7 @@ class Scan:
 _Handed: TypeAlias = tuple[WireBytes, str, list[int]]
 
 def start_serving_logs(level: str) -> None: ...
+
 @final
 class WireBytes:
     def __len__(self) -> int: ...
