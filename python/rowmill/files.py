@@ -23,6 +23,26 @@ def writing(file: Path) -> Generator[None]:
         raise OSError(error.errno, why, str(file)) from None
 
 
+def make_durable(folder: Path) -> None:
+    """Bring all files below a folder, and their names, to the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        elif path.is_dir():
+            sync_folder(path)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 def check_text(beginning: bytes, path: Path) -> None:
     """Raise `DataError` if the first bytes of a file show that it is not text with LF or CRLF line ends."""
     if beginning.startswith(b"\x1f\x8b"):

@@ -15,8 +15,8 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use rowmill_store::{
-    Dtype, IdRange, Initializer, OptimizerSpec, StalenessBound, Store, StoreError, StoreOptions, Table,
-    TableSpec,
+    Dtype, FILES_ATTACHMENT, IdRange, Initializer, OptimizerSpec, StalenessBound, Store, StoreError,
+    StoreOptions, Table, TableSpec,
 };
 use rowmill_testkit::Rng64;
 use tempfile::TempDir;
@@ -204,6 +204,32 @@ fn pushed_checkpoints_come_back_to_the_bit_and_share_what_is_equal() {
             assert_restores(&remote, Some(epoch), expected);
         }
         assert_restores(&remote, None, contents.last().unwrap());
+    }
+}
+
+#[test]
+fn files_that_a_checkpoint_names_are_pushed_and_restored() {
+    let memory: Arc<InMemory> = Arc::default();
+    let trained = Trained::new();
+    let folder = trained.own_folder.as_ref().unwrap().path();
+    let content = vec![7_u8; (5 << 20) + 3];
+    std::fs::write(folder.join("run-a.json"), &content).unwrap();
+    std::fs::write(folder.join("run-b.json"), b"{}").unwrap();
+    let named = |names: &[u8]| trained.store.checkpoint(&[(FILES_ATTACHMENT, names)]).unwrap();
+    named(b"run-a.json\nrun-b.json");
+    let first = trained.push(&place(&memory), 2).unwrap();
+    let target = tempfile::tempdir().unwrap();
+    restore(&place(&memory), target.path(), None, NEVER).unwrap();
+    assert!(std::fs::read(target.path().join("run-a.json")).unwrap() == content);
+    assert_eq!(std::fs::read(target.path().join("run-b.json")).unwrap(), b"{}");
+    // The next checkpoint names the same files: they are not uploaded again.
+    named(b"run-a.json\nrun-b.json");
+    let second = trained.push(&place(&memory), 2).unwrap();
+    assert!(second.bytes_uploaded < first.bytes_uploaded - content.len() as u64, "{first:?} {second:?}");
+    for names in ["run-a.json\nrun-c.json", "../run-a.json"] {
+        named(names.as_bytes());
+        let error = trained.store.pin_checkpoint().unwrap_err();
+        assert!(error.to_string().contains(&names[names.len() - 10..]), "{error}");
     }
 }
 

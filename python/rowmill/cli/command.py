@@ -1,4 +1,4 @@
-"""The command line: `rowmill train`, `inspect`, `fsck`, `push`, `checkpoints`, `restore`, `changes`, `follow`, `data`.
+"""The command line: `rowmill train`, `export`, `predict`, `inspect`, `fsck`, `push`, `checkpoints`, `restore`, `changes`, `follow`, `data`.
 
 Flags come from the fields of `rowmill.config`. Every error is one line on standard error. The exit code is 2 for bad
 input and 1 for a failure of the store or the machine.
@@ -22,6 +22,7 @@ from rowmill.cli.serving import add_serve
 from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
 from rowmill.config.setting import ConfigError
 from rowmill.errors import (
+    BundleExists,
     CheckpointMissing,
     InvalidInput,
     MemoryTooSmall,
@@ -39,7 +40,14 @@ if TYPE_CHECKING:
 _TRAIN_SECTIONS = ("data", "model", "gnn", "rows", "store", "train", "checkpoint")
 _COUNT_DIGITS = 6
 _CHECKPOINT_DIGITS = 18
-_BAD_INPUT = (CheckpointMissing, InvalidInput, MemoryTooSmall, StoreMissing, TableMissing)
+_BAD_INPUT = (
+    BundleExists,
+    CheckpointMissing,
+    InvalidInput,
+    MemoryTooSmall,
+    StoreMissing,
+    TableMissing,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +107,45 @@ def _parser() -> argparse.ArgumentParser:
         command=_train,
         interrupted="; to continue from the last checkpoint, run the same command with --resume",
     )
+
+    export = commands.add_parser(
+        "export", help="write a trained click model as a bundle for serving"
+    )
+    export.add_argument(
+        "run", type=_path, metavar="RUN", help="folder given to rowmill train --out, or of its rows"
+    )
+    export.add_argument(
+        "--out", type=_path, required=True, metavar="BUNDLE", help="folder for the bundle, new"
+    )
+    export.add_argument(
+        "--rule",
+        choices=("bytes", "prism"),
+        default="bytes",
+        help="how the model is cut in two halves: fewest bytes per request, or colouring from the matrix products "
+        "(default bytes)",
+    )
+    export.add_argument(
+        "--compile", action="store_true", help="add the dense half compiled by AOTInductor"
+    )
+    export.set_defaults(command=_export, interrupted="; no bundle was written")
+
+    predict = commands.add_parser(
+        "predict", help="score the rows of a click log with a trained click model"
+    )
+    predict.add_argument(
+        "run", type=_path, metavar="RUN", help="folder given to rowmill train --out, or of its rows"
+    )
+    predict.add_argument(
+        "--data",
+        type=_path,
+        required=True,
+        metavar="FILE",
+        help="Parquet or TSV file with the columns of the run, or a folder of them",
+    )
+    predict.add_argument(
+        "--out", type=_path, required=True, metavar="FILE", help="Parquet file for scores, new"
+    )
+    predict.set_defaults(command=_predict, interrupted="; no scores were written")
 
     inspect = commands.add_parser(
         "inspect", help="print the tables, sizes and most looked-up rows of a store"
@@ -369,6 +416,26 @@ def _print_splits(result: dict[str, Any], console: Any) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.partition.export_run import export_run
+
+    notes = export_run(parsed.run, parsed.out, rule=parsed.rule, compile=parsed.compile)
+    for note in notes:
+        print(f"Note: {note}")
+    print(f"wrote {parsed.out}; both halves are described in {parsed.out / 'report.html'}")
+    return 0
+
+
+def _predict(parsed: argparse.Namespace) -> int:
+    with _importing():
+        from rowmill.ctr.predict import predict
+
+    rows = predict(parsed.run, parsed.data, parsed.out)
+    print(f"wrote the scores of {rows:,} rows to {parsed.out}")
+    return 0
 
 
 def _inspect(parsed: argparse.Namespace) -> int:

@@ -14,7 +14,8 @@ from rowmill.nn.ragged import RaggedBatch
 from rowmill.train.backend import device_name
 from rowmill.train.folder import ranks_folder
 from rowmill.train.rows import RowCounters, StoredRows
-from rowmill.train.state import check_same_run
+from rowmill.train.run_files import read_run_file
+from rowmill.train.state import check_same_run, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -107,6 +108,8 @@ class RankedClickRows(StoredRows):
         """Write one checkpoint of all ranks."""
         # Measured times differ between ranks: save those of rank 0.
         said = self._ranks.gather(run.described())[0]
+        if self._ranks.rank == 0:
+            run.files.write(self._checkpoint.folder)
         self._checkpoint.save(run.model, run.optimizer, position=said)
 
     def restore(self, run: Run) -> list[str] | None:
@@ -196,6 +199,8 @@ def open_ranked_rows(
     )
     with store:
         if checkpoint.position is not None:
+            for name in files_of(checkpoint.position).values():
+                read_run_file(path, name)
             check_same_run(checkpoint.position["identity"], identity)
         tables = new_tables(store, config, source, way)
         yield RankedClickRows(

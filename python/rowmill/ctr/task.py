@@ -7,7 +7,7 @@ on, so in the first epoch the training curves show predictions of unseen rows.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowmill.config.setting import ConfigError
 from rowmill.ctr.click_model import build_model, schema_for
-from rowmill.ctr.data import CRITEO, batches, id_way, load_schema, open_source
+from rowmill.ctr.data import CRITEO, Vocabulary, batches, id_way, load_schema, open_source
 from rowmill.ctr.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
 from rowmill.ctr.data.sequences import SEQUENCES_FILE, load_sequences, make_sequences
 from rowmill.ctr.metrics import ClickMetrics, ListMetrics
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rowmill.ctr.data.sequences import Sequences
     from rowmill.ctr.rows import ClickRows
 
-_TEST_BATCH = 4096
+TEST_BATCH = 4096
 _M = TypeVar("_M")
 
 
@@ -151,7 +151,7 @@ class ClickTask:
         tasks = [self._metrics(ClickMetrics()) for _ in log.source.schema.labels]
         lists = None if log.candidates is None else self._metrics(ListMetrics(log.candidates))
         self.model.eval()
-        stream = self._batches(self.train_rows, log.source.rows, _TEST_BATCH)
+        stream = self._batches(self.train_rows, log.source.rows, TEST_BATCH)
         ahead = announced(
             stream,
             lambda batch, steps: self.lookahead(batch, steps=steps),
@@ -171,6 +171,14 @@ class ClickTask:
             for name, metrics in zip(names, tasks[1:], strict=True)
         }
         return tasks[0].compute() | others | ({} if lists is None else lists.compute())
+
+    def described(self) -> dict[str, Any]:
+        """The schema of the log, and its vocabulary if there is one."""
+        log = self.log
+        said: dict[str, Any] = {"schema": asdict(log.source.schema)}
+        if isinstance(log.way, Vocabulary):
+            said["vocabulary"] = [known.tolist() for known in log.way.values]
+        return said
 
     def about(self) -> dict[str, Any]:
         """The teacher's metrics, if the log is generated, and the numbers of training and test rows."""

@@ -15,8 +15,8 @@ Examples:
             optimizer.step()
 """
 
-from rowmill.distributed._checkpoint.checkpoint import Checkpoint, take_lock
-from rowmill.distributed._checkpoint.manifest import CHECKPOINT_FILE, Manifest
+from rowmill.distributed._checkpoint.checkpoint import Checkpoint, saved_state, take_lock
+from rowmill.distributed._checkpoint.manifest import CHECKPOINT_FILE, Manifest, write_durable
 from rowmill.distributed._exchange.exchange import RowsOnWire
 from rowmill.distributed._exchange.traffic import Traffic
 from rowmill.distributed._liveness.watch import Watch
@@ -41,5 +41,7 @@ __all__ = [
     "Strategy",
     "Traffic",
     "Watch",
+    "saved_state",
     "take_lock",
+    "write_durable",
 ]

@@ -148,6 +148,10 @@ class NodeTask:
         """Figures of the test part, of the chosen model."""
         return self._measure(self.model.best, self.split.test)
 
+    def described(self) -> dict[str, Any]:
+        """Nothing: export and prediction are for click models."""
+        return {}
+
     def about(self) -> dict[str, Any]:
         """Sizes of the graph and its parts."""
         graph, split = self.graph, self.split

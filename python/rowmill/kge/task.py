@@ -178,6 +178,10 @@ class GraphTask:
         """Figures of the test part."""
         return self._rank(self.graph.test)
 
+    def described(self) -> dict[str, Any]:
+        """Nothing: export and prediction are for click models."""
+        return {}
+
     def about(self) -> dict[str, Any]:
         """Sizes of the graph."""
         graph = self.graph

@@ -3,7 +3,8 @@
 | file | holds |
 |---|---|
 | `manifest.json` | format, torch version, instruction set, rule, sha256 of every other file |
-| `signature.json` | inputs, outputs, what crosses and what comes back |
+| `signature.json` | inputs (`per`: `user` once per request, `item` per candidate), outputs, what crosses and what comes back |
+| `transform.json` | how raw columns become inputs (`rowmill.partition.transform`); of runs of `rowmill train` |
 | `cpu.json` or `cpu.pt2` | the CPU half as a plan, or as a torch program where a plan cannot hold it |
 | `post.json` or `post.pt2` | the same, of what follows the reply |
 | `dense.pt2` | the dense half without its weights |

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rowmill.errors import BundleExists, CannotExport, InvalidInput
+from rowmill.files import make_durable, sync_folder
 from rowmill.nn import stored_modules
 from rowmill.partition.bundle import Bundle, save_program, write_manifest
 from rowmill.partition.capture import capture
@@ -26,8 +29,7 @@ from rowmill.partition.rows import copy_store, store_weights
 from rowmill.partition.split import Part, Split, split
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
     from rowmill.partition.capture import Example, Pass
     from rowmill.partition.placement import Rule
@@ -45,6 +47,9 @@ def export(
     compile: bool = False,
     seeds: Collection[str] = (),
     cpu_only: Collection[str] = (),
+    user: Collection[str] = (),
+    transform: Mapping[str, Any] | None = None,
+    rows: Path | None = None,
 ) -> tuple[str, ...]:
     """Write a bundle with the two halves of a module.
 
@@ -58,6 +63,9 @@ def export(
         compile: Add the dense half as an AOTInductor package for this kind of machine.
         seeds: Further operators that the dense half must run, such as "mylib::attention".
         cpu_only: Further operators that it must not run.
+        user: Names of inputs that a ranking request gives once; it gives all others once per candidate.
+        transform: How raw columns become inputs (`rowmill.partition.transform`), if that is part of the bundle.
+        rows: A copy of the rows without optimizer state, which becomes part of the bundle; None: rows are copied.
 
     Returns:
         What the caller should know of this bundle, a sentence each.
@@ -68,27 +76,57 @@ def export(
     """
     if rule not in ("prism", "bytes"):
         raise InvalidInput(f'rule must be "bytes" or "prism", got {rule!r}')
-    path = Path(out)
-    if path.exists():
-        raise BundleExists(f"{path} exists: remove it, or give another path")
+    path = new_path(out)
     captured = capture(
         module, examples, passes=passes, operators=Operators.with_registered(seeds, cpu_only)
     )
+    unknown = sorted(set(user) - set(captured.inputs))
+    if unknown:
+        raise InvalidInput(
+            f"user names {unknown[0]!r}, which is no input: they are {list(captured.inputs)}"
+        )
     parts = split(captured, place(captured.graph, rule), examples[0])
+    with bundle_folder(path) as folder:
+        if transform is not None:
+            (folder / "transform.json").write_text(json.dumps(transform) + "\n")
+        return _write(folder, module, parts, examples, compile=compile, user=user, rows=rows)
+
+
+def new_path(out: str | os.PathLike[str]) -> Path:
+    """Where a bundle will be; raises `BundleExists` if something is there."""
+    path = Path(out)
+    if path.exists() or path.is_symlink():
+        raise BundleExists(f"{path} exists: remove it, or give another path")
+    return path
+
+
+@contextmanager
+def bundle_folder(path: Path) -> Generator[Path]:
+    """A folder that gets the name of a bundle when all is written, and is removed on an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        said = _write(folder, module, parts, examples, compile=compile)
+        yield folder
         folder.chmod(0o755)
+        make_durable(folder)
+        # A rename would replace an empty folder that appeared meanwhile.
+        new_path(path)
         folder.rename(path)
+        sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return said
 
 
 def _write(
-    folder: Path, module: nn.Module, parts: Split, examples: Sequence[Example], *, compile: bool
+    folder: Path,
+    module: nn.Module,
+    parts: Split,
+    examples: Sequence[Example],
+    *,
+    compile: bool,
+    user: Collection[str],
+    rows: Path | None,
 ) -> tuple[str, ...]:
     captured, said = parts.captured, list(parts.warnings)
     weights: dict[str, Tensor] = {}
@@ -120,8 +158,12 @@ def _write(
         if compile:
             said += _compile(portable, folder / "dense.aoti.pt2")
     safetensors.torch.save_file(_apart(weights), folder / "weights.safetensors")
-    _write_rows(folder / "rows", module, matrices)
-    _write_signature(folder / "signature.json", parts)
+    if rows is None:
+        _write_rows(folder / "rows", module, matrices)
+    else:
+        # Links: the module still reads the files where they are.
+        shutil.copytree(rows, folder / "rows", copy_function=os.link)
+    _write_signature(folder / "signature.json", parts, user)
     tensors: dict[str, Tensor] = {}
     for number, example in enumerate(examples):
         inputs = captured.flat(example)
@@ -166,7 +208,7 @@ def _write_rows(folder: Path, module: nn.Module, matrices: dict[str, Tensor]) ->
         store_weights(matrices, folder)
 
 
-def _write_signature(path: Path, parts: Split) -> None:
+def _write_signature(path: Path, parts: Split, user: Collection[str]) -> None:
     captured = parts.captured
     nodes = {node.name: node for node in captured.program.graph.nodes}
 
@@ -177,7 +219,9 @@ def _write_signature(path: Path, parts: Split) -> None:
     placement = parts.placement
     taken = set[str]() if parts.dense is None else set(parts.dense.inputs)
     signature = {
-        "inputs": [described(name) for name in captured.inputs],
+        "inputs": [
+            described(name, per="user" if name in user else "item") for name in captured.inputs
+        ],
         "outputs": list(parts.outputs),
         "output_shapes": [described(str(name)) for name in parts.outputs],
         "crossing": [described(name, bytes=size) for name, size in placement.crossing.items()],

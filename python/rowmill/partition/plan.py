@@ -237,6 +237,8 @@ class _Planner:
                 "step": step,
             }
             self._step(node, "range", **fields, dtype=dtype_name(value.dtype))
+        elif name == "pad":
+            self._pad(node, arguments)
         elif name in ("full", "new_full", "zeros", "new_zeros", "ones", "empty"):
             number = {"ones": 1}.get(name, arguments.get("fill_value", 0))
             if isinstance(number, fx.Node):
@@ -295,9 +297,7 @@ class _Planner:
         if name == "embedding":
             if padding is not None and bool(self._weight(weight)[padding].any()):
                 padding = None
-            count: Any = 1
-            for size in shape[:-1]:
-                count = size if count == 1 else ["*", count, size]
+            count = _product(shape[:-1])
             flat, offsets = f"{node.name}.ids", f"{node.name}.offsets"
             self._steps.append({"op": "view", "out": flat, "in": self._name(ids), "shape": [count]})
             stop = ["+", count, 1]
@@ -382,6 +382,24 @@ class _Planner:
             ins = views
         self._step(node, "cat", ins=ins, dim=dim)
 
+    def _pad(self, node: fx.Node, arguments: Mapping[str, Any]) -> None:
+        """A constant before and behind the last dimension, as a cat."""
+        before, behind, *others = arguments["pad"]
+        if arguments.get("mode", "constant") != "constant" or others or min(before, behind) < 0:
+            raise NotNative("aten::pad other than of the last dimension with a constant")
+        value = node.meta["val"]
+        ins = [self._name(arguments["self"])]
+        for at, (width, name) in enumerate(((before, "before"), (behind, "behind"))):
+            if width:
+                shape = [*shape_of(value)[:-1], width]
+                number = arguments.get("value") or 0
+                dtype, out = dtype_name(value.dtype), f"{node.name}.{name}"
+                self._steps.append(
+                    {"op": "full", "out": out, "shape": shape, "value": number, "dtype": dtype}
+                )
+                ins.insert(len(ins) if at else 0, out)
+        self._step(node, "cat", ins=ins, dim=value.dim() - 1)
+
     def _slice(self, node: fx.Node, arguments: Mapping[str, Any]) -> None:
         value = arguments["self"].meta["val"]
         dim = arguments.get("dim", 0) % value.dim()
@@ -444,10 +462,16 @@ class _Planner:
             if len(given) != 1 or given[0][1].meta["val"].dtype == torch.bool:
                 raise NotNative("aten::index with several indices or a mask")
             dim, index = given[0]
-        if index.meta["val"].dim() != 1:
-            raise NotNative(f"aten::{name} with an index of {index.meta['val'].dim()} dimensions")
-        fields = {"in": self._name(arguments["self"]), "dim": dim, "index": self._name(index)}
-        self._step(node, "gather", **fields)
+        source, at = self._name(arguments["self"]), self._name(index)
+        shape = shape_of(index.meta["val"])
+        if len(shape) == 1:
+            self._step(node, "gather", **{"in": source, "dim": dim, "index": at})
+            return
+        # The index as one row of numbers, and its dimensions back in the result.
+        flat, rows = f"{node.name}.index", f"{node.name}.rows"
+        self._steps.append({"op": "view", "out": flat, "in": at, "shape": [_product(shape)]})
+        self._steps.append({"op": "gather", "out": rows, "in": source, "dim": dim, "index": flat})
+        self._step(node, "view", **{"in": rows, "shape": shape_of(node.meta["val"])})
 
     def _clamp(self, node: fx.Node, name: str, arguments: Mapping[str, Any]) -> None:
         least, most = arguments.get("min"), arguments.get("max")
@@ -499,6 +523,13 @@ class _Planner:
         outs = [f"{node.name}.values", f"{node.name}.positions"]
         self._parts |= {(node.name, number): out for number, out in enumerate(outs)}
         self._steps.append({"op": name, "out": outs, **fields})
+
+
+def _product(sizes: list[Any]) -> Any:
+    count: Any = 1
+    for size in sizes:
+        count = size if count == 1 else ["*", count, size]
+    return count
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

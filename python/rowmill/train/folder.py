@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from rowmill.config.config import Config
     from rowmill.store.store import Store
 
-_RANKS_FILES = re.compile(r"LOCK|CHECKPOINT(\.new)?|state-\d+\.pt(\.new)?|parts-\d+")
+_RUN_FILES = r"|run-[0-9a-f]{64}\.json(\.new)?"
+_RANKS_ONLY = r"CHECKPOINT(\.new)?|state-\d+\.pt(\.new)?|parts-\d+"
+_RANKS_FILES = re.compile(f"LOCK|{_RANKS_ONLY}{_RUN_FILES}")
 _STORE_FILES = re.compile(
     r"LOCK|STORE|RESTORING|MANIFEST(\.new)?|group-\d+\.log|index-\d+\.(snapshot|delta)|attachment-\d+-.*"
+    + _RUN_FILES
 )
 
 
@@ -77,7 +80,7 @@ def _prepare(folder: Path, config: Config, *, of_ranks: bool) -> None:
             f"store {folder} is a file, but a store is a folder: pass another --store"
         )
     names = [entry.name for entry in folder.iterdir()]
-    are_of_ranks = any(name != "LOCK" and _RANKS_FILES.fullmatch(name) for name in names)
+    are_of_ranks = any(re.fullmatch(_RANKS_ONLY, name) for name in names)
     if config.train.resume:
         if names and not are_of_ranks and not any(map(_STORE_FILES.fullmatch, names)):
             raise ConfigError(

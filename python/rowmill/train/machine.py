@@ -6,11 +6,21 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import rowmill
+
+if TYPE_CHECKING:
+    from rowmill.config.config import Config
+
+
+def step_threads(config: Config) -> int:
+    """Threads of training steps: as set, or all cores of this rank but one."""
+    # Leave one core to the background threads of the store (prefetch, writes, compaction). Ranks of one machine share it.
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return config.train.threads or max(cores - 1, 1)
 
 
 def describe_machine(threads: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import rowmill
@@ -16,7 +17,8 @@ from rowmill.optim.specs import optimizer_from_dict
 from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, MinCount
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
 from rowmill.train.in_flight import StepsInFlight
-from rowmill.train.state import ATTACHMENT, check_same_run, described_in
+from rowmill.train.run_files import FILES_ATTACHMENT, read_run_file
+from rowmill.train.state import ATTACHMENT, check_same_run, described_in, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -130,7 +132,9 @@ class StoredRows:
                 soft_wrap=True,
             )
         self._feed_failure = failure
-        self.store.checkpoint(attachments={ATTACHMENT: run.pack()})
+        run.files.write(Path(self.store.location))
+        listed = {FILES_ATTACHMENT: run.files.listed()} if run.files.names else {}
+        self.store.checkpoint(attachments={ATTACHMENT: run.pack(), **listed})
 
     def restore(self, run: Run) -> list[str] | None:
         """Restore `run` from the attachment of the last checkpoint."""
@@ -198,7 +202,10 @@ def open_rows(config: Config, *, threads: int, identity: dict[str, Any]) -> Gene
             check_is_of_a_run(store, path)
             packed = store.attachment(ATTACHMENT)
             if packed is not None:
-                check_same_run(described_in(packed)["identity"], identity)
+                described = described_in(packed)
+                for name in files_of(described).values():
+                    read_run_file(path, name)
+                check_same_run(described["identity"], identity)
         yield store
 
 

@@ -19,7 +19,6 @@ crash that comes later.
 from __future__ import annotations
 
 import math
-import os
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -31,12 +30,13 @@ import torch
 
 from rowmill.errors import InvalidInput, RowmillError
 from rowmill.train.folder import check_is_new
-from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes
+from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes, step_threads
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
 from rowmill.train.ranks import check_alone, is_first, rank_conditions, started_ranks
 from rowmill.train.report import clear_report, figures_of, read_report, write_report
 from rowmill.train.rows import StoredRows, row_eviction, row_optimizer
+from rowmill.train.run_files import RunFiles
 from rowmill.train.state import Run
 from rowmill.train.task import announced, check_flags
 
@@ -120,7 +120,7 @@ def train(config: Config, console: Console) -> dict[str, Any]:
 @contextmanager
 def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     """A trainer at the first example or, with `train.resume`, at the last checkpoint. The store is closed at exit."""
-    threads = _threads(config)
+    threads = step_threads(config)
     # Check settings before any file is created.
     check_flags(config)
     row_optimizer(config.rows)
@@ -166,8 +166,9 @@ class Trainer:
         self.optimizer = task.optimizer
         self.train_rows = task.train_rows
         self.pusher = pusher
-        conditions = bit_conditions(_threads(config)) | rank_conditions(config)
-        self.run = Run(task.model, task.optimizer, task.identity, conditions)
+        conditions = bit_conditions(step_threads(config)) | rank_conditions(config)
+        files = RunFiles({"config": _settings(config), **task.described()})
+        self.run = Run(task.model, task.optimizer, task.identity, conditions, files)
         self._counts_before: dict[str, int] = {}
         self._pipeline = self.rows.pipeline(task.look_up, config.train.in_flight)
         self._since = time.perf_counter()
@@ -307,7 +308,7 @@ class Trainer:
             },
             **about,
             "config": config.as_dict(),
-            "machine": describe_machine(_threads(config)),
+            "machine": describe_machine(step_threads(config)),
             "run": {
                 **about["run"],
                 "steps": state.step,
@@ -380,7 +381,8 @@ class Trainer:
         self._since, self._counted = now, counted
 
 
-def _threads(config: Config) -> int:
-    # Leave one core to the store's background threads (prefetch, writes, compaction). Ranks of one machine share it.
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return config.train.threads or max(cores - 1, 1)
+def _settings(config: Config) -> dict[str, Any]:
+    """The settings as a file of the run has them: a run that is resumed writes the same file."""
+    settings = config.as_dict()
+    del settings["train"]["resume"]
+    return settings

@@ -13,6 +13,7 @@ from torch import nn
 
 from rowmill.config.setting import ConfigError
 from rowmill.nn import dense_state_dict, load_dense_state_dict
+from rowmill.train.run_files import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +67,7 @@ class Run:
         optimizer: The optimizer of the dense weights, if there is one.
         identity: Settings and properties of the data that must be equal when a run resumes.
         conditions: Further conditions of bit-identical results.
+        files: Files for export and prediction, written beside the checkpoint.
         state: Position and measurements.
     """
 
@@ -73,6 +75,7 @@ class Run:
     optimizer: torch.optim.Optimizer | None
     identity: Mapping[str, Any]
     conditions: Mapping[str, Any]
+    files: RunFiles = field(default_factory=lambda: RunFiles({}))
     state: RunState = field(default_factory=RunState)
 
     def described(self) -> dict[str, str]:
@@ -81,6 +84,7 @@ class Run:
             "identity": json.dumps(self.identity, sort_keys=True),
             "conditions": json.dumps(self.conditions, sort_keys=True),
             "state": json.dumps(vars(self.state)),
+            "files": json.dumps(self.files.names),
         }
 
     def go_on(self, described: Mapping[str, str]) -> list[str]:
@@ -113,7 +117,7 @@ class Run:
 
     def unpack(self, packed: bytes) -> list[str]:
         """Restore a packed run: as `go_on`, and dense weights, optimizer and random stream."""
-        content = _content(packed)
+        content = unpacked(packed)
         changed = self.go_on(content)
         load_dense_state_dict(self.model, content["model"])
         if self.optimizer is not None:
@@ -124,8 +128,14 @@ class Run:
 
 def described_in(packed: bytes) -> dict[str, str]:
     """The result of `Run.described` at the time a run was packed."""
-    content = _content(packed)
-    return {name: content[name] for name in ("identity", "conditions", "state")}
+    content = unpacked(packed)
+    names = ("identity", "conditions", "state", "files")
+    return {name: content[name] for name in names if name in content}
+
+
+def files_of(described: Mapping[str, Any]) -> dict[str, str]:
+    """Names of the files of a described run by role; empty for runs from before there were any."""
+    return json.loads(described.get("files", "{}"))
 
 
 def progress_of(described: Mapping[str, str]) -> str:
@@ -135,7 +145,8 @@ def progress_of(described: Mapping[str, str]) -> str:
     return f"{step} ({state.curve[-1]['rows']:,} rows)" if state.curve else step
 
 
-def _content(packed: bytes) -> dict[str, Any]:
+def unpacked(packed: bytes) -> dict[str, Any]:
+    """What `Run.pack` packed, by name."""
     return torch.load(io.BytesIO(packed), weights_only=True)
 
 

@@ -117,6 +117,10 @@ class Task(Protocol):
         """Metrics on the test split."""
         ...
 
+    def described(self) -> dict[str, Any]:
+        """What export and prediction need beside the settings, as JSON by role (see `rowmill.train.run_files`)."""
+        ...
+
     def about(self) -> dict[str, Any]:
         """Entries of the report that only this task has; entries under "run" are merged into the report's "run"."""
         ...

@@ -8,5 +8,5 @@ mod pin;
 mod share;
 
 pub use changes::{ChangedRows, ChangedTable, Changes, Replayed};
-pub use pin::{CheckpointPart, PartReader, PinnedCheckpoint};
+pub use pin::{CheckpointPart, FILES_ATTACHMENT, PartReader, PinnedCheckpoint};
 pub use share::Share;

@@ -18,6 +18,9 @@ use crate::error::StoreError;
 use crate::files::{self, GroupEntry, Manifest, load_manifest_with_bytes};
 use crate::store::Store;
 
+/// Attachment that names further files of the folder which belong to the checkpoint, one per line. They must
+/// never change: the trainer names them by their hash.
+pub const FILES_ATTACHMENT: &str = "rowmill.files";
 /// Maximum bytes of a part of a file. Segments are shorter, or hold one row.
 const PART_BYTES_MAX: u64 = 4 << 20;
 
@@ -26,10 +29,19 @@ pub struct PinnedCheckpoint {
     volume: Arc<dyn Volume>,
     manifest: Arc<Manifest>,
     manifest_bytes: Vec<u8>,
+    /// Files that [`FILES_ATTACHMENT`] names.
+    further: Vec<FurtherFile>,
     /// The open store that keeps it; `None` when no process has the folder open for writing.
     store: Option<Arc<Store>>,
     /// Keeps other processes from writing to the folder.
     _lock: Option<Arc<dyn VolumeLock>>,
+}
+
+/// A file beside the checkpoint, as it was when the checkpoint was pinned.
+struct FurtherFile {
+    name: String,
+    len: u64,
+    crc: u32,
 }
 
 /// Some bytes of a checkpoint: a segment of a log, or a range of a file.
@@ -76,6 +88,7 @@ impl Store {
         let _saved = self.saved.lock();
         self.check_open()?;
         let (manifest, manifest_bytes) = load(&*self.volume)?;
+        let further = further_files(&*self.volume, &manifest)?;
         let manifest = Arc::new(manifest);
         self.pins.add(&manifest);
         for (group, entry) in self.groups.read().iter().zip(&manifest.groups) {
@@ -85,6 +98,7 @@ impl Store {
             volume: Arc::clone(&self.volume),
             manifest,
             manifest_bytes,
+            further,
             store: Some(Arc::clone(self)),
             _lock: self.lock.lock().clone(),
         })
@@ -108,7 +122,9 @@ impl PinnedCheckpoint {
     pub fn of_volume(volume: Arc<dyn Volume>) -> Result<Self, StoreError> {
         let lock = Arc::from(volume.lock()?);
         let (manifest, manifest_bytes) = load(&*volume)?;
-        Ok(Self { volume, manifest: Arc::new(manifest), manifest_bytes, store: None, _lock: Some(lock) })
+        let further = further_files(&*volume, &manifest)?;
+        let manifest = Arc::new(manifest);
+        Ok(Self { volume, manifest, manifest_bytes, further, store: None, _lock: Some(lock) })
     }
 
     /// As [`Store::check_process`] for the store that keeps the checkpoint.
@@ -143,7 +159,8 @@ impl PinnedCheckpoint {
         let beside = manifest.attachments.iter().chain(&manifest.sketches);
         let files = index
             .map(|file| (&file.name, file.len, file.crc))
-            .chain(beside.map(|entry| (&entry.file, entry.len, entry.crc)));
+            .chain(beside.map(|entry| (&entry.file, entry.len, entry.crc)))
+            .chain(self.further.iter().map(|file| (&file.name, file.len, file.crc)));
         let mut parts = vec![
             whole("STORE".to_owned(), files::MARKER, files::MARK.len(), Source::Mark),
             whole(
@@ -281,6 +298,39 @@ impl Debug for PartReader<'_> {
 
 fn load(volume: &dyn Volume) -> Result<(Manifest, Vec<u8>), StoreError> {
     load_manifest_with_bytes(volume)?.ok_or_else(|| StoreError::NoCheckpoint { location: volume.location() })
+}
+
+fn further_files(volume: &dyn Volume, manifest: &Manifest) -> Result<Vec<FurtherFile>, StoreError> {
+    let Some(entry) = manifest.attachments.iter().find(|entry| entry.name == FILES_ATTACHMENT) else {
+        return Ok(Vec::new());
+    };
+    let names = files::load_attachment(volume, entry)?;
+    let names = String::from_utf8_lossy(&names);
+    names.lines().map(|name| further_file(volume, name)).collect()
+}
+
+fn further_file(volume: &dyn Volume, name: &str) -> Result<FurtherFile, StoreError> {
+    if name.is_empty() || name.contains('/') {
+        let what = format!(
+            "attachment {FILES_ATTACHMENT} of {} names {name:?}, which is no file",
+            volume.location()
+        );
+        return Err(StoreError::Corrupt { what });
+    }
+    let mut reader = volume.open(name)?;
+    let (mut len, mut crc, mut bytes) = (0, 0, Vec::new());
+    loop {
+        bytes.clear();
+        let read = reader.by_ref().take(PART_BYTES_MAX).read_to_end(&mut bytes);
+        let read = read.map_err(|error| {
+            DeviceError::from_io("read", volume.path(name), len, PART_BYTES_MAX as usize, error)
+        })?;
+        if read == 0 {
+            return Ok(FurtherFile { name: name.to_owned(), len, crc });
+        }
+        len += read as u64;
+        crc = rowmill_io::crc32c_append(crc, &bytes);
+    }
 }
 
 fn geometry(entry: &GroupEntry) -> Geometry {

@@ -78,6 +78,8 @@ def block_from_arrow(batch: pa.RecordBatch, schema: Schema, where: Where) -> Row
             _check_equally_long(before, lengths, name, schema, where)
         lengths = before
     taken = None if lengths is None else np.minimum(lengths, schema.places)
+    if not labels:
+        labels = [np.zeros(rows, np.float32)]
     return RowBlock(labels[0] if len(labels) == 1 else np.stack(labels, axis=1), dense, ids, taken)
 
 

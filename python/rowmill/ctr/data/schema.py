@@ -74,8 +74,8 @@ class Schema:
 
     @property
     def labels(self) -> list[str]:
-        """The label, then the labels of further tasks."""
-        return [self.label, *self.tasks]
+        """The label, then the labels of further tasks; none in a log without labels, whose `label` is empty."""
+        return [self.label, *self.tasks] if self.label else []
 
     @property
     def targets(self) -> tuple[int, ...]:

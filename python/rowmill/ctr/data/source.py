@@ -68,6 +68,15 @@ def open_source(data: Any, schema: Schema = CRITEO) -> Source:
     return source
 
 
+def columns_of(path: Path) -> list[str] | None:
+    """Names of the columns of a Parquet log; None of any other, and of one that cannot be read."""
+    try:
+        file = _files(path)[0] if path.is_dir() else path
+        return pq.read_schema(file).names if path.exists() and _is_parquet(file) else None
+    except (pa.ArrowInvalid, OSError):
+        return None
+
+
 def _files(directory: Path) -> list[Path]:
     files = sorted(
         path

@@ -183,7 +183,7 @@ class Checkpoint:
             if self._ranks.rank > 0:
                 return None
             state = _packed(model, optimizer, [stream for _, stream in parts])
-            write_durable(self._state_file(number), state)
+            write_durable(_state_file(self.folder, number), state)
             manifest = Manifest(
                 id=id_,
                 number=number,
@@ -229,7 +229,7 @@ class Checkpoint:
                     f"the checkpoint in {self.folder} is of another model: it has tables {sorted(manifest.tables)}, "
                     f"this run has {mine.table_names()}"
                 )
-            state = self._state(manifest)
+            state = saved_state(self.folder, manifest)
             try:
                 if model is not None:
                     load_dense_state_dict(_dense(model), state["model"])
@@ -326,29 +326,13 @@ class Checkpoint:
     def _part_folder(self, generation: int, rank: int) -> Path:
         return self.folder / f"parts-{generation}" / str(rank)
 
-    def _state_file(self, number: int) -> Path:
-        return self.folder / f"state-{number}.pt"
-
-    def _state(self, manifest: Manifest) -> dict[str, Any]:
-        path = self._state_file(manifest.number)
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            raise CheckpointMissing(
-                f"checkpoint {manifest.number} in {self.folder} lacks {path.name}: restore the whole folder from a copy"
-            ) from None
-        if (len(content), crc32(content)) != (manifest.state_bytes, manifest.state_crc):
-            raise StoreCorrupt(f"{path} is damaged: it does not match its checksum in CHECKPOINT")
-        # Load to the CPU, so that a checkpoint saved with GPUs opens without; loading then copies to the model's device.
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-
     def _clear(self) -> None:
         """Remove states and parts of earlier checkpoints, and of checkpoints whose manifest was never written."""
         manifest = self._manifest
         assert manifest is not None
         parts = self.folder / f"parts-{manifest.generation}"
         for path in (*self.folder.iterdir(), *parts.iterdir()):
-            named = path in (parts, self._state_file(manifest.number))
+            named = path in (parts, _state_file(self.folder, manifest.number))
             if path.parent == parts:
                 named = not path.name.isdigit() or int(path.name) < len(manifest.epochs)
             elif re.fullmatch(r"parts-\d+|state-\d+\.pt(\.new)?", path.name) is None:
@@ -371,6 +355,30 @@ class Checkpoint:
         """Run `work` on every rank; every rank raises if one does."""
         (done,) = self._ranks.agree(lambda: ((work(),), {}), "the checkpoint")
         return done
+
+
+def saved_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """What a checkpoint holds beside its rows: "model", "optimizer" and "random", on the CPU.
+
+    Raises:
+        CheckpointMissing: The file is missing.
+        StoreCorrupt: The file is damaged.
+    """
+    path = _state_file(folder, manifest.number)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointMissing(
+            f"checkpoint {manifest.number} in {folder} lacks {path.name}: restore the whole folder from a copy"
+        ) from None
+    if (len(content), crc32(content)) != (manifest.state_bytes, manifest.state_crc):
+        raise StoreCorrupt(f"{path} is damaged: it does not match its checksum in CHECKPOINT")
+    # Load to the CPU, so that a checkpoint saved with GPUs opens without; loading then copies to the model's device.
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def _state_file(folder: Path, number: int) -> Path:
+    return folder / f"state-{number}.pt"
 
 
 def take_lock(folder: Path) -> _core.FolderLock:

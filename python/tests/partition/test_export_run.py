@@ -1,0 +1,280 @@
+"""`rowmill export` and `rowmill predict`: a run answers as its trainer does, without its data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from python.tests.train.configs import quiet
+from rowmill.cli import main
+from rowmill.config import load_config
+from rowmill.partition import Bundle
+from rowmill.partition.transform import apply_transform
+from rowmill.train.dense import multiplies_bf16
+from rowmill.train.run import open_trainer, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rowmill.config.config import Config
+
+MODELS = [
+    "dlrm",
+    "dcn_v2",
+    "ffnn",
+    "wide_deep",
+    "mt_wide_deep",
+    "ncf",
+    "two_tower",
+    "din",
+    "dien",
+    "bst",
+]
+OVER_HISTORIES = ("two_tower", "din", "dien", "bst")
+ROWS, TRAIN_ROWS = 700, 500
+
+
+def write_log(folder: Path, kind: str) -> None:
+    """A log with missing values of every kind, and its schema."""
+    folder.mkdir()
+    stream = np.random.default_rng(1)
+    ids = ["user", "item"] if kind == "ncf" else ["user", "item", "shop"]
+    table: dict[str, Any] = {
+        "y": stream.integers(0, 2, ROWS),
+        "bought": stream.integers(0, 2, ROWS),
+    }
+    for name in ("age", "price"):
+        drawn = stream.random(ROWS).astype(np.float32) * 9 - 1
+        table[name] = pa.array(drawn, mask=stream.random(ROWS) < 0.1)
+    for name in ids:
+        table[name] = pa.array(stream.integers(0, 60, ROWS), mask=stream.random(ROWS) < 0.1)
+    table["before"] = [stream.integers(0, 60, stream.integers(0, 6)).tolist() for _ in range(ROWS)]
+    pq.write_table(pa.table(table), folder / "log.parquet")
+    lines = [
+        'label = "y"',
+        f"dense = {['age', 'price']}",
+        f"ids = {ids}",
+        'tasks = ["bought"]',
+        'item_ids = ["item"]',
+    ]
+    if kind in OVER_HISTORIES:
+        lines += ["places = 4", "[histories]", 'item = "before"']
+    (folder / "schema.toml").write_text("\n".join(lines))
+
+
+def config_of(folder: Path, kind: str, **flags: Any) -> Config:
+    settings = {
+        "data__path": folder / "log" / "log.parquet",
+        "data__schema": folder / "log" / "schema.toml",
+        "data__train_rows": TRAIN_ROWS,
+        "data__ids": "vocabulary",
+        "data__min_count": 2,
+        "model__kind": kind,
+        "model__dim": 8,
+        "store__memory": "32MiB",
+        "train__out": folder / "run",
+        "train__batch": 64,
+        "train__threads": 1,
+        "train__dense_decay_from": 1.0,
+        **flags,
+    }
+    return load_config(
+        None,
+        {tuple(key.split("__")): value for key, value in settings.items()},  # pyright: ignore
+    )
+
+
+def trained(folder: Path, kind: str, **flags: Any) -> Config:
+    write_log(folder / "log", kind)
+    config = config_of(folder, kind, **flags)
+    train(config, quiet())
+    return config
+
+
+def held_out(folder: Path, *, labels: bool) -> Path:
+    """The rows that the trainer tests, as a file of its own."""
+    table = pq.read_table(folder / "log" / "log.parquet").slice(TRAIN_ROWS)
+    path = folder / f"test-{labels}.parquet"
+    pq.write_table(table if labels else table.drop_columns(["y", "bought"]), path)
+    return path
+
+
+def trainer_scores(config: Config) -> torch.Tensor:
+    """What the trainer's test computes, [rows, T]."""
+    with open_trainer(
+        replace(config, train=replace(config.train, resume=True)), quiet()
+    ) as trainer:
+        task = trainer.task
+        found: list[torch.Tensor] = []
+        own = task.predict
+
+        def kept(batch: Any) -> torch.Tensor:
+            found.append(own(batch))
+            return found[-1]
+
+        task.predict = kept
+        task.test()
+    return torch.cat(found).reshape(ROWS - TRAIN_ROWS, -1).sigmoid()
+
+
+def predicted(run: Path, data: Path, out: Path) -> pa.Table:
+    assert main(["predict", str(run), "--data", str(data), "--out", str(out)]) == 0
+    return pq.read_table(out)
+
+
+def scores_of(table: pa.Table) -> torch.Tensor:
+    names = [name for name in table.column_names if name.startswith("score")]
+    return torch.from_numpy(np.stack([table[name].to_numpy() for name in names], axis=1))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_predict_is_the_trainer_and_the_bundle_is_predict(kind: str, tmp_path: Path) -> None:
+    config = trained(tmp_path, kind)
+    expected = trainer_scores(config)
+    data, unlabelled = held_out(tmp_path, labels=True), held_out(tmp_path, labels=False)
+    table = predicted(tmp_path / "run", data, tmp_path / "scores.parquet")
+    scores = scores_of(table)
+    assert torch.equal(scores, expected)
+    tasks = ["bought"] if kind == "mt_wide_deep" else []
+    assert table.column_names == ["score", *(f"score_{t}" for t in tasks), "y", *tasks]
+    assert table["y"].to_pylist() == pq.read_table(data)["y"].to_pylist()
+    bare = predicted(tmp_path / "run", unlabelled, tmp_path / "bare.parquet")
+    assert bare.column_names == table.column_names[: 1 + len(tasks)]
+    assert torch.equal(scores_of(bare), expected)
+
+    (tmp_path / "log").rename(tmp_path / "moved")  # Export needs no training data.
+    bundle = tmp_path / "bundle"
+    assert main(["export", str(tmp_path / "run"), "--out", str(bundle)]) == 0
+    assert not list(bundle.glob("cpu.pt2")), "the CPU half is a plan"
+    transform = json.loads((bundle / "transform.json").read_text())
+    with Bundle.open(bundle) as opened:
+        assert opened.manifest["notes"] == []
+        inputs = apply_transform(transform, pq.read_table(unlabelled))
+        assert set(inputs) == {named["name"] for named in opened.signature["inputs"]}
+        (answer,) = opened.run(inputs)
+        difference = (answer.reshape(scores.shape) - scores).abs().max()
+        assert difference <= 1e-6
+        one = {name: value[3:4] for name, value in inputs.items()}
+        (answer,) = opened.run(one)
+        assert (answer.reshape(1, -1) - scores[3:4]).abs().max() <= 1e-6
+    per = {named["name"]: named["per"] for named in opened.signature["inputs"]}
+    assert per.get("lengths", "user") == "user"
+    assert per["ids"] == "item"
+    # Weights alone: a row has no optimizer state.
+    files = [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert files == []
+
+
+@pytest.mark.parametrize("ids", ["full", "hash"])
+def test_ids_of_every_kind(ids: str, tmp_path: Path) -> None:
+    config = trained(tmp_path, "dlrm", data__ids=ids, data__buckets=30)
+    scores = scores_of(
+        predicted(tmp_path / "run", held_out(tmp_path, labels=True), tmp_path / "s.parquet")
+    )
+    assert torch.equal(scores, trainer_scores(config))
+    assert main(["export", str(tmp_path / "run" / "store"), "--out", str(tmp_path / "b")]) == 0
+    transform = json.loads((tmp_path / "b" / "transform.json").read_text())
+    with Bundle.open(tmp_path / "b") as opened:
+        (answer,) = opened.run(
+            apply_transform(transform, pq.read_table(held_out(tmp_path, labels=True)))
+        )
+    assert (answer - scores[:, 0]).abs().max() <= 1e-6
+
+
+@pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bfloat16 instructions")
+@pytest.mark.parametrize("precision", ["bf16", "split-bf16"])
+@pytest.mark.parametrize("dtype", ["bf16", "split-bf16"])
+def test_bfloat16(precision: str, dtype: str, tmp_path: Path) -> None:
+    config = trained(
+        tmp_path,
+        "dlrm",
+        train__precision=precision,
+        train__dense_optimizer="adagrad",
+        rows__dtype=dtype,
+    )
+    scores = scores_of(
+        predicted(tmp_path / "run", held_out(tmp_path, labels=True), tmp_path / "s.parquet")
+    )
+    assert torch.equal(scores, trainer_scores(config))
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "b")]) == 0
+    transform = json.loads((tmp_path / "b" / "transform.json").read_text())
+    with Bundle.open(tmp_path / "b") as opened:
+        (answer,) = opened.run(
+            apply_transform(transform, pq.read_table(held_out(tmp_path, labels=True)))
+        )
+    assert (answer - scores[:, 0]).abs().max() <= 2**-7
+
+
+def test_the_files_of_a_run_are_written_once_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = trained(tmp_path, "dlrm")
+    store = tmp_path / "run" / "store"
+    files = sorted(store.glob("run-*.json"))
+    assert len(files) == 3
+    before = {file: file.stat().st_mtime_ns for file in files}
+    resumed = replace(config, train=replace(config.train, resume=True, epochs=2))
+    train(resumed, quiet())
+    assert {file: file.stat().st_mtime_ns for file in files} == before
+    # Other settings are another file; schema and vocabulary are the same.
+    assert len(list(store.glob("run-*.json"))) == 4
+    out = ["--out", str(tmp_path / "b")]
+    arguments = ["export", str(tmp_path / "run"), *out]
+    for damage in ("absent", "changed"):
+        for file in files:
+            kept = file.read_bytes()
+            if damage == "absent":
+                file.unlink()
+            else:
+                file.write_bytes(kept + b" ")
+            code = main(arguments)
+            error = capsys.readouterr().err
+            # Of the first checkpoint's settings no checkpoint knows any more.
+            assert (code, file.name in error) in ((1, True), (0, False))
+            if code == 0:
+                assert b'"epochs": 1' in kept
+                shutil.rmtree(tmp_path / "b")
+            file.write_bytes(kept)
+    assert main(arguments) == 0
+    assert main(arguments) == 2
+    assert "b exists: remove it, or give another path" in capsys.readouterr().err
+
+
+def test_errors_name_file_row_and_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, "dlrm")
+    data, out = held_out(tmp_path, labels=True), tmp_path / "s.parquet"
+    table = pq.read_table(data)
+
+    def error(change: pa.Table) -> str:
+        pq.write_table(change, tmp_path / "bad.parquet")
+        arguments = ["predict", str(tmp_path / "run"), "--data", str(tmp_path / "bad.parquet")]
+        assert main([*arguments, "--out", str(out)]) == 2
+        assert not out.exists()
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+        return capsys.readouterr().err
+
+    prices = table["price"].to_pylist()
+    prices[7] = float("inf")
+    at = table.column_names.index("price")
+    assert "bad.parquet, row 7 (from 0): 'price' is infinite" in error(
+        table.set_column(at, "price", pa.array(prices, pa.float32()))
+    )
+    assert "has no column 'user'" in error(table.drop_columns(["user"]))
+    assert "bad.parquet, row 0 (from 0): id column 'user' must hold 64-bit integers" in error(
+        table.set_column(table.column_names.index("user"), "user", table["user"].cast(pa.string()))
+    )
+    assert main(["predict", str(tmp_path), "--data", str(data), "--out", str(out)]) == 2
+    assert "has no checkpoint: give the folder" in capsys.readouterr().err
+    out.touch()
+    assert main(["predict", str(tmp_path / "run"), "--data", str(data), "--out", str(out)]) == 2
+    assert "exists: remove it" in capsys.readouterr().err
