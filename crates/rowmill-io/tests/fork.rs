@@ -52,14 +52,14 @@ fn a_forked_child_does_not_hold_the_lock_of_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
     let lock = volume.lock().unwrap();
-    let (mut never, until_parent_is_done) = std::io::pipe().unwrap();
+    let (mut done, mut end_child) = std::io::pipe().unwrap();
     let (mut started, mut start) = std::io::pipe().unwrap();
     // SAFETY: the child uses only pipes and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        drop(until_parent_is_done);
+        drop(end_child);
         let _ = start.write_all(&[1]);
-        let _ = never.read(&mut [0]);
+        let _ = done.read(&mut [0]);
         // SAFETY: ends the child process.
         unsafe { libc::_exit(0) }
     }
@@ -69,7 +69,8 @@ fn a_forked_child_does_not_hold_the_lock_of_the_folder() {
     assert!(volume.lock().is_err(), "the child has unlocked the folder of its parent");
     drop(lock);
     let relocked = volume.lock();
-    drop(until_parent_is_done);
+    // A byte, because children of other tests hold copies of the pipe, which would keep it open.
+    end_child.write_all(&[1]).unwrap();
     // SAFETY: waits for the child made above.
     assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
     relocked.expect("the child still holds the lock");
@@ -80,7 +81,7 @@ fn a_child_that_has_yet_to_close_its_copy_does_not_hold_the_lock() {
     let folder = tempfile::tempdir().unwrap();
     let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
     let lock = volume.lock().unwrap();
-    let (never, until_parent_is_done) = std::io::pipe().unwrap();
+    let (done, mut end_child) = std::io::pipe().unwrap();
     // A child without fork handlers keeps its copy of the file open until it ends.
     // SAFETY: the bare system call runs no fork handlers; the child makes two system calls and leaves by
     // `_exit`.
@@ -89,8 +90,8 @@ fn a_child_that_has_yet_to_close_its_copy_does_not_hold_the_lock() {
     if child == 0 {
         // SAFETY: closes and reads the child's ends of the pipe, then ends the child.
         unsafe {
-            libc::close(until_parent_is_done.as_raw_fd());
-            libc::read(never.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1);
+            libc::close(end_child.as_raw_fd());
+            libc::read(done.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1);
             libc::_exit(0)
         }
     }
@@ -98,7 +99,8 @@ fn a_child_that_has_yet_to_close_its_copy_does_not_hold_the_lock() {
     assert!(volume.lock().is_err(), "the lock is held while its holder lives");
     drop(lock);
     let relocked = volume.lock();
-    drop(until_parent_is_done);
+    // A byte, because children of other tests hold copies of the pipe, which would keep it open.
+    end_child.write_all(&[1]).unwrap();
     // SAFETY: waits for the child made above.
     assert_eq!(i64::from(unsafe { libc::waitpid(child as i32, std::ptr::null_mut(), 0) }), child);
     relocked.expect("the child still holds the lock");
