@@ -6,7 +6,7 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
     from rowmill.ctr.data import ClickBatch, Schema
     from rowmill.store import Store
+
+
+# pyarrow has no types for these calls.
+_arrow: Any = pa
 
 
 def predict(run: Path, data: Path, out: Path) -> int:
@@ -55,16 +59,14 @@ def predict(run: Path, data: Path, out: Path) -> int:
         try:
             with (
                 saved.rows(Path(folder) / "rows") as store,
-                pq.ParquetWriter(
-                    unfinished, pa.schema([(name, pa.float32()) for name in fields])
-                ) as writer,
+                pq.ParquetWriter(unfinished, _schema_of(fields)) as writer,
             ):
                 stream = batches(source, saved.way, start=0, stop=source.rows, batch=TEST_BATCH)
                 for batch, logits in scored(saved, store, stream):
                     columns = _columns(logits.sigmoid())
                     if labels:
                         columns += _columns(batch.labels)
-                    writer.write_table(pa.table(dict(zip(fields, columns, strict=True))))
+                    writer.write_table(_arrow.table(dict(zip(fields, columns, strict=True))))
             unfinished.rename(out)
         except BaseException:
             unfinished.unlink(missing_ok=True)
@@ -93,5 +95,10 @@ def _present(data: Path, schema: Schema) -> tuple[Schema, list[str]]:
     return replace(schema, label="", tasks=(), columns=()), []
 
 
-def _columns(values: Tensor) -> list[pa.Array]:
-    return [pa.array(column.numpy()) for column in values.reshape(len(values), -1).unbind(1)]
+def _schema_of(fields: list[str]) -> Any:
+    return _arrow.schema([(name, _arrow.float32()) for name in fields])
+
+
+def _columns(values: Tensor) -> list[Any]:
+    columns = values.reshape(len(values), -1).unbind(1)
+    return [_arrow.array(column.numpy()) for column in columns]

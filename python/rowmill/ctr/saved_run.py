@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -160,7 +160,9 @@ def _folder(run: Path) -> Path:
 def _of_ranks(folder: Path) -> tuple[dict[str, Any], dict[str, Any], tuple[Changes, ...]]:
     manifest = Manifest.load(folder)
     assert manifest is not None, "the file is there"
-    described = manifest.position if isinstance(manifest.position, dict) else {}
+    described = cast(
+        "dict[str, Any]", manifest.position if isinstance(manifest.position, dict) else {}
+    )
     parts = tuple(
         Changes(
             _core.Changes.open(str(folder / f"parts-{manifest.generation}" / str(rank)), 0, epoch)
@@ -178,8 +180,9 @@ def _config(content: dict[str, Any]) -> Config:
 
 def _schema(content: dict[str, Any]) -> Schema:
     histories = tuple((column, of) for column, of in content.pop("histories"))
-    lists = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
+    lists: dict[str, Any] = {
+        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+        for key, value in content.items()
     }
     return Schema(**lists, histories=histories)
 
