@@ -461,6 +461,9 @@ def test_locks_are_complete_and_hold_no_addresses() -> None:
 
 
 def test_documents_name_their_subjects() -> None:
-    """Write who or what acts: the caller, a thread, a follower. Code is not held to it yet."""
+    """Write who or what acts: the caller, a thread, a follower."""
     # The pattern is written so that it does not match itself.
-    assert matches(r"(?i)\b(who(ever)|some(body)|no(body))\b", ".md") == []
+    assert (
+        matches(r"(?i)\b(who(ever)|some(body)|no(body))\b", ".go", ".md", ".py", ".rs", ".toml")
+        == []
+    )

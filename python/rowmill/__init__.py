@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ops,
         optim,
         partition,
+        serve,
         store,
         train,
     )
@@ -87,6 +88,7 @@ __all__ = [
     "optim",
     "partition",
     "restore",
+    "serve",
     "store",
     "train",
     "unconvert",
@@ -129,6 +131,7 @@ __getattr__, __dir__ = lazy(
         "ops",
         "optim",
         "partition",
+        "serve",
         "store",
         "train",
     ),

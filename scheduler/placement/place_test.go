@@ -344,7 +344,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		{"bound without room", large, "needs 0.005"},
 		{"removed twice", gone, `node "elsewhere" is not in the cluster`},
 		{"unknown device", restore, "CPU group 7 has no 1 millicores free"},
-		{"unknown instance", full.Release("nobody"), "does not run"},
+		{"unknown instance", full.Release("absent"), "does not run"},
 		{"unnamed service", full.Declare(Service{}), "no name"},
 		{"negative expectation", full.Declare(Service{Name: "x", Expected: Demand{GPUs: -1}}), "must be >= 0"},
 		{"growth below 1", option(Options{Growth: 0.5}), "Growth must be >= 1, got 0.5"},

@@ -1,7 +1,7 @@
 //! A million damaged messages.
 //!
 //! What could break: a reader that trusts a length, an offset or a count, and panics, asks for much memory or gives
-//! tensors that nobody sent. A checksum stops damage, but not a peer that writes wrongly, so half of the messages get
+//! tensors that were not sent. A checksum stops damage, but not a peer that writes wrongly, so half of the messages get
 //! right checksums again. Whatever is read then must be exactly what its bytes say: written again, it gives them back.
 //!
 //! `ROWMILL_FUZZ_SEED=17` repeats one seed, `ROWMILL_FUZZ_SECONDS=3600` tries new ones for that long.
