@@ -147,7 +147,8 @@ def test_people_read_the_same(both: tuple[str, dict[str, Any], Path]) -> None:
         lengths.append(sum(width for _, width in of_run))
     steps = [run["step_ms"] for run in report["runs"]]
     scale = max(lengths) / max(steps)
-    assert lengths == pytest.approx([scale * step for step in steps], abs=0.2)
+    # Each of up to ten widths of a bar is rounded to a tenth.
+    assert lengths == pytest.approx([scale * step for step in steps], abs=1.0)
 
 
 @pytest.mark.parametrize("config", ["small", "dcnv2"])

@@ -197,6 +197,8 @@ def outcome(out: Path) -> dict[str, Any]:
         assert packed is not None
         content = torch.load(io.BytesIO(packed), weights_only=True)
         state = json.loads(content.pop("state"))
+        # Hashes of the settings among others, which name the folder of each run.
+        del content["files"]
         left["state"] = {
             name: state[name] for name in ("epoch", "row", "step", "looked_up", "test")
         }
