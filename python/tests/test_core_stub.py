@@ -10,6 +10,9 @@ from typing import Any
 import rowmill
 from rowmill import _core
 
+# Special methods whose presence is compared. Types have the others as slots, or have them all.
+SPECIAL = ("__iter__", "__next__", "__version__")
+
 STUB = ast.parse((Path(rowmill.__file__).parent / "_core.pyi").read_text())
 
 
@@ -22,7 +25,7 @@ def built(holder: Any) -> dict[str, Any]:
     names = {
         name: value
         for name, value in vars(holder).items()
-        if not name.startswith("_") or name in ("__iter__", "__next__", "__version__")
+        if not name.startswith("_") or name in SPECIAL
     }
     out: dict[str, Any] = {}
     for name, value in names.items():
@@ -46,6 +49,8 @@ def declared(body: list[ast.stmt]) -> dict[str, Any]:
                 continue
             out[node.target.id] = None
         elif isinstance(node, ast.FunctionDef):
+            if node.name.startswith("_") and node.name not in SPECIAL:
+                continue
             is_property = any(
                 isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list
             )

@@ -210,7 +210,11 @@ def test_tags_of_optimizers_that_move_absent_rows_elsewhere_or_only_name_one(
 @pytest.mark.parametrize(
     ("kind", "arguments", "said"),
     [
-        (torchrec_optim.LAMB, {}, "goods: tagged with torchrec.optim.optimizers.LAMB, which has no"),
+        (
+            torchrec_optim.LAMB,
+            {},
+            "goods: tagged with torchrec.optim.optimizers.LAMB, which has no",
+        ),
         (
             torch.optim.AdamW,
             {},

@@ -204,7 +204,7 @@ def test_a_get_is_queued_until_the_row_it_owes_is_put(store: rowmill.Store) -> N
         assert isinstance(rows, torch.Tensor)
         assert rows.shape == (2, 1, 2)
         assert torch.equal(rows[0, 0], before[1] - 1)
-        with pytest.raises(rowmill.errors.InvalidInput, match="collected already"):
+        with pytest.raises(rowmill.errors.InvalidInput, match="already collected"):
             queued.wait()
 
 
