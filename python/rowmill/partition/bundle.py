@@ -20,7 +20,6 @@ A file that a bundle does not need is absent.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -32,8 +31,9 @@ import torch
 from torch import Tensor, nn
 
 import rowmill
-from rowmill.errors import BundleDamaged, InvalidInput
+from rowmill.errors import InvalidInput
 from rowmill.ops.lookup import lookup
+from rowmill.partition.manifest import FORMAT, checked_manifest, checksums
 from rowmill.partition.named_lookup import rows_from
 from rowmill.partition.plan_reference import run_plan
 
@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     from rowmill.partition.plan import Step
     from rowmill.store import Store
 
-FORMAT = 1
 _MEMORY = "256MiB"
-_HASHED_BYTES = 1 << 20
 
 
 def save_program(program: ExportedProgram, path: Path) -> dict[str, Tensor]:
@@ -80,17 +78,12 @@ def load_program(path: Path, weights: Mapping[str, Tensor]) -> nn.Module:
 
 def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
     """Write what a bundle is, with the sums of all its files."""
-    files = {
-        str(path.relative_to(folder)): _sha256(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
     manifest = {
         "format": FORMAT,
         "torch": torch.__version__,
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         **about,
-        "files": files,
+        "files": checksums(folder),
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
 
@@ -117,10 +110,10 @@ class Bundle:
         """Check every file of a bundle and open it.
 
         Raises:
-            BundleDamaged: A file is absent, added or changed; names the file.
+            BundleDamaged: A file is absent or changed; names the file.
         """
         folder = Path(path)
-        manifest = _checked_manifest(folder)
+        manifest = checked_manifest(folder)
         signature = json.loads((folder / "signature.json").read_text())
         weights = safetensors.torch.load_file(folder / "weights.safetensors")
         halves: dict[str, Any] = {}
@@ -206,38 +199,6 @@ class Bundle:
             training=False,
             dtype=getattr(torch, step["dtype"]),
         )
-
-
-def _checked_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text())
-        files, version = dict(manifest["files"]), manifest["format"]
-    except FileNotFoundError:
-        raise BundleDamaged(f"{folder} is no bundle: it has no manifest.json") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise BundleDamaged(f"{path} cannot be read ({error}): export the bundle again") from None
-    if version != FORMAT:
-        raise BundleDamaged(
-            f"{path} has format {version}, this version reads {FORMAT}: export the bundle again"
-        )
-    for name, expected in files.items():
-        file = folder / name
-        if not file.is_file():
-            raise BundleDamaged(f"{file} is missing: copy or export the bundle again")
-        if _sha256(file) != expected:
-            raise BundleDamaged(
-                f"{file} differs from its checksum in manifest.json: copy or export the bundle again"
-            )
-    return manifest
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_HASHED_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _without_data(value: Tensor) -> Tensor:

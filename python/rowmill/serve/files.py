@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import safetensors
 
-from rowmill.errors import BundleDamaged
+from rowmill.partition.manifest import checked_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_FORMAT = 1
-_BLOCK_BYTES = 1 << 20
 _DTYPES = {
     "F32": "float32",
     "F64": "float64",
@@ -59,30 +57,11 @@ class BundleFiles:
         Raises:
             BundleDamaged: A file is absent or changed; names the file.
         """
-        path = folder / "manifest.json"
-        try:
-            text = path.read_bytes()
-            manifest = json.loads(text)
-            files, version = dict(manifest["files"]), manifest["format"]
-        except FileNotFoundError:
-            raise BundleDamaged(f"{folder} is no bundle: it has no manifest.json") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise BundleDamaged(
-                f"{path} cannot be read ({error}): export the bundle again"
-            ) from None
-        if version != _FORMAT:
-            raise BundleDamaged(
-                f"{path} has format {version}, this version reads {_FORMAT}: export the bundle again"
-            )
-        for file, expected in files.items():
-            if not (folder / file).is_file():
-                raise BundleDamaged(f"{folder / file} is missing: copy or export the bundle again")
-            if _sha256(folder / file) != expected:
-                raise BundleDamaged(
-                    f"{folder / file} differs from its checksum in manifest.json: copy or export the bundle again"
-                )
+        manifest = checked_manifest(folder)
         signature = json.loads((folder / "signature.json").read_text())
-        program = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+        program = int.from_bytes(
+            hashlib.sha256((folder / "manifest.json").read_bytes()).digest()[:8], "little"
+        )
         return cls(name, folder, manifest, signature, program)
 
     def is_native(self) -> bool:
@@ -101,11 +80,3 @@ class BundleFiles:
         for number in range(self.manifest["examples"]):
             inputs = [tensors[f"{number}.input.{name}"] for name in names]
             yield inputs, [tensors[f"{number}.output.{at}"] for at in range(count)]
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
