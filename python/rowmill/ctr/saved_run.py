@@ -140,11 +140,13 @@ class SavedRun:
     @contextmanager
     def rows(self, copy: Path) -> Generator[Store]:
         """The rows, read-only: of one process where they are, of many ranks merged in `copy`, a folder to make."""
-        folder = self.folder
-        if (folder / CHECKPOINT_FILE).exists():
+        if (self.folder / CHECKPOINT_FILE).exists():
             self.copy_rows(copy)
-            folder = copy
-        with rowmill.open(folder, memory=self.config.store.memory, read_only=True) as store:
+            folder, at = copy, None
+        else:
+            # Rows of the next checkpoint would not fit the dense weights of this one.
+            folder, at = self.folder, self.parts[0].until
+        with rowmill.open(folder, memory=self.config.store.memory, read_only=True, at=at) as store:
             yield store
 
 

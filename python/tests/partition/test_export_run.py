@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import rowmill
+from python.tests.ports import free_port
 from python.tests.train.configs import quiet
 from rowmill.cli import main
 from rowmill.config import load_config
+from rowmill.ctr.saved_run import SavedRun
+from rowmill.errors import RowmillError
 from rowmill.partition import Bundle
 from rowmill.partition.transform import apply_transform
 from rowmill.train.dense import multiplies_bf16
@@ -278,3 +286,68 @@ def test_errors_name_file_row_and_column(
     out.touch()
     assert main(["predict", str(tmp_path / "run"), "--data", str(data), "--out", str(out)]) == 2
     assert "exists: remove it" in capsys.readouterr().err
+
+
+def test_rows_of_a_later_checkpoint_are_not_mixed_with_earlier_weights(tmp_path: Path) -> None:
+    trained(tmp_path, "dlrm")
+    saved = SavedRun.open(tmp_path / "run")
+    with rowmill.open(saved.folder, memory="64MiB") as store:
+        epoch = store.checkpoint()["epoch"]
+    with (
+        pytest.raises(RowmillError, match=f"has checkpoint {epoch}, not {epoch - 1}"),
+        saved.rows(tmp_path / "copy"),
+    ):
+        pass
+
+
+def test_a_pushed_run_is_exported_where_it_was_restored(tmp_path: Path) -> None:
+    trained(tmp_path, "ffnn")
+    url = (tmp_path / "copies").as_uri()
+    assert main(["push", str(tmp_path / "run" / "store"), url]) == 0
+    assert main(["restore", url, str(tmp_path / "restored")]) == 0
+    assert main(["export", str(tmp_path / "restored"), "--out", str(tmp_path / "bundle")]) == 0
+    data = held_out(tmp_path, labels=False)
+    there = predicted(tmp_path / "run", data, tmp_path / "there.parquet")
+    here = predicted(tmp_path / "restored", data, tmp_path / "here.parquet")
+    assert torch.equal(scores_of(here), scores_of(there))
+
+
+def test_rows_of_two_ranks_are_merged(tmp_path: Path) -> None:
+    write_log(tmp_path / "log", "din")
+    log = tmp_path / "log"
+    flags = {
+        "--data": log / "log.parquet",
+        "--schema": log / "schema.toml",
+        "--train-rows": TRAIN_ROWS,
+        "--ids": "vocabulary",
+        "--model": "din",
+        "--dim": 8,
+        "--memory": "64MiB",
+        "--out": tmp_path / "run",
+        "--threads": 1,
+    }
+    command = [sys.executable, "-m", "rowmill", "train", *map(str, chain(*flags.items()))]
+    ranks = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    running = [
+        subprocess.Popen(command, env={**ranks, "RANK": str(rank)}, stdout=subprocess.DEVNULL)
+        for rank in range(2)
+    ]
+    assert [process.wait() for process in running] == [0, 0]
+    data = held_out(tmp_path, labels=True)
+    table = predicted(tmp_path / "run", data, tmp_path / "scores.parquet")
+    scores = scores_of(table)
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "bundle")]) == 0
+    transform = json.loads((tmp_path / "bundle" / "transform.json").read_text())
+    with Bundle.open(tmp_path / "bundle") as opened:
+        (answer,) = opened.run(apply_transform(transform, pq.read_table(data)))
+    assert torch.allclose(answer, scores[:, 0], rtol=0, atol=1e-6)
+    labels = torch.tensor(table["y"].to_pylist(), dtype=torch.float64)
+    logloss = torch.nn.functional.binary_cross_entropy(scores[:, 0].double(), labels)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert float(logloss) == pytest.approx(report["test"]["logloss"], rel=1e-6)
