@@ -29,9 +29,11 @@ impl Group {
     pub(crate) fn clean_if_behind(&self) {
         let log = &self.core.log;
         let written = log.counts().segments_written;
-        if self.segments_checked.swap(written, Relaxed) == written {
+        // Most calls find no new segment. They only load, because a store to memory that all threads share is slow.
+        if self.segments_checked.load(Relaxed) == written {
             return;
         }
+        self.segments_checked.store(written, Relaxed);
         // Errors are reported by later calls, as for the cleaning thread.
         while self.exceeds(SPACE_BEHIND) && self.clean_one().unwrap_or(false) {}
     }
