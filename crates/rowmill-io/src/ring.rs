@@ -25,9 +25,9 @@ use crate::{AlignedBuffer, Process, ReadResult, Span, pread};
 /// device.
 const QUEUE_DEPTH: usize = 256;
 
-/// Number of rings that are reading now. Together they keep at most [`QUEUE_DEPTH`] reads in flight. A device
-/// accepts only so many requests (256 is the kernel's default). A thread that submits more is put to sleep
-/// inside the submission, which cost two threads 1.7 us of CPU per read.
+/// Number of rings that are reading now. Together they keep at most [`QUEUE_DEPTH`] reads in flight. The
+/// queue of a device holds a limited number of requests (256 by default). A thread that submits one more sleeps
+/// inside the submission until there is room, which cost two threads 1.7 us of CPU per read.
 static READING: AtomicUsize = AtomicUsize::new(0);
 
 /// Least number of reads that a ring may keep in flight, however many rings are reading.

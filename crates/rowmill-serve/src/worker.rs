@@ -53,7 +53,8 @@ pub struct Bundle {
     pub folder: PathBuf,
 }
 
-/// A worker. It listens once it is told to, and ends with [`Self::run`].
+/// The models of one process, their threads and their sockets. [`Self::listen_http`], [`Self::listen_dense`] and
+/// [`Self::listen_metrics`] open sockets. [`Self::run`] waits for the end of the process and closes everything.
 #[derive(Debug)]
 pub struct Worker {
     server: Mutex<Option<Server>>,

@@ -57,7 +57,7 @@ impl LookupThreads {
             let text = match error {
                 TrySendError::Full(_) => {
                     format!(
-                        "{} requests wait for a lookup thread: send fewer, or raise queue_max",
+                        "{} requests wait for a lookup thread: send fewer, or raise queue_requests",
                         self.queue_max
                     )
                 }

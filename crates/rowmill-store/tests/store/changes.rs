@@ -187,7 +187,7 @@ fn only_what_was_written_or_deleted_is_told() {
         table.put(ids, &vec![1.0; ids.len() * 30], None).unwrap();
     }
     store.checkpoint(&[]).unwrap();
-    // Rewrite so many rows that cleaning moves the rest.
+    // Rewrite half of the rows three times. Cleaning then moves the other half, which must not count as changed.
     for _ in 0..3 {
         for ids in ids.chunks(200).step_by(2) {
             table.put(ids, &vec![2.0; ids.len() * 30], None).unwrap();
