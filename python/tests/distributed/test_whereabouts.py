@@ -27,13 +27,16 @@ pytestmark = pytest.mark.slow
 __all__ = ["oneccl"]
 
 PROGRAM = """
-import os, sys, tempfile, torch
+import os, sys, tempfile, time, torch
 import torch.distributed as dist
 import rowmill
 from rowmill.distributed import Ranks, ShardedCollection
 from rowmill.nn import Feature
 
 dist.init_process_group(sys.argv[1])
+if os.environ["RANK"] == "1":  # Rank 0, whose process holds the key-value store, learns the reason first.
+    sleep = time.sleep
+    time.sleep = lambda seconds: sleep(3 * seconds)
 try:
     ranks = Ranks(timeout_s=600)
     with tempfile.TemporaryDirectory() as folder, rowmill.open(f"{folder}/s", memory="16MiB") as store:

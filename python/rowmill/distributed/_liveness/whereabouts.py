@@ -29,7 +29,7 @@ from rowmill.distributed._liveness.within import within
 from rowmill.errors import ExchangeFailed, RankLost, RowmillError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _T = TypeVar("_T")
 
@@ -43,6 +43,9 @@ _STORE_S = 5.0
 
 _ROLL_CALL_S = 3.0
 """Time for live ranks to report that their waits have failed too; the other ranks count as lost."""
+
+_FAREWELL_S = 5.0
+"""Longest time for which rank 0 stays after a failure, so that the other ranks can read the reason from it."""
 
 _LOOK_AGAIN_S = 0.1
 
@@ -84,6 +87,7 @@ class Whereabouts:
             shared = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
             self._store = c10d.PrefixStore(f"rowmill {self._thread}", shared)
             self._store.set(f"failed {self._rank}", "")
+            self._store.set(f"read {self._rank}", "")
             if self._rank == 0:
                 self._store.set("verdict", "")
         else:
@@ -135,7 +139,10 @@ class Whereabouts:
                 if now - tried < _PATIENCE_S or now - began >= timeout_s:
                     self._raise(self._lost(call), error)
             told = True
-            if failure := self._first._failure or _asked(lambda: self._apart(call)):
+            if failure := self._first._failure:
+                self._raise(failure)
+            if failure := _asked(lambda: self._apart(call)):
+                self._let_read(range(self._count))
                 self._raise(failure)
         if told:
             _asked(lambda: self._tell(""))
@@ -178,7 +185,21 @@ class Whereabouts:
             who = f"rank{'s' * (len(silent) > 1)} {_listed([str(rank) for rank in silent])}"
             who += ", which ended, hangs, or makes no more calls"
         lost = RankLost(f"{self._at(call)} got no answer from {who}; start all ranks again")
-        return _asked(lambda: self._verdict(lost)) or lost
+        verdict = _asked(lambda: self._verdict(lost)) or lost
+        if silent is not None:
+            self._let_read([rank for rank in range(self._count) if rank not in silent])
+        return verdict
+
+    def _let_read(self, ranks: Iterable[int]) -> None:
+        """Report that this rank has read why all fail. Rank 0 waits for the other ranks: its process may hold the store."""
+        _asked(lambda: self._store.set(f"read {self._rank}", "yes"))
+        until = time.monotonic() + _FAREWELL_S
+        keys = [f"read {rank}" for rank in ranks]
+        while self._rank == 0 and time.monotonic() < until:
+            said = _asked(lambda: self._store.multi_get(keys))
+            if said is None or all(said):
+                return
+            time.sleep(_LOOK_AGAIN_S)
 
     def _raise(self, failure: RowmillError, cause: BaseException | None = None) -> NoReturn:
         # Leak the groups on purpose: freeing a group with an unfinished collective would block the end of the process.
