@@ -34,6 +34,21 @@ UNSAFE_CRATES = {
     "rowmill-serve",
 }
 
+# Crates that may open sockets. Programs that only tests run, in `tests` and `examples`, are free to.
+SOCKET_CRATES = {"rowmill-remote", "rowmill-server", "rowmill-serve"}
+SOCKETS = r"\b(Tcp|Unix|Udp)(Stream|Listener|Socket|Datagram)\b|\b(tokio|std|unix)::net\b|\blibc::socket\b"
+# Packages that open sockets for their callers.
+SOCKET_PACKAGES = {
+    "axum",
+    "hyper",
+    "hyper-util",
+    "mio",
+    "object_store",
+    "reqwest",
+    "socket2",
+    "tonic",
+}
+
 # Which crates a crate may build on: the road of ARCHITECTURE.md, one direction only.
 CRATE_IMPORTS = {
     "rowmill-splitmix": set[str](),
@@ -257,6 +272,22 @@ def test_crate_shares_the_lints_and_builds_on_earlier_rooms_only(crate: Path) ->
     assert imports <= CRATE_IMPORTS[crate.name]
     if crate.name not in UNSAFE_CRATES:
         assert "#![forbid(unsafe_code)]" in (crate / "src/lib.rs").read_text()
+
+
+@pytest.mark.parametrize("crate", crates(), ids=lambda path: path.name)
+def test_sockets_are_opened_by_servers_and_remote_copies_only(crate: Path) -> None:
+    manifest = tomllib.loads((crate / "Cargo.toml").read_text())
+    packages = SOCKET_PACKAGES & manifest.get("dependencies", {}).keys()
+    lines = [
+        f"{path.relative_to(ROOT)}: {found.group()}"
+        for path in tracked(".rs")
+        if path.is_relative_to(crate / "src")
+        for found in re.finditer(SOCKETS, path.read_text())
+    ]
+    if crate.name in SOCKET_CRATES:
+        assert packages or lines, f"{crate.name} opens no socket any more: remove it from the table"
+    else:
+        assert (packages, lines) == (set(), [])
 
 
 def imported_folders(file: Path, source: Path) -> Iterator[str]:
