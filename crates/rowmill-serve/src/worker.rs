@@ -231,7 +231,7 @@ impl Worker {
             is_ready: Arc::clone(&self.is_ready),
             statistics: self.statistics.clone(),
         };
-        self.listen(address, exposure, front_door.router(&self.drain))
+        self.listen(address, exposure, front_door.http_routes(&self.drain))
     }
 
     /// Answer Prometheus at `address`, `host:port`. Returns the address with its port.

@@ -91,7 +91,7 @@ fn door_with(slo: Duration) -> Door {
         bind_tcp("127.0.0.1:0", Exposure::Loopback).unwrap()
     };
     let address = listener.local_addr().unwrap();
-    server.serve_http(listener, front_door.router(server.drain()));
+    server.serve_http(listener, front_door.http_routes(server.drain()));
     Door { server, address, arena, seen }
 }
 

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::datatype;
-use super::problem::Problem;
-use crate::{DType, Status, Tensor};
+use super::problem::{Kind, Problem};
+use crate::{DType, Status, Tensor, TensorName};
 
 /// A model and what it takes and gives.
 #[derive(Clone)]
@@ -37,6 +35,34 @@ impl Model {
     pub(super) fn set_loaded(&self, loaded: bool) {
         self.loaded.store(loaded, Relaxed);
     }
+
+    /// Its state as the repository's index has it, and the reason.
+    pub(super) fn state(&self) -> (&'static str, &'static str) {
+        if self.is_loaded() { ("READY", "") } else { ("UNAVAILABLE", "unloaded") }
+    }
+
+    /// The number of an output.
+    pub(super) fn find_output(&self, name: &str) -> Result<usize, Problem> {
+        let number = self.outputs.iter().position(|spec| spec.name == name);
+        number.ok_or_else(|| {
+            let names: Vec<_> = self.outputs.iter().map(|spec| &spec.name).collect();
+            let model = &self.name;
+            Problem::invalid(format!("model {model:?} has no output {name:?}, its outputs are {names:?}"))
+        })
+    }
+
+    /// An output among those that the function gave, which must be as the signature says.
+    pub(super) fn output<'o>(&self, number: usize, given: &'o [Tensor]) -> Result<&'o Tensor, Problem> {
+        let spec = &self.outputs[number];
+        given
+            .iter()
+            .find(|output| output.name == TensorName::Number(number as u16))
+            .filter(|output| output.dtype == spec.dtype && spec.fits(&output.shape))
+            .ok_or_else(|| {
+                let text = format!("model {:?} gave no output {:?} of its signature", self.name, spec.name);
+                Problem::new(Kind::Failed, text)
+            })
+    }
 }
 
 impl Debug for Model {
@@ -60,19 +86,9 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    pub(super) fn metadata(&self) -> Value {
-        json!({ "name": self.name, "datatype": datatype::name(self.dtype), "shape": self.shape_json() })
-    }
-
-    /// The same as a configuration has it.
-    pub(super) fn config(&self) -> Value {
-        let datatype = format!("TYPE_{}", datatype::name(self.dtype));
-        json!({ "name": self.name, "data_type": datatype, "dims": self.shape_json() })
-    }
-
-    /// The shape with -1 for dimensions that differ.
-    pub(super) fn shape_json(&self) -> Value {
-        self.shape.iter().map(|size| size.map_or(json!(-1), |size| json!(size))).collect()
+    /// The shape as the protocol has it: -1 for dimensions that differ.
+    pub(super) fn sizes(&self) -> Vec<i64> {
+        self.shape.iter().map(|size| size.map_or(-1, |size| size as i64)).collect()
     }
 
     pub(super) fn fits(&self, shape: &[u64]) -> bool {

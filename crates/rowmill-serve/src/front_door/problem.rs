@@ -1,61 +1,89 @@
 //! Why a request of the front door has no reply.
 
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
-use serde_json::json;
-
 use crate::{ArenaError, Status};
 
-/// An HTTP status and a text, sent as the protocol's error object.
+/// What kind of problem it is. Each protocol has a status for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The request is wrong.
+    Invalid,
+    /// There is no such model or version.
+    NotFound,
+    /// The server lacks this part of the protocol.
+    Unsupported,
+    /// The request does not say how long it is.
+    NoLength,
+    /// The request is beyond a limit.
+    TooLarge,
+    /// The request did not arrive in time.
+    Slow,
+    /// The request cannot be answered in time, or there is no room for it. It has not run.
+    Refused,
+    /// The worker or the model takes no requests.
+    Unavailable,
+    /// There is no answer in time.
+    Late,
+    /// The model failed.
+    Failed,
+}
+
+/// A kind for programs and a text for people.
 #[derive(Debug)]
 pub(super) struct Problem {
-    status: StatusCode,
-    text: String,
+    pub(super) kind: Kind,
+    pub(super) text: String,
 }
 
 impl Problem {
-    pub(super) fn new(status: StatusCode, text: String) -> Self {
-        Self { status, text }
-    }
-
-    pub(super) fn status(&self) -> StatusCode {
-        self.status
+    pub(super) fn new(kind: Kind, text: String) -> Self {
+        Self { kind, text }
     }
 
     /// The request is wrong.
     pub(super) fn invalid(text: String) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, text)
+        Self::new(Kind::Invalid, text)
     }
 
     /// The model's function gave no answer.
     pub(super) fn dropped() -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the model dropped the request without an answer".into())
+        Self::new(Kind::Failed, "the model dropped the request without an answer".into())
     }
 
     /// The model's function refused or failed.
     pub(super) fn of_status(status: Status, text: String) -> Self {
-        let status = match status {
-            Status::Invalid => StatusCode::BAD_REQUEST,
-            Status::Late | Status::Full => StatusCode::TOO_MANY_REQUESTS,
-            Status::Draining | Status::UnknownProgram => StatusCode::SERVICE_UNAVAILABLE,
-            Status::Ok | Status::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        let kind = match status {
+            Status::Invalid => Kind::Invalid,
+            Status::Late | Status::Full => Kind::Refused,
+            Status::Draining | Status::UnknownProgram => Kind::Unavailable,
+            Status::Ok | Status::Failed => Kind::Failed,
         };
-        Self::new(status, text)
+        Self::new(kind, text)
+    }
+}
+
+impl Kind {
+    /// The status by which requests are counted, which HTTP sends, too.
+    pub(super) fn http_status(self) -> u16 {
+        match self {
+            Self::Invalid => 400,
+            Self::NotFound | Self::Unsupported => 404,
+            Self::Slow => 408,
+            Self::NoLength => 411,
+            Self::TooLarge => 413,
+            Self::Refused => 429,
+            Self::Failed => 500,
+            Self::Unavailable => 503,
+            Self::Late => 504,
+        }
     }
 }
 
 impl From<ArenaError> for Problem {
     fn from(error: ArenaError) -> Self {
-        let status = match error {
-            ArenaError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            _ => StatusCode::TOO_MANY_REQUESTS,
+        let kind = match error {
+            ArenaError::TooLarge { .. } => Kind::TooLarge,
+            _ => Kind::Refused,
         };
-        Self::new(status, error.to_string())
-    }
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        super::axum_json(self.status, &json!({ "error": self.text }))
+        Self::new(kind, error.to_string())
     }
 }

@@ -8,7 +8,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
-use serde_json::{Value, json};
 
 /// Bounds of the buckets of latencies, in seconds.
 const BUCKETS: [f64; 14] =
@@ -46,6 +45,14 @@ pub(super) struct Open {
     status: u16,
 }
 
+/// Some requests of a model, and the time that they took together.
+pub(super) struct Counted {
+    pub(super) count: u64,
+    pub(super) ns: u64,
+}
+
+/// The status of an answered request.
+pub(super) const ANSWERED: u16 = 200;
 /// The status of nginx for a client that closed the connection.
 const GIVEN_UP: u16 = 499;
 
@@ -80,26 +87,21 @@ impl Statistics {
         registry.register("rowmill_serve_open_requests", "Requests being answered", self.open.clone());
     }
 
-    /// Count a request from now on.
-    pub(super) fn open(&self, model: &str) -> Open {
+    /// Count a request that began at `begin`.
+    pub(super) fn open(&self, model: &str, begin: Instant) -> Open {
         let model = OfModel { model: model.into() };
         self.open.get_or_create(&model).inc();
-        Open { statistics: self.clone(), model, begin: Instant::now(), status: GIVEN_UP }
+        Open { statistics: self.clone(), model, begin, status: GIVEN_UP }
     }
 
-    /// The statistics of a model as the protocol has them.
-    pub(super) fn of(&self, name: &str, version: &str) -> Value {
-        let model = OfModel { model: name.into() };
-        let of = |count: &Family<OfModel, Counter>, ns: &Family<OfModel, Counter>| json!({ "count": count.get_or_create(&model).get(), "ns": ns.get_or_create(&model).get() });
-        json!({
-            "name": name,
-            "version": version,
-            "inference_count": self.answered.get_or_create(&model).get(),
-            "inference_stats": {
-                "success": of(&self.answered, &self.answered_ns),
-                "fail": of(&self.failed, &self.failed_ns),
-            },
-        })
+    /// Requests of a model that were answered, and those that were not.
+    pub(super) fn of(&self, model: &str) -> (Counted, Counted) {
+        let model = OfModel { model: model.into() };
+        let of = |count: &Family<OfModel, Counter>, ns: &Family<OfModel, Counter>| Counted {
+            count: count.get_or_create(&model).get(),
+            ns: ns.get_or_create(&model).get(),
+        };
+        (of(&self.answered, &self.answered_ns), of(&self.failed, &self.failed_ns))
     }
 }
 
@@ -118,7 +120,7 @@ impl Drop for Open {
         statistics.open.get_or_create(model).dec();
         let outcome = OfOutcome { model: model.model.clone(), status: *status };
         statistics.requests.get_or_create(&outcome).inc();
-        if *status == 200 {
+        if *status == ANSWERED {
             statistics.latency.get_or_create(model).observe(taken.as_secs_f64());
             statistics.answered.get_or_create(model).inc();
             statistics.answered_ns.get_or_create(model).inc_by(ns);

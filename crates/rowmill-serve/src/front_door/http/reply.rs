@@ -4,30 +4,25 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::super::problem::Problem;
+use super::super::{Model, datatype};
 use super::body::JSON_BYTES;
-use super::problem::Problem;
+use super::elements;
 use super::request::ReplyOptions;
-use super::{Model, datatype};
-use crate::{Tensor, TensorName};
+use crate::Tensor;
 
 pub(super) fn encode(model: &Model, options: &ReplyOptions, outputs: &[Tensor]) -> Result<Response, Problem> {
     let (mut entries, mut binary) = (Vec::new(), Vec::new());
     for &(number, is_binary) in &options.outputs {
         let spec = &model.outputs[number];
-        let output = outputs.iter().find(|output| output.name == TensorName::Number(number as u16));
-        let output = output
-            .filter(|output| output.dtype == spec.dtype && spec.fits(&output.shape))
-            .ok_or_else(|| {
-                let text = format!("model {:?} gave no output {:?} of its signature", model.name, spec.name);
-                Problem::new(StatusCode::INTERNAL_SERVER_ERROR, text)
-            })?;
+        let output = model.output(number, outputs)?;
         let mut entry =
             json!({ "name": spec.name, "datatype": datatype::name(spec.dtype), "shape": output.shape });
         if is_binary {
             entry["parameters"] = json!({ "binary_data_size": output.data.len() });
             binary.extend_from_slice(&output.data);
         } else {
-            entry["data"] = datatype::values(spec.dtype, &output.data).ok_or_else(|| {
+            entry["data"] = elements::values(spec.dtype, &output.data).ok_or_else(|| {
                 let (name, datatype) = (&spec.name, datatype::name(spec.dtype));
                 Problem::invalid(format!(
                     "output {name:?} has datatype {datatype}: ask for it as binary data"
@@ -42,7 +37,7 @@ pub(super) fn encode(model: &Model, options: &ReplyOptions, outputs: &[Tensor]) 
         json["id"] = json!(id);
     }
     if binary.is_empty() {
-        return Ok(super::axum_json(StatusCode::OK, &json));
+        return Ok(super::answer_json(StatusCode::OK, &json));
     }
     let mut body = json.to_string().into_bytes();
     let json_bytes = body.len().to_string();

@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use futures_util::StreamExt;
 
-use super::FrontDoor;
-use super::problem::Problem;
+use super::super::FrontDoor;
+use super::super::problem::{Kind, Problem};
 use crate::Buffer;
 
 /// Header that gives the size of the JSON part, where binary data follow.
@@ -28,9 +28,8 @@ pub(super) async fn read(
     body: Body,
     room_by: Instant,
 ) -> Result<Parts, Problem> {
-    let bytes = number(headers, "content-length")?.ok_or_else(|| {
-        Problem::new(StatusCode::LENGTH_REQUIRED, "the request has no content-length header".into())
-    })?;
+    let bytes = number(headers, "content-length")?
+        .ok_or_else(|| Problem::new(Kind::NoLength, "the request has no content-length header".into()))?;
     let json_bytes = number(headers, JSON_BYTES)?.unwrap_or(bytes);
     if json_bytes > bytes {
         return Err(Problem::invalid(format!("{JSON_BYTES} is {json_bytes}, the body has {bytes} bytes")));
@@ -42,7 +41,7 @@ pub(super) async fn read(
             let text = format!(
                 "the {part} has {found} bytes, the limit is {limit}: send large tensors as binary data, or send less"
             );
-            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+            return Err(Problem::new(Kind::TooLarge, text));
         }
     }
     let before = json_bytes.next_multiple_of(ALIGNMENT) - json_bytes;

@@ -1,0 +1,133 @@
+//! A request on its way through the front door: admitted, given to a model, and counted.
+
+use std::time::{Duration, Instant};
+
+use axum::http::HeaderMap;
+use rowmill_server::{Drain, Hold};
+use tokio::sync::oneshot;
+
+use super::inputs::aligned;
+use super::model::{Answer, Ask, Model};
+use super::problem::{Kind, Problem};
+use super::statistics::Open;
+use super::{FrontDoor, statistics};
+use crate::Tensor;
+
+/// A front door and the end of its process.
+pub(super) struct Door {
+    pub(super) front_door: FrontDoor,
+    pub(super) drain: Drain,
+}
+
+/// A request that the drain waits for.
+pub(super) struct Admitted<'d> {
+    door: &'d Door,
+    begin: Instant,
+    _hold: Hold,
+}
+
+/// A request to a model. Dropped without an end, it counts as given up by its sender.
+pub(super) struct Call<'d> {
+    admitted: Admitted<'d>,
+    pub(super) model: &'d Model,
+    open: Open,
+}
+
+impl Door {
+    /// Whether the server takes requests.
+    pub(super) fn is_ready(&self) -> bool {
+        self.front_door.is_ready.load(std::sync::atomic::Ordering::Relaxed) && !self.drain.has_started()
+    }
+
+    /// A model, of a version where one is given.
+    pub(super) fn model(&self, name: &str, version: Option<&str>) -> Result<&Model, Problem> {
+        let models = &self.front_door.models;
+        let model = models.iter().find(|model| model.name == name).ok_or_else(|| {
+            let names: Vec<_> = models.iter().map(|model| &model.name).collect();
+            Problem::new(Kind::NotFound, format!("no model {name:?}, this server has {names:?}"))
+        })?;
+        match version {
+            Some(version) if version != model.version => Err(Problem::new(
+                Kind::NotFound,
+                format!("model {name:?} has version {:?}, not {version:?}", model.version),
+            )),
+            _ => Ok(model),
+        }
+    }
+
+    /// Take a request unless the process ends.
+    pub(super) fn admit(&self) -> Result<Admitted<'_>, Problem> {
+        // Before the look at the drain: a request is either refused or waited for.
+        let hold = self.drain.hold();
+        if self.drain.has_started() {
+            return Err(Problem::new(
+                Kind::Unavailable,
+                "the server is about to end: ask another one".into(),
+            ));
+        }
+        Ok(Admitted { door: self, begin: Instant::now(), _hold: hold })
+    }
+}
+
+impl<'d> Admitted<'d> {
+    /// When the request must have arrived.
+    pub(super) fn read_by(&self) -> Instant {
+        self.begin + self.door.front_door.slo
+    }
+
+    /// Count the request for its model.
+    pub(super) fn call(self, name: &str, version: Option<&str>) -> Result<Call<'d>, Problem> {
+        let model = self.door.model(name, version)?;
+        let open = self.door.front_door.statistics.open(&model.name, self.begin);
+        Ok(Call { admitted: self, model, open })
+    }
+}
+
+impl Call<'_> {
+    /// When the request must have arrived.
+    pub(super) fn read_by(&self) -> Instant {
+        self.admitted.read_by()
+    }
+
+    /// Refuse the request where the model is unloaded.
+    pub(super) fn check_loaded(&self) -> Result<(), Problem> {
+        if self.model.is_loaded() {
+            return Ok(());
+        }
+        let text = format!("model {:?} is unloaded: load it through the repository", self.model.name);
+        Err(Problem::new(Kind::Unavailable, text))
+    }
+
+    /// The outputs of the model, within `timeout` since the request began.
+    pub(super) async fn ask(
+        &self,
+        tensors: Vec<Tensor>,
+        timeout: Option<Duration>,
+        trace: [u8; 16],
+    ) -> Result<Vec<Tensor>, Problem> {
+        let Admitted { door: Door { front_door, .. }, begin, .. } = &self.admitted;
+        let deadline = *begin + timeout.unwrap_or(front_door.slo);
+        let tensors = aligned(tensors, &front_door.arena, deadline).await?;
+        let (sender, answer) = oneshot::channel();
+        (self.model.infer)(Ask { tensors, trace, deadline, answer: Answer(sender) });
+        let outputs = tokio::time::timeout_at(deadline.into(), answer).await.map_err(|_| {
+            let (name, taken) = (&self.model.name, begin.elapsed());
+            Problem::new(Kind::Late, format!("no answer of model {name:?} within {taken:?}: allow more time"))
+        })?;
+        outputs.unwrap_or_else(|_| Err(Problem::dropped()))
+    }
+
+    /// Count the request by its outcome.
+    pub(super) fn end<R>(self, answered: &Result<R, Problem>) {
+        let status =
+            answered.as_ref().map_or_else(|problem| problem.kind.http_status(), |_| statistics::ANSWERED);
+        self.open.end(status);
+    }
+}
+
+/// The trace id of a `traceparent` header (W3C Trace Context), zeros where there is none.
+pub(super) fn trace(headers: &HeaderMap) -> [u8; 16] {
+    let id = headers.get("traceparent").and_then(|value| value.to_str().ok()?.split('-').nth(1));
+    let number = id.filter(|id| id.len() == 32).and_then(|id| u128::from_str_radix(id, 16).ok());
+    number.unwrap_or(0).to_be_bytes()
+}
