@@ -39,6 +39,13 @@ def test_counts_become_logs_and_missing_or_negative_ones_zero() -> None:
     np.testing.assert_allclose(log_counts(dense), [[0, np.log(2), np.log(100), 0, 0]], rtol=1e-6)
 
 
+def test_logs_of_counts_are_the_nearest_floats() -> None:
+    counts = np.arange(0, 2**24, 331, dtype=np.float32)
+    exact = np.log1p(counts.astype(np.longdouble)).astype(np.float32)
+    np.testing.assert_array_equal(log_counts(counts), exact)
+    assert not np.signbit(log_counts(np.full(33, -0.0, np.float32))).any()
+
+
 def test_full_ids_are_the_values() -> None:
     ids = np.array([[2**62, -1], [MISSING_ID, 0]], dtype=np.int64)
     np.testing.assert_array_equal(FullIds().apply(ids), ids)

@@ -168,8 +168,14 @@ def id_way(name: str, source: Source, *, train_rows: int, buckets: int, min_coun
 
 
 def log_counts(dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """log(1 + x), 0 where x is negative or missing."""
-    return np.log1p(np.maximum(np.nan_to_num(dense, nan=0.0), 0.0))
+    """log(1 + x) computed in 64 bits and rounded once, 0 where x is negative or missing.
+
+    The 32-bit logarithms of numpy and of C libraries differ in their last bits. The rounded 64-bit ones are equal, so that a
+    server, and a trainer on another machine, compute the same inputs.
+    """
+    # Adding 0 makes a negative zero positive.
+    counts = np.fmax(dense, np.float32(0)) + np.float32(0)
+    return np.log1p(counts, dtype=np.float64).astype(np.float32)
 
 
 def transform(block: RowBlock, way: IdWay) -> RowBlock:
