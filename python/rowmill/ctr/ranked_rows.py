@@ -13,9 +13,10 @@ from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.train.backend import device_name
 from rowmill.train.folder import ranks_folder
+from rowmill.train.identity import check_same_run
 from rowmill.train.rows import RowCounters, StoredRows
 from rowmill.train.run_files import read_run_file
-from rowmill.train.state import check_same_run, files_of
+from rowmill.train.state import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

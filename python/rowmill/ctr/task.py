@@ -18,13 +18,14 @@ from rowmill.ctr.click_model import build_model, schema_for
 from rowmill.ctr.data import CRITEO, Vocabulary, batches, id_way, load_schema, open_source
 from rowmill.ctr.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
 from rowmill.ctr.data.sequences import SEQUENCES_FILE, load_sequences, make_sequences
+from rowmill.ctr.identity import click_identity
 from rowmill.ctr.metrics import ClickMetrics, ListMetrics
 from rowmill.ctr.models import DIEN
 from rowmill.ctr.rows import plain_rows, stored_rows
 from rowmill.train.backend import CPU
 from rowmill.train.dense import dense_optimizer, dense_precision
 from rowmill.train.rows import row_optimizer
-from rowmill.train.state import click_identity, dense_parameters
+from rowmill.train.state import dense_parameters
 from rowmill.train.task import announced
 
 if TYPE_CHECKING:

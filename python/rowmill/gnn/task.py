@@ -17,13 +17,13 @@ from torch.nn.functional import cross_entropy
 
 from rowmill.config.setting import ConfigError
 from rowmill.gnn import GAT, GraphSAGE, NeighbourSampler, NodeBatches
+from rowmill.gnn.identity import node_identity
 from rowmill.gnn.metrics import NodeMetrics
 from rowmill.gnn.node_graph import read_node_graph
 from rowmill.gnn.planted_nodes import make_nodes
 from rowmill.nn import Embedding
 from rowmill.optim.specs import SGD
 from rowmill.train.rows import StoredRows, new_table, open_rows
-from rowmill.train.state import node_identity
 from rowmill.train.task import announced, check_task
 
 if TYPE_CHECKING:

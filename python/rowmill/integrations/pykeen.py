@@ -29,7 +29,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rowmill.optim.specs import RowOptimizer
+    from rowmill.optim import RowOptimizer
     from rowmill.store.tables import Table
 
 _FLOATS = {torch.float32: 1, torch.complex64: 2}

@@ -25,11 +25,11 @@ from rowmill.kge import (
     softmax,
 )
 from rowmill.kge.graph import read_graph
+from rowmill.kge.identity import graph_identity
 from rowmill.nn import Embedding
 from rowmill.nn.dropout import dropout
 from rowmill.train.dense import check_precision, dense_precision
 from rowmill.train.rows import StoredRows, new_table, open_rows
-from rowmill.train.state import graph_identity
 from rowmill.train.task import check_task
 
 if TYPE_CHECKING:

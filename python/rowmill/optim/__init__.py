@@ -1,5 +1,6 @@
 """Optimizers of rows, `RowOptimizer` for deferred updates, and `SplitSGD` and `SplitAdagrad` for dense bfloat16 weights."""
 
+from rowmill.optim.row_optimizer import RowOptimizer
 from rowmill.optim.specs import (
     FTRL,
     SGD,
@@ -7,7 +8,6 @@ from rowmill.optim.specs import (
     Adam,
     MomentumSGD,
     OptimizerSpec,
-    RowOptimizer,
     RowwiseAdagrad,
     RowwiseAdam,
 )

@@ -6,25 +6,18 @@ import io
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import torch
 from torch import nn
 
-from rowmill.config.setting import ConfigError
 from rowmill.nn import dense_state_dict, load_dense_state_dict
+from rowmill.train.identity import check_same_run
 from rowmill.train.run_files import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rowmill.config.config import Config
-    from rowmill.ctr.data import Source
-    from rowmill.gnn.node_graph import NodeGraph
-    from rowmill.kge.graph import Graph
-
 ATTACHMENT = "rowmill.train"
-_CHECKED_ROWS = 1024
 
 
 @dataclass
@@ -150,27 +143,6 @@ def unpacked(packed: bytes) -> dict[str, Any]:
     return torch.load(io.BytesIO(packed), weights_only=True)
 
 
-def check_same_run(saved: str, identity: Mapping[str, Any]) -> None:
-    """Raise `ConfigError`, naming the first difference, if a saved identity (JSON) differs from `identity`."""
-    # Values of settings that older checkpoints do not have.
-    before: dict[str, Any] = {
-        "rows.dtype": "fp32",
-        "train.task": "ctr",
-        "train.dense_optimizer": "adam",
-        "train.precision": "fp32",
-        "model.attention": [80, 40],
-        "model.heads": 2,
-        "model.auxiliary": 1.0,
-    }
-    before |= json.loads(saved)
-    for key, value in json.loads(json.dumps(identity)).items():
-        if before.get(key) != value:
-            raise ConfigError(
-                f"cannot resume: {key} was {before.get(key)!r} and is {value!r}; "
-                "use the settings of the first run, or start a new run with another --out"
-            )
-
-
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The parameters of everything but the embeddings."""
     return [parameter for name, parameter in model.named_parameters() if not _is_row(name)]
@@ -179,101 +151,6 @@ def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
 def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """The state of everything but the embeddings."""
     return {name: value for name, value in dense_state_dict(model).items() if not _is_row(name)}
-
-
-def click_identity(
-    config: Config, source: Source, *, train_rows: int, vocabulary: str | None
-) -> dict[str, Any]:
-    """The identity of a run of `--task ctr`: what must be equal when it resumes."""
-    settings = config.as_dict()
-    return {
-        "columns": source.schema.names,
-        # None without histories, as in checkpoints older than histories.
-        "histories": [*source.schema.histories, source.schema.places]
-        if source.schema.histories
-        else None,
-        "item_ids": source.schema.item_ids if config.model.kind == "two_tower" else None,
-        "data rows": source.rows,
-        "train rows": train_rows,
-        "checksum of the first rows": _check_of_first_rows(source),
-        "vocabulary": vocabulary,
-        **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
-        **identity_of(config),
-    }
-
-
-def identity_of(config: Config) -> dict[str, Any]:
-    """The settings that must be equal when a run of any task resumes."""
-    settings = config.as_dict()
-    return {
-        **{f"model.{key}": value for key, value in settings["model"].items()},
-        **{f"rows.{key}": value for key, value in settings["rows"].items()},
-        **_chosen("eviction", settings["eviction"], config.eviction.rule != "none"),
-        **_chosen("admission", settings["admission"], config.admission.min_count is not None),
-        **{
-            f"train.{key}": settings["train"][key]
-            for key in (
-                "task",
-                "batch",
-                "seed",
-                "dense_lr",
-                "dense_optimizer",
-                "precision",
-                "dense_decay_from",
-                "log_every",
-                "plain",
-            )
-        },
-        # None for one step at a time, as in checkpoints older than this setting.
-        "train.in_flight": config.train.in_flight if config.train.in_flight > 1 else None,
-        # The dense learning rate decays towards the end of the last epoch.
-        "train.epochs": config.train.epochs if config.train.dense_decay_from < 1 else None,
-        "store.staleness_bound": settings["store"]["staleness_bound"],
-    }
-
-
-def graph_identity(config: Config, graph: Graph) -> dict[str, Any]:
-    """The identity of a run of `--task kge`: what must be equal when it resumes."""
-    settings = config.as_dict()["kge"]
-    # The number of validations only adds points to the curves.
-    del settings["validate_every"]
-    return {
-        "entities": graph.entity_count,
-        "relations": graph.relation_count,
-        "checksum of the triples": graph.fingerprint(),
-        **{f"kge.{key}": value for key, value in settings.items()},
-        **identity_of(config),
-        # No dense learning rate decays towards the end, so a run may resume with more epochs.
-        "train.epochs": None,
-    }
-
-
-def node_identity(config: Config, graph: NodeGraph) -> dict[str, Any]:
-    """The identity of a run of `--task gnn`: what must be equal when it resumes."""
-    settings = config.as_dict()["gnn"]
-    # Samples do not depend on the number of threads, and each split is a run of its own.
-    del settings["sample_threads"], settings["splits"]
-    return {
-        "nodes": graph.nodes,
-        "edges": graph.edges,
-        "checksum of the graph": graph.fingerprint(),
-        **{f"gnn.{key}": value for key, value in settings.items()},
-        **identity_of(config),
-    }
-
-
-def _chosen(section: str, settings: dict[str, Any], used: bool) -> dict[str, Any]:
-    """A section of an identity; None if it is not used, as in checkpoints older than the section."""
-    return {section: {key: str(value) for key, value in settings.items()} if used else None}
-
-
-def _check_of_first_rows(source: Source) -> str:
-    """A checksum that detects another log with the same number of rows."""
-    check = 0
-    for block in source.blocks(0, min(source.rows, _CHECKED_ROWS)):
-        for values in (block.labels, block.dense, block.ids):
-            check = crc32(values.tobytes(), check)
-    return f"{check:08x}"
 
 
 def _is_row(name: str) -> bool:
