@@ -1,4 +1,4 @@
-"""Knowledge graphs: triples read from files, models over stored rows, losses, batches of queries, and filtered ranking."""
+"""Knowledge-graph embeddings: reading triples, models over stored rows, losses, batches and filtered ranking."""
 
 from typing import TYPE_CHECKING
 

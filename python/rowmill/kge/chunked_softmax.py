@@ -1,8 +1,8 @@
-"""The softmax loss of dot products with every candidate, computed for a block of queries at a time.
+"""The softmax loss over the dot products of queries with all candidates, computed for a block of queries at a time.
 
-`softmax(query @ candidates.T, ...)` writes the scores of all queries, and again for each tensor that autograd keeps:
-160 MiB each for 40,000 entities and 1,024 queries. Moving them takes more than half of a step. Here loss and gradients of
-a block of queries are computed at once, and the next block reuses the memory.
+`softmax(query @ candidates.T, ...)` writes a matrix of scores, and autograd keeps more matrices of that size: 160 MiB
+each for 40,000 entities and 1,024 queries. Writing and reading them takes more than half of a step. Here the loss and
+the gradients of a block of queries are computed together, and the next block reuses the memory.
 
 Shapes: B queries, N candidates, D weights, P right answers, as in `rowmill.kge.losses`.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from rowmill.ops.linear import linear
 
 _BLOCK_FLOATS = 1 << 24
-"""Scores of a block: enough queries that to add up a gradient of all candidates for each block costs little."""
+"""Scores in a block. Each block adds to the gradient of all candidates; this many scores make that cost small."""
 
 
 def dense_softmax(
@@ -28,9 +28,9 @@ def dense_softmax(
     *,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """`softmax(query @ candidates.T, queries, columns, smoothing=...)`, which is its definition.
+    """The value and gradients of `softmax(query @ candidates.T, queries, columns, smoothing=...)`; a scalar.
 
-    Within `torch.autocast` its three products, of scores and both gradients, are taken in that type and all else in float32.
+    Within `torch.autocast`, the scores and both gradients are multiplied in the autocast dtype. The rest is float32.
     """
     return _DenseSoftmax.apply(query_BD, candidates_ND, queries_P, columns_P, smoothing)  # pyright: ignore[reportReturnType]
 
@@ -52,7 +52,7 @@ class _DenseSoftmax(torch.autograd.Function):
         if torch.is_autocast_enabled("cpu"):
             narrow_ND = candidates_ND.to(torch.get_autocast_dtype("cpu"))
         query_gradient = torch.empty_like(query_BD)
-        # Transposed, because its product takes three quarters of the time that way.
+        # Transposed: the product then takes three quarters of the time.
         candidate_gradient_DN = candidates_ND.new_zeros(dim, candidates)
         total = query_BD.new_zeros(())
         for start in range(0, queries, block):
@@ -68,7 +68,7 @@ class _DenseSoftmax(torch.autograd.Function):
             query_gradient[start : start + block] = against_bD * scale_b1
             candidate_gradient_DN += linear((part_bD * scale_b1).t(), chances_bN.t(), no_bias)
         candidate_gradient = candidate_gradient_DN.t().contiguous()
-        # What the labels take off: each right answer its share, every candidate its smoothing.
+        # Subtract the target distribution: an equal share for each right answer, plus the smoothing for every candidate.
         counts_B = torch.bincount(queries_P, minlength=queries)
         share_P1 = ((1.0 - smoothing) / (counts_B * queries))[queries_P].unsqueeze(1)
         right_PD, asked_PD = candidates_ND[columns_P] * share_P1, query_BD[queries_P]

@@ -1,7 +1,7 @@
-"""A knowledge graph from a folder: `train.tsv`, `valid.tsv` and `test.tsv`, one triple a line.
+"""Read a knowledge graph from a folder with `train.tsv`, `valid.tsv` and `test.tsv`, one triple per line.
 
-A line is `head<TAB>relation<TAB>tail`, any text without tabs. Entities and relations get numbers in the order in which
-they first appear, heads before tails, so equal files give equal numbers.
+A line is `head<TAB>relation<TAB>tail`; the names may be any text without tabs. Entities and relations are numbered in
+the order in which they first appear, all heads before all tails, so equal files give equal numbers.
 """
 
 # pyarrow has no types: everything read through it is unknown.
@@ -31,7 +31,7 @@ PARTS = ("train", "valid", "test")
 _COLUMNS = ("head", "relation", "tail")
 _SHOWN = 60
 _LINE_BYTES = 1 << 20
-"""Longer lines than this do not fit into what is parsed at once."""
+"""Longest line that fits into pyarrow's parse buffer."""
 _WRONG_COUNT = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+): (.*)", re.DOTALL)
 
 
@@ -39,7 +39,7 @@ _WRONG_COUNT = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+): (.*)", 
 class Graph:
     """Triples as numbers, int64 `[n, 3]`: head, relation, tail.
 
-    `entities` and `relations` are the names by number. Entities that only valid or test have come last.
+    `entities` and `relations` are the names by number. Entities that occur only in valid or test have the last numbers.
     """
 
     entities: pa.Array
@@ -50,12 +50,12 @@ class Graph:
 
     @property
     def entity_count(self) -> int:
-        """Entities of all parts."""
+        """Number of entities in train, valid and test."""
         return len(self.entities)
 
     @property
     def relation_count(self) -> int:
-        """Relations, each once."""
+        """Number of distinct relations."""
         return len(self.relations)
 
     def write_names(self, folder: Path) -> None:
@@ -65,7 +65,7 @@ class Graph:
                 opened.writelines(f"{name}\n" for name in names)
 
     def fingerprint(self) -> str:
-        """A checksum of all triples by which another graph of equal size is noticed."""
+        """Checksum of all triples, 8 hex digits; resume uses it to reject a different graph of equal size."""
         check = 0
         for part in (self.train, self.valid, self.test):
             check = crc32(part.tobytes(), check)
@@ -73,16 +73,19 @@ class Graph:
 
 
 def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> Graph:
-    """Read the three parts of a graph.
+    """Read train, valid and test triples.
 
     Args:
-        folder: Holds the three files.
-        unseen: Entities that valid or test have and train lacks: "error" raises, "rank" ranks them with their initial
-            rows.
+        folder: The folder with the three files.
+        unseen: What to do with entities in valid or test that are not in train: "error" raises, "rank" numbers them
+            too, so that they are ranked with their initial rows.
+
+    Raises:
+            DataError: A file is missing, empty or malformed, or has an unknown relation or entity; names file and line.
     """
     if not folder.is_dir():
         raise DataError(
-            f"data {folder} is no folder; give one with train.tsv, valid.tsv and test.tsv"
+            f"{folder} is not a folder; give a folder with train.tsv, valid.tsv and test.tsv"
         )
     parts = {part: _read(folder / f"{part}.tsv") for part in PARTS}
     train = parts["train"]
@@ -113,16 +116,16 @@ def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> G
 
 
 def _read(file: Path) -> pa.Table:
-    """The triples of a file as text; every line is looked at."""
+    """The triples of a file as text; every line is checked."""
     try:
         if file.exists() and not file.is_file() and not file.is_dir():
             # Opening a pipe would block until a writer opens it.
-            raise DataError(f"{file} is no regular file; give one with a triple a line")
+            raise DataError(f"{file} is not a regular file; give a file with one triple per line")
         with file.open("rb") as opened:
             check_text(opened.peek(), file)
         table = csv.read_csv(
             file,
-            # Only one thread knows the numbers of lines.
+            # With several threads, pyarrow's errors have no line numbers.
             csv.ReadOptions(column_names=list(_COLUMNS), use_threads=False),
             csv.ParseOptions(
                 delimiter="\t",
@@ -136,7 +139,7 @@ def _read(file: Path) -> pa.Table:
         )
     except FileNotFoundError:
         raise DataError(
-            f"{file} does not exist; a graph is a folder with train.tsv, valid.tsv and test.tsv"
+            f"{file} does not exist; give a folder with train.tsv, valid.tsv and test.tsv"
         ) from None
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
@@ -154,18 +157,18 @@ def _read(file: Path) -> pa.Table:
 
 
 def _empty(file: Path) -> DataError:
-    return DataError(f"{file} has no triples; every part of a graph needs at least one")
+    return DataError(f"{file} is empty; give it at least one triple")
 
 
 def _unreadable(file: Path, said: str) -> DataError:
-    """What is wrong with a file of which the reader said this."""
+    """The error for a file that pyarrow cannot parse, given pyarrow's message."""
     if "Empty CSV" in said:
         return _empty(file)
     with file.open("rb") as opened:
         for number, line in enumerate(opened, 1):
             if len(line) > _LINE_BYTES:
                 return DataError(
-                    f"{file}, line {number} has {len(line):,} bytes, more than {_LINE_BYTES:,}; "
+                    f"{file}, line {number} has {len(line):,} bytes, but at most {_LINE_BYTES:,} are allowed; "
                     "a line is head<TAB>relation<TAB>tail"
                 )
             try:
@@ -176,7 +179,7 @@ def _unreadable(file: Path, said: str) -> DataError:
                 )
     wrong = _WRONG_COUNT.search(said)
     if wrong is None:
-        return DataError(f"{file} cannot be read as lines of triples: {said}")
+        return DataError(f"{file} is not a file of triples: {said}")
     number, columns, text = wrong.groups()
     text = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
     return DataError(
@@ -189,7 +192,7 @@ def _ends(triples: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
 
 
 def _distinct(*columns: pa.ChunkedArray) -> pa.Array:
-    """Values in the order in which they first appear, those of an earlier column first."""
+    """Distinct values in the order in which they first appear, all of an earlier column first."""
     chunks = [chunk for column in columns for chunk in column.chunks]
     return pa.chunked_array(chunks, pa.string()).unique()
 
@@ -199,7 +202,7 @@ def _numbers(column: pa.ChunkedArray, names: pa.Array) -> NDArray[np.int64]:
 
 
 def _places(column: pa.ChunkedArray, names: pa.Array) -> pa.ChunkedArray:
-    """The number of every value, null where it is not among the names."""
+    """The number of every value; null for a value that is not among the names."""
     options = pc.SetLookupOptions(value_set=names)
     return pc.call_function("index_in", [column], options).cast(pa.int64())
 
@@ -212,11 +215,9 @@ def _check_known(file: Path, triples: pa.Table, column: str, names: pa.Array) ->
     value = triples[column][line].as_py()
     unknown = np.count_nonzero(~np.asarray(known))
     if column == "relation":
-        remedy = "drop such lines: nothing could be learned about it"
+        remedy = "drop such lines, because an untrained relation cannot be ranked"
     else:
-        remedy = (
-            'drop such lines, or set kge.unseen to "rank" to rank it with the row it is born with'
-        )
+        remedy = 'drop such lines, or set kge.unseen to "rank" to rank such entities with their initial rows'
     raise DataError(
         f"{file}, line {line + 1}: {column} {value!r} is not in train.tsv ({unknown} such lines); {remedy}"
     )

@@ -2,14 +2,14 @@
 
 The objective selects the candidates of a query:
 
-- `1vsall`: both queries of every triple, against all entities, the triple's answer being right;
-- `kvsall`: every distinct query once, against all entities, all its answers in the train part being right;
-- `negatives`: both queries of every triple, against entities drawn for the batch, and, with `in_batch`, against all
-  other entities of the batch.
+- `1vsall`: both queries of every triple, against all entities; the answer in the triple is right;
+- `kvsall`: every distinct query once, against all entities; all its answers in the training triples are right;
+- `negatives`: both queries of every triple, against entities drawn for the batch and, with `in_batch`, also against
+  all other entities of the batch.
 
-A batch names each entity and relation it needs once; everything else is positions among these, so a step reads and
-updates every row once. With partitions, triples come bucket by bucket in BETA order (`rowmill.kge.order`), and negatives
-are drawn from the partitions in the buffer.
+A batch lists each entity and relation once, and refers to them by their positions in these lists. So a step reads and
+updates every row once. With partitions, triples are grouped by bucket in BETA order (`rowmill.kge.order`), and
+negatives are drawn from the partitions in the buffer.
 
 Shapes: Q queries, P right answers.
 """
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from rowmill.kge.settings import KgeConfig
 
 _ORDER, _NEGATIVES, _PARTITIONS = range(3)
-"""Purposes of the streams of random numbers."""
+"""Streams of random numbers: they enter the seed, so that the streams are independent."""
 
 
 @dataclass(frozen=True)
 class GraphBatch:
-    """Some queries, the rows they need, and their candidates; int64 tensors.
+    """A batch of queries, the entities and relations they need, and their candidates; int64 tensors.
 
     Attributes:
-        entities: Numbers of the entities whose rows are needed, distinct.
-        relations: The same for relations.
-        given: For every query `[Q]` the position of the entity that is known, among `entities`.
-        relation_of: The position of its relation, among `relations`.
-        tail_queries: So many queries, the first ones, ask for tails; the others ask for heads.
-        queries: For every right answer `[P]` its query, in order.
-        answers: Its position among `entities`.
-        candidates: Positions of the candidates that every query has beside its own answer; None: all `entities`.
-        stop: The example of the epoch after the last one.
-        examples: How many there are.
+        entities: Distinct numbers of the entities whose rows are needed.
+        relations: Distinct numbers of the relations whose rows are needed.
+        given: `[Q]`, for every query the position of its known entity in `entities`.
+        relation_of: `[Q]`, the position of its relation in `relations`.
+        tail_queries: Number of queries that ask for a tail. They come first; the rest ask for a head.
+        queries: `[P]`, for every right answer the number of its query, ascending.
+        answers: `[P]`, its position in `entities`.
+        candidates: Positions in `entities` of the negatives that all queries share; None: all `entities` are candidates.
+        stop: Number of the epoch's next example after this batch.
+        examples: Number of examples in the batch.
     """
 
     entities: Tensor
@@ -84,7 +84,7 @@ class GraphBatch:
 
 
 class GraphBatches:
-    """The batches of a graph's train part, epoch by epoch."""
+    """The batches of the training triples, epoch by epoch."""
 
     def __init__(self, graph: Graph, settings: KgeConfig, *, batch: int, seed: int) -> None:
         self._settings = settings
@@ -101,7 +101,7 @@ class GraphBatches:
             self.examples = len(graph.train)
 
     def epoch(self, number: int, start: int) -> Iterator[GraphBatch]:
-        """The batches of an epoch from an example on, which is 0 or the `stop` of a batch."""
+        """The batches of an epoch, starting at example `start`: 0, or the `stop` of a batch."""
         if self._settings.objective == "kvsall":
             order = self._random(_ORDER, number).permutation(self.examples)
             for stop, chosen in _slices(order, start, self._batch):
@@ -154,7 +154,7 @@ class GraphBatches:
 
 
 class _Partitioned:
-    """Triples by bucket: the partition of their head and that of their tail."""
+    """Triples sorted by bucket: the partition of the head and the partition of the tail."""
 
     def __init__(self, triples: NDArray[np.int64], entities: int, partitions: int) -> None:
         self._bounds = np.arange(partitions + 1) * entities // partitions
@@ -172,9 +172,9 @@ class _Partitioned:
     def stages(
         self, capacity: int, random: np.random.Generator
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """For each buffer the bounds of its partitions `[n, 2]`, and its triples.
+        """Yield for each buffer the bounds of its partitions `[n, 2]` and its triples.
 
-        Which partition comes first is drawn anew each time.
+        The numbering of partitions in BETA order is drawn anew on each call.
         """
         name = random.permutation(self._partitions)
         for buffer, buckets in beta_order(self._partitions, min(capacity, self._partitions)):
@@ -186,7 +186,7 @@ class _Partitioned:
 
 
 class _DistinctQueries:
-    """Every distinct query of both kinds, and its answers."""
+    """Every distinct tail query and head query, with all its answers."""
 
     def __init__(self, triples: NDArray[np.int64], reciprocal: int) -> None:
         heads, relations, tails = np.unique(triples, axis=0).T
@@ -204,7 +204,7 @@ class _DistinctQueries:
         return len(self._given)
 
     def batch(self, chosen: NDArray[np.int64], entities: Tensor, stop: int) -> GraphBatch:
-        """These queries, those for tails first."""
+        """A batch of the chosen queries, tail queries first."""
         chosen = chosen[np.argsort(self._side[chosen], kind="stable")]
         starts = self._starts[chosen]
         counts = self._starts[chosen + 1] - starts
@@ -235,7 +235,7 @@ def _slices(
 
 
 def _draw(random: np.random.Generator, bounds: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Numbers drawn evenly from ranges `[n, 2]`."""
+    """`count` numbers drawn uniformly from the union of ranges `[n, 2]`."""
     sizes = bounds[:, 1] - bounds[:, 0]
     drawn = random.integers(sizes.sum(), size=count)
     ends = np.cumsum(sizes)

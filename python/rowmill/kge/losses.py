@@ -1,7 +1,7 @@
-"""Losses over the scores of queries and their candidates, and penalties on rows.
+"""Losses over the scores of queries against their candidates, and penalties on rows.
 
-Shapes: B queries, C candidates, P right answers. `queries_P` and `columns_P` say which candidate of which query is
-right; every query has at least one. A score of minus infinity is a candidate that does not count.
+Shapes: B queries, C candidates, P right answers. `queries_P` and `columns_P` are the row and column of each right
+answer in the scores; every query has at least one. A score of minus infinity excludes a candidate.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.nn.functional import softplus
 def softmax(
     scores_BC: Tensor, queries_P: Tensor, columns_P: Tensor, *, smoothing: float = 0.0
 ) -> Tensor:
-    """Cross-entropy of the softmax over candidates with the right ones, equally likely each; mean over queries.
+    """Cross-entropy of the softmax over candidates; the target is uniform over the right ones. Mean over queries.
 
-    With `smoothing` e, the right ones share 1 - e and all candidates e.
+    With `smoothing` e, the right candidates share a target of 1 - e, and all candidates share e.
     """
     right_B = _means(scores_BC, queries_P, columns_P)
     if smoothing:
@@ -26,7 +26,7 @@ def softmax(
 
 def logistic(scores_BC: Tensor, queries_P: Tensor, columns_P: Tensor) -> Tensor:
     """Binary cross-entropy of every candidate, summed over candidates; mean over queries."""
-    # -log(1 - sigmoid(s)) = softplus(s), and -log(sigmoid(s)) is s less.
+    # -log(1 - sigmoid(s)) = softplus(s), and -log(sigmoid(s)) = softplus(s) - s.
     right = scores_BC[queries_P, columns_P].sum()
     return (softplus(scores_BC).sum() - right) / len(scores_BC)
 
@@ -34,15 +34,16 @@ def logistic(scores_BC: Tensor, queries_P: Tensor, columns_P: Tensor) -> Tensor:
 def self_adversarial(
     scores_BC: Tensor, queries_P: Tensor, columns_P: Tensor, *, temperature: float = 1.0
 ) -> Tensor:
-    """Half of -log sigmoid of the right ones and half of the wrong ones, weighted by how wrong they look.
+    """The self-adversarial loss: half from the right candidates, half from the weighted wrong ones. Mean over queries.
 
-    Sun et al. 2019 (arXiv 1902.10197), equations 4 and 5: a wrong candidate's weight is its softmax among the wrong
-    ones, with no gradient of its own. Mean over queries.
+    Sun et al. 2019 (arXiv 1902.10197), equations 4 and 5. Right candidates have the loss -log sigmoid(score), wrong ones
+    -log sigmoid(-score). The weight of a wrong candidate is its softmax over the wrong ones at `temperature`; no gradient
+    flows through the weights.
     """
     wrong = torch.ones_like(scores_BC, dtype=torch.bool)
     wrong[queries_P, columns_P] = False
     logits = (scores_BC.detach() * temperature).masked_fill(~wrong, -torch.inf)
-    # A query without a wrong candidate has no weights at all.
+    # A query without wrong candidates has a softmax over nothing, which is NaN: its weights are 0.
     weights = logits.softmax(dim=1).nan_to_num(0.0)
     wrongs = (weights * softplus(scores_BC.masked_fill(~wrong, 0.0))).sum(dim=1).mean()
     rights_P = softplus(-scores_BC[queries_P, columns_P])
@@ -52,7 +53,7 @@ def self_adversarial(
 
 
 def penalty(magnitudes: Tensor, power: int) -> Tensor:
-    """The sum of powers of absolute values: 2 is L2, 3 is N3 (Lacroix et al. 2018, arXiv 1806.07297)."""
+    """The sum of absolute values to a power: 2 gives L2, 3 gives N3 (Lacroix et al. 2018, arXiv 1806.07297)."""
     return magnitudes.pow(power).sum()
 
 

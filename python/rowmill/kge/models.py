@@ -1,11 +1,11 @@
-"""Models of triples (head, relation, tail) in plain torch, over any modules that return rows for numbers.
+"""Models of triples (head, relation, tail) in plain torch, over any embedding modules.
 
 Each model combines the two known parts of a triple into a *query*, a vector of the entities' dim. The score of a
-candidate is its dot product with the query (DistMult, ComplEx) or minus its distance (TransE, RotatE). So many queries
-are scored against many candidates at once.
+candidate is its dot product with the query (DistMult, ComplEx) or its negative distance from the query (TransE,
+RotatE). So one operation scores many queries against many candidates.
 
-Shapes: B triples or queries, N candidates, D weights of an entity. Rows of complex numbers hold D/2 real parts, then
-D/2 imaginary ones.
+Shapes: B triples or queries, N candidates, D weights of an entity. A row of complex numbers holds D/2 real parts, then
+D/2 imaginary parts.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _BLOCK_FLOATS = 1 << 24
-"""Floats of the differences that a distance computes at once where nothing is differentiated: 64 MiB."""
+"""Without gradients, distances are computed in blocks of this many floats of differences: 64 MiB."""
 
 
 class TripleModel(nn.Module, ABC):
-    """A model of triples.
+    """Base class of the models of triples.
 
     Args:
-        entities: Called with int64 numbers of any shape, gives their rows, `[..., D]`.
-        relations: The same for relations, `[..., relation_dim(D)]`.
-        margin: TransE, RotatE: added to every score, for losses that look at one score at a time.
-        norm: TransE: 1 or 2, of the distance.
+        entities: An embedding module: int64 entity numbers of any shape in, rows `[..., D]` out.
+        relations: An embedding module for relations: rows `[..., relation_dim(D)]`.
+        margin: TransE, RotatE: a constant added to every score, for losses of single scores (logistic,
+            self-adversarial).
+        norm: TransE: the distance is the L1 or L2 norm.
     """
 
     complex_rows: ClassVar[bool] = False
@@ -49,7 +50,7 @@ class TripleModel(nn.Module, ABC):
         dim, found = (getattr(rows, "embedding_dim", None) for rows in (entities, relations))
         if dim is not None and found not in (None, self.relation_dim(dim)):
             raise InvalidInput(
-                f"entities of {dim} weights want relations of {self.relation_dim(dim)} in {type(self).__name__}, got {found}"
+                f"{type(self).__name__} with entities of dim {dim} needs relations of dim {self.relation_dim(dim)}, got {found}"
             )
         self.entities = entities
         self.relations = relations
@@ -58,41 +59,41 @@ class TripleModel(nn.Module, ABC):
 
     @classmethod
     def relation_dim(cls, dim: int) -> int:
-        """Weights of a relation."""
+        """Weights of a relation's row for entities of `dim` weights; raises `InvalidInput` if the model needs an even dim."""
         if cls.complex_rows and dim % 2:
             raise InvalidInput(
-                f"the rows of {cls.__name__} are complex numbers: dim must be even, got {dim}"
+                f"{cls.__name__} stores complex numbers: dim must be even, got {dim}"
             )
         return dim
 
     @classmethod
     def relation_initializer(cls) -> Initializer | None:
-        """How relations are born, if not as entities are."""
+        """The initializer of relations; None: the same as for entities."""
         return None
 
     def forward(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        """Scores of triples, given as numbers `[B]`: the higher, the likelier."""
+        """Scores `[B]` of triples given as numbers, each `[B]`; a higher score means a likelier triple."""
         query_BD = self.tail_query(self.entities(heads), self.relations(relations))
         return self.pair_scores(query_BD, self.entities(tails))
 
     @abstractmethod
     def tail_query(self, heads: Tensor, relations: Tensor) -> Tensor:
-        """What asks for the tail, from rows of heads and relations."""
+        """The queries for tails `[..., D]`, from rows of heads and relations."""
 
     @abstractmethod
     def head_query(self, tails: Tensor, relations: Tensor) -> Tensor:
-        """What asks for the head, from rows of tails and relations."""
+        """The queries for heads `[..., D]`, from rows of tails and relations."""
 
     @abstractmethod
     def scores(self, query_BD: Tensor, candidates_ND: Tensor) -> Tensor:
-        """Every query against every candidate, `[B, N]`."""
+        """Scores of every query against every candidate, `[B, N]`."""
 
     @abstractmethod
     def pair_scores(self, query_BD: Tensor, candidates_BD: Tensor) -> Tensor:
-        """Every query against its own candidate, `[B]`."""
+        """Scores of every query against its own candidate, `[B]`."""
 
     def magnitudes(self, rows: Tensor) -> Tensor:
-        """Absolute values of rows, of complex numbers where they are: what a penalty is on."""
+        """Absolute values of the weights of rows (moduli for complex rows), for penalties."""
         return _moduli(*rows.chunk(2, dim=-1)) if self.complex_rows else rows.abs()
 
 
@@ -148,7 +149,7 @@ class TransE(TripleModel):
 
     def scores(self, query_BD: Tensor, candidates_ND: Tensor) -> Tensor:
         """The margin minus every distance."""
-        # By differences, not by a product of matrices, whose rounding would be that of the squares.
+        # Not by matrix products: those compute squared distances, which loses half of the digits of small distances.
         cdist = cast("Callable[..., Tensor]", torch.cdist)
         exact = "donot_use_mm_for_euclid_dist"
         return self.margin - cdist(query_BD, candidates_ND, p=self.norm, compute_mode=exact)
@@ -161,7 +162,7 @@ class TransE(TripleModel):
 
 
 class RotatE(TripleModel):
-    """Minus the distance of the head, turned by the relation, and the tail (Sun et al. 2019, arXiv 1902.10197).
+    """Minus the distance between the head, rotated by the relation, and the tail (Sun et al. 2019, arXiv 1902.10197).
 
     A relation is D/2 angles; the distance is the sum of the moduli of the complex differences.
     """
@@ -170,20 +171,20 @@ class RotatE(TripleModel):
 
     @classmethod
     def relation_dim(cls, dim: int) -> int:
-        """An angle for every complex number."""
+        """One angle per complex number: D / 2."""
         return super().relation_dim(dim) // 2
 
     @classmethod
     def relation_initializer(cls) -> Initializer | None:
-        """Angles all around."""
+        """Uniform angles in [-pi, pi)."""
         return Uniform(-torch.pi, torch.pi)
 
     def tail_query(self, heads: Tensor, relations: Tensor) -> Tensor:
-        """The head, turned."""
+        """The head, rotated by the relation."""
         return _times(heads, _turn(relations))
 
     def head_query(self, tails: Tensor, relations: Tensor) -> Tensor:
-        """The tail, turned back."""
+        """The tail, rotated by the inverse of the relation."""
         return _times(tails, _turn(-relations))
 
     def scores(self, query_BD: Tensor, candidates_ND: Tensor) -> Tensor:
@@ -210,7 +211,7 @@ MODELS: dict[str, type[TripleModel]] = {
     "distmult": DistMult,
     "complex": ComplEx,
 }
-"""The models by the names that settings have for them."""
+"""The models by their names in settings (`model.kind`)."""
 
 
 def _times(one: Tensor, other: Tensor) -> Tensor:
@@ -231,5 +232,5 @@ def _turn(angles: Tensor) -> Tensor:
 
 
 def _moduli(real: Tensor, imaginary: Tensor) -> Tensor:
-    # Unlike the root of a sum of squares this has a gradient, 0, where both are 0.
+    # torch's abs of complex numbers has the gradient 0 at 0; the root of a sum of squares would give NaN.
     return torch.complex(real, imaginary).abs()

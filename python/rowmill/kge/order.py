@@ -1,14 +1,15 @@
-"""BETA: the order in which partitions of the entities are loaded into the buffer.
+"""BETA: an order of loading partitions of the entities into a buffer with few swaps.
 
 A *partition* is a range of entity numbers, a *bucket* the triples whose head is in one partition and whose tail is in
-another. A bucket can be trained while both its partitions are in a buffer of `capacity` of them. BETA (Mohoney et al.,
-"Marius: Learning Massive Graph Embeddings on a Single Machine", OSDI 2021, section 4) keeps all but one place of the
-buffer, lets every other partition pass through that place, then replaces the rest, whose every pair has been met, and
-begins again with what is left. It needs nearly as few swaps as any order must:
+another (or the same). A bucket can be trained while both its partitions are in the buffer, which holds `capacity`
+partitions. BETA (Mohoney et al., "Marius: Learning Massive Graph Embeddings on a Single Machine", OSDI 2021, section 4)
+works in rounds. In a round, `capacity - 1` partitions stay in the buffer and all others pass through the last slot, one
+by one. Then the partitions that stayed have met every other one. They are replaced, and the next round begins with the
+partitions that are left. The number of swaps is close to the lower bound:
 
-- each swap brings one partition, which meets at most `capacity - 1` others, so no order has fewer than `swaps_least`;
-- a round over `left` partitions outside the buffer takes `left` swaps, and `min(left, capacity - 1)` to begin the next:
-  `swaps` sums that up.
+- Each swap loads one partition, which meets at most `capacity - 1` others. So no order needs fewer than `swaps_least`.
+- A round with `left` partitions outside the buffer takes `left` swaps, plus `min(left, capacity - 1)` to start the next
+  round. `swaps` is the sum over all rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def beta_order(partitions: int, capacity: int) -> Iterator[tuple[Buffer, list[Bucket]]]:
-    """The buffers, one swap apart, each with the buckets that it is the first to allow.
+    """Yield the sequence of buffers, which differ by one swap, each with the buckets to train while it is loaded.
+
+    A bucket is yielded once, with the first buffer that holds both its partitions.
 
     Examples:
         >>> for buffer, buckets in beta_order(3, 2):
@@ -47,7 +50,7 @@ def beta_order(partitions: int, capacity: int) -> Iterator[tuple[Buffer, list[Bu
 
 
 def swaps(partitions: int, capacity: int) -> int:
-    """How many partitions BETA brings into the buffer after the first `capacity`: its closed form."""
+    """Number of swaps in BETA order, in closed form; the first `capacity` partitions are not counted."""
     _check(partitions, capacity)
     left = partitions - capacity
     if left == 0:
@@ -59,7 +62,10 @@ def swaps(partitions: int, capacity: int) -> int:
 
 
 def swaps_least(partitions: int, capacity: int) -> int:
-    """How many any order needs: pairs that do not meet at the beginning, over those a swap can let meet."""
+    """Lower bound on the swaps of any order.
+
+    It is the number of pairs that are not in the first buffer, divided by the most pairs that one swap can add.
+    """
     _check(partitions, capacity)
     pairs = partitions * (partitions - 1) // 2 - capacity * (capacity - 1) // 2
     return -(-pairs // max(capacity - 1, 1))
@@ -84,6 +90,6 @@ def _buffers(partitions: int, capacity: int) -> Iterator[Buffer]:
 def _check(partitions: int, capacity: int) -> None:
     if not 1 <= capacity <= partitions or (capacity == 1 and partitions > 1):
         raise InvalidInput(
-            f"a buffer of {capacity} of {partitions} partitions lets no two of them meet, or has more than there are: "
-            f"take 2 to {partitions}"
+            f"capacity = {capacity} with partitions = {partitions}: the buffer must hold at least 2 partitions and not more than "
+            f"there are; use a capacity in [2, {partitions}]"
         )

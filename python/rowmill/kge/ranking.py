@@ -1,11 +1,12 @@
-"""Filtered ranking: the rank of the right answer among all entities, without other right answers.
+"""Filtered ranking: the rank of the right answer among all entities, not counting other known answers.
 
-Every triple gives two queries: for its tail and for its head. The rank of the answer is 1, plus the number of candidates
-with a higher score, plus half of those with an equal score, so that a model with constant scores gains nothing. Entities
-are read in chunks, so their table may exceed memory. One matrix product scores a block of queries against a chunk.
+Every triple gives two queries: for its tail and for its head. The rank of an answer is 1, plus the number of candidates
+with a higher score, plus half the number with an equal score. So a model with constant scores gets the mean rank.
+Entities are read in chunks, so their table may exceed memory. One matrix product scores a block of queries against a
+chunk.
 
-All products have the same shape (the last ones are padded), so a score does not depend on its chunk. The answer's own
-score comes from such a product too.
+All products have the same shape (the last chunk and block are padded), so the rounding of a score does not depend on
+its chunk. The score of the answer comes from a product of this shape too.
 
 Shapes: n triples, Q queries of a block, C entities of a chunk, D weights of an entity.
 """
@@ -31,18 +32,18 @@ if TYPE_CHECKING:
 CHUNK_ENTITIES = 4096
 BLOCK_QUERIES = 512
 _GROUP_TRIPLES = 8192
-"""Triples whose queries are held at once, while the entities pass by."""
+"""Triples whose queries are in memory at a time; all entities are read once per group."""
 _PIECE_TRIPLES = 1 << 20
-"""Known triples that are looked through at once."""
+"""Known triples that are filtered at a time."""
 
 
 class KnownTriples:
-    """Triples that are true, by what is known of them in a query.
+    """An index of the known triples: for a query, all its known answers.
 
     Args:
-        parts: int64 `[n, 3]` each: head, relation, tail; a triple may occur more than once. They are read piece by piece,
-            so they may be mapped from files that do not fit into memory.
-        asked: Only what the queries of these triples, in the same form, need is kept; None: everything.
+        parts: Arrays of triples, int64 `[n, 3]`: head, relation, tail. Triples may repeat. The arrays are read in pieces,
+            so they may be memory-mapped files that do not fit into memory.
+        asked: Triples in the same form. Only answers to their queries are kept, which saves memory; None: keep all.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class KnownTriples:
     def tails(
         self, heads: NDArray[np.int64], relations: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The known tails of queries, as pairs: the position of the query, the entity."""
+        """The known tails of queries, as two arrays: the position of the query, and the entity."""
         return self._tails.of(self._keys(heads, relations))
 
     def heads(
@@ -93,12 +94,12 @@ class KnownTriples:
         return self._heads.of(self._keys(tails, relations))
 
     def _keys(self, given: NDArray[np.int64], relations: NDArray[np.int64]) -> NDArray[np.int64]:
-        # The key of a relation that no triple has would be that of another query.
+        # A relation number beyond the known ones would collide with the key of another query.
         return np.where(relations < self._relations, given * self._relations + relations, -1)
 
 
 class _Answers:
-    """Entities by key, both sorted."""
+    """A map from a query key to its entities, as two sorted arrays."""
 
     def __init__(self, keys: NDArray[np.int64], entities: NDArray[np.int64]) -> None:
         order = np.lexsort((entities, keys))
@@ -114,20 +115,23 @@ class _Answers:
 
 
 def _among(values: NDArray[np.int64], ordered: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which values are among some that are in order."""
+    """Which values occur in the sorted array `ordered`."""
     places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     return ordered[places] == values
 
 
 @dataclass(frozen=True)
 class AnswerRanks:
-    """Ranks of the right heads and tails, float64 `[n]` each; halves where ties are odd."""
+    """Ranks of the right heads and tails, float64 `[n]` each. Ties may give halves."""
 
     heads: NDArray[np.float64]
     tails: NDArray[np.float64]
 
     def figures(self) -> dict[str, float | None]:
-        """Mean reciprocal rank and hits at 1, 3 and 10 of both sides together, and the first of each side."""
+        """`mrr`, `hits@1`, `hits@3` and `hits@10` over heads and tails, and `mrr_heads` and `mrr_tails`.
+
+        None without triples.
+        """
         both = np.concatenate([self.heads, self.tails])
         return {
             "mrr": _mean(1 / both),
@@ -152,31 +156,37 @@ def rank(
     chunk: int = CHUNK_ENTITIES,
     block: int = BLOCK_QUERIES,
 ) -> AnswerRanks:
-    """Rank the head and the tail of every triple among all entities, without changing a row.
+    """Rank the head and the tail of every triple among all entities. Rows are not changed.
 
     Args:
-        model: Gives rows of entities and relations by number.
+        model: The model; it is set to evaluation mode during the call.
         triples: int64 `[n, 3]`: head, relation, tail.
-        known: What is true; other true answers of a query are no candidates.
-        entities: How many there are.
-        reciprocal: Heads are asked for as tails of relations with numbers so much higher; None: by the head query.
-        chunk: Entities read at once.
-        block: Queries scored at once.
+        known: Known triples. The other known answers of a query are not counted as candidates.
+        entities: Number of entities.
+        reciprocal: Offset of reciprocal relations: the head query of relation `r` is the tail query of `r + reciprocal`.
+            None: use the model's `head_query`.
+        chunk: Entities read at a time.
+        block: Queries scored at a time.
+
+    Raises:
+            InvalidInput: `triples` has the wrong shape or dtype or names an unknown entity, or a score is not finite.
     """
     if triples.ndim != 2 or triples.shape[1] != 3 or triples.dtype.kind not in "iu":
         raise InvalidInput(
-            f"triples must be integers [n, 3]: head, relation, tail; got {triples.dtype} {list(triples.shape)}"
+            f"triples must be integers of shape [n, 3]: head, relation, tail; got {triples.dtype} {list(triples.shape)}"
         )
     ends = triples[:, [0, 2]]
     wrong = np.argwhere((ends < 0) | (ends >= entities))
     if len(wrong):
         row, side = wrong[0]
         raise InvalidInput(
-            f"triples[{row}] has {('head', 'tail')[side]} {ends[row, side]}, but there are {entities} entities: numbers "
-            f"are 0 to {entities - 1}"
+            f"triples[{row}] has {('head', 'tail')[side]} {ends[row, side]}, but entities = {entities}: entity numbers "
+            f"must be in [0, {entities})"
         )
     if min(chunk, block) < 1:
-        raise InvalidInput(f"chunk and block must be at least 1, got {chunk} and {block}")
+        raise InvalidInput(
+            f"chunk and block must be at least 1, got chunk = {chunk} and block = {block}"
+        )
     training = model.training
     model.eval()
     chunk = min(chunk, entities)
@@ -199,7 +209,7 @@ class _Ranker:
     def ranks(
         self, triples: NDArray[np.int64], known: KnownTriples, reciprocal: int | None
     ) -> NDArray[np.float64]:
-        """Of heads and tails, `[2, n]`."""
+        """Ranks of heads and tails, `[2, n]`."""
         heads, relations, tails = triples.T
         queries = torch.cat(
             [
@@ -209,7 +219,7 @@ class _Ranker:
         )
         answers = np.concatenate([heads, tails])
         of_heads, of_tails = known.heads(tails, relations), known.tails(heads, relations)
-        # The answer itself is no candidate either.
+        # The answer itself is excluded too: it must not count as a tie with itself.
         known_queries = np.concatenate(
             [of_heads[0], of_tails[0] + len(heads), np.arange(len(answers))]
         )
@@ -257,7 +267,7 @@ class _Ranker:
 
 
 class _QueryBlock:
-    """Queries that are scored together, and how their answers compare so far."""
+    """A block of queries, with the number of better and equal candidates counted so far."""
 
     def __init__(
         self,
@@ -277,29 +287,31 @@ class _QueryBlock:
         self._equal = torch.zeros(len(queries), dtype=torch.int64)
 
     def set_answers(self, scores_QC: Tensor) -> None:
-        """Scores of every query against the answers of all, its own on the diagonal."""
+        """Store the score of every query's own answer: the diagonal of `scores_QC`."""
         self._scores = scores_QC.diagonal()[: len(self.queries)].clone().unsqueeze(1)
         if not bool(self._scores[: len(self.answers)].isfinite().all()):
-            raise InvalidInput("a triple's score is not finite: the rows of this model are no use")
+            raise InvalidInput(
+                "the score of a triple is NaN or infinite: the model has diverged; train it with a lower rows.lr"
+            )
 
     def compare(self, scores_QC: Tensor, first: int, last: int) -> None:
-        """Scores against the entities from `first` to before `last`; more columns do not count."""
+        """Count the candidates in `[first, last)` that score better or equal; columns beyond `last` are padding."""
         scores_QC[:, last - first :] = -torch.inf
         here = slice(*np.searchsorted(self._known_entities, [first, last]))
         columns = torch.from_numpy(self._known_entities[here] - first)
         scores_QC[self._known_queries[here], columns] = -torch.inf
-        # What is no number counts as better: it must not help a model.
+        # NaN counts as better, so that it cannot improve a model's metrics.
         self._better += scores_QC.shape[1] - (scores_QC <= self._scores).sum(dim=1)
         self._equal += (scores_QC == self._scores).sum(dim=1)
 
     def ranks(self) -> NDArray[np.float64]:
-        """The mean of the best and the worst rank that ties allow."""
+        """The rank of every answer: the mean of the best and the worst rank that ties allow."""
         ranks = 1 + self._better.double() + self._equal.double() / 2
         return ranks[: len(self.answers)].numpy()
 
 
 def _filled(rows: Tensor, count: int) -> Tensor:
-    """Rows, and zeros up to so many."""
+    """The rows, padded with zeros to `count`."""
     if len(rows) == count:
         return rows
     return torch.cat([rows, rows.new_zeros(count - len(rows), *rows.shape[1:])])

@@ -1,4 +1,4 @@
-"""Settings of knowledge graphs: a section of the file that `rowmill.config` reads."""
+"""Settings of knowledge-graph training: the section `[kge]` of the settings file that `rowmill.config` reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rowmill.config.setting import BELOW_ONE, FLOAT_MAX, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class KgeConfig:
-    """Section `[kge]`: how to learn a knowledge graph."""
+    """Section `[kge]`: settings of knowledge-graph training."""
 
     objective: Annotated[
         Literal["1vsall", "kvsall", "negatives"],

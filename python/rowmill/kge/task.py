@@ -1,6 +1,6 @@
-"""The task `kge`: a knowledge-graph model, trained on `train.tsv` and measured by filtered ranking.
+"""The task `kge`: a knowledge-graph embedding model, trained on `train.tsv` and evaluated by filtered ranking.
 
-Entities and relations are two tables of the store, with numbers as ids. Validation uses `valid.tsv`; the metrics on
+Entities and relations are two tables of the store; the ids are their numbers. Validation uses `valid.tsv`; the metrics on
 `test.tsv` are computed once, at the end.
 """
 
@@ -50,28 +50,28 @@ _POWERS = {"l2": 2, "n3": 3}
 
 
 class LossWindow:
-    """The mean loss since the last point of the curves, over examples."""
+    """The mean loss per example since the last `reset`; the trainer resets it at each point of the loss curve."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._sum = 0.0
 
     def update(self, loss: float, examples: int) -> None:
-        """The mean loss of some examples."""
+        """Add a batch: its mean loss and its number of examples."""
         self.rows += examples
         self._sum += loss * examples
 
     def compute(self) -> dict[str, float | None]:
-        """`{"loss":}`."""
+        """`{"loss": mean}`; the mean is None before the first example."""
         return {"loss": self._sum / self.rows if self.rows else None}
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all examples."""
         self.rows, self._sum = 0, 0.0
 
 
 class GraphTask:
-    """A model of triples and its graph."""
+    """A knowledge graph and the model that is trained on it."""
 
     optimizer = None  # Every parameter is a row.
 
@@ -115,16 +115,16 @@ class GraphTask:
 
     @cached_property
     def _known(self) -> KnownTriples:
-        # Made for the first figures: training needs neither it nor its memory.
+        # Built for the first evaluation, because training does not need it and it takes memory.
         graph = self.graph
         return KnownTriples([graph.train, graph.valid, graph.test], asked=[graph.valid, graph.test])
 
     def batches(self, epoch: int, start: int) -> Iterator[GraphBatch]:
-        """Triples of the train part, or its distinct queries, shuffled anew in every epoch."""
+        """Batches of training triples (`kvsall`: of distinct queries), in a new random order each epoch."""
         return self._batches.epoch(epoch, start)
 
     def lookahead(self, batch: GraphBatch, *, steps: int) -> None:
-        """Announce entities and relations, unless every step needs every entity: then none can wait its turn."""
+        """Prefetch the entities and relations of a batch. Does nothing if each step needs all entities."""
         if len(batch.entities) < self.graph.entity_count:
             self.rows.store.lookahead(
                 {self.entities: batch.entities, self.relations: batch.relations}, steps=steps
@@ -135,7 +135,7 @@ class GraphTask:
         return self.model.entities(batch.entities), self.model.relations(batch.relations)
 
     def loss(self, batch: GraphBatch, rows: tuple[Tensor, Tensor] | None) -> tuple[Tensor, float]:
-        """The loss with its penalties, and without them."""
+        """The loss with penalties, a scalar tensor, and the loss without them, a float."""
         entities, relations = self.look_up(batch) if rows is None else rows
         settings = self.config.kge
         given, relation = entities[batch.given], relations[batch.relation_of]
@@ -152,7 +152,7 @@ class GraphTask:
             candidates = dropout(entities[batch.candidates], settings.entity_dropout)
             own = dropout(entities[answers], settings.entity_dropout)
             drawn = self._scores(query, candidates)
-            # An entity that was drawn may be the answer, which is no negative.
+            # A drawn entity may be the right answer: mask it, because it is not a negative.
             drawn = drawn.masked_fill(batch.candidates == answers[:, None], -torch.inf)
             scores = torch.cat([self.model.pair_scores(query, own)[:, None], drawn], dim=1)
             loss = self._loss(scores, batch.queries, torch.zeros_like(answers))
@@ -162,28 +162,28 @@ class GraphTask:
         return loss, shown
 
     def observe(self, batch: GraphBatch, predicted: float) -> None:
-        """The loss of a batch that was learned from."""
+        """Add the loss of a trained batch to the metrics."""
         self.window.update(predicted, len(batch))
 
     def validates(self, epochs: int) -> bool:
-        """Every so many epochs, and after the last."""
+        """Whether to validate after this many epochs: every `kge.validate_every` epochs and after the last."""
         every = self.config.kge.validate_every
         return epochs == self.config.train.epochs or bool(every and epochs % every == 0)
 
     def validate(self) -> dict[str, float | None]:
-        """Figures of the valid part, as `valid_mrr` and so on."""
+        """Ranking metrics on `valid.tsv`, with names such as `valid_mrr`."""
         return {f"valid_{key}": value for key, value in self._rank(self.graph.valid).items()}
 
     def test(self) -> dict[str, float | None]:
-        """Figures of the test part."""
+        """Ranking metrics on `test.tsv`."""
         return self._rank(self.graph.test)
 
     def described(self) -> dict[str, Any]:
-        """Nothing: export and prediction are for click models."""
+        """Empty: only click models can be exported."""
         return {}
 
     def about(self) -> dict[str, Any]:
-        """Sizes of the graph."""
+        """Sizes of the graph, for the report."""
         graph = self.graph
         return {
             "run": {
@@ -232,7 +232,7 @@ class GraphTask:
         power = _POWERS[settings.regularizer]
         entity = penalty(self.model.magnitudes(given), power)
         entity = entity + penalty(self.model.magnitudes(answers), power)
-        # A relation of angles has no length to keep short.
+        # RotatE relations are angles, so a penalty on their size makes no sense.
         turns = self.model.relation_initializer() is not None
         relation = 0.0 if turns else penalty(self.model.magnitudes(relations), power)
         weighted = settings.entity_penalty * entity + settings.relation_penalty * relation
@@ -251,7 +251,7 @@ class GraphTask:
 
 @contextmanager
 def open_graph(config: Config, console: Console, threads: int) -> Generator[GraphTask]:
-    """The model of the settings and its graph, with its store open."""
+    """Read the graph, open the store and build the task of the settings."""
     path = check_task(
         config, data="the folder of the graph", models=MODELS, what="a knowledge graph"
     )
@@ -260,7 +260,7 @@ def open_graph(config: Config, console: Console, threads: int) -> Generator[Grap
     graph = read_graph(path, unseen=config.kge.unseen)
     if config.kge.partitions > graph.entity_count:
         raise ConfigError(
-            f"kge.partitions = {config.kge.partitions}, but the graph has {graph.entity_count} entities: take fewer"
+            f"kge.partitions = {config.kge.partitions}, but the graph has {graph.entity_count} entities: use at most as many partitions"
         )
     identity = graph_identity(config, graph)
     with open_rows(config, threads=threads, identity=identity) as store:
@@ -277,32 +277,34 @@ def build_model(
 
 
 def check_settings(config: Config) -> None:
-    """Raise where settings do not go together."""
+    """Raise `ConfigError` if two settings contradict each other; the message names both."""
     settings = config.kge
     MODELS[config.model.kind].relation_dim(config.model.dim)
     sampled = settings.objective == "negatives"
     if settings.partitions > 1 and not sampled:
         raise ConfigError(
-            f'kge.partitions = {settings.partitions} needs kge.objective = "negatives": '
-            f"{settings.objective} touches every entity in every step"
+            f'kge.partitions = {settings.partitions} works only with kge.objective = "negatives": '
+            f"{settings.objective!r} reads every entity in every step. Set kge.partitions to 1, or change the objective"
         )
     if settings.partitions > 1 and settings.buffer_partitions > settings.partitions:
         raise ConfigError(
             f"kge.buffer_partitions = {settings.buffer_partitions}, but kge.partitions = {settings.partitions}: "
-            "take as many or fewer"
+            f"set it to at most {settings.partitions}"
         )
     if sampled and settings.negatives == 0 and not settings.in_batch:
         raise ConfigError(
-            "kge.negatives = 0 and kge.in_batch = false leave nothing to compare with: set one of them"
+            "kge.negatives = 0 and kge.in_batch = false leave no negatives: set kge.negatives to at least 1, or kge.in_batch to true"
         )
     if settings.loss == "self_adversarial" and not sampled:
         raise ConfigError(
-            f'kge.loss = "self_adversarial" is for kge.objective = "negatives", not {settings.objective!r}'
+            f'kge.loss = "self_adversarial" works only with kge.objective = "negatives", got {settings.objective!r}: change one of them'
         )
     if settings.smoothing and (settings.loss != "softmax" or (sampled and not settings.in_batch)):
         raise ConfigError(
-            f'kge.smoothing = {settings.smoothing} is for kge.loss = "softmax" against all entities or those of '
-            "the batch: drop it"
+            f'kge.smoothing = {settings.smoothing} works only with kge.loss = "softmax", and with candidates that are all '
+            "entities or all entities of the batch: set it to 0, or change kge.loss, kge.objective or kge.in_batch"
         )
     if settings.regularizer == "none" and (settings.entity_penalty or settings.relation_penalty):
-        raise ConfigError('a kge penalty is set, but kge.regularizer is "none": name one')
+        raise ConfigError(
+            'kge.entity_penalty or kge.relation_penalty is set, but kge.regularizer = "none": set it to "l2" or "n3"'
+        )

@@ -1,4 +1,4 @@
-"""Batches: every triple or query once per epoch, the same whatever a run starts from, every row named once."""
+"""Batches of a knowledge graph: each triple or query once per epoch, the same after a resume, each row listed once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make(graph: Graph, seed: int = 1, **settings: Any) -> GraphBatches:
 
 
 def questions(batch: GraphBatch) -> list[Query]:
-    """Which side is asked, what is known, the relation, and a right answer."""
+    """Per query and right answer: the side that is asked, the known entity, the relation, the answer."""
     given = batch.entities[batch.given[batch.queries]].tolist()
     relations = batch.relations[batch.relation_of[batch.queries]].tolist()
     answers = batch.entities[batch.answers].tolist()
@@ -54,7 +54,7 @@ def expected(graph: Graph, reciprocal: bool) -> Counter[Query]:
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("partitions", [1, 5])
 @pytest.mark.parametrize("objective", ["1vsall", "negatives"])
-def test_every_triple_is_asked_both_ways_once_per_epoch(
+def test_every_triple_gives_a_tail_and_a_head_query_once_per_epoch(
     graph: Graph, objective: str, partitions: int, reciprocal: bool
 ) -> None:
     batches = make(
@@ -93,7 +93,7 @@ def test_every_distinct_query_comes_once_with_all_its_answers(graph: Graph) -> N
         {"negatives": 9, "partitions": 6, "buffer_partitions": 3},
     ],
 )
-def test_an_epoch_goes_on_from_any_batch(graph: Graph, settings: dict[str, Any]) -> None:
+def test_an_epoch_can_resume_after_any_batch(graph: Graph, settings: dict[str, Any]) -> None:
     whole = list(make(graph, **settings).epoch(2, 0))
     for done in (1, len(whole) // 2, len(whole)):
         rest = list(make(graph, **settings).epoch(2, whole[done - 1].stop))
@@ -110,7 +110,7 @@ def test_an_epoch_goes_on_from_any_batch(graph: Graph, settings: dict[str, Any])
 
 
 @pytest.mark.parametrize("in_batch", [True, False])
-def test_a_batch_names_each_row_once(graph: Graph, in_batch: bool) -> None:
+def test_a_batch_lists_each_row_once(graph: Graph, in_batch: bool) -> None:
     for batch in make(graph, negatives=9, in_batch=in_batch).epoch(0, 0):
         for ids in (batch.entities, batch.relations):
             assert len(ids.unique()) == len(ids)
@@ -137,7 +137,7 @@ def test_negatives_are_drawn_evenly_and_from_the_buffer(graph: Graph) -> None:
         assert batch.candidates is not None
         negatives = {entity * 5 // N for entity in batch.entities[batch.candidates].tolist()}
         triples = {entity * 5 // N for entity in batch.entities[batch.given].tolist()}
-        assert triples <= negatives, "a batch has the triples of its buffer alone"
+        assert triples <= negatives, "the triples of a batch are within its buffer"
         assert len(negatives) == 2
         if not held or held[-1] != negatives:
             held.append(negatives)

@@ -1,4 +1,4 @@
-"""Reading a knowledge graph: numbers in order of appearance, and every wrong line named with file, line, value and remedy."""
+"""Reading a knowledge graph: numbering by first appearance; each error names file, line, value and fix."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_names_get_numbers_as_they_appear(tmp_path: Path) -> None:
     assert (tmp_path / "entities.txt").read_text() == "a\nb\nc\n"
 
 
-def test_any_text_is_a_name(tmp_path: Path) -> None:
+def test_names_may_be_any_text(tmp_path: Path) -> None:
     train = '"a\t-\té ü\r\n"a\tnull\t" "\nNA\t-\té ü'
     graph = read_graph(write(tmp_path, train=train, valid='NA\t-\t" "\n', test='"a\t-\tNA\n'))
     assert graph.entities.to_pylist() == ['"a', "NA", "é ü", '" "']
@@ -62,19 +62,19 @@ def test_any_text_is_a_name(tmp_path: Path) -> None:
         ({"train": "a b c\n"}, r"train\.tsv, line 1: 'a b c' has 1 columns"),
         ({"train": "a\tr\tb\na\t\tb\n"}, r"train\.tsv, line 2: the relation is empty"),
         ({"train": "\tr\tb\n"}, r"train\.tsv, line 1: the head is empty"),
-        ({"train": ""}, r"train\.tsv has no triples; every part of a graph needs at least one"),
-        ({"test": ""}, r"test\.tsv has no triples"),
+        ({"train": ""}, r"train\.tsv is empty; give it at least one triple"),
+        ({"test": ""}, r"test\.tsv is empty"),
         ({"train": b"a\tr\tb\na\tr\t\xff\n"}, r"train\.tsv, line 2: .* is not UTF-8; save"),
-        # Neither three columns nor text: the reader must not fail in telling so.
+        # Neither three columns nor UTF-8: building the error message must not fail on the bytes.
         ({"train": b"a\tr\tb\n\xff\xfe\n"}, r"train\.tsv, line 2: .* is not UTF-8; save"),
         ({"train": gzip.compress(b"a\tr\tb\n")}, r"train\.tsv is compressed with gzip: unpack it"),
         ({"valid": "a\tlikes\tb\n".encode("utf-16")}, r"valid\.tsv holds zero bytes"),
         (
             {"train": "a\tr\tb\n" + "x" * 3_000_000 + "\tr\tb\n"},
-            r"train\.tsv, line 2 has 3,000,005 bytes, more than 1,048,576",
+            r"train\.tsv, line 2 has 3,000,005 bytes, but at most 1,048,576",
         ),
         ({"train": "a\tr\tb\n" + "x" * 100 + "\n"}, r"line 2: 'x{60}\.\.\.' has 1 columns"),
-        ({"test": None}, r"test\.tsv does not exist; a graph is a folder with"),
+        ({"test": None}, r"test\.tsv does not exist; give a folder with"),
         (
             {"valid": "a\tlikes\tb\na\thates\tb\na\tnotes\tb\n"},
             r"valid\.tsv, line 2: relation 'hates' is not in train\.tsv \(2 such lines\); drop such lines",
@@ -86,14 +86,14 @@ def test_any_text_is_a_name(tmp_path: Path) -> None:
         ({"test": "y\tlikes\tb\n"}, r"test\.tsv, line 1: head 'y' is not in train\.tsv"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(
+def test_malformed_files_are_errors_with_line_and_fix(
     tmp_path: Path, parts: dict[str, str | bytes | None], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         read_graph(write(tmp_path, **parts))
 
 
-def test_entities_never_seen_in_training_may_be_ranked(tmp_path: Path) -> None:
+def test_unseen_entities_can_be_ranked(tmp_path: Path) -> None:
     write(tmp_path, valid="x\tlikes\tb\n", test="a\tlikes\ty\n")
     graph = read_graph(tmp_path, unseen="rank")
     assert graph.entities.to_pylist() == ["a", "b", "c", "x", "y"]
@@ -103,15 +103,15 @@ def test_entities_never_seen_in_training_may_be_ranked(tmp_path: Path) -> None:
         read_graph(tmp_path, unseen="rank")
 
 
-def test_a_file_is_no_graph(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"is no folder; give one with train\.tsv"):
+def test_a_file_or_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is not a folder; give a folder with train\.tsv"):
         read_graph(write(tmp_path) / "train.tsv")
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         read_graph(tmp_path / "nowhere")
 
 
-def test_a_pipe_is_refused_before_anybody_waits_for_it(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_opening_it(tmp_path: Path) -> None:
     folder = write(tmp_path, test=None)
     os.mkfifo(folder / "test.tsv")
-    with pytest.raises(DataError, match=r"test\.tsv is no regular file"):
+    with pytest.raises(DataError, match=r"test\.tsv is not a regular file"):
         read_graph(folder)

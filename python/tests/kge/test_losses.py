@@ -1,4 +1,4 @@
-"""Losses against their definitions, written out query by query with probabilities instead of logits."""
+"""Losses against their definitions, computed query by query from probabilities instead of logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def right() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_softmax_shares_the_label_among_the_right_ones(smoothing: float) -> None:
+def test_softmax_target_is_uniform_over_right_answers(smoothing: float) -> None:
     given = scores()
     total = 0.0
     for query, columns in RIGHT.items():
@@ -45,7 +45,7 @@ def test_softmax_of_one_right_answer_is_cross_entropy() -> None:
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(given, columns))
 
 
-def test_logistic_asks_every_candidate() -> None:
+def test_logistic_sums_over_all_candidates() -> None:
     given = scores()
     total = 0.0
     for query, columns in RIGHT.items():
@@ -55,7 +55,7 @@ def test_logistic_asks_every_candidate() -> None:
     assert logistic(given, *right()).item() == pytest.approx(total / B)
 
 
-def test_self_adversarial_weighs_wrong_ones_by_their_scores() -> None:
+def test_self_adversarial_weights_are_the_softmax_of_wrong_scores() -> None:
     given, columns = scores(), torch.tensor([1, 0, 3, 5])
     total = 0.0
     for query, column in enumerate(columns.tolist()):
@@ -66,7 +66,7 @@ def test_self_adversarial_weighs_wrong_ones_by_their_scores() -> None:
             total -= weight * math.log(float((-given.detach()[query, other]).sigmoid()))
     loss = self_adversarial(given, torch.arange(B), columns, temperature=2.0)
     assert loss.item() == pytest.approx(total / 2 / B)
-    # The weights are constants: a wrong score's gradient is its weight times its chance, nothing more.
+    # The weights are constants, so the gradient of a wrong score is its weight times its sigmoid.
     loss.backward()
     assert given.grad is not None
     weights = (2.0 * given.detach()[0, [0, 2, 3, 4, 5]]).softmax(0)
@@ -75,7 +75,7 @@ def test_self_adversarial_weighs_wrong_ones_by_their_scores() -> None:
 
 
 @pytest.mark.parametrize("loss", [softmax, logistic, self_adversarial])
-def test_a_candidate_of_minus_infinity_does_not_count(loss) -> None:
+def test_a_score_of_minus_infinity_excludes_a_candidate(loss) -> None:
     queries, columns = torch.arange(B), torch.zeros(B, dtype=torch.int64)
     given = scores()
     fewer = loss(given[:, :4], queries, columns)
@@ -113,8 +113,8 @@ def test_the_dense_softmax_is_the_softmax_of_products(
         torch.testing.assert_close(ours, expected)
 
 
-def test_the_dense_softmax_of_many_candidates_is_the_same() -> None:
-    """Sizes at which products go to the faster library, and more than one block."""
+def test_the_dense_softmax_is_the_same_with_several_blocks() -> None:
+    """Sizes with more than one block, at which `linear` uses the faster library."""
     torch.manual_seed(5)
     query = torch.randn(600, 16, requires_grad=True)
     candidates = torch.randn(9000, 16, requires_grad=True)
@@ -129,7 +129,7 @@ def test_the_dense_softmax_of_many_candidates_is_the_same() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
-def test_the_dense_softmax_within_autocast_is_near_and_stays_float32() -> None:
+def test_the_dense_softmax_in_autocast_is_close_and_returns_float32() -> None:
     torch.manual_seed(6)
     query = torch.randn(300, 32, requires_grad=True)
     candidates = torch.randn(500, 32, requires_grad=True)

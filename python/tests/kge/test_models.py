@@ -1,6 +1,6 @@
-"""The models against their published formulas, written out triple by triple; and their two ways to score against each other.
+"""The models against their published formulas, computed triple by triple, and pair scores against matrix scores.
 
-A sign of a conjugate or a half of a row in the wrong place would still train, only worse; here each shows.
+A wrong sign in a conjugate or swapped halves of a row would still train, only worse; these tests find such errors.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def rotate(h: list[float], r: list[float], t: list[float]) -> float:
         (RotatE, {"margin": 4.0}, rotate),
     ],
 )
-def test_scores_are_the_published_formula(kind, options, formula) -> None:
+def test_scores_equal_the_published_formula(kind, options, formula) -> None:
     model = make(kind, **options)
     heads, relations, tails = triples()
     expected = [
@@ -84,8 +84,10 @@ def test_scores_are_the_published_formula(kind, options, formula) -> None:
 
 @pytest.mark.parametrize("kind", MODELS.values())
 @pytest.mark.parametrize("norm", [1, 2])
-def test_all_ways_to_ask_agree(kind: type[TripleModel], norm: int) -> None:
-    """By the tail, by the head, in pairs, all against all, and with or without gradients."""
+def test_head_queries_tail_queries_pairs_and_matrices_agree(
+    kind: type[TripleModel], norm: int
+) -> None:
+    """The same scores by tail query, by head query, in pairs, all against all, and with or without gradients."""
     model = make(kind, margin=1.5, norm=norm)
     heads, relations, tails = triples()
     expected = model(heads, relations, tails)
@@ -123,6 +125,6 @@ def test_complex_rows_have_an_even_dim(kind: type[TripleModel]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "dim"), [(DistMult, 1), (ComplEx, 2), (TransE, 6), (RotatE, 4)])
-def test_rows_of_entities_and_relations_fit_each_other(kind: type[TripleModel], dim: int) -> None:
-    with pytest.raises(InvalidInput, match=rf"entities of 4 weights want relations .* got {dim}"):
+def test_dims_of_entities_and_relations_must_match(kind: type[TripleModel], dim: int) -> None:
+    with pytest.raises(InvalidInput, match=rf"entities of dim 4 needs relations .* got {dim}"):
         kind(nn.Embedding(5, 4), nn.Embedding(2, dim))

@@ -1,7 +1,7 @@
-"""Ranks against their definition: score every triple that could be, sort, leave out what is known, halve the ties.
+"""Ranks against the definition: score every possible triple, sort, exclude known answers, count half of each tie.
 
-Weights are small integers, so that scores are exact and ties are many and real. Stores with a tenth of the memory that
-the rows take must give the same ranks.
+Weights are small integers, so scores are exact and there are many true ties. A store with memory for a tenth of the rows
+must give the same ranks.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def by_definition(
 
 @pytest.mark.parametrize("kind", MODELS.values())
 @pytest.mark.parametrize(("chunk", "block"), [(4096, 512), (7, 5), (5, 100), (1, 1)])
-def test_ranks_are_those_of_the_definition(kind: type[TripleModel], chunk: int, block: int) -> None:
+def test_ranks_equal_the_definition(kind: type[TripleModel], chunk: int, block: int) -> None:
     train, asked = triples(150, 1), triples(40, 2)
     made = model(kind)
     known = {tuple(triple) for triple in np.concatenate([train, asked]).tolist()}
@@ -81,16 +81,16 @@ def test_ranks_are_those_of_the_definition(kind: type[TripleModel], chunk: int, 
     ranks = rank(made, asked, KnownTriples([train, asked]), entities=N, chunk=chunk, block=block)
     if kind is not RotatE:
         np.testing.assert_array_equal([ranks.heads, ranks.tails], expected)
-        assert any(value % 1 for value in ranks.tails), "no tie was seen"
-    else:  # Its sines and roots round, so ties of the definition need not be ties of the ranker.
+        assert any(value % 1 for value in ranks.tails), "there must be ties"
+    else:  # Sines and roots are rounded, so a tie of the definition need not be a tie of the ranker.
         assert np.abs(np.array([ranks.heads, ranks.tails]) - expected).max() <= 2.5
 
 
-def test_what_the_asked_queries_need_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept of triples that are looked through seven at a time; of other queries nothing is known."""
+def test_answers_of_the_asked_queries_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known triples are filtered in pieces of seven; answers to other queries are not kept."""
     monkeypatch.setattr(ranking, "_PIECE_TRIPLES", 7)
     train, asked = triples(150, 1), triples(40, 2)
-    asked[0] = [N - 1, R - 1, 0]  # Behind everything that training knows.
+    asked[0] = [N - 1, R - 1, 0]  # Larger than every key of the training triples.
     made = model(DistMult)
     everything = KnownTriples([train, asked])
     needed = KnownTriples([train, asked], asked=[asked[:25], asked[25:]])
@@ -103,7 +103,7 @@ def test_what_the_asked_queries_need_is_enough(monkeypatch: pytest.MonkeyPatch) 
     assert len(needed.tails(heads, relations)[0]) == 0
 
 
-def test_heads_may_be_tails_of_reciprocal_relations() -> None:
+def test_head_queries_may_use_reciprocal_relations() -> None:
     asked = triples(30, 4)
     made = model(ComplEx, relations=2 * R)
     ranks = rank(made, asked, KnownTriples([asked]), entities=N, reciprocal=R, chunk=6)
@@ -112,7 +112,7 @@ def test_heads_may_be_tails_of_reciprocal_relations() -> None:
     np.testing.assert_array_equal(ranks.heads, other.tails)
 
 
-def test_a_model_that_knows_nothing_is_in_the_middle() -> None:
+def test_a_model_with_constant_scores_gets_the_mean_rank() -> None:
     made = model(DistMult)
     for weight in made.parameters():
         weight.data.fill_(0.3)
@@ -122,7 +122,7 @@ def test_a_model_that_knows_nothing_is_in_the_middle() -> None:
     assert ranks.figures()["mrr"] == pytest.approx(2 / (N + 1))
 
 
-def test_figures_are_of_both_sides() -> None:
+def test_metrics_average_over_heads_and_tails() -> None:
     figures = ranking.AnswerRanks(heads=np.array([1.0, 4.0]), tails=np.array([2.5, 20.0])).figures()
     assert figures["mrr"] == pytest.approx((1 + 1 / 4 + 1 / 2.5 + 1 / 20) / 4)
     assert [figures[f"hits@{k}"] for k in (1, 3, 10)] == [0.25, 0.5, 0.75]
@@ -130,13 +130,13 @@ def test_figures_are_of_both_sides() -> None:
     assert figures["mrr_tails"] == pytest.approx(0.225)
 
 
-def test_nothing_ranked_has_no_figures() -> None:
+def test_metrics_without_triples_are_none() -> None:
     none = np.empty((0, 3), np.int64)
     figures = rank(model(DistMult), none, KnownTriples([]), entities=N).figures()
     assert set(figures.values()) == {None}
 
 
-def test_a_relation_that_no_known_triple_has_leaves_nobody_out() -> None:
+def test_an_unknown_relation_excludes_no_candidate() -> None:
     known = np.array([[1, 0, 4], [1, 0, 5]])
     queries, _ = KnownTriples([known]).tails(np.array([0, 1]), np.array([1, 0]))
     assert queries.tolist() == [1, 1]
@@ -145,12 +145,12 @@ def test_a_relation_that_no_known_triple_has_leaves_nobody_out() -> None:
 @pytest.mark.parametrize(
     ("asked", "options", "message"),
     [
-        ([[0, 0, 1], [2, 0, N]], {}, rf"triples\[1\] has tail {N}, but there are {N} entities"),
+        ([[0, 0, 1], [2, 0, N]], {}, rf"triples\[1\] has tail {N}, but entities = {N}"),
         ([[-1, 0, 1]], {}, r"triples\[0\] has head -1, but"),
-        ([[3, 0, 1]], {"entities": 2}, r"triples\[0\] has head 3, but there are 2 entities"),
-        ([[0, 1]], {}, r"must be integers \[n, 3\]: .* got int64 \[1, 2\]"),
+        ([[3, 0, 1]], {"entities": 2}, r"triples\[0\] has head 3, but entities = 2"),
+        ([[0, 1]], {}, r"must be integers of shape \[n, 3\]: .* got int64 \[1, 2\]"),
         ([[0.0, 1.0, 1.0]], {}, r"got float64 \[1, 3\]"),
-        ([[0, 0, 1]], {"chunk": 0}, "chunk and block must be at least 1, got 0"),
+        ([[0, 0, 1]], {"chunk": 0}, "chunk and block must be at least 1, got chunk = 0"),
     ],
 )
 def test_triples_that_cannot_be_ranked_are_named(
@@ -161,12 +161,12 @@ def test_triples_that_cannot_be_ranked_are_named(
         rank(model(DistMult), np.array(asked), known, **{"entities": N, **options})
 
 
-def test_rows_that_are_no_numbers_are_an_error() -> None:
+def test_nan_rows_are_an_error_for_the_answer_and_count_as_better_otherwise() -> None:
     made = model(DistMult)
     made.entities.weight.data[3] = torch.nan  # pyright: ignore
-    with pytest.raises(InvalidInput, match="not finite"):
+    with pytest.raises(InvalidInput, match="NaN or infinite"):
         rank(made, np.array([[3, 0, 1]]), KnownTriples([triples(5, 1)]), entities=N)
-    # Of another entity they count against the model.
+    # The NaN is in the row of another entity, which counts as better than the answer.
     ranks = rank(made, np.array([[0, 0, 1]]), KnownTriples([np.array([[0, 0, 1]])]), entities=N)
     made.entities.weight.data[3] = 1e9  # pyright: ignore
     assert ranks.tails[0] >= 2
@@ -180,7 +180,7 @@ def test_a_store_with_a_tenth_of_the_memory_ranks_the_same(tmp_path: Path) -> No
     relations = nn.Embedding(2, dim)
     plain = DistMult(nn.Embedding(entities, dim, _weight=weights), relations)
     expected = rank(plain, asked, known, entities=entities)
-    # A row is 32 weights and as many floats of state: 10 MB in all.
+    # A row is 32 weights and 32 floats of optimizer state; 10 MB in all.
     with rowmill.open(tmp_path, memory="64MiB", row_memory="1MiB") as store:
         table = store.table(
             "entities",

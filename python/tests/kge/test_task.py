@@ -1,7 +1,7 @@
-"""`rowmill train --task kge`, end to end: it learns, as plain torch would, whatever the memory, and goes on after a stop.
+"""`rowmill train --task kge` end to end: it learns, equals plain torch, with any memory budget, and resumes exactly.
 
-The graph is a ring with a chord per relation: relation k leads from entity n to n + k + 1. So every missing link follows
-from the others, and a model that has learned ranks it high.
+The graph is a ring with chords: relation k leads from entity n to n + k + 1. So each missing link follows from the
+others, and a trained model ranks it high.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def task_of(trainer: Trainer) -> GraphTask:
 
 
 def finished(config: Config) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """The report of a run, and every row with its state as bits."""
+    """The report of a run, and every row with its optimizer state as bits."""
     return train(config, quiet()), rows_of(config.train.out / "store")
 
 
@@ -143,7 +143,7 @@ def test_missing_links_are_found(make: Make, settings: dict[str, Any]) -> None:
     if settings.get("train__precision") == "bf16" and not multiplies_bf16():
         pytest.skip("this processor does not multiply in bfloat16")
     report = train(make(train__epochs=30, **settings), quiet())
-    # Knowing nothing gives 0.037.
+    # Constant scores give 0.037.
     assert report["test"]["mrr"] > 0.4, report["test"]
     assert report["curve"][-1]["valid_mrr"] > 0.4
 
@@ -155,17 +155,15 @@ def test_missing_links_are_found(make: Make, settings: dict[str, Any]) -> None:
         {"model__kind": "transe", "kge__loss": "self_adversarial", "kge__margin": 3.0},
     ],
 )
-def test_models_that_know_no_direction_or_no_ring_find_the_neighbourhood(
-    make: Make, settings: dict[str, Any]
-) -> None:
+def test_transe_and_distmult_rank_neighbours_high(make: Make, settings: dict[str, Any]) -> None:
     test = train(make(train__epochs=30, **settings), quiet())["test"]
     assert test["mrr"] > 0.15
     assert test["hits@10"] > 0.7
 
 
 @pytest.mark.parametrize(("regularizer", "power"), [("n3", 3), ("l2", 2)])
-def test_a_run_is_what_plain_torch_comes_to(make: Make, regularizer: str, power: int) -> None:
-    """1vsAll with dropout of nothing, N3 or L2, and Adagrad, for two epochs, in modules of torch."""
+def test_a_run_equals_plain_torch(make: Make, regularizer: str, power: int) -> None:
+    """1vsAll without dropout, with N3 or L2 and Adagrad, for two epochs, against torch modules."""
     penalties = {"kge__entity_penalty": 0.01, "kge__relation_penalty": 0.02}
     config = make(kge__objective="1vsall", kge__regularizer=regularizer, **penalties)
     with open_trainer(config, quiet()) as trainer:
@@ -194,15 +192,15 @@ def test_a_run_is_what_plain_torch_comes_to(make: Make, regularizer: str, power:
             optimizer.step()
             losses.append((ours, float(loss.detach())))
         ours, theirs = np.array(losses).T
-        assert np.ptp(ours) > 0.02, "the rows change"
+        assert np.ptp(ours) > 0.02, "the rows must change"
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
         got = task.entities.get(torch.arange(ENTITIES))
         torch.testing.assert_close(got, entities.weight.detach(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
-def test_an_answer_that_is_drawn_is_no_negative(make: Make, reciprocal: bool) -> None:
-    """The loss of drawn negatives, written out: 400 draws among 150 entities have nearly every answer among them."""
+def test_a_drawn_entity_that_is_the_answer_is_not_a_negative(make: Make, reciprocal: bool) -> None:
+    """Compares with the loss computed by its formula; 400 draws among 150 entities contain nearly every answer."""
     config = make(kge__negatives=400, kge__reciprocal=reciprocal, train__batch=10)
     with open_trainer(config, quiet()) as trainer:
         task = task_of(trainer)
@@ -229,8 +227,8 @@ def test_an_answer_that_is_drawn_is_no_negative(make: Make, reciprocal: bool) ->
         assert loss.item() == shown
 
 
-def test_with_negatives_of_the_batch_its_own_entities_are_candidates(make: Make) -> None:
-    """Ends of its triples and what was drawn, each once; every query is to find its answer among them."""
+def test_with_in_batch_the_entities_of_the_batch_are_candidates(make: Make) -> None:
+    """The candidates of a query are the entities of the batch's triples and the drawn ones, each once."""
     config = make(kge__negatives=7, kge__in_batch=True, train__batch=10)
     with open_trainer(config, quiet()) as trainer:
         task = task_of(trainer)
@@ -253,10 +251,10 @@ def test_with_negatives_of_the_batch_its_own_entities_are_candidates(make: Make)
         assert task.loss(batch, None)[1] == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_a_run_may_go_on_for_more_epochs(make: Make) -> None:
+def test_a_run_can_be_resumed_for_more_epochs(make: Make) -> None:
     whole, expected = finished(make("four", train__epochs=4, kge__validate_every=2))
     shorter, _ = finished(make("two", train__epochs=2))
-    # The rows of an epoch that the valid part shows to be the best are those of a run that ends there.
+    # The rows after the best epoch on validation equal those of a run that ends there.
     at_2 = next(point for point in whole["curve"] if "valid_mrr" in point)
     assert shorter["curve"][-1]["valid_mrr"] == at_2["valid_mrr"]
     report, rows = finished(make("two", train__epochs=4, train__resume=True))
@@ -277,10 +275,10 @@ def triples_of(batch: GraphBatch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("order", [{}, {"kge__partitions": 8, "kge__buffer_partitions": 3}])
-def test_a_tenth_of_the_memory_changes_no_bit(
+def test_row_memory_for_a_tenth_of_the_rows_changes_no_bit(
     make: Make, tmp_path_factory: pytest.TempPathFactory, order: dict[str, Any]
 ) -> None:
-    """2 epochs of negative sampling: row memory a tenth of the rows, with and without lookahead and partitions."""
+    """2 epochs of negative sampling with memory for a tenth of the rows, with and without lookahead and partitions."""
     entities = 6_000
     large = write_ring(tmp_path_factory.mktemp("large"), entities)
     settings = {
@@ -300,11 +298,11 @@ def test_a_tenth_of_the_memory_changes_no_bit(
         assert report["test"] == all_report["test"]
         run = report["run"]
         assert run["row_limit"] <= live / 10
-        assert run["device_blocks_read"] > 1000, "nothing ever left the memory"
+        assert run["device_blocks_read"] > 1000, "rows must have been evicted"
         assert (run["lookahead_loaded"] > 100) == (lookahead > 0)
 
 
-def test_a_tenth_of_the_memory_changes_no_bit_of_a_known_graph(
+def test_row_memory_for_a_tenth_of_the_rows_changes_no_bit_of_wn18rr(
     make: Make, shared_data: Path
 ) -> None:
     """2 epochs of negative sampling on WN18RR."""
@@ -321,7 +319,7 @@ def test_a_tenth_of_the_memory_changes_no_bit_of_a_known_graph(
     assert report["test"] == all_report["test"]
     assert report["run"]["entities"] == 40_943
     assert report["run"]["row_limit"] <= live / 10
-    assert report["run"]["device_blocks_read"] > 10_000, "nothing ever left the memory"
+    assert report["run"]["device_blocks_read"] > 10_000, "rows must have been evicted"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +330,7 @@ def test_a_tenth_of_the_memory_changes_no_bit_of_a_known_graph(
         {"train__in_flight": 3},
     ],
 )
-def test_a_run_that_stops_anywhere_goes_on_to_the_same_bits(
+def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(
     make: Make, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     settings = {"train__checkpoint_every": 4, "kge__validate_every": 1, **settings}
@@ -350,16 +348,16 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_bits(
             for one in (report, whole)
         ]
         assert figures[0] == figures[1]
-    # Each validation has a point of training at its step before it, so that its time is none of training's.
+    # Each validation has a training point at its step before it, so that validation time is not counted as training.
     steps_of = [point["step"] for point in whole["curve"]]
     for place, point in enumerate(whole["curve"]):
         assert "valid_mrr" not in point or steps_of[place - 1] == point["step"]
 
 
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(
+def test_a_killed_run_resumes_to_the_same_bits(
     make: Make, server: ForkServerContext, ring: Path, tmp_path: Path
 ) -> None:
-    """`kill -9` of the command, four times, at instants that a seed chooses."""
+    """`kill -9` of the command, four times, at times drawn from a seed."""
     settings = {
         "train__epochs": 12,
         "train__checkpoint_every": 2,
@@ -411,7 +409,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(
 
 
 @pytest.mark.parametrize(("objective", "expected"), [("negatives", [2, 3, 4, 4]), ("1vsall", [])])
-def test_coming_batches_are_announced_unless_all_rows_are_needed(
+def test_batches_are_prefetched_unless_each_needs_all_rows(
     make: Make, monkeypatch: pytest.MonkeyPatch, objective: str, expected: list[int]
 ) -> None:
     with open_trainer(make(kge__objective=objective, store__lookahead=3), quiet()) as trainer:
@@ -427,7 +425,7 @@ def test_coming_batches_are_announced_unless_all_rows_are_needed(
         assert announced == expected
 
 
-def test_the_command_prints_figures_and_leaves_a_report(
+def test_the_command_prints_metrics_and_writes_a_report(
     ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -464,32 +462,32 @@ def test_the_command_prints_figures_and_leaves_a_report(
             {"data__train_rows": 9},
             r"data\.train_rows applies only to --task ctr; remove it for --task kge",
         ),
-        ({"kge__negatives": 0}, r"kge\.negatives = 0 and kge\.in_batch = false leave nothing"),
-        ({"kge__objective": "1vsall", "kge__partitions": 4}, r"kge\.partitions = 4 needs"),
+        ({"kge__negatives": 0}, r"kge\.negatives = 0 and kge\.in_batch = false leave no"),
+        ({"kge__objective": "1vsall", "kge__partitions": 4}, r"kge\.partitions = 4 works"),
         ({"kge__partitions": 3, "kge__buffer_partitions": 4}, r"kge\.buffer_partitions = 4, but"),
         ({"kge__objective": "kvsall", "kge__loss": "self_adversarial"}, "self_adversarial"),
-        ({"kge__smoothing": 0.1}, r"kge\.smoothing = 0\.1 is for"),
-        ({"kge__entity_penalty": 0.1}, r'kge\.regularizer is "none"'),
+        ({"kge__smoothing": 0.1}, r"kge\.smoothing = 0\.1 works only"),
+        ({"kge__entity_penalty": 0.1}, r'kge\.regularizer = "none"'),
         ({"kge__partitions": 151}, r"kge\.partitions = 151, but the graph has 150 entities"),
         ({"model__dim": 7}, "dim must be even, got 7"),
         ({"gnn__splits": 3}, r"gnn\.splits applies only to --task gnn; remove it for --task kge"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
+def test_contradicting_settings_are_refused(
     make: Make, flags: dict[str, Any], message: str
 ) -> None:
     config = make(**flags)
     with pytest.raises(InvalidInput, match=message):
         train(config, quiet())
-    assert not config.train.out.exists(), "nothing was made"
+    assert not config.train.out.exists(), "no output folder was made"
 
 
-def test_click_models_refuse_models_of_graphs(make: Make, ring: Path) -> None:
+def test_task_ctr_refuses_models_of_triples(make: Make, ring: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.kind = 'complex' is not a click model"):
         train(make(train__task="ctr"), quiet())
 
 
-def test_another_graph_or_other_settings_are_another_run(make: Make, tmp_path: Path) -> None:
+def test_resume_refuses_another_graph_or_other_settings(make: Make, tmp_path: Path) -> None:
     train(make(), quiet())
     (tmp_path / "other").mkdir()
     other = write_ring(tmp_path / "other", ENTITIES)
