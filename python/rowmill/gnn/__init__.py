@@ -1,4 +1,4 @@
-"""Graph neural networks: a reader of graphs, neighbour sampling, and models over sampled blocks."""
+"""Graph neural networks for node classification: reading graphs, neighbour sampling, GraphSAGE and GAT."""
 
 from typing import TYPE_CHECKING
 

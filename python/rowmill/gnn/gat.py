@@ -1,6 +1,6 @@
 """Graph attention networks (Velickovic et al. 2018, arXiv 1710.10903).
 
-Shapes: S sources, T targets, E edges of which T lead from a target to itself, H heads, W width of a head.
+Shapes: S sources, T targets, E edges (including a self-loop per target), H heads, W width of a head.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rowmill.gnn.sampler import Block
 
 _SLOPE = 0.2
-"""Of the rectifier of attention, as in the paper."""
+"""Negative slope of the LeakyReLU in attention, as in the paper."""
 
 
 class GatLayer(nn.Module):
-    """Every target attends to its neighbours and to itself, with several heads: `[S, D]` in, `[T, H, W]` out.
+    """A layer in which every target attends to its neighbours and itself, with several heads: `[S, D]` to `[T, H, W]`.
 
-    An edge counts as often as it is drawn; an edge of the graph from a node to itself counts beside the one that is
-    always there.
+    An edge that is drawn several times counts several times. A self-loop of the graph counts in addition to the self-loop
+    that the layer adds to every target.
     """
 
     def __init__(self, dim: int, width: int, heads: int, *, attention_dropout: float = 0.0) -> None:
@@ -41,7 +41,7 @@ class GatLayer(nn.Module):
             nn.init.xavier_uniform_(weight)
 
     def forward(self, vectors: Tensor, block: Block) -> Tensor:
-        """New vectors of the targets, head by head."""
+        """Vectors of the targets per head, `[T, H, W]`."""
         mapped = self.linear(vectors).unflatten(1, (self.heads, -1))
         indptr, indices, owners = _with_themselves(block)
         from_source = (mapped * self.of_source).sum(-1)
@@ -54,18 +54,18 @@ class GatLayer(nn.Module):
 
 
 class GAT(nn.Module):
-    """Layers of attention; heads are strung together, and averaged in the last layer.
+    """GAT layers with ELU between them. Heads are concatenated, and averaged in the last layer.
 
     Args:
-        dim: D of the vectors of nodes.
-        hidden: Width of a head between layers.
-        classes: Width of what comes out.
-        layers: How many there are, one for each block.
-        heads: Heads of every layer but the last.
-        last_heads: Heads of the last layer.
-        feature_dropout: Share of the input left out in training.
-        dropout: Share of the hidden vectors left out in training.
-        attention_dropout: Share of the edges that a head leaves out in training.
+        dim: Width of the input vectors, D.
+        hidden: Width of a head in hidden layers.
+        classes: Width of the output.
+        layers: Number of layers; the same as the number of blocks.
+        heads: Number of heads in every layer but the last.
+        last_heads: Number of heads in the last layer.
+        feature_dropout: Dropout rate of the input vectors.
+        dropout: Dropout rate of the hidden vectors.
+        attention_dropout: Dropout rate of the attention weights.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class GAT(nn.Module):
         self.dropout = dropout
 
     def forward(self, vectors: Tensor, blocks: Sequence[Block]) -> Tensor:
-        """Vectors of a sample's nodes `[N, D]` and its blocks in, `[seeds, classes]` out."""
+        """Class scores of the seeds, `[seeds, classes]`, from the vectors of the sample's nodes, `[N, D]`, and its blocks."""
         check_blocks(vectors, blocks, layers=len(self.layers))
         vectors = dropout(vectors, self.feature_dropout, training=self.training)
         *hidden, last = self.layers
@@ -105,7 +105,7 @@ class GAT(nn.Module):
 
 
 def _with_themselves(block: Block) -> tuple[Tensor, Tensor, Tensor]:
-    """Lists, places and owners of a block whose targets are neighbours of themselves, behind the others."""
+    """`indptr`, `indices` and `owners` of a block with a self-loop added at the end of every target's list."""
     targets = torch.arange(block.targets)
     indptr = block.indptr.clone()
     indptr[1:] += targets + 1
@@ -117,9 +117,9 @@ def _with_themselves(block: Block) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _softmax(scores: Tensor, owners: Tensor, targets: int) -> Tensor:
-    """Shares of the edges `[E, H]` of each target, which add up to 1."""
+    """Attention weights `[E, H]`: the softmax of the scores over the edges of each target."""
     with torch.no_grad():
-        # Taking off the largest score changes no share and lets none overflow.
+        # Subtracting the largest score does not change the softmax and prevents overflow.
         places = owners[:, None].expand_as(scores)
         largest = scores.new_full((targets, scores.shape[1]), -torch.inf)
         largest = largest.scatter_reduce(0, places, scores, "amax")
@@ -129,9 +129,9 @@ def _softmax(scores: Tensor, owners: Tensor, targets: int) -> Tensor:
 
 
 def _weighted_sums(vectors: Tensor, indptr: Tensor, indices: Tensor, shares: Tensor) -> Tensor:
-    """Sums of the vectors `[S, H, W]` of every list, by shares `[E, H]`: `[T, H, W]`.
+    """Sums `[T, H, W]` of the neighbours' vectors `[S, H, W]`, weighted by `shares` `[E, H]`.
 
-    The bags of one head follow those of another, so that none of it needs a vector for every edge.
+    All heads are bags of a single `embedding_bag`, so no vector per edge is materialised.
     """
     _, heads, width = vectors.shape
     head = torch.arange(heads)[:, None]

@@ -1,4 +1,4 @@
-"""Loss and accuracy of predicted classes, and the AUC where there are two."""
+"""Loss and accuracy of node classification, and the AUC if there are two classes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class NodeMetrics:
-    """Metrics of scores of classes, over all nodes seen since the start or the last `reset`.
+    """Metrics of class scores over all nodes since construction or the last `reset`.
 
-    `accuracy` is the share of nodes whose own class has the highest score, `loss` the cross-entropy. Of two classes
-    `auc` is told too, by how much higher the score of class 1 is; None where all nodes are of one class.
+    `accuracy` is the fraction of nodes whose own class has the highest score, and `loss` is the mean cross-entropy. With
+    two classes there is also `auc`, computed from the score of class 1 minus the score of class 0; it is None if all nodes
+    have the same class.
 
     Examples:
         >>> import torch
@@ -43,7 +44,7 @@ class NodeMetrics:
             self._clicks.update(scores[:, 1] - scores[:, 0], labels)
 
     def compute(self) -> dict[str, float | None]:
-        """`{"loss":, "accuracy":}`, and `"auc"` of two classes."""
+        """`{"loss", "accuracy"}`, with two classes also `"auc"`; the values are None without nodes."""
         if self.rows == 0:
             return {"loss": None, "accuracy": None}
         auc = {} if self._clicks is None else {"auc": self._clicks.compute()["auc"]}

@@ -1,6 +1,6 @@
 """Batches of nodes with sampled neighbours, in an order determined by seed, epoch and position.
 
-Threads draw samples while earlier batches are trained on. The samples depend only on the seed and the number of the
+Threads sample neighbours for later batches during training. Samples depend only on the seed and the number of the
 batch, not on the number of threads.
 """
 
@@ -27,12 +27,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class NodeBatch:
-    """Some nodes, what is known of them, and the sample that a model needs.
+    """A batch of labelled nodes and their sampled neighbourhood.
 
     Attributes:
-        sample: Neighbours, the batch's nodes being the seeds.
-        labels: Their classes, int64 `[n]`.
-        stop: The example of the epoch after the last one.
+        sample: The neighbourhood; the nodes of the batch are its seeds.
+        labels: The classes of the nodes, int64 `[n]`.
+        stop: Number of the epoch's next example after this batch.
     """
 
     sample: Sample
@@ -41,12 +41,12 @@ class NodeBatch:
 
     @property
     def nodes(self) -> Tensor:
-        """Nodes whose vectors are needed, distinct."""
+        """Distinct nodes whose vectors are needed, int64 `[N]`."""
         return self.sample.nodes
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Their neighbours, layer by layer."""
+        """The sampled edges, one block per layer."""
         return self.sample.blocks
 
     def __len__(self) -> int:
@@ -60,15 +60,15 @@ class NodeBatch:
 
 
 class NodeBatches:
-    """The batches of some nodes.
+    """Batches of nodes with sampled neighbours.
 
     Args:
-        sampler: Draws neighbours.
-        nodes: The nodes, int64.
-        labels: The classes of all nodes of the graph, int64.
-        batch: Nodes of a batch.
-        seed: Of the order.
-        threads: How many draw samples.
+        sampler: Samples the neighbours.
+        nodes: The nodes to split into batches, int64 `[n]`.
+        labels: The classes of all nodes of the graph, int64 `[nodes]`.
+        batch: Nodes per batch.
+        seed: Seed of the order of nodes.
+        threads: Number of threads that sample.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class NodeBatches:
         self._threads = threads
 
     def __len__(self) -> int:
-        """Nodes of an epoch."""
+        """Number of nodes per epoch."""
         return len(self._nodes)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[NodeBatch]:
-        """The batches of an epoch, shuffled anew in each, from an example on: 0 or the `stop` of a batch."""
+        """The batches of an epoch in random order, starting at example `start`: 0, or the `stop` of a batch."""
         order = np.random.default_rng([self._seed, number]).permutation(len(self._nodes))
         return self._batches(self._nodes[order], start, number * len(self._nodes))
 
     def in_order(self) -> Iterator[NodeBatch]:
-        """The batches of all nodes as they were given, each time the same."""
+        """The batches of all nodes in the given order; the same on each call."""
         return self._batches(self._nodes, 0, 0)
 
     def _batches(self, nodes: NDArray[np.int64], start: int, before: int) -> Iterator[NodeBatch]:
@@ -115,7 +115,7 @@ class NodeBatches:
 def _in_threads(
     work: Callable[[int], Result], items: Iterable[int], threads: int
 ) -> Iterator[Result]:
-    """Results in the order of the items; each thread is one item ahead of what was asked for."""
+    """Yield the results in the order of the items; up to `threads` results are computed ahead of the consumer."""
     waiting: deque[Callable[[], Result]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="rowmill-sample")
     try:

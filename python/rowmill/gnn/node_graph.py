@@ -1,12 +1,12 @@
-"""A graph of nodes with features and classes, from an ``.npz`` file, and which of its nodes to train and test on.
+"""Read a graph with node features, classes and splits from an ``.npz`` file.
 
-Arrays of the file, by name:
+The file has these arrays:
 
 - edges: `edges` `[m, 2]`, or `adj_indptr` `[nodes + 1]` and `adj_indices` `[m]`;
-- classes from 0 on: `labels`, `label` or `node_labels`, `[nodes]`;
-- features, if any: `node_features` `[nodes, dim]`, or as compressed rows `attr_indptr` `[nodes + 1]`,
-  `attr_indices`, perhaps `attr_data`, and `shape`, which is `[nodes, dim]`;
-- splits, if any: `train_masks`, `val_masks` and `test_masks`, `[splits, nodes]`, whose entries say which nodes are in.
+- classes, numbered from 0: `labels`, `label` or `node_labels`, `[nodes]`;
+- features, optional: `node_features` `[nodes, dim]`, or in CSR form `attr_indptr` `[nodes + 1]`, `attr_indices`,
+  `shape` with the values `[nodes, dim]`, and optionally `attr_data` (default: ones);
+- splits, optional: `train_masks`, `val_masks` and `test_masks`, bool `[splits, nodes]`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ _MASKS = ("train_masks", "val_masks", "test_masks")
 _CLASSES_MAX = 1 << 20
 _INTEGER_MAX = (1 << 63) - 1
 _CHECKED_ROWS = 1 << 16
-"""Looked at at once: features may be larger than memory."""
+"""Rows that are checked at a time, because features may be larger than memory."""
 _SPLIT = 0x5EED
-"""Sets random splits apart from other streams of a seed."""
+"""Part of the seed of random splits, so that they are independent of other random numbers of the seed."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """A vector for every node; of most vectors most entries may be 0.
+    """A feature vector for every node, dense or in CSR form.
 
     Attributes:
         dim: Width of a vector.
-        dense: float32 `[nodes, dim]`, in the file where it lies there uncompressed; or None where `indptr`, `columns` and `values` say what is not 0.
+        dense: float32 `[nodes, dim]`, memory-mapped if the file stores it uncompressed. None if the features are in CSR form:
+            `indptr` `[nodes + 1]`, `columns` `[n]` and `values` `[n]`.
     """
 
     dim: int
@@ -53,7 +54,7 @@ class Features:
     values: NDArray[np.float32] | None = None
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The vectors of a range of nodes, `[stop - start, dim]`, a copy."""
+        """A copy of the vectors of the nodes in [start, stop), `[stop - start, dim]`."""
         if self.dense is not None:
             return self.dense[start:stop].copy()
         assert self.indptr is not None
@@ -63,14 +64,14 @@ class Features:
         rows = np.zeros((len(ends) - 1, self.dim), np.float32)
         row = np.repeat(np.arange(len(rows)), np.diff(ends))
         part = slice(ends[0], ends[-1])
-        # A word that is listed twice counts twice.
+        # Values of a repeated column are added up.
         np.add.at(rows, (row, self.columns[part]), self.values[part])
         return rows
 
 
 @dataclass(frozen=True)
 class NodeSplit:
-    """Nodes to train, to choose a model and to test on, int64, ascending, no node in two of them."""
+    """Disjoint sets of nodes to train, validate and test on; int64, ascending."""
 
     train: NDArray[np.int64]
     valid: NDArray[np.int64]
@@ -79,13 +80,13 @@ class NodeSplit:
 
 @dataclass(frozen=True)
 class NodeGraph:
-    """A graph whose nodes are classified.
+    """A graph with a class for every node.
 
     Attributes:
-        indptr, indices: The neighbours of node `v` are `indices[indptr[v]:indptr[v + 1]]`, ascending, each once.
+        indptr, indices: The neighbours of node `v` are `indices[indptr[v]:indptr[v + 1]]`, ascending and distinct.
         labels: The class of every node, int64 `[nodes]`.
-        features: Their vectors, if the file has any.
-        masks: Fixed splits by part, bool `[splits, nodes]`, if the file has any.
+        features: The feature vectors, or None.
+        masks: The fixed splits of the file by array name, bool `[splits, nodes]`, or None.
     """
 
     path: Path
@@ -97,21 +98,27 @@ class NodeGraph:
 
     @property
     def nodes(self) -> int:
-        """How many there are."""
+        """Number of nodes."""
         return len(self.labels)
 
     @property
     def edges(self) -> int:
-        """How many lists of neighbours have in all."""
+        """Number of directed edges: the total length of the neighbour lists."""
         return len(self.indices)
 
     @property
     def classes(self) -> int:
-        """Classes from 0 to the largest."""
+        """Number of classes: the largest class plus 1."""
         return int(self.labels.max()) + 1
 
     def split(self, number: int, *, train_per_class: int, valid_per_class: int) -> NodeSplit:
-        """A split by number: of the fixed ones, or drawn at random, that many nodes per class, the rest to test."""
+        """Split `number` of the file's masks; without masks a random split with `number` as seed.
+
+        A random split takes `train_per_class` and `valid_per_class` nodes of every class; all other nodes are for testing.
+
+        Raises:
+            DataError: The file has no such split, its sets overlap or are empty, or a class has too few nodes.
+        """
         if self.masks is not None:
             return self._fixed_split(number, self.masks)
         random = np.random.default_rng([_SPLIT, number])
@@ -122,8 +129,8 @@ class NodeGraph:
             both = train_per_class + valid_per_class
             if 0 < len(members) < both:
                 raise DataError(
-                    f"{self.path}: class {kind} has {len(members)} nodes, but a split takes {train_per_class} to train "
-                    f"and {valid_per_class} to validate on: set gnn.train_per_class and gnn.valid_per_class to fewer"
+                    f"{self.path}: class {kind} has {len(members)} nodes, but a split needs {train_per_class} training "
+                    f"and {valid_per_class} validation nodes per class: lower gnn.train_per_class or gnn.valid_per_class"
                 )
             train.append(members[:train_per_class])
             valid.append(members[train_per_class:both])
@@ -131,14 +138,14 @@ class NodeGraph:
         chosen[np.concatenate(train + valid)] = True
         if chosen.all():
             raise DataError(
-                f"{self.path}: train and valid parts take all {self.nodes} nodes and leave none to test: set "
-                "gnn.train_per_class and gnn.valid_per_class to fewer"
+                f"{self.path}: training and validation take all {self.nodes} nodes and leave none for testing: lower "
+                "gnn.train_per_class or gnn.valid_per_class"
             )
         rest = np.flatnonzero(~chosen)
         return NodeSplit(np.sort(np.concatenate(train)), np.sort(np.concatenate(valid)), rest)
 
     def fingerprint(self) -> str:
-        """A checksum by which another graph of equal size is noticed."""
+        """Checksum of the graph, 8 hex digits; resume uses it to reject a different graph of equal size."""
         check = 0
         arrays: list[NDArray[Any] | None] = [self.indptr, self.indices, self.labels]
         if self.features is not None:
@@ -157,18 +164,20 @@ class NodeGraph:
         count = len(masks["train_masks"])
         if number >= count:
             raise DataError(
-                f"{self.path} has {count} splits, and gnn.split = {number}: they are 0 to {count - 1}"
+                f"{self.path} has {count} splits, but gnn.split = {number}: set it to a number in [0, {count})"
             )
         parts = {name: np.flatnonzero(masks[name][number]) for name in _MASKS}
         owner = np.full(self.nodes, -1)
         for place, (name, nodes) in enumerate(parts.items()):
             if len(nodes) == 0:
-                raise DataError(f"{self.path}: {name}[{number}] has no node; every part needs one")
+                raise DataError(
+                    f"{self.path}: {name}[{number}] selects no node; every mask must select at least one"
+                )
             twice = nodes[owner[nodes] >= 0]
             if len(twice):
                 raise DataError(
                     f"{self.path}: node {twice[0]} is in {_MASKS[owner[twice[0]]]}[{number}] and in {name}[{number}] "
-                    f"({len(twice)} such nodes); a node belongs to one part"
+                    f"({len(twice)} such nodes); the masks of a split must be disjoint"
                 )
             owner[nodes] = place
         return NodeSplit(*parts.values())
@@ -181,13 +190,16 @@ def read_node_graph(
     self_loops: str = "error",
     isolated: str = "error",
 ) -> NodeGraph:
-    """Read a graph; every entry of the file is checked.
+    """Read a graph and check every entry of the file.
 
     Args:
         path: An ``.npz`` file.
-        directed: Take edges as they are; otherwise each leads both ways. An edge that is there twice is one.
-        self_loops: What becomes of edges from a node to itself: "error", "keep" or "drop".
-        isolated: What becomes of nodes without neighbours: "error" or "keep".
+        directed: Keep the direction of edges. Otherwise edges are used in both directions. Duplicate edges are merged.
+        self_loops: What to do with edges from a node to itself: "error", "keep" or "drop".
+        isolated: What to do with nodes without neighbours: "error" or "keep".
+
+    Raises:
+            DataError: The file or an array is missing, malformed or inconsistent; names the array and the entry.
     """
     arrays = _load(path)
     labels = _labels(path, arrays)
@@ -210,7 +222,7 @@ def read_node_graph(
         if len(alone):
             raise DataError(
                 f"{path}: node {alone[0]} has no neighbours ({len(alone)} such nodes); set gnn.isolated to "
-                '"keep" to classify them by what is known of themselves'
+                '"keep" to classify them by their own row'
             )
     return NodeGraph(
         path, indptr, indices, labels, _features(path, arrays, nodes), _masks(path, arrays, nodes)
@@ -221,12 +233,12 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
         # Opening a pipe would block until a writer opens it.
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise BadZipFile("it is no regular file")
+            raise BadZipFile("it is not a regular file")
         return load_npz(path, mapped="node_features")
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give an .npz file") from None
     except (BadZipFile, zlib.error, ValueError, EOFError, AttributeError, TypeError) as error:
-        raise DataError(f"{path} is no .npz file of plain arrays: {error}") from None
+        raise DataError(f"{path} is not an .npz file of plain arrays: {error}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -235,12 +247,12 @@ def _labels(path: Path, arrays: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
     name = next((name for name in _LABELS if name in arrays), None)
     if name is None:
         raise DataError(
-            f"{path} has no classes: one of its arrays must be {' or '.join(_LABELS)}; it has "
+            f"{path} has no array of classes: add one named {' or '.join(_LABELS)}; its arrays are "
             f"{', '.join(arrays) or 'none'}"
         )
     labels = _integers(path, arrays, name, 1)
     if len(labels) == 0:
-        raise DataError(f"{path}: {name} is empty; a graph has at least one node")
+        raise DataError(f"{path}: {name} is empty; a graph must have at least one node")
     _check_range(path, name, labels, _CLASSES_MAX, "classes are")
     return labels
 
@@ -257,7 +269,7 @@ def _edges(
     for name in ("adj_indptr", "adj_indices"):
         if name not in arrays:
             raise DataError(
-                f"{path} has no edges: give the array edges, or adj_indptr and adj_indices; it has "
+                f"{path} has no array {name}: add the array edges, or adj_indptr and adj_indices; its arrays are "
                 f"{', '.join(arrays)}"
             )
     indptr = _integers(path, arrays, "adj_indptr", 1)
@@ -269,7 +281,7 @@ def _edges(
 def _check_lists(
     path: Path, prefix: str, indptr: NDArray[np.int64], indices: NDArray[np.int64], nodes: int
 ) -> None:
-    """A list for every node, each within the indices, which are nodes where `prefix` is that of edges."""
+    """Check CSR arrays: one list per node and valid bounds. For edges (`adj`) the indices must be nodes too."""
     if len(indptr) != nodes + 1:
         raise DataError(
             f"{path}: {prefix}_indptr has {len(indptr)} entries, but {nodes} nodes have classes: it must have "
@@ -314,7 +326,7 @@ def _features(path: Path, arrays: dict[str, NDArray[Any]], nodes: int) -> Featur
         values = _floats(path, arrays, "attr_data", 1)
     if len(values) != len(columns):
         raise DataError(
-            f"{path}: attr_data has {len(values)} entries and attr_indices {len(columns)}; both name the same features"
+            f"{path}: attr_data has {len(values)} entries and attr_indices {len(columns)}; they must have the same length"
         )
     return Features(dim, indptr=indptr, columns=columns, values=values)
 
@@ -334,7 +346,9 @@ def _masks(
         masks[name] = mask
     counts = {name: len(mask) for name, mask in masks.items()}
     if len(set(counts.values())) > 1:
-        raise DataError(f"{path}: the parts have different numbers of splits: {counts}")
+        raise DataError(
+            f"{path}: the masks have different numbers of splits: {counts}; give all the same"
+        )
     return masks
 
 
@@ -348,10 +362,10 @@ def _compressed(
 
 def _array(path: Path, arrays: dict[str, NDArray[Any]], name: str) -> NDArray[Any]:
     if name not in arrays:
-        raise DataError(f"{path} has no array {name}; it has {', '.join(arrays)}")
-    # NumPy gives the bytes of what is no array.
+        raise DataError(f"{path} has no array {name}; its arrays are {', '.join(arrays)}")
+    # For members that are not arrays, NumPy returns bytes.
     if not hasattr(arrays[name], "dtype"):
-        raise DataError(f"{path}: {name} is no array of NumPy; write the file with numpy.savez")
+        raise DataError(f"{path}: {name} is not a NumPy array; write the file with numpy.savez")
     return arrays[name]
 
 
@@ -361,12 +375,12 @@ def _integers(
     array = _array(path, arrays, name)
     if array.dtype.kind not in "iu" or array.ndim != ndim:
         raise DataError(
-            f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be integers of {ndim} dimensions"
+            f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be an integer array of {ndim} dimensions"
         )
     if array.dtype.kind == "u" and array.size and array.max() > _INTEGER_MAX:
         place = np.argwhere(array > _INTEGER_MAX)[0]
         raise DataError(
-            f"{path}: {name}{place.tolist()} = {array[tuple(place)]}, but numbers end at {_INTEGER_MAX}"
+            f"{path}: {name}{place.tolist()} = {array[tuple(place)]}, but the largest allowed number is {_INTEGER_MAX}"
         )
     return np.ascontiguousarray(array, np.int64)
 
@@ -377,9 +391,9 @@ def _floats(
     array = _array(path, arrays, name)
     if array.dtype.kind not in "fiub" or array.ndim != ndim:
         raise DataError(
-            f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be numbers of {ndim} dimensions"
+            f"{path}: {name} is {array.dtype} of shape {array.shape}; it must be a numeric array of {ndim} dimensions"
         )
-    # What is too large becomes infinite, which is told below.
+    # Values too large for float32 become infinite; the check below reports them.
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(array, np.float32)
     for start in range(0, len(values), _CHECKED_ROWS):

@@ -1,7 +1,7 @@
-"""A reader of ``.npz`` files that maps one array into memory instead of loading it.
+"""Read an ``.npz`` file and memory-map one of its arrays instead of loading it.
 
-The system loads pages of the mapped array when they are read, and drops them when memory is short. Its checksum is
-verified once, as for loaded arrays.
+The operating system loads pages of the mapped array when they are read, and drops them when memory is short. The
+checksum of the array is verified once, as for loaded arrays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LOCAL_HEADER = struct.Struct("<4s22x2H")
-"""What stands before a member: a signature, and at its end the lengths of its name and of what follows the name."""
+"""Local file header of a ZIP member: signature, skipped fields, length of the name, length of the extra field."""
 _SIGNATURE = b"PK\x03\x04"
 
 _HEADERS = {
@@ -32,20 +32,21 @@ _READ_BYTES = 1 << 20
 
 
 def load_npz(path: Path, *, mapped: str) -> dict[str, NDArray[Any]]:
-    """Arrays by their names.
+    """Read all arrays, by name.
 
     Args:
-        path: The file.
-        mapped: The array that stays in the file, if `numpy.savez` wrote it: uncompressed, row after row.
+        path: An ``.npz`` file.
+        mapped: Name of the array to map. It is mapped if it is stored uncompressed in C order, as `numpy.savez` does; else
+            it is loaded.
 
     Raises:
-        BadZipFile, ValueError, EOFError, AttributeError, TypeError, zlib.error: It is damaged, or no such file.
-        OSError: It cannot be read.
+        BadZipFile, ValueError, EOFError, AttributeError, TypeError, zlib.error: The file is damaged or is not ``.npz``.
+        OSError: The file cannot be read.
     """
-    # Opened here, because a file that is no archive would stay open.
+    # Opened here, because np.load leaves the file open if it is not an archive.
     with path.open("rb") as opened:
         if not is_zipfile(opened):
-            raise BadZipFile("it is no archive; write one with numpy.savez")
+            raise BadZipFile("it is not a ZIP archive; write one with numpy.savez")
         opened.seek(0)
         file = np.load(opened, allow_pickle=False)
         stays = _in_file(opened, file.zip, f"{mapped}.npy") if mapped in file.files else None
@@ -55,7 +56,7 @@ def load_npz(path: Path, *, mapped: str) -> dict[str, NDArray[Any]]:
 
 
 def _in_file(opened: BinaryIO, archive: ZipFile, name: str) -> NDArray[Any] | None:
-    """The array where it lies; None if it must be loaded, which also says what is wrong with it."""
+    """The mapped array. None if it cannot be mapped; NumPy then loads it, or raises if it is damaged."""
     info = archive.NameToInfo.get(name)
     if info is None or info.compress_type != ZIP_STORED:
         return None

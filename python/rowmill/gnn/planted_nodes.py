@@ -1,4 +1,4 @@
-"""A generator of graphs whose node classes can be predicted from features and neighbours, for trying out the task.
+"""Generate synthetic graphs whose node classes can be predicted from features and neighbours, to try out `gnn`.
 
 Every class has a vector; the features of a node are the vector of its class plus noise. The noise is so large that a
 neighbourhood predicts the class much better than one node. Most edges stay within a class. Degrees follow a power law.
@@ -24,20 +24,24 @@ if TYPE_CHECKING:
     from rowmill.gnn.settings import NodesConfig
 
 _POWER = 0.5
-"""A node's weight falls with its rank to this power: degrees have the exponent 1 + 1 / power = 3."""
+"""The weight of the node of rank r is r ** -power, so degrees follow a power law with exponent 1 + 1 / power = 3."""
 _SETTINGS = "settings"
 
 
 def make_nodes(path: Path, settings: NodesConfig) -> Path:
-    """Write the graph into an ``.npz`` file; one that is there with the same settings is kept."""
+    """Write the graph to an ``.npz`` file, unless the file exists and was generated with the same settings.
+
+    Raises:
+        DataError: The file exists with other content, or its name does not end in ``.npz``.
+    """
     if path.suffix != ".npz":
-        raise DataError(f"{path} must end in .npz; give --out another name")
+        raise DataError(f"{path} must end in .npz; change the name of the output file")
     told = json.dumps(asdict(settings))
     if path.exists():
         if _settings_of(path) == told:
             return path
         raise DataError(
-            f"{path} exists and is no graph of these settings; choose another name or delete it"
+            f"{path} exists and was not generated with these settings; choose another name or delete it"
         )
     arrays = planted_nodes(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +53,7 @@ def make_nodes(path: Path, settings: NodesConfig) -> Path:
 
 
 def planted_nodes(settings: NodesConfig) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a graph, by the names that `rowmill.gnn.node_graph` reads."""
+    """The arrays of a graph, with the names that `rowmill.gnn.node_graph` reads."""
     random = np.random.default_rng([settings.seed, settings.nodes])
     nodes, classes = settings.nodes, settings.classes
     labels = np.sort(random.integers(classes, size=nodes))
@@ -57,7 +61,7 @@ def planted_nodes(settings: NodesConfig) -> dict[str, NDArray[np.generic]]:
     noise = random.standard_normal((nodes, settings.features), np.float32)
     weights = np.power(1.0 + random.permutation(nodes), -_POWER, dtype=np.float64)
     edges = (nodes * settings.degree + 1) // 2
-    # A node draws its first edge itself, so none is left alone as long as there is another node.
+    # Every node is the source of one edge, so no node is isolated if there are at least two nodes.
     source = np.concatenate(
         [np.arange(nodes), _drawn(random, weights, 0, nodes, max(edges - nodes, 0))]
     )
@@ -65,7 +69,7 @@ def planted_nodes(settings: NodesConfig) -> dict[str, NDArray[np.generic]]:
     first, end = (np.searchsorted(labels, labels[source], side) for side in ("left", "right"))
     first, end = np.where(own, first, 0), np.where(own, end, nodes)
     target = _drawn(random, weights, first, end, len(source))
-    # Loops tell nothing; the one next to it is as good.
+    # Replace self-loops by an edge to the next node.
     target = np.where(target == source, (target + 1) % nodes, target)
     order = random.permutation(nodes)
     mixed = np.empty_like(order)
@@ -84,7 +88,7 @@ def _drawn(
     end: NDArray[np.int64] | int,
     count: int,
 ) -> NDArray[np.int64]:
-    """Numbers drawn from ranges, each with its weight."""
+    """Node numbers drawn from the ranges `[first, end)`, with probabilities proportional to `weights`."""
     sums: NDArray[np.float64] = np.concatenate([[0.0], np.cumsum(weights)])
     lowest, highest = sums[first], sums[end]
     at: NDArray[np.float64] = lowest + random.random(count) * (highest - lowest)

@@ -1,4 +1,4 @@
-"""GraphSAGE with the mean of neighbours (Hamilton et al. 2017, arXiv 1706.02216)."""
+"""GraphSAGE with mean aggregation (Hamilton et al. 2017, arXiv 1706.02216)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class SageLayer(nn.Module):
-    """`W own + V mean of the neighbours + b`: `[sources, D]` in, `[targets, width]` out.
+    """One layer: `W own + V mean(neighbours) + b`, from `[sources, D]` to `[targets, width]`.
 
-    The mean over no neighbours is 0.
+    The mean of no neighbours is 0.
     """
 
     def __init__(self, dim: int, width: int) -> None:
@@ -29,8 +29,8 @@ class SageLayer(nn.Module):
         self.neighbours = nn.Linear(dim, width, bias=False)
 
     def forward(self, vectors: Tensor, block: Block) -> Tensor:
-        """New vectors of the targets."""
-        # A bag is gathered and averaged in one pass, without a vector for every edge.
+        """Vectors of the targets, `[targets, width]`."""
+        # embedding_bag gathers and averages in one pass, without materialising a vector per edge.
         mean = embedding_bag(
             block.indices, vectors, block.indptr, mode="mean", include_last_offset=True
         )
@@ -38,17 +38,17 @@ class SageLayer(nn.Module):
 
 
 class GraphSAGE(nn.Module):
-    """Layers of means, with rectifiers between them.
+    """GraphSAGE layers with ReLU between them.
 
     Args:
-        dim: D of the vectors of nodes.
-        hidden: Width between layers.
-        classes: Width of what comes out.
-        layers: How many there are, one for each block.
-        feature_dropout: Share of the input left out in training.
-        dropout: Share of the hidden vectors left out in training.
-        norm: Normalise hidden vectors (layer normalisation).
-        residual: Add to each hidden layer what it was given of its targets.
+        dim: Width of the input vectors, D.
+        hidden: Width of the hidden vectors.
+        classes: Width of the output.
+        layers: Number of layers; the same as the number of blocks.
+        feature_dropout: Dropout rate of the input vectors.
+        dropout: Dropout rate of the hidden vectors.
+        norm: Apply layer normalisation to hidden vectors.
+        residual: Residual connections: add a hidden layer's input to its output where the widths are equal.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GraphSAGE(nn.Module):
         self.residual = residual
 
     def forward(self, vectors: Tensor, blocks: Sequence[Block]) -> Tensor:
-        """Vectors of a sample's nodes `[N, D]` and its blocks in, `[seeds, classes]` out."""
+        """Class scores of the seeds, `[seeds, classes]`, from the vectors of the sample's nodes, `[N, D]`, and its blocks."""
         check_blocks(vectors, blocks, layers=len(self.layers))
         vectors = dropout(vectors, self.feature_dropout, training=self.training)
         *hidden, last = self.layers

@@ -1,6 +1,6 @@
-"""Neighbour sampling: the nodes that a batch needs, and for each layer of a model the edges that it aggregates.
+"""Neighbour sampling: the nodes that a batch needs, and for each layer of a model the edges that the layer aggregates.
 
-The sampling itself is a kernel (`crates/rowmill-kernels/src/neighbours.rs`), which runs without the interpreter's lock.
+The sampling runs in Rust (`crates/rowmill-kernels/src/neighbours.rs`) with the GIL released.
 
 Shapes: N nodes of a sample, T targets of a block, E edges.
 """
@@ -28,12 +28,13 @@ _WORD_MAX = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Block:
-    """The neighbours that one layer combines; int64 tensors.
+    """The edges that one layer aggregates; int64 tensors.
 
     Attributes:
         indptr: `[T + 1]`: the neighbours of target `t` are `indices[indptr[t]:indptr[t + 1]]`.
-        indices: Places of the neighbours `[E]`, below `sources`.
-        sources: So many nodes of the sample, the first ones, are read; of them the first T are the targets.
+        indices: `[E]`, the neighbours as positions in `Sample.nodes`, in [0, `sources`).
+        sources: Number of input nodes: the layer reads the first `sources` nodes of the sample. The first T of them are
+            the targets.
     """
 
     indptr: Tensor
@@ -42,22 +43,22 @@ class Block:
 
     @property
     def targets(self) -> int:
-        """Nodes that get a vector, T."""
+        """Number of nodes for which the layer computes a vector, T."""
         return len(self.indptr) - 1
 
     @property
     def owners(self) -> Tensor:
-        """The target of every edge, `[E]`."""
+        """The target of every edge, `[E]`, ascending."""
         return torch.repeat_interleave(torch.arange(self.targets), self.indptr.diff())
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Seeds, their neighbours, the neighbours of these, and so on.
+    """A sampled neighbourhood of seed nodes, with as many hops as layers.
 
     Attributes:
-        nodes: Their numbers, int64 `[N]`, each once: the seeds, then what each layer adds.
-        blocks: One for each layer, the seeds' first. A model computes them from the last to the first.
+        nodes: Distinct node numbers, int64 `[N]`: the seeds, then the nodes that each hop adds.
+        blocks: One block per hop, the seeds' first. A model processes them in reverse order.
     """
 
     nodes: Tensor
@@ -65,18 +66,22 @@ class Sample:
 
 
 class NeighbourSampler:
-    """Draws neighbours in a graph of compressed rows, in memory or mapped from files (`numpy.memmap`).
+    """Samples neighbours in a graph in CSR form, in memory or memory-mapped (`numpy.memmap`).
 
-    The neighbours of node `v` are `indices[indptr[v]:indptr[v + 1]]`. The arrays are used where they are; nothing is
-    read of them but both ends of `indptr` and what samples need, and every entry is checked before it is used.
+    The neighbours of node `v` are `indices[indptr[v]:indptr[v + 1]]`. The arrays are not copied. The constructor reads
+    only both ends of `indptr`; samples read the entries they need and check each before use.
 
     Args:
         indptr: int64 `[nodes + 1]`, contiguous.
         indices: int32 or int64 `[edges]`, contiguous.
-        fanouts: Neighbours to draw of a node in each layer, the seeds' first; -1: all of them.
-        replace: Draw each neighbour from all of them, so that one may come twice. Otherwise every edge comes at most
-            once, and all do where there are no more than the fan-out.
-        seed: Equal seeds draw equal neighbours of a node in a batch of the same number, whatever the batch has beside.
+        fanouts: Neighbours to sample per node in each hop, the seeds' hop first; -1: all neighbours.
+        replace: Sample with replacement. Otherwise an edge is drawn at most once, and a node with no more neighbours than
+            the fan-out gets all of them.
+        seed: The neighbours drawn for a node depend only on the seed, the number of the batch and the node, not on the
+            other nodes of the batch.
+
+    Raises:
+            InvalidInput: An array has the wrong dtype, shape or content, or a fan-out is out of range.
 
     Examples:
         >>> import numpy as np
@@ -98,27 +103,30 @@ class NeighbourSampler:
         for layer, fanout in enumerate(fanouts):
             if fanout != -1 and not 1 <= fanout <= _FANOUT_MAX:
                 raise InvalidInput(
-                    f"fanouts[{layer}] = {fanout}; it must be from 1 to {_FANOUT_MAX}, or -1 for all neighbours"
+                    f"fanouts[{layer}] must be in [1, {_FANOUT_MAX}], or -1 for all neighbours; got {fanout}"
                 )
         for name, array in (("indptr", indptr), ("indices", indices)):
-            # Numbers with their bytes the other way round would be other numbers.
+            # The kernel reads native byte order; swapped bytes would be read as other numbers.
             if not getattr(getattr(array, "dtype", None), "isnative", True):
                 raise InvalidInput(
-                    f"{name} is {array.dtype}, in the byte order of another machine: convert it with astype"
+                    f"{name} is {array.dtype}, which is not in native byte order: convert it with {name}.astype(dtype.newbyteorder('='))"
                 )
         if not 0 <= seed <= _WORD_MAX:
-            raise InvalidInput(f"seed = {seed}; it must be from 0 to {_WORD_MAX}")
+            raise InvalidInput(f"seed must be in [0, 2**64), got {seed}")
         self.indptr = indptr
         self.indices = indices
         self.fanouts = list(fanouts)
         self.replace = replace
         self.seed = seed
-        self.sample(torch.empty(0, dtype=torch.int64), batch=0)  # Raises where arrays do not fit.
+        self.sample(torch.empty(0, dtype=torch.int64), batch=0)  # Raises if an array is not valid.
 
     def sample(self, seeds: Tensor, *, batch: int) -> Sample:
-        """A sample of the neighbours of distinct nodes, int64 `[n]`; equal numbers of a batch draw equally."""
+        """Sample the neighbourhood of distinct seed nodes, int64 `[n]`.
+
+        Calls with the same seeds and `batch`, the number of the batch, return the same sample.
+        """
         if not 0 <= batch <= _WORD_MAX:
-            raise InvalidInput(f"batch = {batch}; it must be from 0 to {_WORD_MAX}")
+            raise InvalidInput(f"batch must be in [0, 2**64), got {batch}")
         nodes, layers = _core.sample_neighbours(
             self.indptr, self.indices, seeds.numpy(), self.fanouts, self.replace, self.seed, batch
         )
@@ -129,19 +137,19 @@ class NeighbourSampler:
 
 
 def check_blocks(vectors: Tensor, blocks: Sequence[Block], *, layers: int) -> None:
-    """Raise unless a model of so many layers can compute these blocks of these vectors."""
+    """Raise `InvalidInput` unless there is one block per layer, and one vector per node of the sample."""
     if len(blocks) != layers:
         raise InvalidInput(
-            f"a model of {layers} layers takes as many blocks, got {len(blocks)}: give its sampler a fan-out for each layer"
+            f"a model of {layers} layers needs {layers} blocks, got {len(blocks)}: give the sampler one fan-out per layer"
         )
     if len(vectors) != blocks[-1].sources:
         raise InvalidInput(
-            f"{len(vectors)} vectors, but the sample has {blocks[-1].sources} nodes: give one for each, in their order"
+            f"{len(vectors)} vectors, but the sample has {blocks[-1].sources} nodes: give one vector per node, in the order of sample.nodes"
         )
 
 
 def _long(content: bytearray) -> Tensor:
-    # A tensor cannot be made of no bytes.
+    # torch.frombuffer rejects an empty buffer.
     return (
         torch.frombuffer(content, dtype=torch.int64)
         if content

@@ -1,4 +1,4 @@
-"""Settings of graphs of nodes: sections of the file that `rowmill.config` reads."""
+"""Settings of node classification: the sections `[gnn]` and `[nodes]` of the file that `rowmill.config` reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rowmill.config.setting import BELOW_ONE, DIM_MAX, FLOAT_MAX, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class GnnConfig:
-    """Section `[gnn]`: how to learn the classes of nodes."""
+    """Section `[gnn]`: settings of node classification."""
 
     rows: Annotated[
         Literal["features", "learned"],
@@ -97,7 +97,7 @@ class GnnConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NodesConfig:
-    """Section `[nodes]`: the graph with classes to generate before training, if it does not exist yet."""
+    """Section `[nodes]`: the synthetic graph to generate before training, if it does not exist yet."""
 
     nodes: Annotated[int, Setting("number of nodes", "--nodes", 1, 1 << 31)] = 2000
     classes: Annotated[int, Setting("number of classes", "--classes", 2, 4096)] = 5

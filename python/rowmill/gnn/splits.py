@@ -1,4 +1,4 @@
-"""One run for each of several splits of a graph, and the mean and deviation of their metrics."""
+"""Train on several splits of a graph, and report the mean and standard deviation of the metrics."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 
 def train_splits(config: Config, console: Console) -> dict[str, Any]:
-    """Train on every split, each with its own folder and seed; complete runs are not repeated.
+    """Train on every split, each with its own folder and seed; finished runs are not repeated.
 
     Returns:
-        The content of `splits.json` in the run's folder: mean, standard deviation and values by split of each test
-        metric; the same for the best validation metrics; and seconds of training.
+        The content of `splits.json` in `train.out`: the mean, the standard deviation and the value per split of each test
+        metric; the same for the best validation metrics; and the seconds of training.
+
+    Raises:
+            ConfigError: A setting does not work with several splits, or the folder of a split holds another run.
     """
     for name, value in (
         ("store.path", config.store.path),
@@ -31,11 +34,11 @@ def train_splits(config: Config, console: Console) -> dict[str, Any]:
     ):
         if value is not None:
             raise ConfigError(
-                f"{name} is for one run, and gnn.splits = {config.gnn.splits}: drop it"
+                f"{name} does not work with gnn.splits = {config.gnn.splits}, which makes several runs: remove {name}"
             )
     out, first = config.train.out, config.gnn.split
     numbers = range(first, first + config.gnn.splits)
-    # All before the first of them begins.
+    # Check all folders before the first run starts.
     for number in numbers:
         check_is_new(config_of_split(config, number))
     check_splits(config, console)
@@ -56,7 +59,7 @@ def train_splits(config: Config, console: Console) -> dict[str, Any]:
 
 
 def config_of_split(config: Config, number: int) -> Config:
-    """The settings of the run on one split, in a folder of its own and with a seed of its own."""
+    """The settings of the run on one split, with its own folder and seed."""
     seed = config.train.seed + number - config.gnn.split
     return replace(
         config,
@@ -66,7 +69,7 @@ def config_of_split(config: Config, number: int) -> Config:
 
 
 def best_of_valid(curve: list[dict[str, Any]]) -> dict[str, float | None]:
-    """The highest figures of the valid part, where higher is better."""
+    """The highest validation accuracy and AUC of a learning curve."""
     keys = ("valid_accuracy", "valid_auc")
     found = {key: [point[key] for point in curve if key in point] for key in keys}
     return {key: max(values, default=None) for key, values in found.items() if values}

@@ -1,7 +1,7 @@
-"""The task `gnn`: a graph neural network that classifies nodes, trained on samples of their neighbours.
+"""The task `gnn`: a graph neural network that classifies nodes, trained with neighbour sampling.
 
-The row of a node holds its features, which are only read, or a learned embedding. Rows of coming samples are prefetched.
-The test metrics are computed once, with the model that had the best validation metrics.
+The row of a node holds its features, which are read-only, or a learned embedding. The rows of upcoming batches are
+prefetched. The test metrics are computed once, at the end, with the model chosen by `gnn.choose`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MODELS = ("graphsage", "gat")
 
 
 class ChosenModel(nn.Module):
-    """A model in training, and a copy with the weights of its best validation."""
+    """The model in training (`network`), and a copy with the weights of the best validation (`best`)."""
 
     best_figure: Tensor
 
@@ -55,14 +55,14 @@ class ChosenModel(nn.Module):
         self.register_buffer("best_figure", torch.tensor(-torch.inf, dtype=torch.float64))
 
     def consider(self, figure: float | None) -> None:
-        """Keep the model as it is now if its figure is the best so far, or there is none to compare."""
+        """Copy the current weights to `best` if the validation metric is the highest so far, or is None."""
         if figure is None or figure > self.best_figure:
             self.best.load_state_dict(self.network.state_dict())
             self.best_figure.fill_(-torch.inf if figure is None else figure)
 
 
 class NodeTask:
-    """A model of nodes and its graph."""
+    """A graph, and the model that is trained to classify its nodes."""
 
     def __init__(
         self,
@@ -101,42 +101,42 @@ class NodeTask:
         self.train_rows = len(self._batches)
 
     def batches(self, epoch: int, start: int) -> Iterator[NodeBatch]:
-        """Nodes of the train part, shuffled anew in every epoch, with samples of their neighbours."""
+        """Batches of training nodes with sampled neighbours, in a new random order each epoch."""
         return self._batches.epoch(epoch, start)
 
     def lookahead(self, batch: NodeBatch, *, steps: int) -> None:
-        """Announce the nodes of a sample."""
+        """Prefetch the rows of a batch that comes in `steps` steps."""
         self.table.lookahead(batch.nodes, steps=steps)
 
     def look_up(self, batch: NodeBatch) -> Tensor:
-        """What is known of the nodes of a sample, `[N, D]`."""
-        # Features are only read: they take no clocks and come back to no device.
+        """The features or embeddings of the nodes of a sample, `[N, D]`."""
+        # Features are read-only: `get` takes no staleness clocks and causes no write-back.
         return (
             self.table.get(batch.nodes) if self.embedding is None else self.embedding(batch.nodes)
         )
 
     def loss(self, batch: NodeBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of the classes, and the scores of every class `[n, classes]`."""
+        """The cross-entropy loss, a scalar, and the scores of every class, `[n, classes]`."""
         vectors = self._look_up_in_step(batch) if rows is None else rows
         scores = self.model.network(vectors, batch.blocks)
         return cross_entropy(scores, batch.labels), scores
 
     def _look_up_in_step(self, batch: NodeBatch) -> Tensor:
-        # Features that are only read make no step by themselves; announced rows wait for one.
+        # `get` does not start a store step, but prefetched rows are held until a step begins.
         with self.rows.store.forward():
             return self.look_up(batch)
 
     def observe(self, batch: NodeBatch, predicted: Tensor) -> None:
-        """The scores of a batch that was learned from."""
+        """Add the scores of a trained batch to the metrics."""
         self.window.update(predicted, batch.labels)
 
     def validates(self, epochs: int) -> bool:
-        """Every so many epochs, and after the last."""
+        """Whether to validate after this many epochs: every `gnn.validate_every` epochs and after the last."""
         every = self.config.gnn.validate_every
         return epochs == self.config.train.epochs or bool(every and epochs % every == 0)
 
     def validate(self) -> dict[str, float | None]:
-        """Figures of the valid part, as `valid_accuracy` and so on."""
+        """Metrics on the validation nodes, with names such as `valid_accuracy`; keeps the model if it is the best."""
         figures = self._measure(self.model.network, self.split.valid)
         if self.config.gnn.choose == "best":
             self.model.consider(figures["auc" if "auc" in figures else "accuracy"])
@@ -145,15 +145,15 @@ class NodeTask:
         return {f"valid_{key}": value for key, value in figures.items()}
 
     def test(self) -> dict[str, float | None]:
-        """Figures of the test part, of the chosen model."""
+        """Metrics of the chosen model on the test nodes."""
         return self._measure(self.model.best, self.split.test)
 
     def described(self) -> dict[str, Any]:
-        """Nothing: export and prediction are for click models."""
+        """Empty: only click models can be exported."""
         return {}
 
     def about(self) -> dict[str, Any]:
-        """Sizes of the graph and its parts."""
+        """Sizes of the graph and of its split, for the report."""
         graph, split = self.graph, self.split
         return {
             "run": {
@@ -184,7 +184,7 @@ class NodeTask:
 
     @torch.no_grad()
     def _measure(self, network: nn.Module, nodes: NDArray[np.int64]) -> dict[str, float | None]:
-        """Figures of some nodes, by samples that are the same each time."""
+        """Metrics on some nodes. Each call draws the same samples."""
         settings = self.config.gnn
         fanouts = settings.test_fanouts or (-1,) * len(settings.fanouts)
         batches = self._batches_of(nodes, fanouts, settings.test_batch, replace=False)
@@ -205,7 +205,7 @@ class NodeTask:
 
 @contextmanager
 def open_nodes(config: Config, console: Console, threads: int) -> Generator[NodeTask]:
-    """The model of the settings and its graph, with its store open."""
+    """Read or generate the graph, open the store and build the task of the settings."""
     graph = _graph(config, console)
     split = _split(config, graph, config.gnn.split)
     identity = node_identity(config, graph)
@@ -214,7 +214,7 @@ def open_nodes(config: Config, console: Console, threads: int) -> Generator[Node
 
 
 def check_splits(config: Config, console: Console) -> None:
-    """Raise unless the graph has all the splits that the settings name, so that no run ends for want of the next."""
+    """Raise `DataError` if a split of the settings does not exist, before the first run starts."""
     graph = _graph(config, console)
     for number in range(config.gnn.split, config.gnn.split + config.gnn.splits):
         _split(config, graph, number)
@@ -240,7 +240,7 @@ def _graph(config: Config, console: Console) -> NodeGraph:
     )
     if graph.features is None and settings.rows == "features":
         raise ConfigError(
-            f'{path} has no features: set gnn.rows = "learned" to learn an embedding of every node'
+            f'{path} has no features, which gnn.rows = "features" needs: set gnn.rows = "learned" to learn an embedding of every node'
         )
     return graph
 
@@ -254,11 +254,11 @@ def _split(config: Config, graph: NodeGraph, number: int) -> NodeSplit:
 
 
 def feature_table(store: Store, dim: int, nodes: int, config: Config) -> Table:
-    """A table of rows that are only read."""
+    """A table for read-only features of `dim` weights."""
     return store.table(
         "features",
         dim=dim,
-        # Has no state, so a row is its features and nothing else.
+        # SGD has no state, so a row holds the features and nothing else.
         optimizer=SGD(lr=0.0),
         dtype=config.rows.dtype,
         staleness_bound=None,
@@ -267,7 +267,7 @@ def feature_table(store: Store, dim: int, nodes: int, config: Config) -> Table:
 
 
 def _fill(table: Table, features: Features, nodes: int, *, normalize: bool) -> None:
-    """Put every node's features, unless they are all there."""
+    """Write the features of all nodes, unless the table already has them."""
     for start in range(0 if len(table) < nodes else nodes, nodes, _FILL_ROWS):
         stop = min(start + _FILL_ROWS, nodes)
         rows = features.rows(start, stop)
@@ -277,7 +277,7 @@ def _fill(table: Table, features: Features, nodes: int, *, normalize: bool) -> N
 
 
 def build_network(config: Config, dim: int, classes: int) -> nn.Module:
-    """The model that the settings name, over vectors of `dim`."""
+    """The GraphSAGE or GAT of the settings, for input vectors of `dim` weights."""
     settings = config.gnn
     layers, hidden = len(settings.fanouts), settings.hidden
     if config.model.kind == "gat":
@@ -305,29 +305,31 @@ def build_network(config: Config, dim: int, classes: int) -> nn.Module:
 
 
 def check_settings(config: Config) -> None:
-    """Raise where settings do not go together."""
+    """Raise `ConfigError` if two settings contradict each other; the message names both."""
     settings, kind = config.gnn, config.model.kind
     for name in ("fanouts", "test_fanouts"):
         if 0 in getattr(settings, name):
             raise ConfigError(
-                f"gnn.{name} has a 0: draw at least 1 neighbour, or -1 for all of them"
+                f"gnn.{name} has a 0: each entry must be at least 1, or -1 for all neighbours"
             )
     if not settings.fanouts:
-        raise ConfigError("gnn.fanouts is empty: a model has at least one layer")
+        raise ConfigError(
+            "gnn.fanouts is empty: give one fan-out per layer of the model, at least one"
+        )
     if settings.test_fanouts and len(settings.test_fanouts) != len(settings.fanouts):
         raise ConfigError(
-            f"gnn.test_fanouts has {len(settings.test_fanouts)} layers and gnn.fanouts {len(settings.fanouts)}: "
-            "give as many, or none for all neighbours"
+            f"gnn.test_fanouts has {len(settings.test_fanouts)} entries and gnn.fanouts {len(settings.fanouts)}: "
+            "give one per layer in both, or leave gnn.test_fanouts empty to use all neighbours"
         )
     if settings.rows == "learned" and settings.choose == "best" and settings.validate_every:
         raise ConfigError(
-            'gnn.choose = "best" keeps a copy of the model, but rows that are learned have none: set it to "last"'
+            'gnn.choose = "best" does not work with gnn.rows = "learned", because embeddings are not copied with the model: set gnn.choose = "last"'
         )
     if settings.rows == "features":
         removed = config.eviction.rule != "none"
         if removed or config.admission.min_count is not None:
             raise ConfigError(
-                f'[{"eviction" if removed else "admission"}] is for rows that are learned, but gnn.rows = "features": drop it'
+                f'[{"eviction" if removed else "admission"}] works only with gnn.rows = "learned", got "features": remove the section'
             )
     for name, model in {
         "attention_dropout": "gat",
@@ -335,4 +337,6 @@ def check_settings(config: Config) -> None:
         "residual": "graphsage",
     }.items():
         if getattr(settings, name) and kind != model:
-            raise ConfigError(f"gnn.{name} is for model.kind = {model!r}, not {kind!r}: drop it")
+            raise ConfigError(
+                f"gnn.{name} works only with model.kind = {model!r}, got {kind!r}: remove gnn.{name}"
+            )

@@ -1,4 +1,4 @@
-"""The batches of an epoch: every node once, in an order and with neighbours that no number of threads changes."""
+"""Batches of nodes: each node once per epoch, and the same order and samples with any number of threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def content(batches: list[NodeBatch]) -> list[list[object]]:
     ]
 
 
-def test_an_epoch_has_every_node_once_and_another_one_another_order() -> None:
+def test_an_epoch_has_every_node_once_and_the_order_changes_per_epoch() -> None:
     batches = make()
     epochs = [list(batches.epoch(number)) for number in (0, 1)]
     orders: list[list[int]] = []
@@ -46,15 +46,15 @@ def test_an_epoch_has_every_node_once_and_another_one_another_order() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_and_where_an_epoch_begins_change_no_sample(threads: int) -> None:
+def test_samples_do_not_depend_on_threads_or_the_starting_batch(threads: int) -> None:
     expected = content(list(make().epoch(4)))
     assert content(list(make(threads).epoch(4))) == expected
     assert content(list(make(threads).epoch(4, start=48))) == expected[3:]
     assert content(list(make(seed=1).epoch(4))) != expected
 
 
-def test_a_node_draws_other_neighbours_in_every_epoch_and_the_same_for_figures() -> None:
-    # One batch has them all: it is not the place of a batch in its epoch that tells epochs apart.
+def test_training_samples_change_per_epoch_and_evaluation_samples_do_not() -> None:
+    # One batch holds all nodes, so the position within the epoch cannot make the samples differ.
     batches = make(batch=100)
 
     def neighbours(stream: list[NodeBatch]) -> dict[int, set[int]]:
@@ -71,7 +71,7 @@ def test_a_node_draws_other_neighbours_in_every_epoch_and_the_same_for_figures()
     assert content(list(batches.in_order())) == content(list(batches.in_order()))
 
 
-def test_samples_are_drawn_ahead_and_by_no_more_threads_than_asked_for(
+def test_samples_are_drawn_ahead_by_at_most_the_given_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = NeighbourSampler.sample
@@ -91,7 +91,7 @@ def test_samples_are_drawn_ahead_and_by_no_more_threads_than_asked_for(
     monkeypatch.setattr(NeighbourSampler, "sample", note)
     stream = batches.epoch(0)
     next(stream)
-    assert third.wait(60.0), "nothing is drawn before it is asked for"
+    assert third.wait(60.0), "the third sample must be drawn when the first is taken"
     assert len(drawn) == 3
     stream.close()  # pyright: ignore[reportAttributeAccessIssue]
     assert len(drawn) == 3
@@ -99,7 +99,7 @@ def test_samples_are_drawn_ahead_and_by_no_more_threads_than_asked_for(
     assert all(name.startswith("rowmill-sample") for name in names)
 
 
-def test_what_is_wrong_with_the_graph_reaches_the_loop() -> None:
+def test_errors_in_sampling_threads_are_raised_in_the_loop() -> None:
     sampler = NeighbourSampler(np.array([0, 1]), np.array([3]), fanouts=[1])
     batches = NodeBatches(sampler, np.array([0]), np.array([0]), batch=1)
     with pytest.raises(InvalidInput, match=r"indices\[0\] = 3"):

@@ -1,4 +1,4 @@
-"""GraphSAGE and GAT against their papers' formulas over dense matrices of the whole graph, forward and backward."""
+"""GraphSAGE and GAT against the formulas of their papers on dense matrices of the whole graph, forward and backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODES, DIM, HIDDEN, CLASSES = 30, 7, 6, 4
 
 @pytest.fixture(scope="module")
 def adjacency() -> Tensor:
-    """`[i, j]`: edges from i to its neighbour j; some twice, some loops, and two nodes with none."""
+    """`[i, j]`: number of edges from i to its neighbour j. There are double edges, self-loops and two isolated nodes."""
     random = torch.Generator().manual_seed(2)
     counts = (torch.rand(NODES, NODES, generator=random) < 0.15).double()
     counts[4, 5] = 2.0
@@ -31,7 +31,7 @@ def adjacency() -> Tensor:
 
 @pytest.fixture(scope="module")
 def sample(adjacency: Tensor) -> Sample:
-    """All neighbours in two layers of some nodes."""
+    """A sample of two hops with all neighbours."""
     places = [np.repeat(np.arange(NODES), row.long().numpy()) for row in adjacency]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in places])])
     sampler = NeighbourSampler(indptr, np.concatenate(places), fanouts=[-1, -1])
@@ -88,7 +88,7 @@ def dense_gat(model: GAT, adjacency: Tensor, vectors: Tensor) -> Tensor:
         (lambda: GAT(DIM, HIDDEN, CLASSES, layers=2, heads=1), dense_gat),
     ],
 )
-def test_a_model_over_blocks_is_its_formula_over_matrices(
+def test_a_model_over_blocks_equals_its_formula_over_matrices(
     adjacency: Tensor,
     sample: Sample,
     make: Callable[[], GraphSAGE | GAT],
@@ -96,7 +96,7 @@ def test_a_model_over_blocks_is_its_formula_over_matrices(
 ) -> None:
     torch.manual_seed(5)
     model = make().double()
-    for bias in model.parameters():  # One that is 0 would hide that it is missing.
+    for bias in model.parameters():  # With a bias of 0, a missing bias would go unnoticed.
         nn.init.normal_(bias, std=0.5)
     all_vectors = torch.randn(NODES, DIM, dtype=torch.float64)
     results: list[list[Tensor]] = []
@@ -133,7 +133,7 @@ def test_a_large_score_does_not_overflow() -> None:
         GAT(DIM, HIDDEN, CLASSES, layers=2, attention_dropout=0.5),
     ],
 )
-def test_training_alone_leaves_something_out(model: nn.Module, sample: Sample) -> None:
+def test_dropout_acts_only_in_training(model: nn.Module, sample: Sample) -> None:
     vectors = torch.randn(len(sample.nodes), DIM, generator=torch.Generator().manual_seed(1))
     one, other = (model(vectors, sample.blocks) for _ in range(2))
     assert not torch.equal(one, other)
@@ -144,7 +144,7 @@ def test_training_alone_leaves_something_out(model: nn.Module, sample: Sample) -
 
 
 @pytest.mark.parametrize("model", [GraphSAGE(2, 3, 2, layers=1), GAT(2, 3, 2, layers=1)])
-def test_no_neighbours_at_all_are_fine(model: nn.Module) -> None:
+def test_a_sample_without_edges_works(model: nn.Module) -> None:
     block = Block(torch.zeros(4, dtype=torch.int64), torch.empty(0, dtype=torch.int64), 3)
     out = model(torch.ones(3, 2), (block,))
     assert out.shape == (3, 2)
@@ -154,7 +154,7 @@ def test_no_neighbours_at_all_are_fine(model: nn.Module) -> None:
 @pytest.mark.parametrize("kind", [GraphSAGE, GAT])
 def test_samples_that_do_not_fit_a_model_are_refused(kind: type[nn.Module], sample: Sample) -> None:
     vectors = torch.ones(len(sample.nodes), DIM)
-    with pytest.raises(InvalidInput, match="a model of 3 layers takes as many blocks, got 2"):
+    with pytest.raises(InvalidInput, match="a model of 3 layers needs 3 blocks, got 2"):
         kind(DIM, HIDDEN, CLASSES, layers=3)(vectors, sample.blocks)
     with pytest.raises(InvalidInput, match=f"7 vectors, but the sample has {len(sample.nodes)}"):
         kind(DIM, HIDDEN, CLASSES, layers=2)(vectors[:7], sample.blocks)

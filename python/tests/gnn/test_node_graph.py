@@ -1,4 +1,4 @@
-"""Graphs of nodes from .npz files: what becomes of edges and features, which splits there are, and what is refused."""
+"""Reading node graphs from .npz files: edges, features, splits, and which files are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODES = 4
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
-    """A small graph that is right; None drops an array."""
+    """A small valid graph; None drops an array."""
     given = {
         "edges": np.array(EDGES),
         "node_features": np.arange(8, dtype=np.float32).reshape(NODES, 2),
@@ -36,7 +36,7 @@ def arrays(**changes: Any) -> dict[str, Any]:
 
 
 def compressed(**changes: Any) -> dict[str, Any]:
-    """The same as compressed rows, with bags of words."""
+    """The same graph in CSR form, with sparse features."""
     return arrays(
         edges=None,
         node_features=None,
@@ -64,7 +64,7 @@ def neighbours(graph: NodeGraph) -> list[list[int]]:
     return [graph.indices[start:stop].tolist() for start, stop in ends]
 
 
-def test_edges_lead_both_ways_and_each_is_there_once(tmp_path: Path) -> None:
+def test_edges_are_used_in_both_directions_and_duplicates_are_merged(tmp_path: Path) -> None:
     for given in (arrays(), compressed()):
         graph = read_node_graph(write(tmp_path, given))
         assert neighbours(graph) == [[1], [0, 2, 3], [1], [1]]
@@ -74,7 +74,7 @@ def test_edges_lead_both_ways_and_each_is_there_once(tmp_path: Path) -> None:
         assert neighbours(one_way) == [[1], [0, 2], [], [1]]
 
 
-def test_features_are_what_the_file_says(tmp_path: Path) -> None:
+def test_dense_and_sparse_features_equal_the_file(tmp_path: Path) -> None:
     features = read_node_graph(write(tmp_path, arrays())).features
     assert features is not None
     assert features.rows(1, 3).tolist() == [[2.0, 3.0], [4.0, 5.0]]
@@ -88,7 +88,7 @@ def test_features_are_what_the_file_says(tmp_path: Path) -> None:
     assert read_node_graph(write(tmp_path, arrays(node_features=None))).features is None
 
 
-def test_loops_and_lonely_nodes_are_errors_until_something_is_said_of_them(tmp_path: Path) -> None:
+def test_self_loops_and_isolated_nodes_are_errors_by_default(tmp_path: Path) -> None:
     path = write(tmp_path, arrays(edges=np.array([[0, 1], [2, 2], [1, 0], [2, 2]])))
     with pytest.raises(DataError, match=r"edge 1 leads from node 2 to itself \(2 such edges\)"):
         read_node_graph(path)
@@ -100,7 +100,7 @@ def test_loops_and_lonely_nodes_are_errors_until_something_is_said_of_them(tmp_p
     assert neighbours(dropped) == [[1], [0], [], []]
 
 
-def test_a_random_split_has_so_many_of_each_class_and_follows_from_its_number(
+def test_a_random_split_has_the_given_nodes_per_class_and_its_number_is_its_seed(
     tmp_path: Path,
 ) -> None:
     labels = np.random.default_rng(0).integers(0, 4, 400)
@@ -114,13 +114,13 @@ def test_a_random_split_has_so_many_of_each_class_and_follows_from_its_number(
         assert sorted(everyone.tolist()) == list(range(400))
     assert splits[0].train.tolist() == splits[2].train.tolist() != splits[1].train.tolist()
     fewest = np.bincount(labels).min()
-    with pytest.raises(DataError, match=rf"has {fewest} nodes, but a split takes 1 to train"):
+    with pytest.raises(DataError, match=rf"has {fewest} nodes, but a split needs 1 training"):
         graph.split(0, train_per_class=1, valid_per_class=fewest)
 
 
-def test_a_split_that_leaves_nothing_to_test_is_refused(tmp_path: Path) -> None:
+def test_a_split_without_test_nodes_is_refused(tmp_path: Path) -> None:
     graph = read_node_graph(write(tmp_path, arrays()))
-    with pytest.raises(DataError, match="take all 4 nodes and leave none to test"):
+    with pytest.raises(DataError, match="take all 4 nodes and leave none for testing"):
         graph.split(0, train_per_class=1, valid_per_class=1)
 
 
@@ -133,16 +133,18 @@ def masks(**changes: Any) -> dict[str, Any]:
     return arrays(**parts | changes)
 
 
-def test_fixed_splits_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_splits_of_the_file_are_used(tmp_path: Path) -> None:
     graph = read_node_graph(write(tmp_path, masks()))
     first, second = (graph.split(n, train_per_class=20, valid_per_class=30) for n in (0, 1))
     assert [part.tolist() for part in vars(first).values()] == [[0], [1], [2]]
     assert [part.tolist() for part in vars(second).values()] == [[1, 2], [0], [3]]
-    with pytest.raises(DataError, match=r"has 2 splits, and gnn\.split = 2: they are 0 to 1"):
+    with pytest.raises(
+        DataError, match=r"has 2 splits, but gnn\.split = 2: set it to a number in \[0, 2\)"
+    ):
         graph.split(2, train_per_class=20, valid_per_class=30)
 
 
-def test_other_splits_are_another_graph(tmp_path: Path) -> None:
+def test_the_fingerprint_covers_splits(tmp_path: Path) -> None:
     given = masks()
     checks = [read_node_graph(write(tmp_path, given)).fingerprint()]
     for name in ("train_masks", "test_masks"):
@@ -154,14 +156,14 @@ def test_other_splits_are_another_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"val_masks": np.zeros((2, 4), bool)}, r"val_masks\[1\] has no node"),
+        ({"val_masks": np.zeros((2, 4), bool)}, r"val_masks\[1\] selects no node"),
         (
             {"test_masks": np.array([[0] * 4, [0, 0, 1, 1]], bool)},
             r"node 2 is in train_masks\[1\] and in test_masks\[1\] \(1 such nodes\)",
         ),
     ],
 )
-def test_parts_that_are_empty_or_overlap_are_refused(
+def test_splits_with_empty_or_overlapping_masks_are_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     graph = read_node_graph(write(tmp_path, masks(**changes)))
@@ -174,20 +176,23 @@ def test_parts_that_are_empty_or_overlap_are_refused(
     [
         (
             arrays(node_labels=None),
-            "no classes: one of its arrays must be labels or label or node_",
+            "no array of classes: add one named labels or label or node_",
         ),
         (arrays(node_labels=np.array([0.0, 1.0])), r"node_labels is float64 of shape \(2,\)"),
         (arrays(node_labels=np.array([0, -1, 1, 0])), r"node_labels\[1\] = -1, but classes are 0"),
         (arrays(node_labels=np.array([], np.int64)), "node_labels is empty"),
-        (arrays(edges=None), "no edges: give the array edges, or adj_indptr and adj_indices"),
+        (
+            arrays(edges=None),
+            "no array adj_indptr: add the array edges, or adj_indptr and adj_indices",
+        ),
         (arrays(edges=np.array([[0, 1, 2]])), r"edges has shape \(1, 3\)"),
         (arrays(edges=np.array([[0, 1], [2, 4]])), r"edges\[1, 1\] = 4, but the graph has 4 nodes"),
         (arrays(edges=np.array([[0, 1], [-1, 3]])), r"edges\[1, 0\] = -1, but the graph has 4"),
         (
             arrays(edges=np.array([[0, 1], [2, 2**64 - 1]], np.uint64)),
-            r"edges\[1, 1\] = 18446744073709551615, but numbers end at 9223372036854775807",
+            r"edges\[1, 1\] = 18446744073709551615, but the largest allowed number is 9223372036854775807",
         ),
-        (compressed(adj_indices=None), "no edges: give the array edges"),
+        (compressed(adj_indices=None), "no array adj_indices: add the array edges"),
         (compressed(adj_indptr=np.array([0, 1, 5])), "adj_indptr has 3 entries, but 4 nodes have"),
         (
             compressed(adj_indptr=np.array([0, 3, 1, 4, 5])),
@@ -207,7 +212,7 @@ def test_parts_that_are_empty_or_overlap_are_refused(
             arrays(node_features=np.array([[0.0], [1.0], [np.nan], [0.0]])),
             r"node_features\[2, 0\] is not a finite",
         ),
-        # More than a 32-bit float holds; NumPy's warning would be an error here.
+        # Larger than float32 can hold. NumPy would warn, and a warning is an error here.
         (
             arrays(node_features=np.array([[0.0], [1e39], [1.0], [0.0]])),
             r"node_features\[1, 0\] is not a finite",
@@ -226,7 +231,7 @@ def test_parts_that_are_empty_or_overlap_are_refused(
         (masks(val_masks=np.ones((1, 4), bool)), "different numbers of splits"),
     ],
 )
-def test_a_wrong_file_is_named_with_array_place_and_value(
+def test_errors_name_file_array_index_and_value(
     tmp_path: Path, given: dict[str, Any], message: str
 ) -> None:
     path = write(tmp_path, given)
@@ -235,45 +240,45 @@ def test_a_wrong_file_is_named_with_array_place_and_value(
     assert str(path) in str(raised.value)
 
 
-def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_npz_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "graph.npz"
     with pytest.raises(DataError, match="does not exist"):
         read_node_graph(path)
     path.write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"no \.npz file of plain arrays"):
+    with pytest.raises(DataError, match=r"not an \.npz file of plain arrays"):
         read_node_graph(path)
     np.save(tmp_path / "one.npy", np.zeros(3))
-    with pytest.raises(DataError, match=r"it is no archive; write one with numpy.savez"):
+    with pytest.raises(DataError, match=r"it is not a ZIP archive; write one with numpy.savez"):
         read_node_graph(tmp_path / "one.npy")
     whole = write(tmp_path, arrays()).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"no \.npz file of plain arrays"):
+    with pytest.raises(DataError, match=r"not an \.npz file of plain arrays"):
         read_node_graph(path)
     np.savez(path, labels=np.array([{}, {}], dtype=object))
-    with pytest.raises(DataError, match=r"no \.npz file of plain arrays"):
+    with pytest.raises(DataError, match=r"not an \.npz file of plain arrays"):
         read_node_graph(path)
     with ZipFile(path, "w") as file:
         file.writestr("labels.npy", b"no array")
-    with pytest.raises(DataError, match=r"labels is no array of NumPy; write the file with"):
+    with pytest.raises(DataError, match=r"labels is not a NumPy array; write the file with"):
         read_node_graph(path)
     with pytest.raises(DataError, match="cannot be read"):
         read_node_graph(tmp_path)
     os.mkfifo(tmp_path / "pipe.npz")
-    with pytest.raises(DataError, match="it is no regular file"):
+    with pytest.raises(DataError, match="it is not a regular file"):
         read_node_graph(tmp_path / "pipe.npz")
 
 
-def test_a_planted_graph_is_what_its_settings_say(tmp_path: Path) -> None:
+def test_a_generated_graph_follows_its_settings(tmp_path: Path) -> None:
     settings = NodesConfig(nodes=4000, classes=3, degree=12, features=5, noise=2.0, within=0.7)
     path = make_nodes(tmp_path / "deep/graph.npz", settings)
-    graph = read_node_graph(path)  # No loops, and no isolated nodes.
+    graph = read_node_graph(path)  # Would raise for self-loops or isolated nodes.
     assert (graph.nodes, graph.classes) == (4000, 3)
     degrees = np.diff(graph.indptr)
     assert 9 < degrees.mean() <= 12
     assert degrees.max() > 10 * np.median(degrees)
     owners = np.repeat(graph.labels, degrees)
     within = (owners == graph.labels[graph.indices]).mean()
-    # Of those that need not stay within, a third do.
+    # A third of the edges that need not stay within a class do by chance.
     assert 0.75 < within < 0.85
     assert graph.features is not None
     vectors = graph.features.rows(0, 4000)
@@ -282,22 +287,22 @@ def test_a_planted_graph_is_what_its_settings_say(tmp_path: Path) -> None:
     assert np.std(centres) > 0.3
 
 
-def test_a_planted_graph_is_kept_and_no_other_file_is_touched(tmp_path: Path) -> None:
+def test_a_generated_graph_is_reused_and_other_files_are_not_overwritten(tmp_path: Path) -> None:
     path = make_nodes(tmp_path / "graph.npz", NodesConfig(nodes=50))
     before = path.read_bytes()
     path.touch()
     make_nodes(path, NodesConfig(nodes=50))
     assert path.read_bytes() == before
-    with pytest.raises(DataError, match="is no graph of these settings"):
+    with pytest.raises(DataError, match="was not generated with these settings"):
         make_nodes(path, NodesConfig(nodes=51))
     other = write(tmp_path, arrays())
-    with pytest.raises(DataError, match="is no graph of these settings"):
+    with pytest.raises(DataError, match="was not generated with these settings"):
         make_nodes(other, NodesConfig(nodes=50))
     with pytest.raises(DataError, match=r"must end in \.npz"):
         make_nodes(tmp_path / "graph", NodesConfig(nodes=50))
 
 
-def test_features_stay_in_the_file_that_holds_them(tmp_path: Path) -> None:
+def test_uncompressed_features_are_memory_mapped(tmp_path: Path) -> None:
     nodes, dim = 20_000, 256
     random = np.random.default_rng(1)
     given = {
@@ -320,19 +325,19 @@ def test_features_stay_in_the_file_that_holds_them(tmp_path: Path) -> None:
         assert read.features is not None
         assert np.array_equal(read.features.rows(9_000, 9_100), given["node_features"][9_000:9_100])
         rows = read.features.rows(0, 1)
-        rows += 1  # A copy, also of what lies in a file.
+        rows += 1  # `rows` returns a copy, of mapped features too.
 
     where = stored.read_bytes().index(given["node_features"][12_345].tobytes())
     with stored.open("r+b") as file:
         file.seek(where)
         file.write(b"\x00\x00\xc0\x7f")
     with pytest.raises(
-        DataError, match=r"is no \.npz file of plain arrays: Bad CRC-32 for file 'node_features"
+        DataError, match=r"is not an \.npz file of plain arrays: Bad CRC-32 for file 'node_features"
     ):
         read_node_graph(stored)
 
 
-def test_a_feature_far_down_that_is_no_number_is_named(tmp_path: Path) -> None:
+def test_a_nan_beyond_the_first_checked_piece_is_named(tmp_path: Path) -> None:
     features = np.zeros((70_000, 1), np.float32)
     features[66_000] = np.nan
     ring = np.stack([np.arange(70_000), np.roll(np.arange(70_000), 1)], 1)
@@ -342,14 +347,12 @@ def test_a_feature_far_down_that_is_no_number_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [1, 1 << 20])
-def test_an_archive_that_names_no_member_at_its_place_is_refused(
-    tmp_path: Path, place: int
-) -> None:
+def test_an_archive_with_a_wrong_member_offset_is_refused(tmp_path: Path, place: int) -> None:
     path = write(tmp_path, arrays())
     content = bytearray(path.read_bytes())
-    # In the list at the end, 42 bytes behind the signature and 4 before the name.
+    # The offset in the central directory: 42 bytes after the signature, 4 bytes before the name.
     entry = content.index(b"node_features.npy", content.index(b"PK\x01\x02")) - 4
     content[entry : entry + 4] = place.to_bytes(4, "little")
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"is no \.npz file of plain arrays"):
+    with pytest.raises(DataError, match=r"is not an \.npz file of plain arrays"):
         read_node_graph(path)

@@ -1,6 +1,6 @@
-"""Samples as a model sees them: blocks over tensors, of arrays in memory or in files, and errors that name the argument.
+"""Neighbour sampling from Python: blocks as tensors, arrays in memory or mapped, errors that name the argument.
 
-What is drawn is checked where the kernel is, in `crates/rowmill-kernels/tests/kernels/neighbours.rs`.
+Which neighbours are drawn is checked beside the kernel, in `crates/rowmill-kernels/tests/kernels/neighbours.rs`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NODES = 500
 _NEVER_S = 1000.0
-"""After so long a thread that computes is asked to let another one run."""
+"""The interpreter's switch interval: a thread that computes is asked to release the GIL only after this many seconds."""
 _SAMPLES_MAX = 5_000
 
 
@@ -50,7 +50,7 @@ def equal(one: Sample, other: Sample) -> bool:
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_blocks_lead_from_all_nodes_to_the_seeds(
+def test_blocks_follow_each_other_from_all_nodes_to_the_seeds(
     graph: tuple[NDArray[np.int64], NDArray[np.int64]], replace: bool
 ) -> None:
     indptr, indices = graph
@@ -81,7 +81,7 @@ def test_blocks_lead_from_all_nodes_to_the_seeds(
     assert targets == len(sample.nodes)
 
 
-def test_equal_seeds_and_batches_draw_equally_in_any_number_of_threads(
+def test_samples_depend_on_seed_and_batch_not_on_threads(
     graph: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> None:
     def sampler(seed: int) -> NeighbourSampler:
@@ -97,10 +97,10 @@ def test_equal_seeds_and_batches_draw_equally_in_any_number_of_threads(
     assert not equal(alone[0], sampler(2).sample(seeds, batch=0))
 
 
-def test_other_threads_run_while_a_sample_is_drawn(
+def test_sampling_releases_the_gil(
     graph: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> None:
-    """With a huge switch interval, other threads run only if the sampler itself releases the interpreter's lock."""
+    """With a huge switch interval, other threads run only if the sampler itself releases the GIL."""
     indptr, indices = graph
     seeds = np.arange(NODES)
     gate, ran = threading.Lock(), list[bool]()
@@ -117,18 +117,18 @@ def test_other_threads_run_while_a_sample_is_drawn(
     try:
         gate.release()
         drawn = 0
-        # The system may need more than one sample's time to wake the thread.
+        # The operating system may take longer than one sample to wake the thread.
         while not ran and drawn < _SAMPLES_MAX:
             _core.sample_neighbours(indptr, indices, seeds, [10, 10], False, 1, drawn)
             drawn += 1
-        assert ran, f"{drawn} samples, and no other thread ran meanwhile"
+        assert ran, f"no other thread ran during {drawn} samples"
     finally:
         sys.setswitchinterval(before)
         thread.join()
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_a_graph_in_files_is_sampled_where_it_is(
+def test_a_mapped_graph_is_sampled_without_a_copy(
     graph: tuple[NDArray[np.int64], NDArray[np.int64]], tmp_path: Path, dtype: type
 ) -> None:
     indptr, indices = graph
@@ -151,12 +151,12 @@ def test_a_graph_in_files_is_sampled_where_it_is(
             [0, 1],
             [0],
             {"fanouts": [2, 0]},
-            r"fanouts\[1\] = 0; it must be from 1 to 1048576, or -1",
+            r"fanouts\[1\] must be in \[1, 1048576\], or -1 .* got 0",
         ),
-        ([0, 1], [0], {"fanouts": [-2]}, r"fanouts\[0\] = -2"),
-        ([0, 1], np.array([0], ">i4"), {}, "indices is >i4, in the byte order of another machine"),
-        ([0, 1], [0], {"seed": -1}, "seed = -1; it must be from 0 to 18446744073709551615"),
-        ([0, 1], [0], {"seed": 1 << 64}, "seed = 18446744073709551616; it must"),
+        ([0, 1], [0], {"fanouts": [-2]}, r"fanouts\[0\] must .* got -2"),
+        ([0, 1], np.array([0], ">i4"), {}, "indices is >i4, which is not in native byte order"),
+        ([0, 1], [0], {"seed": -1}, r"seed must be in \[0, 2\*\*64\), got -1"),
+        ([0, 1], [0], {"seed": 1 << 64}, "seed must .* got 18446744073709551616"),
         ([], [], {}, "indptr is empty"),
         ([0, 2], [0], {}, r"indptr must run from 0 to the number of indices \(1\), got 0..2"),
         (np.array([0, 1], np.int32), [0], {}, "indptr must be an array of int64, got int32"),
@@ -165,7 +165,7 @@ def test_a_graph_in_files_is_sampled_where_it_is(
         ([0, 2], np.zeros(4, np.int32)[::2], {}, "indices must be contiguous"),
     ],
 )
-def test_arrays_and_fanouts_that_do_not_fit_are_refused_at_once(
+def test_invalid_arrays_and_fanouts_are_refused_by_the_constructor(
     indptr: Any, indices: Any, options: dict[str, Any], message: str
 ) -> None:
     arrays = [
@@ -186,7 +186,7 @@ def test_arrays_and_fanouts_that_do_not_fit_are_refused_at_once(
         ([0, 1, 2, 3], [0, 1, 2], [2, 1, 2], r"seeds\[2\] = 2 is repeated"),
     ],
 )
-def test_what_is_wrong_with_a_graph_is_named_when_it_is_met(
+def test_invalid_entries_are_refused_when_a_sample_reads_them(
     indptr: list[int], indices: list[int], seeds: list[int], message: str
 ) -> None:
     sampler = NeighbourSampler(np.array(indptr), np.array(indices), fanouts=[2])
@@ -194,7 +194,7 @@ def test_what_is_wrong_with_a_graph_is_named_when_it_is_met(
         sampler.sample(torch.tensor(seeds), batch=0)
 
 
-def test_a_batch_has_a_number_of_64_bits() -> None:
+def test_batch_numbers_beyond_64_bits_are_refused() -> None:
     sampler = NeighbourSampler(np.array([0, 1]), np.array([0]), fanouts=[1])
-    with pytest.raises(InvalidInput, match="batch = -1; it must be from 0 to"):
+    with pytest.raises(InvalidInput, match=r"batch must be in \[0, 2\*\*64\), got -1"):
         sampler.sample(torch.tensor([0]), batch=-1)

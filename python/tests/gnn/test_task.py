@@ -1,6 +1,6 @@
-"""`rowmill train --task gnn`, end to end: it learns, as plain torch would, whatever the memory, and goes on after a stop.
+"""`rowmill train --task gnn` end to end: it learns, equals plain torch, with any memory budget, and resumes exactly.
 
-The graph is planted: one node's features tell little of its class, its neighbourhood's much.
+The graph is generated: the features of one node say little about its class, those of its neighbourhood say much.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def task_of(trainer: Trainer) -> NodeTask:
 
 
 def points(report: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """What a curve says of learning."""
+    """The training and validation metrics of a learning curve, without times."""
     keys = ("step", "loss", "accuracy", "valid_loss", "valid_accuracy")
     return [tuple(point.get(key) for key in keys) for point in report["curve"]]
 
@@ -105,9 +105,9 @@ def points(report: dict[str, Any]) -> list[tuple[Any, ...]]:
         {"rows__dtype": "bf16", "gnn__normalize": True, "gnn__dropout": 0.0, "train__epochs": 60},
     ],
 )
-def test_classes_are_found(make: Make, settings: dict[str, Any]) -> None:
+def test_models_learn_the_classes(make: Make, settings: dict[str, Any]) -> None:
     report = train(make(**{"train__epochs": 20, **settings}), quiet())
-    # Knowing nothing gives 0.25.
+    # Guessing gives 0.25.
     assert report["test"]["accuracy"] > 0.7, report["test"]
     assert report["test"]["loss"] < 1.0
     assert "auc" not in report["test"]
@@ -141,8 +141,8 @@ def test_classes_are_found(make: Make, settings: dict[str, Any]) -> None:
         ("gat", "gnn__attention_dropout", 0.2),
     ],
 )
-def test_every_setting_counts(make: Make, kind: str, key: str, value: object) -> None:
-    # Three layers of equal width, so that there is something to add to.
+def test_every_setting_changes_the_result(make: Make, kind: str, key: str, value: object) -> None:
+    # Three layers of equal width, so that residual connections apply.
     settings = {"gnn__hidden": 8, "gnn__fanouts": [6, 4, 2], "gnn__isolated": "keep"}
     if key == "gnn__fanouts":
         value = [6, 5, 2]
@@ -154,7 +154,7 @@ def test_every_setting_counts(make: Make, kind: str, key: str, value: object) ->
     assert points(usual) != points(changed)
 
 
-def test_features_are_stored_as_they_are_or_over_their_sums(make: Make, graph: Path) -> None:
+def test_features_are_stored_unchanged_or_normalized(make: Make, graph: Path) -> None:
     with np.load(graph) as file:
         features = file["node_features"]
     sums = np.abs(features).sum(axis=1, keepdims=True)
@@ -165,8 +165,8 @@ def test_features_are_stored_as_they_are_or_over_their_sums(make: Make, graph: P
             assert table.core.state_floats == 0
 
 
-def test_neighbours_are_what_it_is_found_by(make: Make, tmp_path: Path) -> None:
-    """Of the same graph with edges to anywhere the classes are much harder to tell."""
+def test_accuracy_comes_from_neighbours(make: Make, tmp_path: Path) -> None:
+    """The same graph with random edges is much harder to classify."""
     settings = NodesConfig(nodes=NODES, classes=CLASSES, features=DIM, noise=2.5, within=0.0)
     path = make_nodes(tmp_path / "mixed.npz", settings)
     accuracy = [
@@ -184,8 +184,8 @@ def test_two_classes_have_an_auc_too(make: Make, tmp_path: Path) -> None:
     assert {"valid_auc", "valid_accuracy"} <= set(report["curve"][-1])
 
 
-def test_a_run_is_what_plain_torch_comes_to(make: Make, graph: Path) -> None:
-    """All neighbours, no dropout, Adam with a weight decay: over means of a dense matrix, in modules of torch."""
+def test_a_run_equals_plain_torch(make: Make, graph: Path) -> None:
+    """All neighbours, no dropout, Adam with weight decay, against torch modules with a dense adjacency matrix."""
     config = make(
         gnn__fanouts=[-1, -1],
         gnn__feature_dropout=0.0,
@@ -222,10 +222,10 @@ def test_a_run_is_what_plain_torch_comes_to(make: Make, graph: Path) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)
 
 
-def test_the_model_that_is_tested_is_the_best_of_the_valid_part(
+def test_the_best_model_on_validation_is_tested(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Figures of the valid part that rise and fall, in a run that stops after the highest: its weights are tested."""
+    """Validation metrics rise and fall, and the run is stopped after the best: the weights of the best are tested."""
     figures = iter([0.3, 0.6, 0.6, 0.6, 0.5, 0.2])
     valid: list[torch.Tensor] = []
     tested: list[torch.Tensor] = []
@@ -246,15 +246,13 @@ def test_the_model_that_is_tested_is_the_best_of_the_valid_part(
     assert len(valid) == 2
     train(make(train__resume=True, **settings), quiet())
     assert len(valid) == 6
-    assert torch.equal(valid[2], valid[1]), "the checkpoint was made before the figures"
+    assert torch.equal(valid[2], valid[1]), "the checkpoint was made before the validation"
     assert torch.equal(tested[0], valid[2])
     assert not torch.equal(tested[0], valid[3])
     assert not torch.equal(tested[0], valid[5])
 
 
-def test_the_last_model_is_tested_where_the_settings_say_so(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choose_last_tests_the_last_model(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     tested: list[bool] = []
     original = NodeTask.test
 
@@ -272,7 +270,7 @@ def test_the_last_model_is_tested_where_the_settings_say_so(
 
 
 def cold_steps(task: NodeTask, trainer: Trainer, steps: int) -> list[tuple[int, int]]:
-    """Of each step, once nothing is on its way any more: rows brought in before it, and read while it waited."""
+    """Per step, after all prefetches have ended: rows prefetched before it, and rows it had to read from the device."""
     store, counted = task.rows.store, []
     before = store.stats()
     for batch in (batch for _, batch in zip(range(steps), trainer.ahead(0), strict=False)):
@@ -287,7 +285,7 @@ def cold_steps(task: NodeTask, trainer: Trainer, steps: int) -> list[tuple[int, 
 
 
 def settled(task: NodeTask) -> None:
-    """Wait until what was announced is there."""
+    """Wait until all prefetches have ended."""
     deadline, last, quiet_rounds = time.monotonic() + 60.0, -1, 0
     while quiet_rounds < 3:
         assert time.monotonic() < deadline
@@ -299,7 +297,7 @@ def settled(task: NodeTask) -> None:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of 1,600 bytes, so that a tenth of them is some 200 KB."""
+    """Rows of 1,600 bytes, so that a tenth of the rows is about 200 KB."""
     settings = NodesConfig(nodes=2500, classes=4, features=400, degree=4)
     return make_nodes(tmp_path_factory.mktemp("wide") / "nodes.npz", settings)
 
@@ -319,13 +317,15 @@ def test_cold_rows_are_read_before_the_step_that_needs_them(make: Make, wide: Pa
             counted[lookahead] = cold_steps(task, trainer, 5)
             assert task.rows.store.stats()["tables"]["features"]["rows"] == 2500
     assert all(loaded == 0 and cold > 30 for loaded, cold in counted[0])
-    # The first step of all is read at once.
+    # The first step has no batch before it that could prefetch its rows.
     assert all(cold == 0 for _, cold in counted[2][1:]), counted
     assert sum(loaded for loaded, _ in counted[2]) > 100, counted
 
 
 @pytest.mark.parametrize("rows", ["features", "learned"])
-def test_a_tenth_of_the_memory_changes_no_bit(make: Make, wide: Path, rows: str) -> None:
+def test_row_memory_for_a_tenth_of_the_rows_changes_no_bit(
+    make: Make, wide: Path, rows: str
+) -> None:
     settings = {
         "data__path": wide,
         "gnn__rows": rows,
@@ -335,7 +335,7 @@ def test_a_tenth_of_the_memory_changes_no_bit(make: Make, wide: Path, rows: str)
     }
     whole = train(make("all", **settings), quiet())
     live = whole["run"]["live_row_bytes"]
-    # Of embeddings, those of nodes that were ever drawn.
+    # Only sampled nodes have an embedding.
     assert live >= (2500 if rows == "features" else 500) * 1600
     for name, flags in (
         ("tenth", {"store__lookahead": 4}),
@@ -348,7 +348,7 @@ def test_a_tenth_of_the_memory_changes_no_bit(make: Make, wide: Path, rows: str)
         assert points(report) == points(whole)
         run = report["run"]
         assert run["row_limit"] <= live / 10
-        assert run["device_blocks_read"] > 500, "nothing ever left the memory"
+        assert run["device_blocks_read"] > 500, "rows must have been evicted"
         assert (run["lookahead_loaded"] > 0) == (config.store.lookahead > 0)
 
 
@@ -361,7 +361,7 @@ def test_a_tenth_of_the_memory_changes_no_bit(make: Make, wide: Path, rows: str)
         {"model__kind": "gat", "gnn__attention_dropout": 0.2, "gnn__replace": True},
     ],
 )
-def test_a_run_that_stops_anywhere_goes_on_to_the_same_bits(
+def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(
     make: Make, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     settings = {"train__checkpoint_every": 4, **settings}
@@ -379,7 +379,7 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_bits(
 
 
 def weights(out: Path) -> dict[str, list[int]]:
-    """Every row with its state as bits, of a run's folder."""
+    """Every row of a run's store, with its optimizer state, as bits."""
     with rowmill.open(out / "store", memory="64MiB", read_only=True) as store:
         found = {}
         for name in store.table_names():
@@ -390,10 +390,10 @@ def weights(out: Path) -> dict[str, list[int]]:
     return found
 
 
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(
+def test_a_killed_run_resumes_to_the_same_bits(
     make: Make, server: ForkServerContext, graph: Path, tmp_path: Path
 ) -> None:
-    """`kill -9` of the command, four times, at instants that a seed chooses."""
+    """`kill -9` of the command, four times, at times drawn from a seed."""
     whole = train(make("whole", train__epochs=12, train__checkpoint_every=2), quiet())
     file = tmp_path / "run.toml"
     file.write_text(
@@ -435,7 +435,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(
     assert (tmp_path / "printed.txt").read_text().count("Resuming at step") == 4
 
 
-def test_coming_samples_are_announced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_coming_batches_are_prefetched(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_trainer(make(store__lookahead=3), quiet()) as trainer:
         task, announced = task_of(trainer), []
         batches = list(task.batches(0, 0))
@@ -450,7 +450,7 @@ def test_coming_samples_are_announced(make: Make, monkeypatch: pytest.MonkeyPatc
         assert announced == [(batches[n].nodes.tolist(), steps) for n, steps in expected]
 
 
-def test_the_command_generates_trains_several_splits_and_tells_their_mean(
+def test_the_command_generates_a_graph_and_reports_the_mean_over_splits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = tmp_path / "nodes.npz", tmp_path / "run"
@@ -484,7 +484,7 @@ def test_the_command_generates_trains_several_splits_and_tells_their_mean(
     assert main([*command, "--resume"]) == 0
     assert capsys.readouterr().out.count("Nothing to do: the run is complete") == 3
     assert main([*command, "--store", str(tmp_path / "one")]) == 2
-    assert "store.path is for one run, and gnn.splits = 3" in capsys.readouterr().err
+    assert "store.path does not work with gnn.splits = 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -498,28 +498,37 @@ def test_the_command_generates_trains_several_splits_and_tells_their_mean(
         ({"data__ids": "hash"}, r"data\.ids applies only to --task ctr; remove it for --task gnn"),
         ({"gnn__fanouts": []}, r"gnn\.fanouts is empty"),
         ({"gnn__fanouts": [4, 0]}, r"gnn\.fanouts has a 0"),
-        ({"gnn__test_fanouts": [4]}, r"gnn\.test_fanouts has 1 layers and gnn\.fanouts 2"),
-        ({"gnn__rows": "learned"}, r'gnn\.choose = "best" keeps a copy of the model'),
-        ({"gnn__attention_dropout": 0.1}, r"gnn\.attention_dropout is for model\.kind = 'gat'"),
-        ({"model__kind": "gat", "gnn__norm": True}, r"gnn\.norm is for model\.kind = 'graphsage'"),
-        ({"admission__min_count": 2}, r"\[admission\] is for rows that are learned"),
+        ({"gnn__test_fanouts": [4]}, r"gnn\.test_fanouts has 1 entries and gnn\.fanouts 2"),
+        (
+            {"gnn__rows": "learned"},
+            r'gnn\.choose = "best" does not work with gnn\.rows = "learned"',
+        ),
+        (
+            {"gnn__attention_dropout": 0.1},
+            r"gnn\.attention_dropout works only with model\.kind = 'gat'",
+        ),
+        (
+            {"model__kind": "gat", "gnn__norm": True},
+            r"gnn\.norm works only with model\.kind = 'graphsage'",
+        ),
+        ({"admission__min_count": 2}, r"\[admission\] works only with gnn\.rows"),
         (
             {"eviction__rule": "ttl", "eviction__steps": 5},
-            r"\[eviction\] is for rows that are learned",
+            r"\[eviction\] works only with gnn\.rows",
         ),
-        ({"gnn__train_per_class": 1000}, "nodes, but a split takes 1000 to train"),
+        ({"gnn__train_per_class": 1000}, "nodes, but a split needs 1000 training"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
+def test_contradicting_settings_are_refused(
     make: Make, flags: dict[str, Any], message: str
 ) -> None:
     config = make(**flags)
     with pytest.raises(InvalidInput, match=message):
         train(config, quiet())
-    assert not config.train.out.exists(), "nothing was made"
+    assert not config.train.out.exists(), "no output folder was made"
 
 
-def test_loops_and_lonely_nodes_are_taken_where_the_settings_say_so(
+def test_settings_allow_self_loops_and_isolated_nodes(
     make: Make, graph: Path, tmp_path: Path
 ) -> None:
     with np.load(graph) as file:
@@ -541,20 +550,20 @@ def test_loops_and_lonely_nodes_are_taken_where_the_settings_say_so(
 
 def test_a_graph_without_features_needs_learned_rows(make: Make, tmp_path: Path) -> None:
     np.savez(tmp_path / "bare.npz", edges=np.array([[0, 1]]), labels=np.array([0, 1]))
-    with pytest.raises(ConfigError, match=r'no features: set gnn\.rows = "learned"'):
+    with pytest.raises(ConfigError, match=r'no features, .*: set gnn\.rows = "learned"'):
         train(make(data__path=tmp_path / "bare.npz"), quiet())
 
 
-def test_a_graph_is_made_first_where_the_settings_say_so(make: Make, tmp_path: Path) -> None:
+def test_settings_of_nodes_generate_the_graph_first(make: Make, tmp_path: Path) -> None:
     nodes = {"nodes__nodes": 700, "nodes__classes": 3, "data__path": tmp_path / "new/nodes.npz"}
     assert train(make(**nodes), quiet())["run"]["nodes"] == 700
-    with pytest.raises(DataError, match="is no graph of these settings"):
+    with pytest.raises(DataError, match="was not generated with these settings"):
         train(make("other", **{**nodes, "nodes__nodes": 701}), quiet())
     with pytest.raises(ConfigError, match=r"\[sequences\] and \[nodes\] both write data\.path"):
         make(**nodes, sequences__users=5)
 
 
-def test_another_graph_or_other_settings_are_another_run(make: Make, tmp_path: Path) -> None:
+def test_resume_refuses_another_graph_or_other_settings(make: Make, tmp_path: Path) -> None:
     train(make(), quiet())
     settings = NodesConfig(nodes=NODES, classes=CLASSES, features=DIM, noise=2.6)
     other = make_nodes(tmp_path / "other.npz", settings)
@@ -568,13 +577,13 @@ def test_another_graph_or_other_settings_are_another_run(make: Make, tmp_path: P
             train(make(train__resume=True, **flags), quiet())
 
 
-def test_splits_of_a_run_in_one_call(make: Make) -> None:
+def test_a_call_trains_all_splits(make: Make) -> None:
     result = train_splits(make(gnn__splits=2), quiet())
     alone = train(make("alone", gnn__split=1, train__seed=1), quiet())
     assert result["test"]["accuracy"]["values"][1] == alone["test"]["accuracy"]
 
 
-def test_a_split_that_is_not_there_is_told_before_the_first_is_trained_on(
+def test_a_missing_split_is_an_error_before_training_starts(
     make: Make, graph: Path, tmp_path: Path
 ) -> None:
     with np.load(graph) as file:
@@ -584,6 +593,6 @@ def test_a_split_that_is_not_there_is_told_before_the_first_is_trained_on(
     masks = {name: np.stack([place == part] * 2) for name, part in parts}
     np.savez(tmp_path / "fixed.npz", allow_pickle=False, **arrays, **masks)
     config = make(data__path=tmp_path / "fixed.npz", gnn__splits=3)
-    with pytest.raises(DataError, match=r"has 2 splits, and gnn\.split = 2"):
+    with pytest.raises(DataError, match=r"has 2 splits, but gnn\.split = 2"):
         train_splits(config, quiet())
-    assert not config.train.out.exists(), "nothing was made"
+    assert not config.train.out.exists(), "no output folder was made"
