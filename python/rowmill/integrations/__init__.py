@@ -1,1 +1,1 @@
-"""Other frameworks over stored rows: `torchrec`, and the modules `pykeen` and `pyg`, which need these packages."""
+"""Other frameworks over stored rows: `torchrec`, and `pykeen` and `pyg`, which need these packages installed."""

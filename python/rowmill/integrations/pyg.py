@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false
-"""PyTorch Geometric over stored rows: node features in a store, edges in mapped files, a sampler, a loader that looks ahead.
+"""PyTorch Geometric over stored rows: node features in a store, memory-mapped edges, a sampler and a prefetching loader.
 
-With `rowmill.integrations.pykeen` the only module that imports a package which rowmill does not depend on; nothing else imports it.
-docs/frameworks.md shows how the parts go together.
+This module needs PyTorch Geometric, on which rowmill does not depend, so no other module of rowmill imports it.
+docs/frameworks.md shows how to combine the parts.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
     from rowmill.store.tables import Dtype, Ids, Table
 
 Group = str | tuple[str, str, str] | None
-"""A type of node or edge; None: the graph has one of each."""
+"""A node type or edge type; None for a graph with one type of each."""
 
 _CHUNK_ROWS = 65_536
-"""Rows written per call: a few hundred MB of the widest features."""
+"""Rows per write; a few hundred MB for the widest features."""
 
 
 class StoredFeatures(FeatureStore):
-    """Features as rows of a store, one table for each group and name; what is not float32 of two dims stays in memory.
+    """A `FeatureStore` that keeps each float32 matrix as a table of a store, one row per node.
 
-    A matrix that is put becomes a table of that many rows. Reading changes nothing and never inserts. Labels, masks
-    and times are kept as they are put, by this object alone: put them again after the store was opened again.
+    Putting a float32 matrix makes a table with its number of rows. Reading never inserts rows. Other tensors, such as
+    labels, masks and times, are held in memory by this object only: put them again after reopening the store.
 
     Args:
-        store: Where the tables are; those that are there already, with rows, are found.
-        prefix: What the names of their tables begin with.
+        store: The store. Features that it already has, with rows, are found.
+        prefix: Prefix of the names of the tables.
     """
 
     def __init__(self, store: Store, *, prefix: str = "features/") -> None:
@@ -65,7 +65,7 @@ class StoredFeatures(FeatureStore):
         self.store = store
         self.prefix = prefix
         self._in_memory: dict[tuple[Group, str], Tensor] = {}
-        # Keeps references: a store closes tables that are not referenced.
+        # Holds references, because a store closes tables that are not referenced.
         self._tables: dict[str, Table] = {}
 
     def add(
@@ -79,17 +79,16 @@ class StoredFeatures(FeatureStore):
         initializer: Initializer | None = None,
         dtype: Dtype = "fp32",
     ) -> Table:
-        """The table of a feature, made if it does not exist; its rows are put later, or learned.
+        """Create or open the table of a feature; its rows are put later, or learned.
 
         Args:
-            group: A type of node or edge; None: the graph has one of each.
-            name: Of the feature, such as "x".
-            rows: How many nodes.
+            group: Node type or edge type; None for a graph with one type of each.
+            name: Name of the feature, such as "x".
+            rows: Number of nodes.
             dim: Weights per row.
-            optimizer: For rows that are learned, by `rowmill.nn.Embedding` over this table; None: `SGD`, whose rows
-                have no state.
-            initializer: How rows are born; None: 0.
-            dtype: How weights are stored.
+            optimizer: For learned rows (`rowmill.nn.Embedding` over this table); None: `SGD`, which has no state per row.
+            initializer: Initial values of rows; None: zeros.
+            dtype: Storage type of the weights.
         """
         table_name = self._table_name(group, name)
         table = self._tables[table_name] = self.store.table(
@@ -103,15 +102,15 @@ class StoredFeatures(FeatureStore):
         return table
 
     def table(self, group: Group, name: str) -> Table:
-        """The table of a feature."""
+        """The table of a feature; raises `KeyError` if there is none."""
         table = self._find(group, name)
         if table is None:
             known = [(attr.group_name, attr.attr_name) for attr in self.get_all_tensor_attrs()]
-            raise KeyError(f"no rows of {(group, name)}; there are {known}")
+            raise KeyError(f"no rows of {(group, name)}; the features are {known}")
         return table
 
     def lookahead(self, ids: Ids, group: Group = None, *, steps: int = 1) -> bool:
-        """Announce that all features of some nodes will be read; see `Store.lookahead`."""
+        """Prefetch all stored features of some nodes of a group; see `Store.lookahead`."""
         tables = [
             self.table(attr.group_name, attr.attr_name)
             for attr in self._stored_attrs()
@@ -119,7 +118,7 @@ class StoredFeatures(FeatureStore):
         ]
         return self.store.lookahead({table: ids for table in tables}, steps=steps)
 
-    # What PyTorch Geometric asks for.
+    # The interface of torch_geometric.data.FeatureStore.
 
     def _put_tensor(self, tensor: Tensor | np.ndarray[Any, Any], attr: TensorAttr) -> bool:
         values = torch.as_tensor(tensor)
@@ -130,21 +129,23 @@ class StoredFeatures(FeatureStore):
             if _is_all(attr.index):
                 self._in_memory[group, name] = values
             elif known is None:
-                raise InvalidInput(f"{(group, name)} is not there: put all of it, with index=None")
+                raise InvalidInput(
+                    f"{(group, name)} does not exist yet: put the whole tensor first, with index=None"
+                )
             else:
                 known[attr.index] = values
             return True
         if table is None:
             if not _is_all(attr.index):
                 raise InvalidInput(
-                    f"{(group, name)} is not there: put all rows, or make room for them with add({group!r}, {name!r}, "
+                    f"{(group, name)} does not exist yet: put all rows, or make the table with add({group!r}, {name!r}, "
                     "rows=..., dim=...)"
                 )
             table = self.add(group, name, rows=len(values), dim=values.shape[1])
         ids = _ids(attr.index, _rows(table))
         if values.dtype != torch.float32 or tuple(values.shape) != (len(ids), table.dim):
             raise InvalidInput(
-                f"{(group, name)} wants float32 [{len(ids)}, {table.dim}], got {values.dtype} {list(values.shape)}"
+                f"{(group, name)} needs float32 [{len(ids)}, {table.dim}], got {values.dtype} {list(values.shape)}"
             )
         for start in range(0, len(ids), _CHUNK_ROWS):
             chunk = slice(start, start + _CHUNK_ROWS)
@@ -173,7 +174,7 @@ class StoredFeatures(FeatureStore):
     def update_tensor(
         self, tensor: Tensor | np.ndarray[Any, Any], *args: Any, **kwargs: Any
     ) -> bool:
-        """Put other values; rows that the index leaves out stay."""
+        """Overwrite values; rows that are not in the index keep theirs."""
         return self.put_tensor(tensor, *args, **kwargs)
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...] | None:
@@ -184,7 +185,7 @@ class StoredFeatures(FeatureStore):
         return None if table is None else (_rows(table), table.dim)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """All features; those in the store that have rows."""
+        """All features in memory, and the stored features that have rows."""
         in_memory = [TensorAttr(group, name) for group, name in self._in_memory]
         return [*self._stored_attrs(), *in_memory]
 
@@ -209,22 +210,22 @@ class StoredFeatures(FeatureStore):
     def _table_name(self, group: Group, name: str) -> str:
         parts = [] if group is None else [group] if isinstance(group, str) else list(group)
         if any("/" in part for part in [*parts, name]):
-            raise InvalidInput(f"names of groups and features have no '/', got {(group, name)}")
+            raise InvalidInput(f"group and feature names must not contain '/', got {(group, name)}")
         return self.prefix + "/".join([*parts, name])
 
 
 class StoredGraph(GraphStore):
-    """Edges in files that are mapped, not read: what a sampler touches of them is in memory, as the system sees fit.
+    """A `GraphStore` with edges in memory-mapped files; the operating system caches the pages that a sampler reads.
 
     Args:
-        folder: Where the files are, or will be.
+        folder: The folder of the files; made if it does not exist.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__()
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
-            raise InvalidInput(f"{self.folder} is a file; a graph is a folder, give another")
+            raise InvalidInput(f"{self.folder} is a file; give a folder for the edges")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._edges: dict[tuple[Any, str], dict[str, Any]] = {}
         self._mapped: dict[str, Tensor] = {}
@@ -234,7 +235,7 @@ class StoredGraph(GraphStore):
                     self._edges[_edge_key(entry)] = entry
             except (ValueError, KeyError, TypeError) as error:
                 raise InvalidInput(
-                    f"{self._list} is no list of edges ({error}): put the edges again, into another folder"
+                    f"{self._list} is not a valid list of edges ({error}): put the edges again, into another folder"
                 ) from None
 
     @property
@@ -271,7 +272,7 @@ class StoredGraph(GraphStore):
         return True
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        """All types and layouts of edges."""
+        """The type, layout and size of every stored set of edges."""
         return [
             EdgeAttr(
                 key[0],
@@ -283,7 +284,7 @@ class StoredGraph(GraphStore):
         ]
 
     def _replace(self, key: tuple[Any, str], entry: dict[str, Any] | None) -> None:
-        """Name other files, or none, for some edges; then let go of those they had."""
+        """Set or remove the entry of some edges in the list, durably, then delete the files of the old entry."""
         old = self._edges.pop(key, None)
         if entry is not None:
             self._edges[key] = entry
@@ -304,11 +305,11 @@ class StoredGraph(GraphStore):
         file = self._file(entry, part)
         if file.name not in self._mapped:
             try:
-                # Copied where it is written to, which torch cannot forbid, so that the file stays as it is.
+                # Copy-on-write: torch cannot make tensors read-only, and writes must not reach the file.
                 self._mapped[file.name] = torch.from_numpy(np.load(file, mmap_mode="c"))
             except (OSError, ValueError, EOFError, TypeError) as error:
                 raise InvalidInput(
-                    f"{file} is no whole file of edges ({error}): put edges {_edge_key(entry)[0]} again"
+                    f"{file} is missing or damaged ({error}): put edges {_edge_key(entry)[0]} again"
                 ) from None
         return self._mapped[file.name]
 
@@ -317,26 +318,26 @@ class StoredGraph(GraphStore):
 
 
 class NeighbourSampler(BaseSampler):
-    """Draws neighbours for a `NodeLoader`, by the kernel of `rowmill.gnn`; the graph has one type of edge.
+    """Samples neighbours for a `NodeLoader` with the kernel of `rowmill.gnn`, in a graph with one edge type.
 
-    What is drawn follows from torch's random numbers, so from `torch.manual_seed`. Links are not sampled.
+    Samples depend on torch's random numbers: `torch.manual_seed` makes them repeatable. Links cannot be sampled.
 
     Args:
-        graph: Its edges, from any layout; a `StoredGraph` that has them by target (`csc`) is used where it lies.
-        fanouts: Neighbours to draw of a node, first for the nodes of a batch; -1: all of them.
-        replace: Draw each neighbour from all of them, so that one may come twice.
+        graph: The edges, in any layout. The `csc` layout of a `StoredGraph` is used without a copy.
+        fanouts: Neighbours to sample per node in each hop, the batch's hop first; -1: all neighbours.
+        replace: Sample with replacement.
     """
 
     def __init__(self, graph: GraphStore, fanouts: Sequence[int], *, replace: bool = False) -> None:
         if len(fanouts) == 0:
-            raise InvalidInput("fanouts is empty: give one for each layer of the model")
+            raise InvalidInput("fanouts is empty: give one fan-out per layer of the model")
         if len(graph.get_all_edge_attrs()) == 0:
-            raise InvalidInput("the graph has no edges: put some")
+            raise InvalidInput("the graph has no edges: put them with put_edge_index")
         sources, pointers, _ = graph.csc()
         if isinstance(sources, dict):
             if len(sources) != 1:
                 raise InvalidInput(
-                    f"the graph has edges of types {list(sources)}: a NeighbourSampler takes one type"
+                    f"the graph has edges of types {list(sources)}, but a NeighbourSampler supports one type: give a graph with one"
                 )
             [sources], [pointers] = sources.values(), pointers.values()
         self._sampler = gnn.NeighbourSampler(
@@ -344,14 +345,14 @@ class NeighbourSampler(BaseSampler):
         )
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
-        """Neighbours of some nodes, of these, and so on; each node's are drawn once."""
+        """Sample the neighbourhood of some nodes; the neighbours of each node are drawn once."""
         sample = self._sampler.sample(index.node, batch=int(torch.randint(2**62, ())))
         nodes, edges = [len(index.node)], [0]
         rows: list[Tensor] = []
         columns: list[Tensor] = []
         earlier = 0
         for block in sample.blocks:
-            # Nodes whose neighbours an earlier block has come first in the next one.
+            # A block begins with the targets of the block before it; their edges were added then.
             first = int(block.indptr[earlier])
             rows.append(block.indices[first:])
             columns.append(block.owners[first:])
@@ -369,17 +370,19 @@ class NeighbourSampler(BaseSampler):
         )
 
     def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> SamplerOutput:
-        """Raises: use a sampler that samples links."""
-        raise InvalidInput("NeighbourSampler samples neighbours of nodes, not links")
+        """Raise `InvalidInput`: this sampler does not sample links."""
+        raise InvalidInput(
+            "NeighbourSampler samples neighbours of nodes, not links: use another sampler for links"
+        )
 
 
 class LookaheadLoader(NodeLoader):
-    """PyTorch Geometric's `NodeLoader` that samples some batches ahead and announces the rows they will read.
+    """A `NodeLoader` of PyTorch Geometric that samples batches ahead of time and prefetches their rows.
 
     Args:
-        data: Stored features, and a graph.
+        data: Stored features and a graph.
         node_sampler: As for `NodeLoader`.
-        ahead: How many batches.
+        ahead: Number of batches to sample ahead, in [1, 63].
         kwargs: As for `NodeLoader`.
     """
 
@@ -394,12 +397,14 @@ class LookaheadLoader(NodeLoader):
         features: Any = data[0]
         if not isinstance(features, StoredFeatures):
             raise InvalidInput(
-                f"the features must be StoredFeatures to look ahead, got {type(features).__name__}"
+                f"data[0] must be StoredFeatures, got {type(features).__name__}: put the features into a store, or use NodeLoader"
             )
         if not 1 <= ahead <= 63:
-            raise InvalidInput(f"ahead must be 1 to 63, got {ahead}")
+            raise InvalidInput(f"ahead must be in [1, 63], got {ahead}")
         if kwargs.get("persistent_workers"):
-            raise InvalidInput("persistent_workers=True cannot be looked ahead of: leave it out")
+            raise InvalidInput(
+                "persistent_workers=True does not work with LookaheadLoader: leave it out"
+            )
         self.ahead = ahead
         super().__init__(data, node_sampler, filter_per_worker=False, **kwargs)
 
@@ -408,7 +413,7 @@ class LookaheadLoader(NodeLoader):
         return DataLoaderIterator(self._announced(sampled), self._read)
 
     def _read(self, out: Any) -> Any:
-        # Rows wait in memory for the step they were announced for; a read is none by itself.
+        # Prefetched rows are held until their store step begins, and a read alone does not begin one.
         with self.data[0].store.forward():
             return self.filter_fn(out)
 
@@ -436,18 +441,20 @@ def _ids(index: Any, rows: int) -> Tensor:
     ids = torch.as_tensor(index).reshape(-1)
     if ids.dtype == torch.bool:
         if len(ids) != rows:
-            raise InvalidInput(f"a mask of {len(ids)} nodes, but there are {rows}")
+            raise InvalidInput(
+                f"a mask has {len(ids)} entries, but there are {rows} nodes: give one entry per node"
+            )
         return ids.nonzero().view(-1)
-    # An empty list becomes one of floats.
+    # torch makes an empty list a tensor of floats, which is allowed.
     if ids.is_floating_point() and len(ids):
-        raise InvalidInput(f"nodes must be whole numbers or a mask, got {ids.dtype}")
+        raise InvalidInput(f"an index must hold integers or be a boolean mask, got {ids.dtype}")
     return ids.long()
 
 
 def _rows(table: Table) -> int:
     if table.num_rows is None:
         raise InvalidInput(
-            f"table {table.name!r} takes any 64-bit id: features are numbered, so make it with num_rows"
+            f"table {table.name!r} has no num_rows, but features are numbered from 0: make the table with num_rows"
         )
     return table.num_rows
 
@@ -458,17 +465,17 @@ def _edge_key(entry: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _check_edges(rows: Tensor, columns: Tensor, attr: EdgeAttr) -> None:
-    """Raise if two arrays are no edges of this layout and size."""
+    """Raise `InvalidInput` unless two arrays are valid edges of the layout and size in `attr`."""
     for part, values in (("row", rows), ("col", columns)):
         if values.dtype != torch.int64 or values.dim() != 1:
             raise InvalidInput(
-                f"{part} of edges {attr.edge_type} must be int64 of one dim, got {values.dtype} {list(values.shape)}"
+                f"{part} of edges {attr.edge_type} must be int64 of one dimension, got {values.dtype} {list(values.shape)}"
             )
     layout = attr.layout.value
     pointers = {"csr": "row", "csc": "col"}.get(layout)
     if pointers is None and len(rows) != len(columns):
         raise InvalidInput(
-            f"edges {attr.edge_type} have {len(rows)} rows and {len(columns)} columns: they must be as many"
+            f"edges {attr.edge_type} have {len(rows)} rows and {len(columns)} columns: give the same number of both"
         )
     for part, values, other, place in (("row", rows, columns, 0), ("col", columns, rows, 1)):
         nodes = None if attr.size is None else attr.size[place]
@@ -482,12 +489,12 @@ def _check_edges(rows: Tensor, columns: Tensor, attr: EdgeAttr) -> None:
                 or bool((values.diff() < 0).any())
             ):
                 raise InvalidInput(
-                    f"{part} of edges {attr.edge_type} must be {wanted} pointers that rise from 0 to {len(other)}"
+                    f"{part} of edges {attr.edge_type} must be {wanted} ascending offsets from 0 to {len(other)}"
                 )
         elif len(values) and (
             int(values.min()) < 0 or (nodes is not None and int(values.max()) >= nodes)
         ):
             worst = int(values.min()) if int(values.min()) < 0 else int(values.max())
             raise InvalidInput(
-                f"{part} of edges {attr.edge_type} names node {worst}, beyond 0..{nodes}"
+                f"{part} of edges {attr.edge_type} has node {worst}, but node numbers must be in [0, {nodes or 'nodes'})"
             )

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false
-"""PyKEEN models over stored rows: a `Representation` whose vectors are rows of a table.
+"""PyKEEN models over stored rows: a `Representation` whose vectors are rows of a stored table.
 
-The only module of rowmill, with `rowmill.integrations.pyg`, that imports a package which rowmill does not depend on; nothing else
-imports it. What differs from PyKEEN's own `Embedding` is in docs/frameworks.md.
+This module needs PyKEEN, on which rowmill does not depend, so no other module of rowmill imports it. docs/frameworks.md
+lists the differences from PyKEEN's own `Embedding`.
 """
 
 from __future__ import annotations
@@ -33,26 +33,29 @@ if TYPE_CHECKING:
     from rowmill.store.tables import Table
 
 _FLOATS = {torch.float32: 1, torch.complex64: 2}
-"""32-bit floats of a number."""
+"""Number of 32-bit floats per element."""
 
 
 class StoredRepresentation(Representation):
-    """Vectors of entities, or of relations, as rows of a table.
+    """Vectors of entities or relations as rows of a stored table.
 
-    In training mode a forward is a training get and its backward updates the rows, by the table's optimizer; torch's
-    optimizer never sees them. Otherwise nothing changes, and an id without a row shows its initial value.
+    In training mode, the backward pass updates the rows by the table's optimizer; torch's optimizer does not see them. In
+    evaluation mode, a forward changes nothing, and an id without a row gives its initial value.
 
     Args:
-        max_id: Ids are 0..max_id.
-        shape: Of one vector; None: as many numbers as the table's rows hold.
-        table: Where the vectors live.
-        dtype: float32, or complex64, whose real and imaginary parts take two weights of a row.
-        trainable: False: never change a row.
-        unique: Whether ids are made distinct before they are looked up; the store does that by itself.
-        kwargs: `normalizer`, `regularizer` and `dropout` of every `Representation`, with their arguments.
+        max_id: Number of ids; ids are in [0, max_id).
+        shape: Shape of one vector; None: one dimension that uses the whole row.
+        table: The stored table with the vectors.
+        dtype: float32, or complex64, which takes two weights of a row per number.
+        trainable: If False, rows are never changed.
+        unique: Whether PyKEEN makes ids distinct before the lookup. Not needed: the store does it.
+        kwargs: `normalizer`, `regularizer`, `dropout` and their arguments, as for every `Representation`.
 
-    `reset_parameters`, which PyKEEN calls for every new model and training from the beginning, leaves the rows alone:
-    they are born by the initializer of their table.
+    PyKEEN calls `reset_parameters` for every new model and every new training. It does not change the rows: the
+    initializer of the table sets their initial values.
+
+    Raises:
+        InvalidInput: `dtype` is not supported, or `shape` or `max_id` does not match the table.
     """
 
     def __init__(
@@ -74,12 +77,12 @@ class StoredRepresentation(Representation):
         shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         if math.prod(shape) * floats != table.dim:
             raise InvalidInput(
-                f"vectors of shape {shape} and {dtype} have {math.prod(shape) * floats} weights, rows of table "
+                f"vectors of shape {shape} and {dtype} have {math.prod(shape) * floats} weights, but rows of table "
                 f"{table.name!r} have {table.dim}: make the table with dim={math.prod(shape) * floats}"
             )
         if table.num_rows not in (None, max_id):
             raise InvalidInput(
-                f"max_id is {max_id}, table {table.name!r} has num_rows {table.num_rows}: they must agree"
+                f"max_id = {max_id}, but table {table.name!r} has num_rows = {table.num_rows}: make the table with num_rows={max_id}"
             )
         super().__init__(max_id=max_id, shape=shape, unique=unique, **kwargs)
         self.rows = Embedding(max_id, table.dim, table=table, _freeze=not trainable)
@@ -94,26 +97,26 @@ class StoredRepresentation(Representation):
 
     @property
     def device(self) -> torch.device:
-        """Rows are in a store; vectors go where the ids are."""
+        """Always the CPU, where the store is. Output vectors are on the device of the ids."""
         return torch.device("cpu")
 
     def iter_extra_repr(self) -> Iterable[str]:
-        """The parts of `repr`, with the name of the table."""
+        """The parts of `repr`, including the name of the table."""
         yield from super().iter_extra_repr()
         yield f"table={self.rows.table.name!r}"
 
 
 class RowUpdates(TrainingCallback):
-    """Updates rows when PyKEEN's optimizer updates the rest, not in each backward pass.
+    """Training callback that updates rows once per batch, with PyKEEN's optimizer, instead of in each backward pass.
 
-    For loops in which that differs: with `sub_batch_size`, whose batches take several backward passes, and with
-    `automatic_memory_optimization`, which tries batches before the first.
+    Use it with `sub_batch_size`, where a batch has several backward passes, and with `automatic_memory_optimization`,
+    which runs trial batches before training.
 
         rows = rowmill.optim.RowOptimizer(model)
         loop.train(factory, batch_size=1024, sub_batch_size=128, callbacks=RowUpdates(rows))
 
     Args:
-        rows: Collects the gradients of the rows of the model.
+        rows: The optimizer that accumulates the gradients of the model's rows.
     """
 
     def __init__(self, rows: RowOptimizer) -> None:
@@ -121,7 +124,7 @@ class RowUpdates(TrainingCallback):
         self.rows = rows
 
     def pre_batch(self, **kwargs: Any) -> None:
-        """Drop what was collected outside a batch."""
+        """Drop gradients that were accumulated outside a batch."""
         self.rows.zero_grad()
 
     def post_batch(self, epoch: int, batch: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The cases need other frameworks: `test_frameworks.py` runs them in processes that have them."""
+"""These cases need other frameworks: `test_frameworks.py` runs them in processes that can import these."""
 
 import os
 

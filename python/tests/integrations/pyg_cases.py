@@ -1,8 +1,8 @@
-"""The real PyTorch Geometric over stored features and mapped edges: its models, its loader, its interfaces.
+"""The real PyTorch Geometric with stored features and mapped edges: models, loader and interfaces.
 
-Its own `NeighborSampler` needs pyg-lib or torch-sparse, which have no wheels for this torch, so `rowmill.integrations.pyg.NeighbourSampler`
-draws; the loader that asks it, joins the features and makes the batches is PyTorch Geometric's `NodeLoader`. Beside each
-training stands the same one over a `Data` in memory.
+PyTorch Geometric's own `NeighborSampler` needs pyg-lib or torch-sparse, which have no wheels for this torch. So
+`rowmill.integrations.pyg.NeighbourSampler` samples; PyTorch Geometric's `NodeLoader` calls it, joins the features and
+makes the batches. Every training run is compared with the same run over a `Data` in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[rowmill.Store]:
 
 
 def planted() -> Data:
-    """Nodes whose class shows in the features of their neighbours, not in their own; the last one is isolated."""
+    """A graph whose node classes follow from the features of neighbours, not their own; the last node is isolated."""
     random = torch.Generator().manual_seed(7)
     label = torch.arange(NODES) % CLASSES
     of_class = [torch.where(label[:-1] == kind)[0] for kind in range(CLASSES)]
@@ -62,7 +62,7 @@ def stored(data: Data, store: rowmill.Store, folder: Path) -> tuple[StoredFeatur
 
 
 def train(model: nn.Module, loader: NodeLoader, *, epochs: int = 3) -> list[float]:
-    """Losses of every step."""
+    """The loss of every step."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses: list[float] = []
     for _ in range(epochs):
@@ -79,12 +79,12 @@ def train(model: nn.Module, loader: NodeLoader, *, epochs: int = 3) -> list[floa
 
 @pytest.mark.parametrize("kind", [GraphSAGE, GAT])
 @pytest.mark.parametrize("row_memory", [None, "80KiB"])
-def test_a_model_trains_on_stored_features_as_on_those_in_memory(
+def test_training_on_stored_features_equals_training_in_memory(
     tmp_path: Path, kind: Any, row_memory: str | None
 ) -> None:
-    """Bit for bit, through the loader of PyTorch Geometric; also where features do not fit into memory."""
+    """Bit-identical through PyTorch Geometric's loader, also with features larger than row memory."""
     data = planted()
-    if row_memory is not None:  # Wide enough that they do not fit.
+    if row_memory is not None:  # Wide enough to exceed row memory.
         data.x = torch.cat([data.x, torch.zeros(NODES, 512 - DIM)], dim=1)
     losses: list[list[float]] = []
     with rowmill.open(tmp_path / "store", memory="64MiB", row_memory=row_memory) as store:
@@ -103,8 +103,8 @@ def test_a_model_trains_on_stored_features_as_on_those_in_memory(
         assert (store.stats()["cold_reads"] > 0) == (row_memory is not None)
 
 
-def test_the_loader_looks_ahead_of_reads(tmp_path: Path) -> None:
-    """Rows of coming batches are read from the device before their batch asks for them; batches are the same."""
+def test_the_loader_prefetches_rows(tmp_path: Path) -> None:
+    """Rows are read from the device before their batch needs them, and the batches are the same."""
     data = planted()
     data.x = torch.cat([data.x, torch.zeros(NODES, 512 - DIM)], dim=1)
     with rowmill.open(tmp_path / "store", memory="64MiB", row_memory="300KiB") as store:
@@ -126,7 +126,9 @@ def test_the_loader_looks_ahead_of_reads(tmp_path: Path) -> None:
             assert torch.equal(plain.x, ahead.x)
 
 
-def test_looking_ahead_is_as_far_as_asked(store: rowmill.Store, tmp_path: Path) -> None:
+def test_the_loader_samples_exactly_ahead_batches_in_advance(
+    store: rowmill.Store, tmp_path: Path
+) -> None:
     remote = stored(planted(), store, tmp_path / "graph")
     sampled: list[int] = []
 
@@ -144,7 +146,7 @@ def test_looking_ahead_is_as_far_as_asked(store: rowmill.Store, tmp_path: Path) 
     assert len(sampled) == 4
     assert len(list(batches)) == 5
     assert sampled == [50] * 6
-    with pytest.raises(InvalidInput, match="ahead must be 1 to 63, got 64"):
+    with pytest.raises(InvalidInput, match=r"ahead must be in \[1, 63\], got 64"):
         LookaheadLoader(remote, sampler, ahead=64)
     with pytest.raises(InvalidInput, match="must be StoredFeatures"):
         LookaheadLoader((planted(), remote[1]), sampler)
@@ -152,8 +154,8 @@ def test_looking_ahead_is_as_far_as_asked(store: rowmill.Store, tmp_path: Path) 
         LookaheadLoader(remote, sampler, persistent_workers=True, num_workers=1)
 
 
-def test_a_sample_has_every_edge_of_its_inner_nodes_once(tmp_path: Path) -> None:
-    """With all neighbours drawn: those edges of the graph that lead into nodes less than two steps away."""
+def test_a_full_sample_has_every_edge_of_its_inner_nodes_once(tmp_path: Path) -> None:
+    """With all neighbours sampled, these are the edges into nodes less than two hops from a seed."""
     data = planted()
     graph = StoredGraph(tmp_path)
     graph.put_edge_index(tuple(data.edge_index), edge_type=None, layout="coo", size=(NODES, NODES))
@@ -182,12 +184,12 @@ def test_a_sample_has_every_edge_of_its_inner_nodes_once(tmp_path: Path) -> None
         several.put_edge_index(
             (edges, edges), edge_type=("a", kind, "a"), layout="coo", size=(1, 1)
         )
-    with pytest.raises(InvalidInput, match="takes one type"):
+    with pytest.raises(InvalidInput, match="supports one type"):
         NeighbourSampler(several, [2])
 
 
 def test_samples_are_drawn_in_worker_processes(store: rowmill.Store, tmp_path: Path) -> None:
-    """The store is read in the main process alone."""
+    """Only the main process reads the store."""
     data = planted()
     remote = stored(data, store, tmp_path / "graph")
     sampler = NeighbourSampler(remote[1], [2])
@@ -203,7 +205,7 @@ def test_samples_are_drawn_in_worker_processes(store: rowmill.Store, tmp_path: P
 
 
 def test_embeddings_are_learned_through_the_loader(store: rowmill.Store, tmp_path: Path) -> None:
-    """Rows without features: looked up by the nodes of a batch, updated in its backward pass."""
+    """Embeddings of nodes without features: looked up for a batch, updated in its backward pass."""
     data = planted()
     features, graph = stored(data, store, tmp_path / "graph")
     table = features.add(
@@ -234,7 +236,7 @@ def test_embeddings_are_learned_through_the_loader(store: rowmill.Store, tmp_pat
     assert len(table) == NODES
 
 
-def test_features_are_found_again(tmp_path: Path) -> None:
+def test_features_are_found_after_reopening(tmp_path: Path) -> None:
     values = torch.randn(10, 3)
     edge_type = ("author", "writes", "paper")
     with rowmill.open(tmp_path / "store", memory="16MiB") as store:
@@ -253,7 +255,7 @@ def test_features_are_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stored", "in_memory"])
-def test_indices_mean_what_they_mean_to_a_tensor(store: rowmill.Store, kind: str) -> None:
+def test_indices_behave_as_for_a_tensor(store: rowmill.Store, kind: str) -> None:
     values = torch.arange(30.0).view(10, 3)
     if kind == "in_memory":
         values = values.long()
@@ -263,7 +265,7 @@ def test_indices_mean_what_they_mean_to_a_tensor(store: rowmill.Store, kind: str
     for index in (torch.tensor([3, 1, 3]), mask, slice(2, 5), slice(None), 4):
         assert torch.equal(features.get_tensor("paper", "x", index), values[index])
     assert torch.equal(features["paper"].x[torch.tensor([1])], values[[1]])
-    # Some rows anew; the others stay.
+    # Overwrite some rows; the others keep their values.
     fresh = -values[:2]
     assert features.update_tensor(fresh, "paper", "x", torch.tensor([8, 9]))
     assert torch.equal(
@@ -285,36 +287,36 @@ def test_rows_may_be_put_in_parts(store: rowmill.Store) -> None:
     assert len(table) == 10
 
 
-def test_features_that_disagree_are_refused(store: rowmill.Store) -> None:
+def test_features_of_the_wrong_shape_dtype_or_name_are_refused(store: rowmill.Store) -> None:
     features = StoredFeatures(store)
     features.put_tensor(torch.randn(10, 3), "paper", "x", None)
-    with pytest.raises(InvalidInput, match=r"wants float32 \[10, 3\], got torch.float32 \[10, 4\]"):
+    with pytest.raises(InvalidInput, match=r"needs float32 \[10, 3\], got torch.float32 \[10, 4\]"):
         features.put_tensor(torch.randn(10, 4), "paper", "x", None)
-    with pytest.raises(InvalidInput, match=r"wants float32 \[2, 3\], got torch.int64 \[2, 3\]"):
+    with pytest.raises(InvalidInput, match=r"needs float32 \[2, 3\], got torch.int64 \[2, 3\]"):
         features.put_tensor(torch.ones(2, 3).long(), "paper", "x", torch.tensor([0, 1]))
     with pytest.raises(
-        InvalidInput, match=r"\('author', 'x'\) is not there: put all rows, or make room"
+        InvalidInput, match=r"\('author', 'x'\) does not exist yet: put all rows, or make"
     ):
         features.put_tensor(torch.randn(2, 3), "author", "x", torch.tensor([0, 1]))
-    with pytest.raises(InvalidInput, match="is not there: put all of it"):
+    with pytest.raises(InvalidInput, match="does not exist yet: put the whole tensor"):
         features.put_tensor(torch.ones(2).long(), "author", "y", torch.tensor([0, 1]))
-    with pytest.raises(KeyError, match=r"no rows of .*'z'.*there are .*'paper', 'x'"):
+    with pytest.raises(KeyError, match=r"no rows of .*'z'.*features are .*'paper', 'x'"):
         features.get_tensor("paper", "z", None)
-    with pytest.raises(InvalidInput, match="a mask of 9 nodes, but there are 10"):
+    with pytest.raises(InvalidInput, match="a mask has 9 entries, but there are 10 nodes"):
         features.get_tensor("paper", "x", torch.ones(9, dtype=torch.bool))
     with pytest.raises(InvalidInput, match="10"):
         features.get_tensor("paper", "x", torch.tensor([10]))
-    with pytest.raises(InvalidInput, match="whole numbers or a mask, got"):
+    with pytest.raises(InvalidInput, match="integers or be a boolean mask, got"):
         features.get_tensor("paper", "x", torch.tensor([0.7]))
     assert features.get_tensor("paper", "x", torch.tensor([])).shape == (0, 3)
-    with pytest.raises(InvalidInput, match="no '/'"):
+    with pytest.raises(InvalidInput, match="must not contain '/'"):
         features.put_tensor(torch.randn(2, 3), "a/b", "x", None)
     store.table("features/any/x", dim=2, optimizer=optim.SGD(lr=0.1)).put([5], [[1.0, 1.0]])
-    with pytest.raises(InvalidInput, match="make it with num_rows"):
+    with pytest.raises(InvalidInput, match="make the table with num_rows"):
         features.get_tensor("any", "x", None)
 
 
-def test_edges_are_mapped_and_found_again(tmp_path: Path) -> None:
+def test_edges_are_mapped_and_found_after_reopening(tmp_path: Path) -> None:
     rows, columns = torch.tensor([0, 1, 2, 2]), torch.tensor([1, 1, 0, 2])
     graph = StoredGraph(tmp_path)
     graph.put_edge_index((rows, columns), edge_type=("a", "to", "b"), layout="coo", size=(3, 4))
@@ -329,7 +331,7 @@ def test_edges_are_mapped_and_found_again(tmp_path: Path) -> None:
             ("a", "to", "b"),
             ("b", "to", "a"),
         }
-    found[0][0] = 7  # A caller's change is his own.
+    found[0][0] = 7  # A caller's change must not reach the file.
     assert StoredGraph(tmp_path)[EdgeAttr(("a", "to", "b"), "coo")][0].tolist() == [0, 1, 2, 2]
     graph.csc(store=True)
     layouts = [attr.layout.value for attr in StoredGraph(tmp_path).get_all_edge_attrs()]
@@ -359,21 +361,21 @@ def test_edges_put_again_or_removed_leave_no_files(tmp_path: Path) -> None:
     ("rows", "columns", "layout", "size", "message"),
     [
         ([0, 1], [1], "coo", (2, 2), "2 rows and 1 columns"),
-        ([0, 5], [1, 0], "coo", (2, 2), r"row of edges None names node 5, beyond 0\.\.2"),
-        ([0, -1], [1, 0], "coo", None, "names node -1"),
+        ([0, 5], [1, 0], "coo", (2, 2), r"row of edges None has node 5, .* in \[0, 2\)"),
+        ([0, -1], [1, 0], "coo", None, "has node -1"),
         (
             [0, 1],
             [0, 2],
             "csc",
             (2, 2),
-            "col of edges None must be 3 pointers that rise from 0 to 2",
+            "col of edges None must be 3 ascending offsets from 0 to 2",
         ),
-        ([0, 1], [0, 3, 2], "csc", (2, 2), "rise from 0 to 2"),
-        ([], [0], "csr", None, "row of edges None must be 0 pointers"),
-        ([0.5], [0], "coo", None, "must be int64 of one dim, got torch.float32"),
+        ([0, 1], [0, 3, 2], "csc", (2, 2), "ascending offsets from 0 to 2"),
+        ([], [0], "csr", None, "row of edges None must be 0 ascending offsets"),
+        ([0.5], [0], "coo", None, "must be int64 of one dimension, got torch.float32"),
     ],
 )
-def test_edges_that_are_none_are_refused(
+def test_invalid_edges_are_refused(
     tmp_path: Path, rows: list[Any], columns: list[int], layout: str, size: Any, message: str
 ) -> None:
     given = torch.tensor(rows) if rows else torch.zeros(0, dtype=torch.int64)
@@ -383,21 +385,21 @@ def test_edges_that_are_none_are_refused(
         )
 
 
-def test_a_damaged_folder_of_edges_is_named(tmp_path: Path) -> None:
+def test_errors_name_damaged_edge_files(tmp_path: Path) -> None:
     ring = torch.arange(5)
     folder = tmp_path / "graph"
     StoredGraph(folder).put_edge_index((ring, ring), edge_type=None, layout="coo", size=(5, 5))
     file = folder / "1.row.npy"
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(InvalidInput, match=r"1\.row\.npy is no whole file of edges .*None again"):
+    with pytest.raises(InvalidInput, match=r"1\.row\.npy is missing or damaged .*None again"):
         StoredGraph(folder).get_edge_index(edge_type=None, layout="coo")
     file.unlink()
-    with pytest.raises(InvalidInput, match=r"1\.row\.npy is no whole file of edges"):
+    with pytest.raises(InvalidInput, match=r"1\.row\.npy is missing or damaged"):
         StoredGraph(folder).get_edge_index(edge_type=None, layout="coo")
     (folder / "edges.json").write_text("[{")
-    with pytest.raises(InvalidInput, match=r"edges\.json is no list of edges"):
+    with pytest.raises(InvalidInput, match=r"edges\.json is not a valid list of edges"):
         StoredGraph(folder)
-    with pytest.raises(InvalidInput, match="is a file; a graph is a folder"):
+    with pytest.raises(InvalidInput, match="is a file; give a folder"):
         StoredGraph(folder / "edges.json")
 
 
@@ -416,10 +418,10 @@ def test_sizes_of_node_types_are_known(store: rowmill.Store, tmp_path: Path) -> 
     assert TensorAttr("paper", "x") in features.get_all_tensor_attrs()
 
 
-def test_the_sampler_of_pyg_still_needs_what_has_no_wheel(
+def test_pygs_own_sampler_needs_packages_without_wheels(
     store: rowmill.Store, tmp_path: Path
 ) -> None:
-    """Once this fails, `NeighborLoader` can be tested over stored features too."""
+    """When this fails, `NeighborLoader` can be tested with stored features too."""
     remote = stored(planted(), store, tmp_path / "graph")
     loader = NeighborLoader(remote, [2], input_nodes=torch.arange(NODES), batch_size=8)
     with pytest.raises(ImportError, match="requires either 'pyg-lib' or 'torch-sparse'"):
@@ -427,7 +429,7 @@ def test_the_sampler_of_pyg_still_needs_what_has_no_wheel(
 
 
 def test_the_benchmark_compares_the_same_work() -> None:
-    """benchmarks/peer_frameworks in its smallest form; how fast anything is, is not looked at."""
+    """Runs benchmarks/peer_frameworks in its smallest form; times are not checked."""
     benchmark = common.Benchmark(common.Settings(True, 1, None, ""))
     shape = nodes.Shape(nodes=400, features=8, classes=4, hidden=16, heads=2, batch=32, batches=3)
     nodes.measure(benchmark, shape, watts=5.0, rounds=1)

@@ -1,7 +1,7 @@
-"""Models of the real PyKEEN over stored rows, in its own training loops and evaluator.
+"""Models of the real PyKEEN over stored rows, in PyKEEN's own training loops and evaluator.
 
-Beside each stands its twin over PyKEEN's own `Embedding`, with the same weights, batches and negatives, whose optimizer
-is torch's of the same name.
+Every model is compared with a twin over PyKEEN's own `Embedding`: same weights, batches and negatives, and torch's
+optimizer of the same name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RATE = 0.1
 
 @pytest.fixture(autouse=True, scope="module")
 def _imported_is_no_garbage() -> Iterator[None]:
-    """PyKEEN collects garbage after every epoch, which otherwise means a look at all that was imported."""
+    """PyKEEN collects garbage after every epoch; this excludes all imported objects from the scan."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -48,7 +48,7 @@ def _imported_is_no_garbage() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders that PyKEEN makes."""
+    """Use a temporary folder as PyKEEN's checkpoint folder."""
     monkeypatch.setattr("pykeen.training.training_loop.PYKEEN_CHECKPOINTS", tmp_path)
 
 
@@ -60,18 +60,18 @@ def store(tmp_path: Path) -> Iterator[rowmill.Store]:
 
 @pytest.fixture
 def factory() -> CoreTriplesFactory:
-    """A ring: every entity is linked to those 1, 2 and 3 further."""
+    """A ring: every entity is linked to the entities 1, 2 and 3 places further."""
     triples = [[n, k, (n + k + 1) % ENTITIES] for n in range(ENTITIES) for k in range(RELATIONS)]
     return CoreTriplesFactory(torch.tensor(triples), ENTITIES, RELATIONS)
 
 
 def given(weights: Tensor) -> Callable[[Tensor], Tensor]:
-    """An initializer that ignores what it gets."""
+    """An initializer that ignores its argument."""
     return lambda _: weights.clone()
 
 
 class Pair:
-    """A model over stored entities and its twin, equal in every weight."""
+    """A model over stored entities, and its twin with equal weights."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Pair:
         return self.plain.entity_representations[0]._embeddings.weight.detach()
 
     def train(self, *, loop: Any = SLCWATrainingLoop, epochs: int = 2, **options: Any) -> None:
-        """Train both; losses must agree."""
+        """Train both; their losses must agree."""
         losses = [
             run(model, self.factory, loop=loop, epochs=epochs, **options)
             for model in (self.stored, self.plain)
@@ -139,7 +139,7 @@ class Pair:
         assert losses[0][-1] < losses[0][0]
 
     def check(self) -> None:
-        """Rows and relations are the twin's, to rounding, and not what they were."""
+        """Rows and relations must equal the twin's, up to rounding, and must have changed."""
         assert torch.allclose(self.rows(), self.plain_rows(), atol=1e-4)
         relations = [m.relation_representations[0]._embeddings.weight for m in self.both]
         assert torch.allclose(*relations, atol=1e-4)
@@ -159,10 +159,10 @@ def run(
     rate: float = RATE,
     **options: Any,
 ) -> list[float]:
-    """Train by a loop of PyKEEN, with the same batches and negatives whichever the model."""
+    """Train by a PyKEEN loop with the same batches and negatives for both models."""
 
     def reset() -> None:
-        # The twin has one module more, whose initialization takes random numbers.
+        # The twin has one more module, whose initialization uses random numbers.
         type(model).reset_parameters_(model)
         torch.manual_seed(5)
 
@@ -189,7 +189,7 @@ def run(
     ("interaction", "dtype"),
     [("DistMult", torch.float32), ("ComplEx", torch.complex64), ("TransE", torch.float32)],
 )
-def test_training_with_negatives_is_that_of_pykeens_embedding(
+def test_training_with_negatives_equals_pykeens_embedding(
     store: rowmill.Store, factory: CoreTriplesFactory, interaction: str, dtype: torch.dtype
 ) -> None:
     pair = Pair(store, factory, interaction=interaction, dtype=dtype, loss=NSSALoss())
@@ -200,7 +200,7 @@ def test_training_with_negatives_is_that_of_pykeens_embedding(
     assert store.stats()["tickets"] == 0
 
 
-def test_training_against_all_entities_is_that_of_pykeens_embedding(
+def test_training_against_all_entities_equals_pykeens_embedding(
     store: rowmill.Store, factory: CoreTriplesFactory
 ) -> None:
     pair = Pair(store, factory)
@@ -216,7 +216,7 @@ def test_the_gradient_of_a_regularizer_reaches_rows(
     pair.check()
 
 
-def test_the_evaluator_ranks_alike_and_changes_nothing(
+def test_the_evaluator_gives_equal_ranks_and_changes_nothing(
     store: rowmill.Store, factory: CoreTriplesFactory
 ) -> None:
     pair = Pair(store, factory)
@@ -236,11 +236,11 @@ def test_the_evaluator_ranks_alike_and_changes_nothing(
         for model, slice_size in ((pair.stored, None), (pair.stored, 7), (pair.plain, None))
     ]
     assert found[0] == found[1] == pytest.approx(found[2], rel=1e-3)
-    assert found[0] > 0.15  # Knowing nothing gives 0.1.
+    assert found[0] > 0.15  # Random scores give 0.1.
     assert torch.equal(pair.rows(), before)
 
 
-def test_evaluation_makes_no_rows(store: rowmill.Store) -> None:
+def test_evaluation_inserts_no_rows(store: rowmill.Store) -> None:
     table = store.table("entities", dim=DIM, num_rows=ENTITIES, optimizer=optim.SGD(lr=RATE))
     representation = StoredRepresentation(ENTITIES, table=table).eval()
     assert torch.equal(representation(), table.get(torch.arange(ENTITIES)))
@@ -262,7 +262,7 @@ def test_rows_on_disk_train_as_rows_in_memory(tmp_path: Path, factory: CoreTripl
     assert reads[0] == 0 < reads[1]
 
 
-def test_frozen_rows_stay(store: rowmill.Store, factory: CoreTriplesFactory) -> None:
+def test_frozen_rows_do_not_change(store: rowmill.Store, factory: CoreTriplesFactory) -> None:
     table = store.table("entities", dim=DIM, num_rows=ENTITIES, optimizer=optim.SGD(lr=RATE))
     table.put(torch.arange(ENTITIES), torch.randn(ENTITIES, DIM))
     before = table.get(torch.arange(ENTITIES))
@@ -278,7 +278,7 @@ def test_frozen_rows_stay(store: rowmill.Store, factory: CoreTriplesFactory) -> 
     assert torch.equal(table.get(torch.arange(ENTITIES)), before)
 
 
-def test_a_new_model_and_training_anew_leave_rows_alone(
+def test_new_models_and_new_trainings_do_not_reset_rows(
     store: rowmill.Store, factory: CoreTriplesFactory
 ) -> None:
     pair = Pair(store, factory)
@@ -287,7 +287,7 @@ def test_a_new_model_and_training_anew_leave_rows_alone(
     assert torch.equal(pair.rows(), before)
 
 
-def test_a_state_dict_holds_the_rows_and_brings_them_back(
+def test_a_state_dict_saves_and_restores_rows(
     store: rowmill.Store, factory: CoreTriplesFactory
 ) -> None:
     pair = Pair(store, factory)
@@ -302,7 +302,7 @@ def test_a_state_dict_holds_the_rows_and_brings_them_back(
     assert [key for key in dense if "rows" in key] == []
 
 
-def test_the_early_stopper_puts_the_best_rows_back(
+def test_the_early_stopper_restores_the_best_rows(
     store: rowmill.Store, factory: CoreTriplesFactory
 ) -> None:
     pair = Pair(store, factory)
@@ -344,7 +344,7 @@ def test_row_updates_make_sub_batches_one_step(
     pair.check()
 
 
-def test_row_updates_leave_out_the_batches_that_are_tried_before(
+def test_row_updates_ignore_trial_batches(
     store: rowmill.Store, factory: CoreTriplesFactory
 ) -> None:
     pair = Pair(store, factory)
@@ -352,7 +352,7 @@ def test_row_updates_leave_out_the_batches_that_are_tried_before(
     run(pair.stored, factory, memory_optimization=True, callbacks=RowUpdates(rows))
     run(pair.plain, factory, memory_optimization=True)
     pair.check()
-    # Without it they count, which the documents warn of.
+    # Without RowUpdates the trial batches change rows, as docs/frameworks.md warns.
     rows.detach()
     before = pair.rows().clone()
     loop = SLCWATrainingLoop(
@@ -379,17 +379,19 @@ def test_a_batch_that_fails_does_not_hold_rows(
     assert store.stats()["tickets"] == 0
 
 
-def test_errors_name_what_disagrees(store: rowmill.Store, factory: CoreTriplesFactory) -> None:
+def test_errors_name_the_shapes_that_do_not_match(
+    store: rowmill.Store, factory: CoreTriplesFactory
+) -> None:
     table = store.table("e", dim=DIM, num_rows=ENTITIES, optimizer=optim.SGD(lr=RATE))
     with pytest.raises(
-        InvalidInput, match=r"shape \(4,\) .* have 4 weights, rows of table 'e' have 8: .*dim=4"
+        InvalidInput, match=r"shape \(4,\) .* have 4 weights, but rows of table 'e' have 8: .*dim=4"
     ):
         StoredRepresentation(ENTITIES, 4, table=table)
     with pytest.raises(InvalidInput, match=r"\(8,\) and torch.complex64 have 16 weights.*dim=16"):
         StoredRepresentation(ENTITIES, 8, table=table, dtype=torch.complex64)
     with pytest.raises(InvalidInput, match=r"dtype must be torch\.float32 or torch\.complex64"):
         StoredRepresentation(ENTITIES, table=table, dtype=torch.float64)
-    with pytest.raises(InvalidInput, match="max_id is 39, table 'e' has num_rows 40"):
+    with pytest.raises(InvalidInput, match="max_id = 39, but table 'e' has num_rows = 40"):
         StoredRepresentation(39, table=table)
     representation = StoredRepresentation(ENTITIES, table=table)
     assert "table='e'" in repr(representation)
@@ -397,7 +399,7 @@ def test_errors_name_what_disagrees(store: rowmill.Store, factory: CoreTriplesFa
         representation(torch.tensor([ENTITIES]))
 
 
-def test_a_matrix_is_a_row_too(store: rowmill.Store) -> None:
+def test_a_vector_may_be_a_matrix(store: rowmill.Store) -> None:
     table = store.table("m", dim=6, num_rows=4, optimizer=optim.SGD(lr=RATE))
     table.put(torch.arange(4), torch.arange(24.0).view(4, 6))
     matrix = StoredRepresentation(4, (2, 3), table=table).eval()
@@ -407,7 +409,7 @@ def test_a_matrix_is_a_row_too(store: rowmill.Store) -> None:
 
 
 def test_the_benchmark_compares_the_same_work(tmp_path: Path) -> None:
-    """benchmarks/peer_frameworks in its smallest form; how fast anything is, is not looked at."""
+    """Runs benchmarks/peer_frameworks in its smallest form; times are not checked."""
     lines = [f"e{n}\tr{k}\te{(n + k + 1) % 60}\n" for n in range(60) for k in range(2)]
     for part in ("train", "valid", "test"):
         (tmp_path / f"{part}.tsv").write_text("".join(lines))

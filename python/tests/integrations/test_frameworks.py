@@ -1,6 +1,5 @@
-"""rowmill with the real TorchRec, PyKEEN and PyTorch Geometric, which live in a folder of their own (`tools/frameworks.py`)
-and are imported in processes of their own.
-"""
+"""rowmill with the real TorchRec, PyKEEN and PyTorch Geometric. `tools/frameworks.py` installs them into their own folder,
+and each is imported in its own process."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def folder() -> Path:
 
 @pytest.mark.parametrize("framework", ["torchrec", "pykeen", "pyg"])
 def test_cases_of_a_framework(framework: str, folder: Path) -> None:
-    """Every case of its file; what fails there is printed here."""
+    """Run all cases of one framework; their failures are printed here."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
     run = subprocess.run(
         [*command, str(CASES / f"{framework}_cases.py")],
@@ -43,7 +42,7 @@ def test_cases_of_a_framework(framework: str, folder: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_rowmill_imports_no_framework_unasked(folder: Path) -> None:
+def test_rowmill_does_not_import_frameworks_itself(folder: Path) -> None:
     program = (
         "import sys, rowmill.cli, rowmill.conversion, rowmill.ctr.task, rowmill.kge.task, rowmill.gnn.task\n"
         "print({'torchrec', 'pykeen', 'torch_geometric'} & set(sys.modules))"

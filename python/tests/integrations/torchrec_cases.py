@@ -1,7 +1,7 @@
-"""Collections of the real TorchRec, before and after `rowmill.convert`: outputs, updates, errors.
+"""Collections of the real TorchRec before and after `rowmill.convert`: outputs, updates and errors.
 
-Beside every converted model stands the same one over TorchRec's own modules, whose optimizers are applied in backward
-by torch. Both get the same batches.
+Every converted model is compared with the same model over TorchRec's own modules, whose optimizers torch applies in the
+backward pass. Both get the same batches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Iterator[rowmill.Store]:
 
 
 class Ranker(nn.Module):
-    """Uses what a KeyedTensor offers: values, single keys, the dictionary, regrouping."""
+    """Uses the interface of a KeyedTensor: values, single keys, the dictionary, regrouping."""
 
     def __init__(self, *, weighted: bool = False) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def batch(seed: int, *, weighted: bool = False, dtype: torch.dtype = torch.int64
 
 
 def same_training(plain: nn.Module, stored: nn.Module, steps: int = 4, **kind: Any) -> None:
-    """The same losses for some steps; the dense halves go by SGD."""
+    """Train both for some steps and compare losses; the dense layers use SGD."""
     dense = [torch.optim.SGD(m.over.parameters(), lr=0.05) for m in (plain, stored)]
     for step in range(steps):
         losses = [m(batch(step, **kind)).square().mean() for m in (plain, stored)]
@@ -143,14 +143,14 @@ def test_bags_give_the_same_keyed_tensor(store: rowmill.Store) -> None:
     assert names == ["goods", "users", "wide"]
     assert not stored.ebc.is_weighted()
     assert stored.ebc.device == torch.device("cpu")
-    assert not list(stored.ebc.parameters()), "the weights are in the store alone"
+    assert not list(stored.ebc.parameters()), "the weights must be in the store only"
     assert stored.ebc.source.embedding_bags["goods"].weight.is_meta
-    # Keys in another order, and one key that no table uses.
+    # Another order of keys, and a key that no table uses.
     order = batch(1).permute([2, 0, 1])
     torch.testing.assert_close(stored.ebc(order).values(), plain.ebc(batch(1)).values())
 
 
-def test_bags_with_weights_train_alike(store: rowmill.Store) -> None:
+def test_weighted_bags_train_equally(store: rowmill.Store) -> None:
     plain = Ranker(weighted=True)
     stored = copy.deepcopy(plain)
     tag(torch.optim.Adagrad, plain.ebc.parameters(), {"lr": 0.1})
@@ -174,7 +174,7 @@ def test_bags_with_weights_train_alike(store: rowmill.Store) -> None:
         (torchrec_optim.RowWiseAdagrad, {"lr": 0.1, "eps": 1e-3}, optim.RowwiseAdagrad(0.1, 1e-3)),
     ],
 )
-def test_tags_say_which_optimizer_rows_get(
+def test_tags_select_the_optimizer_of_rows(
     store: rowmill.Store, kind: type, arguments: dict[str, Any], spec: object
 ) -> None:
     plain = Ranker()
@@ -198,7 +198,7 @@ def test_tags_say_which_optimizer_rows_get(
         (torchrec_optim.PartialRowWiseAdam, {"lr": 0.3}, optim.RowwiseAdam(0.3)),
     ],
 )
-def test_tags_of_optimizers_that_move_absent_rows_elsewhere_or_only_name_one(
+def test_tagged_torch_optimizers_become_row_optimizers(
     store: rowmill.Store, kind: type, arguments: dict[str, Any], spec: object
 ) -> None:
     model = Ranker()
@@ -233,14 +233,14 @@ def test_tags_of_optimizers_that_move_absent_rows_elsewhere_or_only_name_one(
         (torchrec_optim.Adagrad, {"lr": "fast"}, "arguments that are not numbers: lr = 'fast'"),
     ],
 )
-def test_tags_that_rows_cannot_follow_are_refused(
+def test_tags_of_unsupported_optimizers_are_refused(
     store: rowmill.Store, kind: type, arguments: dict[str, Any], said: str
 ) -> None:
     model = Ranker()
     tag(kind, [model.ebc.embedding_bags["goods"].weight], arguments)
     with pytest.raises(InvalidInput, match=said):
         rowmill.convert(model, store=store)
-    assert isinstance(model.ebc, EmbeddingBagCollection), "nothing was changed"
+    assert isinstance(model.ebc, EmbeddingBagCollection), "the model must be unchanged"
     assert store.table_names() == []
 
 
@@ -263,7 +263,7 @@ def test_a_table_has_one_optimizer(store: rowmill.Store) -> None:
 
 
 @pytest.mark.parametrize("need_indices", [False, True])
-def test_rows_of_sequences_are_the_same_and_train_alike(
+def test_embedding_collections_give_equal_rows_and_train_equally(
     store: rowmill.Store, need_indices: bool
 ) -> None:
     plain = Sequence(need_indices=need_indices)
@@ -289,7 +289,7 @@ def test_rows_of_sequences_are_the_same_and_train_alike(
         torch.testing.assert_close(stored.state_dict()[name], value)
 
 
-def test_what_was_converted_goes_back(store: rowmill.Store) -> None:
+def test_a_converted_model_can_be_converted_back(store: rowmill.Store) -> None:
     model = nn.ModuleDict({"bags": Ranker(), "rows": Sequence()})
     before = copy.deepcopy(model.state_dict())
     rowmill.convert(model, store=store, optimizer=ADAGRAD, direct_index=False)
@@ -310,7 +310,7 @@ def test_evaluation_and_frozen_tables_change_nothing(store: rowmill.Store) -> No
     assert not model.ebc(batch(1)).values().requires_grad
 
 
-def test_a_collection_on_the_meta_device_is_born_in_the_store(store: rowmill.Store) -> None:
+def test_a_collection_on_the_meta_device_is_initialized_in_the_store(store: rowmill.Store) -> None:
     config = EmbeddingBagConfig(
         name="huge", embedding_dim=4, num_embeddings=10**10, feature_names=["clicks"]
     )
@@ -321,11 +321,11 @@ def test_a_collection_on_the_meta_device_is_born_in_the_store(store: rowmill.Sto
     assert model["ebc"](batch(1)).values().shape == (5, 4)
 
 
-def test_what_cannot_be_stored_or_read_says_why(store: rowmill.Store) -> None:
+def test_errors_of_convert_and_forward_say_why(store: rowmill.Store) -> None:
     ranker = Ranker()
-    with pytest.raises(InvalidInput, match="the model is a collection itself"):
+    with pytest.raises(InvalidInput, match="the model is itself a collection"):
         rowmill.convert(ranker.ebc, store=store, optimizer=ADAGRAD)
-    with pytest.raises(InvalidInput, match=r"goods cannot stay where ebc goes: .*skip=\['ebc'\]"):
+    with pytest.raises(InvalidInput, match=r"skip names ebc.*goods, but .*skip=\['ebc'\]"):
         rowmill.convert(ranker, store=store, optimizer=ADAGRAD, skip=["*.goods"])
     with pytest.raises(InvalidInput, match="the model holds no"):
         rowmill.convert(ranker, store=store, optimizer=ADAGRAD, skip=["ebc"])
@@ -346,7 +346,7 @@ def test_what_cannot_be_stored_or_read_says_why(store: rowmill.Store) -> None:
         lengths=torch.tensor([1, 1, 1]),
         stride_per_key_per_rank=[[1], [1], [1]],
     )
-    with pytest.raises(InvalidInput, match="a batch size of their own per key"):
+    with pytest.raises(InvalidInput, match="a different batch size per key"):
         ranker(uneven)
 
 

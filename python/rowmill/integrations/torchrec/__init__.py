@@ -1,4 +1,4 @@
-"""TorchRec's collections over stored rows: modules in their place, and how `rowmill.convert` finds and swaps them."""
+"""TorchRec collections over stored rows: the modules, and how `rowmill.convert` finds and replaces collections."""
 
 from rowmill.integrations.torchrec.keyed import KeyedBags, KeyedRows
 

@@ -1,4 +1,4 @@
-"""Finding TorchRec collections in a model by their structure, replacing them by stored ones, and converting back.
+"""Find TorchRec collections in a model by their structure, replace them by stored ones, and convert them back.
 
 TorchRec is never imported: its objects are recognised by their attributes.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeyedCollection:
-    """A collection of TorchRec: its tables are the modules in `inner`, in the order of `configs`."""
+    """A TorchRec collection: `inner` has its tables by name, `configs` their configurations in the same order."""
 
     module: nn.Module
     kind: Literal["embedding_bags", "embeddings"]
@@ -31,18 +31,18 @@ class KeyedCollection:
     configs: list[Any]
 
     def paths(self, path: str) -> list[str]:
-        """Where its tables are, if it is at `path`."""
+        """The paths of its tables in the model, if the collection is at `path`."""
         return [f"{path}.{self.kind}.{config.name}" for config in self.configs]
 
     def forget_weights(self) -> None:
-        """Free the memory of the weights."""
+        """Move the weights to the meta device, which frees their memory."""
         for table in self.inner.values():
             weight = table.weight
             table.weight = nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
 
 
 def _as_collection(module: nn.Module) -> KeyedCollection | None:
-    """A collection by its structure: tables in a ModuleDict, and a method that tells their configuration."""
+    """The collection, if the module has its structure: tables in a ModuleDict and methods for the configuration."""
     kinds: list[tuple[Literal["embedding_bags", "embeddings"], str, str, type[nn.Module]]] = [
         ("embedding_bags", "embedding_bag_configs", "is_weighted", nn.EmbeddingBag),
         ("embeddings", "embedding_configs", "need_indices", nn.Embedding),
@@ -64,7 +64,11 @@ def _as_collection(module: nn.Module) -> KeyedCollection | None:
 
 
 def collections_of(model: nn.Module, skip: Collection[str]) -> dict[str, KeyedCollection]:
-    """By path, the collections of a model that are not skipped; raises for one that cannot be stored."""
+    """The collections of a model by path, without the skipped ones.
+
+    Raises:
+        InvalidInput: A collection cannot be replaced; names its path and the fix.
+    """
     found: dict[str, KeyedCollection] = {}
     for path, module in paths_of(model, remove_duplicate=False):
         collection = None if matches(path, skip) else _as_collection(module)
@@ -72,12 +76,12 @@ def collections_of(model: nn.Module, skip: Collection[str]) -> dict[str, KeyedCo
             continue
         if path == "":
             raise InvalidInput(
-                "the model is a collection itself and cannot be swapped in place: put it into a module"
+                "the model is itself a collection, which cannot be replaced in place: make it an attribute of a module"
             )
         for config, inner in zip(collection.configs, collection.paths(path), strict=True):
             if matches(inner, skip):
                 raise InvalidInput(
-                    f"{inner} cannot stay where {path} goes: skip the whole collection with skip=[{path!r}]"
+                    f"skip names {inner}, but a collection is converted as a whole: skip all of it with skip=[{path!r}]"
                 )
             if getattr(config, "use_virtual_table", False):
                 raise InvalidInput(
@@ -91,7 +95,7 @@ def collections_of(model: nn.Module, skip: Collection[str]) -> dict[str, KeyedCo
 def keyed_twin(
     path: str, collection: KeyedCollection, tables: Mapping[str, Table]
 ) -> KeyedBags | KeyedRows:
-    """The stored twin of the collection at a path, over tables by the paths of its modules."""
+    """The stored replacement of the collection at `path`; `tables` has a table for the path of each of its modules."""
     used = [name for config in collection.configs for name in config.feature_names]
     keyed = [
         KeyedTable(
@@ -99,7 +103,7 @@ def keyed_twin(
             table=tables[inner],
             num_embeddings=collection.inner[config.name].num_embeddings,
             features=tuple(config.feature_names),
-            # A feature of several tables is told apart by the table.
+            # As in TorchRec, the vectors of a feature of several tables are named feature@table.
             outputs=tuple(
                 name if used.count(name) == 1 else f"{name}@{config.name}"
                 for name in config.feature_names
@@ -114,16 +118,16 @@ def keyed_twin(
         twin = KeyedBags(keyed, source, is_weighted=source.is_weighted())
     else:
         twin = KeyedRows(keyed, source, need_indices=source.need_indices())
-    # Frozen tables among others have a rate of 0.
+    # If only some tables are frozen, these have a learning rate of 0 instead.
     twin.frozen = not any(table.weight.requires_grad for table in collection.inner.values())
     twin.train(collection.module.training)
     return twin
 
 
 def plain_collection(module: KeyedBags | KeyedRows) -> nn.Module:
-    """The collection that a stored one stands in for, with its weights."""
+    """Convert back: the original collection with the current rows as weights."""
     collection = _as_collection(module.source)
-    assert collection is not None, "what was converted is a collection"
+    assert collection is not None, "the source of a stored collection is a collection"
     for keyed in module.tables:
         table, rows = collection.inner[keyed.name], keyed.num_embeddings
         weight = read_weights(keyed.table, rows, "weight", 4 * rows * keyed.table.dim)
@@ -132,5 +136,5 @@ def plain_collection(module: KeyedBags | KeyedRows) -> nn.Module:
 
 
 def matches(path: str, patterns: Collection[str]) -> bool:
-    """Whether a path is named by one of some patterns."""
+    """Whether a path matches one of the patterns, as in `fnmatch`."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)

@@ -1,9 +1,9 @@
-"""The stored twins of TorchRec's collections: a KeyedJaggedTensor in, a KeyedTensor or JaggedTensors out.
+"""Stored replacements of TorchRec's collections, with a KeyedJaggedTensor as input and TorchRec's classes as output.
 
-TorchRec is not imported here. Inputs are recognised by their methods. The classes of outputs are taken from the module
+TorchRec is not imported here. Inputs are recognised by their methods, and the output classes are looked up in the module
 that defines the class of the input.
 
-Shapes: F features, B samples, N ids in all, D weights per row.
+Shapes: F features, B samples, N ids in total, D weights per row.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class KeyedTable:
     """A table of a collection.
 
     Attributes:
-        name: Of the table in the collection.
-        table: Where its rows live.
-        num_embeddings: Number of ids.
-        features: The keys of a batch whose ids are its rows.
-        outputs: What their vectors are called.
-        pooling: How a bag becomes one vector.
+        name: Name of the table in the collection.
+        table: The stored table with its rows.
+        num_embeddings: Number of ids; ids are in [0, num_embeddings).
+        features: The keys of a batch that look up rows of this table.
+        outputs: The names of the resulting vectors, one per feature.
+        pooling: How the rows of a bag are combined.
     """
 
     name: str
@@ -52,40 +52,40 @@ class KeyedTable:
 
 
 class _KeyedModule(StoredModule):
-    """What both have: tables by name, and the collection they stand in for, without its weights."""
+    """Base of both replacements: the tables, and the original collection without its weights."""
 
     def __init__(self, tables: Sequence[KeyedTable], source: nn.Module, inner: str) -> None:
         super().__init__()
         self.tables = tuple(tables)
         self._inner = inner
-        # In a tuple, so that it is no submodule: its weights are not ours.
+        # In a tuple, so that torch does not register it as a submodule with parameters.
         self._source = (source,)
 
     @property
     def source(self) -> nn.Module:
-        """The collection this one stands in for; its weights are on the meta device."""
+        """The original collection; its weights are on the meta device."""
         return self._source[0]
 
     @property
     def device(self) -> torch.device:
-        """Rows are in a store; vectors go where the ids are."""
+        """Always the CPU, where the store is. Output vectors are on the device of the ids."""
         return torch.device("cpu")
 
     def stored_tables(self) -> dict[str, Table]:
-        """The tables, named as in the collection."""
+        """The tables by the names that the weights have in the original collection."""
         return {f"{self._inner}.{keyed.name}.weight": keyed.table for keyed in self.tables}
 
     def matrix_rows(self, table: Table) -> int | None:
-        """As in the collection."""
+        """Number of rows of a table's weight in the original collection."""
         return next(keyed.num_embeddings for keyed in self.tables if keyed.table is table)
 
     def extra_repr(self) -> str:
-        """The tables with their features."""
+        """The names of the tables with their features."""
         return ", ".join(f"{keyed.name}: {list(keyed.features)}" for keyed in self.tables)
 
 
 class KeyedBags(_KeyedModule):
-    """Stands in for an `EmbeddingBagCollection` of TorchRec; `rowmill.convert` makes it."""
+    """Replaces TorchRec's `EmbeddingBagCollection`; made by `rowmill.convert`."""
 
     def __init__(
         self, tables: Sequence[KeyedTable], source: nn.Module, *, is_weighted: bool
@@ -103,7 +103,11 @@ class KeyedBags(_KeyedModule):
         self._pooling = Pooling(features, keys=keys)
 
     def forward(self, features: Any) -> Any:
-        """A KeyedTensor `[B, sum of D]` of a KeyedJaggedTensor."""
+        """Pool the ids of a KeyedJaggedTensor into a KeyedTensor `[B, sum of D]`.
+
+        Raises:
+            InvalidInput: The input is not a KeyedJaggedTensor, or lacks a feature or weights.
+        """
         batch = _ragged(features, weighted=self._is_weighted)
         pooled = self._pooling.pool(batch, training=self.trains_rows)
         return _class_beside(features, "KeyedTensor")(
@@ -111,17 +115,17 @@ class KeyedBags(_KeyedModule):
         )
 
     def embedding_bag_configs(self) -> Any:
-        """As the collection's."""
+        """The configurations of the original collection."""
         source: Any = self.source
         return source.embedding_bag_configs()
 
     def is_weighted(self) -> bool:
-        """Whether a batch brings a weight for every id."""
+        """Whether batches have a weight per id."""
         return self._is_weighted
 
 
 class KeyedRows(_KeyedModule):
-    """Stands in for an `EmbeddingCollection` of TorchRec; `rowmill.convert` makes it."""
+    """Replaces TorchRec's `EmbeddingCollection`; made by `rowmill.convert`."""
 
     def __init__(
         self, tables: Sequence[KeyedTable], source: nn.Module, *, need_indices: bool
@@ -130,7 +134,11 @@ class KeyedRows(_KeyedModule):
         self._need_indices = need_indices
 
     def forward(self, features: Any) -> dict[str, Any]:
-        """By feature, a JaggedTensor with the row of every id, `[ids of the feature, D]`."""
+        """A JaggedTensor per feature with the row of every id, `[ids of the feature, D]`.
+
+        Raises:
+            InvalidInput: The input is not a KeyedJaggedTensor, or lacks a feature.
+        """
         batch = _ragged(features, weighted=False)
         jagged = _class_beside(features, "JaggedTensor")
         out: dict[str, Any] = {}
@@ -150,16 +158,16 @@ class KeyedRows(_KeyedModule):
         return out
 
     def embedding_configs(self) -> Any:
-        """As the collection's."""
+        """The configurations of the original collection."""
         source: Any = self.source
         return source.embedding_configs()
 
     def need_indices(self) -> bool:
-        """Whether the ids come along as weights."""
+        """Whether the JaggedTensors hold the ids as weights."""
         return self._need_indices
 
     def embedding_dim(self) -> int:
-        """D, of all tables."""
+        """D, which is the same for all tables."""
         return self.tables[0].table.dim
 
 
@@ -172,11 +180,13 @@ def _ragged(features: Any, *, weighted: bool) -> RaggedBatch:
     varies = getattr(features, "variable_stride_per_key", None)
     if callable(varies) and varies():
         raise InvalidInput(
-            "features with a batch size of their own per key are not supported: give all keys the same"
+            "features have a different batch size per key (variable_stride_per_key), which is not supported: give all keys the same batch size"
         )
     weights: Tensor | None = features.weights_or_none() if weighted else None
     if weighted and weights is None:
-        raise InvalidInput("is_weighted is True, but the features have no weights: give them some")
+        raise InvalidInput(
+            "is_weighted is True, but the features have no weights: pass weights to the KeyedJaggedTensor"
+        )
     values, offsets = features.values(), features.offsets()
     return RaggedBatch(
         tuple(features.keys()),
@@ -187,12 +197,12 @@ def _ragged(features: Any, *, weighted: bool) -> RaggedBatch:
 
 
 def _class_beside(features: Any, name: str) -> Any:
-    """The class of that name in the module that defines the class of the features, or one it derives from."""
+    """Find a class by name in the module that defines the class of `features` or one of its base classes."""
     for class_ in type(features).__mro__:
         found = getattr(sys.modules.get(class_.__module__), name, None)
         if found is not None:
             return found
     raise InvalidInput(
-        f"no {name} lies beside {type(features).__name__} in {type(features).__module__}; pass TorchRec's "
+        f"{type(features).__module__}, which defines {type(features).__name__}, has no {name}; pass TorchRec's "
         "KeyedJaggedTensor"
     )
