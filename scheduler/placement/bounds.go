@@ -1,8 +1,8 @@
 package placement
 
-// bounds are the largest free amounts of any host below a leaf, each by itself. An instance that exceeds one fits on
-// no host there, so that the search skips full leaves without a look at their hosts. They are made again when read
-// after a change that may lower them.
+// bounds are the largest free amounts of any host below a leaf, each resource by itself. If an instance exceeds one, no
+// host below the leaf fits it, so the search skips the leaf without looking at its hosts. After a change that may lower
+// the bounds, the next read computes them again.
 type bounds struct {
 	Resources
 	gpus, slices, nic int
@@ -18,7 +18,7 @@ func (b *bounds) raise(h *host) {
 	b.nic = max(b.nic, h.roomiestNIC())
 }
 
-// admits says whether a host below the leaf may fit an instance.
+// admits reports whether a host below the leaf may fit an instance.
 func (l *leaf) admits(in *Instance) bool {
 	if l.bounds.stale {
 		l.bounds = bounds{}

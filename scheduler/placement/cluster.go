@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// Options are limits of a whole cluster; zero values mean the defaults.
+// Options are limits of the whole cluster; zero values select the defaults.
 type Options struct {
-	// Growth multiplies what a service is expected to ask when its spine is chosen: 1.3 by default.
+	// Growth multiplies the expected demand of a service when its spine is chosen; default 1.3.
 	Growth float64
-	// UplinkLimit is the share of a leaf's uplink that instances may hold: 0.8 by default.
+	// UplinkLimit is the fraction of a leaf's uplink that instances may use; default 0.8.
 	UplinkLimit float64
-	// UplinkNICs is the bandwidth of a leaf's uplink in NICs; 0 derives it from the NICs below the leaf.
+	// UplinkNICs is the bandwidth of a leaf's uplink as a number of NICs; 0 derives it from the NICs below the leaf.
 	UplinkNICs float64
-	// Oversubscription divides the NICs below a leaf where UplinkNICs is 0: 1 by default.
+	// Oversubscription is the ratio of NICs below a leaf to its uplink if UplinkNICs is 0; default 1.
 	Oversubscription float64
 }
 
-// Cluster is nodes, services and the instances that run.
+// Cluster holds nodes, services and running instances.
 type Cluster struct {
 	options   Options
 	spines    []*spine
@@ -75,7 +75,7 @@ func (c *Cluster) AddNode(n Node) error {
 	return nil
 }
 
-// RemoveNode removes a node and returns the instances that ran on it, by name; they run nowhere now.
+// RemoveNode removes a node and returns the instances that ran on it, by name. They are no longer in the cluster.
 func (c *Cluster) RemoveNode(name string) ([]Instance, error) {
 	h := c.hosts[name]
 	if h == nil {
@@ -99,7 +99,7 @@ func compareInstances(a, b Instance) int {
 	return strings.Compare(a.Name, b.Name)
 }
 
-// Declare says how a service is placed; it may be called again while instances run, and moves none.
+// Declare sets how a service is placed. It may be called again while instances run; it moves none of them.
 func (c *Cluster) Declare(s Service) error {
 	if err := s.validate(); err != nil {
 		return err
@@ -119,8 +119,8 @@ func (c *Cluster) Declare(s Service) error {
 	return nil
 }
 
-// Bind records an instance that runs on a node already, and picks devices for it. Resources and devices must suffice;
-// the rules of spine, density and uplink are not asked.
+// Bind records an instance that already runs on a node, and picks devices for it. Resources and devices must suffice;
+// the rules of spine, density and uplink are not checked.
 func (c *Cluster) Bind(in Instance, node string) (Assignment, error) {
 	g, err := c.admit(&in)
 	if err != nil {
@@ -165,7 +165,7 @@ func (c *Cluster) Release(name string) error {
 	return nil
 }
 
-// Lookup returns where an instance runs.
+// Lookup returns the assignment of an instance.
 func (c *Cluster) Lookup(name string) (Assignment, bool) {
 	if r := c.instances[name]; r != nil {
 		return r.Assignment, true
@@ -173,10 +173,10 @@ func (c *Cluster) Lookup(name string) (Assignment, bool) {
 	return Assignment{}, false
 }
 
-// Len returns the number of instances that run.
+// Len returns the number of running instances.
 func (c *Cluster) Len() int { return len(c.instances) }
 
-// admit checks what can be checked of an instance before a node is known, and returns its group.
+// admit checks an instance before a node is known, and returns its group.
 func (c *Cluster) admit(in *Instance) (*group, error) {
 	if err := in.validate(); err != nil {
 		return nil, err
@@ -189,7 +189,7 @@ func (c *Cluster) admit(in *Instance) (*group, error) {
 		s = &service{Service: Service{Name: in.Service}}
 	}
 	if groups := max(s.Groups, 1); in.Group >= groups {
-		return nil, fmt.Errorf("instance %q: group must be below %d, the groups of service %q, got %d", in.Name, groups, in.Service, in.Group)
+		return nil, fmt.Errorf("instance %q: group must be below %d, the number of groups of service %q, got %d", in.Name, groups, in.Service, in.Group)
 	}
 	c.services[in.Service] = s
 	return s.group(in.Group), nil
@@ -230,7 +230,7 @@ func (c *Cluster) release(r *running) {
 	c.forget(r.group)
 }
 
-// settle brings indexes up to date with a host that had before free; step is 1 for an instance more.
+// settle updates the indexes after a change of a host, whose free amounts were `before`; step is 1 for a new instance.
 func (c *Cluster) settle(r *running, before Demand, step int) {
 	l, g := r.host.leaf, r.group
 	after := r.host.unused()

@@ -6,20 +6,20 @@ import (
 	"slices"
 )
 
-// host is a node with what is in use on it.
+// host is a node with its resources in use.
 type host struct {
 	Node
 	leaf *leaf
 	free Resources
-	// cores are free by CPU group, busy the slices in use by GPU, nic the free percent by NIC.
+	// cores holds the free cores by CPU group, busy the used slices by GPU, nic the free percent by NIC.
 	cores []int64
 	busy  []slices8
 	nic   []int
-	// idle counts whole GPUs that are free, partible the free slices of GPUs in MIG mode.
+	// idle counts free whole GPUs, partible free slices of GPUs in MIG mode.
 	idle, partible int
-	// services are those with instances here: few, so a list is faster than a map.
+	// services lists the services with instances here; there are few, so a list is faster than a map.
 	services []tenant
-	// byNIC and byGPU are distances: of GPUs and CPU groups from each NIC, and of CPU groups from each GPU.
+	// gpuByNIC and the like hold distances: of GPUs and CPU groups from each NIC, and of CPU groups from each GPU.
 	gpuByNIC, cpuByNIC, cpuByGPU [][]Distance
 }
 
@@ -27,7 +27,7 @@ type host struct {
 type tenant struct {
 	service *service
 	count   int
-	// limits are the density limits of its instances that have one, ascending.
+	// limits holds the density limits of its instances that have one, ascending.
 	limits []int
 }
 
@@ -69,7 +69,7 @@ func newHost(n Node, l *leaf) *host {
 	return h
 }
 
-// unused returns what is free, as a spine adds it up.
+// unused returns the free resources in the form that a spine adds up.
 func (h *host) unused() Demand {
 	d := Demand{Resources: h.free, GPUs: h.idle, Slices: h.partible}
 	for _, free := range h.nic {
@@ -78,7 +78,7 @@ func (h *host) unused() Demand {
 	return d
 }
 
-// partitions returns how many partitions of a profile a GPU still takes.
+// partitions returns how many more partitions of a profile fit on a GPU.
 func (h *host) partitions(gpu int, profile string) int {
 	if !h.GPUs[gpu].MIG {
 		return 0
@@ -98,7 +98,7 @@ func (h *host) partitions(gpu int, profile string) int {
 	}
 }
 
-// takes returns how many of the GPUs or partitions that an instance asks one GPU gives.
+// takes returns how many of the requested GPUs or partitions one GPU can provide.
 func (h *host) takes(gpu int, in *Instance) int {
 	switch {
 	case in.Profile != "":
@@ -110,7 +110,7 @@ func (h *host) takes(gpu int, in *Instance) int {
 	}
 }
 
-// available returns how many GPUs or partitions of the kind that an instance asks are free.
+// available returns how many GPUs or partitions of the requested kind are free.
 func (h *host) available(in *Instance) int {
 	if in.Profile == "" {
 		return h.idle
@@ -131,7 +131,7 @@ func (h *host) roomiestNIC() int {
 	return most
 }
 
-// fits says whether resources and devices suffice.
+// fits reports whether resources and devices suffice.
 func (h *host) fits(in *Instance) bool {
 	return h.free.holds(in.Resources) &&
 		(in.GPUs == 0 || h.available(in) >= in.GPUs) &&
@@ -148,7 +148,7 @@ func (h *host) tenant(s *service) *tenant {
 	return nil
 }
 
-// densityLimit returns how many instances of the service run here, and the most that may if one joins them.
+// densityLimit returns how many instances of the service run here, and the most that may run if one more joins.
 func (h *host) densityLimit(s *service, own int) (count, limit int) {
 	limit = own
 	if t := h.tenant(s); t != nil {
@@ -160,13 +160,13 @@ func (h *host) densityLimit(s *service, own int) (count, limit int) {
 	return count, limit
 }
 
-// dense says whether one more instance of the service is too many.
+// dense reports whether one more instance of the service would exceed the density limit.
 func (h *host) dense(s *service, own int) bool {
 	count, limit := h.densityLimit(s, own)
 	return limit > 0 && count >= limit
 }
 
-// nearest returns the smallest distance at which devices for an instance that fits are free, and the NIC; -1 for none.
+// nearest returns the smallest distance at which devices for an instance that fits are free, and the NIC, or -1 for none.
 func (h *host) nearest(in *Instance) (Distance, int) {
 	if in.NIC == 0 {
 		return SameSwitch, -1
@@ -186,7 +186,7 @@ func (h *host) nearest(in *Instance) (Distance, int) {
 	return best, index
 }
 
-// reach returns how far from a NIC the devices of an instance must lie.
+// reach returns the distance from a NIC within which the devices of an instance are free.
 func (h *host) reach(nic int, in *Instance) Distance {
 	var within [Far + 1]int64
 	need := in.Cores
@@ -224,7 +224,7 @@ func (h *host) pick(in *Instance) Assignment {
 	return a
 }
 
-// pickGPUs takes the GPUs nearest to a NIC first, and of equal ones the first.
+// pickGPUs takes the GPUs nearest to a NIC, and the first of equally near ones.
 func (h *host) pickGPUs(in *Instance, nic int) []GPUShare {
 	shares := make([]GPUShare, 0, in.GPUs)
 	for d := SameSwitch; d <= Far; d++ {
@@ -272,7 +272,7 @@ func (h *host) pickCores(cores int64, near []Distance) []CPUShare {
 	return shares
 }
 
-// idleDevices checks that what an assignment names exists, adds up to its request and is free.
+// idleDevices checks that the devices of an assignment exist, add up to its request and are free.
 func (h *host) idleDevices(a *Assignment) error {
 	if !h.free.holds(a.Resources) {
 		return fmt.Errorf("resources %+v exceed the free %+v", a.Resources, h.free)
@@ -303,7 +303,7 @@ func (g GPUShare) mask() slices8 {
 	return slices8((1<<g.Size - 1) << g.Start)
 }
 
-// hold marks what an assignment uses as in use.
+// hold marks the resources of an assignment as in use.
 func (h *host) hold(a *Assignment, s *service) {
 	h.free.subtract(a.Resources)
 	for _, share := range a.CPUs {
@@ -346,7 +346,7 @@ func (h *host) unhold(a *Assignment, s *service) {
 	}
 }
 
-// count keeps the sums of free devices; sign is 1 for devices that become free.
+// count updates the sums of free devices; sign is 1 for devices that become free.
 func (h *host) count(a *Assignment, sign int) {
 	for _, share := range a.GPUs {
 		if h.GPUs[share.Index].MIG {

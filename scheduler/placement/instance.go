@@ -2,12 +2,12 @@ package placement
 
 import "fmt"
 
-// Role says which half of a model an instance runs.
+// Role is the half of a model that an instance runs.
 type Role uint8
 
 // Roles of instances.
 const (
-	// CPU instances look rows up and pool them.
+	// CPU instances look up rows and pool them.
 	RoleCPU Role = iota
 	// Dense instances run the dense layers on GPUs.
 	RoleDense
@@ -37,13 +37,13 @@ type Instance struct {
 	Group int
 	Role  Role
 	Resources
-	// GPUs counts whole GPUs, or partitions of Profile where one is named.
+	// GPUs is the number of whole GPUs, or of partitions if Profile is set.
 	GPUs int
 	// Profile is a MIG profile, for example 2g.20gb.
 	Profile string
-	// NIC is the share of one NIC, in percent; 0 asks for none.
+	// NIC is the share of one NIC in percent; 0 requests none.
 	NIC int
-	// Density is the most instances of the service on one node; 0 sets no limit.
+	// Density is the largest number of instances of the service on one node; 0 means no limit.
 	Density int
 }
 
@@ -61,7 +61,7 @@ func (in *Instance) validate() error {
 	case in.NIC < 0 || in.NIC > 100:
 		return fmt.Errorf("instance %q: NIC share must be in [0, 100] percent, got %d", in.Name, in.NIC)
 	case in.Density < 0:
-		return fmt.Errorf("instance %q: density must be >= 0, got %d; 0 sets no limit", in.Name, in.Density)
+		return fmt.Errorf("instance %q: density must be >= 0, got %d; 0 means no limit", in.Name, in.Density)
 	case in.Group < 0:
 		return fmt.Errorf("instance %q: group must be >= 0, got %d", in.Name, in.Group)
 	case in.Profile != "" && ProfileSlices(in.Profile) == 0:
@@ -76,23 +76,23 @@ func (in *Instance) validate() error {
 type Assignment struct {
 	Instance
 	Node string
-	// CPUs are cores by group of the node.
+	// CPUs lists cores by CPU group of the node.
 	CPUs []CPUShare
-	// GPUs are positions of whole GPUs, or of partitions.
+	// GPUs lists whole GPUs, or partitions with their positions.
 	GPUs []GPUShare
 	// NICIndex is the position of the NIC, or -1.
 	NICIndex int
-	// Distance is from the NIC to the farthest GPU, or for a CPU instance to the farthest of its cores.
+	// Distance is from the NIC to the farthest GPU; for a CPU instance, to its farthest cores.
 	Distance Distance
 }
 
-// CPUShare is cores of one group of a node.
+// CPUShare is a number of cores of one CPU group of a node.
 type CPUShare struct {
 	Index int
 	Cores int64
 }
 
-// GPUShare is a run of memory slices of one GPU; all eight are a whole GPU.
+// GPUShare is a range of memory slices of one GPU; all eight make a whole GPU.
 type GPUShare struct {
 	Index, Start, Size int
 }

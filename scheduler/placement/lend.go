@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Loan is nodes that serve for a window of time, for example training nodes on the day of a promotion.
+// Loan is a set of nodes that are available for a window of time, for example training nodes on the day of a promotion.
 type Loan struct {
 	Name  string
 	Nodes []Node
@@ -30,8 +30,8 @@ func (c *Cluster) Lend(loan Loan) error {
 	return nil
 }
 
-// Return takes back the nodes of every loan whose window ended by now, and returns the instances that ran on them, by
-// name: nothing of them stays.
+// Return removes the nodes of every loan whose window ended by now, and returns the instances that ran on them, by name.
+// Nothing of them remains in the cluster.
 func (c *Cluster) Return(now float64) []Instance {
 	var gone []Instance
 	for name, loan := range c.loans {
@@ -39,7 +39,7 @@ func (c *Cluster) Return(now float64) []Instance {
 			continue
 		}
 		for i := range loan.Nodes {
-			// A node that was removed in the meantime is gone already.
+			// The node may have been removed in the meantime.
 			instances, _ := c.RemoveNode(loan.Nodes[i].Name)
 			gone = append(gone, instances...)
 		}

@@ -1,7 +1,7 @@
 package placement
 
-// A GPU in MIG mode has eight memory slices. A profile takes a run of them that starts at one of few positions; the
-// positions also keep the sum of compute slices within seven. Positions are those that NVIDIA publishes.
+// A GPU in MIG mode has eight memory slices. A profile takes consecutive slices from one of few start positions; the
+// positions also keep the sum of compute slices within seven. The positions are those published by NVIDIA.
 
 const (
 	slicesPerGPU = 8
@@ -20,7 +20,7 @@ func (p migProfile) mask(start int) slices8 {
 	return slices8((1<<p.size - 1) << start)
 }
 
-// place returns the first position at which the profile fits beside busy slices.
+// place returns the first position at which the profile fits among busy slices.
 func (p migProfile) place(busy slices8) (start int, ok bool) {
 	for _, start := range p.starts {
 		if busy&p.mask(start) == 0 {
@@ -60,8 +60,8 @@ func profilesOf(model string) map[string]migProfile {
 	}
 }
 
-// ProfileSlices returns how many of the eight memory slices of a GPU a MIG profile takes, those of the larger GPU where a
-// name means two sizes; 0 for an unknown profile.
+// ProfileSlices returns how many of the eight memory slices of a GPU a MIG profile takes. If a name means two sizes, it
+// returns the size on the larger GPU; 0 for an unknown profile.
 func ProfileSlices(profile string) int {
 	if p, ok := profiles80[profile]; ok {
 		return p.size

@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The cluster with its indexes runs beside the naive scan: random nodes, services, placements, releases, loans. Node,
-// distance and rejection must be equal, nothing may be used twice, and a release must restore what was free.
+// The cluster with its indexes runs in parallel with the naive scan on random nodes, services, placements, releases and
+// loans. Node, distance and rejection must be equal, no device may be used twice, and a release must restore the state.
 
 func drawNode(t *rapid.T, number int) Node {
 	label := func(name string, most int) string { return fmt.Sprint(rapid.IntRange(0, most).Draw(t, name)) }
@@ -237,7 +237,7 @@ func TestDecisionsEqualTheNaiveScan(t *testing.T) {
 	})
 }
 
-// state writes everything that decides: free amounts and counts, in the order of names.
+// state returns all state that affects decisions: free amounts and counts, in the order of names.
 func state(c *Cluster) string {
 	text := ""
 	for _, s := range c.spines {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// naive is the definition of the rules without an index: every answer comes from a scan of all nodes and instances.
+// naive defines the rules without an index: every answer comes from a scan of all nodes and instances.
 type naive struct {
 	options  Options
 	nodes    []Node
@@ -96,7 +96,7 @@ func (n *naive) freeCores(node *Node, cpu int) int64 {
 	return free
 }
 
-// distance returns the best distance on a node, or Far+1 where the node does not fit.
+// distance returns the best distance on a node, or Far+1 if the node does not fit.
 func (n *naive) distance(node *Node, in *Instance) Distance {
 	if !n.free(node).holds(in.Resources) {
 		return Far + 1
@@ -174,7 +174,7 @@ func (n *naive) uplinkLeft(leaf [3]string) int {
 
 func leafKey(n *Node) [3]string { return [3]string{n.Zone, n.Spine, n.Leaf} }
 
-// count returns how many instances of a group match.
+// count returns the number of instances of a group on matching nodes.
 func (n *naive) count(in *Instance, match func(*Node) bool) (count int) {
 	for _, a := range n.running {
 		if a.Service == in.Service && a.Group == in.Group && match(n.node(a.Node)) {
@@ -184,7 +184,7 @@ func (n *naive) count(in *Instance, match func(*Node) bool) (count int) {
 	return count
 }
 
-// promised is what groups with most of their instances in a spine are expected to ask yet.
+// promised is the remaining expected demand of groups with most of their instances in a spine.
 func (n *naive) promised(key [2]string) (sum Demand) {
 	for name, service := range n.services {
 		for number := range max(service.Groups, 1) {
@@ -212,7 +212,7 @@ func (n *naive) promised(key [2]string) (sum Demand) {
 	return sum
 }
 
-// spines returns the spines that an instance may use, the best first.
+// spines returns the spines that an instance may use, best first.
 func (n *naive) spines(in *Instance) [][2]string {
 	service := n.services[in.Service]
 	asked := service.Expected.times(n.options.Growth)
@@ -274,7 +274,7 @@ func (n *naive) spines(in *Instance) [][2]string {
 	return keys
 }
 
-// find returns the node and distance of the best place; "" if there is none.
+// find returns the node and distance of the best choice; "" if there is none.
 func (n *naive) find(in *Instance) (string, Distance) {
 	for _, key := range n.spines(in) {
 		type candidate struct {
@@ -320,7 +320,7 @@ func (n *naive) find(in *Instance) (string, Distance) {
 	return "", 0
 }
 
-// freeBelow adds up what is free on the nodes that match.
+// freeBelow adds up the free resources of matching nodes.
 func (n *naive) freeBelow(match func(*Node) bool) (free Demand) {
 	for j := range n.nodes {
 		node := &n.nodes[j]
@@ -346,7 +346,7 @@ func (n *naive) freeBelow(match func(*Node) bool) (free Demand) {
 	return free
 }
 
-// leafHeadroom is room below a leaf over what the group of an instance is still expected to ask.
+// leafHeadroom is the free room below a leaf relative to the remaining expected demand of the instance's group.
 func (n *naive) leafHeadroom(leaf [3]string, in *Instance) float64 {
 	asked := n.services[in.Service].Expected
 	for _, a := range n.running {
@@ -395,7 +395,7 @@ func (n *naive) firstRule(node *Node, in *Instance) Rule {
 	}
 }
 
-// overAllocated names what an assignment would use twice, or "".
+// overAllocated names a resource of an assignment that is used twice, or "".
 func (n *naive) overAllocated(a *Assignment) string {
 	node := n.node(a.Node)
 	if !n.free(node).holds(a.Resources) {

@@ -5,18 +5,18 @@ import (
 	"slices"
 )
 
-// Locality is a position on the buses of a node. A negative number means unknown: near to nothing.
+// Locality is a position on the buses of a node. A negative number means unknown, which is near nothing.
 type Locality struct {
-	// Switch is the PCIe switch of a device, or the one whose root complex belongs to a group of cores.
+	// Switch is the PCIe switch of a device; for a group of cores, the switch at its root complex.
 	Switch int
 	// NUMA is the NUMA node.
 	NUMA int
 }
 
-// Anywhere is the locality of a device whose position is not known.
+// Anywhere is the locality of a device with unknown position.
 var Anywhere = Locality{Switch: -1, NUMA: -1}
 
-// Distance says how far two devices of a node are from each other.
+// Distance is the distance between two devices of a node.
 type Distance uint8
 
 // Distances in the order of preference.
@@ -30,7 +30,7 @@ func (d Distance) String() string {
 	return [...]string{"same PCIe switch", "same NUMA node", "other"}[d]
 }
 
-// Distance says how far two positions on one node are apart.
+// Distance returns the distance between two positions on one node.
 func (l Locality) Distance(other Locality) Distance {
 	switch {
 	case l.Switch >= 0 && l.Switch == other.Switch:
@@ -49,30 +49,30 @@ type CPU struct {
 	Cores int64
 }
 
-// GPU is one GPU: given as a whole, or in MIG mode by profile.
+// GPU is one GPU: allocated as a whole, or in MIG mode by profile.
 type GPU struct {
 	Locality
-	// ID distinguishes the GPUs of a node; an empty one stands for the position in the list.
+	// ID distinguishes the GPUs of a node; if empty, the position in the list is used.
 	ID string
-	// Model selects the table of MIG profiles; other models can be given as a whole only.
+	// Model selects the table of MIG profiles; GPUs of other models can only be allocated as a whole.
 	Model string
-	// MIG is set for a GPU in MIG mode: it takes profiles, never a request for a whole GPU.
+	// MIG marks a GPU in MIG mode: it accepts profiles, never a request for a whole GPU.
 	MIG bool
 }
 
 // NIC is one network interface, shared in percent.
 type NIC struct {
 	Locality
-	// ID distinguishes the NICs of a node; an empty one stands for the position in the list.
+	// ID distinguishes the NICs of a node; if empty, the position in the list is used.
 	ID string
 }
 
-// Node is one machine. Nodes without Zone, Spine and Leaf form one zone, spine and leaf of their own.
+// Node is one machine. Nodes without Zone, Spine and Leaf together form a zone, spine and leaf.
 type Node struct {
 	Name              string
 	Zone, Spine, Leaf string
 	Resources
-	// CPUs split the cores by locality; an empty list is one group of unknown locality.
+	// CPUs split the cores by locality; an empty list means one group of unknown locality.
 	CPUs []CPU
 	GPUs []GPU
 	NICs []NIC

@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// Place puts an instance on the best node and returns node and devices. If no node takes it, the error is a *Rejection.
+// Place puts an instance on the best node and returns node and devices. If no node fits, the error is a *Rejection.
 func (c *Cluster) Place(in Instance) (Assignment, error) {
 	return c.place(in, nil)
 }
 
-// Find returns what Place would, and changes nothing.
+// Find returns the result of Place without changing anything.
 func (c *Cluster) Find(in Instance) (Assignment, error) {
 	g, err := c.admit(&in)
 	if err != nil {
@@ -23,7 +23,7 @@ func (c *Cluster) Find(in Instance) (Assignment, error) {
 	return Assignment{}, c.reject(&in, g, nil)
 }
 
-// place is Place, below one spine if only is given.
+// place implements Place; if only is given, it uses only that spine.
 func (c *Cluster) place(in Instance, only *spine) (Assignment, error) {
 	g, err := c.admit(&in)
 	if err != nil {
@@ -37,7 +37,7 @@ func (c *Cluster) place(in Instance, only *spine) (Assignment, error) {
 	return c.assign(h, g, &in), nil
 }
 
-// search returns the best host, or nil. Algorithm 1, line 2: the spine of the service.
+// search returns the best host, or nil. Algorithm 1, line 2: choose the spine of the service.
 func (c *Cluster) search(in *Instance, g *group, only *spine) *host {
 	if only != nil {
 		return c.searchSpine(only, in, g)
@@ -60,9 +60,9 @@ func (c *Cluster) search(in *Instance, g *group, only *spine) *host {
 	return nil
 }
 
-// spinesFor returns the spines that a group may use, the best first: most instances of it; without instances, by room
-// over what is asked in the scarcest resource, the tightest of those with room for all of it, so that large services
-// find a spine later, then the roomiest; then node order.
+// spinesFor returns the spines that a group may use, best first. A group with instances prefers the spine with most of
+// them. A new group compares free room with demand in the scarcest resource: first the tightest spine with room for all
+// of the demand, which leaves spines for large services, then the roomiest one. Ties are broken by node order.
 func (c *Cluster) spinesFor(asked Demand, g *group) []*spine {
 	type candidate struct {
 		spineCount
@@ -93,7 +93,7 @@ func (c *Cluster) spinesFor(asked Demand, g *group) []*spine {
 	return spines
 }
 
-// tightest ranks headroom: above 1 the smaller is better, below 1 the larger.
+// tightest ranks headroom: above 1 smaller is better, below 1 larger is better.
 func tightest(headroom float64) float64 {
 	if headroom >= 1 {
 		return 1 + 1/headroom
@@ -101,7 +101,7 @@ func tightest(headroom float64) float64 {
 	return headroom
 }
 
-// searchSpine is line 3: leaves with most instances first, then the others.
+// searchSpine implements line 3: leaves with most instances first, then the other leaves.
 func (c *Cluster) searchSpine(s *spine, in *Instance, g *group) *host {
 	for i := range g.leaves {
 		if l := g.leaves[i].leaf; l.spine == s {
@@ -118,8 +118,8 @@ func (c *Cluster) searchSpine(s *spine, in *Instance, g *group) *host {
 	return nil
 }
 
-// newLeaves returns the leaves of a spine that hold no instance of a group yet, the one with most headroom for what the
-// group is still expected to ask first: a service that grows stays below few leaves.
+// newLeaves returns the leaves of a spine without instances of a group, sorted by headroom for the group's remaining
+// expected demand, largest first, so that a growing service stays below few leaves.
 func (c *Cluster) newLeaves(s *spine, in *Instance, g *group) []*leaf {
 	asked := g.service.Expected.Plus(g.used, -1).positive()
 	if asked == (Demand{}) {
@@ -145,7 +145,7 @@ func (c *Cluster) newLeaves(s *spine, in *Instance, g *group) []*leaf {
 	return leaves
 }
 
-// searchLeaf is lines 4 to 13: the host with the shortest path between NIC and devices, the first of equal ones.
+// searchLeaf implements lines 4 to 13: the host with the shortest path between NIC and devices, the first of equal ones.
 func (c *Cluster) searchLeaf(l *leaf, in *Instance, s *service) *host {
 	if l.uplink+in.NIC > c.uplinkLimit(l) && in.NIC > 0 || !l.admits(in) {
 		return nil

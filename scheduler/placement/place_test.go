@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The rules of Algorithm 1 one by one, on clusters small enough to see, and input that must be refused.
+// The rules of Algorithm 1 one by one, on clusters small enough to check by hand, and invalid input.
 
 // rack makes a node with one NIC and GPUs beside it.
 func rack(name, spine, leaf string, cores int64, gpus int) Node {
@@ -104,12 +104,12 @@ func TestFirstInstanceTakesTheTightestSpineWithRoomForTheWholeService(t *testing
 	if a := mustPlace(t, c, worker("x", "x", 1)); a.Node != "b" {
 		t.Errorf("x runs on %s", a.Node)
 	}
-	// 12 of the 13 free cores of b are promised, so a service of 5 goes to a.
+	// 12 of the 13 free cores of b are promised, so a service of 5 cores goes to a.
 	expect("y", 5)
 	if a := mustPlace(t, c, worker("y", "y", 1)); a.Node != "a" {
 		t.Errorf("y runs on %s", a.Node)
 	}
-	// No spine has room for 39: the roomiest is taken.
+	// No spine has room for 39, so the roomiest is used.
 	expect("z", 30)
 	if a := mustPlace(t, c, worker("z", "z", 1)); a.Node != "c" {
 		t.Errorf("z runs on %s", a.Node)
@@ -158,7 +158,7 @@ func TestCoresNearestToTheNICAreTaken(t *testing.T) {
 	}
 }
 
-func TestDensityBelowWhatRunsAdmitsNoMore(t *testing.T) {
+func TestDensityBelowTheRunningCountAdmitsNoMore(t *testing.T) {
 	c := clusterOf(t, Options{}, rack("a", "s", "l", 8, 0))
 	for i := range 3 {
 		mustPlace(t, c, worker(fmt.Sprint(i), "x", 1))
@@ -171,7 +171,7 @@ func TestDensityBelowWhatRunsAdmitsNoMore(t *testing.T) {
 	}
 	in.Service = "other"
 	mustPlace(t, c, in)
-	// The limit of an instance that runs binds later ones without a limit.
+	// The limit of a running instance also applies to later instances without a limit.
 	mustPlace(t, c, worker("second", "other", 1))
 	_, err = c.Place(worker("third", "other", 1))
 	if r := rejected(t, err); r.Turned[RuleDensity] != 1 {
@@ -274,7 +274,7 @@ func TestRejectionNamesRulesAndTheNearestMiss(t *testing.T) {
 	}
 }
 
-func TestPlanSaysWhatBlocks(t *testing.T) {
+func TestPlanReportsTheBlockingRule(t *testing.T) {
 	c := clusterOf(t, Options{}, rack("a", "s", "l", 96, 8))
 	in := worker("i", "x", 48)
 	in.GPUs = 1

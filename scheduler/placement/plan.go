@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// PlaceAll places all instances, or none: then the error is the *Rejection of the attempt that went farthest. Instances
-// are taken in an order of their own, groups one after the other, so that the order of the list does not matter. A new
-// group whose service has the hard spine rule tries every spine until one takes all of it.
+// PlaceAll places all instances, or none; then the error is the *Rejection of the attempt that placed the most. The
+// result does not depend on the order of the list: instances are sorted, group by group. A new group whose service has
+// the hard spine rule tries every spine until one takes the whole group.
 func (c *Cluster) PlaceAll(instances []Instance) ([]Assignment, error) {
 	ordered := slices.Clone(instances)
 	slices.SortFunc(ordered, func(a, b Instance) int {
 		return cmp.Or(
 			cmp.Compare(a.Service, b.Service), cmp.Compare(a.Group, b.Group),
-			// GPUs are scarcest, then cores: large requests find room while there is some.
+			// GPUs are scarcest, then cores: large requests are placed first, while there is room.
 			cmp.Compare(b.GPUs, a.GPUs), cmp.Compare(b.Cores, a.Cores), compareInstances(a, b),
 		)
 	})
@@ -97,8 +97,8 @@ func (c *Cluster) undo(placed []Assignment) {
 	}
 }
 
-// Plan says how many more copies of a set of instances fit, up to a limit, and what blocks the next one (nil at the
-// limit). It changes nothing.
+// Plan returns how many more copies of a set of instances fit, up to a limit, and the rejection of the next copy (nil at
+// the limit). It changes nothing.
 func (c *Cluster) Plan(set []Instance, limit int) (copies int, blocked *Rejection, err error) {
 	if len(set) == 0 {
 		return 0, nil, fmt.Errorf("plan: the set has no instances")

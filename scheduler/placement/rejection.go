@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// Rule is a reason for which a node does not take an instance.
+// Rule is a reason why a node rejects an instance.
 type Rule uint8
 
-// Rules in the order in which they are asked.
+// Rules, in the order in which they are checked.
 const (
 	RuleSpine Rule = iota
 	RuleGroup
@@ -29,7 +29,7 @@ var ruleNames = [...]string{
 func (r Rule) String() string { return ruleNames[r] }
 
 // Shortage is one rule that a node does not meet. Needs and Has count millicores, MiB, GPUs, percent of a NIC or
-// instances; a spine that is not the service's has neither.
+// instances; rules about spines use neither.
 type Shortage struct {
 	Rule       Rule
 	Needs, Has int64
@@ -70,14 +70,14 @@ func (m *Miss) Error() string {
 	return fmt.Sprintf("node %q %s", m.Node, strings.Join(texts, ", "))
 }
 
-// Rejection says why no node takes an instance.
+// Rejection says why no node accepts an instance.
 type Rejection struct {
 	Instance string
-	// Nodes counts all nodes, Turned those that each rule turned away first.
+	// Nodes counts all nodes; Turned counts, by rule, the nodes that the rule rejected first.
 	Nodes  int
 	Turned [RuleCount]int
-	// Nearest is the node with the fewest rules missed, then the smallest shortage, below the spines that the instance
-	// may use; below any if there is none, and nil without nodes.
+	// Nearest is the node with the fewest missed rules, then with the smallest shortage, below the spines that the
+	// instance may use, or below any spine if there is none; nil without nodes.
 	Nearest *Miss
 }
 
@@ -97,8 +97,8 @@ func (r *Rejection) Error() string {
 	return text.String()
 }
 
-// reject asks every host below the spines that the instance may use every rule. The hosts of other spines are only
-// counted, unless there is no spine left.
+// reject checks every rule on every host below the spines that the instance may use. The hosts of other spines are only
+// counted, unless no spine is left.
 func (c *Cluster) reject(in *Instance, g *group, only *spine) *Rejection {
 	r := &Rejection{Instance: in.Name, Nodes: len(c.hosts)}
 	var admitted []*spine
@@ -135,7 +135,7 @@ func (c *Cluster) reject(in *Instance, g *group, only *spine) *Rejection {
 	return r
 }
 
-// spineRule says whether an instance may not run below a spine, and by which rule.
+// spineRule reports whether a spine is excluded for an instance, and by which rule.
 func spineRule(s *spine, g *group, only *spine) (rule Rule, excluded bool) {
 	home := only
 	if home == nil && g.count > 0 {
@@ -150,12 +150,12 @@ func spineRule(s *spine, g *group, only *spine) (rule Rule, excluded bool) {
 	return RuleGroup, !g.apart(s)
 }
 
-// missOf says what a host lacks by itself.
+// missOf returns the rules that a host itself does not meet.
 func (c *Cluster) missOf(h *host, in *Instance, g *group) *Miss {
 	return &Miss{Node: h.Name, Shortages: c.shortages(nil, h, in, g, h.leaf.spine)}
 }
 
-// shortageSize adds up shortages relative to what is needed.
+// shortageSize adds up shortages relative to the needs.
 func shortageSize(missed []Shortage) float64 {
 	size := 0.0
 	for _, s := range missed {

@@ -38,11 +38,11 @@ func (r Resources) validate() error {
 	return nil
 }
 
-// Demand adds up what many instances ask, or what a spine has free.
+// Demand adds up the requests of many instances, or the free resources of a spine.
 type Demand struct {
 	Resources
 	GPUs int
-	// Slices counts memory slices of GPUs in MIG mode, eight in a GPU.
+	// Slices counts memory slices of GPUs in MIG mode; a GPU has eight.
 	Slices int
 	// NIC counts percent of one NIC.
 	NIC int
@@ -64,7 +64,8 @@ func DemandOf(instances []Instance) Demand {
 	return sum
 }
 
-// headroom returns the smallest ratio of free to asked amounts over what is asked; infinite if nothing is.
+// headroom returns the smallest ratio of free to requested amounts over the requested resources; infinite if there are
+// none.
 func (d Demand) headroom(asked Demand) float64 {
 	ratio := unlimited
 	for _, pair := range [...][2]int64{
@@ -98,7 +99,7 @@ func (d *Demand) subtractDemand(other Demand) {
 	d.NIC -= other.NIC
 }
 
-// Plus returns the sum with another demand, or the difference where sign is -1.
+// Plus returns the sum with another demand, or the difference if sign is -1.
 func (d Demand) Plus(other Demand, sign int) Demand {
 	if sign < 0 {
 		d.subtractDemand(other)

@@ -6,18 +6,18 @@ import (
 	"slices"
 )
 
-// Strength says what happens to an instance that has no room in the spine of its service.
+// Strength says what happens to an instance without room in the spine of its service.
 type Strength uint8
 
 // Strengths of the spine rule.
 const (
-	// Hard keeps it waiting.
+	// Hard makes it wait.
 	Hard Strength = iota
 	// Preferred lets it run in another spine.
 	Preferred
 )
 
-// Apart says where groups of one service must differ.
+// Apart is the level of the topology at which groups of a service must differ.
 type Apart uint8
 
 // Levels of the topology at which groups differ.
@@ -26,13 +26,13 @@ const (
 	ApartByZone
 )
 
-// Service says how its instances are placed together. A service that was never declared has the zero value.
+// Service says how its instances are placed together. An undeclared service has the zero value.
 type Service struct {
 	Name   string
 	Spines Strength
-	// Expected is what one group asks when all its instances run. The first instance of a group takes a spine with that
-	// much room, times the growth factor, and what is not used of it yet stays promised: it is no room for the next
-	// service. Without it only the request of the first instance counts, and nothing is promised.
+	// Expected is the demand of one group when all its instances run. The first instance of a group chooses a spine with
+	// room for it, times the growth factor. The part that is not yet used stays promised: other services cannot use it.
+	// Without Expected only the request of the first instance counts, and nothing is promised.
 	Expected Demand
 	// Groups is the number of groups; 0 and 1 are one group.
 	Groups int
@@ -53,14 +53,14 @@ func (s *Service) validate() error {
 	return nil
 }
 
-// service is a Service with where its instances are.
+// service is a Service with the positions of its instances.
 type service struct {
 	Service
 	declared bool
 	groups   []*group
 }
 
-// group is the instances of a service that share a spine.
+// group holds the instances of a service that share a spine.
 type group struct {
 	service *service
 	number  int
@@ -75,7 +75,8 @@ type spineCount struct {
 	count int
 }
 
-// leafCount is how many instances a leaf holds; a group keeps them with the largest count first, then in node order.
+// leafCount is the number of a group's instances below a leaf; a group sorts them by count, largest first, then by node
+// order.
 type leafCount struct {
 	leaf  *leaf
 	count int
@@ -100,7 +101,7 @@ func (s *service) group(number int) *group {
 	return g
 }
 
-// move counts one instance more (1) or less (-1) below a leaf.
+// move adds (1) or subtracts (-1) one instance below a leaf.
 func (g *group) move(l *leaf, step int) {
 	g.count += step
 	at := slices.IndexFunc(g.leaves, func(c leafCount) bool { return c.leaf == l })
@@ -119,7 +120,7 @@ func (g *group) move(l *leaf, step int) {
 	g.spines = settle(g.spines, at, g.spines[at].count, compareSpineCounts)
 }
 
-// settle moves one entry of a sorted list to its place, or removes it when its count is 0.
+// settle moves one entry of a sorted list to its position, or removes it if its count is 0.
 func settle[T any](list []T, at, count int, compare func(a, b T) int) []T {
 	moved := list[at]
 	list = slices.Delete(list, at, at+1)
@@ -130,7 +131,7 @@ func settle[T any](list []T, at, count int, compare func(a, b T) int) []T {
 	return slices.Insert(list, at, moved)
 }
 
-// promise moves what the group may still ask onto its spine (1), or from it (-1), where other services see it.
+// promise adds (1) or removes (-1) the remaining expected demand of the group on its spine, where other services see it.
 func (g *group) promise(growth float64, sign int) {
 	if g.count == 0 {
 		return
@@ -154,7 +155,7 @@ func (g *group) below(l *leaf) bool {
 	return false
 }
 
-// apart says whether no other group of the service holds the spine, or its zone.
+// apart reports whether no other group of the service uses the spine, or its zone.
 func (g *group) apart(s *spine) bool {
 	for _, other := range g.service.groups {
 		if other == g {

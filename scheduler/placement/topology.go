@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The topology is spines, leaves below them and hosts below those, each list in the order of names. That order breaks
-// every tie, so it must not depend on the order in which nodes came.
+// The topology consists of spines, leaves below them and hosts below these, each list in the order of names. This order
+// breaks every tie, so it must not depend on the order in which nodes were added.
 
 type spineKey struct{ zone, name string }
 
@@ -19,7 +19,7 @@ type spine struct {
 	key    spineKey
 	leaves []*leaf
 	free   Demand
-	// promised is what services that run here are expected to ask yet.
+	// promised is the remaining expected demand of the services that run here.
 	promised Demand
 	hosts    int
 }
@@ -28,7 +28,7 @@ type leaf struct {
 	spine *spine
 	name  string
 	hosts []*host
-	// nics counts the NICs of all hosts, uplink the percent of NICs that instances below the leaf hold.
+	// nics counts the NICs of all hosts; uplink is the percent of NICs that instances below the leaf use.
 	nics, uplink int
 	free         Demand
 	bounds       bounds
@@ -42,7 +42,7 @@ func compareHosts(a, b *host) int {
 	return strings.Compare(a.Name, b.Name)
 }
 
-// leafOf returns the leaf of a node, made when the node is the first below it.
+// leafOf returns the leaf of a node, and makes it for the first node below it.
 func (c *Cluster) leafOf(n *Node) *leaf {
 	key := spineKey{n.Zone, n.Spine}
 	at, found := slices.BinarySearchFunc(c.spines, key, func(s *spine, key spineKey) int { return s.key.compare(key) })
@@ -57,7 +57,7 @@ func (c *Cluster) leafOf(n *Node) *leaf {
 	return s.leaves[at]
 }
 
-// attach puts a host below its leaf.
+// attach adds a host to its leaf.
 func (c *Cluster) attach(h *host) {
 	l := h.leaf
 	at, _ := slices.BinarySearchFunc(l.hosts, h, compareHosts)
@@ -70,7 +70,7 @@ func (c *Cluster) attach(h *host) {
 	c.hosts[h.Name] = h
 }
 
-// detach removes an empty host, and its leaf and spine where it was the last.
+// detach removes an empty host, and its leaf and spine if it was the last host below them.
 func (c *Cluster) detach(h *host) {
 	l, s := h.leaf, h.leaf.spine
 	at, _ := slices.BinarySearchFunc(l.hosts, h, compareHosts)
@@ -89,7 +89,7 @@ func (c *Cluster) detach(h *host) {
 	}
 }
 
-// uplinkLimit returns the percent of NICs that instances below a leaf may hold.
+// uplinkLimit returns the percent of NICs that instances below a leaf may use.
 func (c *Cluster) uplinkLimit(l *leaf) int {
 	nics := c.options.UplinkNICs
 	if nics == 0 {
@@ -98,7 +98,7 @@ func (c *Cluster) uplinkLimit(l *leaf) int {
 	return int(nics * 100 * c.options.UplinkLimit)
 }
 
-// uplinkRoom adds up what is left of the uplinks below a spine.
+// uplinkRoom adds up the free bandwidth of the uplinks below a spine.
 func (c *Cluster) uplinkRoom(s *spine) int {
 	room := 0
 	for _, l := range s.leaves {

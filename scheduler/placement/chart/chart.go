@@ -1,4 +1,4 @@
-// Package chart writes plain SVG pictures: lines, steps, dots and bars over two axes.
+// Package chart draws plain SVG charts: lines, steps, dots and bars over two axes.
 package chart
 
 import (
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Kind says how a series is drawn.
+// Kind is the way in which a series is drawn.
 type Kind uint8
 
 // Kinds of series.
@@ -18,14 +18,14 @@ const (
 	Bars
 )
 
-// Series is points of one colour. Bars of several series stand beside each other.
+// Series is a list of points in one colour. Bars of several series are drawn side by side.
 type Series struct {
 	Name string
 	Kind Kind
 	X, Y []float64
 }
 
-// Figure is one picture. Labels, if given, name the positions 0, 1, ... of the X axis.
+// Figure is one chart. Labels, if given, name the positions 0, 1, ... of the X axis.
 type Figure struct {
 	Title, X, Y string
 	Labels      []string
@@ -98,14 +98,14 @@ func (f *Figure) SVG() []byte {
 	return []byte(out.String())
 }
 
-// namespace is the name of the format; nothing is read from there.
+// namespace identifies the SVG format; nothing is fetched from this address.
 const namespace = "http://www.w3.org/2000/svg"
 
 func text(out *strings.Builder, x, y float64, anchor string, size int, s string) {
 	fmt.Fprintf(out, `<text x="%.1f" y="%.1f" text-anchor="%s" font-size="%d">%s</text>`+"\n", x, y, anchor, size, html.EscapeString(s))
 }
 
-// frame covers all points; a Y axis without negative values starts at 0.
+// frame returns the bounds of all points; a Y axis without negative values starts at 0.
 func (f *Figure) frame() frame {
 	area := frame{math.Inf(1), math.Inf(-1), 0, 0}
 	for _, s := range f.Series {
@@ -149,7 +149,7 @@ func (f *Figure) axes(out *strings.Builder, area frame) {
 	}
 }
 
-// ticks returns about five round numbers within a range.
+// ticks returns about five round numbers in a range.
 func ticks(from, to float64) []float64 {
 	step := math.Pow(10, math.Floor(math.Log10((to-from)/5)))
 	for _, factor := range []float64{1, 2, 5, 10} {

@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// Rows of the public files in all their forms, and rows that must be refused with their line and column.
+// Rows in all forms of the public files, and invalid rows, which must be refused with line and column.
 
 const traceHeader = "instance_sn,role,app_name,cpu_request,gpu_request,rdma_request,memory_request,disk_request," +
 	"max_instance_per_node,creation_time,scheduled_time,deletion_time\n"
 
-func TestTraceReadsTimesOutsideOfIt(t *testing.T) {
+func TestTraceReadsMissingTimes(t *testing.T) {
 	rows := "a,HN,x,12,1,25,120.5,640,8,,,\n" +
 		"b,CN,x,64,0,1,320,255,-1,NaN,NaN,12.5\n" +
 		"c,CN,x,64,0,1,320,255,-1,10,11.5,NaN\n"
@@ -99,7 +99,7 @@ func TestGeneratedFilesHaveThePublicShape(t *testing.T) {
 	}
 	files, again, other := write(1), write(1), write(2)
 	if !bytes.Equal(files[TraceFile].Bytes(), again[TraceFile].Bytes()) || bytes.Equal(files[TraceFile].Bytes(), other[TraceFile].Bytes()) {
-		t.Error("the seed does not decide what is written")
+		t.Error("two seeds give equal files")
 	}
 	nodes, err := ReadNodes(NodesFile, files[NodesFile])
 	if err != nil || len(nodes) != 1213 {

@@ -8,14 +8,14 @@ import (
 	"strconv"
 )
 
-// Names of the public files, as they are published and as Generate writes them.
+// Names of the public files, as published and as written by Generate.
 const (
 	NodesFile = "openb_node_list_gpu_node.csv"
 	PodsFile  = "openb_pod_list_default.csv"
 	TraceFile = "disaggregated_DLRM_trace.csv"
 )
 
-// table rows of frequent values: a weight and the fields that belong to it.
+// frequent is a row of a table of common values: the weight of a value and its fields.
 type frequent[T any] struct {
 	weight int
 	value  T
@@ -42,7 +42,7 @@ type nodeShape struct {
 
 type podShape struct{ cpu, memory, gpus, share int }
 
-// The commonest shapes of the public 2023 lists, rounded, with how often each occurs.
+// The most common shapes of the public 2023 lists, rounded, with their frequencies.
 var (
 	nodeShapes = []frequent[nodeShape]{
 		{549, nodeShape{96_000, 393_216, 8, "G2"}},
@@ -70,8 +70,8 @@ var (
 	}
 )
 
-// Generate writes three files with the shape of the public ones: as many rows, requests of like sizes and frequencies,
-// and lives of like lengths. Figures from them say nothing about the public traces.
+// Generate writes three files with the shape of the public ones: the same number of rows, and similar sizes,
+// frequencies and lifetimes of requests. Results on these files say nothing about the public traces.
 func Generate(seed uint64, create func(name string) (io.WriteCloser, error)) error {
 	source := rand.New(rand.NewPCG(seed, 3))
 	for _, file := range []struct {
@@ -111,8 +111,8 @@ func podRows(source *rand.Rand) [][]string {
 	return rows
 }
 
-// traceRows makes 156 apps of very different sizes. Each has one CPU and one dense request; a third of the instances run
-// from before the trace, others come at any time of 31 days and half of those go again.
+// traceRows generates 156 apps of very different sizes. Each app has one CPU request and one dense request. A third of
+// the instances run from before the trace; the rest start at random times in 31 days, and half of these end again.
 func traceRows(source *rand.Rand) [][]string {
 	rows := [][]string{{
 		"instance_sn", "role", "app_name", "cpu_request", "gpu_request", "rdma_request", "memory_request", "disk_request",

@@ -11,7 +11,7 @@ import (
 	"strconv"
 )
 
-// row is one line of a CSV file, read column by column. The first error stays; it names line and column.
+// row is one line of a CSV file, read column by column. The first error is kept; it names line and column.
 type row struct {
 	table  *table
 	fields []string
@@ -24,7 +24,7 @@ type table struct {
 	reader  *csv.Reader
 }
 
-// readTable calls visit for each row of a CSV file that has at least these columns.
+// readTable calls visit for each row of a CSV file, which must have at least these columns.
 func readTable(name string, r io.Reader, columns []string, visit func(*row) error) error {
 	t := &table{name: name, columns: map[string]int{}, reader: csv.NewReader(r)}
 	header, err := t.reader.Read()
@@ -70,7 +70,7 @@ func (r *row) fail(column, why string) {
 	}
 }
 
-// number reads a finite number that is not negative.
+// number reads a finite number of at least 0.
 func (r *row) number(column string) float64 {
 	value, err := strconv.ParseFloat(r.text(column), 64)
 	if err != nil || math.IsNaN(value) || math.IsInf(value, 0) || value < 0 {
@@ -80,7 +80,7 @@ func (r *row) number(column string) float64 {
 	return value
 }
 
-// count reads a whole number that is not negative.
+// count reads an integer of at least 0.
 func (r *row) count(column string) int {
 	value, err := strconv.Atoi(r.text(column))
 	if err != nil || value < 0 {
@@ -90,7 +90,7 @@ func (r *row) count(column string) int {
 	return value
 }
 
-// time reads seconds; an empty field and NaN are a time outside of the trace, for which it returns missing.
+// time reads seconds. An empty field or NaN is a time outside the trace, for which it returns missing.
 func (r *row) time(column string, missing float64) float64 {
 	text := r.text(column)
 	if text == "" {

@@ -8,8 +8,8 @@ import (
 	"rowmill.io/scheduler/placement"
 )
 
-// Lifetime is an instance of the 2025 trace with its times in seconds. Created is 0 where it ran before the trace
-// began, Deleted infinite where it ran on; Scheduled is negative where it is not known.
+// Lifetime is an instance of the 2025 trace with its times in seconds. Created is 0 if it ran before the trace began,
+// Deleted is infinite if it ran beyond the end, and Scheduled is negative if unknown.
 type Lifetime struct {
 	placement.Instance
 	Created, Scheduled, Deleted float64
@@ -17,7 +17,7 @@ type Lifetime struct {
 
 const gib = 1024
 
-// ReadTrace reads the 2025 trace of disaggregated serving. Shares of NICs above 100 percent and densities below -1 are errors.
+// ReadTrace reads the 2025 trace of disaggregated serving. NIC shares above 100 percent and densities below -1 are errors.
 func ReadTrace(name string, r io.Reader) ([]Lifetime, error) {
 	var all []Lifetime
 	seen := map[string]bool{}

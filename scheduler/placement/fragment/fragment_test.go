@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Fragments of nodes small enough to count by hand, and policies beside a scan that keeps nothing.
+// Fragments of nodes small enough to count by hand, and policies compared with a scan that caches no scores.
 
 func node(cores int64, gpus ...int) Node {
 	return Node{Cores: cores, Memory: 1 << 40, GPUs: gpus}
@@ -58,7 +58,7 @@ func TestCPUFragmentsByHand(t *testing.T) {
 	}
 }
 
-func TestClassesCutTheRare(t *testing.T) {
+func TestClassesLeaveOutRareRequests(t *testing.T) {
 	pods := []Pod{{Cores: 1}, {Cores: 1}, {Cores: 1}, {Cores: 2}}
 	if all := Classes(pods, 1); len(all) != 2 || all[0].Weight != 0.75 || all[1].Cores != 2 {
 		t.Errorf("all: %+v", all)
@@ -78,7 +78,7 @@ func drawPod(t *rapid.T) Pod {
 	return p
 }
 
-func TestPoliciesEqualAScanThatKeepsNothing(t *testing.T) {
+func TestPoliciesEqualAScanWithoutCachedScores(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var full []Node
 		for range rapid.IntRange(1, 6).Draw(t, "nodes") {
@@ -121,12 +121,12 @@ func TestPoliciesEqualAScanThatKeepsNothing(t *testing.T) {
 			p := rapid.SampledFrom(kinds).Draw(t, "pod")
 			at, gpus := kept.Choose(&p)
 			if want, _ := fresh[name]().Choose(&p); at != want {
-				t.Fatalf("%s: node %d with kept scores, %d without", name, at, want)
+				t.Fatalf("%s: node %d with cached scores, %d without", name, at, want)
 			}
 			if at < 0 {
 				for i := range nodes {
 					if nodes[i].Fits(&p) {
-						t.Fatalf("%s: node %d fits and is not taken", name, i)
+						t.Fatalf("%s: node %d fits but was not chosen", name, i)
 					}
 				}
 				continue
@@ -146,7 +146,7 @@ func TestPoliciesEqualAScanThatKeepsNothing(t *testing.T) {
 		}
 		for i := range nodes {
 			if nodes[i].Cores != full[i].Cores || nodes[i].FreeGPU() != full[i].FreeGPU() || nodes[i].NICs[0] != 100 {
-				t.Fatalf("given back: %+v, was %+v", nodes[i], full[i])
+				t.Fatalf("after all pods ended: %+v, was %+v", nodes[i], full[i])
 			}
 		}
 	})

@@ -1,8 +1,8 @@
 package fragment
 
-// GPU returns the free thousandths of a node's GPUs that are fragments, averaged over classes by weight. A class for
-// which cores or GPUs do not suffice, or which asks no GPU, makes all of them fragments; another makes those GPUs
-// fragments whose free share is below what it asks (FGD, section 3).
+// GPU returns the free thousandths of a node's GPUs that are fragments, averaged over classes by weight. If a class does
+// not fit the node, or requests no GPU, all of them are fragments. Otherwise those GPUs are fragments whose free share is
+// below the requested one (FGD, section 3).
 func GPU(n *Node, classes []Class) float64 {
 	free := n.FreeGPU()
 	if free == 0 {
@@ -30,8 +30,8 @@ func GPU(n *Node, classes []Class) float64 {
 	return sum
 }
 
-// CPU returns the free millicores of a node that are fragments, averaged over classes by weight: all of them for a
-// class that does not fit.
+// CPU returns the free millicores of a node that are fragments, averaged over classes by weight: all of them for a class
+// that does not fit.
 func CPU(n *Node, classes []Class) float64 {
 	share := 0.0
 	for i := range classes {
@@ -42,19 +42,19 @@ func CPU(n *Node, classes []Class) float64 {
 	return share * float64(n.Cores)
 }
 
-// Totals is free and fragmented resources of many nodes.
+// Totals are the free and fragmented resources of many nodes.
 type Totals struct {
 	// FreeCores and FragmentCores count cores, FreeGPUs and FragmentGPUs GPUs.
 	FreeCores     float64 `json:"free_cores"`
 	FreeGPUs      float64 `json:"free_gpus"`
 	FragmentCores float64 `json:"fragment_cores"`
 	FragmentGPUs  float64 `json:"fragment_gpus"`
-	// NoneCores and NoneGPUs are on nodes where no class at all fits.
+	// NoneCores and NoneGPUs are free on nodes where no class fits.
 	NoneCores float64 `json:"no_class_cores"`
 	NoneGPUs  float64 `json:"no_class_gpus"`
 }
 
-// Measure adds up fragments of nodes: GPUs by classes that ask a GPU, cores by others.
+// Measure adds up fragments of nodes: GPUs by classes that request a GPU, cores by the other classes.
 func Measure(nodes []Node, gpu, cpu []Class) Totals {
 	var t Totals
 	for i := range nodes {

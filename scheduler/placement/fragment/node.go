@@ -1,23 +1,23 @@
-// Package fragment measures stranded resources: GPUs and cores that are free and that no instance of a class can use.
+// Package fragment measures stranded resources: free GPUs and cores that no instance of a class can use.
 //
-// GPUs are shared in thousandths, as in the 2023 trace. The measure of GPU fragments is that of FGD (USENIX ATC 2023).
+// GPUs are shared in thousandths, as in the 2023 trace. GPU fragments are measured as in FGD (USENIX ATC 2023).
 package fragment
 
 import "slices"
 
-// Whole is a whole GPU.
+// Whole is the share of a whole GPU.
 const Whole = 1000
 
-// Node is a node with what is free on it.
+// Node is a node with its free resources.
 type Node struct {
 	Name string
-	// Cores counts thousandths of a core, Memory and Disk MiB.
+	// Cores counts thousandths of a core; Memory and Disk count MiB.
 	Cores, Memory, Disk int64
-	// GPUs is the free thousandths of each GPU, NICs the free percent of each NIC.
+	// GPUs holds the free thousandths of each GPU, NICs the free percent of each NIC.
 	GPUs, NICs []int
 }
 
-// Grant is the devices that a pod gets; NIC is -1 where it asks for none.
+// Grant lists the devices that a pod gets; NIC is -1 if it requests none.
 type Grant struct {
 	GPUs []int
 	NIC  int
@@ -32,7 +32,7 @@ func NewNode(name string, cores, memory int64, gpus int) Node {
 	return node
 }
 
-// Clone returns a node that shares nothing with this one.
+// Clone returns a deep copy.
 func (n *Node) Clone() Node {
 	clone := *n
 	clone.GPUs = slices.Clone(n.GPUs)
@@ -40,7 +40,7 @@ func (n *Node) Clone() Node {
 	return clone
 }
 
-// FreeGPU adds up what is free of all GPUs, in thousandths.
+// FreeGPU returns the free share of all GPUs together, in thousandths.
 func (n *Node) FreeGPU() int {
 	sum := 0
 	for _, free := range n.GPUs {
@@ -49,7 +49,7 @@ func (n *Node) FreeGPU() int {
 	return sum
 }
 
-// gpusFor says whether enough GPUs have the share free that a pod asks.
+// gpusFor reports whether enough GPUs have the free share that a pod requests.
 func (n *Node) gpusFor(p *Pod) bool {
 	need := p.GPUs
 	for _, free := range n.GPUs {
@@ -63,18 +63,18 @@ func (n *Node) gpusFor(p *Pod) bool {
 	return need <= 0
 }
 
-// nicFor returns the first NIC with the share free that a pod asks, or -1.
+// nicFor returns the first NIC with the free share that a pod requests, or -1.
 func (n *Node) nicFor(p *Pod) int {
 	return slices.IndexFunc(n.NICs, func(free int) bool { return free >= p.NIC })
 }
 
-// Fits says whether a pod fits.
+// Fits reports whether a pod fits.
 func (n *Node) Fits(p *Pod) bool {
 	return n.Cores >= p.Cores && n.Memory >= p.Memory && n.Disk >= p.Disk &&
 		(p.GPUs == 0 || n.gpusFor(p)) && (p.NIC == 0 || n.nicFor(p) >= 0)
 }
 
-// Take removes what a pod uses: these GPUs, and of the first NIC with room.
+// Take subtracts the resources of a pod: on these GPUs, and on the first NIC with room.
 func (n *Node) Take(p *Pod, gpus []int) Grant {
 	grant := Grant{GPUs: gpus, NIC: -1}
 	if p.NIC > 0 {
@@ -84,10 +84,10 @@ func (n *Node) Take(p *Pod, gpus []int) Grant {
 	return grant
 }
 
-// Hold removes what a pod uses, with devices that are known.
+// Hold subtracts the resources of a pod whose devices are known.
 func (n *Node) Hold(p *Pod, grant Grant) { n.move(p, grant, 1) }
 
-// Give returns what a pod used.
+// Give adds the resources of a pod back.
 func (n *Node) Give(p *Pod, grant Grant) { n.move(p, grant, -1) }
 
 func (n *Node) move(p *Pod, grant Grant, sign int) {
@@ -102,7 +102,7 @@ func (n *Node) move(p *Pod, grant Grant, sign int) {
 	}
 }
 
-// TightestGPUs returns the GPUs for a pod that fits: of those with the share free the fullest, the first of equal ones.
+// TightestGPUs returns the GPUs for a pod that fits: the fullest with enough free share, and the first of equal ones.
 func (n *Node) TightestGPUs(p *Pod) []int {
 	if p.GPUs == 0 {
 		return nil

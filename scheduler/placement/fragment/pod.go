@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Pod is what one pod asks: GPUs of them, Share thousandths of each, and NIC percent of one NIC.
+// Pod is the request of one pod: a number of GPUs, Share thousandths of each, and NIC percent of one NIC.
 type Pod struct {
 	Cores, Memory, Disk int64
 	GPUs, Share, NIC    int
@@ -19,13 +19,14 @@ func comparePods(a, b Pod) int {
 	)
 }
 
-// Class is a request with its share of all pods. The weights of a list of classes add up to 1.
+// Class is a request with its fraction of all pods. The weights of a list of classes add up to 1.
 type Class struct {
 	Pod
 	Weight float64
 }
 
-// Classes returns the requests of pods, the most frequent first, until popularity (in (0, 1]) of all pods is covered.
+// Classes returns the distinct requests, most frequent first, until they cover the fraction popularity (in (0, 1]) of
+// the pods.
 func Classes(pods []Pod, popularity float64) []Class {
 	counts := map[Pod]int{}
 	for _, p := range pods {
@@ -52,7 +53,7 @@ func Classes(pods []Pod, popularity float64) []Class {
 	return classes
 }
 
-// AskingGPU returns the classes that ask a GPU, with weights that add up to 1 again.
+// AskingGPU returns the classes that request a GPU, with weights scaled to add up to 1.
 func AskingGPU(classes []Class) []Class {
 	var asking []Class
 	sum := 0.0

@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// Policy picks a node and GPUs for pods, one after the other.
+// Policy picks a node and GPUs for one pod at a time.
 type Policy interface {
-	// Choose returns the position of a node that fits and the GPUs there; -1 if none fits.
+	// Choose returns the position of a node that fits, and the GPUs there; -1 if none fits.
 	Choose(p *Pod) (node int, gpus []int)
-	// Changed says that a node is not as Choose saw it last.
+	// Changed reports that a node has changed since the last Choose.
 	Changed(node int)
 }
 
-// random takes any node that fits, and any GPU with the share free.
+// random takes any node that fits, and any GPUs with enough free share.
 type random struct {
 	nodes []Node
 	rand  *rand.Rand
@@ -55,7 +55,7 @@ func gpusOn(nodes []Node, node int, p *Pod) []int {
 	return nodes[node].TightestGPUs(p)
 }
 
-// score is what one request is worth on one node; it holds until the node changes.
+// score is the value of one request on one node; it is valid until the node changes.
 type score struct {
 	version uint32
 	value   int16
@@ -111,20 +111,20 @@ func (s *scored) Choose(p *Pod) (int, []int) {
 	return best, gpusOn(s.nodes, best, p)
 }
 
-// BestFit returns the policy of FGD's study that leaves least: half of it cores, relative to 128, half GPUs, relative
-// to 8; scores are whole percents.
+// BestFit returns the policy of FGD's study that leaves the least: half of the score counts cores relative to 128, half
+// GPUs relative to 8. Scores are whole percents.
 func BestFit(nodes []Node) Policy {
 	const cores, gpus = 128_000, 8 * Whole
 	return newScored(nodes, func(i int, p *Pod) (int, int) {
 		n := &nodes[i]
 		left := 0.5*float64(n.Cores-p.Cores)/cores + 0.5*float64(n.FreeGPU()-p.GPUs*p.Share)/gpus
-		// Nodes with more than 128 cores score below 0; they stay above unfit.
+		// Nodes with more than 128 cores would score below 0; they must stay above nodes that do not fit.
 		return max(int(100*(1-left)), 0), -1
 	})
 }
 
 // LeastAllocated returns the scoring of kube-scheduler's NodeResourcesFit that prefers empty nodes: the mean of the free
-// shares of cores and memory, in whole percents. full has what the nodes have when they are empty.
+// fractions of cores and memory, in whole percents. full holds the resources of the nodes when empty.
 func LeastAllocated(nodes, full []Node) Policy {
 	return newScored(nodes, func(i int, p *Pod) (int, int) { return freeShare(&nodes[i], &full[i], p), -1 })
 }
@@ -140,8 +140,8 @@ func MostAllocated(nodes, full []Node) Policy {
 	return newScored(nodes, func(i int, p *Pod) (int, int) { return 100 - freeShare(&nodes[i], &full[i], p), -1 })
 }
 
-// FGD returns the policy that lets fragments grow least: the score is int(100 sigmoid(fragments before - after)), in
-// GPUs, as the authors' simulator rounds it.
+// FGD returns the policy that minimizes the growth of fragments: the score is int(100 sigmoid(fragments before - after)),
+// in GPUs, rounded as in the authors' simulator.
 func FGD(nodes []Node, classes []Class) Policy {
 	return newScored(nodes, func(i int, p *Pod) (int, int) {
 		n := &nodes[i]
@@ -152,7 +152,7 @@ func FGD(nodes []Node, classes []Class) Policy {
 		best, gpu := -1, -1
 		for j, free := range n.GPUs {
 			if free < p.Share || slices.Contains(n.GPUs[:j], free) {
-				// A GPU with the same share free as an earlier one has the same score.
+				// A GPU with the same free share as an earlier one has the same score.
 				continue
 			}
 			if s := fgdScore(n, p, []int{j}, before, classes); s > best {

@@ -21,7 +21,7 @@ type gpuKey struct {
 // devices are the GPUs of resource slices.
 type devices struct {
 	byNode map[string][]gpuDevice
-	// byName finds a device, or a partition of one, by pool and name.
+	// byName finds a device, or a partition of a device, by pool and name.
 	byName map[[2]string]gpuKey
 	claims map[string][]deviceResult
 }
@@ -40,7 +40,7 @@ func (d *device) text(names ...string) string {
 	return ""
 }
 
-// readDevices reads slices and claims. Where a pool has slices of several generations, the newest counts.
+// readDevices reads slices and claims. Of a pool with slices of several generations, only the newest is used.
 func readDevices(items []object) (*devices, error) {
 	d := &devices{byNode: map[string][]gpuDevice{}, byName: map[[2]string]gpuKey{}, claims: map[string][]deviceResult{}}
 	newest := map[string]int64{}
@@ -88,7 +88,7 @@ func readDevices(items []object) (*devices, error) {
 	return d, nil
 }
 
-// readPartitions reads the MIG devices of a slice, each a part of the GPU that it names as its parent.
+// readPartitions reads the MIG devices of a slice; each is a part of the GPU that it names as its parent.
 func (d *devices) readPartitions(o *object) error {
 	for j := range o.Spec.Devices {
 		one := &o.Spec.Devices[j]
@@ -113,8 +113,8 @@ func (d *devices) readPartitions(o *object) error {
 	return nil
 }
 
-// gpus returns the GPUs of a node, nil without slices. GPUs below one PCIe root complex share a NUMA node; which share a
-// switch is not published.
+// gpus returns the GPUs of a node; nil without slices. GPUs below one PCIe root complex share a NUMA node. Slices do not
+// say which GPUs share a switch.
 func (d *devices) gpus(node string) []placement.GPU {
 	var roots []string
 	var gpus []placement.GPU

@@ -13,8 +13,8 @@ import (
 	"rowmill.io/scheduler/placement/fragment"
 )
 
-// A list as kubectl prints it, with labelled and unlabelled nodes, GPUs of a device plugin and of resource slices in two
-// generations, a partition that a claim holds, sidecars, pods that wait and that ended; and lists that must be refused.
+// A list as kubectl prints it: nodes with and without labels, GPUs of a device plugin and of resource slices in two
+// generations, a partition held by a claim, sidecars, waiting and ended pods; and invalid lists, which must be refused.
 
 func read(t *testing.T) *Snapshot {
 	t.Helper()
@@ -47,7 +47,7 @@ func TestReadsWhatKubectlPrints(t *testing.T) {
 		t.Errorf("pod: %+v, %v", dense, err)
 	}
 	cpu, err := s.Find("shop/cpu-0")
-	// 48 cores, the sidecar and the overhead; the init container needs most memory, beside the sidecar.
+	// 48 cores plus the sidecar and the overhead; the init container needs the most memory, together with the sidecar.
 	if err != nil || cpu.Cores != 49_500 || cpu.Memory != 301<<10 {
 		t.Errorf("pod: %+v, %v", cpu, err)
 	}
@@ -99,7 +99,7 @@ func TestClusterAnswersWhyAPodWaits(t *testing.T) {
 	}
 }
 
-func TestServiceInTwoSpinesAndPodsBeyondTheirNodeAreWarnings(t *testing.T) {
+func TestServiceInTwoSpinesAndOverfullNodesAreWarnings(t *testing.T) {
 	pod := func(name, node, cores string) string {
 		return fmt.Sprintf(`{"kind": "Pod", "metadata": {"name": %q, "namespace": "n", "labels": {"rowmill.io/service": "x"}},
 			"spec": {"nodeName": %q, "containers": [{"resources": {"requests": {"cpu": %q}}}]}}`, name, node, cores)

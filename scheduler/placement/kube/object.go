@@ -1,6 +1,6 @@
 package kube
 
-// The parts of API objects that are read. Everything else of them is ignored.
+// The fields of API objects that this package reads; all others are ignored.
 
 type list struct {
 	Kind  string   `json:"kind"`
@@ -28,7 +28,7 @@ func (m *metadata) key() string {
 	return m.Namespace + "/" + m.Name
 }
 
-// spec has fields of nodes, pods and resource slices.
+// spec has the fields of nodes, pods and resource slices.
 type spec struct {
 	Unschedulable  bool        `json:"unschedulable"`
 	NodeName       string      `json:"nodeName"`

@@ -12,13 +12,13 @@ var suffixes = map[string]float64{
 	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60,
 }
 
-// parseQuantity reads a quantity of Kubernetes, for example 500m, 16Gi or 1e3.
+// parseQuantity parses a Kubernetes quantity, for example 500m, 16Gi or 1e3.
 func parseQuantity(text string) (float64, error) {
 	number := strings.TrimRight(text, "numkKMGTPEi")
 	value, err := strconv.ParseFloat(number, 64)
 	factor, known := suffixes[text[len(number):]]
 	if err != nil || !known || math.IsNaN(value) || math.IsInf(value, 0) {
-		return 0, fmt.Errorf("quantity %q is not a number with a suffix of Kubernetes", text)
+		return 0, fmt.Errorf("quantity %q is not a number with a Kubernetes suffix, such as 500m or 16Gi", text)
 	}
 	if value < 0 {
 		return 0, fmt.Errorf("quantity %q is negative", text)
@@ -34,7 +34,7 @@ const (
 	nicResource = "rowmill.io/nic-percent"
 )
 
-// amounts are the resources that matter here: millicores, MiB, GPUs and percent of a NIC.
+// amounts are the resources that placement uses: millicores, MiB, GPUs and percent of a NIC.
 type amounts struct {
 	cores, memory, disk int64
 	gpus, nic           int
@@ -61,7 +61,7 @@ func (q quantities) amounts() (amounts, error) {
 		if err != nil {
 			return a, fmt.Errorf("%s: %w", field.name, err)
 		}
-		// A tenth of the smallest unit covers what binary fractions lose.
+		// Adding a tenth of the smallest unit makes up for rounding of binary fractions.
 		field.set(math.Floor(value*field.scale + 0.1))
 	}
 	return a, nil

@@ -1,4 +1,4 @@
-// Package kube reads the objects of a cluster as kubectl prints them: nodes, pods, resource slices and resource claims.
+// Package kube reads the objects of a cluster as printed by kubectl: nodes, pods, resource slices and resource claims.
 package kube
 
 import (
@@ -13,12 +13,12 @@ import (
 	"rowmill.io/scheduler/placement/fragment"
 )
 
-// Labels are the keys of labels that say where a node is.
+// Labels holds the keys of the labels with a node's position in the network.
 type Labels struct {
 	Zone, Spine, Leaf string
 }
 
-// DefaultLabels are those that NVIDIA's topology tools and Kubernetes set.
+// DefaultLabels are the labels set by NVIDIA's topology tools and Kubernetes.
 var DefaultLabels = Labels{
 	Zone: "topology.kubernetes.io/zone", Spine: "network.topology.nvidia.com/spine", Leaf: "network.topology.nvidia.com/leaf",
 }
@@ -35,15 +35,15 @@ const (
 type Pod struct {
 	placement.Instance
 	Node string
-	// gpus are those that its claims hold, whole or in part.
+	// gpus lists the GPUs that its claims hold, whole or in part.
 	gpus []gpuKey
 }
 
-// Snapshot is a cluster at one time. Pods that ended are left out.
+// Snapshot is the state of a cluster at one time, without ended pods.
 type Snapshot struct {
 	Nodes []placement.Node
 	Pods  []Pod
-	// Warnings say what was read, but may not mean what it seems to.
+	// Warnings lists objects that were read but may not mean what they seem to.
 	Warnings []string
 }
 
@@ -90,7 +90,7 @@ func Read(r io.Reader, labels Labels) (*Snapshot, error) {
 				return nil, fmt.Errorf("pod %q: %w", o.Metadata.key(), err)
 			}
 			if pod.Node == "" && len(o.Spec.ResourceClaims) > len(pod.gpus) {
-				s.warn("pod %q waits with claims that are not allocated: the devices that it asks are not counted", pod.Name)
+				s.warn("pod %q waits for claims that are not allocated: the devices that it requests are not counted", pod.Name)
 			}
 			s.Pods = append(s.Pods, pod)
 		}
@@ -144,7 +144,7 @@ func readPod(o *object, devices *devices) (Pod, error) {
 		GPUs:      a.gpus, NIC: a.nic,
 	}}
 	if pod.Service == "" {
-		// A pod of no service gathers with no other.
+		// A pod without a service is a service of its own.
 		pod.Service = "pod " + pod.Name
 	}
 	pod.Role = placement.RoleCPU
@@ -170,8 +170,8 @@ func readPod(o *object, devices *devices) (Pod, error) {
 	return pod, nil
 }
 
-// podRequest is what the scheduler counts: all containers and sidecars, or the largest init container beside the
-// sidecars before it, whichever is more; and the overhead.
+// podRequest computes the request as the scheduler does: all containers and sidecars, or the largest init container
+// together with the sidecars before it, whichever is larger; plus the overhead.
 func podRequest(s *spec) (amounts, error) {
 	var running, most amounts
 	for i := range s.InitContainers {
@@ -201,7 +201,7 @@ func podRequest(s *spec) (amounts, error) {
 	return most.max(running).plus(overhead), nil
 }
 
-// Fragments returns nodes with what is free, and the requests of all pods. Pods on nodes that are not listed are left out.
+// Fragments returns nodes with their free resources, and the requests of all pods. Pods on unlisted nodes are left out.
 func (s *Snapshot) Fragments() ([]fragment.Node, []fragment.Pod) {
 	nodes := make([]fragment.Node, len(s.Nodes))
 	index := map[string]int{}
@@ -244,7 +244,7 @@ func (s *Snapshot) Fragments() ([]fragment.Node, []fragment.Pod) {
 	return nodes, pods
 }
 
-// Cluster places the running pods on the nodes. Pods that do not fit there as they are listed become warnings.
+// Cluster places the running pods on their nodes. Pods that do not fit on their node become warnings.
 func (s *Snapshot) Cluster(options placement.Options) (*placement.Cluster, error) {
 	c, err := placement.NewCluster(options)
 	if err != nil {
@@ -274,7 +274,7 @@ func (s *Snapshot) Cluster(options placement.Options) (*placement.Cluster, error
 		}
 		in := pod.Instance
 		for _, held := range pod.gpus {
-			// A GPU is in use from its first partition on.
+			// A GPU counts as in use as soon as it has a partition.
 			if gpu := (gpuKey{held.node, held.index, eighths}); !seen[gpu] {
 				seen[gpu] = true
 				in.GPUs++

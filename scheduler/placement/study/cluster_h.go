@@ -9,12 +9,12 @@ import (
 	"rowmill.io/scheduler/placement/fragment"
 )
 
-// Cluster H is the paper's cluster of figures 3 and 19, made again from what is published of it: more than 4,000 nodes,
-// 640,000 cores and 11,000 GPUs, 90 % of both allocated, 34,000 cores and 222 GPUs of what is free in fragments. The 2023
-// pods and monoliths of the 2025 trace arrive in a random order and are packed by best fit, until both are allocated to
-// the level; a request beyond a level, or without room, is dropped. Some nodes are left out and stay empty.
+// Cluster H is the cluster of the paper's figures 3 and 19, rebuilt from published numbers: more than 4,000 nodes,
+// 640,000 cores and 11,000 GPUs; 90 % of both allocated; of the free resources, 34,000 cores and 222 GPUs are fragments.
+// The 2023 pods and monoliths of the 2025 trace arrive in random order and are packed by best fit, until both resources
+// are allocated to the level. A request beyond a level or without room is dropped. Some nodes are left empty.
 
-// hKind is a kind of node of cluster H, with how many there are.
+// hKind is a kind of node of cluster H, with the number of such nodes.
 type hKind struct {
 	count  int
 	cores  int64
@@ -28,8 +28,8 @@ var hKinds = []hKind{
 	{1790, 192, 1, 1536},
 }
 
-// Knobs are the shares of nodes that stay empty, of those with eight GPUs and of those with one. They are fitted on the
-// fragments before the split alone, by Fit with the seeds 1 to 5.
+// Knobs are the fractions of nodes that stay empty, of those with eight GPUs and of those with one. Fit chooses them by
+// the fragments before the split only, with the seeds 1 to 5.
 type Knobs struct {
 	Eight float64 `json:"eight_gpus"`
 	One   float64 `json:"one_gpu"`
@@ -45,10 +45,10 @@ const (
 	fittedLevel = 0.90
 )
 
-// Workload is the classes whose fragments are measured, and what arrives.
+// Workload is the set of classes whose fragments are measured, and the arriving requests.
 type Workload struct {
 	pods, whole []fragment.Pod
-	// Monoliths, CPU and Dense are classes of instances before and after the split; the pods of 2023 run beside.
+	// Monoliths, CPU and Dense are classes of instances before and after the split; the pods of 2023 run in addition.
 	Monoliths, CPU, Dense []fragment.Class
 	allBefore, allAfter   []fragment.Class
 }
@@ -60,7 +60,7 @@ func NewWorkload(pods []fragment.Pod, jobs []dataset.Lifetime, merge Merge) Work
 		for i := range jobs {
 			if keep(jobs[i].Role) {
 				pod := podOf(&jobs[i].Instance)
-				// Disks and NICs of cluster H are not published.
+				// The disks and NICs of cluster H are not published.
 				pod.Disk, pod.NIC = 0, 0
 				kept = append(kept, pod)
 			}
@@ -84,7 +84,7 @@ func NewWorkload(pods []fragment.Pod, jobs []dataset.Lifetime, merge Merge) Work
 type HRun struct {
 	Seed  uint64  `json:"seed"`
 	Level float64 `json:"level"`
-	// AllocatedCores and AllocatedGPUs are shares, Monoliths and Pods what runs.
+	// AllocatedCores and AllocatedGPUs are fractions; Monoliths and Pods count running requests.
 	AllocatedCores float64 `json:"allocated_cores"`
 	AllocatedGPUs  float64 `json:"allocated_gpus"`
 	Monoliths      int     `json:"monoliths"`
@@ -92,7 +92,7 @@ type HRun struct {
 	// Before and After measure the same free resources: by monoliths, and by CPU and dense instances.
 	Before fragment.Totals `json:"before"`
 	After  fragment.Totals `json:"after"`
-	// AllBefore and AllAfter measure them by all classes with the weights of FGD, the pods of 2023 and CPU instances too.
+	// AllBefore and AllAfter measure by all classes with the weights of FGD, including the pods of 2023 and CPU instances.
 	AllBefore fragment.Totals `json:"all_before"`
 	AllAfter  fragment.Totals `json:"all_after"`
 	nodes     []fragment.Node
@@ -120,10 +120,10 @@ type filling struct {
 	cores, gpus                quota
 }
 
-// quota is how much of a resource is allocated, and may be.
+// quota is the allocated amount of a resource, and the largest allowed one.
 type quota struct{ total, most, used int64 }
 
-// open says whether a request still goes in; nearly says whether the level is reached within a thousandth.
+// open reports whether a request may still be placed; nearly reports whether the level is reached within a thousandth.
 func (q *quota) open(asked int64) bool { return q.used+asked <= q.most }
 func (q *quota) nearly() bool          { return q.used >= q.most-q.total/1000 }
 
@@ -143,9 +143,9 @@ func (f *filling) all() []fragment.Node {
 	return slices.Concat(f.training, f.inference, f.empty)
 }
 
-// fill lets requests arrive. Those that ask a GPU come first, in the mix of both traces: pods go to nodes with eight GPUs,
-// monoliths to nodes with one, as the paper's cluster keeps training and inference apart. When GPUs are allocated to the
-// level, pods without a GPU fill cores of both.
+// fill places arriving requests. Requests for GPUs come first, in the mix of both traces: pods go to nodes with eight
+// GPUs, monoliths to nodes with one, because the paper's cluster separates training and inference. When GPUs are
+// allocated to the level, pods without a GPU fill the cores of both kinds of nodes.
 func (f *filling) fill(w *Workload, policy string, source *rand.Rand) (monoliths, pods int) {
 	training := newPolicy(policy, f.training, w.allBefore, source)
 	inference := newPolicy(policy, f.inference, w.allBefore, source)
@@ -161,7 +161,7 @@ func (f *filling) fill(w *Workload, policy string, source *rand.Rand) (monoliths
 		f.gpus.used += int64(p.GPUs * p.Share)
 		return true
 	}
-	// So many draws in a row that find no room mean that nothing that arrives has any.
+	// After this many consecutive draws without room, no request is assumed to fit.
 	const patience = 20_000
 	for dropped := 0; dropped < patience && !(f.gpus.nearly() && f.cores.nearly()); dropped++ {
 		at := source.IntN(len(w.pods) + len(w.whole))
@@ -172,7 +172,7 @@ func (f *filling) fill(w *Workload, policy string, source *rand.Rand) (monoliths
 		} else {
 			p = &w.whole[at-len(w.pods)]
 		}
-		// Nothing is released, so a request that once had no room has none again.
+		// Nothing is released, so a request that did not fit once never fits again.
 		if full[*p] || !f.cores.open(p.Cores) || !f.gpus.open(int64(p.GPUs*p.Share)) || p.GPUs == 0 && !f.gpus.nearly() && dropped < patience/2 {
 			continue
 		}
@@ -199,8 +199,8 @@ func (f *filling) fill(w *Workload, policy string, source *rand.Rand) (monoliths
 	return monoliths, pods
 }
 
-// hNodes returns the nodes that are filled and those that stay empty. Above the level of the fit fewer stay empty, in
-// proportion to what is free in all.
+// hNodes returns the nodes to fill and the nodes that stay empty. Above the level of the fit fewer stay empty, in
+// proportion to all free resources.
 func hNodes(knobs Knobs, level float64) (training, inference, empty []fragment.Node) {
 	scale := min(1, (1-level)/(1-fittedLevel))
 	for _, kind := range hKinds {
@@ -223,8 +223,8 @@ func hNodes(knobs Knobs, level float64) (training, inference, empty []fragment.N
 	return training, inference, empty
 }
 
-// Fit finds knobs for which the fragments before the split are those of the paper, on the mean of five seeds: each round
-// moves the knobs by what an empty node of either kind adds to what is free and usable.
+// Fit finds knobs that reproduce the paper's fragments before the split, as the mean of five seeds. Each round changes
+// the knobs by the free and usable resources that an empty node of either kind adds.
 func Fit(w *Workload, rounds int) (Knobs, HRun) {
 	knobs := FittedKnobs
 	var mean HRun
@@ -237,7 +237,7 @@ func Fit(w *Workload, rounds int) (Knobs, HRun) {
 			mean.Before.FragmentGPUs += run.Before.FragmentGPUs / seeds
 		}
 		eight, one128, one192 := hKinds[0], hKinds[1], hKinds[2]
-		// An empty node makes its resources usable: a step of the knobs changes fragments by -a*eight - b*one.
+		// An empty node makes its resources usable: a change of the knobs changes fragments by -a*eight - b*one.
 		gpuEight, gpuOne := float64(eight.count*eight.gpus), float64(one128.count+one192.count)
 		coreEight := float64(eight.count) * float64(eight.cores)
 		coreOne := float64(one128.count)*float64(one128.cores) + float64(one192.count)*float64(one192.cores)

@@ -7,26 +7,26 @@ import (
 	"rowmill.io/scheduler/placement/dataset"
 )
 
-// Facts are what the traces say by themselves about claims of the paper.
+// Facts are numbers of the traces that check claims of the paper.
 type Facts struct {
-	// Ratio20 is the share of monoliths with more than 20 cores for their GPU, and of nodes with several GPUs and fewer
-	// than 20 cores for each, in percent.
+	// MonolithsAbove20 is the percentage of monoliths with more than 20 cores for their GPU; the next field is that of
+	// nodes with several GPUs and fewer than 20 cores for each.
 	MonolithsAbove20 float64 `json:"monoliths_above_20_cores_per_gpu_percent"`
 	NodesBelow20     float64 `json:"multi_gpu_nodes_below_20_cores_per_gpu_percent"`
-	// Shares of instances within what figure 18 says, in percent.
+	// Percentages of instances within the bounds of figure 18.
 	DenseBelow12Cores float64 `json:"dense_below_12_cores_percent"`
 	DenseBelow24GiB   float64 `json:"dense_below_24_gib_percent"`
 	CPUFrom48Cores    float64 `json:"cpu_from_48_cores_percent"`
 	CPUAbove240GiB    float64 `json:"cpu_above_240_gib_percent"`
-	// DailyWave is the largest (peak - valley) / peak of the cores asked within one day, in percent; PeakToValley the
+	// DailyWave is the largest (peak - valley) / peak of requested cores within one day, in percent; PeakToValley is the
 	// largest peak / valley within a day.
 	DailyWave    float64 `json:"daily_wave_percent"`
 	PeakToValley float64 `json:"peak_to_valley"`
-	// Stranded is GPUs that stay free on a node with 96 cores and 8 GPUs when instances of 48 cores and 1 GPU fill it.
+	// Stranded is the number of free GPUs on a node with 96 cores and 8 GPUs that is full of instances of 48 cores and 1 GPU.
 	Stranded int `json:"stranded_gpus"`
 }
 
-// RunFacts counts them.
+// RunFacts computes the facts.
 func RunFacts(data *Data) (Facts, error) {
 	var f Facts
 	percent := func(count, of int) float64 {
@@ -81,7 +81,7 @@ func one(yes bool) int {
 	return 0
 }
 
-// dailyWave looks at the cores asked at every full hour of each day of the trace.
+// dailyWave uses the requested cores at every full hour of each day of the trace.
 func dailyWave(jobs []dataset.Lifetime) (wave, ratio float64) {
 	const hour = 3600
 	ratio = 1

@@ -21,7 +21,7 @@ var quantiles = [...]float64{
 	2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
 }
 
-// IntervalOf averages values. One value has an interval of no width, since nothing is known of its spread.
+// IntervalOf averages values. One value gives an interval of width 0, because its spread is unknown.
 func IntervalOf(values []float64) Interval {
 	n := float64(len(values))
 	if n == 0 {
@@ -42,7 +42,7 @@ func IntervalOf(values []float64) Interval {
 	return interval
 }
 
-// over averages one figure of many runs.
+// over averages one metric over many runs.
 func over[Run any](runs []Run, figure func(*Run) float64) Interval {
 	values := make([]float64, len(runs))
 	for i := range runs {

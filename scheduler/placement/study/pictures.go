@@ -9,12 +9,12 @@ import (
 	"rowmill.io/scheduler/placement/dataset"
 )
 
-// Pictures draws what the paper draws, and the yardstick and the trace beside; names are those of files.
+// Charts of the paper's figures, and of the yardstick and the trace; map keys are file names.
 
-// YardstickPictures draws allocation and fragments while pods arrive.
+// YardstickPictures draws allocation and fragments over arriving pods.
 func YardstickPictures(result *YardstickResult) map[string]*chart.Figure {
-	allocated := &chart.Figure{Title: "GPUs allocated while pods arrive (2023 trace)", X: "GPUs asked, % of all", Y: "GPUs allocated, % of all"}
-	fragments := &chart.Figure{Title: "GPU fragments while pods arrive (2023 trace)", X: "GPUs asked, % of all", Y: "fragments, % of all GPUs"}
+	allocated := &chart.Figure{Title: "GPUs allocated while pods arrive (2023 trace)", X: "GPUs requested, % of all", Y: "GPUs allocated, % of all"}
+	fragments := &chart.Figure{Title: "GPU fragments while pods arrive (2023 trace)", X: "GPUs requested, % of all", Y: "fragments, % of all GPUs"}
 	seen := map[string]bool{}
 	for i := range result.Runs {
 		run := &result.Runs[i]
@@ -86,8 +86,8 @@ func ClusterHPictures(data *Data, result *HResult) map[string]*chart.Figure {
 			Title: "Cores per GPU", X: "cores per GPU", Y: "nodes or monoliths, %",
 			Series: []chart.Series{chart.CDF("2023 nodes", nodes), chart.CDF("monoliths", ratio)},
 		},
-		"figure_18_cores":  requests("Cores asked before and after the split", "cores", cores),
-		"figure_18_memory": requests("Memory asked before and after the split", "GiB", memory),
+		"figure_18_cores":  requests("Cores requested before and after the split", "cores", cores),
+		"figure_18_memory": requests("Memory requested before and after the split", "GiB", memory),
 		"figure_19_cores": {
 			Title: "CPU fragments of cluster H", X: "allocated", Y: "cores", Labels: labels,
 			Series: []chart.Series{before, after},
@@ -116,7 +116,7 @@ func TracePictures(result *TraceResult) map[string]*chart.Figure {
 	return map[string]*chart.Figure{
 		"trace_crossings": bars("Pairs of CPU and dense instances below different switches", "% of pairs",
 			"service_leaf_crossings_percent", "leaf_crossings_percent", "spine_crossings_percent"),
-		"trace_unplaced": bars("Instances that never found a node", "% of instances", "unplaced_percent"),
+		"trace_unplaced": bars("Instances that were never placed", "% of instances", "unplaced_percent"),
 		"trace_near":     bars("NIC and devices on one PCIe switch or NUMA node", "% of instances", "same_switch_percent", "same_numa_percent"),
 		"trace_nodes":    bars("Nodes in use", "nodes", "nodes_mean", "nodes_peak"),
 	}

@@ -7,8 +7,8 @@ import (
 	"rowmill.io/scheduler/placement"
 )
 
-// Table 3 of the paper: three services on the day of a promotion, on training nodes that are lent for it. Memory, disk
-// and NIC shares are not published and not asked here.
+// Table 3 of the paper: three services on the day of a promotion, on borrowed training nodes. Memory, disk and NIC
+// shares are not published, so they are not requested here.
 
 // Promoted is one line of the table.
 type Promoted struct {
@@ -24,23 +24,23 @@ var Table3 = []Promoted{
 	{"product-c", 15, 55, 48, 2},
 }
 
-// PromotionResult counts the nodes that each way of deployment needs.
+// PromotionResult counts the nodes that each kind of deployment needs.
 type PromotionResult struct {
-	// Whole is A100 nodes for monoliths, Split for dense instances on whole GPUs, MIG for dense instances on 2g.20gb.
+	// Whole counts A100 nodes for monoliths, Split for dense instances on whole GPUs, MIG for dense instances on 2g.20gb.
 	Whole int `json:"whole_nodes"`
 	Split int `json:"split_nodes"`
 	MIG   int `json:"mig_nodes"`
-	// Saved is the share of A100 nodes that MIG saves, in percent.
+	// Saved is the percentage of A100 nodes that MIG saves.
 	Saved float64 `json:"saved_percent"`
-	// Instances counts dense instances, More how many more of product-c the MIG nodes take.
+	// Instances counts dense instances; More counts additional instances of product-c that fit on the MIG nodes.
 	Instances int `json:"dense_instances"`
 	More      int `json:"more_dense_instances"`
-	// CPUNodes is nodes for the CPU instances, by cores of a node.
+	// CPUNodes counts nodes for the CPU instances, by cores per node.
 	CPUNodes map[string]int `json:"cpu_nodes"`
 	CPUCores int64          `json:"cpu_cores"`
 }
 
-// Promotion places the table.
+// Promotion places the services of the table.
 func Promotion() (PromotionResult, error) {
 	result := PromotionResult{CPUNodes: map[string]int{}}
 	var whole, dense, mig, cpu []placement.Instance
@@ -81,7 +81,7 @@ func Promotion() (PromotionResult, error) {
 	return result, err
 }
 
-// copies names instances of one service.
+// copies returns a number of instances of one service with different names.
 func copies(one placement.Instance, count int) []placement.Instance {
 	all := make([]placement.Instance, count)
 	for i := range all {
@@ -91,7 +91,7 @@ func copies(one placement.Instance, count int) []placement.Instance {
 	return all
 }
 
-// fewestNodes returns the smallest number of nodes of one kind, below one leaf, that takes all instances.
+// fewestNodes returns the smallest number of nodes of one kind, below one leaf, that hold all instances.
 func fewestNodes(k kind, instances []placement.Instance) (int, error) {
 	for count := 1; count <= len(instances); count++ {
 		c, err := newCluster(clos(1, 1, share{k, count}), placement.Options{})
@@ -107,11 +107,11 @@ func fewestNodes(k kind, instances []placement.Instance) (int, error) {
 			return 0, err
 		}
 	}
-	return 0, fmt.Errorf("one node of kind %s for each of %d instances is too few", k.name, len(instances))
+	return 0, fmt.Errorf("%[2]d instances do not fit on %[2]d nodes of kind %[1]s", k.name, len(instances))
 }
 
-// lend borrows training nodes for a window, fills them with the table, asks how many more instances fit, and gives the
-// nodes back.
+// lend borrows training nodes for a window, places the table's instances on them, plans how many more fit, and returns
+// the nodes.
 func lend(count int, instances []placement.Instance) (more int, err error) {
 	c, err := newCluster(nil, placement.Options{})
 	if err != nil {

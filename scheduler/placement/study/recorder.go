@@ -8,35 +8,35 @@ import (
 	"rowmill.io/scheduler/placement/dataset"
 )
 
-// TraceRun is what one policy did with the trace.
+// TraceRun is the result of one policy on the trace.
 type TraceRun struct {
 	Policy string `json:"policy"`
 	Form   string `json:"form"`
 	Seed   uint64 `json:"seed"`
-	// Instances asked for a node, Unplaced of them never got one.
+	// Instances counts requests for a node; Unplaced counts those that were never placed.
 	Instances int `json:"instances"`
 	Unplaced  int `json:"unplaced"`
-	// Waited counts instances that did not run at once; WaitP99 is of all that ran, in seconds.
+	// Waited counts instances that did not start at once; WaitP99 is over all that ran, in seconds.
 	Waited  int     `json:"waited"`
 	WaitP99 float64 `json:"wait_s_p99"`
 	WaitMax float64 `json:"wait_s_max"`
-	// Crossings is the share of pairs of a CPU and a dense instance of one service below different leaves; SpineCrossings
-	// below different spines. Both are means over samples every six hours, in percent.
+	// Crossings is the percentage of pairs of a CPU and a dense instance of one service below different leaves;
+	// SpineCrossings below different spines. Both are means over samples every six hours.
 	Crossings      float64 `json:"leaf_crossings_percent"`
 	SpineCrossings float64 `json:"spine_crossings_percent"`
-	// ServiceCrossings is the mean of each service's share below different leaves: services count alike, where Crossings
-	// counts pairs and so mostly the few largest services, which no leaf holds.
+	// ServiceCrossings is the mean over services of the percentage below different leaves. Every service counts the same
+	// here. Crossings counts pairs, so it depends mostly on the few largest services, which no leaf can hold.
 	ServiceCrossings float64 `json:"service_leaf_crossings_percent"`
-	// Near is instances by the distance between their NIC and devices, in percent of those with a NIC share.
+	// NearSwitch and NearNUMA count instances by the distance between NIC and devices, in percent of those with a NIC share.
 	NearSwitch float64 `json:"same_switch_percent"`
 	NearNUMA   float64 `json:"same_numa_percent"`
-	// NICPeak and UplinkPeak are the largest load of one NIC and of one leaf's uplink, in percent.
+	// NICPeak and UplinkPeak are the largest loads of one NIC and of one leaf's uplink, in percent.
 	NICPeak    float64 `json:"nic_peak_percent"`
 	UplinkPeak float64 `json:"uplink_peak_percent"`
-	// NodesPeak is the most nodes in use at once, NodesMean the mean of samples.
+	// NodesPeak is the largest number of nodes in use at once; NodesMean is the mean over samples.
 	NodesPeak int     `json:"nodes_peak"`
 	NodesMean float64 `json:"nodes_mean"`
-	// Breaches count placements that broke a rule: of density, of the uplink at 80 percent, of the spine.
+	// Breaches count placements that break a rule: density, uplink at 80 percent, spine.
 	DensityBreaches int `json:"density_breaches"`
 	UplinkBreaches  int `json:"uplink_breaches"`
 	SpineBreaches   int `json:"spine_breaches"`
@@ -44,8 +44,8 @@ type TraceRun struct {
 
 const samplePeriod = 6 * 3600
 
-// recorder follows placements and counts; it knows the rules by itself, so that it also checks the policies that keep
-// them.
+// recorder follows placements and counts. It implements the rules itself, so that it also checks the policies that
+// follow them.
 type recorder struct {
 	jobs     []dataset.Lifetime
 	run      TraceRun
@@ -53,7 +53,7 @@ type recorder struct {
 	spineOf  []int
 	onNode   []int
 	services map[string]*tally
-	// inOrder lists the services as they came, so that sums do not depend on the order of a map.
+	// inOrder lists the services in order of arrival, so that sums do not depend on the order of a map.
 	inOrder  []*tally
 	perNode  map[nodeService]*crowd
 	nics     [][]int
@@ -81,7 +81,7 @@ type nodeService struct {
 	service string
 }
 
-// crowd is the instances of one service on one node, with their density limits.
+// crowd holds the instances of one service on one node, with their density limits.
 type crowd struct {
 	count  int
 	limits []int
@@ -205,7 +205,7 @@ func (r *recorder) released(job int, at spot) {
 	}
 }
 
-// sampleUntil takes the samples before a time.
+// sampleUntil takes all samples that are due before a time.
 func (r *recorder) sampleUntil(now float64) {
 	for ; r.sampled <= now && !math.IsInf(now, 1); r.sampled += samplePeriod {
 		pairs, sameLeaf, sameSpine, split := 0, 0, 0, 0

@@ -11,15 +11,15 @@ import (
 	"rowmill.io/scheduler/placement/fragment"
 )
 
-// The replay runs the 31 days of the 2025 trace on a cluster of the paper's machines. Resources and devices are kept by
-// every policy, as kubelet and DRA keep them; spine, density and uplink are rules of ours alone.
+// The replay runs the 31 days of the 2025 trace on a cluster of the paper's machines. All policies respect resources and
+// devices, as kubelet and DRA do; only ours has the rules of spine, density and uplink.
 
 // TracePolicies are the policies of the replay.
 var TracePolicies = []string{
 	"rowmill", "rowmill-preferred", "least-allocated", "most-allocated", "best-fit", "fgd", "random",
 }
 
-// traceNodes is 8 spines of 16 leaves of 32 nodes.
+// traceNodes returns 8 spines of 16 leaves of 32 nodes.
 func traceNodes() []placement.Node {
 	return clos(8, 16, share{inference128, 21}, share{inference192, 8}, share{training, 3})
 }
@@ -29,14 +29,14 @@ const Oversubscription = 1
 
 // scheduler is one policy in a replay.
 type scheduler interface {
-	// place returns where an instance runs; ok is false if it has to wait.
+	// place returns the position of an instance; ok is false if it has to wait.
 	place(in *placement.Instance) (placed spot, ok bool)
 	release(in *placement.Instance, from spot)
-	// mayFit says whether a request that found no room may find some, now that something was released on these nodes.
+	// mayFit reports whether a request that did not fit may fit now, after a release on these nodes.
 	mayFit(in *placement.Instance, freed []int) bool
 }
 
-// spot is a node with what of it the recorder needs.
+// spot is a node with the details that the recorder needs.
 type spot struct {
 	node     int
 	nic      int
@@ -45,7 +45,7 @@ type spot struct {
 	cores    [2]int64
 }
 
-// replay runs the events and returns what the recorder saw.
+// replay runs the events and returns the recorder's result.
 func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed uint64) (TraceRun, error) {
 	source := rand.New(rand.NewPCG(seed, 1))
 	with, err := newScheduler(nodes, jobs, policy, source)
@@ -57,7 +57,7 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 	return run, nil
 }
 
-// runEvents lets instances come and go, and those that found no room wait in the order in which they came.
+// runEvents creates and deletes instances; those without room wait in order of arrival.
 func runEvents(nodes []placement.Node, jobs []dataset.Lifetime, with scheduler, rank []int) TraceRun {
 	record := newRecorder(nodes, jobs)
 	at := make([]spot, len(jobs))
@@ -90,8 +90,8 @@ func runEvents(nodes []placement.Node, jobs []dataset.Lifetime, with scheduler, 
 			return ok
 		}
 		if len(freed) > 0 {
-			// Requests of one kind wait for the same room: after the first fails, the others of its kind do. A service that
-			// lost an instance may also have found another spine.
+			// Requests of one kind wait for the same room: if one fails, the others of its kind fail too. A service that lost an
+			// instance may also have changed its spine.
 			full := map[placement.Instance]bool{}
 			waiting = slices.DeleteFunc(waiting, func(job int) bool {
 				kind := jobs[job].Instance
@@ -114,8 +114,8 @@ func runEvents(nodes []placement.Node, jobs []dataset.Lifetime, with scheduler, 
 	return record.result()
 }
 
-// ranks orders what is created at one time: services in a random order, each service's instances together and in a
-// random order. So the services that ran before the trace began are deployed one after the other.
+// ranks orders instances created at the same time: services in random order, and each service's instances together in
+// random order. So services that ran before the trace began are deployed one after the other.
 func ranks(jobs []dataset.Lifetime, source *rand.Rand) []int {
 	apps := appsOf(jobs)
 	service := map[string]int{}
@@ -155,7 +155,7 @@ func newScheduler(nodes []placement.Node, jobs []dataset.Lifetime, policy string
 	return s, nil
 }
 
-// emptyNodes returns nodes with everything free.
+// emptyNodes returns nodes with all resources free.
 func emptyNodes(nodes []placement.Node) []fragment.Node {
 	empty := make([]fragment.Node, len(nodes))
 	for i := range nodes {
@@ -169,12 +169,12 @@ func emptyNodes(nodes []placement.Node) []fragment.Node {
 	return empty
 }
 
-// ours is the placement package.
+// ours is the policy of package placement.
 type ours struct {
 	cluster *placement.Cluster
 	index   map[string]int
-	// free is what the cluster has free, and leaves the nodes below the leaf of each node: room on a node, or on the
-	// uplink of its leaf, is what an instance may wait for.
+	// free holds the free resources of the cluster, and leaves the nodes below the leaf of each node: an instance may
+	// wait for room on a node, or on the uplink of its leaf.
 	free   []fragment.Node
 	leaves [][]int
 }
@@ -236,7 +236,7 @@ func anyFits(free []fragment.Node, nodes []int, pod *fragment.Pod) bool {
 	return slices.ContainsFunc(nodes, func(node int) bool { return free[node].Fits(pod) })
 }
 
-// stock is a policy that scores nodes and knows no topology: the first NIC with room, the fullest GPU, the first cores.
+// stock is a policy that scores nodes without topology: the first NIC with room, the fullest GPU, the first cores.
 type stock struct {
 	nodes  []placement.Node
 	free   []fragment.Node

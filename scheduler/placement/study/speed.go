@@ -9,23 +9,23 @@ import (
 	"rowmill.io/scheduler/placement"
 )
 
-// SpeedResult says how fast one core decides.
+// SpeedResult is the decision rate of one core.
 type SpeedResult struct {
 	Nodes     int   `json:"nodes"`
 	GPUs      int   `json:"gpus"`
 	Cores     int64 `json:"cores"`
 	Instances int   `json:"instances"`
-	// Decisions counts placements that were timed, Rejected those that found no node.
+	// Decisions counts timed placements; Rejected counts those without a node.
 	Decisions int `json:"decisions"`
 	Rejected  int `json:"rejected"`
-	// PerSecond divides decisions by the time of placing and releasing.
+	// PerSecond is decisions divided by the time for placing and releasing.
 	PerSecond float64 `json:"decisions_per_s"`
 	P50       float64 `json:"p50_us"`
 	P99       float64 `json:"p99_us"`
 	Max       float64 `json:"max_us"`
 }
 
-// Fleet is a cluster of the size that the paper names, with instances that come and go.
+// Fleet is a cluster of the size that the paper names, with instances that start and end.
 type Fleet struct {
 	cluster *placement.Cluster
 	running []placement.Instance
@@ -36,7 +36,7 @@ type Fleet struct {
 
 // NewFleet makes 5,000 nodes with 10,000 GPUs and 800,000 cores, and places 20,000 instances of 156 services.
 func NewFleet(seed uint64) (*Fleet, error) {
-	// 40 nodes below each of 125 leaves: 5.71 of 8 GPUs on average, so that leaves have 5 or 6.
+	// 40 nodes below each of 125 leaves. On average 5.71 of them have 8 GPUs, so a leaf has 5 or 6 such nodes.
 	const spines, leaves = 5, 25
 	var nodes []placement.Node
 	for spine := range spines {
@@ -89,7 +89,7 @@ func clos1(spine, leaf int, shares ...share) []placement.Node {
 	return nodes
 }
 
-// draw makes an instance with the commonest requests of the 2025 trace.
+// draw makes an instance with the most common requests of the 2025 trace.
 func (f *Fleet) draw() placement.Instance {
 	f.next++
 	in := placement.Instance{Name: fmt.Sprint(f.next), Service: fmt.Sprint(f.source.IntN(156))}
@@ -106,7 +106,7 @@ func (f *Fleet) draw() placement.Instance {
 	return in
 }
 
-// Decide replaces a random instance by a new one of a random service and returns how long placing and releasing took.
+// Decide replaces a random instance by a new one of a random service, and returns the times of placing and releasing.
 func (f *Fleet) Decide() (place, release time.Duration) {
 	at := f.source.IntN(len(f.running))
 	gone, in := f.running[at].Name, f.draw()
@@ -127,7 +127,7 @@ func (f *Fleet) Decide() (place, release time.Duration) {
 	return end.Sub(middle), middle.Sub(start)
 }
 
-// Speed times decisions.
+// Speed measures the time of decisions.
 func Speed(seed uint64, decisions int) (SpeedResult, error) {
 	f, err := NewFleet(seed)
 	if err != nil {

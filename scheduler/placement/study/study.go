@@ -1,5 +1,6 @@
-// Package study answers what splitting recommendation models into CPU and dense instances saves: on the published
-// benchmark of FGD as a yardstick, on the paper's cluster H, on the published trace, and on the day of a promotion.
+// Package study measures how many resources are saved by splitting recommendation models into CPU and dense instances:
+// on FGD's published benchmark as a reference (the yardstick), on the paper's cluster H, on the published trace, and on
+// the day of a promotion.
 package study
 
 import (
@@ -12,28 +13,28 @@ import (
 	"rowmill.io/scheduler/placement/fragment"
 )
 
-// Data is the public traces, or generated ones of the same shape.
+// Data holds the public traces, or generated ones of the same shape.
 type Data struct {
 	Nodes []fragment.Node
 	Pods  []fragment.Pod
 	Trace []dataset.Lifetime
 }
 
-// Seeds is how many seeds each part runs with.
+// Seeds holds the number of seeds of each part.
 type Seeds struct {
 	Yardstick, ClusterH, Trace int
 }
 
-// FullSeeds are those of the published result, QuickSeeds those of a run in three minutes.
+// FullSeeds are for published results; QuickSeeds for a run within three minutes.
 var (
 	FullSeeds  = Seeds{Yardstick: 10, ClusterH: 20, Trace: 20}
 	QuickSeeds = Seeds{Yardstick: 3, ClusterH: 5, Trace: 2}
 )
 
-// afterSeed is the first seed of cluster H: the knobs were fitted on others.
+// afterSeed is the first seed of cluster H; the knobs were fitted with other seeds.
 const afterSeed = 101
 
-// parallel calls work for each number below count, as many at once as there are processors, and keeps the order.
+// parallel calls work for each number below count, on as many goroutines as processors, and keeps the order of results.
 func parallel[Run any](count int, work func(i int) Run) []Run {
 	runs := make([]Run, count)
 	next := make(chan int)
@@ -53,13 +54,13 @@ func parallel[Run any](count int, work func(i int) Run) []Run {
 	return runs
 }
 
-// YardstickResult is every run, and per policy the mean of what is published.
+// YardstickResult holds every run, and the means per policy.
 type YardstickResult struct {
 	Summary map[string]map[string]Interval `json:"summary"`
 	Runs    []YardstickRun                 `json:"runs"`
 }
 
-// RunYardstick is part (a).
+// RunYardstick runs part (a).
 func RunYardstick(data *Data, seeds int) YardstickResult {
 	result := YardstickResult{Summary: map[string]map[string]Interval{}}
 	result.Runs = parallel(len(YardstickPolicies)*seeds, func(i int) YardstickRun {
@@ -75,7 +76,7 @@ func RunYardstick(data *Data, seeds int) YardstickResult {
 	return result
 }
 
-// HResult is fragments of cluster H by level, with other rules beside.
+// HResult holds the fragments of cluster H by level, also under other rules.
 type HResult struct {
 	Knobs  Knobs        `json:"knobs"`
 	Levels []HLevel     `json:"levels"`
@@ -84,7 +85,7 @@ type HResult struct {
 	Nodes  [][2]float64 `json:"free_cores_and_gpus"`
 }
 
-// HLevel is one level of allocation, under one policy and one rule for monoliths.
+// HLevel is one allocation level under one policy and one rule for monoliths.
 type HLevel struct {
 	Level   float64             `json:"level"`
 	Policy  string              `json:"policy"`
@@ -92,7 +93,7 @@ type HLevel struct {
 	Figures map[string]Interval `json:"figures"`
 }
 
-// Merges are the rules by which an app's instances are monoliths; the first is the headline.
+// Merges are the rules for merging an app's instances into monoliths; the first is the main one.
 var Merges = []struct {
 	Name string
 	Rule Merge
@@ -102,10 +103,10 @@ var Merges = []struct {
 	{"cpu instances", func(cpu, _ int) int { return cpu }},
 }
 
-// HLevels are the levels of the picture.
+// HLevels are the levels in the chart.
 var HLevels = []float64{0.50, 0.60, 0.70, 0.80, 0.85, 0.90, 0.95}
 
-// RunClusterH is part (b).
+// RunClusterH runs part (b).
 func RunClusterH(data *Data, seeds int) HResult {
 	result := HResult{Knobs: FittedKnobs}
 	w := NewWorkload(data.Pods, data.Trace, Larger)
@@ -162,15 +163,15 @@ func hLevel(level float64, policy, merge string, runs []HRun) HLevel {
 	return HLevel{Level: level, Policy: policy, Merge: merge, Figures: figures}
 }
 
-// TraceResult is every replay, and per policy and form the means.
+// TraceResult holds every replay, and the means per policy and form.
 type TraceResult struct {
-	// OwnWaitP99 is the p99 of waiting in the trace itself, in seconds.
+	// OwnWaitP99 is the 99th percentile of waiting times in the trace itself, in seconds.
 	OwnWaitP99 float64                        `json:"own_wait_s_p99"`
 	Summary    map[string]map[string]Interval `json:"summary"`
 	Runs       []TraceRun                     `json:"runs"`
 }
 
-// RunTrace is part (c).
+// RunTrace runs part (c).
 func RunTrace(data *Data, seeds int) (TraceResult, error) {
 	result := TraceResult{OwnWaitP99: ownWait(data.Trace), Summary: map[string]map[string]Interval{}}
 	forms := []string{"split", "whole"}
@@ -219,7 +220,7 @@ var traceFigures = []struct {
 	{"spine_breaches", func(r *TraceRun) float64 { return float64(r.SpineBreaches) }},
 }
 
-// ownWait returns the p99 of the time between creation and scheduling in the trace.
+// ownWait returns the 99th percentile of the time between creation and scheduling in the trace.
 func ownWait(jobs []dataset.Lifetime) float64 {
 	var waits []float64
 	for i := range jobs {

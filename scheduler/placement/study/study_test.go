@@ -16,7 +16,7 @@ import (
 	"rowmill.io/scheduler/placement/fragment"
 )
 
-// The study on the public traces where they are, and its parts on inputs that can be followed by hand.
+// The study on the public traces, if they are available, and its parts on inputs that can be checked by hand.
 
 // publicFile opens a file of the public data sets, or skips the test.
 func publicFile(t *testing.T, name string) *os.File {
@@ -56,7 +56,7 @@ func publicData(t *testing.T) *Data {
 	return data
 }
 
-// published averages one metric of the published runs of a policy.
+// published returns the mean of a metric over the published runs of a policy.
 func published(t *testing.T, policy, metric, arrived string) float64 {
 	t.Helper()
 	rows, err := csv.NewReader(publicFile(t, "fgd_openb_default_expected.csv")).ReadAll()
@@ -79,9 +79,9 @@ func published(t *testing.T, policy, metric, arrived string) float64 {
 	return sum / float64(count)
 }
 
-func TestYardstickIsWithinHalfAPointOfWhatIsPublished(t *testing.T) {
+func TestYardstickIsWithinHalfAPointOfThePublishedValues(t *testing.T) {
 	data := publicData(t)
-	// One seed is some tenths of a point off the mean of ten, so the test averages three.
+	// One seed is some tenths of a point from the mean of ten, so the test averages three.
 	const seeds, limit = 3, 0.5
 	result := RunYardstick(data, seeds)
 	for policy, name := range map[string]string{"random": "Random", "best-fit": "BestFit", "fgd": "FGD"} {
@@ -166,7 +166,7 @@ func TestMonolithsFollowTheLargerHalf(t *testing.T) {
 	}
 }
 
-// smallTrace is a generated trace that a cluster of some racks just holds.
+// smallTrace returns a generated trace that just fits on a cluster of some racks.
 func smallTrace(t *testing.T) []dataset.Lifetime {
 	t.Helper()
 	files := map[string]*strings.Builder{}
@@ -188,7 +188,7 @@ type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
 
-func TestReplayKeepsResourcesAndOursKeepsEveryRule(t *testing.T) {
+func TestAllPoliciesRespectResourcesAndOursRespectsEveryRule(t *testing.T) {
 	jobs := smallTrace(t)
 	nodes := clos(2, 4, share{inference128, 12}, share{inference192, 4}, share{training, 2})
 	for _, policy := range TracePolicies {
@@ -218,17 +218,17 @@ func TestReplayKeepsResourcesAndOursKeepsEveryRule(t *testing.T) {
 	}
 }
 
-// eager retries every instance that waits, whatever was released.
+// eager retries every waiting instance after any release.
 type eager struct{ scheduler }
 
 func (eager) mayFit(*placement.Instance, []int) bool { return true }
 
-func TestRetriesThatAreLeftOutWouldHaveFailed(t *testing.T) {
+func TestSkippedRetriesWouldHaveFailed(t *testing.T) {
 	jobs := smallTrace(t)
 	nodes := clos(2, 2, share{inference128, 10}, share{inference192, 3}, share{training, 2})
 	for _, policy := range TracePolicies {
 		if policy == "random" {
-			// A retry that fails draws no number, but one that succeeds elsewhere would.
+			// A failed retry draws no random number, but one that succeeds elsewhere would.
 			continue
 		}
 		var runs [2]TraceRun

@@ -6,8 +6,8 @@ import (
 	"rowmill.io/scheduler/placement"
 )
 
-// kind is a kind of machine. Names sort CPU-rich kinds before kinds with many GPUs, and larger ones last: node order
-// breaks ties, so that CPU instances leave GPU nodes and the largest nodes free while there is a choice.
+// kind is a kind of machine. Names sort kinds with many cores before kinds with many GPUs, and larger ones last. Node
+// order breaks ties, so CPU instances leave GPU nodes and the largest nodes free if they can.
 type kind struct {
 	name                string
 	cores, memory, disk int64
@@ -16,8 +16,8 @@ type kind struct {
 	mig                 bool
 }
 
-// Machines of the paper: nodes for inference have one GPU and 128 or 192 cores, nodes for training eight GPUs and fewer
-// than 20 cores for each. Memory and disk are not published; these are enough for 8 GiB and 60 GiB per core.
+// Machines of the paper: inference nodes have one GPU and 128 or 192 cores; training nodes have eight GPUs and fewer
+// than 20 cores per GPU. Memory and disk are not published; these values suffice for 8 GiB and 60 GiB per core.
 var (
 	inference128 = kind{name: "a128", cores: 128, memory: 1024, disk: 7680, gpus: 1}
 	inference192 = kind{name: "b192", cores: 192, memory: 1536, disk: 7680, gpus: 1}
@@ -30,8 +30,8 @@ func cpuOnly(cores int64) kind {
 	return kind{name: fmt.Sprintf("cpu%d", cores), cores: cores, memory: 8 * cores, disk: 7680}
 }
 
-// node makes a machine. Cores are halves on two NUMA nodes. A machine with at most one GPU has one NIC, on the PCIe
-// switch of the first half and of the GPU; one with eight has a NIC and two GPUs on each of four switches.
+// node makes a machine. Its cores are split over two NUMA nodes. A machine with at most one GPU has one NIC, on the PCIe
+// switch of the first half and of the GPU. A machine with eight GPUs has a NIC and two GPUs on each of four switches.
 func (k kind) node(spine, leaf, number int) placement.Node {
 	n := placement.Node{
 		Name:  fmt.Sprintf("%s-%02d-%02d-%03d", k.name, spine, leaf, number),
@@ -60,7 +60,7 @@ func (k kind) node(spine, leaf, number int) placement.Node {
 	return n
 }
 
-// share is how many nodes of a kind a leaf has.
+// share is the number of nodes of a kind per leaf.
 type share struct {
 	kind
 	count int

@@ -11,7 +11,7 @@ import (
 	"rowmill.io/scheduler/placement/fragment"
 )
 
-// podOf is the request of an instance; of each GPU it asks all.
+// podOf returns the request of an instance; it requests whole GPUs.
 func podOf(in *placement.Instance) fragment.Pod {
 	p := fragment.Pod{Cores: in.Cores, Memory: in.Memory, Disk: in.Disk, GPUs: in.GPUs, NIC: in.NIC}
 	if p.GPUs > 0 {
@@ -50,7 +50,7 @@ func appsOf(jobs []dataset.Lifetime) []app {
 	return apps
 }
 
-// commonest returns the instance whose request is the most frequent; the larger of equally frequent ones.
+// commonest returns the instance with the most frequent request; of equally frequent ones, the larger.
 func commonest(jobs []*dataset.Lifetime) placement.Instance {
 	counts := map[placement.Instance]int{}
 	for _, job := range jobs {
@@ -72,14 +72,14 @@ func commonest(jobs []*dataset.Lifetime) placement.Instance {
 	return best
 }
 
-// Merge says how many monoliths an app with CPU and dense instances is.
+// Merge returns how many monoliths an app with these numbers of CPU and dense instances becomes.
 type Merge func(cpu, dense int) int
 
-// Larger is as many monoliths as there are of the more frequent half.
+// Larger returns the number of instances of the more frequent role.
 func Larger(cpu, dense int) int { return max(cpu, dense) }
 
-// monolith returns the request of an app before it is split: its commonest CPU and dense requests together. It has no
-// share of a NIC, because its halves talk within the node.
+// monolith returns the request of an app before the split: its most common CPU request plus its most common dense
+// request. It has no NIC share, because its halves communicate within the node.
 func (a *app) monolith() placement.Instance {
 	cpu, dense := commonest(a.jobs[placement.RoleCPU]), commonest(a.jobs[placement.RoleDense])
 	return placement.Instance{
@@ -90,8 +90,8 @@ func (a *app) monolith() placement.Instance {
 	}
 }
 
-// Whole turns the trace into monoliths. When the halves of an app need one more, it is created; when they need one
-// less, the newest is deleted.
+// Whole converts the trace into monoliths. When an app needs one more, it is created; when it needs one less, the newest
+// is deleted.
 func Whole(jobs []dataset.Lifetime, merge Merge) []dataset.Lifetime {
 	var whole []dataset.Lifetime
 	for _, a := range appsOf(jobs) {
@@ -133,8 +133,8 @@ func Whole(jobs []dataset.Lifetime, merge Merge) []dataset.Lifetime {
 	return whole
 }
 
-// expected returns what each service asks at the time at which it asks most cores: the limit that its owner sets for
-// its replicas.
+// expected returns the demand of each service at the time of its most requested cores; the owner of a service would set
+// this as the limit of replicas.
 func expected(jobs []dataset.Lifetime) map[string]placement.Demand {
 	peaks := map[string]placement.Demand{}
 	now := map[string]placement.Demand{}
@@ -156,8 +156,8 @@ type event struct {
 	step int
 }
 
-// eventsOf returns creations and deletions within the trace by time, deletions first. Creations at one time come in the
-// order of rank, or of the list without one.
+// eventsOf returns creations and deletions within the trace by time, deletions first. Creations at the same time are in
+// the order of rank, or without rank in the order of the list.
 func eventsOf(jobs []dataset.Lifetime, rank []int) []event {
 	events := make([]event, 0, 2*len(jobs))
 	for i := range jobs {

@@ -6,8 +6,8 @@ import (
 	"rowmill.io/scheduler/placement/fragment"
 )
 
-// The yardstick repeats the published experiment of FGD on the 2023 trace: pods arrive in a shuffled order until they
-// ask for 130 % of the GPUs, and none leaves.
+// The yardstick repeats FGD's published experiment on the 2023 trace: pods arrive in shuffled order until they request
+// 130 % of the GPUs, and none ends.
 
 const (
 	arrivals   = 1.3
@@ -18,21 +18,21 @@ const (
 type YardstickRun struct {
 	Policy string `json:"policy"`
 	Seed   uint64 `json:"seed"`
-	// Allocated is GPUs in use at the end, Fragments those fragmented when pods have asked for 90 %; percent of all GPUs.
+	// Allocated is the percentage of GPUs in use at the end; Fragments the percentage fragmented when 90 % are requested.
 	Allocated float64 `json:"allocated_percent"`
 	Fragments float64 `json:"fragments_percent"`
-	// Curve has allocation and fragments for each whole percent that arrived.
+	// Curve holds allocation and fragments at each whole percent of requested GPUs.
 	Curve []CurvePoint `json:"curve"`
 }
 
-// CurvePoint is a state while pods arrive, in percent of all GPUs.
+// CurvePoint is a state during the arrival of pods, in percent of all GPUs.
 type CurvePoint struct {
 	Arrived   float64 `json:"arrived"`
 	Allocated float64 `json:"allocated"`
 	Fragments float64 `json:"fragments"`
 }
 
-// YardstickPolicies are the policies that have a published value.
+// YardstickPolicies are the policies with published values.
 var YardstickPolicies = []string{"random", "best-fit", "fgd"}
 
 // Yardstick runs one policy.
@@ -89,7 +89,7 @@ func Yardstick(nodes []fragment.Node, pods []fragment.Pod, policy string, seed u
 	return run
 }
 
-// repeated shuffles pods and appends random repeats of them until they ask for this many thousandths of GPUs.
+// repeated shuffles pods and appends random repeats until they request this many thousandths of GPUs.
 func repeated(pods []fragment.Pod, target int, source *rand.Rand) []fragment.Pod {
 	order := append([]fragment.Pod(nil), pods...)
 	source.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })

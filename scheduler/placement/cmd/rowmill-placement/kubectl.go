@@ -11,7 +11,7 @@ import (
 	"rowmill.io/scheduler/placement/kube"
 )
 
-// snapshotFlags adds the label keys to a command that reads a cluster.
+// snapshotFlags adds the flags with label keys to a command that reads a cluster.
 func snapshotFlags(set *flag.FlagSet) *kube.Labels {
 	labels := kube.DefaultLabels
 	set.StringVar(&labels.Zone, "zone-label", labels.Zone, "label of the zone of a node")
@@ -39,7 +39,7 @@ func runFragments(arguments []string, in io.Reader, out io.Writer) error {
 	printWarnings(out, s)
 	nodes, pods := s.Fragments()
 	if len(pods) == 0 {
-		return fmt.Errorf("fragments: the list has no pods, so there is no class of requests to measure by")
+		return fmt.Errorf("fragments: the list has no pods, and fragments are measured by the requests of pods: print pods too")
 	}
 	classes := fragment.Classes(pods, 1)
 	asking := fragment.AskingGPU(classes)
@@ -47,7 +47,7 @@ func runFragments(arguments []string, in io.Reader, out io.Writer) error {
 	fmt.Fprintf(out, "%d nodes, %d pods in %d classes of requests, %d of them with GPUs\n", len(nodes), len(pods), len(classes), len(asking))
 	fmt.Fprintf(out, "cores: %.1f free, %.1f in fragments, %.1f on nodes where no class fits\n", totals.FreeCores, totals.FragmentCores, totals.NoneCores)
 	if len(asking) == 0 {
-		fmt.Fprintf(out, "GPUs: %.2f free; no pod asks one\n", totals.FreeGPUs)
+		fmt.Fprintf(out, "GPUs: %.2f free; no pod requests a GPU\n", totals.FreeGPUs)
 		return nil
 	}
 	fmt.Fprintf(out, "GPUs: %.2f free, %.2f in fragments, %.2f on nodes where no class with GPUs fits\n", totals.FreeGPUs, totals.FragmentGPUs, totals.NoneGPUs)
@@ -60,7 +60,7 @@ func runFragments(arguments []string, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// readLike reads the cluster and the pod that a question is about.
+// readLike reads the cluster and the pod that a command asks about.
 func readLike(command string, arguments []string, in io.Reader, out io.Writer, more func(*flag.FlagSet)) (*placement.Cluster, *kube.Pod, error) {
 	set := flags(command + " NAMESPACE/POD")
 	labels := snapshotFlags(set)

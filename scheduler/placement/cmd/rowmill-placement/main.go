@@ -1,4 +1,4 @@
-// The command rowmill-placement runs the study of stranded GPUs, and answers questions about a cluster of Kubernetes.
+// Command rowmill-placement runs the study of stranded GPUs, and answers questions about a Kubernetes cluster.
 package main
 
 import (
@@ -49,12 +49,12 @@ func run(arguments []string, in io.Reader, out io.Writer) error {
 	command, ok := commands[arguments[0]]
 	if !ok {
 		fmt.Fprint(os.Stderr, usage)
-		return fmt.Errorf("there is no command %q", arguments[0])
+		return fmt.Errorf("unknown command %q", arguments[0])
 	}
 	return command(arguments[1:], in, out)
 }
 
-// flags returns a set that reports errors instead of ending the program.
+// flags returns a flag set that reports errors instead of ending the program.
 func flags(command string) *flag.FlagSet {
 	return flag.NewFlagSet("rowmill-placement "+command, flag.ContinueOnError)
 }

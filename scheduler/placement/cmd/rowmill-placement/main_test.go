@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The command as it is typed, with the list of a cluster on standard input.
+// Tests of the command with its arguments, and the list of a cluster on standard input.
 
 func output(t *testing.T, input string, arguments ...string) (string, error) {
 	t.Helper()
@@ -57,7 +57,7 @@ func TestStudyWritesOneObjectAndPictures(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := output(t, "", "generate", "-out", folder); err == nil {
-		t.Error("generate wrote over files")
+		t.Error("generate overwrote files")
 	}
 	pictures := filepath.Join(folder, "pictures")
 	got, err := output(t, "", "study", "-seeds", "1", "-data", folder, "-pictures", pictures, "facts", "yardstick", "promotion")
@@ -79,7 +79,7 @@ func TestBadCommandsAreRefused(t *testing.T) {
 		says      string
 	}{
 		{nil, "usage"},
-		{[]string{"fly"}, `no command "fly"`},
+		{[]string{"fly"}, `unknown command "fly"`},
 		{[]string{"study"}, "name at least one part"},
 		{[]string{"study", "everything"}, "no file openb_node_list_gpu_node.csv"},
 		{[]string{"study", "-data", "nowhere", "yardstick"}, "are published in alibaba/clusterdata"},

@@ -16,7 +16,7 @@ import (
 	"rowmill.io/scheduler/placement/study"
 )
 
-// report is the one JSON object of a study; parts that were not asked are absent.
+// report is the JSON object of a study; parts that were not run are absent.
 type report struct {
 	Data      string                 `json:"data"`
 	Facts     *study.Facts           `json:"facts,omitempty"`
@@ -31,9 +31,9 @@ func runStudy(arguments []string, _ io.Reader, out io.Writer) error {
 	set := flags("study PART...")
 	folder := set.String("data", "", "folder of the public data sets, or of generated ones")
 	quick := set.Bool("quick", false, "few seeds: ends within three minutes on two cores")
-	count := set.Int("seeds", 0, "seeds of every part; 0: what the part needs")
-	pictures := set.String("pictures", "", "folder to write SVG pictures to")
-	decisions := set.Int("decisions", 200_000, "decisions that the part speed times")
+	count := set.Int("seeds", 0, "number of seeds per part; 0: the default of the part")
+	pictures := set.String("pictures", "", "folder for SVG charts")
+	decisions := set.Int("decisions", 200_000, "number of decisions that part speed times")
 	if err := set.Parse(arguments); err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func runStudy(arguments []string, _ io.Reader, out io.Writer) error {
 			speed, err = study.Speed(1, *decisions)
 			result.Speed = &speed
 		default:
-			err = fmt.Errorf("there is no part %q: facts yardstick cluster-h trace promotion speed", part)
+			err = fmt.Errorf("unknown part %q: use facts, yardstick, cluster-h, trace, promotion or speed", part)
 		}
 		if err != nil {
 			return fmt.Errorf("study: %w", err)
@@ -118,14 +118,14 @@ func draw(folder string, figures map[string]*chart.Figure) error {
 	return nil
 }
 
-// readData reads the three files of a folder.
+// readData reads the three files of the traces from a folder.
 func readData(folder string) (*study.Data, error) {
 	data := &study.Data{}
 	read := func(name string, parse func(io.Reader) error) error {
 		file, err := os.Open(filepath.Join(folder, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("no file %s in %q: openb_* and disaggregated_DLRM_trace.csv are published in alibaba/clusterdata "+
-				"(cluster-trace-gpu-v2023 and -v2025); name their folder with -data, or write files like them with: "+
+				"(cluster-trace-gpu-v2023 and -v2025); pass their folder with -data, or generate similar files with: "+
 				"rowmill-placement generate -out FOLDER", name, folder)
 		}
 		if err != nil {
@@ -144,7 +144,7 @@ func readData(folder string) (*study.Data, error) {
 func runFit(arguments []string, _ io.Reader, out io.Writer) error {
 	set := flags("fit")
 	folder := set.String("data", "", "folder of the public data sets")
-	rounds := set.Int("rounds", 6, "rounds of the fit")
+	rounds := set.Int("rounds", 6, "number of rounds of the fit")
 	if err := set.Parse(arguments); err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func runFit(arguments []string, _ io.Reader, out io.Writer) error {
 func runGenerate(arguments []string, _ io.Reader, _ io.Writer) error {
 	set := flags("generate")
 	folder := set.String("out", "", "folder to write to")
-	seed := set.Uint64("seed", 1, "seed of what is drawn")
+	seed := set.Uint64("seed", 1, "random seed")
 	if err := set.Parse(arguments); err != nil {
 		return err
 	}
