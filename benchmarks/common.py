@@ -1,9 +1,9 @@
-"""What every benchmark shares: arguments, interleaved rounds, spread, the machine, one JSON object.
+"""Shared by all benchmarks: arguments, interleaved rounds, medians with their spread, the machine, the JSON output.
 
-A benchmark answers one question by running variants of the same work beside each other. Variants
-run in interleaved rounds, the starting one rotating, so that a noisy minute on a shared host falls
-on all of them; what is reported is the median over rounds with its spread, in wall time and in CPU
-time of the process. Nothing here knows what is measured.
+A benchmark answers one question by running variants of the same work in interleaved rounds, with a
+rotating first variant. So a noisy minute on a shared host affects all variants. The result is the
+median over rounds with its spread, in wall time and in CPU time of the process. This module does not
+depend on what is measured.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from benchmarks.provenance import REPOSITORY, Source, check_recordable, processo
 from rowmill.train.machine import describe_machine, resident_bytes
 
 WATTS = 5.0
-"""Of a busy core, stated: no counter of energy can be read on our machines."""
+"""Power of a busy core: an assumed value, because the machines have no readable energy counter."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line of every benchmark says."""
+    """The parsed arguments that every benchmark has."""
 
     quick: bool
     seed: int
@@ -38,7 +38,7 @@ class Settings:
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """Reads `[--quick] [--seed N] [--out FILE] [--allow-dirty]`; a benchmark may add arguments of its own."""
+    """A parser for `[--quick] [--seed N] [--out FILE] [--allow-dirty]`; a benchmark may add its own arguments."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -54,7 +54,7 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def settings(arguments: argparse.Namespace) -> Settings:
-    """What every benchmark needs of the arguments; exits if `--out` must not be written."""
+    """The settings from parsed arguments; exits if `--out` must not be written."""
     if arguments.out is not None:
         check_recordable(arguments.out, quick=arguments.quick, dirty=arguments.allow_dirty)
     script = Path(sys.argv[0]).resolve()
@@ -64,19 +64,19 @@ def settings(arguments: argparse.Namespace) -> Settings:
 
 
 def parse_arguments(description: str | None) -> Settings:
-    """Reads `[--quick] [--seed N] [--out FILE] [--allow-dirty]`."""
+    """Parse `[--quick] [--seed N] [--out FILE] [--allow-dirty]`."""
     return settings(argument_parser(description).parse_args())
 
 
 def data_file(name: str) -> Path | None:
-    """A file or folder of the real data, if it is in the folder that `$ROWMILL_DATA` names, or in `../shared/data`."""
+    """The path of a file or folder in `$ROWMILL_DATA` or `../shared/data`; None if it is missing."""
     places = [os.environ.get("ROWMILL_DATA", ""), str(REPOSITORY / "../shared/data")]
     found = (Path(place) / name for place in filter(None, places))
     return next((path for path in found if path.exists()), None)
 
 
 def bench_program(peers: Sequence[str] = ()) -> Path:
-    """Builds the program of crates/rowmill-bench, with the adapters of these peers; its path."""
+    """Build the program of crates/rowmill-bench with the adapters of `peers`, and return its path."""
     command = ["cargo", "build", "--release", "--locked", "-p", "rowmill-bench"]
     if features := ",".join(peers):
         command += ["--features", features]
@@ -90,16 +90,16 @@ def bench_program(peers: Sequence[str] = ()) -> Path:
     if built.returncode != 0:
         packages = " and ".join(f"lib{peer}-dev" for peer in peers)
         needed = f"; it needs {packages} of Debian" if packages else ""
-        sys.exit(f"{' '.join(command)} failed, as it says above{needed}")
+        sys.exit(f"{' '.join(command)} failed; the error is above{needed}")
     for message in map(json.loads, built.stdout.splitlines()):
         if message.get("executable") and message["target"]["name"] == "rowmill-bench":
             return Path(message["executable"])
-    raise RuntimeError("cargo named no program")
+    raise RuntimeError("cargo reported no executable")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One variant, run once."""
+    """One run of one variant."""
 
     variant: str
     round: int
@@ -118,7 +118,7 @@ def cpu_s() -> float:
 
 
 def device_bytes(process: int | str = "self") -> tuple[int, int]:
-    """Bytes a process made devices read and write; pages served from a cache do not count."""
+    """Bytes that a process caused devices to read and write; pages served from the page cache do not count."""
     counters = dict(
         line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines() if line
     )
@@ -126,7 +126,7 @@ def device_bytes(process: int | str = "self") -> tuple[int, int]:
 
 
 def measure(variant: str, number: int, work: Callable[[], int]) -> Sample:
-    """Runs `work` once; it returns how many units (rows, steps) it did."""
+    """Run `work` once and measure it; `work` returns the number of units (rows, steps) it processed."""
     reads, writes = device_bytes()
     cpu, wall = cpu_s(), time.perf_counter()
     units = work()
@@ -146,7 +146,7 @@ def measure(variant: str, number: int, work: Callable[[], int]) -> Sample:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number for several measurements, with their range."""
+    """One number that summarizes several measurements, with their range."""
 
     value: float
     min: float
@@ -160,11 +160,11 @@ class Figure:
 
 
 class Median(Figure):
-    """The median of rounds."""
+    """The median over rounds."""
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Median":
-        """Takes the median and the range."""
+        """Compute the median and the range."""
         taken = list(values)
         return cls(statistics.median(taken), min(taken), max(taken), len(taken))
 
@@ -174,7 +174,7 @@ class Mean(Figure):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Mean":
-        """Takes the mean and the range."""
+        """Compute the mean and the range."""
         taken = list(values)
         return cls(statistics.mean(taken), min(taken), max(taken), len(taken))
 
@@ -185,12 +185,12 @@ def units_per_s(samples: Iterable[Sample]) -> Median:
 
 
 def cpu_us_per_unit(samples: Iterable[Sample]) -> Median:
-    """Microseconds of CPU, all threads, per unit."""
+    """CPU microseconds of all threads per unit."""
     return Median.of(sample.cpu_s * 1e6 / sample.units for sample in samples)
 
 
 def ratio(samples: list[Sample], baseline: list[Sample]) -> Median:
-    """Rate over the baseline's, round by round: host noise moves both sides of a round alike."""
+    """The rate relative to the baseline's, per round, so that noise of the host affects both sides alike."""
     return Median.of(
         (ours.units / ours.wall_s) / (theirs.units / theirs.wall_s)
         for ours, theirs in zip(samples, baseline, strict=True)
@@ -198,7 +198,7 @@ def ratio(samples: list[Sample], baseline: list[Sample]) -> Median:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the versions a figure belongs to."""
+    """The machine and the versions that a result was measured on."""
     huge_pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return {
         **describe_machine(len(os.sched_getaffinity(0))),
@@ -221,12 +221,12 @@ class Benchmark:
     def compare(
         self, variants: Mapping[str, Callable[[], int]], *, rounds: int, warm_up: int = 1
     ) -> dict[str, list[Sample]]:
-        """Runs every variant once per round and keeps every measurement as a cell.
+        """Run every variant once per round, and record every measurement as a cell.
 
         Args:
-            variants: Name -> work that returns the units it did.
-            rounds: Measured rounds.
-            warm_up: Rounds run first and thrown away.
+            variants: By name, the work to measure; it returns the number of units it processed.
+            rounds: Number of measured rounds.
+            warm_up: Number of rounds to run first and discard.
         """
         names = list(variants)
         samples: dict[str, list[Sample]] = {name: [] for name in names}
@@ -244,18 +244,18 @@ class Benchmark:
         return samples
 
     def summarize(self, name: str, figure: Figure) -> None:
-        """Adds a figure, its spread, and the rounds and range behind it."""
+        """Add a metric to the summary, with its spread, number of rounds and range."""
         self.summary[name] = figure.value
         self.summary[f"{name}_spread"] = figure.spread
         self.ranges[name] = {"rounds": figure.rounds, "min": figure.min, "max": figure.max}
 
     def keep(self) -> None:
-        """Writes what is measured so far, if `--out` names a file: a long run that is cut off leaves it."""
+        """Write the results so far, if `--out` names a file, so that an interrupted run loses nothing."""
         if self.settings.out is not None:
             self.write()
 
     def write(self) -> None:
-        """Writes the JSON object to `--out`, else prints it."""
+        """Write the JSON object to `--out`, or print it."""
         text = json.dumps(
             {
                 "summary": self.summary,

@@ -1,4 +1,4 @@
-"""A limit of the kernel on the memory of a process, its page cache included: a control group of version 1."""
+"""Limit the memory of a process, including its page cache, with a control group (cgroup v1)."""
 
 import os
 from collections.abc import Generator
@@ -9,13 +9,13 @@ MOUNT = Path("/sys/fs/cgroup/memory")
 
 
 class MemoryGroup:
-    """A control group."""
+    """A memory control group."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def command(self, command: list[str]) -> list[str]:
-        """The command, so that it starts within the group."""
+        """The command wrapped so that it starts inside the group."""
         return [
             "sh",
             "-c",
@@ -26,20 +26,20 @@ class MemoryGroup:
 
     @property
     def most_bytes(self) -> int:
-        """The most that the group ever held."""
+        """Peak memory of the group in bytes."""
         return int((self._folder / "memory.max_usage_in_bytes").read_text())
 
 
 @contextmanager
 def memory_group(name: str, limit: int) -> Generator[MemoryGroup]:
-    """A group for one process, which must have ended when the block is left."""
+    """A group with a memory limit in bytes for one process, which must end before the block is left."""
     folder = MOUNT / f"rowmill-{name}-{os.getpid()}"
     try:
         folder.mkdir()
         (folder / "memory.limit_in_bytes").write_text(str(limit))
     except OSError as error:
         raise SystemExit(
-            f"{folder} cannot be made: {error} (cgroup v1 with the memory controller, and root, are needed)"
+            f"cannot create {folder}: {error} (cgroup v1 with the memory controller and root are required)"
         ) from None
     try:
         yield MemoryGroup(folder)

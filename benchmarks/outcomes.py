@@ -1,4 +1,4 @@
-"""What came of training by settings, each kept as a file: a benchmark that was interrupted goes on where it was."""
+"""Results of training runs, each kept in a file, so that an interrupted benchmark continues where it stopped."""
 
 import argparse
 import json
@@ -20,44 +20,47 @@ from rowmill.train import train
 def parser_of_settings(
     description: str | None, known: Collection[str], folder: str
 ) -> argparse.ArgumentParser:
-    """What every benchmark takes, which files of settings, and where outcomes are kept."""
+    """A parser with the arguments of these benchmarks: which settings to run and where to keep results."""
     parser = common.argument_parser(description)
 
     def names(text: str) -> list[str]:
         given = text.split(",")
         if unknown := set(given) - set(known):
             raise argparse.ArgumentTypeError(
-                f"{', '.join(sorted(unknown))}; known: {', '.join(known)}"
+                f"unknown settings {', '.join(sorted(unknown))}; use {', '.join(known)}"
             )
         return given
 
     parser.add_argument(
-        "--settings", type=names, default=list(known), help="names, with commas (default: all)"
+        "--settings",
+        type=names,
+        default=list(known),
+        help="names of settings, separated by commas (default: all)",
     )
     parser.add_argument(
         "--folder",
         type=Path,
         default=common.REPOSITORY / folder,
-        help=f"where the files of runs are kept ({folder})",
+        help=f"folder for the results of runs (default: {folder})",
     )
     return parser
 
 
 class Outcomes:
-    """Results of runs by their names, each a file below a folder, with the settings it belongs to."""
+    """Results of runs by name. Each is a file in a folder and records the settings of its run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def measure(self, name: str, config: Config) -> dict[str, Any]:
-        """Train and test, unless that was done already with the same settings; what was interrupted goes on."""
+        """Train and test, or return the stored result of the same settings. An interrupted run is resumed."""
         found = self.result(name, config)
         if found is not None:
             return found
         run = self._folder / name
         source = Source.now()
         print(f"{run}: training", file=sys.stderr)
-        # Without a checkpoint `resume` begins at the first example.
+        # Without a checkpoint, `resume` starts at the first example.
         report = train(
             replace(config, train=replace(config.train, out=run, resume=True)), Console(stderr=True)
         )
@@ -69,7 +72,7 @@ class Outcomes:
             "machine": common.machine(),
             "source": asdict(source.until_now()),
         }
-        # It is there as a whole or not at all.
+        # Renamed when complete, so the file is either whole or missing.
         draft = self._file(name).with_suffix(".new")
         draft.write_text(json.dumps(result, indent=1) + "\n")
         draft.rename(self._file(name))
@@ -77,7 +80,7 @@ class Outcomes:
         return result
 
     def result(self, name: str, config: Config) -> dict[str, Any] | None:
-        """What came of a run with these settings, if there was one; a clean tree takes no results of a dirty one."""
+        """The stored result of a run with these settings, or None. With a clean tree, results of a dirty one are ignored."""
         file = self._file(name)
         if not file.is_file():
             return None
@@ -95,7 +98,7 @@ def _has_valid(point: dict[str, Any]) -> bool:
 
 
 def _identity(config: Config) -> dict[str, Any]:
-    """What a result belongs to: settings without places."""
+    """The settings that a result depends on: all but paths."""
     settings = config.as_dict()
     del settings["data"]["path"], settings["train"]["out"]
     return json.loads(json.dumps(settings))

@@ -1,7 +1,7 @@
-"""The product's training loop over the rows of a peer.
+"""The product's training loop, with rows in another engine (a peer).
 
-A task of the product gets its rows from the peer: `Trainer` brings batches, announces them and steps the dense half as
-it does over a store.
+`Trainer` makes and announces batches and updates the dense layers as it does with a store; only the rows of the task
+come from the peer.
 """
 
 import argparse
@@ -26,10 +26,10 @@ Keys = NDArray[np.uint64]
 
 
 class PeerSide:
-    """The rows of a task in a peer, as the training loop takes them.
+    """The rows of a task in a peer, with the interface that the training loop needs.
 
     Attributes:
-        dim: Weights of a row; behind them is as much optimizer state, if there is an optimizer.
+        dim: Weights per row. With an optimizer, as many values of its state follow.
     """
 
     def __init__(self, rows: PeerRows, dim: int, optimizer: Adagrad | None) -> None:
@@ -43,7 +43,7 @@ class PeerSide:
         self._rows.announce(keys, steps)
 
     def read(self, keys: Keys) -> Tensor:
-        """The weights of keys, which are distinct and ascend; `step` changes the rows by the gradients they get."""
+        """The weights of distinct, ascending keys, as a tensor. `step` updates the rows with the tensor's gradients."""
         rows = torch.from_numpy(self._rows.get(keys).copy())
         if self._optimizer is None:
             return rows
@@ -52,7 +52,7 @@ class PeerSide:
         return learned
 
     def step(self) -> None:
-        """Update the rows that were read last, and put them back."""
+        """Update the rows of the last `read`, and put them back."""
         if self._optimizer is None or self._read is None:
             return
         keys, rows, learned = self._read
@@ -65,22 +65,22 @@ class PeerSide:
         self._rows.put(keys, rows.numpy())
 
     def counters(self) -> RowCounters:
-        """The peer counts for itself."""
+        """Zeros: peers have their own counters."""
         return RowCounters(looked_up=0, cold=0, stalled_s=0.0, resident_bytes=0)
 
     def pipeline(self, look_up: Any, in_flight: int) -> None:
-        """One step at a time."""
+        """None: a peer runs one step at a time."""
         del look_up, in_flight
 
 
 def distinct(keys: NDArray[Any]) -> tuple[Keys, Tensor]:
-    """The distinct keys, which ascend, and the position of each key among them."""
+    """The distinct keys in ascending order, and the position of each key among them."""
     found, positions = np.unique(keys.astype(np.uint64, copy=False), return_inverse=True)
     return found, torch.from_numpy(positions)
 
 
 class PeerLoop:
-    """A trainer whose task has its rows in a peer; its steps go on from one call to the next."""
+    """A trainer whose task has its rows in a peer. Each call continues after the steps of the call before."""
 
     def __init__(self, rows: PeerRows, task: Any) -> None:
         self._rows = rows
@@ -88,7 +88,7 @@ class PeerLoop:
         self._steps: Iterator[Any] = self._trainer.steps(0)
 
     def train(self, steps: int) -> int:
-        """Train for some steps; the examples that they had."""
+        """Train for some steps; returns their number of examples."""
         begin, done = self._trainer.state.step, 0
         for batch, _ in islice(self._steps, steps):
             self._trainer.train_step(batch)
@@ -97,7 +97,7 @@ class PeerLoop:
         return done
 
     def round(self, variant: str, number: int, *, steps: int, lead: int) -> dict[str, Any]:
-        """Train `lead` steps, and measure those behind; what the engine does in the background then counts for none."""
+        """Train `lead` steps that are not measured, then measure `steps`, so that earlier background work does not count."""
         self.train(lead)
         cell = measure(variant, number, self._rows, lambda: self.train(steps), steps=steps)
         self._rows.settle()
@@ -105,22 +105,26 @@ class PeerLoop:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which peers run beside the store, and how long: of every benchmark out of core."""
+    """Add the arguments of all out-of-core benchmarks: which peers run beside the store, and for how long."""
     parser.add_argument(
         "--peers",
         type=kinds_of,
         default=[],
         metavar=",".join(KINDS),
-        help="the same loop over these engines (tools/peers.sh says what they need)",
+        help="also run the loop with these engines (tools/peers.sh lists what they need)",
     )
-    parser.add_argument("--rounds", type=int, help="rounds that count (5, quick: 3)")
     parser.add_argument(
-        "--minutes", type=float, help="rounds end then, stationary or not (30, quick: 2)"
+        "--rounds", type=int, help="number of rounds that count (default 5, quick: 3)"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="longest time for rounds to become stationary (default 30, quick: 2)",
     )
 
 
 def patience_of(arguments: argparse.Namespace) -> Patience:
-    """When rounds end, by the arguments."""
+    """When to end rounds, according to the arguments."""
     rounds = arguments.rounds or (3 if arguments.quick else 5)
     minutes = 2.0 if arguments.quick else 30.0
     return Patience(rounds, minutes=minutes if arguments.minutes is None else arguments.minutes)
@@ -130,7 +134,7 @@ def patience_of(arguments: argparse.Namespace) -> Patience:
 def opened_peers(
     program: Path, kinds: list[str], folder: Path, **options: Any
 ) -> Generator[dict[str, PeerRows]]:
-    """Engines without rows, by name; options are those of `peer_rows`."""
+    """Start empty engines; a dictionary by name. `options` are passed to `peer_rows`."""
     with ExitStack() as stack:
         yield {
             kind: stack.enter_context(peer_rows(program, kind, folder, **options)) for kind in kinds

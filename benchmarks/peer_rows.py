@@ -1,7 +1,7 @@
-"""Rows of another engine for a loop in Python.
+"""Access from a Python loop to rows in another engine.
 
-The engine is a process of its own in a memory group (rowmill-bench, `peer ... rows`), and rows travel over a file
-that both have in memory.
+The engine runs in its own process inside a memory group (rowmill-bench, `peer ... rows`). Rows are passed in a file that
+both processes map into memory.
 """
 
 import argparse
@@ -20,19 +20,19 @@ from benchmarks import common
 from benchmarks.memory_group import memory_group
 
 PROCESS_BYTES = 512 << 20
-"""Beyond the memory that an engine is told to use: its code, rows on their way, and what its allocator leaves unused,
-for which 256 MiB once were too few."""
+"""Memory beyond what the engine is told to use: its code, rows in transfer and unused memory of its allocator. 256 MiB
+were too little once."""
 KINDS = ("rocksdb", "lmdb", "faster")
-"""Engines that loops can run over."""
+"""Engines that the loops support."""
 THREADS = {"rocksdb": 16, "lmdb": 16, "faster": 2}
-"""Threads that read, and that read ahead: as many as keep the device busy where each waits for it, as many as there are
-cores where reads are asynchronous."""
+"""Threads for reading and prefetching: enough to keep the device busy where reads block, one per core where reads are
+asynchronous."""
 KEYS_MAX = 16_384
-"""Keys of a request at most, by default."""
+"""Default of the most keys per request."""
 _BLOCK_BYTES = 4096
-"""What both engines read at a time."""
+"""Read unit of both engines."""
 _CPU_FIELDS = slice(11, 13)
-"""User and system time in /proc/PID/stat, counted behind the name of the program."""
+"""User and system time in /proc/PID/stat, counted from the field after the program's name."""
 
 
 class PeerRows:
@@ -49,34 +49,34 @@ class PeerRows:
         self._answered("ready")
 
     def get(self, keys: NDArray[Any]) -> NDArray[np.float32]:
-        """The rows of keys, which are distinct and ascend; what they are until the next request."""
+        """The rows of distinct, ascending keys; a view that is valid until the next request."""
         self._keys[: len(keys)] = keys
         self._ask("get", len(keys))
         return self._rows[: len(keys)]
 
     def announce(self, keys: NDArray[Any], steps: int) -> None:
-        """Prefetch rows that a `get` will need `steps` steps from now; 1 is the next step."""
+        """Ask the engine to prefetch rows for a `get` in `steps` steps; 1 is the next step."""
         self._keys[: len(keys)] = keys
         self._ask("announce", len(keys), steps)
 
     def put(self, keys: NDArray[Any], rows: NDArray[np.float32], how: str = "put") -> None:
-        """Replace rows; `append`: store those behind all others."""
+        """Replace rows. `how="append"`: insert rows with keys larger than all before."""
         self._keys[: len(keys)] = keys
         self._rows[: len(keys)] = rows
         self._ask(how, len(keys))
 
     def settle(self) -> None:
-        """Wait until the engine does nothing in the background, and has read ahead what it has room for."""
+        """Wait until the engine's background work and prefetching have ended."""
         self._ask("settle", 0)
 
     def cpu_s(self) -> float:
-        """CPU time of the engine so far, all threads, user and system."""
+        """CPU seconds of the engine so far, all threads, user and system."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         ticks = stat.rpartition(")")[2].split()[_CPU_FIELDS]
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     def read_bytes(self) -> int:
-        """Bytes that the engine made devices read so far."""
+        """Bytes that the engine caused devices to read so far."""
         return common.device_bytes(self._process.pid)[0]
 
     def _ask(self, command: str, *numbers: int) -> None:
@@ -89,13 +89,13 @@ class PeerRows:
         assert self._process.stdout is not None
         answer = self._process.stdout.readline().strip()
         if answer != expected:
-            raise RuntimeError(f"the engine ended or said {answer!r}; its last words are above")
+            raise RuntimeError(f"the engine ended or answered {answer!r}; its last output is above")
 
 
 def measure(
     variant: str, number: int, rows: PeerRows, work: Callable[[], int], *, steps: int
 ) -> dict[str, Any]:
-    """One round of a loop over an engine: `work` returns its units. Both processes count, the loop's and the engine's."""
+    """Measure one round of a loop over an engine; `work` returns its units. CPU time is that of the loop and the engine."""
     cpu_s, read = rows.cpu_s(), rows.read_bytes()
     sample = common.measure(variant, number, work)
     cpu_s = sample.cpu_s + rows.cpu_s() - cpu_s
@@ -109,11 +109,13 @@ def measure(
 
 
 def kinds_of(text: str) -> list[str]:
-    """The engines that are named, separated by commas."""
+    """Parse names of engines, separated by commas."""
     kinds = text.split(",")
     for kind in kinds:
         if kind not in KINDS:
-            raise argparse.ArgumentTypeError(f"{kind!r}: use {', '.join(KINDS)}, or several")
+            raise argparse.ArgumentTypeError(
+                f"unknown engine {kind!r}: give one or more of {', '.join(KINDS)}"
+            )
     return kinds
 
 
@@ -129,7 +131,7 @@ def peer_rows(
     changes: bool = True,
     keys_max: int = KEYS_MAX,
 ) -> Generator[PeerRows]:
-    """Start an empty engine with room for `rows` rows. `changes`: rows are put as often as got."""
+    """Start an empty engine with room for `rows` rows. `changes`: rows are put back as often as they are read."""
     file = os.memfd_create("rows")
     try:
         os.ftruncate(file, keys_max * (8 + row_bytes))
@@ -154,7 +156,7 @@ def peer_rows(
                 text=True,
             ) as process,
         ):
-            # The map is not closed explicitly: arrays that refer to it keep it open.
+            # The map is not closed: arrays that refer to it may still be in use.
             yield PeerRows(process, mmap.mmap(file, 0), row_bytes // 4, keys_max)
     finally:
         os.close(file)

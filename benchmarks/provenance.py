@@ -1,7 +1,7 @@
-"""What a result was measured on: the state of the source tree and the processor.
+"""What a result was measured with: the state of the source tree, and the processor.
 
-A commit may be rewritten by a rebase. The hashes of the trees `crates/` and `python/` stay the same as long as the code
-does, so a result carries both. Results are recorded from a clean tree only, unless `--allow-dirty` is given.
+A rebase rewrites commits, but the hashes of the trees `crates/` and `python/` change only with the code, so a result
+records these too. Results are recorded from a clean tree only, unless `--allow-dirty` is given.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CODE = ("crates/", "python/", "benchmarks/")
-"""Untracked files count as changes here only."""
+"""Folders in which untracked files count as changes."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Source:
 
     @classmethod
     def now(cls, repository: Path = REPOSITORY) -> "Source":
-        """Reads the state from git; without a repository every hash is "unknown" and the tree counts as dirty."""
+        """Read the state from git. Without a repository every hash is "unknown" and the tree counts as dirty."""
         commit, crates, python = (
             _git(repository, "rev-parse", name).strip() or "unknown"
             for name in ("HEAD", "HEAD:crates", "HEAD:python")
@@ -35,14 +35,14 @@ class Source:
         return cls(commit, commit == "unknown" or bool(changes(repository)), crates, python)
 
     def until_now(self, repository: Path = REPOSITORY) -> "Source":
-        """This state, marked as dirty if the code changed since."""
+        """This state, marked as dirty if the code has changed since."""
         now = Source.now(repository)
         same = (now.crates, now.python) == (self.crates, self.python)
         return replace(self, dirty=self.dirty or now.dirty or not same)
 
 
 def changes(repository: Path = REPOSITORY) -> list[str]:
-    """Lines of `git status` for uncommitted changes, recorded results left out."""
+    """Lines of `git status` for uncommitted changes, without recorded results."""
     status = _git(repository, "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
     return [
         line
@@ -52,31 +52,31 @@ def changes(repository: Path = REPOSITORY) -> list[str]:
 
 
 def check_recordable(out: Path, *, quick: bool, dirty: bool, repository: Path = REPOSITORY) -> None:
-    """Exits with an error if `out` must not be written.
+    """Exit with an error if `out` must not be written.
 
     Args:
-        out: The file of the result.
-        quick: Whether this is the quick form, which does not overwrite the result of a full form.
+        out: File of the result.
+        quick: Whether this is a quick run, which must not overwrite the result of a full run.
         dirty: Whether a tree with uncommitted changes is allowed.
         repository: The source tree.
     """
     if not dirty and Source.now(repository).dirty:
         found = "\n".join(f"    {line}" for line in changes(repository)) or "    no git repository"
         sys.exit(
-            f"--out {out}: the source tree has uncommitted changes, so a result would not say what it measured:\n"
+            f"--out {out}: the source tree has uncommitted changes, so the result would not identify its code:\n"
             f"{found}\nCommit or stash them, or pass --allow-dirty, which marks the result as dirty."
         )
     if quick and out.is_file():
         command = json.loads(out.read_text())["command"]
         if "--quick" not in command.split():
             sys.exit(
-                f"--out {out}: holds the result of a full form ({command}), which --quick does not overwrite. "
+                f"--out {out}: holds the result of a full run ({command}), which --quick does not overwrite. "
                 "Name another file, or delete this one first."
             )
 
 
 def processor() -> dict[str, str]:
-    """Vendor, family and model of the first processor; "unknown" where the kernel does not say."""
+    """Vendor, family and model of the first processor; "unknown" if the kernel does not report them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -89,7 +89,7 @@ def processor() -> dict[str, str]:
 
 
 def utc_now() -> str:
-    """The time in UTC, to the second."""
+    """The current time in UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

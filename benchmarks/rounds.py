@@ -1,7 +1,7 @@
-"""Interleaved rounds of variants, until they are stationary or time is up.
+"""Run variants in interleaved rounds until their rates are stationary or time is up.
 
-A round runs every variant once; each round starts with the next variant. Only the last `rounds` rounds count. Earlier
-rounds are kept in the result and marked `counted: false`.
+A round runs every variant once, and the first variant rotates. Only the last `rounds` rounds count. Earlier rounds are
+kept in the result, marked `counted: false`.
 """
 
 import sys
@@ -13,17 +13,17 @@ from typing import Any
 from benchmarks import common
 
 Cell = dict[str, Any]
-"""What a variant did in a round, with its rate: `rows_per_s`, or `reads_per_s` of a probe."""
+"""Result of a variant in one round, with its rate: `rows_per_s`, or `reads_per_s` for a probe of the device."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """When rounds end.
+    """When to stop running rounds.
 
     Attributes:
-        rounds: So many rounds count.
-        spread: They are stationary if the rates of each variant differ by no more than this part of their median.
-        minutes: If they are not by then, the last ones count all the same, and the summary says so.
+        rounds: Number of rounds that count.
+        spread: Rounds are stationary if the range of each variant's rates is at most this fraction of their median.
+        minutes: After this time the last rounds count even if they are not stationary, and the summary says so.
     """
 
     rounds: int = 5
@@ -39,17 +39,17 @@ def run_rounds(
     name: str = "",
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run rounds, and keep the cell of every variant in each.
+    """Run rounds, and record a cell for every variant in each.
 
-    The summary gets, behind `name`, how many rounds were run and whether the last ones are stationary, and for each
-    variant the spread of its rates.
+    The summary gets the number of rounds, whether the last ones are stationary, and the spread of each variant's rate,
+    under keys that begin with `name`.
 
     Args:
-        benchmark: Gets cells and summary.
-        variants: The variant, as its cells name it -> one round of it, given its number.
-        patience: When to end.
-        name: What the keys of the summary begin with, where a benchmark has several sets of rounds.
-        clock: Seconds.
+        benchmark: Receives cells and summary.
+        variants: By the name in cells, a function that runs one round, given its number.
+        patience: When to stop.
+        name: Prefix of the summary keys, for a benchmark with several sets of rounds.
+        clock: Returns the time in seconds.
     """
     names = list(variants)
     found: dict[str, list[Cell]] = {variant: [] for variant in names}
@@ -80,7 +80,7 @@ def run_rounds(
 
 
 def counted(benchmark: common.Benchmark, variant: str) -> list[Cell]:
-    """The cells of a variant that count, by round."""
+    """The cells of a variant in the rounds that count, in order."""
     cells: list[Cell] = benchmark.cells  # pyright: ignore[reportAssignmentType]
     return [cell for cell in cells if cell["variant"] == variant and cell.get("counted", True)]
 

@@ -1,8 +1,8 @@
-"""The product's trainer on a generated log whose rows are all there, with memory for a share of them.
+"""The product's trainer on a generated log, with all rows in the store and memory for a fraction of them.
 
-Benchmarks of training out of core share it. A fresh store would spend a round on births: so every row that the log
-may ask for is put first, with the weights it would be born with, the most frequent ones last. What has room then is
-in memory as after long training, and a short warm-up does for the rest.
+Shared by the benchmarks of out-of-core training. In an empty store the first round would insert rows. So all rows of the
+log are put first, with their initial values and the most frequent ones last. The memory then holds about the rows it
+would hold after long training, and a short warm-up suffices.
 """
 
 import json
@@ -28,12 +28,12 @@ from rowmill.train.run import Trainer, open_trainer
 
 _PUT_ROWS = 65_536
 _INDEX_BYTES = 64
-"""Room of the budget per row beyond its bytes: index, bookkeeping; and something for buffers."""
+"""Memory beyond the bytes of rows: index and bookkeeping per row, and a constant for buffers."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The work: tables, ids, batches, and for how many steps the log lasts."""
+    """The work: tables, ids, batches, and the number of steps in the log."""
 
     rows_per_table: int
     steps: int
@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def log(self) -> GenerateConfig:
-        """The log, which depends on the shape alone."""
+        """Settings of the generated log; they depend on the shape only."""
         return GenerateConfig(
             rows=self.steps * self.batch,
             seed=self.seed,
@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of all rows: weights and the state of Adagrad, whole cache lines."""
+        """Bytes of all rows: weights and Adagrad state, in whole cache lines."""
         assert (ModelConfig().dim, RowsConfig().optimizer) == (16, "adagrad")
         return self.rows_per_table * self.tables * 128
 
@@ -69,7 +69,7 @@ def config_of(
     store: StoreConfig,
     train: TrainConfig,
 ) -> Config:
-    """The settings of a run: memory for a share of the rows' bytes, or for all where that is None."""
+    """The settings of a run with row memory for a fraction `share` of the rows' bytes; None: for all rows."""
     rows = shape.rows_per_table * shape.tables
     memory = shape.row_bytes + rows * _INDEX_BYTES + (512 << 20)
     return Config(
@@ -87,7 +87,7 @@ def config_of(
 
 
 class LoadedTrainer:
-    """A trainer whose rows are all there; its steps go on from one call to the next."""
+    """A trainer with all rows in its store. Each call continues after the steps of the call before."""
 
     def __init__(self, trainer: Trainer, steps: Iterator[tuple[Any, Any]]) -> None:
         assert isinstance(trainer.rows, StoredRows)
@@ -97,11 +97,11 @@ class LoadedTrainer:
 
     @property
     def folder(self) -> Path:
-        """Where the rows are."""
+        """The folder of the store."""
         return Path(self.store.location)
 
     def train(self, steps: int) -> int:
-        """Train for some steps; the examples that they had."""
+        """Train for some steps; returns their number of examples."""
         begin, done = self.trainer.state.step, 0
         for batch, pooled in islice(self._steps, steps):
             self.trainer.train_step(batch, pooled)
@@ -110,7 +110,7 @@ class LoadedTrainer:
         return done
 
     def round(self, variant: str, number: int, *, steps: int) -> dict[str, Any]:
-        """Train and measure: rates of a sample, and what became of the rows."""
+        """Train and measure one round: a sample, and the counters of the store per step."""
         before, waited = self.store.stats(), self._waited_s()
         sample = common.measure(variant, number, lambda: self.train(steps))
         after = self.store.stats()
@@ -132,7 +132,7 @@ class LoadedTrainer:
         }
 
     def unannounced(self) -> "LoadedTrainer":
-        """The same trainer on the same batches, without announcing them."""
+        """The same trainer on the same batches, without lookahead."""
         return _UnannouncedTrainer(self.trainer, self._steps)
 
     def _waited_s(self) -> float:
@@ -149,12 +149,12 @@ class _UnannouncedTrainer(LoadedTrainer):
         try:
             return super().train(steps)
         finally:
-            del task.lookahead  # The method of its class is seen again.
+            del task.lookahead  # Uncovers the method of the class again.
 
 
 @contextmanager
 def loaded(config: Config, shape: Shape) -> Generator[LoadedTrainer]:
-    """A trainer with every row of the log's tables in its store."""
+    """A trainer with all rows of the log's tables in its store."""
     with open_trainer(config, Console(quiet=True)) as trainer:
         name = config.train.out.name
         print(f"{name}: putting {shape.tables} x {shape.rows_per_table:,} rows", file=sys.stderr)
@@ -170,13 +170,13 @@ def loaded(config: Config, shape: Shape) -> Generator[LoadedTrainer]:
 
 
 def wait_for_lookahead(store: Store) -> None:
-    """Until it reads nothing more: what runs beside a probe of the device would be taken for a slower device."""
+    """Wait until all prefetches have ended, because they would slow down a probe of the device."""
     while store.core.lookahead_pending() > 0:
         time.sleep(0.01)
 
 
 def device_reads_per_s(program: Path, store: Path, *, seconds: float, seed: int) -> float:
-    """Random blocks per second that the device gives: the raw probe, on the store's own log."""
+    """Random block reads per second of the device, measured on the store's own log."""
     options = {"folder": store, "seconds": seconds, "seed": seed, "rounds": 1}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     done = subprocess.run(

@@ -85,7 +85,7 @@ def test_result_holds_what_every_benchmark_promises(tmp_path: Path) -> None:
 
 
 def test_a_program_that_cannot_be_built_says_what_it_needs() -> None:
-    with pytest.raises(SystemExit, match="failed, as it says above; it needs libnonesuch-dev"):
+    with pytest.raises(SystemExit, match="failed; the error is above; it needs libnonesuch-dev"):
         common.bench_program(["nonesuch"])
 
 
@@ -155,7 +155,7 @@ def test_a_quick_form_does_not_overwrite_the_result_of_a_full_one(repository: Pa
     out = repository / "out.json"
     out.write_text(json.dumps({"command": "python run.py --out out.json"}))
     record(repository, out.name)
-    with pytest.raises(SystemExit, match=r"full form \(python run.py --out out.json\)"):
+    with pytest.raises(SystemExit, match=r"full run \(python run.py --out out.json\)"):
         record(repository, out.name, quick=True)
     out.write_text(json.dumps({"command": "python run.py --quick --out out.json"}))
     record(repository, out.name, quick=True)

@@ -132,5 +132,8 @@ def test_every_cell_has_a_name_of_its_own_and_a_summary() -> None:
 
 def test_unknown_peers_are_named() -> None:
     assert run.peers_of("lmdb,faster") == ["lmdb", "faster"]
-    with pytest.raises(argparse.ArgumentTypeError, match="'berkeley': use rocksdb, lmdb"):
+    with pytest.raises(
+        argparse.ArgumentTypeError,
+        match="unknown peer 'berkeley': give one or more of rocksdb, lmdb",
+    ):
         run.peers_of("berkeley")

@@ -1,9 +1,9 @@
-"""How late do followers have what training changed, and what does publishing cost training?
+"""How far behind training are followers of the change feed, and what does publishing cost training?
 
-Cost: the same updates, back to back, on a store without a feed and on one with a feed, in interleaved rounds; every
-row that changed in a tenth of a second is published, which is the worst case. Lag: a process updates 4096 rows of a
-million every 20 ms, each with the time of the call in its weights, and makes checkpoints; another process follows
-and compares the time with its own clock when it has the row in hand.
+Cost: the same updates, back to back, on a store with a feed and on one without, in interleaved rounds. All rows changed
+within 0.1 s are published, which is the worst case. Lag: one process updates 4096 rows of a million every 20 ms, writes
+the time of the call into their weights, and makes checkpoints. Another process follows the feed and compares that time
+with its own clock when it has the row.
 """
 
 import json
@@ -24,17 +24,17 @@ ROWS = 1_000_000
 BATCH = 4096
 PERIOD_S = 0.02
 CHECKPOINT_S = 3.0
-# Many intervals of publishing.
+# Long enough for many publishing intervals.
 ROUND_S = 1.5
 
 
 def ids_of(rng: np.random.Generator) -> np.ndarray:
-    """A batch with a hot part, as click logs have it."""
+    """A batch in which some ids are frequent, as in click logs."""
     return (rng.zipf(1.05, BATCH) - 1) % ROWS
 
 
 def follow(folder: str) -> None:
-    """Follow until the table `done` has a row; prints lags in milliseconds."""
+    """Follow until the table `done` has a row, then print the lags in milliseconds."""
     lags: list[np.ndarray] = []
     for event in rowmill.ChangeFeed(folder).follow(timeout_s=60):
         now = time.monotonic()
@@ -57,14 +57,14 @@ def follow(folder: str) -> None:
 
 
 def lag(folder: str, seconds: float, rng: np.random.Generator) -> dict[str, float]:
-    """Update at a steady pace while a follower reads the feed; return the follower's measurements."""
+    """Update at a steady rate while a follower reads the feed; returns the follower's measurements."""
     with rowmill.open(folder, memory="512MiB", feed="256MiB") as store:
         table = store.table("t", dim=DIM, optimizer=rowmill.optim.SGD(lr=0.01))
         done = store.table("done", dim=DIM, optimizer=rowmill.optim.SGD(lr=0.01))
         follower = subprocess.Popen(
             [sys.executable, __file__, "--follow", folder], stdout=subprocess.PIPE, text=True
         )
-        # Until the follower has loaded its libraries it would measure those.
+        # Wait until the follower has loaded its libraries, which would count as lag.
         time.sleep(8)
         values = np.zeros((BATCH, DIM), np.float32)
         begun = time.monotonic()

@@ -1,9 +1,9 @@
-"""Do click models learn the same over a store as over torch's own embeddings?
+"""Do click models learn the same over a store as over torch embeddings?
 
-Every model trains on one log of sequences with some seeds: with its rows in a store, and as its twin over
-`nn.EmbeddingBag` with the optimizer of torch of that name. Both see the same batches and begin with the same weights.
-The log is made of MovieLens 100k by time, the last item of every user left out, where `$ROWMILL_DATA` or
-`../shared/data` has it; else it is generated.
+Every model trains with several seeds on one log of sequences: with its rows in a store, and as a twin over
+`nn.EmbeddingBag` with the torch optimizer of the same name. Both have the same batches and initial weights. The log is
+MovieLens 100k in order of time, without the last item of every user, if `$ROWMILL_DATA` or `../shared/data` has it;
+else a generated log.
 """
 
 import sys
@@ -25,7 +25,7 @@ FIGURES = ("auc", "hr_at_10")
 
 
 def log(*, quick: bool) -> tuple[str, SequencesConfig]:
-    """Name and settings of the log: 1 row without a click for each with one in the quick form, else 4."""
+    """Name and settings of the log. Per row with a click there are 4 rows without one (quick: 1)."""
     negatives = 1 if quick else 4
     file = common.data_file("ml-100k/ml-100k.inter")
     if file is not None:
@@ -37,7 +37,7 @@ def log(*, quick: bool) -> tuple[str, SequencesConfig]:
 def run(
     kind: Kind, side: str, *, seed: int, sequences: SequencesConfig, folder: Path, epochs: int
 ) -> dict[str, Any]:
-    """One run: what it scored on the items that were left out."""
+    """Train once; returns the metrics on the items that were left out."""
     report = train(
         Config(
             data=DataConfig(path=folder / "log"),
@@ -64,7 +64,7 @@ def run(
 
 
 def summarize(benchmark: common.Benchmark, kind: str) -> None:
-    """Means over seeds, how far seeds lie apart, and the largest difference between both sides of one seed."""
+    """Means and spread over seeds, and the largest difference between store and twin for the same seed."""
     for figure in FIGURES:
         scores = {
             side: [cell[figure] for cell in benchmark.cells if cell["variant"] == f"{kind}_{side}"]
@@ -89,7 +89,7 @@ def measure(
     seeds: int,
     epochs: int,
 ) -> None:
-    """All models with all seeds, a seed's two sides one after the other."""
+    """Run all models with all seeds; store and twin of a seed run one after the other."""
     first = benchmark.settings.seed
     for kind in kinds:
         for seed in range(first, first + seeds):
@@ -102,13 +102,17 @@ def measure(
 def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument(
-        "--kinds", default=",".join(get_args(Kind)), help="models, with commas (default: all)"
+        "--kinds",
+        default=",".join(get_args(Kind)),
+        help="names of models, separated by commas (default: all)",
     )
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each side (default 5)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds (default 5)")
     arguments = parser.parse_args()
     kinds: list[Kind] = arguments.kinds.split(",")
     if unknown := set(kinds) - set(get_args(Kind)):
-        parser.error(f"--kinds: {', '.join(sorted(unknown))}; known: {', '.join(get_args(Kind))}")
+        parser.error(
+            f"--kinds: unknown {', '.join(sorted(unknown))}; use {', '.join(get_args(Kind))}"
+        )
     benchmark = common.Benchmark(common.settings(arguments))
     name, sequences = log(quick=arguments.quick)
     print(f"log: {name}", file=sys.stderr)

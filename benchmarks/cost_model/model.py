@@ -1,9 +1,9 @@
-"""What a step of `benchmarks/exchange` takes, out of what messages and kernels take: arithmetic only.
+"""A model of the time of a step of `benchmarks/exchange`, computed from the times of messages and kernels.
 
-A step is work, and messages between. Work takes a time by what it goes through (`Kernels`), longer where all cores are busy,
-and longer by as much as there are more ranks than cores. A message takes the longer of two times: that of its link, a start
-and a time for each byte that leaves a rank (`Curve`); and that of the cores, which carry the messages of all ranks. What a step
-does at once, the sum of dense gradients beside those of rows, the model does one after the other.
+A step consists of work and messages. The time of work depends on its amounts (`Kernels`), and is longer if all cores are
+busy or if there are more ranks than cores. The time of a message is the larger of two: the time of its link, a constant
+plus a time per byte that leaves a rank (`Curve`); and the time of the cores, which process the messages of all ranks.
+The allreduce of dense gradients overlaps with the row gradients in reality; the model runs them in sequence.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 ID_BYTES = 8
 WEIGHT_BYTES = 4
 COUNTS_HEAD = 2
-"""Numbers in front of the counts that every rank tells every other one."""
+"""Numbers in the header of the counts that every rank sends to every other one."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step of one rank goes through.
+    """The amounts of work in one step of one rank.
 
     Attributes:
-        steps: 1: what every step takes.
-        categories: Of its batch.
-        ids: Of its batch.
-        row_weights: Weights of its distinct rows, which are as many as those it is asked for.
+        steps: Always 1: the constant part of a step.
+        categories: Categories in its batch.
+        ids: Ids in its batch.
+        row_weights: Weights of its distinct rows; it serves about as many to other ranks.
         pooled_weights: Weights of its pooled vectors.
     """
 
@@ -47,18 +47,18 @@ class Work:
     pooled_weights: float
 
     def values(self) -> list[float]:
-        """In the order of fields."""
+        """The amounts in the order of the fields."""
         return [getattr(self, field.name) for field in fields(self)]
 
 
 @dataclass(frozen=True)
 class Sends:
-    """Bytes of a step.
+    """Bytes sent in one step.
 
     Attributes:
-        to_all: Of every all-to-all: what a rank has for all ranks, itself included.
-        to_each: Of every all-to-all of fixed size: what a rank has for each other one.
-        sums: Of every allreduce: the tensor's.
+        to_all: Per all-to-all, the bytes for all ranks together, itself included.
+        to_each: Per all-to-all of fixed size, the bytes for each other rank.
+        sums: Per allreduce, the bytes of the tensor.
     """
 
     to_all: tuple[float, ...]
@@ -66,14 +66,14 @@ class Sends:
     sums: tuple[float, ...]
 
     def leaving(self, ranks: int) -> list[float]:
-        """Bytes of every all-to-all that leave a rank."""
+        """Per all-to-all, the bytes that leave a rank."""
         others = ranks - 1
         parts = [size * others / ranks for size in self.to_all]
         return parts + [size * others for size in self.to_each]
 
 
 def of_cell(cell: Cell, seed: int) -> tuple[Work, Sends]:
-    """Work and bytes of one rank, counted on the batches of one."""
+    """Work and bytes of one rank, counted on the batches of one rank."""
     dims = np.array([cell.dims[n % len(cell.dims)] for n in range(cell.categories)], np.float64)
     distinct = np.zeros(cell.categories)
     for batch in cell.batches(cell.steps, seed):
@@ -90,20 +90,20 @@ def of_cell(cell: Cell, seed: int) -> tuple[Work, Sends]:
 
 
 SMALL_BYTES = 4096
-"""A message of as much is all start, on every link here."""
+"""Messages up to this size take only the constant time, on all links here."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of a message by its size: a start, alpha, and a time for each byte, beta, of every range of sizes.
+    """Seconds of a message by its size: a constant alpha, and a time per byte beta for each range of sizes.
 
-    One beta for all sizes does not do: over slow links a long message takes up to 1.6 times as long for a byte as a short
-    one, which queues swallow.
+    One beta for all sizes does not fit: over slow links a long message takes up to 1.6 times as long per byte as a short
+    one, which queues absorb.
 
     Attributes:
-        start_s: Of a message of no bytes.
-        sizes: Where ranges end, rising; the last goes on.
-        seconds: Of messages of these sizes.
+        start_s: Seconds of an empty message.
+        sizes: Ends of the ranges in bytes, ascending; the last range extends beyond its end.
+        seconds: Seconds of messages of these sizes.
     """
 
     start_s: float
@@ -111,9 +111,9 @@ class Curve:
     seconds: tuple[float, ...] = ()
 
     def of(self, size: float, starts: float = 1.0) -> float:
-        """Seconds of so many bytes in so many messages, one after the other."""
+        """Seconds of `starts` messages in sequence with `size` bytes in total."""
         xs, ys = (0.0, *self.sizes), (self.start_s, *self.seconds)
-        # The range in which the size lies: that of the first end that is not below it, or the last.
+        # The range of the size: the first whose end is not smaller, or else the last.
         at = min(sum(x < size for x in xs), len(xs) - 1)
         slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1]) if at else 0.0
         return self.start_s * (starts - 1) + ys[at] + slope * (size - xs[at])
@@ -121,13 +121,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Link:
-    """What collectives of two ranks take over links of one class, by the clock, and of the cores for each rank.
+    """Times of collectives between two ranks over one class of links: wall time, and CPU time per rank.
 
     Attributes:
-        exchange: All-to-all, by the bytes that leave a rank.
-        exchange_cpu: The same, of the cores.
-        allreduce: By the bytes of the tensor.
-        allreduce_cpu: The same, of the cores.
+        exchange: Wall time of an all-to-all by the bytes that leave a rank.
+        exchange_cpu: CPU time of the same.
+        allreduce: Wall time of an allreduce by the bytes of the tensor.
+        allreduce_cpu: CPU time of the same.
     """
 
     exchange: Curve
@@ -136,16 +136,16 @@ class Link:
     allreduce_cpu: Curve
 
     def exchanges_s(self, sends: Sends, ranks: int, cores: float) -> float:
-        """Seconds of all all-to-alls of a step, of ranks that share so many cores."""
+        """Seconds of all all-to-alls of a step, for ranks that share `cores` cores."""
         return sum(
             max(self.exchange.of(size), ranks / cores * self.exchange_cpu.of(size, ranks - 1))
             for size in sends.leaving(ranks)
         )
 
     def sums_s(self, sends: Sends, ranks: int, cores: float) -> float:
-        """The same of all allreduces.
+        """Seconds of all allreduces of a step, for ranks that share `cores` cores.
 
-        A ring sends one part of a tensor after the other, twice around; of two ranks that is the tensor.
+        A ring sends the parts of a tensor around twice; between two ranks that is the size of the tensor.
         """
         others = ranks - 1
         return sum(
@@ -158,20 +158,20 @@ class Link:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Seconds of each thing that `Work` counts, in one thread, with one core busy and with all."""
+    """Seconds per unit of each amount in `Work`, in one thread, with one busy core and with all busy."""
 
     alone: tuple[float, ...]
     beside: tuple[float, ...]
 
     def seconds(self, work: Work, ranks: int, cores: float) -> float:
-        """Seconds of the work of every rank."""
+        """Seconds of one rank's work, if all ranks work at the same time."""
         each = self.alone if ranks == 1 else self.beside
         return max(1.0, ranks / cores) * float(np.dot(each, work.values()))
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a step and of its parts."""
+    """Seconds of a step, by part."""
 
     work_s: float
     exchanges_s: float
@@ -179,17 +179,17 @@ class Step:
 
     @property
     def rows_s(self) -> float:
-        """Without the sums of dense gradients."""
+        """Seconds without the allreduce of dense gradients."""
         return self.work_s + self.exchanges_s
 
     @property
     def step_s(self) -> float:
-        """All of it."""
+        """Seconds of the whole step."""
         return self.rows_s + self.sums_s
 
 
 def predict(kernels: Kernels, link: Link, cell: Cell, seed: int, cores: float) -> Step:
-    """What a step takes."""
+    """Predict the time of a step."""
     work, sends = of_cell(cell, seed)
     of_messages = sends, cell.ranks, cores
     return Step(
@@ -200,7 +200,7 @@ def predict(kernels: Kernels, link: Link, cell: Cell, seed: int, cores: float) -
 
 
 def scaling(steps_s: Mapping[int, float]) -> dict[int, float]:
-    """Samples per second and rank over those of the fewest ranks: each has its own batch, so a step that takes as long is 1.
+    """Samples per second and rank, relative to the smallest number of ranks; 1 if a step takes as long (weak scaling).
 
     Examples:
         >>> scaling({8: 1.0, 16: 1.25})
@@ -210,31 +210,31 @@ def scaling(steps_s: Mapping[int, float]) -> dict[int, float]:
     return {ranks: base / seconds for ranks, seconds in steps_s.items()}
 
 
-# Fits.
+# Fitting.
 
 
 def fit_curve(seconds: Mapping[int, float]) -> Curve:
-    """The start is the median of small messages; ranges end at the sizes of the others.
+    """Fit a curve: the constant is the median of small messages, and ranges end at the sizes of the larger ones.
 
     Args:
-        seconds: By size, some of them small.
+        seconds: Seconds by size in bytes; some sizes must be small.
     """
     sizes = sorted(size for size in seconds if size > SMALL_BYTES)
     start = float(np.median([taken for size, taken in seconds.items() if size <= SMALL_BYTES]))
-    # A message of more bytes that took less time was lucky.
+    # Times must not fall with size: a larger message that took less time is noise.
     rising = np.maximum.accumulate([start, *(seconds[size] for size in sizes)])
     return Curve(start, tuple(map(float, sizes)), tuple(map(float, rising[1:])))
 
 
 def fit_work(works: Sequence[Work], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Seconds of each thing that works have, whose relative errors are least; none is below 0."""
+    """Fit the seconds per unit of each amount of work: least squares of relative errors, none below 0."""
     return tuple(not_negative([work.values() for work in works], seconds))
 
 
 def not_negative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """Least squares of relative errors over weights of at least 0: the best of all choices of which are above it.
+    """Least squares of relative errors with weights of at least 0.
 
-    There are few weights, so all choices can be tried.
+    Tries every subset of weights that may be above 0; there are few weights.
     """
     matrix: NDArray[np.float64] = np.array(rows, np.float64) / np.array(wanted)[:, None]
     best, least = np.zeros(matrix.shape[1]), float(len(rows))

@@ -1,7 +1,7 @@
-"""One rank of the benchmark: messages alone, or training steps of `packed` over some cells.
+"""One rank of the benchmark: times messages alone, or training steps with strategy `packed` over some cells.
 
-Started by `run.py` with a JSON object; rank 0 writes one JSON object a line. With `apart` every process trains alone, beside the
-others: what kernels take when other cores are busy.
+Started by `run.py` with a JSON object as argument. Rank 0 prints one JSON object per line. With `apart`, every process
+trains alone at the same time as the others, which shows what kernels take when other cores are busy.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WORK_WIDTH = 384
-"""Of two square matrices, whose product takes about a millisecond."""
+"""Width of two square matrices whose product takes about a millisecond."""
 WORK_REPEATS = 100
-"""Pieces of work alone, at least."""
+"""Repeats of work without messages, at least."""
 
 
 def messages(ranks: Ranks, collective: str, size: int, repeats: int) -> None:
-    """What a collective adds to pieces of work, after each of which ranks do one, by the clock and of the cores.
+    """Time that a collective adds to a piece of work when they alternate: wall time, and CPU time per rank.
 
-    In a step it is the same: when a message comes threads have slept, and ranks are not ready at one time.
+    Work in between makes it like a training step: threads sleep before a message, and ranks are not ready at the same time.
     """
     out = torch.zeros(size, dtype=torch.float32)
     back = torch.empty_like(out)
@@ -50,7 +50,7 @@ def messages(ranks: Ranks, collective: str, size: int, repeats: int) -> None:
         say(
             kind="message",
             collective=collective,
-            # Half of an all-to-all of two stays where it is.
+            # Half of an all-to-all between two ranks stays on the rank.
             bytes=out.nbytes // (2 if collective == "exchange" else 1),
             wall_s=max(0.0, with_it[0] - without[0]),
             cpu_s=max(0.0, with_it[1] - without[1]),
@@ -58,7 +58,7 @@ def messages(ranks: Ranks, collective: str, size: int, repeats: int) -> None:
 
 
 def timed(ranks: Ranks, call: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Seconds of a piece of work and a call by the clock of the slowest rank, and of the cores for each."""
+    """Seconds of a piece of work plus a call: wall time of the slowest rank, and mean CPU time of a rank."""
     piece = torch.ones(WORK_WIDTH, WORK_WIDTH)
     call()
     dist.barrier()
@@ -72,7 +72,7 @@ def timed(ranks: Ranks, call: Callable[[], object], repeats: int) -> tuple[float
 
 
 def steps(ranks: Ranks, cell: Cell, folder: Path, seed: int, rounds: int) -> None:
-    """Training steps of a cell, round by round."""
+    """Measure training steps of a cell, round by round."""
     trained = Trained(ranks, cell, folder, seed, {"packed": {"strategy": "packed"}})
     for number in range(-1, rounds):
         seen = trained.measure("packed", Stopwatch())
@@ -84,7 +84,7 @@ def steps(ranks: Ranks, cell: Cell, folder: Path, seed: int, rounds: int) -> Non
 
 
 def main() -> None:
-    """Messages, then cells."""
+    """Measure messages, then cells."""
     job = json.loads(sys.argv[1])
     process, folder, apart = job["rank"], Path(job["folder"]), job["apart"]
     rank, count = (0, 1) if apart else (process, job["ranks"])

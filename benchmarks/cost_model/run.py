@@ -1,8 +1,8 @@
-"""Does a model of messages and kernels, measured on one rank and two, predict training on two, three and four?
+"""Does a cost model fitted to one and two ranks predict training on two, three and four?
 
-It is fitted on messages between two ranks and on steps of one rank, alone and beside another; then it predicts steps of
-`benchmarks/exchange` over loopback and over slow links, which are measured. Last it says how steps would scale to 128 ranks
-with cores of their own: a prediction of the model, and no measurement.
+The model is fitted to messages between two ranks and to steps of one rank, alone and with other busy cores. It predicts
+steps of `benchmarks/exchange` over loopback and over slow links, which are measured for comparison. Last, it predicts the
+scaling of steps to 128 ranks that have their own cores; this is a prediction, not a measurement.
 """
 
 import os
@@ -38,7 +38,7 @@ LOOPBACK = "loopback"
 LINKS = (LOOPBACK, "1gbit", "100mbit")
 RANKS = (2, 3, 4)
 FAR = (8, 16, 32, 64, 128)
-"""Numbers of ranks to predict, beyond those of this machine."""
+"""Numbers of ranks that are predicted only, because this machine has too few cores."""
 COLLECTIVES = ("exchange", "allreduce")
 FITTED = tuple(
     Cell(1, categories, dims, batch, 1.05)
@@ -54,19 +54,19 @@ FITTED = tuple(
         (120, FIVE, 2048),
     )
 )
-"""Cells of the fit, none of which is predicted."""
+"""Cells for the fit; none of them is predicted."""
 
 
 def predicted(link: str, ranks: int) -> list[Cell]:
-    """Cells that are predicted and measured."""
+    """Cells that are both predicted and measured."""
     if link == "100mbit":
-        # The others would take seconds for a step.
+        # A step of the other cells would take seconds.
         return [replace(CENTRE, ranks=ranks), replace(CENTRE, ranks=ranks, dims=ONE)]
     return quick(ranks)
 
 
 def sizes(link: str, *, short: bool) -> list[tuple[int, int]]:
-    """Numbers in a message, and how many messages are timed."""
+    """Pairs of numbers per message and repeats, for messages over a class of links."""
     megabytes_per_s = {"1gbit": 120, "100mbit": 12}.get(link, 1000)
     largest = 21 if link != "100mbit" else 19
     budget_s = 0.3 if short else 1.0
@@ -78,13 +78,13 @@ def sizes(link: str, *, short: bool) -> list[tuple[int, int]]:
 
 
 def said(link: str, ranks: int, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """What ranks say that meet over these links."""
+    """Run a job on ranks joined by links of this class; returns the JSON objects of rank 0."""
     with nullcontext() if link == LOOPBACK else network(ranks, link) as made:
         return list(ranks_say(RANK, job, ranks, made))
 
 
 class Measured:
-    """All that was seen, pass by pass."""
+    """All measurements, collected pass by pass."""
 
     def __init__(self, links: Sequence[str], *, seed: int, rounds: int, short: bool) -> None:
         self.links = links
@@ -92,17 +92,17 @@ class Measured:
         self.messages: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
         """Seconds by link, collective, clock and bytes."""
         self.work: dict[tuple[int, Cell], list[float]] = defaultdict(list)
-        """Seconds of steps of one rank, by how many cores are busy."""
+        """Seconds of steps of one rank, by the number of busy cores and the cell."""
         self.steps: dict[tuple[str, Cell], list[float]] = defaultdict(list)
-        """Seconds of steps, by link."""
+        """Seconds of steps, by link and cell."""
 
     def job(self, **told: Any) -> dict[str, Any]:
-        """What ranks are told, but for what is given."""
+        """A job for ranks; arguments that are not given have empty defaults."""
         nothing: dict[str, Any] = {"messages": [], "cells": [], "apart": False}
         return {**nothing, "seed": self.seed, "rounds": self.rounds, **told}
 
     def small(self) -> None:
-        """What the model is fitted on: messages between two ranks, steps of one."""
+        """Measure what the model is fitted to: messages between two ranks, and steps of one rank."""
         for busy in (1, CORES):
             cells = [cell.as_json() for cell in FITTED]
             for one in said(LOOPBACK, busy, self.job(cells=cells, apart=True)):
@@ -115,7 +115,7 @@ class Measured:
                     self.messages[place].append(one[clock])
 
     def training(self) -> None:
-        """What it predicts."""
+        """Measure the steps that the model predicts."""
         for link in self.links:
             for ranks in RANKS:
                 cells = [cell.as_json() for cell in predicted(link, ranks)]
@@ -124,7 +124,7 @@ class Measured:
                 print(f"{ranks} ranks over {link}: measured", file=sys.stderr)
 
     def link(self, name: str) -> Link:
-        """The fit of a class of links."""
+        """Fit the message times of a class of links."""
 
         def curve(collective: str, clock: str) -> Curve:
             return fit_curve(
@@ -143,7 +143,7 @@ class Measured:
         )
 
     def kernels(self) -> Kernels:
-        """The fit of work."""
+        """Fit the times of work."""
         works = [of_cell(cell, self.seed)[0] for cell in FITTED]
         alone, beside = (
             fit_work(works, [statistics.median(self.work[busy, cell]) for cell in FITTED])
@@ -153,7 +153,7 @@ class Measured:
 
 
 def answer(benchmark: common.Benchmark, measured: Measured) -> None:
-    """Fits, what they predict beside what was measured, and what they say of more ranks."""
+    """Fit the model, compare its predictions with the measurements, and predict more ranks."""
     for (busy, cell), seconds in measured.work.items():
         ms = statistics.median(seconds) * 1e3
         benchmark.cells.append({"work": cell.name, "busy_cores": busy, "step_ms": ms})
@@ -195,7 +195,7 @@ def answer(benchmark: common.Benchmark, measured: Measured) -> None:
 
 
 def far(benchmark: common.Benchmark, kernels: Kernels, name: str, link: Link, seed: int) -> None:
-    """What the model says of ranks that each have a core and a link: a prediction."""
+    """Predict the scaling for ranks that each have a core and a link of their own."""
     for cell in quick(2):
         stem = cell.name.split("_", 1)[1]
         steps = {
@@ -227,20 +227,26 @@ def _within(errors: Iterable[float]) -> float:
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--links", default=",".join(LINKS), help="with commas (default: all)")
-    parser.add_argument("--passes", type=int, help="over everything (default: 5, quick: 2)")
+    parser.add_argument(
+        "--links",
+        default=",".join(LINKS),
+        help="classes of links, separated by commas (default: all)",
+    )
+    parser.add_argument(
+        "--passes", type=int, help="number of passes over all measurements (default: 5, quick: 2)"
+    )
     arguments = parser.parse_args()
     links = arguments.links.split(",")
     if unknown := set(links) - set(LINKS):
-        parser.error(f"no links {sorted(unknown)}: there are {', '.join(LINKS)}")
+        parser.error(f"--links: unknown {sorted(unknown)}; use {', '.join(LINKS)}")
     if links != [LOOPBACK] and (why := missing()):
-        print(f"over loopback only: {why}", file=sys.stderr)
+        print(f"measuring over loopback only: {why}", file=sys.stderr)
         links = [LOOPBACK]
     benchmark = common.Benchmark(common.settings(arguments))
     short = benchmark.settings.quick
     seed, rounds = benchmark.settings.seed, 2 if short else 4
     measured = Measured(links, seed=seed, rounds=rounds, short=short)
-    # Again and again, so that a noisy minute falls on both what is fitted and what is predicted.
+    # Several passes, so that a noisy minute affects both the fit and the measured steps.
     for _ in range(arguments.passes or (2 if short else 5)):
         measured.small()
         measured.training()

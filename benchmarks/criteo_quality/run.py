@@ -1,8 +1,8 @@
 """What does `rowmill train` score on the Criteo sample with its default settings, and how far apart are seeds?
 
-The first 64,000 rows are trained once, the last 16,000 are tested. The sample is in the folder that `$ROWMILL_DATA` names,
-else in `../shared/data`; without it nothing is measured. The outcome of each seed is a file below `--folder`, so the same
-command continues after an interruption.
+Each run trains once on the first 64,000 rows and tests on the last 16,000. The sample is in `$ROWMILL_DATA` or
+`../shared/data`; without it nothing is measured. The result of each seed is a file in `--folder`, so the same command
+continues after an interruption.
 """
 
 import sys
@@ -17,7 +17,7 @@ FIGURES = ("auc", "logloss")
 
 
 def measure(benchmark: common.Benchmark, data: Path, folder: Path, *, seeds: int) -> None:
-    """Adds the figures of the test part, one cell for each seed."""
+    """Add the test metrics, with one cell per seed."""
     outcomes = Outcomes(folder)
     first = benchmark.settings.seed
     for seed in range(first, first + seeds):
@@ -32,19 +32,21 @@ def measure(benchmark: common.Benchmark, data: Path, folder: Path, *, seeds: int
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--seeds", type=int, help="runs, a seed each (default 20, quick 3)")
+    parser.add_argument(
+        "--seeds", type=int, help="number of runs, each with its own seed (default 20, quick 3)"
+    )
     parser.add_argument(
         "--folder",
         type=Path,
         default=common.REPOSITORY / "out/criteo_quality",
-        help="where the outcomes of runs are kept (out/criteo_quality)",
+        help="folder for the results of runs (default: out/criteo_quality)",
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     data = common.data_file("criteo/criteo80k.parquet")
     if data is None:
         print(
-            "no criteo80k in $ROWMILL_DATA or ../shared/data: nothing is measured", file=sys.stderr
+            "no criteo80k in $ROWMILL_DATA or ../shared/data: nothing was measured", file=sys.stderr
         )
         return
     seeds = arguments.seeds or (3 if arguments.quick else 20)

@@ -1,4 +1,4 @@
-"""Gradients of the dense half, summed over the ranks in buckets: behind backward, or after it."""
+"""Sum the gradients of the dense layers over the ranks in buckets, during the backward pass or after it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rowmill.distributed.meter import Meter
 
 BUCKET_BYTES = 1 << 20
-"""A bucket is sent when it has as much. Smaller ones begin sooner, larger ones are fewer messages."""
+"""Bytes at which a bucket is sent. Smaller buckets start earlier; larger ones make fewer messages."""
 
 
 class _Bucket:
-    """Some parameters, and one message for the gradients of all."""
+    """Some parameters, and one message for their gradients."""
 
     def __init__(self, parameters: list[nn.Parameter], dtype: torch.dtype | None) -> None:
         self.parameters = parameters
@@ -47,16 +47,16 @@ class _Bucket:
 
 
 class Buckets:
-    """The parameters of a model, last ones first, as backward comes to them.
+    """The parameters of a model in buckets, last parameters first, which is the order of the backward pass.
 
-    Sums and no means, in the same buckets whether they overlap or not: the bits are the same.
+    Gradients are summed, not averaged. The buckets are the same with and without overlap, so results are bit-identical.
 
     Args:
-        parameters: Every one gets a gradient in every backward. Their gradients are the caller's until `finish`, and
-            must be dropped (`zero_grad`) before the next backward.
-        overlap: Send a bucket as soon as it is full, else all of them in `finish`, one after the other.
-        dtype: What gradients travel in; None: as they are.
-        meter: Is told of every collective, as "allreduce".
+        parameters: Every one gets a gradient in each backward pass. Do not use their gradients before `finish`, and clear
+            them (`zero_grad`) before the next backward pass.
+        overlap: Send a bucket when it is full; else `finish` sends all buckets, one after the other.
+        dtype: Type in which gradients are sent; None: their own.
+        meter: Receives every collective, as "allreduce".
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Buckets:
         if taken:
             self.buckets.append(_Bucket(taken, dtype))
         self._next = 0
-        """The first bucket that was not sent: ranks must send them in one order."""
+        """The first bucket that was not sent. All ranks must send buckets in the same order."""
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(self._hook(bucket))
 
     def finish(self) -> None:
-        """Leave the sums over all ranks as the gradients."""
+        """Wait until all gradients hold the sums over all ranks."""
         if self._overlap:
             with self._meter.waiting("allreduce"):
                 for bucket in self.buckets:
@@ -104,7 +104,7 @@ class Buckets:
 
     @property
     def bytes_total(self) -> int:
-        """Of all gradients, as they travel."""
+        """Bytes of all gradients as they are sent."""
         return sum(bucket.flat.nbytes for bucket in self.buckets)
 
     def _hook(self, bucket: _Bucket) -> Any:

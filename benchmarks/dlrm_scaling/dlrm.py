@@ -1,9 +1,9 @@
-"""Times a training step of DLRM on one rank or many, phase by phase.
+"""Time a training step of DLRM on one or more ranks, phase by phase.
 
     .venv/bin/python benchmarks/dlrm_scaling/dlrm.py --config mlperf --scale 0.1 --ranks 1,2
     torchrun --nproc-per-node 2 benchmarks/dlrm_scaling/dlrm.py --config mlperf
 
-This module holds the flags alone, so that help need not wait for torch.
+This module only parses the flags, so that --help need not import torch.
 """
 
 from __future__ import annotations
@@ -35,36 +35,41 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LISTS = {
-    "ranks": ("N[,N]", "ranks; several for a sweep (default 1, under torchrun what it started)"),
-    "backend": ("|".join(BACKENDS), "what carries messages (default gloo)"),
+    "ranks": (
+        "N[,N]",
+        "number of ranks; several numbers for a sweep (default 1, with torchrun its number)",
+    ),
+    "backend": ("|".join(BACKENDS), "backend of torch.distributed (default gloo)"),
     "comm": (
         "|".join(COMMS),
-        "let messages travel behind work, or wait for each (default overlap)",
+        "overlap messages with work, or wait for each message where it begins (default overlap)",
     ),
-    "precision": ("|".join(PRECISIONS), "of rows, layers and messages (default fp32)"),
+    "precision": ("|".join(PRECISIONS), "precision of rows, layers and messages (default fp32)"),
 }
-"""Flags that take several values, separated by commas: every combination is a run."""
+"""Flags that take several values, separated by commas; every combination is a run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns the exit code."""
+    """Run the program and return the exit code."""
     parsed = _parser().parse_args(arguments)
     return exit_code(lambda: _dlrm(parsed), "dlrm", "; nothing was written")
 
 
 def _parser() -> argparse.ArgumentParser:
     dlrm = argparse.ArgumentParser(
-        description="Time a training step of DLRM: dense layers on every rank, tables spread over all. It starts its ranks itself, "
-        "or is one of those that torchrun starts. --ranks, --backend, --comm, --precision and --pin take several values, "
-        "separated by commas, and every combination is a run.",
+        description="Time a training step of DLRM: dense layers are replicated on every rank, tables are sharded. The program "
+        "starts its ranks itself, or is a rank that torchrun started. --ranks, --backend, --comm, --precision and --pin take "
+        "several values, separated by commas; every combination is a run.",
     )
-    dlrm.add_argument("--config", required=True, metavar="|".join(SHAPES), help="which model")
+    dlrm.add_argument(
+        "--config", required=True, metavar="|".join(SHAPES), help="name of the model shape"
+    )
     dlrm.add_argument(
         "--scale",
         type=_number,
         default=1.0,
         metavar="F",
-        help="share of its rows and of its batch; layers keep their widths (default 1)",
+        help="fraction of the shape's rows and batch to use; widths of layers do not change (default 1)",
     )
     for name, (metavar, hint) in _LISTS.items():
         dlrm.add_argument(f"--{name}", metavar=metavar, help=hint)
@@ -74,59 +79,70 @@ def _parser() -> argparse.ArgumentParser:
         const="apart",
         default="off",
         metavar="|".join(PINS),
-        help="communication threads on cores of their own, or together with the work of apart (default off)",
+        help="apart: communication threads on their own cores; together: on the cores that compute in apart (default off)",
     )
     dlrm.add_argument(
         "--sweep",
         default="strong",
         metavar="|".join(SWEEPS),
-        help="keep the batch of all ranks, or that of each (default strong)",
+        help="strong: constant global batch; weak: constant batch per rank (default strong)",
     )
-    dlrm.add_argument("--batch", type=_whole, metavar="B", help="samples in place of the model's")
+    dlrm.add_argument(
+        "--batch", type=_whole, metavar="B", help="samples per batch, instead of the shape's"
+    )
     dlrm.add_argument(
         "--ids",
         default="zipf",
         metavar="|".join(SKEWS),
-        help="how ids are drawn (default zipf, 1.05)",
+        help="distribution of ids (default zipf, exponent 1.05)",
     )
-    dlrm.add_argument("--steps", type=_whole, default=20, help="steps to measure (default 20)")
-    dlrm.add_argument("--warmup", type=_whole, default=4, help="steps before those (default 4)")
     dlrm.add_argument(
-        "--threads", type=_whole, help="of each rank (default: its share of the cores)"
+        "--steps", type=_whole, default=20, help="number of measured steps (default 20)"
     )
-    dlrm.add_argument("--memory", help="of each rank's store (default: what its rows take)")
+    dlrm.add_argument(
+        "--warmup",
+        type=_whole,
+        default=4,
+        help="number of steps before the measured ones (default 4)",
+    )
+    dlrm.add_argument(
+        "--threads", type=_whole, help="threads of each rank (default: an equal share of the cores)"
+    )
+    dlrm.add_argument(
+        "--memory", help="memory budget of each rank's store (default: enough for its rows)"
+    )
     dlrm.add_argument(
         "--store",
         type=Path,
         metavar="DIR",
-        help="where the stores are, new or empty (default: temporary)",
+        help="new or empty folder for the stores (default: a temporary one)",
     )
     dlrm.add_argument(
         "--timeout",
         type=_number,
         default=60.0,
         metavar="S",
-        help="longest wait for a rank (default 60)",
+        help="longest wait for another rank in seconds (default 60)",
     )
-    dlrm.add_argument("--seed", type=_whole, default=1, help="of ids, rows and layers (default 1)")
+    dlrm.add_argument(
+        "--seed", type=_whole, default=1, help="seed of ids, rows and layers (default 1)"
+    )
     dlrm.add_argument(
         "--out",
         type=Path,
         default=Path("out/bench"),
-        help="folder of JSON and picture (default out/bench)",
+        help="folder for the JSON file and the chart (default out/bench)",
     )
     return dlrm
 
 
 def _dlrm(parsed: argparse.Namespace) -> int:
     if parsed.store is not None and parsed.store.is_file():
-        raise InvalidInput(
-            f"--store {parsed.store} is a file; stores lie in a folder, give --store another"
-        )
+        raise InvalidInput(f"--store {parsed.store} is a file; give a folder")
     if parsed.store is not None and parsed.store.exists() and any(parsed.store.iterdir()):
         raise InvalidInput(
-            f"--store {parsed.store} is not empty, and rows of other runs would be measured: "
-            "give a folder that is new or empty"
+            f"--store {parsed.store} is not empty, and rows of other runs would distort the result: "
+            "give a new or empty folder"
         )
     base = Settings(
         config=parsed.config,
@@ -158,7 +174,7 @@ def _dlrm(parsed: argparse.Namespace) -> int:
 
 
 def _started() -> str:
-    """The default number of ranks."""
+    """The default of --ranks."""
     return os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
 
 
@@ -169,13 +185,15 @@ def _listed(text: str | None, default: str) -> Sequence[str]:
 
 def _rank_count(text: str) -> int:
     if not text.isdecimal() or len(text) > 6:
-        raise InvalidInput(f"--ranks must be numbers of ranks, such as 2 or 1,2,4, got {text!r}")
+        raise InvalidInput(
+            f"--ranks must be integers separated by commas, such as 2 or 1,2,4; got {text!r}"
+        )
     return int(text)
 
 
 def _whole(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number")
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not an integer of at least 0")
     return int(text)
 
 

@@ -1,6 +1,6 @@
-"""The figures of a run, put together from those of its ranks.
+"""Combine the measurements of all ranks into the metrics of a run.
 
-What a run came to is a dictionary, as it is written to JSON; times are milliseconds per step, the mean over steps and ranks.
+A run is a dictionary as written to JSON. Times are in milliseconds per step, averaged over steps and ranks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ COLLECTIVES = {
     "gradients": "row gradients",
     "allreduce": "allreduce",
 }
-"""What each leg of a step is called where people read it, in the order of a step."""
+"""Readable names of the collectives, in the order of a step."""
 
 
 def summary(settings: Settings, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One run, from what `measure` gave on every rank.
+    """The metrics of one run, from the results of `measure` on every rank.
 
-    `phase_ms` and the `exposed_ms` of all collectives sum up to `step_ms`.
+    `phase_ms` plus `exposed_ms` of all collectives equals `step_ms`.
     """
 
     def mean(kind: str, name: str) -> float:
@@ -58,16 +58,16 @@ def summary(settings: Settings, ranks: Sequence[dict[str, Any]]) -> dict[str, An
         "phase_ms": phases,
         "collectives": collectives,
         "exposed_ms": sum(one["exposed_ms"] for one in collectives.values()),
-        # Every rank has its share of the mean loss.
+        # The loss of a rank is its share of the mean over the batch.
         "losses": [sum(shares) for shares in zip(*(r["losses"] for r in ranks), strict=True)],
         "ranks": list(ranks),
     }
 
 
 def scaling(runs: Sequence[dict[str, Any]], sweep: str) -> list[float | None]:
-    """Of every run the gain over the run of fewest ranks that is otherwise alike; None for that one.
+    """For every run, the gain over the run with the fewest ranks and equal settings; None for that run itself.
 
-    Strong: how many times shorter a step is. Weak: how many times more samples a second.
+    Strong scaling: ratio of step times. Weak scaling: ratio of samples per second.
     """
     first: dict[tuple[Any, ...], dict[str, Any]] = {}
     gains: list[float | None] = []
@@ -86,7 +86,7 @@ def _alike(run: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def title(run: dict[str, Any]) -> str:
-    """A run in a few words: what may differ between the runs of one command."""
+    """A short name of a run, from the settings that may differ within one command."""
     settings = run["settings"]
     ranks = "1 rank" if settings["ranks"] == 1 else f"{settings['ranks']} ranks"
     pinned = "" if settings["pin"] == "off" else f", pinned {settings['pin']}"

@@ -1,4 +1,4 @@
-"""Starts the ranks of a run on this machine, listens to them, and ends all when one has ended too soon."""
+"""Start the ranks of a run on this machine, read their messages, and end all if one ends too early."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 RANK = Path(__file__).with_name("rank.py")
 _SETTLE_S = 3.0
-"""How long the others may take to end once one has failed: who failed first is not always who is heard first."""
+"""After a rank has failed, how long to wait for the other ranks to report: the first report is not always the cause."""
 
 
 @dataclass(eq=False)
 class _Process:
-    """One rank, and what it said."""
+    """The process of one rank, and its messages so far."""
 
     rank: int
     popen: subprocess.Popen[str]
@@ -42,7 +42,7 @@ class _Process:
     over: bool = field(default=False)
 
     def listen(self) -> None:
-        """Take what was written; nothing more comes if the other end was closed."""
+        """Read available messages; at end of file the process counts as ended."""
         came = os.read(self.words, 1 << 16)
         self.over = not came
         *lines, self.heard = (self.heard + came).split(b"\n")
@@ -56,15 +56,15 @@ class _Process:
 def run_ranks(
     settings: Settings, progress: Callable[[int], object] = lambda _: None
 ) -> list[dict[str, Any]]:
-    """Run all ranks; what each measured.
+    """Run all ranks; returns the result of each.
 
     Args:
-        settings: Of the run.
-        progress: Called with the number of each step that rank 0 begins.
+        settings: Settings of the run.
+        progress: Called with the number of each step when rank 0 begins it.
 
     Raises:
-        InvalidInput: A rank says that its input is wrong.
-        ExchangeFailed: One ended before it was done; the message names it and its step, and no process is left.
+        InvalidInput: A rank reports invalid input.
+        ExchangeFailed: A rank ended early. The message names rank and step. All processes have ended.
     """
     with tempfile.TemporaryDirectory(prefix="rowmill-bench-") as folder:
         processes: list[_Process] = []
@@ -75,7 +75,7 @@ def run_ranks(
         finally:
             for process in processes:
                 if process.over:
-                    # It is ending by itself; how, is what an error tells.
+                    # It is about to end by itself; its exit code belongs into the error.
                     with suppress(subprocess.TimeoutExpired):
                         process.popen.wait(_SETTLE_S)
                 process.popen.kill()
@@ -91,7 +91,7 @@ def _start(settings: Settings, rank: int, folder: Path) -> _Process:
     log = folder / f"rank{rank}.log"
     words, theirs = os.pipe()
     try:
-        # What libraries print is of interest only if a rank ends without a word.
+        # The output of libraries is shown only if a rank ends without reporting an error.
         with log.open("w") as out:
             popen = subprocess.Popen(
                 [sys.executable, str(RANK), str(theirs)],
@@ -113,7 +113,7 @@ def _start(settings: Settings, rank: int, folder: Path) -> _Process:
         "meeting": str(folder / "meeting"),
     }
     assert popen.stdin is not None
-    # A process that is gone already will be noticed as such.
+    # A process that has already ended is detected later.
     with suppress(BrokenPipeError):
         json.dump({"settings": settings.__dict__, "place": place}, popen.stdin)
         popen.stdin.close()
@@ -121,7 +121,7 @@ def _start(settings: Settings, rank: int, folder: Path) -> _Process:
 
 
 def _hear_out(processes: list[_Process], progress: Callable[[int], object]) -> None:
-    """Listen until all are over, or one has failed and the others had time to say so too."""
+    """Read messages until all ranks have ended, or until one has failed and the rest had time to report too."""
     with selectors.DefaultSelector() as selector:
         for process in processes:
             selector.register(process.words, selectors.EVENT_READ, process)
@@ -144,9 +144,9 @@ def _hear_out(processes: list[_Process], progress: Callable[[int], object]) -> N
 
 
 def _suspicion(process: _Process) -> int:
-    """The smaller, the more likely this rank is why the others failed: those who waited only lost it."""
+    """Rank by how likely a process is the cause of a failure; lowest first. Ranks that waited lost another rank."""
     if process.failure is None:
-        # Without a word: it died, or it still waits and was ended by us.
+        # No report: it died, or it was still waiting when this program ended it.
         return 0 if process.over else 3
     return 2 if process.failure["waiting"] else 1
 

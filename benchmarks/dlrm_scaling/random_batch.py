@@ -1,4 +1,4 @@
-"""Random batches of a shape: this rank's samples of batches that are the same for every number of ranks.
+"""Random batches of a shape. The samples of all ranks together do not depend on the number of ranks.
 
 Shapes: B samples of this rank, N numeric features.
 """
@@ -26,11 +26,11 @@ ZIPF = 1.05
 
 @dataclass(frozen=True, eq=False)
 class RandomBatch:
-    """Inputs of one step.
+    """The input of one step.
 
     Attributes:
         dense: float32 [B, N].
-        ids: Of every table.
+        ids: The ids of every table.
         labels: float32 [B].
     """
 
@@ -40,12 +40,12 @@ class RandomBatch:
 
 
 def table_names(shape: Shape) -> tuple[str, ...]:
-    """Names of tables, which are those of features."""
+    """Names of tables; features have the same names."""
     return tuple(f"t{number}" for number in range(len(shape.rows)))
 
 
 def make_batch(shape: Shape, skew: Skew, *, samples: int, part: slice, seed: int) -> RandomBatch:
-    """The samples `part` of a batch of `samples`; equal seeds make equal batches."""
+    """The samples `part` of a batch with `samples` samples in total; equal seeds give equal batches."""
     random = np.random.default_rng(seed)
     dense = random.random((samples, shape.dense), np.float32)[part]
     labels = random.integers(0, 2, samples).astype(np.float32)[part]
@@ -64,10 +64,10 @@ def make_batch(shape: Shape, skew: Skew, *, samples: int, part: slice, seed: int
 
 
 def _drawn(share: NDArray[np.float64], rows: int, skew: Skew) -> NDArray[np.int64]:
-    """Ids for numbers from 0 to 1: the share of all draws that fall on smaller ids.
+    """Map uniform numbers in [0, 1) to ids by the inverse cumulative distribution.
 
-    Of Zipf the continuous form, whose inverse needs no table of 40 million shares. Frequent ids are small; where they
-    lie among the ranks is up to the hash of owners.
+    Zipf uses the continuous form, whose inverse needs no table of 40 million entries. Frequent ids are small numbers; a hash
+    assigns them to ranks.
     """
     if skew == "uniform":
         ranks = share * rows

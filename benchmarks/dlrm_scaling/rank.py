@@ -1,9 +1,9 @@
-"""One rank of `dlrm.py`: a process that another one started, or `torchrun`.
+"""One rank of `dlrm.py`: a process that `dlrm.py` or `torchrun` started.
 
     python benchmarks/dlrm_scaling/rank.py FD    # started by the program
 
-The settings come on standard input, as JSON. What the rank has to say it writes to the file descriptor, a line of JSON each:
-which step it is in, why it failed, what it measured.
+The settings come as JSON on standard input. The rank writes its messages to the file descriptor, one JSON object per
+line: the step it begins, the reason of a failure, or its measurements.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
     from rowmill.store.store import Store
 
 BATCHES = 4
-"""Distinct batches, taken in turn."""
+"""Number of distinct batches, used in rotation."""
 
 DIRECT_ROWS_MAX = 1 << 22
-"""Tables with as many rows are indexed by id, larger ones by a hash of it, which takes no memory for rows never seen."""
+"""Tables up to this size are indexed by id. Larger ones use a hash index, which takes no memory for unused rows."""
 
 GRACE_S = 5.0
-"""In which a rank puts away its store, once another was lost."""
+"""Time for a rank to close its store after another rank was lost."""
 
 
 class Failed(Exception):
-    """Why a rank ends: in which step, and whether it was waiting for another one at the time."""
+    """A rank failed: the reason, the step, and whether it was waiting for another rank."""
 
     def __init__(self, message: str, step: int, *, waiting: bool, invalid: bool) -> None:
         super().__init__(message)
@@ -66,13 +66,13 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class RankProcess:
-    """Which rank a process is.
+    """The position of this process among the ranks.
 
     Attributes:
-        rank: Of all.
-        local_rank: Of those on this machine.
-        local_ranks: How many those are.
-        meeting: The file where ranks meet; None: where the environment says, as `torchrun` sets it.
+        rank: Number among all ranks.
+        local_rank: Number among the ranks on this machine.
+        local_ranks: Number of ranks on this machine.
+        meeting: File for the rendezvous; None: use the environment variables of `torchrun`.
     """
 
     rank: int
@@ -84,16 +84,16 @@ class RankProcess:
 def measure(
     settings: Settings, place: RankProcess, tell: Callable[[int], None], *, gather: bool = False
 ) -> list[dict[str, Any]]:
-    """Run the steps of one rank; what they took here, or on every rank.
+    """Run the steps of one rank; returns its measurements, or those of every rank.
 
     Args:
-        settings: Of the run.
-        place: Which rank this is.
-        tell: Is called with the number of every step that begins.
-        gather: Whether to ask all ranks, a collective.
+        settings: Settings of the run.
+        place: The position of this rank.
+        tell: Called with the number of every step that begins.
+        gather: Collect the measurements of all ranks; a collective.
 
     Raises:
-        Failed: Whatever went wrong.
+        Failed: The run failed, for any reason.
     """
     step = 0
     timeline = Timeline()
@@ -138,7 +138,7 @@ def _measure(
     if device.type == "cuda":
         timeline.settle = torch.cuda.current_stream(device).synchronize
     torch.set_num_threads(cores.threads)
-    # Threads begin with the cores of the one that makes them, and those of a group are made with it.
+    # New threads inherit the affinity of the thread that creates them; the process group creates its threads here.
     if settings.pin != "off":
         os.sched_setaffinity(0, cores.comm)
         os.environ.setdefault("CCL_WORKER_AFFINITY", ",".join(map(str, cores.comm)))
@@ -150,7 +150,7 @@ def _measure(
             ranks,
             silence_s=max(settings.timeout_s, 1.0),
             grace_s=GRACE_S,
-            advice="no figures are left of this run",
+            advice="this run has no results",
         )
         with watch, tempfile.TemporaryDirectory(prefix="rowmill-bench-") as folder:
 
@@ -210,13 +210,13 @@ def _steps(
             trainer.rows.traffic.reset()
         step(number, number + 1)
     measured = described(trainer.timeline.times, settings.steps), traffic(trainer, settings)
-    # What the last step began, as each before it.
+    # The last measured step began work for a following step, so one more step completes it.
     step(total, None)
     return {"losses": losses, **measured[0], **measured[1]}
 
 
 def meet(settings: Settings, place: RankProcess) -> None:
-    """Begin torch.distributed."""
+    """Initialize torch.distributed."""
     backend = torch_backend(settings.backend)
     here = Launched.here()
     if place.meeting is None and here is not None:
@@ -233,7 +233,7 @@ def meet(settings: Settings, place: RankProcess) -> None:
 
 
 def open_store(settings: Settings, shape: Shape, path: Path, threads: int) -> Store:
-    """The store of one rank, with memory for every row that it will see."""
+    """Open the store of one rank, with enough memory for all its rows."""
     state = 2 if shape.optimizer == "adagrad" else 1
     seen = BATCHES * settings.samples
     row_bytes = sum(
@@ -248,7 +248,7 @@ def open_store(settings: Settings, shape: Shape, path: Path, threads: int) -> St
 
 
 def open_rows(settings: Settings, shape: Shape, store: Store, ranks: Ranks) -> ShardedCollection:
-    """Tables of a shape over all ranks."""
+    """Create the tables of a shape, sharded over all ranks."""
     optimizer = Adagrad(lr=shape.lr) if shape.optimizer == "adagrad" else SGD(lr=shape.lr)
     tables = [
         store.table(
@@ -269,7 +269,7 @@ def open_rows(settings: Settings, shape: Shape, store: Store, ranks: Ranks) -> S
 
 
 def described(times: Times, steps: int) -> dict[str, Any]:
-    """Milliseconds of a step: each, and the mean of every phase and collective."""
+    """Milliseconds per step: of each step, and the mean of every phase and collective."""
 
     def mean(of: dict[str, float]) -> dict[str, float]:
         return {name: 1e3 * seconds / steps for name, seconds in of.items()}
@@ -283,7 +283,7 @@ def described(times: Times, steps: int) -> dict[str, Any]:
 
 
 def traffic(trainer: Trainer, settings: Settings) -> dict[str, Any]:
-    """Messages of a step of this rank, and bytes to other ranks: of an allreduce those of a ring."""
+    """Messages per step of this rank, and bytes to other ranks; an allreduce counts as a ring."""
     counted, buckets = trainer.rows.traffic, trainer.buckets
     ring = 2 * (settings.ranks - 1) / settings.ranks
     sent = {leg: count / settings.steps for leg, count in counted.bytes_sent.items()}
@@ -295,7 +295,7 @@ def traffic(trainer: Trainer, settings: Settings) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Take the settings, run, say what came of it."""
+    """Read the settings, run, and report the result."""
     words = os.fdopen(int(sys.argv[1]), "w")
 
     def say(word: dict[str, Any]) -> None:
@@ -304,7 +304,7 @@ def main() -> None:
 
     job = json.load(sys.stdin)
     settings, place = Settings(**job["settings"]), RankProcess(**job["place"])
-    # The command that started this rank has ended, so its figures would not be read.
+    # The parent has ended, so nothing would read the result.
     with suppress(BrokenPipeError):
         try:
             (result,) = measure(settings, place, lambda step: say({"step": step}))
@@ -318,7 +318,7 @@ def main() -> None:
                     "invalid": error.invalid,
                 }
             )
-    # A collective that will never end need not be waited for.
+    # Skip the cleanup, which could wait for a collective that never ends.
     os._exit(0)
 
 

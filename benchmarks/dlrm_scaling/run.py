@@ -1,8 +1,8 @@
-"""What do more ranks gain in a training step of DLRM, with the batch of all kept (strong), or that of each (weak)?
+"""How much faster is a training step of DLRM with more ranks, for a constant global batch (strong) or local batch (weak)?
 
-Runs of `dlrm.py` with one thread for each rank, on one machine over loopback. Beside them a model, of the work of one
-rank as measured here and of messages as `benchmarks/cost_model` measured them: what ranks with a core and a link of their own
-would gain, which has not been measured.
+Runs `dlrm.py` with one thread per rank on one machine over loopback. A model adds a prediction for ranks that have their
+own core and link; it uses the work of one rank measured here and the message times of `benchmarks/cost_model`. The
+predictions have not been verified by measurement.
 """
 
 import json
@@ -26,7 +26,7 @@ from benchmarks.dlrm_scaling.settings import Settings
 FITS = common.REPOSITORY / "benchmarks/results/cost_model.json"
 LINK = "1gbit"
 SOCKETS = (2, 4, 8, 16, 26)
-"""Ranks of the model: those of the published figures, and between."""
+"""Numbers of ranks for the model: those of the published results, and numbers in between."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As figures of it are called."""
+        """Prefix of the names of its metrics."""
         return f"{self.settings.config}_{self.settings.sweep}"
 
 
 def shape(config: str, sweep: str, batch: int, scale: float) -> Settings:
-    """A run of one rank."""
+    """Settings of a run with one rank."""
     return Settings(config=config, sweep=sweep, batch=batch, scale=scale, threads=1, comm="overlap")
 
 
@@ -54,7 +54,7 @@ CELLS = {
         Cell(shape("mlperf", "weak", 2048, 0.1)),
         Cell(shape("small", "strong", 2048, 0.1)),
         Cell(shape("small", "weak", 1024, 0.1)),
-        # Layers of four ranks and what is needed to train them take as much memory as this machine has.
+        # With four ranks, the layers and their training state would exceed the memory of this machine.
         Cell(shape("large", "strong", 512, 0.002), ranks=(1, 2)),
         Cell(shape("large", "weak", 256, 0.002), ranks=(1, 2)),
     )
@@ -64,7 +64,7 @@ CELLS = {
 def measure(
     benchmark: common.Benchmark, cell: Cell, *, rounds: int, steps: int
 ) -> dict[int, list[dict[str, Any]]]:
-    """Numbers of ranks in rounds whose order turns."""
+    """Run all numbers of ranks in rounds with rotating order."""
     found: dict[int, list[dict[str, Any]]] = {ranks: [] for ranks in cell.ranks}
     large = cell.settings.config == "large"
     for number in range(rounds):
@@ -80,8 +80,8 @@ def measure(
             found[ranks].append(run)
             benchmark.cells.append({"cell": cell.name, "ranks": ranks, "round": number, **run})
             print(
-                f"{cell.name}, {ranks} ranks, round {number}: {run['step_ms']:.1f} ms a step, "
-                f"{run['samples_per_s']:,.0f} samples a second",
+                f"{cell.name}, {ranks} ranks, round {number}: {run['step_ms']:.1f} ms per step, "
+                f"{run['samples_per_s']:,.0f} samples per second",
                 file=sys.stderr,
             )
     for ranks, runs in found.items():
@@ -96,9 +96,9 @@ def measure(
 
 
 def model(benchmark: common.Benchmark, cell: Cell, found: dict[int, list[dict[str, Any]]]) -> None:
-    """What the model says of ranks with a core and a link of their own."""
+    """Add the model's prediction for ranks with their own core and link."""
     one = sorted(found[1], key=lambda run: run["step_ms"])[len(found[1]) // 2]
-    # Of two ranks a ring sends as much as the layers have.
+    # Between two ranks, a ring allreduce sends as many bytes as the gradients have.
     layers = found[2][0]["collectives"]["allreduce"]
     buckets = [layers["bytes"] / layers["rounds"]] * round(layers["rounds"])
     gains = modelled(cell.settings, one, buckets, fitted(LINK))
@@ -107,14 +107,14 @@ def model(benchmark: common.Benchmark, cell: Cell, found: dict[int, list[dict[st
 
 
 def run_of(settings: Settings) -> dict[str, Any]:
-    """One run, as the command writes it, but for what each rank saw."""
+    """Run the command once; returns its result without the per-rank details."""
     run = summary(settings, run_ranks(settings))
     del run["ranks"], run["losses"]
     return run
 
 
 def fitted(name: str) -> Link:
-    """What messages take over a class of links, by the last result of the cost model."""
+    """Message times over a class of links, from the last result of the cost model."""
     cells = json.loads(FITS.read_text())["cells"]
     fit = next(cell for cell in cells if cell.get("fit") == name)
     parts = ("exchange", "exchange_cpu", "allreduce", "allreduce_cpu")
@@ -124,13 +124,13 @@ def fitted(name: str) -> Link:
 def modelled(
     settings: Settings, one: dict[str, Any], buckets: Sequence[float], link: Link
 ) -> dict[int, float]:
-    """A model: how many times shorter a step of more ranks is than one of the fewest, each message waited for.
+    """Predict the speed-up of more ranks over the smallest number, if every message is waited for.
 
     Args:
-        settings: Of the run.
-        one: What it came to on one rank: the optimizer of layers has as much to do on every rank, all else its samples.
+        settings: Settings of the run.
+        one: Result of the run on one rank. The dense optimizer does the same work on every rank; all other work is divided.
         buckets: Bytes of each allreduce.
-        link: Of messages.
+        link: Message times.
     """
     steps: dict[int, float] = {}
     for ranks in SOCKETS:
@@ -143,7 +143,7 @@ def modelled(
 
 
 def sends_of(settings: Settings, ranks: int, buckets: Sequence[float]) -> Sends:
-    """What a rank sends in a step, if all have as many samples."""
+    """The bytes that a rank sends per step, with the same number of samples on every rank."""
     of, samples = settings.shape, settings.samples
     part = slice(0, samples // ranks)
     batch = make_batch(of, "zipf", samples=samples, part=part, seed=settings.seed)
@@ -161,11 +161,13 @@ def sends_of(settings: Settings, ranks: int, buckets: Sequence[float]) -> Sends:
 def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument("cells", nargs="*", help="names of cells (default: all)")
-    parser.add_argument("--rounds", type=int, help="of each cell (default: 5, quick: 3)")
+    parser.add_argument(
+        "--rounds", type=int, help="number of rounds per cell (default: 5, quick: 3)"
+    )
     arguments = parser.parse_args()
     names: Sequence[str] = arguments.cells or list(CELLS)
     if unknown := set(names) - set(CELLS):
-        parser.error(f"no cells {sorted(unknown)}: there are {', '.join(CELLS)}")
+        parser.error(f"unknown cells {sorted(unknown)}; use {', '.join(CELLS)}")
     benchmark = common.Benchmark(common.settings(arguments))
     quick = benchmark.settings.quick
     rounds = arguments.rounds or (3 if quick else 5)

@@ -1,4 +1,4 @@
-"""The program `dlrm.py`: the runs of a command one after the other, a table on the terminal, a file and a picture."""
+"""The program `dlrm.py`: perform all runs of a command, print a table, write a JSON file and a chart."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 def bench_dlrm(
     runs: Sequence[Settings], *, out: Path, command: str, console: Console
 ) -> dict[str, Any]:
-    """Run them; print figures as they come, and write `dlrm.json` and `dlrm.html`.
+    """Perform all runs; print results as they come, and write `dlrm.json` and `dlrm.html`.
 
-    Under `torchrun` this process is one rank of the only run, and the one of rank 0 prints and writes.
+    Under `torchrun` this process is one rank of the only run; rank 0 prints and writes.
 
     Args:
-        runs: At least one.
-        out: Folder of the files.
-        command: What was typed.
-        console: Where figures are printed.
+        runs: Settings of the runs, at least one.
+        out: Folder for the files.
+        command: The command line, for the report.
+        console: Where results are printed.
 
     Raises:
-        InvalidInput: What was asked for cannot be had here.
+        InvalidInput: The settings cannot run on this machine.
         BackendMissing: The backend is not installed.
-        ExchangeFailed: A rank ended before it was done.
-        RankLost: The same, of another rank of `torchrun`.
+        ExchangeFailed: A rank ended early.
+        RankLost: Under `torchrun`, another rank ended early.
     """
     ranked = _torchrun()
     for settings in runs:
         _check(settings, ranked)
     if ranked is not None and len(runs) > 1:
         raise InvalidInput(
-            f"torchrun starts the ranks of one run, and this command has {len(runs)}: give one value to each flag, or "
-            "leave torchrun out"
+            f"torchrun starts the ranks of one run, and this command has {len(runs)}: give one value per flag, or "
+            "start it without torchrun"
         )
     done: list[dict[str, Any]] = []
     for number, settings in enumerate(runs):
@@ -86,13 +86,13 @@ def bench_dlrm(
 
 
 def _torchrun() -> RankProcess | None:
-    """Which rank of `torchrun` this process is."""
+    """The position of this process if `torchrun` started it, or None."""
     here = Launched.here()
     return None if here is None else RankProcess(here.rank, here.local_rank, here.local_count, None)
 
 
 def _check(settings: Settings, ranked: RankProcess | None) -> None:
-    """Raise for what no rank could do here, before any is started."""
+    """Raise if no rank could run the settings here, before any is started."""
     if ranked is not None and int(os.environ["WORLD_SIZE"]) != settings.ranks:
         raise InvalidInput(
             f"--ranks is {settings.ranks}, but torchrun started {os.environ['WORLD_SIZE']}: leave --ranks out"
@@ -104,11 +104,13 @@ def _check(settings: Settings, ranked: RankProcess | None) -> None:
 
         library.load()
     if settings.backend == "gloo" and not dist.is_gloo_available():
-        raise InvalidInput("--backend gloo: this build of torch has no gloo")
+        raise InvalidInput(
+            "--backend gloo: this build of torch has no gloo; choose another backend"
+        )
     check_gpus(settings.backend, local)
     if settings.backend != "nccl" and settings.precision != "fp32" and not multiplies_bf16():
         raise InvalidInput(
-            f"--precision {settings.precision} needs a processor with AVX512-BF16 or AMX, which this one has not"
+            f"--precision {settings.precision} needs a processor with AVX512-BF16 or AMX, which this one lacks: use fp32"
         )
 
 
@@ -127,7 +129,7 @@ def _measure_here(settings: Settings, place: RankProcess) -> list[dict[str, Any]
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:
-    """The figures of all runs, one column each."""
+    """Print the metrics of all runs, one column per run."""
     from rich.table import Table
 
     runs = report["runs"]
@@ -167,7 +169,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
 
 
 def picture(report: dict[str, Any]) -> str:
-    """The same as a page: a bar for each run, its work and what it waited for."""
+    """The same as an HTML page: a bar per run with work and waiting time."""
     runs = report["runs"]
     settings = runs[0]["settings"]
     phases = list(runs[0]["phase_ms"])
@@ -186,7 +188,7 @@ def picture(report: dict[str, Any]) -> str:
     chart = stacked_bars(bars, parts, title=f"{name}, by phase", form=lambda ms: f"{ms:.4g} ms")
     lead = (
         f"{settings['sweep']} scaling, ids {settings['skew']}, milliseconds per step as the mean over "
-        f"{settings['steps']} steps and all ranks. Messages hidden behind work are not in the bars."
+        f"{settings['steps']} steps and all ranks. Message time that is hidden behind work is not in the bars."
     )
     return html_page(name, lead, f'<div class="grid"><div class="card">{chart}</div></div>')
 

@@ -25,27 +25,27 @@ STEPS_MAX = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run: what all of its ranks are told.
+    """The settings of one run, sent to all of its ranks.
 
     Attributes:
-        config: A name of `SHAPES`.
-        scale: Share of rows and batch.
-        sweep: Which of the shape's batches this run takes: `strong`, the one of all ranks; `weak`, the one of each.
-        batch: Samples in its place, or None.
-        ranks: How many.
-        backend: Of torch.distributed.
+        config: A name in `SHAPES`.
+        scale: Fraction of the shape's rows and batch.
+        sweep: `strong` uses the shape's global batch, `weak` its batch per rank.
+        batch: Samples per batch instead of the shape's, or None.
+        ranks: Number of ranks.
+        backend: Backend of torch.distributed.
         comm: See `benchmarks.dlrm_scaling.step`.
-        precision: Of rows, layers and messages.
-        pin: `apart`: communication threads on cores of their own. `together`: on the cores of work, which are those that
-            `apart` leaves to it, so that the two differ in nothing but who is in whose way.
-        skew: How ids are drawn.
-        steps: Measured.
-        warmup: Steps before those.
-        threads: Of each rank, or None for its share of the cores.
-        memory: Bytes for the store of each rank, or None for what its rows take.
-        store: Folder of the stores; None: a temporary one.
-        timeout_s: Longest wait for another rank.
-        seed: Of everything random.
+        precision: Precision of rows, layers and messages.
+        pin: `apart`: communication threads have their own cores. `together`: communication threads share the compute cores,
+            which are the same as in `apart`, so that only the sharing differs.
+        skew: Distribution of ids.
+        steps: Number of measured steps.
+        warmup: Number of steps before the measured ones.
+        threads: Threads of each rank; None: an equal share of the cores.
+        memory: Bytes for the store of each rank; None: enough for its rows.
+        store: Folder for the stores; None: a temporary one.
+        timeout_s: Longest wait for another rank, in seconds.
+        seed: Seed of all random numbers.
     """
 
     config: str
@@ -82,22 +82,22 @@ class Settings:
             ("--threads", self.threads, 1, RANKS_MAX),
         ):
             if value is not None and not least <= value <= most:
-                raise InvalidInput(f"{name} must be from {least} to {most}, got {value}")
+                raise InvalidInput(f"{name} must be in [{least}, {most}], got {value}")
         if not 0 < self.timeout_s <= 86_400:
-            raise InvalidInput(f"--timeout must be from 0 to 86400 seconds, got {self.timeout_s:g}")
+            raise InvalidInput(f"--timeout must be in [0, 86400] seconds, got {self.timeout_s:g}")
         if self.samples < self.ranks:
             raise InvalidInput(
-                f"{self.ranks} ranks share a batch of {self.samples}: raise --scale or --batch, or take fewer ranks"
+                f"{self.ranks} ranks cannot share a batch of {self.samples}: raise --scale or --batch, or lower --ranks"
             )
 
     @property
     def shape(self) -> Shape:
-        """Of the model, scaled."""
+        """The shape of the model, scaled."""
         return SHAPES[self.config].scaled(self.scale)
 
     @property
     def samples(self) -> int:
-        """Of a step, over all ranks."""
+        """Samples per step over all ranks."""
         if self.sweep == "weak":
             return (self.batch or self.shape.local_batch) * self.ranks
         return self.batch or self.shape.global_batch
@@ -109,7 +109,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Runs of one command: all combinations of these."""
+    """The runs of one command: all combinations of these values."""
 
     ranks: Sequence[int]
     backend: Sequence[str]
@@ -118,7 +118,7 @@ class Grid:
     pin: Sequence[str]
 
     def runs(self, base: Settings) -> list[Settings]:
-        """The settings of each run; in a folder for stores each has its own."""
+        """The settings of each run. With `store`, each run has its own folder in it."""
         return [
             replace(
                 base,
@@ -136,6 +136,6 @@ class Grid:
 
 
 def one_of(flag: str, value: str, allowed: Iterable[str]) -> None:
-    """Raise unless the value is one of those."""
+    """Raise `InvalidInput` unless the value is allowed."""
     if value not in allowed:
         raise InvalidInput(f"{flag} must be one of {', '.join(allowed)}, got {value!r}")

@@ -37,29 +37,29 @@ CRITEO_ROWS = (
     108,
     36,
 )
-"""Rows of the 26 tables that MLPerf trains on the Criteo Terabyte log, whose largest are cut to 40 million."""
+"""Rows of MLPerf's 26 tables for the Criteo Terabyte log, capped at 40 million."""
 
 CRITEO_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-"""Ids per bag of the same tables in DLRM-DCNv2."""
+"""Ids per bag of these tables in DLRM-DCNv2."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Tables, layers and batches of a model.
+    """Tables, layers and batch sizes of a model.
 
     Attributes:
-        rows: Of each of T tables.
+        rows: Rows of each of the T tables.
         lookups: Ids per bag of each table.
         dim: Weights per row.
-        dense: Numeric features.
-        bottom: Hidden widths; a layer of width `dim` follows.
-        top: Hidden widths; a layer of width 1 follows.
-        cross_layers: Low-rank cross layers in place of the dot interaction, if any.
-        cross_rank: Their rank.
-        optimizer: Of rows and layers.
-        lr: Its learning rate.
-        global_batch: Samples of a step, of all ranks, that strong scaling keeps.
-        local_batch: Samples of a step of one rank, that weak scaling keeps.
+        dense: Number of numeric features.
+        bottom: Hidden widths of the bottom MLP; a layer of width `dim` follows.
+        top: Hidden widths of the top MLP; a layer of width 1 follows.
+        cross_layers: Number of low-rank cross layers; 0: dot interaction.
+        cross_rank: Rank of the cross layers.
+        optimizer: Optimizer of rows and layers.
+        lr: Learning rate.
+        global_batch: Samples per step over all ranks, constant in strong scaling.
+        local_batch: Samples per step of one rank, constant in weak scaling.
     """
 
     rows: tuple[int, ...]
@@ -76,7 +76,7 @@ class Shape:
     local_batch: int
 
     def scaled(self, factor: float) -> Shape:
-        """The same layers with this share of the rows and of the batch, at least one of each."""
+        """The same layers with this fraction of the rows and of the batch, at least one of each."""
         if not 0 < factor <= 1:
             raise InvalidInput(f"--scale must be above 0 and at most 1, got {factor:g}")
 

@@ -1,4 +1,4 @@
-"""A training step of a hybrid-parallel DLRM, taken apart: tables over the ranks, dense half on each.
+"""A training step of a hybrid-parallel DLRM, with times per phase: tables are sharded, dense layers are replicated.
 
 Shapes: B samples of this rank, F tables, D weights per row.
 """
@@ -40,19 +40,19 @@ PHASES = (
     "lookup backward",
     "optimizer",
 )
-"""Work of a rank, in the order of `blocking`. Lookup is all that is done for rows: ids made distinct, rows read and
-sent, bags pooled; its backward sums gradients and updates rows."""
+"""Phases of a rank's work, in the order of `blocking`. Lookup includes all work for rows: deduplicating ids, reading and
+sending rows, pooling bags. Its backward pass sums gradients and updates rows."""
 
 
 class Crosses(nn.Module):
-    """Cross layers over dense and pooled vectors, side by side: MLPerf's DLRM-DCNv2."""
+    """Cross layers over the concatenated dense and pooled vectors, as in MLPerf's DLRM-DCNv2."""
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(CrossLayer(width, rank=rank) for _ in range(layers))
 
     def forward(self, dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
-        """`[B, (F + 1) D]`."""
+        """The output of the cross layers, `[B, (F + 1) D]`."""
         first = torch.cat([dense_BD, pooled_BFD.flatten(1)], dim=1)
         crossed = first
         for layer in self.layers:
@@ -61,15 +61,15 @@ class Crosses(nn.Module):
 
 
 class Pairs(nn.Module):
-    """The dot interaction, in the type of the rows, as in `rowmill.ctr.models.DLRM`."""
+    """The dot interaction in the dtype of the rows, as in `rowmill.ctr.models.DLRM`."""
 
     def forward(self, dense_BD: Tensor, pooled_BFD: Tensor) -> Tensor:
-        """`[B, D + F (F + 1) / 2]`."""
+        """Dense vector and dot products of all pairs, `[B, D + F (F + 1) / 2]`."""
         return interaction(dense_BD.to(pooled_BFD.dtype), pooled_BFD)
 
 
 class DenseHalf(nn.Module):
-    """All of a model but its tables."""
+    """A DLRM without its tables."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class DenseHalf(nn.Module):
 
 
 def dense_optimizer(shape: Shape, precision: Precision, model: nn.Module) -> torch.optim.Optimizer:
-    """What updates the dense half; of `split-bf16` its weights become bfloat16 here."""
+    """Make the optimizer of the dense layers; `split-bf16` converts their weights to bfloat16 here."""
     split = precision == "split-bf16"
     if shape.optimizer == "adagrad":
         return (SplitAdagrad if split else torch.optim.Adagrad)(model.parameters(), lr=shape.lr)
@@ -93,16 +93,16 @@ def dense_optimizer(shape: Shape, precision: Precision, model: nn.Module) -> tor
 
 
 class Trainer:
-    """One rank of a run.
+    """The training loop of one rank.
 
     Args:
-        shape: Of the model.
-        rows: The tables of all ranks.
-        comm: Whether collectives travel behind work, or each is waited for where it begins.
-        precision: Of layers; that of rows is up to the tables.
-        samples: Of a step, over all ranks.
-        device: Of the dense half.
-        timeline: Takes the time of every step.
+        shape: Shape of the model.
+        rows: The sharded tables.
+        comm: Whether collectives overlap with work, or each is waited for where it begins.
+        precision: Precision of layers; tables have their own.
+        samples: Samples per step over all ranks.
+        device: Device of the dense layers.
+        timeline: Measures every step.
     """
 
     def __init__(
@@ -129,18 +129,18 @@ class Trainer:
         )
         self._overlap = comm == "overlap"
         self._coming: Coming | None = None
-        """Rows of the next step."""
+        """Prepared rows of the next step."""
         self._features, self._dim = len(shape.rows), shape.dim
         self._samples = samples
         self._device = device
         self._narrow = torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
 
     def step(self, batch: RandomBatch, following: RandomBatch | None = None) -> Tensor:
-        """Forward, backward and update; this rank's share of the mean loss, float64.
+        """Run forward, backward and update; returns this rank's share of the mean loss, float64.
 
         Args:
             batch: The samples of this rank.
-            following: Those of the next step, if there is one: with overlap their rows are asked for in this one.
+            following: The samples of the next step, or None. With overlap, their rows are requested during this step.
         """
         with self.timeline.step():
             return self._step(batch, following)
@@ -155,13 +155,13 @@ class Trainer:
         if not self._overlap:
             with phase("lookup"):
                 pooled = coming.pool()
-        # With overlap this hides rows on their way, and in backward their gradients.
+        # With overlap, this hides the transfer of rows, and in the backward pass the transfer of their gradients.
         with phase("bottom MLP"), self._narrow:
             dense_BD = model.bottom(batch.dense.to(self._device))
         if pooled is None:
             with phase("lookup"):
                 pooled = coming.pool()
-        # Parts are cut from each other, so that backward goes through them one by one.
+        # Detach the parts from each other, so that the backward pass can run part by part.
         with phase("interaction"), self._narrow:
             dense_cut = dense_BD.detach().requires_grad_()
             pooled_cut = pooled.detach().to(self._device).requires_grad_()
@@ -191,7 +191,7 @@ class Trainer:
             else:
                 dense_BD.backward(dense_cut.grad)
                 pooled.backward(gradient)
-        # Rows are up to date: those of the next step travel beside what is left of this one.
+        # All rows are updated, so the rows of the next step can be sent during the rest of this one.
         for prepared in asked:
             with phase("lookup"):
                 self._coming = self.rows.begin(prepared)
@@ -208,14 +208,14 @@ class Trainer:
             return [self.rows.ask(batch.ids)]
 
     def _mark(self, pooled: Tensor, before_gradients: Callable[[], None]) -> None:
-        """Tell the timeline when backward comes to the rows, and when it leaves them.
+        """Make the timeline switch phases when the backward pass enters and leaves the lookup.
 
-        Pooled vectors have two nodes in the graph: one sends the gradients of rows, the other waits for them, and the updates of
-        the rows come right after that one, the last of all.
+        Pooled vectors have two nodes in the autograd graph: one sends the gradients of rows, the other waits for them. The row
+        updates follow the second node and come last.
 
         Args:
-            pooled: What was pooled.
-            before_gradients: Is called while gradients are on their way, before anybody waits for them.
+            pooled: The pooled vectors.
+            before_gradients: Called while gradients are being sent, before the wait for them.
         """
         switch = self.timeline.switch
         pools = pooled.grad_fn

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: exclusive phases of this thread, and collectives that travel beside them."""
+"""Measure where the time of a step goes: exclusive phases of this thread, and collectives that overlap with them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
 OTHER = "other"
-"""What belongs to no phase."""
+"""Name for time outside of all phases."""
 
 
 @dataclass(eq=False)
 class _Travelling:
-    """A collective; its end is known when it is waited for, or when torch says so before that."""
+    """A collective in flight. Its end is known when it is waited for, or earlier if torch reports it."""
 
     work: object
     begin: float
@@ -27,14 +27,14 @@ class _Travelling:
 
 @dataclass
 class Times:
-    """Seconds of some steps.
+    """Times of a number of steps, in seconds.
 
     Attributes:
-        steps: How many.
-        step_s: Of each step.
-        phase_s: Of this thread's work, by phase. With `exposed_s` it sums up to the steps.
-        exposed_s: Waiting for collectives, by leg.
-        total_s: In which at least one collective of a leg was on its way.
+        steps: Number of steps.
+        step_s: Time of each step.
+        phase_s: Work of this thread by phase. With `exposed_s` it adds up to the total of all steps.
+        exposed_s: Time spent waiting for collectives, by collective.
+        total_s: Time in which at least one collective of a kind was in flight.
     """
 
     step_s: list[float] = field(default_factory=list[float])
@@ -44,15 +44,15 @@ class Times:
 
 
 class Timeline(Meter):
-    """Takes the time of one thread.
+    """Measures the time of one thread.
 
-    A phase within a phase is not counted in the outer one. A wait counts as exposed while something it waits for
-    was on its way; so exposed is never more than total.
+    The time of a nested phase does not count for the outer phase. A wait counts as exposed only while a collective it waits
+    for is in flight, so exposed time never exceeds total time.
 
     Attributes:
-        times: Of the steps so far.
-        settle: Called before the clock is read, if any: work that was begun on another device must have ended.
-        lost: Whether a wait ended by an error, as it does when another rank is gone.
+        times: Times of the steps so far.
+        settle: Called before the clock is read, if not None, to wait for work on another device.
+        lost: Whether a wait ended with an error, for example because another rank has ended.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Timeline(Meter):
 
     @contextmanager
     def step(self) -> Generator[None]:
-        """One step; phases and collectives belong inside."""
+        """Measure one step; phases and collectives must be inside."""
         begin = self._now()
         self._since = begin
         self._stack = [(self.times.phase_s, OTHER)]
@@ -76,22 +76,22 @@ class Timeline(Meter):
         for leg, travelled in self._travelling.items():
             spans = [(max(one.begin, begin), one.end or self._since) for one in travelled]
             self.times.total_s[leg] = self.times.total_s.get(leg, 0.0) + covered(spans)
-            # What is still on its way counts in the next step as well, from there on.
+            # A collective that is still in flight counts in the next step too, from its start.
             self._travelling[leg] = [one for one in travelled if one.end is None]
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
-        """Work of this thread."""
+        """Measure a phase of work of this thread."""
         with self._inside(self.times.phase_s, name):
             yield
 
     def switch(self, name: str) -> None:
-        """End the innermost phase, and begin this one in its place."""
+        """End the innermost phase and begin another in its place."""
         self._lap()
         self._stack[-1] = (self.times.phase_s, name)
 
     def begun(self, leg: str, work: Any) -> None:
-        """A collective is on its way."""
+        """Record that a collective has begun."""
         one = _Travelling(work, time.perf_counter())
         self._travelling.setdefault(leg, []).append(one)
 
@@ -103,7 +103,7 @@ class Timeline(Meter):
 
     @contextmanager
     def waiting(self, leg: str, work: object = None) -> Generator[None]:
-        """Waiting for all of a leg that is on its way, or for this work of it."""
+        """Measure waiting for `work`, or for all collectives of a kind in flight."""
         awaited = [
             one
             for one in self._travelling.get(leg, ())
@@ -142,7 +142,7 @@ class Timeline(Meter):
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of what at least one of the spans covers.
+    """The total length of the union of intervals.
 
     Examples:
         >>> covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])

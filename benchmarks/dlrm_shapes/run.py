@@ -1,16 +1,16 @@
-"""How long does a training step of DLRM take, beside the same model in plain torch?
+"""How long does a training step of DLRM take, compared with the same model in plain torch?
 
-Shapes with everything in memory, SGD, the same initial values and the same batches: ours over stored tables with the
-fused interaction, in 32 bits and as split-bf16 with layers in bfloat16, and plain torch in 32 bits over
-`nn.EmbeddingBag(sparse=True)` with the interaction of the published DLRM code, or with a faster way to pick its pairs. Parts
-of a step (embeddings, interaction, MLPs) are timed apart. Of the largest shape ours stands beside ours only.
+Everything is in memory; both sides use SGD, the same initial values and the same batches. Ours: stored tables with the
+fused interaction, in fp32, and in split-bf16 with layers in bfloat16. Plain torch: `nn.EmbeddingBag(sparse=True)` in
+fp32, with the interaction of the published DLRM code or with a faster selection of pairs. The parts of a step
+(embeddings, interaction, MLPs) are timed separately. The largest shape compares only our own variants.
 """
 
 import gc
 import os
 import sys
 
-# Before torch allocates: rows of both sides lie in huge pages.
+# Set before torch allocates, so that the rows of both sides use huge pages.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 import tempfile
@@ -41,13 +41,13 @@ THREADS = 2
 RATE = 0.1
 ZIPF = 1.05
 BATCHES = 4
-"""Distinct batches, taken in turn."""
+"""Number of distinct batches, used in rotation."""
 STEPS_COMPARED = 2
-"""Steps at the beginning that both models must take with the same losses; each multiplies what rounding did before."""
+"""Number of first steps whose losses are compared; each further step amplifies earlier rounding differences."""
 BF16_TOLERANCE = 2e-2
-"""Largest relative difference of a loss whose layers multiply in bfloat16."""
+"""Largest relative difference of losses if layers run in bfloat16."""
 TOLERANCE = 1e-2
-"""Largest relative difference of a loss, and of how far rows moved: less than one table of 26 makes."""
+"""Largest relative difference of losses, and of the change of rows; a single wrong table of 26 exceeds it."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,25 @@ class Shape:
     lookups: int
     """Ids per bag."""
     dense: int
-    """Numeric features."""
+    """Number of numeric features."""
     bottom: tuple[int, ...]
-    """Hidden widths; a layer of width `dim` follows."""
+    """Hidden widths of the bottom MLP; a layer of width `dim` follows."""
     top: tuple[int, ...]
-    """Hidden widths; a layer of width 1 follows."""
+    """Hidden widths of the top MLP; a layer of width 1 follows."""
     row_rate: float
-    """Learning rate of rows: their gradients, of a mean over a batch, are small where few ids share a row."""
+    """Learning rate of rows. It is large where few ids share a row: gradients of a mean over a batch are then small."""
     batch: int = 2048
     peer: bool = True
     """Whether plain torch is measured too."""
 
     @property
     def pairs(self) -> int:
-        """Pairs of vectors."""
+        """Number of pairs of vectors."""
         return (self.tables + 1) * self.tables // 2
 
 
 def _cut(name: str, *, rows: int, row_rate: float, batch: int = 2048, peer: bool = True) -> Shape:
-    """The published shape with this many rows in every table."""
+    """The published shape with `rows` rows in every table."""
     shape = PUBLISHED[name]
     return Shape(
         tables=len(shape.rows),
@@ -99,25 +99,25 @@ SHAPES = {
     "small": _cut("small", rows=1_000_000, row_rate=1.0),
     # Tables are capped so that both sides fit into memory.
     "mlperf": _cut("mlperf", rows=100_000, row_rate=100.0),
-    # The layers are what counts: tables are cut, and the batch is that of one of its ranks.
+    # The layers dominate: tables are small, and the batch is that of one rank.
     "large": _cut("large", rows=5_000, row_rate=1.0, batch=512, peer=False),
 }
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of one step."""
+    """The input of one step."""
 
     dense: Tensor
     ids: tuple[Tensor, ...]
     """Per table, int64 [batch * lookups]."""
     offsets: tuple[Tensor, ...]
-    """Per table, where each bag begins, int64 [batch]."""
+    """Per table, the offset of each bag, int64 [batch]."""
     labels: Tensor
 
 
 def batches(shape: Shape, skew: str, seed: int) -> list[Batch]:
-    """Random batches; frequent ids are spread over the whole range, differently in every table."""
+    """Random batches. Frequent ids are scattered over the whole range, differently in every table."""
     random = np.random.default_rng(seed)
     count = shape.batch * shape.lookups
     weights = np.arange(1, shape.rows + 1, dtype=np.float64) ** -ZIPF
@@ -141,7 +141,7 @@ def batches(shape: Shape, skew: str, seed: int) -> list[Batch]:
 
 
 def torch_mlp(inputs: int, widths: Sequence[int], *, relu_last: bool) -> nn.Sequential:
-    """Layers of plain torch, laid out as `rowmill.ctr.models.mlp`."""
+    """An MLP in plain torch with the layout of `rowmill.ctr.models.mlp`."""
     layers: list[nn.Module] = []
     for width in widths:
         layers += [nn.Linear(inputs, width), nn.ReLU()]
@@ -153,10 +153,10 @@ class TorchDLRM(nn.Module):
     """The model in plain torch.
 
     Args:
-        shape: Of tables and MLPs.
-        weights: For each table its rows.
-        pick: How pairs are taken out of all products: "index", as the published DLRM code does it, or "select", a
-            form whose backward is faster.
+        shape: Shape of tables and MLPs.
+        weights: The initial rows of each table.
+        pick: How to select pairs from the matrix of products: "index" as in the published DLRM code, or "select", whose
+            backward pass is faster.
     """
 
     def __init__(self, shape: Shape, weights: Iterable[Tensor], pick: str) -> None:
@@ -176,7 +176,7 @@ class TorchDLRM(nn.Module):
         return [bag(*of) for bag, *of in zip(self.bags, ids, offsets, strict=True)]
 
     def interact(self, dense_BD: Tensor, pooled: list[Tensor]) -> Tensor:
-        """Products of all pairs behind the dense vector."""
+        """The dense vector followed by the dot products of all pairs."""
         batch, dim = dense_BD.shape
         vectors_BVD = torch.cat([dense_BD, *pooled], dim=1).view(batch, -1, dim)
         if self.pick == "select":
@@ -195,7 +195,7 @@ class TorchDLRM(nn.Module):
 def train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, *, narrow: bool = False
 ) -> Tensor:
-    """Forward, backward and update, with layers in bfloat16 or not; the loss."""
+    """Run forward, backward and update, optionally with layers in bfloat16; returns the loss."""
     optimizer.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
         logits = model(batch.dense, batch.ids, batch.offsets)
@@ -206,7 +206,7 @@ def train_step(
 
 
 class Plain:
-    """Plain torch: the model, and one optimizer for rows and MLPs."""
+    """Plain torch: the model with one optimizer for rows and MLPs."""
 
     def __init__(self, model: TorchDLRM) -> None:
         self.model = model
@@ -218,11 +218,11 @@ class Plain:
         self.rows_optimizer = torch.optim.SGD(rows, lr=model.shape.row_rate)
 
     def step(self, batch: Batch) -> Tensor:
-        """One training step; the loss."""
+        """Run one training step; returns the loss."""
         return train_step(self.model, self.optimizer, batch)
 
     def embed(self, batch: Batch, gradient_BFD: Tensor) -> None:
-        """The embeddings of a step: pool, take a gradient, update."""
+        """Run only the embeddings of a step: pool, apply a gradient, update."""
         self.rows_optimizer.zero_grad()
         pooled = self.model.pool(batch.ids, batch.offsets)
         torch.autograd.backward(pooled, list(gradient_BFD.unbind(1)))
@@ -230,13 +230,13 @@ class Plain:
 
 
 class Stored:
-    """Ours: stored tables that backward updates, the fused interaction, an optimizer for the MLPs.
+    """Ours: stored tables updated by the backward pass, the fused interaction, an optimizer for the MLPs.
 
     Args:
-        shape: Of tables and MLPs.
-        weights: For each table its rows.
-        state: Of the MLPs, as a state dict; None: as they are born.
-        folder: Of the store.
+        shape: Shape of tables and MLPs.
+        weights: The initial rows of each table.
+        state: Initial weights of the MLPs, a state dict; None: random.
+        folder: Folder of the store.
         split: Whether rows and MLPs are split-bf16.
     """
 
@@ -285,15 +285,15 @@ class Stored:
         )
 
     def step(self, batch: Batch) -> Tensor:
-        """One training step; the loss."""
+        """Run one training step; returns the loss."""
         return train_step(self.model, self.optimizer, batch, narrow=self.split)
 
     def announce(self, batch: Batch) -> None:
-        """Say that this batch comes next, as `rowmill train` does."""
+        """Announce the next batch, as `rowmill train` does."""
         self.store.lookahead(dict(zip(self.tables, batch.ids, strict=True)))
 
     def embed(self, batch: Batch, gradient_BFD: Tensor) -> None:
-        """The embeddings of a step: pool, take a gradient, update."""
+        """Run only the embeddings of a step: pool, apply a gradient, update."""
         self.bags(batch.ids, batch.offsets).backward(gradient_BFD)
 
 
@@ -302,12 +302,14 @@ SKEWS = ("uniform", "zipf")
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)}; all by default")
-    parser.add_argument("--ids", choices=SKEWS, help="how they are drawn; both by default")
+    parser.add_argument(
+        "shapes", nargs="*", help=f"shapes to run, of {', '.join(SHAPES)} (default: all)"
+    )
+    parser.add_argument("--ids", choices=SKEWS, help="distribution of ids (default: both)")
     arguments = parser.parse_args()
     unknown = set(arguments.shapes) - set(SHAPES)
     if unknown:
-        parser.error(f"no shapes {sorted(unknown)}: there are {', '.join(SHAPES)}")
+        parser.error(f"unknown shapes {sorted(unknown)}; use {', '.join(SHAPES)}")
     benchmark = common.Benchmark(common.settings(arguments))
     torch.set_num_threads(THREADS)
     for name in arguments.shapes or SHAPES:
@@ -317,23 +319,23 @@ def main() -> None:
                 compare(benchmark, cell, shape, skew)
             else:
                 compare_ours(benchmark, cell, shape, skew)
-            gc.collect()  # The tables of this cell must be gone before those of the next are made.
+            gc.collect()  # Free the tables of this cell before the next cell allocates.
     benchmark.write()
 
 
 def precisions() -> dict[str, bool]:
-    """Our variants, by whether they are split: without instructions for bfloat16 one is left."""
+    """Our variants by name, with whether they are split-bf16; only fp32 on a processor without bfloat16 instructions."""
     return {"stored": False, "stored_split": True} if multiplies_bf16() else {"stored": False}
 
 
 def compare(benchmark: common.Benchmark, cell: str, shape: Shape, skew: str) -> None:
-    """Steps of all sides, then parts of a step."""
+    """Compare steps of all sides, then parts of a step."""
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
     made = batches(shape, skew, seed)
     torch.manual_seed(seed)
-    # Wide enough that the products of rows, and not the dense vectors alone, make the logits.
+    # Wide enough that products of rows affect the logits, not only the dense vectors.
     weights = [torch.empty(shape.rows, shape.dim).uniform_(-0.1, 0.1) for _ in range(shape.tables)]
-    # Both ways to pick pairs share tables and optimizer: their steps differ in the interaction alone.
+    # Both ways to select pairs share tables and optimizer, so that only the interaction differs.
     torch_model = TorchDLRM(shape, weights, "index")
     state = {name: value for name, value in torch_model.state_dict().items() if "bags" not in name}
     with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
@@ -370,10 +372,10 @@ def compare(benchmark: common.Benchmark, cell: str, shape: Shape, skew: str) -> 
 
 
 def compare_ours(benchmark: common.Benchmark, cell: str, shape: Shape, skew: str) -> None:
-    """Steps of ours in 32 bits and of ours as split-bf16, of a model too large to stand beside a third."""
+    """Compare our steps in fp32 and split-bf16, for a model too large to hold plain torch in memory too."""
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
     if len(precisions()) < 2:
-        print(f"{cell}: this processor has no instructions for bfloat16", file=sys.stderr)
+        print(f"{cell}: skipped, this processor has no bfloat16 instructions", file=sys.stderr)
         return
     made = batches(shape, skew, seed)
     torch.manual_seed(seed)
@@ -410,7 +412,7 @@ def compare_ours(benchmark: common.Benchmark, cell: str, shape: Shape, skew: str
 
 
 def updating(side: Stored) -> Callable[[Batch], None]:
-    """The update of the MLPs alone, by the gradients of the step before."""
+    """Only the update of the MLPs, with the gradients of the step before."""
 
     def work(_: Batch) -> None:
         side.optimizer.step()
@@ -425,7 +427,7 @@ def summarize_share(
     ours: str,
     peer: str,
 ) -> None:
-    """The time of one variant over that of another, round by round."""
+    """Add the ratio of the times of two variants, computed per round."""
     pair = zip(samples[f"{cell}_{ours}"], samples[f"{cell}_{peer}"], strict=True)
     benchmark.summarize(
         f"{cell}_{ours}_time_over_{peer}",
@@ -434,7 +436,7 @@ def summarize_share(
 
 
 def picking(plain: Plain, pick: str) -> Callable[[Batch], Tensor]:
-    """A step of the plain model that picks pairs this way."""
+    """A step of the plain model that selects pairs in this way."""
 
     def step(batch: Batch) -> Tensor:
         plain.model.pick = pick
@@ -450,12 +452,11 @@ def check_same(
     plain: Plain,
     made: list[Batch],
 ) -> None:
-    """Take the first steps with all models; raises if losses or rows show that they do not learn the same.
+    """Run the first steps with all models; raise if losses or rows show that they are not the same model.
 
-    Rows count by the sum of their differences, relative to how far training moved them. The largest would not do: where
-    an activation is 0 but for rounding, ReLU passes a sample's gradient on one side and stops it on the other (with
-    a smooth function in its place the sums differ by 1e-5, not 1e-3). Of split-bf16, whose layers round anew in every
-    product, losses alone are compared.
+    For rows, the sum of differences is compared with the sum of changes by training. The largest difference would not do:
+    where an activation is near 0, rounding decides whether ReLU passes a sample's gradient (with a smooth function instead,
+    the sums differ by 1e-5, not 1e-3). For split-bf16, whose layers round in every product, only losses are compared.
     """
     stored = ours["stored"]
     pairs = list(zip(stored.tables, plain.model.bags, made[0].ids, strict=True))
@@ -481,7 +482,7 @@ def check_same(
 def check_losses(
     benchmark: common.Benchmark, name: str, losses: list[list[float]], tolerance: float
 ) -> None:
-    """Raise if pairs of losses differ by more than a share of the first."""
+    """Raise if two losses differ by more than `tolerance`, relative to the first."""
     difference = max(abs(ours - theirs) / abs(theirs) for theirs, ours in losses)
     benchmark.summary[f"{name}_loss_difference"] = difference
     if not difference <= tolerance:
@@ -494,7 +495,7 @@ def run(
     steps: int,
     announce: Callable[[Batch], None] | None = None,
 ) -> Callable[[], int]:
-    """Work of one round: some steps."""
+    """The work of one round: several steps."""
 
     def steps_of_work() -> int:
         for number in range(steps):
@@ -509,13 +510,13 @@ def run(
 def part_runs(
     shape: Shape, ours: Mapping[str, Stored], plain: Plain, made: list[Batch], steps: int
 ) -> Iterable[tuple[str, Callable[[], int]]]:
-    """Embeddings, interaction and MLPs of every side, forward and backward, with the updates."""
+    """Measure embeddings, interaction and MLPs of every side: forward, backward and updates."""
     gradient_BFD = torch.full((shape.batch, shape.tables, shape.dim), 1e-9)
     vectors = torch.rand(shape.batch, shape.tables + 1, shape.dim) - 0.5
     interacted = torch.rand(shape.batch, shape.dim + shape.pairs) - 0.5
 
     def fused(dtype: torch.dtype) -> Callable[[Batch], object]:
-        # Dense and pooled vectors as a bottom MLP and a lookup leave them.
+        # Dense and pooled vectors as the bottom MLP and the lookup produce them.
         both = [t.detach().to(dtype).requires_grad_() for t in (dense_BD, pooled_BFD)]
         gradient = interacted.to(dtype)
         return lambda _: torch.autograd.grad(interaction(*both), both, gradient)
@@ -531,7 +532,7 @@ def part_runs(
     def mlps(side: Stored | Plain) -> Callable[[Batch], None]:
         bottom, top = side.model.bottom, side.model.top
         split = isinstance(side, Stored) and side.split
-        # Timed, not trained: the steps of the comparison are over.
+        # A learning rate of 0: the models are only timed here.
         for group in side.optimizer.param_groups:
             group["lr"] = 1e-9
 
@@ -569,7 +570,7 @@ def part_runs(
 def summarize_times(
     benchmark: common.Benchmark, name: str, samples: Sequence[common.Sample]
 ) -> None:
-    """Wall and CPU milliseconds of a step."""
+    """Add wall and CPU milliseconds per step."""
     wall = common.Median.of(sample.wall_s * 1e3 / sample.units for sample in samples)
     cpu = common.Median.of(sample.cpu_s * 1e3 / sample.units for sample in samples)
     benchmark.summarize(f"{name}_ms", wall)

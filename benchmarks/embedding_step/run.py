@@ -1,16 +1,16 @@
-"""What does a step over embedding tables cost, beside the fastest tables that live in plain memory?
+"""What does a training step over embedding tables cost, compared with the fastest in-memory tables?
 
-Looks pooled vectors up (forward), and trains (forward, backward, update), over 26 tables: stored tables
-indexed by a hash and directly, `nn.EmbeddingBag(sparse=True)` with `torch.optim.SGD`, and FBGEMM's
-table-batched op for the CPU where it is installed (see README.md). Everything is in memory; the ids, the
-gradients and the number of threads are the same for all.
+Measures pooled lookups (forward) and training (forward, backward, update) over 26 tables: stored tables with a hash
+index and with a direct index, `nn.EmbeddingBag(sparse=True)` with `torch.optim.SGD`, and FBGEMM's table-batched
+operator for CPUs if it is installed (see README.md). Everything is in memory. Ids, gradients and the number of threads
+are the same for all.
 """
 
 import gc
 import os
 import sys
 
-# Before torch allocates: rows of all sides lie in huge pages.
+# Set before torch allocates, so that the rows of all sides use huge pages.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 import tempfile
@@ -40,7 +40,7 @@ THREADS = 2
 RATE = 0.01
 ZIPF = 1.05
 BATCHES = 8
-"""Distinct batches, taken in turn: enough that no cache keeps their rows."""
+"""Number of distinct batches, used in rotation; enough that no cache holds their rows."""
 
 
 @dataclass(frozen=True)
@@ -60,31 +60,31 @@ class Shape:
 
 @dataclass(frozen=True)
 class Batch:
-    """Ids of one step in the forms the engines take."""
+    """The ids of one step in the formats of all engines."""
 
     ragged: RaggedBatch
     ids: tuple[Tensor, ...]
     """Per table, int64 [BATCH * lookups]."""
     offsets: Tensor
-    """Of every bag of one table, int64 [BATCH]."""
+    """Offset of every bag of one table, int64 [BATCH]."""
     all_offsets: Tensor
-    """Of every bag of every table, int64 [TABLES * BATCH + 1]."""
+    """Offset of every bag over all tables, int64 [TABLES * BATCH + 1]."""
 
 
 class Engine(Protocol):
-    """Tables and how they are looked up and trained."""
+    """An engine with tables that can be looked up and trained."""
 
     def forward(self, batch: Batch) -> None:
         """Pool the rows of a batch."""
         ...
 
     def train(self, batch: Batch, gradient: Tensor) -> None:
-        """Pool the rows of a batch and take one step with these gradients of the pooled vectors."""
+        """Pool the rows of a batch, and update them with this gradient of the pooled vectors."""
         ...
 
 
 def batches(shape: Shape, seed: int) -> list[Batch]:
-    """Batches of ids; frequent ones are spread over the whole range, differently in every table."""
+    """Batches of ids. Frequent ids are scattered over the whole range, differently in every table."""
     random = np.random.default_rng(seed)
     count = BATCH * shape.lookups
     weights = np.arange(1, shape.rows + 1, dtype=np.float64) ** -ZIPF
@@ -145,16 +145,16 @@ class Stored:
         self._bags = rowmill.nn.EmbeddingCollection(features, output_dtype=output_dtype)
 
     def forward(self, batch: Batch) -> None:
-        """Pool."""
+        """Pool the rows of a batch."""
         with torch.no_grad():
             self._bags(batch.ragged)
 
     def train(self, batch: Batch, gradient: Tensor) -> None:
-        """Pool, and take one step."""
+        """Pool the rows of a batch and update them."""
         self._bags(batch.ragged).backward(gradient)
 
     def close(self) -> None:
-        """Give the rows' memory back."""
+        """Close the store, which frees the rows' memory."""
         self._store.close()
 
 
@@ -180,19 +180,19 @@ class TorchBags:
         return [bag(ids, offsets) for bag, ids in zip(self._bags, batch.ids, strict=True)]
 
     def forward(self, batch: Batch) -> None:
-        """Pool."""
+        """Pool the rows of a batch."""
         with torch.no_grad():
             self._pool(batch)
 
     def train(self, batch: Batch, gradient: Tensor) -> None:
-        """Pool, and take one step."""
+        """Pool the rows of a batch and update them."""
         self._sgd.zero_grad()
         torch.autograd.backward(self._pool(batch), torch.split(gradient, self._dim, dim=1))
         self._sgd.step()
 
 
 class TableBatched:
-    """FBGEMM's table-batched op for the CPU."""
+    """FBGEMM's table-batched operator for CPUs."""
 
     def __init__(self, shape: Shape, optimizer: str) -> None:
         ops: Any = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
@@ -208,27 +208,27 @@ class TableBatched:
             weights.fill_(0.01)
 
     def forward(self, batch: Batch) -> None:
-        """Pool."""
+        """Pool the rows of a batch."""
         with torch.no_grad():
             self._bags(batch.ragged.values, batch.all_offsets)
 
     def train(self, batch: Batch, gradient: Tensor) -> None:
-        """Pool, and take one step."""
+        """Pool the rows of a batch and update them."""
         self._bags(batch.ragged.values, batch.all_offsets).backward(gradient)
 
 
 def fbgemm_is_there() -> bool:
-    """Whether FBGEMM can be loaded; if not, says why."""
+    """Whether FBGEMM can be loaded; prints the reason if not."""
     try:
         import_module("fbgemm_gpu")
     except (ImportError, OSError) as error:
-        print(f"without FBGEMM: {error}", file=sys.stderr)
+        print(f"running without FBGEMM: {error}", file=sys.stderr)
         return False
     return True
 
 
 def shapes(quick: bool) -> Iterator[Shape]:
-    """All cells: the tables of all engines fit into 12 GB together, and none into any cache."""
+    """All cells. The tables of all engines fit into 12 GB together; those of one engine exceed every cache."""
     for dim, rows in ((16, 1_000_000), (64, 400_000), (128, 200_000)):
         for lookups in (1, 20):
             for skew in ("zipf", "uniform"):
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument(
         "--dtypes",
         action="store_true",
-        help="the forward of stored rows as split-bf16 beside that as fp32 instead, without peers",
+        help="compare the forward of stored rows in split-bf16 and fp32 instead, without other engines",
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
@@ -255,14 +255,14 @@ def main() -> None:
             continue
         for optimizer in ("sgd", "rowwise_adagrad"):
             compare(benchmark, shape, optimizer, made, peers)
-            gc.collect()  # The tables of this cell must be gone before those of the next are made.
+            gc.collect()  # Free the tables of this cell before the next cell allocates.
     benchmark.write()
 
 
 def compare(
     benchmark: common.Benchmark, shape: Shape, optimizer: str, made: list[Batch], peers: bool
 ) -> None:
-    """All engines of one shape and optimizer."""
+    """Compare all engines for one shape and optimizer."""
     gradient = torch.full((BATCH, TABLES * shape.dim), 1e-3)
     steps = 4 if shape.lookups > 1 else 16
     with tempfile.TemporaryDirectory(prefix="rowmill-") as name:
@@ -288,9 +288,9 @@ def compare(
 
 
 def compare_dtypes(benchmark: common.Benchmark, shape: Shape, made: list[Batch]) -> None:
-    """The forward of stored rows whose lookups read half the bytes, beside that of all of them.
+    """Compare forwards of split-bf16 rows, whose lookups read half the bytes, with fp32 rows.
 
-    Of the former the vectors are bfloat16, too, as a model takes them that multiplies in it, or widened to fp32.
+    The split-bf16 rows give bfloat16 vectors, for models that run in bfloat16, or vectors widened to fp32.
     """
     gradient = torch.empty(0)
     cell = f"{shape}_forward"
@@ -332,7 +332,7 @@ def compare_dtypes(benchmark: common.Benchmark, shape: Shape, made: list[Batch])
 def run(
     engine: Engine, work: str, made: list[Batch], gradient: Tensor, steps: int
 ) -> Callable[[], int]:
-    """Work of one round: some steps; the looked-up rows."""
+    """The work of one round: several steps; returns the number of looked-up rows."""
     ids = cycle(made)
 
     def steps_of_work() -> int:
@@ -351,7 +351,7 @@ def run(
 def summarize(
     benchmark: common.Benchmark, cell: str, samples: dict[str, list[common.Sample]]
 ) -> None:
-    """Rates of all, and ours over the faster peer's."""
+    """Add the rates of all engines, and ours relative to the faster peer."""
     peers: list[str] = []
     for name, taken in samples.items():
         benchmark.summarize(f"{name}_rows_per_s", common.units_per_s(taken))

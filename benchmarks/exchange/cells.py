@@ -1,4 +1,4 @@
-"""What is exchanged: cells of a grid of shapes, and batches of ids for them."""
+"""The cells of the benchmark, a grid of shapes, and batches of ids for them."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 IDS = 100_000
-"""Ids that may occur in a category."""
+"""Number of distinct ids per category."""
 _SPREAD = 0x9E37_79B9_7F4B
-"""An odd factor, which spreads ids over 48 bits without making two of them equal."""
+"""An odd factor; multiplying by it spreads ids over 48 bits without collisions."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One shape of an exchange; every sample has one id of each category."""
+    """One shape of an exchange; every sample has one id per category."""
 
     ranks: int
     categories: int
     dims: tuple[int, ...]
-    """Of the K specs, which categories have in turn."""
+    """The K dims of rows, assigned to categories in rotation."""
     batch: int
-    """Samples of each rank."""
+    """Samples per rank."""
     zipf: float
 
     @property
     def name(self) -> str:
-        """As in the names of figures."""
+        """The cell's part of the names of metrics."""
         dims = "-".join(map(str, self.dims))
         return f"r{self.ranks}_m{self.categories}_d{dims}_b{self.batch}_z{self.zipf}"
 
     @property
     def steps(self) -> int:
-        """Of a round, each with a batch of its own. With batches prepared ahead the first has nothing to hide behind."""
+        """Steps per round, each with its own batch. With batches prepared ahead, the first has no step to hide behind."""
         return 4 if self.batch > 1024 else 12
 
     def as_json(self) -> dict[str, Any]:
-        """For another process."""
+        """The cell as JSON fields, to send to another process."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Cell:
-        """From another process."""
+        """The cell from JSON fields of another process."""
         made = cls(**fields)
         return replace(made, dims=tuple(made.dims))
 
     def batches(self, count: int, seed: int) -> list[RaggedBatch]:
-        """Batches of one rank, whose share of the seed is its own."""
+        """Batches of one rank; the seed must differ between ranks."""
         random = np.random.default_rng(seed)
         names = [f"c{category}" for category in range(self.categories)]
         shares = zipf_shares(IDS, self.zipf)
@@ -65,27 +65,27 @@ class Cell:
 
 
 def zipf_shares(ids: int, zipf: float) -> NDArray[np.float64]:
-    """The share of ids up to each, by falling frequency."""
+    """The cumulative share of ids under Zipf's law, most frequent first."""
     weights = np.arange(1, ids + 1, dtype=np.float64) ** -zipf
     return np.cumsum(weights) / weights.sum()
 
 
 def draw(random: np.random.Generator, shares: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Ids of 48 bits by these shares."""
+    """Draw 48-bit ids with these cumulative shares."""
     drawn: NDArray[np.int64] = np.searchsorted(shares, random.random(count)).astype(np.int64)
     return drawn * _SPREAD & (1 << 48) - 1
 
 
 ONE, THREE, FIVE = (16,), (4, 16, 64), (4, 8, 16, 32, 64)
-"""Dims of 1, 3 and 5 specs."""
+"""Dims of one, three and five specs."""
 BATCHES = 512, 4096
-"""Samples of a rank, in the full grid."""
+"""Samples per rank in the full grid."""
 CENTRE = Cell(2, 57, THREE, 512, 1.05)
-"""The cell the others of the quick form vary in one thing."""
+"""The central cell; the other cells of the quick form differ from it in one parameter."""
 
 
 def dims_alone() -> list[Cell]:
-    """Two ranks, all categories of one dim: what bandwidth do rows of each get?"""
+    """Cells with two ranks and the same dim in all categories, to measure the bandwidth per dim."""
     return [replace(CENTRE, dims=(dim,)) for dim in FIVE]
 
 
@@ -102,7 +102,7 @@ def quick(ranks: int) -> list[Cell]:
 
 
 def full(ranks: int, batches: Sequence[int] = BATCHES) -> Iterator[Cell]:
-    """All cells, or those with batches of these sizes."""
+    """All cells, or only those with these batch sizes."""
     for categories in (26, 57, 200):
         for dims in (ONE, THREE, FIVE):
             for batch in batches:

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on this machine, and hears what the first of them says."""
+"""Start the ranks of a job on this machine and read the output of rank 0."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def ranks_say(
     program: Path, job: dict[str, Any], ranks: int, made: Network | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The JSON lines of rank 0, as they come.
+    """Yield the JSON objects that rank 0 prints, as they come.
 
     Args:
-        program: What a rank runs; its argument is the job as JSON, with its `rank`, how many `ranks` there are and a `folder`
-            that all share.
-        job: Whatever else it is told.
-        ranks: How many processes.
-        made: Where each has a namespace, if they do not meet over loopback.
+        program: Program of a rank. Its argument is the job as JSON, plus its `rank`, the number of `ranks`, and a shared
+            `folder`.
+        job: The job.
+        ranks: Number of processes.
+        made: Network with a namespace for each rank; None: loopback.
 
     Raises:
         RuntimeError: A rank failed.

@@ -1,6 +1,6 @@
-"""Operators of an exchange on a GPU beside what torch has there for distinct ids, by the clock of the device.
+"""Operators of an exchange on a GPU, timed by events of the device, with deduplication compared to torch's.
 
-A call waits for the device where the number of distinct ids is asked, and nowhere else; that is counted, too.
+An operator synchronizes with the device only to read the number of distinct ids. These synchronizations are counted too.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 CATEGORIES = 57
 RANKS = 4
 DIMS = (4, 16, 64)
-"""Of rows, which categories have in turn."""
+"""Dims of rows, assigned to categories in rotation."""
 LOOKUPS = 1_000_000
 
 
 class Work:
-    """The same ids for every operator, each of which is a method without arguments.
+    """The same ids for every operator; each operator is a method without arguments.
 
     Args:
-        device: Where tensors are.
-        categories: Number of categories, as many ids in each.
-        lookups: Ids in all, or a few less.
-        seed: Of the ids.
+        device: Device of the tensors.
+        categories: Number of categories, with equally many ids each.
+        lookups: Number of ids in total, rounded down to a multiple of `categories`.
+        seed: Seed of the ids.
     """
 
     def __init__(self, device: torch.device, *, categories: int, lookups: int, seed: int) -> None:
         size = lookups // categories
         random = np.random.default_rng(seed)
         drawn = draw(random, zipf_shares(IDS, 1.05), size * categories)
-        # Ids have 48 bits, so a category fits above them.
+        # Ids have 48 bits, so the category fits into the bits above.
         keys = drawn | np.repeat(np.arange(categories, dtype=np.int64) << 48, size)
         self.ids, self.keys = torch.from_numpy(drawn).to(device), torch.from_numpy(keys).to(device)
         self.offsets = list(range(0, len(drawn) + 1, size))
@@ -50,9 +50,9 @@ class Work:
         dims = [DIMS[category % len(DIMS)] for category in self.categories]
         self.unique = kernels.segment_unique(self.ids, self.offsets, [None] * categories)
         if len(self.unique.ids) != len(np.unique(keys)):
-            raise RuntimeError("all must find as many distinct ids")
+            raise RuntimeError("all variants must find the same number of distinct ids")
         self.sent = kernels.rank_sort(self.unique, self.categories, RANKS)
-        # As if one rank owned what it sends to all of them.
+        # As if one rank owned all the ids that it sends.
         self.owned = kernels.owner_unique(self.sent.ids, self.sent.counts, categories)
         self.message = Message(self.sent.counts, dims)
         floats = sum(Message(self.owned.counts, dims).floats_by_rank)
@@ -71,48 +71,48 @@ class Work:
         self.gradient = torch.rand(size, columns[-1], device=device)
 
     def segment_unique(self) -> None:
-        """Ours."""
+        """Our deduplication of all categories."""
         kernels.segment_unique(self.ids, self.offsets, [None] * len(self.categories))
 
     def torch_unique(self) -> None:
-        """A call for each category."""
+        """torch.unique per category."""
         for begin, end in pairwise(self.offsets):
             torch.unique(self.ids[begin:end], return_inverse=True)
 
     def torch_unique_of_keys(self) -> None:
-        """One call on keys of category and id."""
+        """One torch.unique over keys of category and id."""
         torch.unique(self.keys, return_inverse=True)
 
     def rank_sort(self) -> None:
-        """Distinct ids by rank."""
+        """Sort distinct ids by owner rank."""
         kernels.rank_sort(self.unique, self.categories, RANKS)
 
     def owner_unique(self) -> None:
-        """Distinct ids of all ranks."""
+        """Deduplicate the ids that all ranks sent to an owner."""
         kernels.owner_unique(self.sent.ids, self.sent.counts, len(self.categories))
 
     def combine(self) -> None:
-        """The row of every lookup."""
+        """Gather the row of every lookup."""
         kernels.combine(self.unique.inverse, self.sent.positions)
 
     def pack(self) -> None:
-        """Rows into a message."""
+        """Pack rows into a message."""
         kernels.pack(self.rows, self.owned, self.message, self.wire)
 
     def recover(self) -> None:
-        """Bags of one row each."""
+        """Pool received rows, with one row per bag."""
         kernels.recover(self.wire, self.bags)
 
     def recover_backward(self) -> None:
-        """Gradients of the rows of a message."""
+        """Compute the gradients of received rows."""
         kernels.recover_backward(self.gradient, self.bags)
 
     def weights_backward(self) -> None:
-        """Gradients of the factors of lookups."""
+        """Compute the gradients of per-lookup weights."""
         kernels.weights_backward(self.wire, self.gradient, self.bags)
 
     def unpack_add(self) -> None:
-        """Gradients of distinct rows."""
+        """Sum received gradients per distinct row."""
         kernels.unpack_add(self.wire, self.owned, self.message)
 
 
@@ -124,14 +124,14 @@ def measure(
     categories: int = CATEGORIES,
     lookups: int = LOOKUPS,
 ) -> None:
-    """Milliseconds of every operator, and `segment_unique` beside torch, round by round.
+    """Measure milliseconds of every operator, and of `segment_unique` relative to torch, per round.
 
     Args:
-        benchmark: Where figures go.
-        device: A GPU. On the CPU, for tests, kernels run in Triton's interpreter and time means nothing.
-        rounds: Interleaved rounds.
+        benchmark: Receives the results.
+        device: A GPU. On the CPU, for tests, kernels run in Triton's interpreter and times are meaningless.
+        rounds: Number of rounds.
         categories: Number of categories.
-        lookups: Ids in all.
+        lookups: Number of ids in total.
     """
     work = Work(device, categories=categories, lookups=lookups, seed=benchmark.settings.seed)
     operators: list[Callable[[], None]] = [
@@ -149,7 +149,7 @@ def measure(
     ]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
     taken: dict[str, list[float]] = {operator.__name__: [] for operator in operators}
-    for number in range(-1, rounds):  # One to warm up.
+    for number in range(-1, rounds):  # The first round is a warm-up.
         first = number % len(operators)
         for operator in operators[first:] + operators[:first]:
             ms = milliseconds(operator, device)
@@ -169,7 +169,7 @@ def measure(
 
 
 def milliseconds(operator: Callable[[], None], device: torch.device) -> float:
-    """From the start of a call until the device is through with it."""
+    """Milliseconds from the start of a call until the device has finished."""
     if device.type != "cuda":
         begun = time.perf_counter()
         operator()
@@ -184,7 +184,7 @@ def milliseconds(operator: Callable[[], None], device: torch.device) -> float:
 
 
 def waits(operator: Callable[[], None]) -> int:
-    """How often a call waits for the device."""
+    """Number of times that a call synchronizes with the device."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

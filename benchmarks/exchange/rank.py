@@ -1,6 +1,6 @@
-"""One rank of the benchmark: training steps over every variant in turn, and how fast messages of a size are.
+"""One rank of the benchmark: runs training steps with every variant in turn, and times messages by size.
 
-Started by `run.py` with a JSON object; rank 0 writes one JSON object a line.
+Started by `run.py` with a JSON object as argument. Rank 0 prints one JSON object per line.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from rowmill.distributed.collection import Prepared
 
 PARTS = ("ask", "send_rows", "send_gradients")
-"""Methods of an exchange, in the order of time: kernels and messages, no rows of the store."""
+"""Methods of an exchange in the order of a step: kernels and messages, without reading rows in the store."""
 HIDDEN = 64
-"""Width of the dense model's one hidden layer."""
+"""Width of the hidden layer of the dense model."""
 EVALUATED = 32
-"""Batches of an evaluation."""
+"""Number of batches of an evaluation."""
 
 
 @dataclass
 class Stopwatch:
-    """Seconds in the parts of all exchanges of this process."""
+    """Time spent in each part of all exchanges of this process, in seconds."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def attach(self) -> None:
-        """Time the methods from now on."""
+        """Start to time the methods."""
         for part in PARTS:
             setattr(Exchange, part, self._timed(part, getattr(Exchange, part)))
 
@@ -67,7 +67,7 @@ class Stopwatch:
 
 
 class Trained:
-    """Collections over the same tables, one for each variant, and one dense model for all."""
+    """Collections over the same tables, one per variant, and one dense model for all."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Trained:
         ]
         features = [Feature(table.name, table) for table in tables]
         narrow = precision != "fp32"
-        # In messages, out of them, and in the dense model.
+        # bfloat16 in messages, in pooled vectors and in the dense model.
         as_bf16: dict[str, Any] = (
             {"rows_on_wire": "bf16", "output_dtype": torch.bfloat16} if narrow else {}
         )
@@ -114,7 +114,7 @@ class Trained:
         self.labels = (torch.rand(cell.batch) < 0.3).float()
 
     def coming(self, variant: str) -> Iterator[RaggedBatch | Prepared]:
-        """The batches of a round, prepared ahead where that is asked for."""
+        """The batches of a round, prepared ahead if the variant asks for it."""
         if variant not in self.pipelines:
             yield from self.batches
             return
@@ -122,7 +122,7 @@ class Trained:
         yield from (prepared for prepared, _ in self.pipelines[variant].run(batches))
 
     def step(self, variant: str, batch: RaggedBatch | Prepared) -> None:
-        """One training step."""
+        """Run one training step."""
         self.optimizer.zero_grad()
         pooled = self.collections[variant](batch)
         with self.precision:
@@ -132,17 +132,17 @@ class Trained:
         self.optimizer.step()
 
     def check(self) -> None:
-        """Every variant gives the same pooled vectors, to the last bit."""
+        """Raise unless all variants give bit-identical pooled vectors."""
         pooled: list[Tensor] = []
         for collection in self.collections.values():
             collection.eval()
             pooled.append(collection(self.batches[0]))
             collection.train()
         if not all(torch.equal(pooled[0], other) for other in pooled[1:]):
-            raise RuntimeError("variants must agree on every bit, and do not")
+            raise RuntimeError("the pooled vectors of the variants are not bit-identical")
 
     def measure(self, variant: str, watch: Stopwatch) -> list[dict[str, Any]]:
-        """One round of a variant: what every rank saw of it."""
+        """Run one round of a variant; returns the measurements of every rank."""
         traffic = self.collections[variant].traffic
         traffic.reset()
         watch.seconds.clear()
@@ -164,7 +164,7 @@ class Trained:
 def cell_rounds(
     ranks: Ranks, cell: Cell, folder: Path, job: dict[str, Any], watch: Stopwatch
 ) -> None:
-    """Variants in interleaved rounds; the starting one rotates."""
+    """Run variants in interleaved rounds with a rotating first variant."""
     settings = {"depth": job["depth"], "precision": job["precision"]}
     trained = Trained(ranks, cell, folder, job["seed"], job["variants"], **settings)
     names = list(job["variants"])
@@ -181,7 +181,7 @@ def cell_rounds(
 
 
 def cache_use(trained: Trained, ahead: int, seed: int) -> None:
-    """One evaluation whose rows are kept for so many batches ahead; with 0 none is."""
+    """Run one evaluation whose rows are cached for up to `ahead` batches; 0: no cache."""
     ranks, cell = trained.ranks, trained.cell
     collection = trained.collections["packed"].eval()
     cache = RowCache(ahead=ahead, memory="256MiB") if ahead > 0 else None
@@ -205,7 +205,7 @@ def cache_use(trained: Trained, ahead: int, seed: int) -> None:
 
 
 def message_sizes(ranks: Ranks, sizes: Sequence[int], repeats: int) -> None:
-    """Bandwidth of one all-to-all by the bytes that go to each other rank."""
+    """Measure the bandwidth of one all-to-all by the bytes sent to each other rank."""
     for size in sizes:
         out = torch.zeros(ranks.count, size, dtype=torch.uint8)
         back = torch.empty_like(out)
@@ -221,12 +221,12 @@ def message_sizes(ranks: Ranks, sizes: Sequence[int], repeats: int) -> None:
 
 
 def say(**said: Any) -> None:
-    """One line for `run.py`."""
+    """Print one JSON object for `run.py`."""
     print(json.dumps(said), flush=True)
 
 
 def main() -> None:
-    """All cells of a job, then messages alone."""
+    """Run all cells of a job, then messages alone."""
     job = json.loads(sys.argv[1])
     rank, count, folder = job["rank"], job["ranks"], Path(job["folder"])
     # As `rowmill train` does.

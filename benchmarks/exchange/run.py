@@ -1,7 +1,7 @@
-"""What does fusing the exchange of many categories gain, in messages and in time?
+"""What does fusing the exchange of many categories gain, in number of messages and in time?
 
-Ranks are processes of this machine and meet over gloo. Each cell trains a small dense model on rows that are spread over
-the ranks, by every strategy in turn; operators are timed alone beside torch and NumPy.
+Ranks are processes on this machine that communicate over gloo. Each cell trains a small dense model on rows that are
+sharded over the ranks, with every strategy in turn. Operators are timed separately and compared with torch and NumPy.
 """
 
 import os
@@ -25,21 +25,21 @@ from rowmill.distributed import STRATEGIES
 RANK = Path(__file__).with_name("rank.py")
 CORES = len(os.sched_getaffinity(0))
 SIZES = [1 << exponent for exponent in range(10, 25, 2)]
-"""Bytes of a message, 1 KiB to 16 MiB."""
+"""Bytes per message, 1 KiB to 16 MiB."""
 WORDS = {"source-hash": 12}
-"""Bytes by which an id travels, with its category where that has a message of its own; else 8."""
+"""Bytes sent per id by strategy, if not 8: source-hash also sends the category of each id."""
 
 
 PARTS_ALL = "operators,2,4,dims,chunks,cache"
 BY_STRATEGY: dict[str, dict[str, Any]] = {name: {"strategy": name} for name in STRATEGIES}
 CHUNKS = ("1GiB", "64MiB", "16MiB", "4MiB", "1MiB")
-"""Bytes of a chunk at most; first what no message of the cells reaches."""
+"""Largest bytes of a chunk; the first value exceeds every message of the cells."""
 AHEAD = (0, 1, 2, 4, 8)
-"""Batches that a row is kept for at most."""
+"""Largest number of batches for which a row is cached."""
 
 
 def figures(cell: Cell, strategy: str, seen: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Figures of a step, given what every rank saw of a round."""
+    """Metrics of a step, from the measurements of all ranks in a round."""
     wall = max(of["wall_s"] for of in seen)
     ask, rows, gradients = (
         max(of["seconds"][part] for of in seen) * 1e3 / cell.steps for part in PARTS
@@ -69,14 +69,14 @@ def figures(cell: Cell, strategy: str, seen: Sequence[dict[str, Any]]) -> dict[s
 
 
 class Collected:
-    """Figures by cell, strategy and round."""
+    """Metrics by cell, strategy and round."""
 
     def __init__(self, benchmark: common.Benchmark) -> None:
         self.benchmark = benchmark
         self.rounds: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
 
     def take(self, said: dict[str, Any]) -> None:
-        """Keep one line of rank 0."""
+        """Store one JSON object of rank 0."""
         if said["kind"] == "message":
             per_s = (said["bytes"] * (said["ranks"] - 1) / s / 1e6 for s in said["seconds"])
             name = f"r{said['ranks']}_message_{said['bytes']}_mb_per_s"
@@ -94,7 +94,7 @@ class Collected:
         )
 
     def summarize(self, cell: str) -> None:
-        """Medians, and strategies over `packed` round by round: above 1 it is faster."""
+        """Add medians, and the speed of `packed` relative to every other strategy per round; above 1 packed is faster."""
         of = {strategy: self.rounds[cell, strategy] for strategy in STRATEGIES}
         for strategy, rounds in of.items():
             for figure in rounds[0]:
@@ -131,7 +131,7 @@ def _job(
     ahead: Sequence[int] = (),
     precision: str = "fp32",
 ) -> dict[str, Any]:
-    """What ranks are told."""
+    """The job that is sent to ranks."""
     return {
         "cells": [cell.as_json() for cell in cells],
         "sizes": sizes,
@@ -152,9 +152,9 @@ def measure(
     depth: int = 0,
     precision: str = "fp32",
 ) -> None:
-    """Cells that have as many ranks; so many batches are prepared ahead.
+    """Measure cells with the same number of ranks, with `depth` batches prepared ahead.
 
-    Each cell has processes of its own: what one leaves in the allocator is no memory of the next, and a cell that fails costs none before it.
+    Each cell runs in new processes, so the allocator's memory is not reused, and a failing cell does not affect those before.
     """
     collected = Collected(benchmark)
     ranks = cells[0].ranks
@@ -169,7 +169,7 @@ def measure(
 
 
 def measure_chunks(benchmark: common.Benchmark, rounds: int) -> None:
-    """Large messages, whole and in chunks: time of a step and memory for messages."""
+    """Compare large messages sent whole and in chunks: step time and memory of messages."""
     cells = [replace(CENTRE, batch=4096), replace(CENTRE, batch=8192)]
     variants = {size: {"chunk_bytes_max": size} for size in CHUNKS}
     found: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
@@ -188,7 +188,7 @@ def measure_chunks(benchmark: common.Benchmark, rounds: int) -> None:
 
 
 def measure_cache(benchmark: common.Benchmark) -> None:
-    """Rows that an evaluation need not fetch, by how many batches ahead they are kept for."""
+    """Measure how many rows an evaluation does not fetch, by the number of batches for which rows are cached."""
     variants = {"packed": BY_STRATEGY["packed"]}
     cells = [CENTRE, replace(CENTRE, batch=4096)]
     job = _job(benchmark, cells, 0, variants, ahead=AHEAD)
@@ -219,46 +219,54 @@ def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument(
         "--parts",
-        help=f"with commas: operators, a number of ranks, dims, chunks, cache (default: {PARTS_ALL})",
+        help=f"parts, separated by commas: operators, a number of ranks, dims, chunks, cache (default: {PARTS_ALL})",
     )
     parser.add_argument(
         "--device",
         choices=["cpu", "cuda"],
         default="cpu",
-        help="cuda: operators alone, on a GPU (default: cpu)",
+        help="cuda: measure only operators, on a GPU (default: cpu)",
     )
-    parser.add_argument("--rounds", type=int, help="of every cell (default: 9, quick: 5)")
+    parser.add_argument(
+        "--rounds", type=int, help="number of rounds per cell (default: 9, quick: 5)"
+    )
     parser.add_argument(
         "--depth",
         type=int,
         default=0,
-        help="batches prepared ahead, in the parts that compare strategies (default: 0)",
+        help="batches prepared ahead in parts that compare strategies (default: 0)",
     )
     parser.add_argument(
         "--precision",
         choices=["fp32", "split-bf16"],
         default="fp32",
-        help="of rows, messages and products, in the parts that compare strategies (default: fp32)",
+        help="precision of rows, messages and products in parts that compare strategies (default: fp32)",
     )
     parser.add_argument(
         "--batch",
         type=int,
         choices=BATCHES,
         action="append",
-        help="of the full grid only the cells with this batch (default: both)",
+        help="measure only cells of the full grid with this batch size (default: both)",
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     short = benchmark.settings.quick
     rounds: int = arguments.rounds or (5 if short else 9)
     if short and arguments.batch:
-        parser.error("--batch chooses from the full grid, leave --quick out")
+        parser.error(
+            "--batch selects from the full grid and does not work with --quick: leave one out"
+        )
     if arguments.device == "cuda":
         if arguments.parts not in (None, "operators"):
-            parser.error(f"--device cuda measures operators alone, got --parts {arguments.parts}")
+            parser.error(
+                f"--device cuda measures only operators, got --parts {arguments.parts}: use --parts operators"
+            )
         if not torch.cuda.is_available():
             sys.exit("--device cuda: torch finds no GPU on this machine")
-        from benchmarks.exchange import operators_gpu  # Triton is not everywhere.
+        from benchmarks.exchange import (
+            operators_gpu,
+        )  # Imported here, because Triton may be missing.
 
         operators_gpu.measure(benchmark, torch.device("cuda"), rounds=rounds)
         return benchmark.write()
@@ -277,7 +285,7 @@ def main() -> None:
             measure(benchmark, cells, SIZES, rounds, *apart)
         else:
             parser.error(
-                f"--parts: operators, dims, chunks, cache, or a number of ranks from 2 on, got {part!r}"
+                f"--parts must be operators, dims, chunks, cache, or a number of ranks from 2, got {part!r}"
             )
     benchmark.write()
 

@@ -1,4 +1,4 @@
-"""The same loop over another engine: the same samples, model, loss and optimizer; features are got from the engine."""
+"""The same training loop with features in another engine: same samples, model, loss and optimizer."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from rowmill.train.rows import open_rows
 
 
 def load(rows: PeerRows, shape: Shape) -> None:
-    """Every node's features, by number."""
+    """Write the features of every node, keyed by node number."""
     for start in range(0, shape.nodes, rows.keys_max):
         keys = np.arange(start, min(start + rows.keys_max, shape.nodes))
         rows.put(keys, shape.features(start, len(keys)), "append")
@@ -31,7 +31,7 @@ def load(rows: PeerRows, shape: Shape) -> None:
 
 
 class PeerNodeTask(NodeTask):
-    """The task over the rows of a peer; the store it is made with holds those of the small graph in `config`."""
+    """The task with rows in a peer. Its own store only holds the rows of the small graph in `config`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PeerNodeTask(NodeTask):
         self.train_rows = len(self._large)
 
     def batches(self, epoch: int, start: int) -> Iterator[NodeBatch]:
-        """Those of the large graph."""
+        """The batches of the large graph."""
         return self._large.epoch(epoch, start)
 
     def lookahead(self, batch: NodeBatch, *, steps: int) -> None:
@@ -62,7 +62,7 @@ class PeerNodeTask(NodeTask):
         self._side.announce(batch.nodes.numpy().astype(np.uint64), steps=steps)
 
     def look_up(self, batch: NodeBatch) -> Tensor:
-        """The features of the nodes of a sample, from the peer."""
+        """Read the features of a sample's nodes from the peer."""
         nodes = batch.nodes.numpy()
         order = np.argsort(nodes)
         vectors = torch.empty((len(nodes), DIM))
@@ -70,7 +70,7 @@ class PeerNodeTask(NodeTask):
         return vectors
 
     def loss(self, batch: NodeBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of the product's task, over the peer's features."""
+        """The loss of the product's task, on the peer's features."""
         return super().loss(batch, self.look_up(batch) if rows is None else rows)
 
 
@@ -78,8 +78,8 @@ class PeerNodeTask(NodeTask):
 def peer_loop(
     rows: PeerRows, shape: Shape, graph: NodeGraph, folder: Path, *, lookahead: int, threads: int
 ) -> Generator[PeerLoop]:
-    """Training over an engine that has the features."""
-    # The model of a graph of few nodes is as large.
+    """A training loop over an engine that holds the features."""
+    # A small graph gives a model of the same size.
     tiny = replace(shape, bits=12)
     store_config = StoreConfig(memory="64MiB", lookahead=lookahead)
     config = tiny.config(folder, store=store_config, threads=threads)

@@ -1,8 +1,8 @@
-"""What does less memory cost a graph neural network whose features are rows of a store?
+"""How much slower is a graph neural network if only a quarter of the features fits into memory?
 
-GraphSAGE on a generated graph of the shape of papers100M, with memory for a quarter of the features, with lookahead and
-without: beside the lower of two limits (the rate with all rows in memory, what the device gives over the cold rows of a
-step), and beside the same loop over other engines in the same memory (`--peers`).
+GraphSAGE on a generated graph of the shape of papers100M, with row memory for a quarter of the features, with and
+without lookahead. The rate is compared with the lower of two limits: the rate with all rows in memory, and the rate at
+which the device can read the cold rows of a step. `--peers` runs the same loop over other engines with the same memory.
 """
 
 import gc
@@ -29,17 +29,17 @@ from rowmill.config import StoreConfig
 from rowmill.gnn.node_graph import NodeGraph
 
 SHARE = 4
-"""Memory for one row in so many."""
+"""Row memory is a fraction of the rows: 1 / this number."""
 LOOKAHEAD = 60
-"""What is announced so far ahead stays in memory if it is there: the more batches, the fewer rows are read twice."""
+"""Default of --lookahead. Announced rows stay in memory, so with more batches fewer rows are read twice."""
 _INDEX_BYTES = 16
-"""Room of the budget for each row beyond its bytes: index and bookkeeping."""
+"""Memory per row beyond its bytes: index and bookkeeping."""
 _FIXED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured. The graph whose rows are all in memory is smaller, its samples are of equal shape."""
+    """Sizes of the measurement. The graph with all rows in memory is smaller; its samples have the same shape."""
 
     shape: Shape
     in_memory: Shape
@@ -51,17 +51,17 @@ class Size:
 
     @property
     def row_memory(self) -> int:
-        """For a quarter of the features."""
+        """Bytes of row memory: a quarter of the features."""
         return self.shape.feature_bytes // SHARE
 
     @property
     def memory(self) -> int:
-        """For everything the store or its peer keeps in memory."""
+        """Total memory budget of the store, or of a peer."""
         return _memory(self.shape, self.row_memory)
 
     @property
     def keys_max(self) -> int:
-        """Nodes of a batch, of which no two layers share one, and of none more."""
+        """The most nodes per batch: every node of every layer is distinct."""
         nodes = self.shape.batch
         most = nodes
         for fanout in FANOUTS:
@@ -85,7 +85,7 @@ def size_of(patience: Patience, *, quick: bool, seed: int) -> Size:
 
 
 class Run:
-    """A benchmark on its way."""
+    """A running benchmark."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Run:
         self._probe = probe
 
     def train(self, graph: NodeGraph, folder: Path, peers: Mapping[str, PeerRows]) -> None:
-        """Rounds of the device's probe, of a quarter with and without lookahead, of memory for all, and of peers."""
+        """Run rounds: a probe of the device, a quarter with and without lookahead, all in memory, and peers."""
         size, variants = self.size, dict[str, LoadedTrainer]()
         with ExitStack() as stack:
 
@@ -120,7 +120,7 @@ class Run:
             few = size.in_memory
             all_rows = few.feature_bytes + (few.feature_bytes >> 2)
             variants["quarter"] = made("quarter", size.shape, graph, size.row_memory)
-            # What is not written yet would be written while it is measured.
+            # Write dirty rows now, so that they are not written during the measurement.
             variants["quarter"].store.checkpoint()
             variants["blind"] = variants["quarter"].unannounced()
             variants["in_memory"] = made("in_memory", few, few.graph(folder), all_rows)
@@ -143,7 +143,7 @@ class Run:
             for loop in loops.values():
                 loop.train(size.peer_warm_up)
             say("measuring")
-            # What was announced before other variants ran is used up, and what follows announced in step.
+            # Unmeasured steps use up prefetches from before other variants ran, so that announcements run as in training.
             lead = max(LEAD, 2 * self.lookahead)
             rounds = variant_rounds(
                 variants,
@@ -169,7 +169,7 @@ class Run:
 
 
 def compare(benchmark: common.Benchmark, batch: int) -> None:
-    """Rates over the lower of the two limits, over those without lookahead and over the peer's; energy."""
+    """Add rates relative to the lower limit, to the rate without lookahead and to peers; and energy."""
     summarize(benchmark, batch)
 
     def figures(variant: str, name: str) -> list[float]:
@@ -194,17 +194,22 @@ def _memory(shape: Shape, row_memory: int) -> int:
 
 
 def say(line: str) -> None:
-    """To the screen, beside the JSON."""
+    """Print to the terminal (stderr), because stdout may hold the JSON."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
     add_arguments(parser)
-    parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help=f"batches ({LOOKAHEAD})")
-    parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
     parser.add_argument(
-        "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
+        "--lookahead",
+        type=int,
+        default=LOOKAHEAD,
+        help=f"number of batches to prefetch (default {LOOKAHEAD})",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="threads of the trainer (default 1)")
+    parser.add_argument(
+        "--folder", type=Path, default=common.REPOSITORY, help="folder for the stores"
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
@@ -231,7 +236,7 @@ def main() -> None:
         }
         with opened_peers(program, arguments.peers, folder, **options) as peers:
             run.train(graph, folder, peers)
-            # A store that a variable still names keeps the space of its files.
+            # A variable that still refers to a store keeps the disk space of its files.
             gc.collect()
     compare(benchmark, size.shape.batch)
     for name, value in benchmark.summary.items():

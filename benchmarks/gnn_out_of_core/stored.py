@@ -1,4 +1,4 @@
-"""The product's trainer on the generated graph, whose rows are all there."""
+"""The product's trainer on the generated graph, with all rows in its store."""
 
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -22,7 +22,7 @@ _PUT_ROWS = 65_536
 def training(
     config: Config, shape: Shape, graph: NodeGraph, *, threads: int
 ) -> Generator[LoadedTrainer]:
-    """A trainer with all rows in its store, the most frequent nodes put last: what has room is in memory."""
+    """A trainer with all rows in its store. The most frequent nodes are put last, so they are in memory at the start."""
     with open_rows(config, threads=threads, identity={}) as store:
         table = feature_table(store, DIM, shape.nodes, config)
         for start in reversed(range(0, shape.nodes, _PUT_ROWS)):
@@ -30,7 +30,7 @@ def training(
             table.put(shape.at_ranks(ranks), shape.features(start, len(ranks)))
         few = np.arange(config.train.batch)
         split = NodeSplit(shape.train_nodes(), few, few)
-        # The task finds every row there and asks for no features.
+        # All rows are in the store, so the task reads no features.
         graph = replace(graph, features=Features(DIM))
         task = NodeTask(config, graph, split, store, {}, Console(quiet=True))
         trainer = Trainer(config, task)

@@ -1,9 +1,9 @@
 """How well do graph neural networks with stored features classify real graphs?
 
-Each file of settings in `examples/gnn` is trained on ten splits, or on some of them, and told as mean and standard deviation of the
-test part. The graphs are in the folder that `$ROWMILL_DATA` names, else in `../shared/data`; those that are not there are
-left out. What came of a split is a file below `--folder`, of which the same command makes the summary: one that was
-interrupted goes on where it was, within a split from its last checkpoint.
+Each settings file in `examples/gnn` is trained on ten splits (or `--splits`); the summary has the mean and standard
+deviation of the test metrics. The graphs are in `$ROWMILL_DATA` or `../shared/data`; settings without their graph are
+skipped. The result of a split is a file in `--folder`, from which the same command makes the summary. An interrupted
+command continues where it stopped, within a split from its last checkpoint.
 """
 
 import sys
@@ -33,12 +33,12 @@ ASKED = {
 
 
 def graph_of(name: str) -> Path | None:
-    """The graph that settings of this name are for, if it is there."""
+    """The path of the graph for settings of this name, or None if it is missing."""
     return common.data_file(GRAPHS[name.split("-")[0]])
 
 
 class Settings:
-    """A file of settings, and what came of its splits."""
+    """A settings file and the results of its splits."""
 
     def __init__(self, name: str, graph: Path, folder: Path) -> None:
         self.name = name
@@ -46,11 +46,11 @@ class Settings:
         self._outcomes = Outcomes(folder / name)
 
     def measure(self, split: int) -> None:
-        """Train on a split and test, unless that was done already with the same settings."""
+        """Train and test on a split, unless its result exists already."""
         self._outcomes.measure(f"split-{split}", config_of_split(self._config, split))
 
     def results(self, splits: int) -> dict[int, dict[str, Any]]:
-        """What came of those that were trained on."""
+        """The results that exist, by split."""
         found = {
             split: self._outcomes.result(f"split-{split}", config_of_split(self._config, split))
             for split in range(splits)
@@ -59,7 +59,7 @@ class Settings:
 
 
 def summarize(benchmark: common.Benchmark, settings: Settings, splits: int) -> None:
-    """Figures of the splits that are there, in place of those that the benchmark has of these settings."""
+    """Replace the metrics of these settings in the benchmark by those of all finished splits."""
     name, results = settings.name, settings.results(splits)
     benchmark.cells = [cell for cell in benchmark.cells if cell["variant"] != name]
     if not results:
@@ -89,14 +89,16 @@ def summarize(benchmark: common.Benchmark, settings: Settings, splits: int) -> N
 
 def main() -> None:
     parser = parser_of_settings(__doc__, ASKED, "out/gnn_quality")
-    parser.add_argument("--splits", type=int, help="of each (default: 10, quick: 1)")
+    parser.add_argument(
+        "--splits", type=int, help="number of splits per settings file (default: 10, quick: 1)"
+    )
     arguments = parser.parse_args()
     splits: int = arguments.splits or (1 if arguments.quick else 10)
     benchmark = common.Benchmark(common.settings(arguments))
     for name in arguments.settings:
         graph = graph_of(name)
         if graph is None:
-            print(f"{name}: its graph is not there, left out", file=sys.stderr)
+            print(f"{name}: skipped, its graph is missing", file=sys.stderr)
             continue
         settings = Settings(name, graph, arguments.folder)
         for split in range(splits):

@@ -1,8 +1,8 @@
 """How many GPUs and cores does splitting recommendation models free?
 
-Runs the command `rowmill-placement study` (scheduler/placement, written in Go) and keeps its figures: the published
-benchmark of FGD as a yardstick, fragments of the paper's cluster H before and after the split, the published trace
-replayed by seven policies, and the nodes that three services need on the day of a promotion.
+Runs the command `rowmill-placement study` (scheduler/placement, written in Go) and records its results: the published
+benchmark of FGD as a reference, fragmentation of the paper's cluster H before and after the split, the published trace
+replayed with seven policies, and the nodes that three services need on the day of a promotion.
 """
 
 import json
@@ -23,12 +23,19 @@ PARTS = ("facts", "yardstick", "cluster-h", "trace", "promotion", "speed")
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--seeds", type=int, default=0, help="seeds of each part; 0: 10 and 20")
-    parser.add_argument("--pictures", type=Path, help="write SVG pictures to this folder")
+    parser.add_argument(
+        "parts", nargs="*", help=f"parts to run, of {', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=0,
+        help="number of seeds per part; 0: 10 or 20, depending on the part",
+    )
+    parser.add_argument("--pictures", type=Path, help="folder for SVG charts")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
-        parser.error(f"no parts {sorted(unknown)}: there are {', '.join(PARTS)}")
+        parser.error(f"unknown parts {sorted(unknown)}; use {', '.join(PARTS)}")
     benchmark = common.Benchmark(common.settings(arguments))
     with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
         program = build(Path(folder))
@@ -44,10 +51,12 @@ def main() -> None:
 
 
 def build(folder: Path) -> Path:
-    """Builds the command with the Go that $GO names, or that of the path."""
+    """Build the command with the Go compiler in $GO or on the path."""
     go = os.environ.get("GO") or shutil.which("go")
     if go is None:
-        sys.exit("no Go: run `make placement-study`, which installs it, or name the program in GO")
+        sys.exit(
+            "found no Go compiler: run `make placement-study`, which installs it, or set GO to its path"
+        )
     program = folder / "rowmill-placement"
     subprocess.run(
         [go, "build", "-o", program, "./cmd/rowmill-placement"],
@@ -58,10 +67,10 @@ def build(folder: Path) -> Path:
 
 
 def generated(program: Path, folder: Path) -> Path:
-    """Writes data sets of the public shape, and says that the figures are not those of the public ones."""
+    """Generate data sets of the public shape, and warn that results differ from those of the public ones."""
     print(
-        "no public traces: put openb_* and disaggregated_DLRM_trace.csv of alibaba/clusterdata "
-        "into $ROWMILL_DATA/cluster; running with generated ones",
+        "public traces not found: put openb_* and disaggregated_DLRM_trace.csv of alibaba/clusterdata "
+        "into $ROWMILL_DATA/cluster; running with generated traces",
         file=sys.stderr,
     )
     subprocess.run([program, "generate", "-out", folder], check=True)
@@ -69,7 +78,7 @@ def generated(program: Path, folder: Path) -> Path:
 
 
 def keep(benchmark: common.Benchmark, study: dict[str, Any]) -> None:
-    """Adds the figures of one part, and its runs as cells."""
+    """Add the metrics of one part, and its runs as cells."""
     study.pop("data")
     for part, result in study.items():
         for name, value in flattened(part, result):
@@ -86,7 +95,7 @@ def keep(benchmark: common.Benchmark, study: dict[str, Any]) -> None:
 
 
 def flattened(name: str, value: object) -> Iterator[tuple[str, Any]]:
-    """Names of numbers and intervals, joined with underscores; runs and points are left out."""
+    """Flatten nested results into pairs of a name, joined with underscores, and a number; skips runs and points."""
     if isinstance(value, list):
         for level in cast("list[dict[str, Any]]", value):
             yield from flattened(f"{name}_{label(level)}", level["figures"])
@@ -100,7 +109,7 @@ def flattened(name: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 def label(level: dict[str, Any]) -> str:
-    """The name of one level of cluster H: `90_best-fit`, with the rule for monoliths where it is not the default."""
+    """The name of one level of cluster H: `90_best-fit`, plus the rule for monoliths if it is not the default."""
     words = [f"{100 * level['level']:.0f}", level["policy"]]
     if level["monoliths"] != "larger half":
         words.append(level["monoliths"].replace(" ", "_"))

@@ -1,9 +1,9 @@
-"""Filtered ranking in a process of its own, which is to stay within a memory group.
+"""Filtered ranking in its own process, so that its memory can be limited by a memory group.
 
     evaluation.py STORE TRIPLES TEST MEMORY ROW_MEMORY
 
-ranks the triples of the file TEST with the rows of the last checkpoint of STORE; TRIPLES, a file that is mapped, is what
-else is known. Prints one JSON object.
+Ranks the triples of the file TEST with the rows of the last checkpoint of STORE. TRIPLES, a memory-mapped file, holds
+the other known triples. Prints one JSON object.
 """
 
 import json
@@ -22,7 +22,7 @@ from rowmill.nn import Embedding
 
 
 def main() -> None:
-    """Rank, and print what came of it."""
+    """Rank and print the result."""
     store_folder, known_file, test_file, memory, row_memory = sys.argv[1:]
     torch.set_num_threads(2)
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The same loop over another engine: the same batches, model, loss and optimizer; rows are got and put back."""
+"""The same training loop with rows in another engine: same batches, model, loss and optimizer."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from rowmill.train.rows import open_rows, row_optimizer
 
 
 def load(rows: PeerRows, shape: Shape) -> None:
-    """Every row as it may be born."""
+    """Insert every row with its initial value."""
     random = np.random.default_rng([shape.seed, 9])
     count, width = rows_of(shape), RowsConfig().initial_width
     for start in range(0, count, rows.keys_max):
@@ -35,12 +35,12 @@ def load(rows: PeerRows, shape: Shape) -> None:
 
 
 def rows_of(shape: Shape) -> int:
-    """Entities, and relations in both directions behind them."""
+    """Number of rows: entities, followed by relations in both directions."""
     return shape.entities + 2 * shape.relations
 
 
 class PeerGraphTask(GraphTask):
-    """The task over the rows of a peer; the store it is made with holds those of the small graph in `config`."""
+    """The task with rows in a peer. Its own store only holds the rows of the small graph in `config`."""
 
     def __init__(
         self, config: Config, tiny: Graph, store: Store, shape: Shape, graph: Graph, rows: PeerRows
@@ -55,7 +55,7 @@ class PeerGraphTask(GraphTask):
         self.train_rows = self._large.examples
 
     def batches(self, epoch: int, start: int) -> Iterator[GraphBatch]:
-        """Those of the large graph."""
+        """The batches of the large graph."""
         return self._large.epoch(epoch, start)
 
     def lookahead(self, batch: GraphBatch, *, steps: int) -> None:
@@ -63,7 +63,7 @@ class PeerGraphTask(GraphTask):
         self._side.announce(self._keys(batch), steps=steps)
 
     def look_up(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
-        """The rows of entities and relations of a batch, from the peer."""
+        """Read the rows of a batch's entities and relations from the peer."""
         learned = self._side.read(self._keys(batch))
         count = len(batch.entities)
         return learned[:count], learned[count:]
@@ -84,8 +84,8 @@ def peer_loop(
     lookahead: int,
     threads: int,
 ) -> Generator[PeerLoop]:
-    """Training over an engine that has the rows."""
-    # A graph of three entities for each partition has the same settings and models.
+    """A training loop over an engine that holds the rows."""
+    # A graph with three entities per partition has the same settings and model.
     tiny = replace(shape, entities=3 * shape.partitions)
     store_config = StoreConfig(memory="64MiB", lookahead=lookahead)
     config = tiny.config(out, partitioned=partitioned, store=store_config, threads=threads)

@@ -1,9 +1,10 @@
-"""How fast are knowledge-graph embeddings trained out of core?
+"""How fast is training of knowledge-graph embeddings out of core?
 
-ComplEx on a generated graph of the shape of Freebase, with memory for a quarter of its rows: with triples in random
-order and in BETA order of partitions, beside the lower of two limits (the rate with all rows in memory, what the device
-gives over the cold rows of a step), and beside the same loop over other engines in the same memory (`--peers`). Then filtered ranking in
-a memory group of a quarter of the rows' bytes and 1 GiB.
+ComplEx on a generated graph of the shape of Freebase, with row memory for a quarter of its rows, with triples in random
+order and in BETA order of partitions. The rate is compared with the lower of two limits: the rate with all rows in
+memory, and the rate at which the device can read the cold rows of a step. `--peers` runs the same loop over other
+engines with the same memory. `--ranking` adds filtered ranking in a memory group of a quarter of the rows' bytes plus
+1 GiB.
 """
 
 import gc
@@ -35,20 +36,20 @@ from rowmill.kge.graph import Graph
 from rowmill.store import Store
 
 SHARE = 4
-"""Memory for one row in so many."""
+"""Row memory is a fraction of the rows: 1 / this number."""
 LEAD = 8
-"""Steps of each round before the measured ones, at least: what was announced before another variant ran is used up."""
+"""Unmeasured steps at the start of each round, at least; they use up prefetches from before other variants ran."""
 LOOKAHEAD = 16
-"""Behind a swap of partitions a step needs more new rows than the device gives in its time."""
+"""Unmeasured steps after a swap of partitions: such a step needs more new rows than the device can read in its time."""
 _INDEX_BYTES = 24
-"""Room of the budget for each row beyond its bytes: index and bookkeeping."""
+"""Memory per row beyond its bytes: index and bookkeeping."""
 _FIXED_BYTES = 64 << 20
 ORDERS = {"shuffled": False, "partitions": True}
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """Sizes of the measurement."""
 
     shape: Shape
     in_memory: Shape
@@ -61,16 +62,16 @@ class Size:
 
     @property
     def row_memory(self) -> int:
-        """For a quarter of the bytes of weights and state."""
+        """Bytes of row memory: a quarter of the weights and optimizer state."""
         return self.shape.row_bytes // SHARE
 
     @property
     def memory(self) -> int:
-        """For everything the store or its peer keeps in memory."""
+        """Total memory budget of the store, or of a peer."""
         return self.row_memory + self.shape.entities * _INDEX_BYTES + _FIXED_BYTES
 
     def warm_up_of(self, order: str) -> int:
-        """The first buffer of partitions has many more buckets than those after it, and is not measured."""
+        """Unmeasured steps. With partitions the first buffer has many more buckets than later ones, so it is skipped."""
         if order == "shuffled":
             return self.warm_up
         first = self.shape.buffer**2 / self.shape.partitions**2
@@ -84,7 +85,7 @@ def size_of(patience: Patience, *, quick: bool, seed: int) -> Size:
         shape=shape,
         in_memory=replace(shape, entities=shape.entities // 5),
         patience=patience,
-        # In partitions about one buffer.
+        # With partitions, about the steps of one buffer.
         steps=100 if quick else 480,
         warm_up=100 if quick else 600,
         peer_steps=30 if quick else 100,
@@ -94,7 +95,7 @@ def size_of(patience: Patience, *, quick: bool, seed: int) -> Size:
 
 
 class Run:
-    """A benchmark on its way."""
+    """A running benchmark."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Run:
         self._probe = probe
 
     def train(self, graph: Graph, peers: Mapping[str, PeerRows]) -> None:
-        """The store in both orders, in rounds with all rows in memory and with peers."""
+        """Run rounds of the store in both orders, with all rows in memory, and of peers."""
         size = self.size
         with ExitStack() as stack:
             for kind, rows in peers.items():
@@ -219,7 +220,7 @@ class Run:
     def _round(self, name: str, trainer: LoadedTrainer, number: int) -> Cell:
         trainer.train(max(LEAD, 2 * self.lookahead))
         cell = trainer.round(name, number, steps=self.size.steps)
-        # What it still reads ahead would slow down the next one.
+        # Its remaining prefetches would slow down the next variant.
         wait_for_lookahead(trainer.store)
         return cell
 
@@ -241,14 +242,14 @@ class Run:
         return self.size.peer_warm_up + extra
 
     def evaluate(self, graph: Graph) -> None:
-        """Ranking in a process with a quarter of the rows' bytes and 1 GiB, its page cache included."""
+        """Run the ranking in a process limited to a quarter of the rows' bytes plus 1 GiB, including its page cache."""
         size = self.size
         say("ranking")
         known, asked = self.folder / "known.npy", self.folder / "asked.npy"
         np.save(known, graph.train)
         np.save(asked, graph.test[: size.ranked])
         limit = size.row_memory + (1 << 30)
-        # Within the group the store takes its budget out of the quarter, index included.
+        # Inside the group, the store's whole budget, index included, is the quarter.
         memory = size.row_memory
         row_memory = memory - size.shape.entities * _INDEX_BYTES - _FIXED_BYTES
         script = Path(__file__).with_name("evaluation.py")
@@ -267,7 +268,7 @@ class Run:
 
 
 def summarize(benchmark: common.Benchmark, shape: Shape) -> None:
-    """Rates over the lower of the two limits, and over the peer, round by round; energy."""
+    """Add rates relative to the lower limit and to peers, per round; and energy."""
     benchmark.summary["watts_per_core_assumed"] = common.WATTS
 
     def cells(variant: str) -> list[Cell]:
@@ -309,18 +310,25 @@ def summarize(benchmark: common.Benchmark, shape: Shape) -> None:
 
 
 def say(line: str) -> None:
-    """To the screen, beside the JSON."""
+    """Print to the terminal (stderr), because stdout may hold the JSON."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
     add_arguments(parser)
-    parser.add_argument("--ranking", action="store_true", help="ranking in a memory group too")
-    parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help="batches (16)")
-    parser.add_argument("--threads", type=int, default=1, help="of the trainer (1)")
     parser.add_argument(
-        "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
+        "--ranking", action="store_true", help="also run filtered ranking in a memory group"
+    )
+    parser.add_argument(
+        "--lookahead",
+        type=int,
+        default=LOOKAHEAD,
+        help="number of batches to prefetch (default 16)",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="threads of the trainer (default 1)")
+    parser.add_argument(
+        "--folder", type=Path, default=common.REPOSITORY, help="folder for the stores"
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))

@@ -1,9 +1,9 @@
-"""A graph of the shape of Freebase with fewer entities, and the settings of training on it.
+"""A generated graph of the shape of Freebase with fewer entities, and the settings of training on it.
 
-Freebase86m, on which others measure, has 86,054,151 entities, 14,824 relations and 338,586,276 triples, 3.93 per
-entity. The generated graph keeps relations and triples per entity and has fewer entities. The entity of rank r among
-the frequent ones is an end of a triple with a chance proportional to r**-SKEW. Numbers say nothing about ranks:
-systems that train by partitions number entities at random, so that partitions are of a kind.
+Freebase86m, a common benchmark, has 86,054,151 entities, 14,824 relations and 338,586,276 triples, 3.93 per entity. The
+generated graph has the same number of relations and triples per entity. The entity of frequency rank r is drawn with
+probability proportional to r**-SKEW. Entity numbers do not depend on ranks: systems that train by partitions number
+entities at random, so that partitions are alike.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from rowmill.kge.settings import KgeConfig
 
 TRIPLES_PER_ENTITY = 338_586_276 / 86_054_151
 SKEW = 0.7
-"""Of ranks; it belongs to degrees whose density falls with the power 1 + 1 / 0.7 = 2.4."""
+"""Exponent of ranks; degrees then follow a power law with exponent 1 + 1 / 0.7 = 2.4."""
 RANKED = 1000
-"""Triples of the parts for validation and test."""
+"""Number of triples for validation and for test."""
 _DRAWN = 1 << 22
 
 
@@ -46,27 +46,27 @@ class Shape:
 
     @property
     def triples(self) -> int:
-        """Of the train part."""
+        """Number of training triples."""
         return int(self.entities * TRIPLES_PER_ENTITY)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of all rows: weights and the state of Adagrad. Relations have a row for each direction."""
+        """Bytes of all rows: weights and Adagrad state. A relation has a row for each direction."""
         return (self.entities + 2 * self.relations) * self.dim * 2 * 4
 
     @cached_property
     def numbers(self) -> NDArray[np.int64]:
-        """The number of the entity of each rank."""
+        """The entity number of each frequency rank."""
         return np.random.default_rng([self.seed, 0]).permutation(self.entities)
 
     def draw(self, count: int, purpose: int) -> NDArray[np.int64]:
-        """Triples `[count, 3]`."""
+        """Draw triples, int64 `[count, 3]`; `purpose` is part of the seed."""
         random = np.random.default_rng([self.seed, purpose])
         drawn = np.empty((count, 3), np.int64)
         for start in range(0, count, _DRAWN):
             part = drawn[start : start + _DRAWN]
             for column in (0, 2):
-                # Chances of r**-s are those of N u**(1 / (1 - s)), u being even.
+                # If u is uniform, N u**(1 / (1 - s)) has probabilities proportional to r**-s.
                 ranks = self.entities * random.random(len(part)) ** (1 / (1 - SKEW))
                 part[:, column] = self.numbers[ranks.astype(np.int64)]
             part[:, 1] = (self.relations + 1) ** random.random(len(part))
@@ -86,7 +86,7 @@ class Shape:
     def config(
         self, out: Path, *, partitioned: bool, store: StoreConfig, threads: int | None
     ) -> Config:
-        """The settings of a run."""
+        """The settings of a training run."""
         return Config(
             data=DataConfig(),
             model=ModelConfig(kind="complex", dim=self.dim),

@@ -1,4 +1,4 @@
-"""The product's trainer on the generated graph, whose rows are all there."""
+"""The product's trainer on the generated graph, with all rows in its store."""
 
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -19,7 +19,7 @@ _PUT_ROWS = 65_536
 
 @contextmanager
 def filled(config: Config, shape: Shape, graph: Graph, *, threads: int) -> Generator[Store]:
-    """A store with every row as it is born, the most frequent entities last: what has room is in memory."""
+    """A store with all rows at their initial values. The most frequent entities are put last, so they are in memory."""
     with open_rows(config, threads=threads, identity={}) as store:
         task = GraphTask(config, graph, store, {}, Console(quiet=True))
         for start in reversed(range(0, shape.entities, _PUT_ROWS)):

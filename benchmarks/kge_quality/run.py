@@ -1,9 +1,9 @@
-"""How well do knowledge-graph models over stored rows rank the missing links of known graphs?
+"""How well do knowledge-graph models over stored rows rank the missing links of well-known graphs?
 
-Each file of settings in `examples/kge` is trained with several seeds; the summary has the mean of the test part over seeds. The
-graphs are in the folder that `$ROWMILL_DATA` names, else in `../shared/data`; those that are not there are left out. The outcome of each
-run is a file below `--folder`, from which the same command makes the summary. A run that was interrupted continues from its last
-checkpoint.
+Each settings file in `examples/kge` is trained with several seeds; the summary has the mean of the test metrics over
+seeds. The graphs are in `$ROWMILL_DATA` or `../shared/data`; settings without their graph are skipped. The result of
+each run is a file in `--folder`, from which the same command makes the summary. An interrupted run continues from its
+last checkpoint.
 """
 
 import sys
@@ -25,24 +25,24 @@ ASKED = {
     "fb15k237-complex": 0.338,
     "fb15k237-distmult": 0.333,
 }
-"""Filtered MRR of the test part."""
+"""Filtered MRR on the test triples that a run should reach."""
 FIGURES = ("mrr", "hits@1", "hits@3", "hits@10")
 
 
 def graph_of(name: str) -> Path | None:
-    """The graph that settings of this name are for, if it is there."""
+    """The path of the graph for settings of this name, or None if it is missing."""
     return common.data_file(GRAPHS[name.split("-")[0]])
 
 
 def config_of(name: str, graph: Path, *, seed: int, quick: bool) -> Config:
-    """The settings of this name; in the quick form of one epoch."""
+    """The settings of this name; one epoch in the quick form."""
     flags = {("data", "path"): graph, ("train", "seed"): seed}
     config = load_config(EXAMPLES / f"{name}.toml", flags)
     return replace(config, train=replace(config.train, epochs=1)) if quick else config
 
 
 def summarize(benchmark: common.Benchmark, name: str, results: dict[int, dict[str, Any]]) -> None:
-    """Figures of the runs of these settings, by seed."""
+    """Add the metrics of the runs of these settings, by seed."""
     for seed, result in results.items():
         benchmark.cells.append(
             {
@@ -65,16 +65,18 @@ def summarize(benchmark: common.Benchmark, name: str, results: dict[int, dict[st
 
 def main() -> None:
     parser = parser_of_settings(__doc__, ASKED, "out/kge_quality")
-    parser.add_argument("--seeds", type=int, help="runs of each settings (default 3, quick 1)")
+    parser.add_argument(
+        "--seeds", type=int, help="number of runs per settings file (default 3, quick 1)"
+    )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     seeds: int = arguments.seeds or (1 if arguments.quick else 3)
-    # Apart: one epoch must not go on with, or end, a whole run that was interrupted.
+    # A separate folder, so that a quick run of one epoch does not continue an interrupted full run.
     outcomes = Outcomes(arguments.folder / "quick" if arguments.quick else arguments.folder)
     for name in ASKED:
         graph = graph_of(name)
         if graph is None:
-            print(f"{name}: its graph is not there, left out", file=sys.stderr)
+            print(f"{name}: skipped, its graph is missing", file=sys.stderr)
             continue
         configs = {
             seed: config_of(name, graph, seed=seed, quick=arguments.quick)
@@ -83,7 +85,7 @@ def main() -> None:
         if name in arguments.settings:
             for seed, config in configs.items():
                 outcomes.measure(f"{name}-{seed}", config)
-        # Runs that an earlier command made belong to the summary too.
+        # The summary includes runs of earlier commands.
         found = {seed: outcomes.result(f"{name}-{seed}", of) for seed, of in configs.items()}
         results = {seed: result for seed, result in found.items() if result is not None}
         if results:

@@ -1,8 +1,8 @@
-"""Does a store stay within its memory budget while its tables outgrow it?
+"""Does a store stay within its memory budget while its tables exceed it?
 
-For several budgets and row widths a process of its own fills a table to four times the budget in random
-order, with training reads, updates, lookahead and checkpoints in between. The resident memory of the
-process, sampled 100 times a second, is compared with what it was before the store was opened.
+For several budgets and row widths, a separate process fills a table to four times the budget in random order, with
+training reads, updates, lookahead and checkpoints in between. The resident memory of the process, sampled 100 times per
+second, is compared with its value before the store was opened.
 """
 
 import ctypes
@@ -29,11 +29,11 @@ from rowmill.train.machine import resident_bytes
 BATCH = 4096
 DIMS = (16, 128)
 BESIDE = 4 << 20
-"""Bytes allowed beyond 1.05 of the budget: stacks of threads, and free pages that the heap keeps."""
+"""Bytes allowed beyond 1.05 times the budget: thread stacks, and free pages that the allocator keeps."""
 
 
 class Peak:
-    """The largest resident memory of this process since `begin`."""
+    """The peak of this process's resident memory since construction."""
 
     def __init__(self) -> None:
         self.begin = self.bytes = resident_bytes()
@@ -46,23 +46,23 @@ class Peak:
             self.bytes = max(self.bytes, resident_bytes())
 
     def growth(self) -> int:
-        """Stop watching; bytes above the beginning."""
+        """Stop sampling; returns the bytes above the start."""
         self._stop.set()
         self._thread.join()
         return self.bytes - self.begin
 
 
 def fill(memory: str, dim: int, seed: int) -> dict[str, float]:
-    """Fill one table to four times the budget; in a process of its own."""
+    """Fill one table to four times the budget; run in its own process."""
     rng = np.random.default_rng(seed)
     gradients = np.full((BATCH, dim), 1e-3, np.float32)
     out = np.ones((BATCH, dim), np.float32)
     rows = 4 * parse_size(memory) // (8 * dim)
     steps = rows // BATCH
     order = rng.permutation(steps * BATCH).astype(np.int64).reshape(steps, BATCH)
-    # Beside the repository, not in /tmp: that may be memory.
+    # In the repository, because /tmp may be in memory.
     with tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY) as folder:
-        # The caller's own arrays are touched by now, and free pages of the heap go back to the kernel.
+        # All arrays of the caller have been touched by now. Return free heap pages to the kernel, so that they do not count.
         ctypes.CDLL(None).malloc_trim(0)
         peak = Peak()
         store = rowmill.open(folder, memory=memory)
@@ -92,7 +92,7 @@ def fill(memory: str, dim: int, seed: int) -> dict[str, float]:
 def measure(
     benchmark: common.Benchmark, budgets: Sequence[str], dims: Sequence[int], *, rounds: int
 ) -> None:
-    """Rounds over all budgets and row widths; what is measured so far is kept after each cell."""
+    """Run rounds over all budgets and row widths; results are written after each cell."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
 
     def run(name: str, memory: str, dim: int) -> int:
@@ -128,9 +128,11 @@ def main() -> None:
         print(json.dumps(fill(memory, int(dim), int(seed))))
         return
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--rounds", type=int, help="rounds of every cell (default 5, quick 1)")
+    parser.add_argument("--rounds", type=int, help="number of rounds per cell (default 5, quick 1)")
     parser.add_argument(
-        "--budgets", metavar="SIZE,...", help="default 64MiB,256MiB,1GiB; quick: without 1GiB"
+        "--budgets",
+        metavar="SIZE,...",
+        help="memory budgets (default 64MiB,256MiB,1GiB; quick: without 1GiB)",
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))

@@ -1,4 +1,4 @@
-"""A tenth of the memory: a DLRM on the Criteo sample, metrics equal to the bit."""
+"""A DLRM on the Criteo sample with row memory for a tenth of the rows: metrics must be bit-identical."""
 
 import json
 import tempfile
@@ -16,7 +16,7 @@ MEMORY = "1GiB"
 
 
 def data(folder: Path) -> tuple[DataConfig, GenerateConfig | None]:
-    """The Criteo sample if it can be found, else a log generated once into `folder`."""
+    """The Criteo sample, or if it is missing, a log generated once into `folder`."""
     sample = common.data_file("criteo/criteo80k.parquet")
     if sample is not None:
         return DataConfig(path=sample), None
@@ -24,7 +24,7 @@ def data(folder: Path) -> tuple[DataConfig, GenerateConfig | None]:
 
 
 def run(benchmark: common.Benchmark) -> None:
-    """Adds the figures of the sample."""
+    """Add the metrics of the sample."""
     with tempfile.TemporaryDirectory(prefix="rowmill-") as name:
         folder = Path(name)
         source, generated = data(folder)

@@ -1,4 +1,4 @@
-"""A quarter of the memory: a DLRM on the generated log, beside the limits of memory and device, and other engines."""
+"""A DLRM on the generated log with row memory for a quarter, compared with memory and device limits and other engines."""
 
 import sys
 import tempfile
@@ -22,17 +22,17 @@ from benchmarks.training import (
 from rowmill.config import ModelConfig, StoreConfig, TrainConfig
 
 LEAD = 8
-"""Steps of each round before the measured ones."""
+"""Unmeasured steps at the start of each round."""
 LEAD_AHEAD = 160
-"""The same with lookahead: what it read while the other variant ran, half of the memory at most, is used up, and as many steps
-are announced as before."""
+"""Unmeasured steps with lookahead: they use up prefetched rows from before the other variant ran (at most half of the
+memory), and as many steps are announced again as in training."""
 SHARE = 0.25
 DIM = ModelConfig().dim
 LOOKAHEAD = 60
-"""Batches that are announced to a peer, as many as to the store."""
+"""Number of batches announced to a peer; the same as to the store."""
 _INDEX_BYTES = 24
 _FIXED_BYTES = 64 << 20
-"""Memory of a peer beyond a quarter of the rows' bytes: for each row, and in all."""
+"""Memory of a peer beyond a quarter of the rows' bytes: per row, and a constant."""
 
 
 def run(
@@ -42,11 +42,11 @@ def run(
     peers: Sequence[str] = (),
     threads: int | None = None,
 ) -> None:
-    """Adds the figures of 26 tables of a million rows each; the quick form has a tenth of them."""
+    """Add the metrics of 26 tables with a million rows each; the quick form has a tenth of the rows."""
     quick = benchmark.settings.quick
     patience = patience or Patience()
     steps, warm_up = (24, 40) if quick else (40, 80)
-    # As many rounds as time may allow: the log must not end before.
+    # As many rounds as the time may allow, so that the log does not end before.
     rounds = max(patience.rounds, 5 if quick else int(4 * patience.minutes))
     shape = Shape(
         rows_per_table=100_000 if quick else 1_000_000,
@@ -58,7 +58,7 @@ def run(
     def probe(store: Path, number: int) -> float:
         return device_reads_per_s(program, store, seconds=1.0, seed=number)
 
-    # Beside the repository, not in /tmp: that may be memory.
+    # In the repository, because /tmp may be in memory.
     with tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY) as name:
         options = {
             "rows": shape.rows_per_table * shape.tables,
@@ -98,7 +98,7 @@ def measure(
     peers: Mapping[str, PeerRows] | None = None,
     threads: int | None = None,
 ) -> None:
-    """Rounds of the probe (store, round -> reads per second), of both variants and of peers, interleaved."""
+    """Run interleaved rounds of the probe (store, round -> reads per second), of both variants and of peers."""
     train = TrainConfig(threads=threads)
     quarter = config_of(shape, folder, "quarter", share=SHARE, store=StoreConfig(), train=train)
     memory = config_of(
@@ -109,7 +109,7 @@ def measure(
         variants = {"quarter": cold, "in_memory": stack.enter_context(loaded(memory, shape))}
         loops: dict[str, PeerLoop] = {}
         for kind, rows in (peers or {}).items():
-            # Its store holds no rows.
+            # The store of a peer's task holds no rows.
             store = StoreConfig(lookahead=LOOKAHEAD)
             config = config_of(shape, folder, f"{kind}-model", share=None, store=store, train=train)
             loops[kind] = stack.enter_context(peer_loop(rows, config, threads or 1))
@@ -130,7 +130,7 @@ def variant_rounds(
     peer_steps: int | None = None,
     leads: Mapping[str, int],
 ) -> dict[str, Callable[[int], Cell]]:
-    """A round of the device's probe, of every variant and of every peer; `leads`: steps before one is measured."""
+    """The functions that run one round: of the probe, of every variant and of every peer. `leads`: unmeasured steps."""
     store = variants["quarter"]
 
     def probed(number: int) -> Cell:
@@ -141,7 +141,7 @@ def variant_rounds(
         def one(number: int) -> Cell:
             variants[name].train(leads.get(name, LEAD))
             cell = variants[name].round(name, number, steps=steps)
-            # What it still reads ahead would slow down the next one.
+            # Its remaining prefetches would slow down the next variant.
             wait_for_lookahead(variants[name].store)
             return cell
 
@@ -160,7 +160,7 @@ def variant_rounds(
 
 
 def summarize(benchmark: common.Benchmark, batch: int) -> None:
-    """The rate over the lower of the two limits, and over peers, round by round; a step has a batch of rows."""
+    """Add rates relative to the lower of the two limits and to peers, per round."""
 
     def cells(variant: str) -> list[Cell]:
         return counted(benchmark, variant)

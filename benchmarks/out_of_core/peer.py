@@ -1,4 +1,4 @@
-"""The same loop over another engine: the same log, model, loss and optimizers; rows are got and put back."""
+"""The same training loop with rows in another engine: same log, model, loss and optimizers."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,12 +21,12 @@ from rowmill.train.rows import row_optimizer
 
 
 def load(rows: PeerRows, shape: Shape, dim: int) -> None:
-    """Every row of the log's tables as it may be born."""
+    """Insert every row of the log's tables with a random initial value."""
     random = np.random.default_rng([shape.seed, 9])
     width = RowsConfig().initial_width
     tables = [table_ids(shape.log, table).astype(np.uint64) for table in range(shape.tables)]
     keys = np.unique(np.concatenate(tables))
-    assert len(keys) == shape.tables * shape.rows_per_table, "ids of two tables are one"
+    assert len(keys) == shape.tables * shape.rows_per_table, "two tables have an id in common"
     for start in range(0, len(keys), rows.keys_max):
         part = keys[start : start + rows.keys_max]
         born = np.zeros((len(part), 2 * dim), np.float32)
@@ -36,7 +36,7 @@ def load(rows: PeerRows, shape: Shape, dim: int) -> None:
 
 
 class PeerClickTask(ClickTask):
-    """The task over the rows of a peer: ids of different tables differ, so they are keys as they are."""
+    """The task with rows in a peer. Ids differ between tables, so they are used as keys."""
 
     def __init__(self, config: Config, log: Log, stored: StoredClickRows, rows: PeerRows) -> None:
         super().__init__(config, log, stored)
@@ -51,13 +51,13 @@ class PeerClickTask(ClickTask):
         self._side.announce(keys, steps=steps)
 
     def look_up(self, batch: ClickBatch) -> Tensor:
-        """The vectors of a batch, `[B, F, D]`, from the peer."""
+        """Read the vectors of a batch from the peer, `[B, F, D]`."""
         keys, positions = distinct(_keys(batch))
         learned = self._side.read(keys)
         return learned[positions].view(*batch.ids.shape, self._side.dim)
 
     def loss(self, batch: ClickBatch, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of the product's task, over the peer's rows."""
+        """The loss of the product's task, on the peer's rows."""
         return super().loss(batch, self.look_up(batch) if rows is None else rows)
 
 
@@ -67,7 +67,7 @@ def _keys(batch: ClickBatch) -> Keys:
 
 @contextmanager
 def peer_loop(rows: PeerRows, config: Config, threads: int) -> Generator[PeerLoop]:
-    """Training over an engine that has the rows; `config` is that of a store, which stays empty."""
+    """A training loop over an engine that holds the rows; the store in `config` stays empty."""
     console = Console(quiet=True)
     with open_clicks(config, console, threads) as task:
         assert isinstance(task.rows, StoredClickRows)

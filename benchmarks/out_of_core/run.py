@@ -1,10 +1,10 @@
-"""What does less memory cost a training run?
+"""How much slower is training if only a part of the rows fits into memory?
 
-Two shapes. `generated`: a DLRM on the generated log, 26 tables of a million rows, ids by Zipf 1.05, with memory for
-a quarter of the rows, beside the lower of its two limits: the rate with memory for all, and what the device gives
-over the cold rows of a step, and beside the same loop over other engines (`--peers`). `criteo`: the Criteo sample, row for row, with memory for a tenth of the live row bytes
-and for everything, whose metrics must be equal to the bit. It is taken from `$ROWMILL_DATA` or `../shared/data`, else
-a log of the same shape is generated.
+Two shapes. `generated`: a DLRM on the generated log, 26 tables of a million rows, Zipf ids with exponent 1.05, row
+memory for a quarter of the rows. The rate is compared with the lower of two limits: the rate with all rows in memory,
+and the rate at which the device can read the cold rows of a step. `--peers` runs the same loop over other engines.
+`criteo`: the Criteo sample with row memory for a tenth of the live rows and for all; metrics must be bit-identical. The
+sample is read from `$ROWMILL_DATA` or `../shared/data`; without it, a log of the same shape is generated.
 """
 
 import sys
@@ -19,10 +19,12 @@ from benchmarks.peer_loop import add_arguments, patience_of
 def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument(
-        "--shape", choices=["generated", "criteo"], help="one of the shapes, not both"
+        "--shape", choices=["generated", "criteo"], help="run only this shape (default: both)"
     )
     parser.add_argument(
-        "--threads", type=int, help="generated: threads of the trainer (its default: a core less)"
+        "--threads",
+        type=int,
+        help="generated: threads of the trainer (default: number of cores minus 1)",
     )
     add_arguments(parser)
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Knowledge graphs: PyKEEN's training loop over its own embeddings and over stored rows, and rowmill's own loop.
+"""Knowledge graphs: PyKEEN's training loop with its own embeddings and with stored rows, and rowmill's own loop.
 
-All train the same model with the same loss, batch and number of negatives, by Adagrad, with every row in memory. PyKEEN draws
-negatives for each triple; the loop of rowmill draws as many for each batch, which its triples share, asks for the head and the
-tail of each, and so scores twice as many pairs.
+All train the same model with the same loss, batch size, number of negatives and Adagrad, with all rows in memory. PyKEEN
+draws negatives for each triple. rowmill's loop draws the same number once per batch for all triples. It predicts both
+the head and the tail of each triple, so it scores twice as many pairs.
 """
 
 import os
@@ -34,14 +34,14 @@ from rowmill.train.run import open_trainer
 
 Kind = Literal["distmult", "complex"]
 _MODELS: dict[Kind, str] = {"distmult": "DistMult", "complex": "ComplEx"}
-"""Names of ours, and PyKEEN's."""
+"""Model names of rowmill and of PyKEEN."""
 VARIANTS = ("pykeen", "representation", "rowmill")
-"""PyKEEN's loop over its own embeddings, the same over stored rows, and the loop of rowmill."""
+"""PyKEEN's loop with its own embeddings, PyKEEN's loop with stored rows, and rowmill's loop."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The work of a round: so many batches of triples."""
+    """The work of a round: a number of batches of triples."""
 
     dim: int = 256
     batch: int = 1024
@@ -51,7 +51,7 @@ class Shape:
 
 
 def graph_folder(into: Path) -> Path:
-    """FB15k-237, where `$ROWMILL_DATA` or `../shared/data` has it; else a graph of its shape, drawn at random."""
+    """The folder of FB15k-237 if `$ROWMILL_DATA` or `../shared/data` has it; else of a random graph of its shape."""
     folder = common.data_file("kge/fb15k237")
     if folder is not None:
         return folder
@@ -66,7 +66,7 @@ def graph_folder(into: Path) -> Path:
 def measure(
     benchmark: common.Benchmark, shape: Shape, data: Path, *, watts: float, rounds: int
 ) -> None:
-    """Seconds per epoch, and joules per batch, of both models and all variants."""
+    """Measure seconds per epoch and joules per batch of both models with all variants."""
     threads = len(os.sched_getaffinity(0))
     graph = read_graph(data, unseen="rank")
     for kind in _MODELS:
@@ -90,7 +90,7 @@ def measure(
 def _pykeen(
     shape: Shape, kind: Kind, graph: Graph, store: rowmill.Store | None
 ) -> Callable[[], int]:
-    """An epoch of PyKEEN's loop over the first triples; entities are rows of a store if there is one."""
+    """An epoch of PyKEEN's loop over the first triples. With a store, entities are rows of it."""
     count = shape.batches * shape.batch
     chosen = np.random.default_rng(1).permutation(graph.train)[:count]
     factory = CoreTriplesFactory(torch.from_numpy(chosen), graph.entity_count, graph.relation_count)

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Graph neural networks: models of PyTorch Geometric over features in memory and over stored ones, and rowmill's own loop.
+"""Graph neural networks: PyTorch Geometric with features in memory and with stored features, and rowmill's own loop.
 
-All train the same model by Adam on batches of the same nodes of a planted graph, with as many neighbours, which the kernel of
-rowmill draws for all: PyTorch Geometric's own sampler needs packages that have no wheel for this torch.
+All train the same model with Adam on batches of the same nodes of a generated graph with the same fan-outs. rowmill's
+kernel samples neighbours for all: PyTorch Geometric's own sampler needs packages that have no wheel for this torch.
 """
 
 import os
@@ -34,12 +34,12 @@ from rowmill.train.run import open_trainer
 
 Kind = Literal["graphsage", "gat"]
 VARIANTS = ("pyg", "feature_store", "rowmill")
-"""PyTorch Geometric over features in memory, the same over stored ones, and the loop of rowmill."""
+"""PyTorch Geometric with features in memory, PyTorch Geometric with stored features, and rowmill's loop."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The graph, the model, and how many batches a round has."""
+    """The graph, the model, and the number of batches per round."""
 
     nodes: int = 50_000
     features: int = 128
@@ -53,12 +53,12 @@ class Shape:
 
     @property
     def train_per_class(self) -> int:
-        """Half of the nodes train, about as many of each class."""
+        """Training nodes per class: together about half of all nodes."""
         return self.nodes // self.classes // 2
 
 
 def measure(benchmark: common.Benchmark, shape: Shape, *, watts: float, rounds: int) -> None:
-    """Seconds per epoch, and joules per batch, of both models and all variants."""
+    """Measure seconds per epoch and joules per batch of both models with all variants."""
     threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "nodes.npz"
@@ -93,7 +93,7 @@ def measure(benchmark: common.Benchmark, shape: Shape, *, watts: float, rounds: 
 
 
 def _in_memory(graph: NodeGraph, folder: Path) -> tuple[Any, StoredGraph]:
-    """Features and classes as PyTorch Geometric has them, and the edges in mapped files."""
+    """Features and classes as a PyTorch Geometric object, and the edges in mapped files."""
     assert graph.features is not None
     edges = StoredGraph(folder)
     size = (graph.nodes, graph.nodes)
@@ -110,7 +110,7 @@ def _in_memory(graph: NodeGraph, folder: Path) -> tuple[Any, StoredGraph]:
 def _pyg(
     shape: Shape, kind: Kind, data: Any, sampler: NeighbourSampler, nodes: torch.Tensor
 ) -> Callable[[], int]:
-    """Batches of PyTorch Geometric's loader, for its model."""
+    """A function that trains batches of PyTorch Geometric's loader with its model."""
     torch.manual_seed(1)
     width = shape.hidden
     more = {"heads": shape.heads} if kind == "gat" else {}
@@ -135,7 +135,7 @@ def _pyg(
 
     def work() -> int:
         for batch in islice(batches, shape.batches):
-            # What later layers need no more is left out, as where its own sampler drew.
+            # Trim to the nodes that later layers need, as with PyTorch Geometric's own sampler.
             out = model(
                 batch.x,
                 batch.edge_index,
@@ -157,7 +157,7 @@ def _config(shape: Shape, kind: Kind, data: Path, out: Path, threads: int) -> Co
         model=ModelConfig(kind=kind),
         gnn=GnnConfig(
             fanouts=shape.fanouts,
-            # The hidden width of GAT is that of one of its heads.
+            # The hidden width of GAT in settings is the width of one head.
             hidden=shape.hidden // shape.heads if gat else shape.hidden,
             heads=shape.heads,
             last_heads=shape.heads,

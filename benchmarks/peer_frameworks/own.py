@@ -1,4 +1,4 @@
-"""The product's own loop, in pieces that a peer's are compared with."""
+"""rowmill's training loop in pieces of a fixed number of batches, to compare with a peer's loop."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -8,11 +8,11 @@ from rowmill.train.run import Trainer
 
 
 def own(trainer: Trainer, *, batch: int, batches: int) -> Callable[[], int]:
-    """So many batches of the loop, and the examples that they had; every call goes on behind the one before."""
+    """A function that trains `batches` batches and returns their number of examples; each call continues the last."""
 
     def endless() -> Iterator[tuple[Any, Any]]:
         while True:
-            # The last batch of an epoch may be smaller: the peers leave theirs out, too.
+            # Skip the last batch of an epoch if it is smaller, as the peers do.
             for examples, rows in trainer.steps(0):
                 if len(examples) == batch:
                     yield examples, rows

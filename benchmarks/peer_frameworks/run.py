@@ -1,7 +1,7 @@
-"""In memory, does an epoch take as long as in the framework that is made for the task?
+"""With all rows in memory, does an epoch take as long as in a framework made for the task?
 
-Knowledge graphs beside PyKEEN, graph neural networks beside PyTorch Geometric; both are installed into a folder of their own
-where they are not there yet.
+Compares knowledge graphs with PyKEEN and graph neural networks with PyTorch Geometric. Both are installed into a separate
+folder if they are missing.
 """
 
 import gc
@@ -20,16 +20,21 @@ from benchmarks.peer_frameworks import kge, nodes
 def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument(
-        "--watts", type=float, default=5.0, help="what a busy core draws, for joules per batch"
+        "--watts",
+        type=float,
+        default=5.0,
+        help="watts of a busy core, for joules per batch (default 5)",
     )
-    parser.add_argument("--cells", default="kge,gnn", help="which of them, by commas")
+    parser.add_argument(
+        "--cells", default="kge,gnn", help="cells, separated by commas (default kge,gnn)"
+    )
     arguments = parser.parse_args()
     cells = set(arguments.cells.split(","))
     if not cells <= {"kge", "gnn"}:
-        parser.error(f"--cells has {sorted(cells)}: name kge, gnn or both")
+        parser.error(f"--cells must be kge, gnn or both, got {sorted(cells)}")
     benchmark = common.Benchmark(common.settings(arguments))
     rounds, more = (5, 1) if arguments.quick else (7, 8)
-    # PyKEEN collects garbage after every epoch: what was imported is none.
+    # PyKEEN collects garbage after every epoch; this excludes all imported objects from the scan.
     gc.freeze()
     if "kge" in cells:
         shape = kge.Shape(batches=16 * more)

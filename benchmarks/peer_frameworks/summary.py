@@ -1,4 +1,4 @@
-"""What both cells say of their samples: seconds per epoch, joules per batch, time over the peer's."""
+"""The summary of both cells: seconds per epoch, joules per batch, and times relative to the peer."""
 
 from benchmarks import common
 
@@ -11,14 +11,14 @@ def summarize(
     epoch: int,
     watts: float,
 ) -> None:
-    """Figures of variants named `<model>_<variant>`, the first of which is the peer.
+    """Add metrics of variants named `<model>_<variant>`; the first variant is the peer.
 
     Args:
-        benchmark: Where they go.
-        samples: Their units are examples.
-        batch: Examples of a batch.
-        epoch: Examples of an epoch.
-        watts: What a busy core draws.
+        benchmark: Receives the metrics.
+        samples: Samples by variant, with examples as units.
+        batch: Examples per batch.
+        epoch: Examples per epoch.
+        watts: Power of a busy core.
     """
     for name, found in samples.items():
         wall_s = [sample.wall_s / sample.units for sample in found]

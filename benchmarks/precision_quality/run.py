@@ -1,9 +1,9 @@
 """Does a DLRM learn the same in bfloat16 as in float32?
 
-It trains on one click log with some seeds: in float32, and as split-bf16, rows, layers and products. Both see the same batches
-and begin with the same weights. The log is the sample of Criteo's where `$ROWMILL_DATA` or `../shared/data` has it, 64,000 rows to
-learn from and 16,000 to test; else it is generated. Runs are short, so seeds differ by more than the precisions: what counts is the
-difference within a seed, in the mean over seeds.
+It trains on one click log with several seeds, in float32 and in split-bf16 (rows, layers and products). Both have the
+same batches and initial weights. The log is the Criteo sample from `$ROWMILL_DATA` or `../shared/data`, with 64,000 rows
+for training and 16,000 for testing; without it, a generated log. Runs are short, so seeds differ by more than precisions:
+the result is the mean over seeds of the difference within a seed.
 """
 
 import statistics
@@ -24,7 +24,7 @@ PRECISIONS = ("fp32", "split-bf16")
 
 
 def log() -> Path | None:
-    """The sample of Criteo's log, if it is there."""
+    """The path of the Criteo sample, or None if it is missing."""
     file = common.data_file("criteo/criteo80k.parquet")
     if file is None:
         print("no criteo80k in $ROWMILL_DATA or ../shared/data: generating a log", file=sys.stderr)
@@ -32,14 +32,14 @@ def log() -> Path | None:
 
 
 def run(data: Path | None, precision: Any, *, seed: int, rows: int, folder: Path) -> dict[str, Any]:
-    """One run: what it scored on the test part.
+    """Train once; returns the test metrics.
 
     Args:
-        data: The log; None: one of `rows` rows, made when first needed.
-        precision: "fp32" or "split-bf16", of rows and of the dense half.
-        seed: Of initial weights.
-        rows: Of a log that is generated.
-        folder: Where that log and the files of runs go.
+        data: The log; None: a generated log of `rows` rows.
+        precision: "fp32" or "split-bf16", for rows and dense layers.
+        seed: Seed of initial weights.
+        rows: Rows of a generated log.
+        folder: Folder for the generated log and for files of runs.
     """
     report = train(
         Config(
@@ -70,7 +70,7 @@ def run(data: Path | None, precision: Any, *, seed: int, rows: int, folder: Path
 
 
 def summarize(benchmark: common.Benchmark) -> None:
-    """Means over seeds, how far seeds lie apart, and what split-bf16 has less than fp32 within a seed."""
+    """Add means and spread over seeds, and by how much split-bf16 is below fp32 within a seed."""
     auc = {
         side: [float(str(cell["auc"])) for cell in benchmark.cells if cell["variant"] == side]
         for side in PRECISIONS
@@ -88,7 +88,7 @@ def summarize(benchmark: common.Benchmark) -> None:
 def measure(
     benchmark: common.Benchmark, data: Path | None, folder: Path, *, seeds: int, rows: int
 ) -> None:
-    """Both precisions with every seed, one after the other."""
+    """Run both precisions for every seed, one after the other."""
     first = benchmark.settings.seed
     for seed in range(first, first + seeds):
         for precision in PRECISIONS:
@@ -99,7 +99,7 @@ def measure(
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--seeds", type=int, help="runs of each precision (default 20, quick 4)")
+    parser.add_argument("--seeds", type=int, help="number of seeds (default 20, quick 4)")
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     seeds = arguments.seeds or (4 if arguments.quick else 20)

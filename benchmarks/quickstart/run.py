@@ -1,7 +1,7 @@
-"""How long does the training that `make` starts take, and what does it score?
+"""How long does the training run that `make` starts take, and what does it score?
 
-Each round runs `rowmill train --config examples/quickstart.toml` as a process of its own in an empty folder, so it
-generates the click log, trains with memory for a quarter of the rows, tests and writes its report.
+Each round runs `rowmill train --config examples/quickstart.toml` in a new process and an empty folder: it generates the
+click log, trains with row memory for a quarter of the rows, tests and writes its report.
 """
 
 import json
@@ -18,7 +18,7 @@ CONFIG = common.REPOSITORY / "examples/quickstart.toml"
 
 
 def train(config: Path, folder: Path) -> dict[str, Any]:
-    """Runs the command in an empty folder; its report."""
+    """Run the command in an empty folder; returns its report."""
     command = [sys.executable, "-m", "rowmill", "train", "--config", str(config)]
     places = ["--data", str(folder / "log"), "--out", str(folder / "out"), "--plain"]
     subprocess.run([*command, *places], check=True, stdout=sys.stderr)
@@ -26,11 +26,11 @@ def train(config: Path, folder: Path) -> dict[str, Any]:
 
 
 def measure(benchmark: common.Benchmark, config: Path, *, rounds: int) -> None:
-    """Adds the time of the command, and what its reports say."""
+    """Add the time of the command and the metrics of its reports."""
     reports: list[dict[str, Any]] = []
 
     def run() -> int:
-        # Beside the repository, not in /tmp: that may be memory.
+        # In the repository, because /tmp may be in memory.
         with tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY) as folder:
             reports.append(train(config, Path(folder)))
         return int(reports[-1]["run"]["train_rows"])
@@ -51,7 +51,9 @@ def measure(benchmark: common.Benchmark, config: Path, *, rounds: int) -> None:
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--rounds", type=int, help="runs of the command (default 5, quick 1)")
+    parser.add_argument(
+        "--rounds", type=int, help="number of runs of the command (default 5, quick 1)"
+    )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     measure(benchmark, CONFIG, rounds=arguments.rounds or (1 if arguments.quick else 5))

@@ -1,10 +1,10 @@
-"""One of two processes that train the same model with all rows in memory, half of them in each.
+"""One of two processes that train the same model with all rows in memory, each holding half of the rows.
 
     replicas.py RANK RENDEZVOUS GRAPH DIM BATCH SEED
 
-As distributed data parallel training does it: each has batches of its own, asks the owners of rows for them and gives their
-gradients back (all to all, gloo), who sum them and update by Adagrad; the dense half is torch's DistributedDataParallel. Each
-line `STEPS` on standard input trains so many steps and is answered by a JSON object.
+This is distributed data parallel training. Each process has its own batches, requests rows from their owners, and returns
+the gradients (all-to-all over gloo); owners sum them and update rows with Adagrad. Dense layers use torch's
+DistributedDataParallel. Each line `STEPS` on standard input trains this number of steps; the answer is a JSON object.
 """
 
 import json
@@ -32,7 +32,7 @@ _EPS = 1e-10
 
 
 class SharedRows:
-    """Rows of all nodes by the rank that their number modulo the ranks says, with Adagrad."""
+    """Rows of all nodes, sharded by node number modulo the number of ranks, with Adagrad."""
 
     def __init__(self, nodes: int, dim: int) -> None:
         count = -(-nodes // WORLD)
@@ -40,7 +40,7 @@ class SharedRows:
         self.squares = torch.zeros(count, dim)
 
     def get(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
-        """Rows of distinct nodes in order of their owners: rows, that order, places at the owner, counts."""
+        """Fetch rows of distinct nodes; returns rows, the order by owner, positions at the owner, and counts."""
         owners = nodes % WORLD
         order = torch.argsort(owners, stable=True)
         given = torch.bincount(owners, minlength=WORLD)
@@ -56,7 +56,7 @@ class SharedRows:
     def update(
         self, gradients: Tensor, places: Tensor, counts: list[int], others: list[int]
     ) -> None:
-        """Give gradients back to the owners, who update each row once."""
+        """Send gradients to the owners, which update each row once."""
         received = torch.empty(len(places), gradients.shape[1])
         dist.all_to_all_single(received, gradients, others, counts)
         distinct, inverse = (
@@ -71,7 +71,7 @@ class SharedRows:
 def train_step(
     model: DistributedDataParallel, dense: torch.optim.Optimizer, rows: SharedRows, batch: NodeBatch
 ) -> int:
-    """Train on one batch; the nodes it had."""
+    """Train on one batch; returns its number of nodes."""
     got, order, places, counts, others = rows.get(batch.nodes)
     vectors = torch.empty_like(got)
     vectors[order] = got
@@ -85,7 +85,7 @@ def train_step(
 
 
 def main() -> None:
-    """Work off the lines of standard input."""
+    """Process the lines of standard input."""
     rank, rendezvous, path, dim, batch, seed = sys.argv[1:]
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})

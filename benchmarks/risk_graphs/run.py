@@ -1,8 +1,9 @@
-"""Can one process out of core stand in for two that hold all rows in memory?
+"""Can one out-of-core process replace two that hold all rows in memory?
 
-GraphSAGE with learned embeddings on graphs of the shapes of eBay-Trisk (rows of 256) and eBay-Payout (rows of 768). The trainer of
-`rowmill train --task gnn` with memory for a quarter of its rows, with lookahead and without, on one core and on two, beside two
-processes of distributed data parallel training, a core each, that hold half of the rows each.
+GraphSAGE with learned embeddings on generated graphs of the shapes of eBay-Trisk (256 weights per row) and eBay-Payout
+(768). The trainer of `rowmill train --task gnn` has row memory for a quarter of the rows, with and without lookahead, on
+one core and on two. It is compared with distributed data parallel training in two processes, with one core and half of
+the rows each.
 """
 
 import json
@@ -27,25 +28,25 @@ from rowmill.gnn.task import NodeTask
 from rowmill.train.run import Trainer, open_trainer
 
 SHARE = 4
-"""Memory for one row in so many."""
+"""Row memory is a fraction of the rows: 1 / this number."""
 WORLD = 2
 LOOKAHEAD = 60
-"""What is announced so far ahead stays in memory if it is there: the more batches, the fewer rows are read twice."""
+"""Default of --lookahead. Announced rows stay in memory, so with more batches fewer rows are read twice."""
 LEAD = 8
-"""Steps of each round before the measured ones, at least: what was announced before another variant ran is used up."""
+"""Unmeasured steps at the start of each round, at least; they use up prefetches from before other variants ran."""
 _FIXED_BYTES = 128 << 20
-"""Index, bookkeeping, buffers."""
+"""Memory for index, bookkeeping and buffers."""
 _PUT_ROWS = 4096
 
 
 class Replicas:
-    """The processes that share the rows."""
+    """The two processes that share the rows."""
 
     def __init__(self, processes: "list[subprocess.Popen[str]]") -> None:
         self._processes = processes
 
     def train(self, steps: int) -> dict[str, float]:
-        """Train so many steps in each; what both did, and how long the slower took."""
+        """Train this many steps in each process; returns the sums over both, and the time of the slower one."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{steps}\n")
@@ -61,7 +62,7 @@ class Replicas:
 
 @contextmanager
 def replicas(shape: Shape, data: Path, folder: Path) -> Generator[Replicas]:
-    """Two processes with all rows."""
+    """Start two processes that hold all rows together."""
     script = Path(__file__).with_name("replicas.py")
     words = [folder / "rendezvous", data, shape.dim, shape.batch, shape.seed]
     with ExitStack() as stack:
@@ -81,7 +82,7 @@ def replicas(shape: Shape, data: Path, folder: Path) -> Generator[Replicas]:
 
 @contextmanager
 def out_of_core(shape: Shape, data: Path, out: Path, lookahead: int) -> Generator[LoadedTrainer]:
-    """The product's trainer with every row in its store."""
+    """The product's trainer with all rows in its store."""
     row_memory = shape.row_bytes // SHARE
     store = StoreConfig(
         memory=str(row_memory + _FIXED_BYTES), row_memory=str(row_memory), lookahead=lookahead
@@ -98,20 +99,20 @@ def out_of_core(shape: Shape, data: Path, out: Path, lookahead: int) -> Generato
 
 
 def _epochs(trainer: Trainer) -> Generator[tuple[Any, Any]]:
-    """Steps of one epoch after the other."""
+    """Steps of consecutive epochs, without end."""
     while True:
         yield from trainer.steps(0)
         trainer.state.epoch, trainer.state.row = trainer.state.epoch + 1, 0
 
 
 def pin(cores: Iterable[int]) -> None:
-    """Let all threads of this process run on these cores."""
+    """Restrict all threads of this process to these cores."""
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), cores)
 
 
 class Run:
-    """A benchmark on its way."""
+    """A running benchmark."""
 
     def __init__(
         self, benchmark: common.Benchmark, *, rounds: int, steps: int, warm_up: int
@@ -122,7 +123,7 @@ class Run:
         self.warm_up = warm_up
 
     def measure(self, name: str, shape: Shape, folder: Path, *, lookahead: int) -> None:
-        """Rounds of all variants of a graph."""
+        """Run rounds of all variants on one graph."""
         data = folder / f"{name}.npz"
         shape.write(data)
         say(f"{name}: filling")
@@ -194,15 +195,20 @@ class Run:
 
 
 def say(line: str) -> None:
-    """To the screen, beside the JSON."""
+    """Print to the terminal (stderr), because stdout may hold the JSON."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--lookahead", type=int, default=LOOKAHEAD, help=f"batches ({LOOKAHEAD})")
     parser.add_argument(
-        "--folder", type=Path, default=common.REPOSITORY, help="where stores are made"
+        "--lookahead",
+        type=int,
+        default=LOOKAHEAD,
+        help=f"number of batches to prefetch (default {LOOKAHEAD})",
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=common.REPOSITORY, help="folder for the stores"
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
@@ -215,7 +221,9 @@ def main() -> None:
             run.measure(name, shape, Path(folder), lookahead=arguments.lookahead)
     benchmark.summary["watts_per_core_assumed"] = common.WATTS
     for name in shapes:
-        say(f"{name}: {benchmark.summary[f'{name}_one_core_over_replicas']:.3f} of two processes")
+        say(
+            f"{name}: {benchmark.summary[f'{name}_one_core_over_replicas']:.3f} of the rate of two processes"
+        )
     benchmark.write()
 
 

@@ -1,9 +1,9 @@
-"""Graphs of the shapes of eBay-Trisk and eBay-Payout with fewer nodes, and the settings of training on them.
+"""Generated graphs of the shapes of eBay-Trisk and eBay-Payout with fewer nodes, and settings of training on them.
 
-eBay-Trisk has 185 M nodes, transactions and entities they share (buyers and so on), with embeddings of 256 weights;
-eBay-Payout 1.7 G nodes, sellers, items and checkouts, with 768. Neither is public, so links are drawn: a node of the second kind
-has rank r among those that are linked to often with a chance proportional to `r**-0.5`, and numbers say nothing about
-ranks. Classes are drawn too: what is measured is speed.
+eBay-Trisk has 185 M nodes, transactions and the entities they share (such as buyers), with 256 weights per row. eBay-Payout
+has 1.7 G nodes, sellers, items and checkouts, with 768 weights. Neither is public, so links are random: a node of frequency
+rank r is drawn as a target with probability proportional to `r**-0.5`, and node numbers do not depend on ranks. Classes
+are random too, because only speed is measured.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ DENSE_RATE = 0.01
 
 @dataclass(frozen=True)
 class Shape:
-    """A graph.
+    """The shape of a graph.
 
     Attributes:
-        parts: Nodes of each kind, the first of which are classified.
-        links: (kind, kind, how many each node of the first has).
-        dim: Weights of a row.
-        batch: Nodes of a batch.
+        parts: Number of nodes of each kind; the first kind is classified.
+        links: (source kind, target kind, links per source node).
+        dim: Weights per row.
+        batch: Nodes per batch.
     """
 
     parts: tuple[int, ...]
@@ -41,23 +41,23 @@ class Shape:
 
     @property
     def nodes(self) -> int:
-        """Nodes of all kinds."""
+        """Number of nodes of all kinds."""
         return sum(self.parts)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of all rows: weights and the state of Adagrad."""
+        """Bytes of all rows: weights and Adagrad state."""
         return self.nodes * self.dim * 2 * 4
 
     def write(self, path: Path) -> None:
-        """The graph as a file that `rowmill train --task gnn` reads."""
+        """Write the graph as a file for `rowmill train --task gnn`."""
         random = np.random.default_rng(self.seed)
         begins = np.concatenate([[0], np.cumsum(self.parts)])
         numbers = random.permutation(self.nodes)
         edges: list[Any] = []
         for source, target, count in self.links:
             ends = np.repeat(np.arange(self.parts[source]), count) + begins[source]
-            # Chances of r**-0.5 are those of N u**2, u being even.
+            # If u is uniform, N u**2 has probabilities proportional to r**-0.5.
             ranks = (self.parts[target] * random.random(len(ends)) ** 2).astype(np.int64)
             edges.append(np.stack([numbers[ends], numbers[ranks + begins[target]]], axis=1))
         held_out = self.batch
@@ -72,7 +72,7 @@ class Shape:
         np.savez(path, edges=np.concatenate(edges), labels=labels, **arrays)
 
     def config(self, data: Path, out: Path, *, store: StoreConfig, threads: int) -> Config:
-        """The settings of a run."""
+        """The settings of a training run."""
         return Config(
             data=DataConfig(path=data),
             model=ModelConfig(kind="graphsage", dim=self.dim),
@@ -99,12 +99,12 @@ class Shape:
 
 
 def trisk(nodes: int, batch: int, seed: int) -> Shape:
-    """Three transactions for each entity, four links each."""
+    """The shape of eBay-Trisk: three transactions per entity, with four links each."""
     return Shape((nodes * 3 // 4, nodes // 4), ((0, 1, 4),), 256, batch, seed)
 
 
 def payout(nodes: int, batch: int, seed: int) -> Shape:
-    """Checkouts of two items each, items of one seller each."""
+    """The shape of eBay-Payout: checkouts of two items each, items of one seller each."""
     sellers, items = nodes // 100, nodes // 5
     links = ((0, 1, 2), (1, 2, 1))
     return Shape((nodes - sellers - items, items, sellers), links, 768, batch, seed)

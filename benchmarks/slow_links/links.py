@@ -1,8 +1,8 @@
-"""A network on one machine: a namespace for each rank, joined by links of a given rate.
+"""A network on one machine: a network namespace per rank, joined by links of a given rate.
 
-Every namespace has one link to a bridge, which has a namespace of its own. Both directions of a link go through a token
-bucket (`tc tbf`), so a link has its rate, and a message waits for those before it in the queue: latency comes from the queue
-alone, which holds so many milliseconds. Needs root, `ip` and `tc`.
+Every namespace has one link to a bridge in a namespace of its own. Both directions of a link pass a token bucket filter
+(`tc tbf`), which limits the rate; messages queue behind each other. So latency comes only from the queue, which holds a
+fixed number of milliseconds. Needs root, `ip` and `tc`.
 """
 
 import os
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 QUEUE_MS = 50
-"""What the queue of a link holds; more is dropped, and TCP slows down."""
+"""Size of a link's queue in milliseconds. More is dropped, and TCP slows down."""
 BURST_BYTES = 64 << 10
-"""What may leave at once: as much as one segment that the kernel hands down whole."""
+"""Bytes that may be sent at once: the largest segment that the kernel passes on whole."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,26 @@ class Network:
     interface: str = "eth0"
 
     def command(self, rank: int, arguments: Sequence[str]) -> list[str]:
-        """What runs these arguments within the namespace of a rank."""
+        """The command that runs `arguments` in the namespace of a rank."""
         return ["ip", "netns", "exec", self.names[rank], *arguments]
 
 
 def missing() -> str | None:
-    """Why there can be no such network here, if so."""
+    """The reason why such a network cannot be made here, or None."""
     if os.geteuid() != 0:
-        return "links of namespaces need root"
+        return "network namespaces need root"
     for tool, package in (("ip", "iproute2"), ("tc", "iproute2")):
         if shutil.which(tool) is None:
-            return f"no {tool}: apt install {package}"
+            return f"{tool} is missing: run apt install {package}"
     return None
 
 
 @contextmanager
 def network(ranks: int, rate: str) -> Generator[Network]:
-    """A network of so many ranks, with links of a rate as `tc` writes it ("1gbit"); removed at the end.
+    """Make a network for `ranks` ranks with links of a rate in the form of `tc` ("1gbit"); it is removed at the end.
 
     Raises:
-        RuntimeError: The kernel cannot do it.
+        RuntimeError: The kernel does not support it.
     """
     stem = f"rowmill{os.getpid()}"
     switch = f"{stem}s"

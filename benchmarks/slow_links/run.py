@@ -1,8 +1,8 @@
-"""How much of the time of messages does a step hide, where links are slow?
+"""How much message time does a training step hide over slow links?
 
-`benchmarks/dlrm_scaling/dlrm.py` on ranks that each have a network namespace, joined by links of 1 Gbit/s and of 100 Mbit/s: with every
-message waited for where it begins, and with messages behind work; in fp32 and in bf16; with the threads that carry messages on
-a core of their own, and on that of work. Needs root (`links.py`).
+Runs `benchmarks/dlrm_scaling/dlrm.py` with each rank in its own network namespace, joined by links of 1 Gbit/s and of
+100 Mbit/s. Variants: each message waited for where it begins, or overlapped with work; fp32 and bf16; communication
+threads on their own core, or on the compute cores. Needs root (`links.py`).
 """
 
 import json
@@ -26,7 +26,7 @@ RUN_S_MAX = 600
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run a cell: flags of the command."""
+    """Flags of the command for one way to run a cell."""
 
     comm: str
     precision: str = "fp32"
@@ -34,7 +34,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """As figures of it are called."""
+        """The variant's part of the names of metrics."""
         return "_".join(word for word in (self.comm, self.precision, self.pin) if word != "off")
 
 
@@ -49,20 +49,20 @@ PINNED = (
 
 @dataclass(frozen=True)
 class Cell:
-    """What is run over links of one rate."""
+    """A model and a batch over links of one rate."""
 
     config: str
     ranks: int
     rate: str
     samples: int = 2048
-    """Of each rank."""
+    """Samples per rank."""
     variants: tuple[Variant, ...] = NARROW
     steps: int = 20
-    """Of a run, not in the quick form."""
+    """Steps of a run in the full form."""
 
     @property
     def name(self) -> str:
-        """As figures of it are called."""
+        """The cell's part of the names of metrics."""
         return f"{self.config}_{self.samples}x{self.ranks}_{self.rate}"
 
 
@@ -71,30 +71,30 @@ CELLS = (
     Cell("mlperf", 4, "1gbit", variants=NARROW + PINNED),
     Cell("mlperf", 2, "100mbit", steps=4),
     Cell("mlperf", 4, "100mbit", steps=4),
-    # The published batch of strong scaling, 16384.
+    # The published batch for strong scaling, 16384.
     Cell("mlperf", 2, "1gbit", 8192, WIDE),
     Cell("mlperf", 4, "1gbit", 4096, WIDE),
     Cell("small", 2, "1gbit"),
 )
 QUICK = tuple(cell.name for cell in CELLS[:4])
 SCALE = "0.01"
-"""Share of the rows of tables: the largest have 400 thousand."""
+"""Fraction of the rows of tables; the largest tables then have 400 thousand rows."""
 FIGURES = ("step_ms", "exposed_ms", "messages_ms", "work_ms")
 
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument(
-        "cells", nargs="*", help="names of cells; all by default, four with --quick"
+        "cells", nargs="*", help="names of cells (default: all; with --quick: four)"
     )
-    parser.add_argument("--rounds", type=int, help="of each cell; 3 with --quick, else 5")
+    parser.add_argument("--rounds", type=int, help="number of rounds per cell (default 5, quick 3)")
     arguments = parser.parse_args()
     if why := missing():
-        print(f"not measured: {why}", file=sys.stderr)
+        print(f"skipped: {why}", file=sys.stderr)
         return
     names = {cell.name: cell for cell in CELLS}
     if unknown := set(arguments.cells) - set(names):
-        parser.error(f"no cells {sorted(unknown)}: there are {', '.join(names)}")
+        parser.error(f"unknown cells {sorted(unknown)}; use {', '.join(names)}")
     benchmark = common.Benchmark(common.settings(arguments))
     quick = benchmark.settings.quick
     for name in arguments.cells or (QUICK if quick else names):
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def compare(benchmark: common.Benchmark, cell: Cell, *, rounds: int, steps: int) -> None:
-    """All variants in rounds whose order turns; raises if the losses of two differ that must not."""
+    """Run all variants in rounds with rotating order; raise if losses differ that must be equal."""
     found: dict[Variant, list[dict[str, float]]] = {variant: [] for variant in cell.variants}
     losses: dict[str, list[float]] = {}
     for number in range(rounds):
@@ -118,22 +118,24 @@ def compare(benchmark: common.Benchmark, cell: Cell, *, rounds: int, steps: int)
                 run = run_ranks(made, cell, variant, steps=steps, seed=benchmark.settings.seed)
             seen = figures(run)
             found[variant].append(seen)
-            # Neither overlap nor pinning changes a bit; narrow numbers do.
+            # Overlap and pinning do not change a bit; only the precision does.
             if losses.setdefault(variant.precision, run["losses"]) != run["losses"]:
-                raise SystemExit(f"{cell.name}: losses of {variant.name} differ from those before")
+                raise SystemExit(
+                    f"{cell.name}: losses of {variant.name} differ from those of earlier variants"
+                )
             del run["ranks"], run["losses"]
             described = {"cell": cell.name, "variant": variant.name, "round": number}
             benchmark.cells.append({**described, **seen, **run})
             print(
-                f"{cell.name}, {variant.name}, round {number}: {seen['step_ms']:.1f} ms a step, "
-                f"{seen['exposed_ms']:.1f} of them waiting",
+                f"{cell.name}, {variant.name}, round {number}: {seen['step_ms']:.1f} ms per step, "
+                f"{seen['exposed_ms']:.1f} ms of it waiting",
                 file=sys.stderr,
             )
     summarize(benchmark, cell, found)
 
 
 def figures(run: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds of a step: all, waiting for messages, messages on their way, and work."""
+    """Milliseconds per step: total, waiting for messages, messages in flight, and work."""
     return {
         "step_ms": run["step_ms"],
         "exposed_ms": run["exposed_ms"],
@@ -145,7 +147,7 @@ def figures(run: dict[str, Any]) -> dict[str, float]:
 def summarize(
     benchmark: common.Benchmark, cell: Cell, found: dict[Variant, list[dict[str, float]]]
 ) -> None:
-    """Medians, and of two variants that differ in one thing one over the other, round by round."""
+    """Add medians, and for two variants that differ in one flag their ratio, per round."""
     for variant, rounds in found.items():
         for figure in FIGURES:
             median = common.Median.of(seen[figure] for seen in rounds)
@@ -161,14 +163,14 @@ def summarize(
 
 
 def differences(one: Variant, other: Variant) -> int:
-    """In how many things two variants differ."""
+    """Number of flags in which two variants differ."""
     return sum(a != b for a, b in zip(astuple(one), astuple(other), strict=True))
 
 
 def run_ranks(
     made: Network, cell: Cell, variant: Variant, *, steps: int, seed: int
 ) -> dict[str, Any]:
-    """One run, a rank in each namespace, told who they are as `torchrun` would tell them."""
+    """Run once with each rank in its namespace, with the environment variables that `torchrun` would set."""
     with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
         command = [sys.executable, str(PROGRAM)]
         command += ["--config", cell.config, "--scale", SCALE, "--sweep", "weak"]
@@ -183,7 +185,7 @@ def run_ranks(
                     "RANK": str(rank),
                     "LOCAL_RANK": str(rank),
                     "WORLD_SIZE": str(cell.ranks),
-                    # They share the cores of one machine.
+                    # All ranks share the cores of this machine.
                     "LOCAL_WORLD_SIZE": str(cell.ranks),
                     "MASTER_ADDR": made.addresses[0],
                     "MASTER_PORT": PORT,
@@ -204,7 +206,7 @@ def run_ranks(
                 process.kill()
         if any(codes):
             said = "\n".join(log.read_text() for log in logs)
-            raise SystemExit(f"{cell.name}, {variant.name}: ranks ended with {codes}\n{said}")
+            raise SystemExit(f"{cell.name}, {variant.name}: ranks ended with codes {codes}\n{said}")
         report = json.loads((Path(folder) / "dlrm.json").read_text())
     return report["runs"][0]
 

@@ -1,4 +1,4 @@
-"""AUC on held-out rows, by staleness bound: runs of `rowmill train` with many steps in flight."""
+"""AUC on held-out rows by staleness bound, from runs of `rowmill train` with many steps in flight."""
 
 import sys
 from collections.abc import Iterable
@@ -14,20 +14,20 @@ from rowmill.ctr.settings import GenerateConfig
 from rowmill.train import train
 
 BOUNDS: tuple[int | None, ...] = (0, 1, 4, 10, 20, 40, 80, None)
-"""None is no bound: rows lag by as many steps as are in flight."""
+"""None means no bound: rows are stale by up to the number of steps in flight."""
 IN_FLIGHT = 256
-"""More than any bound, so that it is the bound that holds a step back."""
+"""Larger than any bound, so that the bound limits staleness."""
 MEMORY = "2GiB"
 
 
 def name_of(bound: int | None) -> str:
-    """As in the names of figures."""
+    """The bound's part of the names of metrics."""
     return "infinite" if bound is None else str(bound)
 
 
 @dataclass(frozen=True)
 class Log:
-    """A click log to train and test on, and the batch that gives it enough steps."""
+    """A click log for training and testing, and a batch size that gives enough steps."""
 
     name: str
     data: DataConfig
@@ -36,20 +36,20 @@ class Log:
 
 
 def logs(folder: Path, *, rows: int) -> list[Log]:
-    """The generated log, and the Criteo sample where `$ROWMILL_DATA` or `../shared/data` has it."""
+    """The generated log, and the Criteo sample if `$ROWMILL_DATA` or `../shared/data` has it."""
     generated = GenerateConfig(rows=rows, rows_per_table=rows // 4, zipf=1.05)
     found = [Log("generated", DataConfig(path=folder / "log"), generated, 128)]
     sample = common.data_file("criteo/criteo80k.parquet")
     if sample is not None:
         return [*found, Log("criteo", DataConfig(path=sample), None, 128)]
-    print("no Criteo sample in $ROWMILL_DATA or ../shared/data: left out", file=sys.stderr)
+    print("no Criteo sample in $ROWMILL_DATA or ../shared/data: skipped", file=sys.stderr)
     return found
 
 
 def run(
     log: Log, folder: Path, *, bound: int | None, seed: int, row_memory: int | None
 ) -> dict[str, Any]:
-    """One run: what it scored, and how stale its rows could be."""
+    """Train once; returns the test metrics and the largest possible staleness of rows."""
     report = train(
         Config(
             data=log.data,
@@ -86,7 +86,7 @@ def run(
 def runs(
     log: Log, folder: Path, *, bounds: Iterable[int | None], seeds: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """Every bound with every seed, with memory for a quarter of the rows that training leaves."""
+    """Run every bound with every seed, with row memory for a quarter of the final rows."""
     quarter = live_row_bytes(log, folder) // 4
     return [
         run(log, folder, bound=bound, seed=seed, row_memory=quarter)
@@ -96,14 +96,14 @@ def runs(
 
 
 def live_row_bytes(log: Log, folder: Path) -> int:
-    """Bytes of the rows that training leaves: as many with every seed and bound."""
-    # Apart from the run with that bound and seed that is measured.
+    """Bytes of the final rows of a run; they are the same for every seed and bound."""
+    # Separate from the measured run with the same bound and seed.
     sizing = folder / "sizing"
     return run(log, sizing, bound=None, seed=0, row_memory=None)["live_row_bytes"]
 
 
 def summarize(benchmark: common.Benchmark, cells: list[dict[str, Any]]) -> None:
-    """Mean AUC of each bound and its loss against bound 0, seed by seed, in percent."""
+    """Add the mean AUC of each bound, and its loss relative to bound 0 per seed, in percent."""
     for variant in dict.fromkeys(cell["variant"] for cell in cells):
         mine = [cell for cell in cells if cell["variant"] == variant]
         of_bound = {

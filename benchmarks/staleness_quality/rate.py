@@ -1,4 +1,4 @@
-"""Rates by staleness bound, by memory, and by what brings cold rows: training out of core, each cell alone."""
+"""Rates of out-of-core training by staleness bound, memory and prefetch method; each cell runs alone."""
 
 import shutil
 import sys
@@ -13,16 +13,17 @@ from benchmarks.training import Shape, config_of, loaded
 from rowmill.config import StoreConfig, TrainConfig
 
 MODES = ("none", "conventional", "lookahead")
-"""Nothing is read before its step; the gets of coming steps are, as far as the bound allows; that and lookahead."""
+"""Prefetch methods. none: rows are read in their step. conventional: the gets of coming steps run early, as far as the
+bound allows. lookahead: conventional plus lookahead."""
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 LOOKAHEAD = 4
 IN_FLIGHT = 96
-"""More than the largest bound; pooled vectors of a step take 3.4 MB."""
+"""Larger than the largest bound. The pooled vectors of a step take 3.4 MB."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A place on the curves."""
+    """A point of the curves."""
 
     mode: str
     bound: int | None
@@ -30,12 +31,12 @@ class Point:
 
     @property
     def name(self) -> str:
-        """As in the names of figures."""
+        """The point's part of the names of metrics."""
         return f"{self.mode}_bound_{name_of(self.bound)}_memory_{self.share:.4g}"
 
 
 def points(bounds: Iterable[int | None], shares: Iterable[float]) -> list[Point]:
-    """The curve over bounds at a quarter of the memory, and over memory at bounds 0 and 10."""
+    """The points by bound at a quarter of the memory, and by memory at bounds 0 and 10."""
     modes = ("conventional", "lookahead")
     over_bounds = [Point(mode, bound, 1 / 4) for bound in bounds for mode in modes]
     over_memory = [
@@ -52,7 +53,7 @@ def points(bounds: Iterable[int | None], shares: Iterable[float]) -> list[Point]
 def measure(
     point: Point, shape: Shape, folder: Path, *, rounds: int, steps: int, warm_up: int
 ) -> list[dict[str, Any]]:
-    """Rounds of one point, in a store of its own; the log in the folder is shared."""
+    """Run the rounds of one point in a new store; the log in the folder is shared by all points."""
     config = config_of(
         shape,
         folder,
@@ -80,7 +81,7 @@ def measure(
 
 
 def summarize(benchmark: common.Benchmark, cells: list[dict[str, Any]]) -> None:
-    """Rate, hit rate and stall share of every point."""
+    """Add the rate, hit rate and fraction of stall time of every point."""
     for variant in dict.fromkeys(cell["variant"] for cell in cells):
         mine = [cell for cell in cells if cell["variant"] == variant]
         for figure in ("rows_per_s", "hit_rate", "stall_share", "cold_rows_per_step"):

@@ -1,10 +1,9 @@
-"""What does a staleness bound buy in speed, and what does it cost in quality?
+"""What does a staleness bound gain in speed, and what does it cost in quality?
 
-Trains the same DLRM at staleness bounds from 0 to 80 and without any, with more steps in flight than the bound, so
-that it is the bound that decides how far rows lag. `quality`: AUC on held-out rows over several seeds, on the
-generated log and the Criteo sample. `rate`: rows per second, hit rate and stalls by bound, by memory, and by what
-brings cold rows: the step that needs them, the gets of coming steps (conventional prefetch, which the bound limits),
-or lookahead (which it does not).
+Trains the same DLRM with staleness bounds from 0 to 80 and without a bound. More steps are in flight than the bound
+allows, so the bound limits staleness. `quality`: AUC on held-out rows over several seeds, on the generated log and the
+Criteo sample. `rate`: rows per second, hit rate and stalls by bound, by memory and by prefetch method: none, early gets
+of coming steps (conventional prefetch, limited by the bound), or lookahead (not limited by it).
 """
 
 import sys
@@ -20,7 +19,7 @@ from benchmarks.training import Shape
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """Sizes of the measurement."""
 
     seeds: int = 5
     bounds: tuple[int | None, ...] = quality.BOUNDS
@@ -34,7 +33,7 @@ class Size:
 
     @property
     def shape(self) -> Shape:
-        """The work whose rate is measured; steps in flight and lookahead run ahead of those that count."""
+        """The work of the rate measurement, with extra steps for those in flight and in lookahead at the end."""
         ahead = rate.IN_FLIGHT + 2 * rate.LOOKAHEAD
         return Shape(
             rows_per_table=self.rows_per_table,
@@ -47,14 +46,14 @@ QUICK = Size(seeds=2, log_rows=100_000, rows_per_table=100_000, rounds=3, steps=
 
 
 def measure_quality(benchmark: common.Benchmark, size: Size, folder: Path) -> None:
-    """AUC by bound, of every log there is."""
+    """Measure AUC by bound on every available log."""
     for log in quality.logs(folder, rows=size.log_rows):
         seeds = range(benchmark.settings.seed, benchmark.settings.seed + size.seeds)
         quality.summarize(benchmark, quality.runs(log, folder, bounds=size.bounds, seeds=seeds))
 
 
 def measure_rate(benchmark: common.Benchmark, size: Size, folder: Path) -> None:
-    """Rates at every point of the curves."""
+    """Measure the rates of all points."""
     shape = replace(size.shape, seed=benchmark.settings.seed)
     for point in rate.points(size.bounds, size.shares):
         cells = rate.measure(
@@ -65,13 +64,15 @@ def measure_rate(benchmark: common.Benchmark, size: Size, folder: Path) -> None:
 
 def main() -> None:
     parser = common.argument_parser(__doc__)
-    parser.add_argument("--seeds", type=int, help="seeds of every run (5; quick: 2)")
-    parser.add_argument("--part", choices=["quality", "rate"], help="one of the parts, not both")
+    parser.add_argument("--seeds", type=int, help="number of seeds per run (default 5, quick 2)")
+    parser.add_argument(
+        "--part", choices=["quality", "rate"], help="run only this part (default: both)"
+    )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     size = QUICK if benchmark.settings.quick else Size()
     size = replace(size, seeds=arguments.seeds or size.seeds)
-    # Beside the repository, not in /tmp: that may be memory.
+    # In the repository, because /tmp may be in memory.
     with tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY) as name:
         if arguments.part != "rate":
             measure_quality(benchmark, size, Path(name) / "quality")

@@ -1,18 +1,18 @@
-"""The cells of the benchmark: one kind of work each, and the arguments of the program that does it."""
+"""The cells of the benchmark: each is one kind of work, with the arguments of the program that runs it."""
 
 from dataclasses import dataclass
 
 MIB = 1 << 20
 
 PEERS = ("rocksdb", "lmdb", "wiredtiger", "faster")
-# Threads that call a peer: as many as call the store, and as many as keep the device busy when each of
-# their reads waits for the device (of the peers FASTER alone reads asynchronously).
+# Threads that call a peer: the number that call the store, and enough to keep the device busy if every
+# read waits for it (of the peers, only FASTER reads asynchronously).
 PEER_THREADS = "2,16"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of work, and the arguments of the program that does it."""
+    """One kind of work, and the arguments of the program that runs it."""
 
     name: str
     work: str
@@ -25,10 +25,10 @@ class Cell:
 
 
 def cells(quick: bool) -> list[Cell]:
-    """The quick form has a quarter of the rows and of the memory."""
+    """All cells; the quick form has a quarter of the rows and of the memory."""
     part = 4 if quick else 1
     short, wide = 32 * MIB // part, 8 * MIB // part
-    # Rows, index and bookkeeping of everything; and a quarter of the rows' bytes.
+    # Memory for all rows with index and bookkeeping, and for a quarter of the rows' bytes.
     all_short, all_wide, quarter = 160 * short, 640 * wide, 128 * wide
     adagrad = ("--optimizer", "rowwise-adagrad")
     two = ("--threads", "2")
@@ -65,7 +65,7 @@ def cells(quick: bool) -> list[Cell]:
 
 
 def training(quick: bool) -> Cell:
-    """26 tables of a million rows (a tenth of that), 64 weights each, memory for a quarter of the bytes."""
+    """26 tables of a million rows (quick: a tenth), 64 weights per row, memory for a quarter of the bytes."""
     rows = (100_000 if quick else 1_000_000) * 26
     arguments = (
         *("--threads", "2", "--zipf", "1.05", "--batch", "2048", "--tables", "26"),

@@ -1,9 +1,8 @@
-"""How near does the store come to the limits of memory and of the disk, and how far from its peers?
+"""How close is the store to the limits of memory and disk, and how does it compare with other engines?
 
-Each cell is one kind of work, run by a process of its own in interleaved rounds: the probe that shows the
-limit (random bucket, then random row; or random blocks of the same file system), then the store, then the
-peers, if they are asked for. The engines are written in Rust (crates/rowmill-bench), so that no interpreter
-stands between them and a row.
+Each cell is one kind of work, run by a separate process in interleaved rounds: a probe of the limit (a
+random bucket, then a random row; or random blocks of the same file system), the store, and the peers if
+requested. The program is written in Rust (crates/rowmill-bench), so no interpreter time is included.
 """
 
 import argparse
@@ -30,7 +29,7 @@ def run(
     rounds: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Runs a cell; one dictionary per line it prints."""
+    """Run a cell; returns a dictionary for each line that the program prints."""
     with tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY) as folder:
         numbers = {
             "rows": cell.rows,
@@ -54,11 +53,13 @@ def run(
 
 
 def peers_of(text: str) -> list[str]:
-    """The peers that are named, separated by commas."""
+    """Parse names of peers, separated by commas."""
     peers = text.split(",")
     for peer in peers:
         if peer not in PEERS:
-            raise argparse.ArgumentTypeError(f"{peer!r}: use {', '.join(PEERS)}, or several")
+            raise argparse.ArgumentTypeError(
+                f"unknown peer {peer!r}: give one or more of {', '.join(PEERS)}"
+            )
     return peers
 
 
@@ -69,22 +70,25 @@ def main() -> None:
         type=peers_of,
         default=[],
         metavar=",".join(PEERS),
-        help="run these engines beside the store (tools/peers.sh says what they need)",
+        help="also run these engines (tools/peers.sh lists what they need)",
     )
     parser.add_argument(
-        "--cells", metavar="NAME,...", help="run the cells whose names begin so, not all"
+        "--cells", metavar="NAME,...", help="run only the cells whose names begin with these"
     )
     parser.add_argument(
-        "--peer-threads", default=PEER_THREADS, metavar="N,...", help="threads that call a peer"
+        "--peer-threads",
+        default=PEER_THREADS,
+        metavar="N,...",
+        help="numbers of threads that call a peer",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of every engine (5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per engine (default 5)")
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
     names = tuple(arguments.cells.split(",")) if arguments.cells else ("",)
     chosen = [cell for cell in cells(quick) if cell.name.startswith(names)]
     if not chosen:
-        parser.error(f"--cells {arguments.cells}: there are {[c.name for c in cells(quick)]}")
+        parser.error(f"--cells {arguments.cells}: use {[c.name for c in cells(quick)]}")
     program = common.bench_program(arguments.peers)
     for cell in chosen:
         before = set(benchmark.summary)

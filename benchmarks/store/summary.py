@@ -1,4 +1,4 @@
-"""What a cell's lines come to: figures with their spread over rounds, and ratios taken round by round."""
+"""Summarize the lines of a cell: metrics with their spread over rounds, and ratios computed per round."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ Lines = list[dict[str, Any]]
 
 
 def median(lines: Lines, figure: str) -> common.Median:
-    """The median of a figure over lines."""
+    """The median of a metric over lines."""
     return common.Median.of(line[figure] for line in lines)
 
 
 def add_rates(lines: Lines) -> None:
-    """Adds rates to every line of an engine."""
+    """Add rates to every line of an engine."""
     for line in lines:
         if "engine" in line:
             line["rows_per_s"] = line["rows"] / line["wall_s"]
@@ -28,7 +28,7 @@ def of_engine(lines: Lines, engine: str) -> Lines:
 
 
 def engines(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
-    """The store's rate, beside the probe and the peers."""
+    """Add the store's rate, and its ratios to the probe and the peers."""
     ours, probe = of_engine(lines, "rowmill"), of_engine(lines, "probe")
     rate = "rows_per_s" if cell.work.startswith("memory") else "reads_per_s"
     benchmark.summarize(f"{cell.name}_rows_per_s", median(ours, "rows_per_s"))
@@ -55,7 +55,7 @@ def engines(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
 
 
 def caches(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
-    """Hit rates and memory of a store with cold rows."""
+    """Add hit rates and memory of a store with cold rows."""
     rounds = [line for line in lines if "hit_rate" in line]
     for line in rounds:
         line["hit_rate_over_best"] = line["hit_rate"] / line["best_static"]
@@ -67,7 +67,7 @@ def caches(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
 
 
 def clocks(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
-    """Time per operation (a row read, or written) with clocks and without, and what they add."""
+    """Add the time per operation (read or write of a row) with and without staleness clocks, and the difference."""
     on, off = of_engine(lines, "clocks_on"), of_engine(lines, "clocks_off")
     for line in lines:
         line["ns_per_op"] = 1e9 / line["rows_per_s"] / 2
@@ -82,7 +82,7 @@ def clocks(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
 
 
 def space(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
-    """Device bytes over live bytes once every row has been rewritten, and how long gets waited."""
+    """Add device bytes relative to live bytes after every row was rewritten, and how long gets waited."""
     live = cell.rows * cell.row_bytes
     steady = [line for line in lines if line.get("rewritten", 0) >= 1]
     for line in steady:
@@ -105,7 +105,7 @@ def space(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
 
 
 def checkpoint(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
-    """How much longer the slowest step beside a checkpoint took than a usual one; bytes written."""
+    """Add the slowest step during a checkpoint relative to a usual step, and the bytes written."""
     for line in lines:
         line["stall_ms"] = line["step_during_max_ms"] - line["step_before_p50_ms"]
         line["bytes_over_changed"] = (line["log_bytes"] + line["file_bytes"]) / line[
@@ -123,7 +123,7 @@ def checkpoint(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
 
 
 def opening(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
-    """Time from opening to the first row, the index in the page cache or not."""
+    """Add the time from opening to the first row, with the index in the page cache and without."""
     for cached, name in ((False, "first_row_s"), (True, "first_row_cached_s")):
         rounds = [line for line in lines if line["cached"] == cached]
         benchmark.summarize(f"{cell.name}_{name}", median(rounds, "first_row_s"))
@@ -131,7 +131,7 @@ def opening(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
 
 
 def training(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
-    """The store's rate of looked-up rows over its limit: memory for everything, or the device."""
+    """Add the rate of looked-up rows relative to the limit: all rows in memory, or the device."""
     engines(benchmark, cell, lines)
     over_probe = f"{cell.name}_over_probe"
     del benchmark.summary[over_probe], benchmark.summary[f"{over_probe}_spread"]
@@ -156,7 +156,7 @@ def training(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
 
 
 def summarize(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
-    """Adds a cell's figures to the summary, and its lines to the cells."""
+    """Add the metrics of a cell to the summary, and its lines to the cells."""
     add_rates(lines)
     match cell.work:
         case "memory-get" | "memory-rmw":
