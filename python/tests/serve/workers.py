@@ -84,10 +84,15 @@ class Worker:
 
 
 @contextmanager
-def worker(*arguments: str | Path, wait: bool = True) -> Iterator[Worker]:
-    """Start a worker and wait until its models are warm."""
+def worker(
+    *arguments: str | Path,
+    wait: bool = True,
+    program: str = "rowmill",
+    python: str = sys.executable,
+) -> Iterator[Worker]:
+    """Start a worker and wait until its models are warm. `program` is a module that behaves as `rowmill`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "rowmill", "serve", *map(str, arguments)],
+        [python, "-m", program, "serve", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
