@@ -1,10 +1,10 @@
-"""Rows of an array, for loops of benchmarks that train over a peer."""
+"""Rows in an array, as a peer for the loops of benchmarks."""
 
 from typing import Any
 
 
 class ArrayRows:
-    """Rows as such a loop asks for them."""
+    """Rows with the interface of `benchmarks.peer_rows.PeerRows`."""
 
     keys_max = 1000
 
@@ -12,7 +12,7 @@ class ArrayRows:
         self.rows = rows
         self.gets = 0
         self.foretold = 0
-        """Gets whose keys were announced before."""
+        """Number of gets whose keys were announced before."""
         self._announced: dict[int, set[int]] = {}
 
     def announce(self, keys: Any, steps: int) -> None:
@@ -23,7 +23,7 @@ class ArrayRows:
         return self.rows[self.get_places(keys)]
 
     def get_places(self, keys: Any) -> Any:
-        """The keys, which are in order."""
+        """The row numbers of ascending keys."""
         assert (keys[1:] > keys[:-1]).all()
         self.gets += 1
         self.foretold += self._announced.pop(self.gets, set[int]()) == set(keys.tolist())

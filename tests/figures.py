@@ -1,7 +1,7 @@
-"""Figures in documents that link to the result they come from, and the check of their digits.
+"""Find numbers in documents that link to a result, and check their digits.
 
-The syntax is described in benchmarks/README.md. Arithmetic is decimal, on the digits that the result file has, so that a
-value that lies halfway between two printed ones is rounded away from zero and not by its binary error.
+benchmarks/README.md describes the syntax. Arithmetic is decimal, on the digits in the result file, so a value exactly
+halfway between two printed ones is rounded away from zero, without binary rounding errors.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
 RESULT_COLUMNS = {"measured", "rowmill", "peer", "ratio"}
-"""Names of columns that hold results, in tables of figures."""
+"""Names of columns with results, in tables of measurements."""
 NO_RESULT = "(no result kept)"
 LINK = re.compile(r'\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+\.json)\s+"(?P<path>[^"]*)"\)')
 PRINTED = re.compile(
@@ -35,12 +35,12 @@ SCALE = re.compile(
 
 
 class FigureError(ValueError):
-    """A link whose digits do not follow from its result."""
+    """A number whose digits do not match its result."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number in a document, the file it comes from, relative to the document, and the path of its value there."""
+    """A number in a document, its result file relative to the document, and the path of the value in the file."""
 
     line: int
     text: str
@@ -48,7 +48,7 @@ class Figure:
     path: str
 
     def check(self, folder: Path) -> None:
-        """Raises FigureError unless the printed digits match the value; `folder` holds the document."""
+        """Raise FigureError unless the printed digits match the value; `folder` holds the document."""
         file = folder / self.target
         if not file.is_file():
             raise FigureError(f"{self.target} does not exist")
@@ -70,17 +70,17 @@ class Figure:
 
 
 def figures(text: str) -> Iterator[Figure]:
-    """Every figure of a document that links to a result."""
+    """All numbers of a document that link to a result."""
     for number, line in enumerate(text.splitlines(), 1):
         for link in LINK.finditer(line):
             yield Figure(number, link["text"], link["target"], link["path"])
 
 
 def unlinked(text: str) -> Iterator[tuple[int, str]]:
-    """Measurements without a link in tables of figures: line and cell.
+    """Measurements without a link in tables of results: line and cell.
 
-    A measurement is a number with a decimal point or a unit, in a column of results, in a row that does not say that no
-    result was kept. Whole numbers without a unit are often conditions (`at bound 80`), so they are not measurements here.
+    A measurement is a number with a decimal point or a unit, in a column of results, unless its row says that no result was
+    kept. Whole numbers without a unit are often conditions (`at bound 80`), so they do not count.
     """
     columns: list[int] | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -97,7 +97,7 @@ def unlinked(text: str) -> Iterator[tuple[int, str]]:
 
 
 def evaluate(result: Json, path: str) -> Decimal:
-    """The value of a path, of a quotient of two, or either with a final factor or divisor."""
+    """The value of a path, or the quotient of two paths, either optionally with a factor or divisor at the end."""
     scale = Decimal(1)
     if scaled := SCALE.fullmatch(path):
         path = scaled["path"]
@@ -119,7 +119,7 @@ def _number(result: Json, path: str) -> Decimal:
 
 
 def _resolve(value: Json, steps: list[str], path: str) -> Json:
-    """Follows the steps; a key, or the value that selects an element, may contain dots: the longest that exists is meant."""
+    """Follow a path. Keys and selecting values may contain dots: the longest existing key is used."""
     if not steps:
         return value
     for count in range(len(steps), 0, -1):

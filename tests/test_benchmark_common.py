@@ -1,8 +1,8 @@
-"""Every figure we publish passes through benchmarks/common.py: a wrong median or a round that
-always starts with the same variant would bias all of them.
+"""benchmarks/common.py computes every published result: a wrong median, or rounds that always start with
+the same variant, would bias all of them.
 
-The work measured here is real arithmetic, but no test looks at a clock: only at the order of the
-calls, at the arithmetic on given samples, and at the shape of what is written.
+The measured work is real arithmetic. No test depends on time: they check the order of calls, the
+arithmetic on given samples, and the form of the output.
 """
 
 import json
@@ -31,7 +31,7 @@ def sample(units: int, wall_s: float, cpu_s: float = 1.0) -> common.Sample:
     return common.Sample("x", 0, units, wall_s, cpu_s, 0, 0, 0)
 
 
-def test_rounds_rotate_which_variant_goes_first_and_warm_up_is_not_kept() -> None:
+def test_rounds_rotate_the_first_variant_and_drop_the_warm_up() -> None:
     order: list[str] = []
 
     def work(name: str) -> int:
@@ -58,7 +58,7 @@ def test_median_and_spread() -> None:
 
 
 def test_ratio_pairs_rounds() -> None:
-    # The second round ran on a host half as fast for both: the ratio must not notice.
+    # In the second round the host was half as fast for both, which must not change the ratio.
     ours = [sample(80, 1.0), sample(40, 1.0)]
     theirs = [sample(100, 1.0), sample(50, 1.0)]
     assert common.ratio(ours, theirs) == common.Median(0.8, 0.8, 0.8, 2)
@@ -66,7 +66,7 @@ def test_ratio_pairs_rounds() -> None:
         common.ratio(ours, theirs[:1])
 
 
-def test_result_holds_what_every_benchmark_promises(tmp_path: Path) -> None:
+def test_result_has_all_common_fields(tmp_path: Path) -> None:
     out = tmp_path / "results" / "question.json"
     bench = common.Benchmark(settings(out))
     bench.compare({"sum": lambda: sum(range(1000)) and 1000}, rounds=1, warm_up=0)
@@ -91,7 +91,7 @@ def test_a_program_that_cannot_be_built_says_what_it_needs() -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with a file in each folder that counts, and everything committed."""
+    """A repository with a file in each folder that counts, all committed."""
     for name in ("crates/a.rs", "python/a.py", "benchmarks/run.py", "benchmarks/results/a.json"):
         file = tmp_path / name
         file.parent.mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_a_clean_tree_records_its_commit_and_trees(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["crates/a.rs", "python/new.py", "benchmarks/new/run.py"])
-def test_a_dirty_tree_records_nothing_unless_it_is_allowed(repository: Path, name: str) -> None:
+def test_a_dirty_tree_is_refused_without_allow_dirty(repository: Path, name: str) -> None:
     before = Source.now(repository)
     (repository / name).parent.mkdir(exist_ok=True)
     (repository / name).write_text("2\n")
@@ -133,10 +133,12 @@ def test_a_dirty_tree_records_nothing_unless_it_is_allowed(repository: Path, nam
     assert "Commit or stash them, or pass --allow-dirty" in said
     record(repository, dirty=True)
     assert Source.now(repository).dirty
-    assert before.until_now(repository).dirty, "it changed while the benchmark ran"
+    assert before.until_now(repository).dirty, "the tree changed during the benchmark"
 
 
-def test_a_commit_made_meanwhile_marks_the_result_if_it_changed_code(repository: Path) -> None:
+def test_a_commit_during_the_benchmark_marks_the_result_if_it_changed_code(
+    repository: Path,
+) -> None:
     author = ("-c", "user.name=a", "-c", "user.email=a@example.invalid", "commit", "--quiet")
     before = Source.now(repository)
     git(*author, "--allow-empty", "--message=words", folder=repository)
@@ -146,12 +148,12 @@ def test_a_commit_made_meanwhile_marks_the_result_if_it_changed_code(repository:
     assert before.until_now(repository).dirty
 
 
-def test_outside_of_a_repository_nothing_is_recorded(tmp_path: Path) -> None:
+def test_without_a_repository_results_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no git repository"):
         record(tmp_path)
 
 
-def test_a_quick_form_does_not_overwrite_the_result_of_a_full_one(repository: Path) -> None:
+def test_a_quick_run_does_not_overwrite_the_result_of_a_full_run(repository: Path) -> None:
     out = repository / "out.json"
     out.write_text(json.dumps({"command": "python run.py --out out.json"}))
     record(repository, out.name)

@@ -1,8 +1,8 @@
-"""The arithmetic of benchmarks/cost_model, and that what it counts is what ranks send.
+"""The arithmetic of benchmarks/cost_model, and its counts of bytes compared with a real step.
 
-What could break: a fit that does not find what made the figures, or finds a negative time; messages of more ranks that cost
-what those of two do; ranks that have a core each although they share; and bytes that are not those of a real step. How fast
-anything is, is not looked at.
+What could break: a fit that does not recover the values behind the data, or gives a negative time; messages between more
+ranks with the cost of two; ranks that share cores but are modelled with their own; wrong byte counts. Speed is not
+checked.
 """
 
 from dataclasses import replace
@@ -35,28 +35,28 @@ def line(start_s: float, byte_s: float) -> Curve:
     return Curve(start_s, (1.0,), (start_s + byte_s,))
 
 
-def test_a_curve_goes_through_what_was_measured() -> None:
+def test_a_curve_goes_through_the_measured_times() -> None:
     seconds = {16: 3e-4, 64: 9e-4, 4096: 2e-4, 1 << 14: 5e-4, 1 << 16: 4e-4, 1 << 20: 2e-3}
     curve = fit_curve(seconds)
     assert curve.of(0) == curve.start_s == 3e-4
     assert curve.of(1 << 13) == pytest.approx(4e-4)
-    # What took less time than a shorter one was lucky.
+    # A larger message that took less time is noise.
     assert curve.of(1 << 16) == pytest.approx(5e-4)
     assert curve.of(1 << 20) == pytest.approx(2e-3)
-    # The last range goes on.
+    # The last range extends beyond its end.
     slope = 1.5e-3 / ((1 << 20) - (1 << 16))
     assert curve.of(1 << 21) == pytest.approx(2e-3 + slope * (1 << 20))
     assert curve.of(1 << 20, 3) == pytest.approx(2e-3 + 2 * 3e-4)
     assert Curve(0.5).of(100, 2) == 1
 
 
-def test_small_times_count_as_much_as_large_ones() -> None:
+def test_the_fit_minimizes_relative_errors() -> None:
     (level,) = not_negative([[1.0], [1.0]], [1.0, 100.0])
-    # Of absolute errors 50.5 would be best.
+    # Minimizing absolute errors would give 50.5.
     assert level == pytest.approx((1 + 1 / 100) / (1 + 1 / 100**2))
 
 
-def test_what_makes_work_slow_is_found_and_never_negative() -> None:
+def test_the_fit_of_work_recovers_times_and_none_is_negative() -> None:
     works = [of_cell(cell, 1)[0] for cell in cost_model.FITTED]
     seconds = (1e-3, 2e-5, 3e-9, 0.0, 5e-10)
     made = [sum(a * b for a, b in zip(seconds, work.values(), strict=True)) for work in works]
@@ -68,12 +68,12 @@ def test_messages_of_more_ranks() -> None:
     sends = Sends(to_all=(800.0,), to_each=(10.0,), sums=(400.0,))
     assert sends.leaving(4) == [600.0, 30.0]
     wire = Link(line(1.0, 0.01), NOTHING, line(2.0, 0.1), NOTHING)
-    # All at once: one start for any number of ranks. A ring has its starts one after the other.
+    # An all-to-all pays the constant once for any number of ranks; the messages of a ring pay it one after the other.
     two = (1 + 4) + (1 + 0.1) + (2 + 40)
     four = (1 + 6) + (1 + 0.3) + (2 * 3 + 0.1 * 400 * 2 * 3 / 4)
     assert all_of(wire, sends, 2, 2) == pytest.approx(two)
     assert all_of(wire, sends, 4, 2) == pytest.approx(four)
-    # The cores carry a message to each other rank, and those of all ranks.
+    # The cores process a message to each other rank, for all ranks that share them.
     carried = replace(wire, exchange_cpu=line(50.0, 0.0))
     assert all_of(carried, sends, 2, 2) == pytest.approx(50 + 50 + (2 + 40))
     assert all_of(carried, sends, 4, 2) == pytest.approx(2 * 2 * 150 + four - 7 - 1.3)
@@ -95,7 +95,7 @@ def test_work_of_more_ranks_than_cores() -> None:
     assert kernels.seconds(work, 128, cores=128) == 12
 
 
-def test_scaling_is_over_the_fewest() -> None:
+def test_scaling_is_relative_to_the_smallest_number_of_ranks() -> None:
     kernels = Kernels(alone=(1, 0, 0, 0, 0), beside=(1, 0, 0, 0, 0))
     free = Link(NOTHING, NOTHING, NOTHING, NOTHING)
     cells = {ranks: replace(CELL, ranks=ranks) for ranks in (8, 128)}
@@ -103,18 +103,20 @@ def test_scaling_is_over_the_fewest() -> None:
     assert scaling(steps) == {8: 1, 128: 1}
     rings = replace(free, allreduce=line(0.5, 0.0))
     steps = {ranks: predict(kernels, rings, cell, 1, ranks).step_s for ranks, cell in cells.items()}
-    # Two rings of a step: one of the loss, one of the layers.
+    # A step has two rings: for the loss and for the layers.
     assert scaling(steps) == {8: 1, 128: pytest.approx((1 + 7) / (1 + 127))}
 
 
-def test_bytes_are_those_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicted_bytes_equal_those_of_a_real_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ROWMILL_BENCH_DIR", str(tmp_path))
     measured = cost_model.Measured([cost_model.LOOPBACK], seed=1, rounds=1, short=True)
     for ranks in (2, 3):
         job = measured.job(cells=[replace(CELL, ranks=ranks).as_json()])
         (seen,) = cost_model.said(cost_model.LOOPBACK, ranks, job)
         _, sends = of_cell(CELL, 1)
-        # Ids of other ranks than the first are other ones, and their owners have uneven shares.
+        # Ids of other ranks are different, and owners have unequal shares.
         assert seen["bytes"] == pytest.approx(sum(sends.leaving(ranks)), rel=0.1)
     assert list(tmp_path.iterdir()) == []
 
@@ -127,7 +129,7 @@ def test_everything_that_is_fitted_is_measured(monkeypatch: pytest.MonkeyPatch) 
     assert {busy for busy, _ in measured.work} == {1, cost_model.CORES}
     link = measured.link(cost_model.LOOPBACK)
     asked = [count for count, _ in cost_model.sizes(cost_model.LOOPBACK, short=True)]
-    # Of an all-to-all half stays; those that are small are the start.
+    # Half of an all-to-all stays on the rank; sizes up to SMALL_BYTES give the constant.
     assert link.exchange.sizes == tuple(2 * count for count in asked if 2 * count > SMALL_BYTES)
     assert link.allreduce_cpu.sizes == tuple(
         4 * count for count in asked if 4 * count > SMALL_BYTES

@@ -1,8 +1,8 @@
-"""`benchmarks/dlrm_scaling/dlrm.py` as a person runs it: real ranks, real messages, figures that add up.
+"""`benchmarks/dlrm_scaling/dlrm.py` run as a command: real ranks, real messages, times that add up.
 
-What could break: a phase that is counted twice or not at all, a message that is called hidden while a rank waited for it,
-overlap that changes what is learned, a batch that depends on the number of ranks, threads that do not run where they were
-pinned, and input that ends in a traceback.
+What could break: a phase that is counted twice or not at all, a message that counts as hidden while a rank waited for it,
+overlap that changes results, a batch that depends on the number of ranks, threads that do not run on their pinned cores,
+and invalid input that ends in a traceback.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = str(ROOT / "benchmarks/dlrm_scaling/dlrm.py")
 TINY = ("--config", "mlperf", "--scale", "0.002", "--threads", "1", "--steps", "4", "--warmup", "2")
-"""Four steps: every distinct batch once, whatever part of it was sent for in the step before."""
+"""Arguments for four steps: every distinct batch once."""
 MODES = ("blocking", "overlap")
 
 
 def bench(
     out: Path, *arguments: str, python: str = "", **environment: str
 ) -> tuple[str, dict[str, Any]]:
-    """What the command prints, and the report it writes."""
+    """Run the command; returns its output and the report."""
     done = subprocess.run(
         [
             python or warm_python(),
@@ -62,14 +62,14 @@ def bench(
 
 
 def check_times(run: dict[str, Any]) -> None:
-    """The parts of a step are all of it, on every rank, and nothing is waited for longer than it travels."""
+    """Check that the parts of a step add up on every rank, and that exposed time does not exceed total time."""
     settings = run["settings"]
     for rank in run["ranks"]:
         step_ms = sum(rank["step_ms"]) / len(rank["step_ms"])
         assert len(rank["step_ms"]) == settings["steps"]
         parts = sum(rank["phase_ms"].values()) + sum(rank["exposed_ms"].values())
         assert parts == pytest.approx(step_ms, rel=1e-6)
-        # What is left over is what no phase is about.
+        # Time outside of all phases.
         assert rank["phase_ms"]["other"] < 0.5 * step_ms
         for leg in COLLECTIVES:
             assert 0 <= rank["exposed_ms"].get(leg, 0.0) <= rank["total_ms"][leg] + 1e-9, leg
@@ -82,7 +82,7 @@ def check_times(run: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
-    """One rank and two, both modes: what was printed, the report, the folder."""
+    """Runs with one and two ranks in both modes: the output, the report, the folder."""
     out = tmp_path_factory.mktemp("both")
     printed, report = bench(out, *TINY, "--ranks", "1,2", "--comm", ",".join(MODES))
     return printed, report, out
@@ -99,7 +99,7 @@ def test_times_add_up(both: tuple[str, dict[str, Any], Path]) -> None:
         assert run["samples"] == round(16384 * 0.002)
 
 
-def test_overlap_sends_and_learns_the_same_to_the_bit(
+def test_overlap_sends_the_same_bytes_and_gives_identical_losses(
     both: tuple[str, dict[str, Any], Path],
 ) -> None:
     for blocking, overlap in zip(both[1]["runs"][::2], both[1]["runs"][1::2], strict=True):
@@ -110,13 +110,13 @@ def test_overlap_sends_and_learns_the_same_to_the_bit(
                 assert blocking["collectives"][leg][what] == overlap["collectives"][leg][what]
 
 
-def test_ranks_share_a_batch_and_come_to_the_losses_of_one(
+def test_two_ranks_share_a_batch_and_give_the_losses_of_one(
     both: tuple[str, dict[str, Any], Path],
 ) -> None:
     one, two = both[1]["runs"][0], both[1]["runs"][2]
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)
     assert one["collectives"]["rows"]["bytes"] == 0 < two["collectives"]["rows"]["bytes"]
-    # Row gradients are as long as rows; layers are sent whole, but for what a ring of two spares.
+    # Row gradients have the size of rows. The allreduce of layers between two ranks sends their size.
     assert two["collectives"]["gradients"]["bytes"] == two["collectives"]["rows"]["bytes"]
     shape = SHAPES["mlperf"]
     widths = [(13, 512, 256, 128), (128 + 27 * 26 // 2, *shape.top, 1)]
@@ -126,7 +126,7 @@ def test_ranks_share_a_batch_and_come_to_the_losses_of_one(
     assert both[1]["scaling"][2] == pytest.approx(one["step_ms"] / two["step_ms"])
 
 
-def test_people_read_the_same(both: tuple[str, dict[str, Any], Path]) -> None:
+def test_the_table_and_the_chart_show_the_report(both: tuple[str, dict[str, Any], Path]) -> None:
     printed, report, out = both
     lines = printed.splitlines()
     assert lines[0].startswith(
@@ -141,13 +141,13 @@ def test_people_read_the_same(both: tuple[str, dict[str, Any], Path]) -> None:
     lengths: list[float] = []
     for number in range(len(report["runs"])):
         of_run = [(float(x), float(width)) for x, y, width in bars if int(y) == 24 + 46 * number]
-        # Each part begins where the one before ends, and lengths are those of the report.
+        # Each bar segment begins where the one before ends, and widths match the report.
         for (x, width), (after, _) in itertools.pairwise(of_run):
             assert after == pytest.approx(x + width, abs=0.2)
         lengths.append(sum(width for _, width in of_run))
     steps = [run["step_ms"] for run in report["runs"]]
     scale = max(lengths) / max(steps)
-    # Each of up to ten widths of a bar is rounded to a tenth.
+    # Each of up to ten segment widths is rounded to a tenth.
     assert lengths == pytest.approx([scale * step for step in steps], abs=1.0)
 
 
@@ -179,28 +179,30 @@ def test_bf16_sends_half_the_bytes(
         assert 2 * blocking["collectives"][leg]["bytes"] == wide["collectives"][leg]["bytes"]
 
 
-def test_weak_scaling_keeps_the_batch_of_a_rank(tmp_path: Path) -> None:
+def test_weak_scaling_keeps_the_batch_per_rank(tmp_path: Path) -> None:
     _, report = bench(tmp_path, *TINY, "--ranks", "1,2", "--sweep", "weak")
     assert [run["samples"] for run in report["runs"]] == [4, 8]
     one, two = report["runs"]
     assert report["scaling"][1] == pytest.approx(two["samples_per_s"] / one["samples_per_s"])
 
 
-def test_oneccl_carries_the_same(tmp_path: Path, both: tuple[str, dict[str, Any], Path]) -> None:
+def test_oneccl_gives_the_same_losses_and_bytes(
+    tmp_path: Path, both: tuple[str, dict[str, Any], Path]
+) -> None:
     arguments = (*TINY, "--ranks", "2", "--backend", "oneccl")
-    # Python starts the command and its ranks anew, as it does for a person.
+    # Python starts the command and its ranks, as for a user.
     _, report = bench(tmp_path, *arguments, python=sys.executable, PYTHONPATH=oneccl_path())
     check_times(report["runs"][0])
     assert report["runs"][0]["losses"] == pytest.approx(both[1]["runs"][3]["losses"], rel=1e-6)
 
 
 def oneccl_path() -> str:
-    """PYTHONPATH with its packages."""
+    """PYTHONPATH with the packages of oneCCL."""
     packages = ROOT / "python/tests/distributed/oneccl/packages.lock"
     return with_folder(locked_folder("oneccl", packages))
 
 
-def test_ranks_of_torchrun_are_those_of_the_run(
+def test_ranks_started_by_torchrun_give_the_same_run(
     tmp_path: Path, both: tuple[str, dict[str, Any], Path]
 ) -> None:
     done = subprocess.run(
@@ -222,7 +224,7 @@ def test_ranks_of_torchrun_are_those_of_the_run(
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_rank_that_cannot_begin_says_why(tmp_path: Path) -> None:
+def test_a_rank_that_fails_before_its_first_step_reports_the_reason(tmp_path: Path) -> None:
     settings = Settings(config="mlperf", scale=0.002, ranks=2, memory=1 << 10, timeout_s=20)
     with pytest.raises(InvalidInput, match="memory must be at least"):
         run_ranks(settings)
@@ -232,8 +234,8 @@ def test_a_rank_that_cannot_begin_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "oneccl"])
-def test_threads_run_where_they_are_pinned(tmp_path: Path, backend: str) -> None:
-    """Those that carry messages on a core of their own, all others not."""
+def test_threads_run_on_their_pinned_cores(tmp_path: Path, backend: str) -> None:
+    """Communication threads run on their own core, all other threads on the other cores."""
     if len(os.sched_getaffinity(0)) < 2:
         with pytest.raises(InvalidInput, match="there is only one core here"):
             cores_of(0, 1, [0], pin="apart")
@@ -266,7 +268,7 @@ def test_threads_run_where_they_are_pinned(tmp_path: Path, backend: str) -> None
     comm = str(found["cores"]["comm"][0])
     assert found["cores"]["comm"][0] not in found["cores"]["compute"]
     assert found["main"] != comm
-    # Those of oneCCL have no name of their own.
+    # Threads of oneCCL have no distinguishing name.
     carriers = [cores for name, cores in found["all"] if "gloo" in name or cores == comm]
     assert carriers
     assert set(carriers) == {comm}
@@ -281,13 +283,13 @@ def test_threads_run_where_they_are_pinned(tmp_path: Path, backend: str) -> None
         (3, 4, [((0,), (3,)), ((1,), (3,)), ((2,), (3,))]),
     ],
 )
-def test_cores_are_shared_out(
+def test_cores_are_divided_between_ranks(
     ranks: int, cores: int, expected: list[tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> None:
     found = [cores_of(rank, ranks, range(cores), pin="apart") for rank in range(ranks)]
     assert [(tuple(one.compute), tuple(one.comm)) for one in found] == expected
     assert [one.threads for one in found] == [len(compute) for compute, _ in expected]
-    # Beside it, what differs is where messages are carried.
+    # `together` differs only in the core of the communication threads.
     for rank, apart in enumerate(found):
         one = cores_of(rank, ranks, range(cores), pin="together")
         assert one == replace(apart, comm=apart.compute)
@@ -297,17 +299,20 @@ def test_cores_are_shared_out(
     ("arguments", "message"),
     [
         (["--config", "huge"], "--config must be one of small, large, mlperf, dcnv2, got 'huge'"),
-        (["--ranks", "0"], "--ranks must be from 1 to 1024, got 0"),
-        (["--ranks", "2,x"], "--ranks must be numbers of ranks, such as 2 or 1,2,4, got 'x'"),
+        (["--ranks", "0"], "--ranks must be in [1, 1024], got 0"),
+        (
+            ["--ranks", "2,x"],
+            "--ranks must be integers separated by commas, such as 2 or 1,2,4; got 'x'",
+        ),
         (["--scale", "0"], "--scale must be above 0 and at most 1, got 0"),
         (["--scale", "nan"], "--scale must be above 0 and at most 1, got nan"),
-        (["--scale", "0.0001", "--ranks", "4"], "4 ranks share a batch of 2"),
+        (["--scale", "0.0001", "--ranks", "4"], "4 ranks cannot share a batch of 2"),
         (["--comm", "overlap,no"], "--comm must be one of blocking, overlap, got 'no'"),
         (["--backend", "mpi"], "--backend must be one of gloo, oneccl, nccl, got 'mpi'"),
         (["--precision", "fp16"], "--precision must be one of fp32, bf16, split-bf16, got 'fp16'"),
         (["--sweep", "up"], "--sweep must be one of strong, weak, got 'up'"),
         (["--pin", "here"], "--pin must be one of off, apart, together, got 'here'"),
-        (["--steps", "0"], "--steps must be from 1 to 100000, got 0"),
+        (["--steps", "0"], "--steps must be in [1, 100000], got 0"),
         (["--memory", "much"], "--memory must be a number of bytes or a size"),
         (["--backend", "oneccl"], "oneCCL is not installed: pip install 'rowmill[oneccl]'"),
         (
@@ -316,7 +321,7 @@ def test_cores_are_shared_out(
         ),
     ],
 )
-def test_bad_input_is_one_line(
+def test_invalid_input_is_a_one_line_error(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     given = ["--config", "mlperf", "--out", str(tmp_path), *arguments]
@@ -327,11 +332,11 @@ def test_bad_input_is_one_line(
 @pytest.mark.parametrize(
     ("store", "message"),
     [
-        ("file", "file is a file; stores lie in a folder, give --store another"),
-        ("work", "work is not empty, and rows of other runs would be measured: give a folder that"),
+        ("file", "file is a file; give a folder"),
+        ("work", "work is not empty, and rows of other runs would distort the result: give a new"),
     ],
 )
-def test_the_stores_of_a_run_lie_in_a_new_folder(
+def test_stores_need_a_new_or_empty_folder(
     store: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -349,7 +354,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
-def test_under_torchrun_one_run_with_its_ranks(
+def test_torchrun_allows_one_run_with_its_number_of_ranks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (
@@ -366,7 +371,7 @@ def test_under_torchrun_one_run_with_its_ranks(
     assert "torchrun starts the ranks of one run, and this command has 2" in capsys.readouterr().err
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     program = (
         f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom benchmarks.dlrm_scaling.dlrm import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
@@ -392,7 +397,7 @@ def a_run(ranks: int, comm: str, step_ms: float, samples: int = 8) -> dict[str, 
     return summary(settings, [measured] * ranks)
 
 
-def test_gains_are_over_the_run_of_fewest_ranks_that_is_alike() -> None:
+def test_gains_are_relative_to_the_equal_run_with_fewest_ranks() -> None:
     runs = [
         a_run(2, "overlap", 6.0),
         a_run(1, "blocking", 10.0),

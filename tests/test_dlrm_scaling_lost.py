@@ -1,7 +1,7 @@
-"""A rank of `benchmarks/dlrm_scaling/dlrm.py` that dies: the others end within seconds, and say which one and in which step.
+"""A rank of `benchmarks/dlrm_scaling/dlrm.py` dies: the others end within seconds, and report which rank and which step.
 
-What could break: ranks that wait for minutes in a collective, an error about sockets, the wrong rank named, a rank that torchrun
-ends before it has said anything, and one that does not end when it is asked to. Ranks are processes and are killed.
+What could break: ranks that wait for minutes in a collective, an error about sockets, the wrong rank in the report, a rank
+that torchrun ends before it has reported, and a rank that ignores SIGTERM. Ranks are real processes and are killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONG = ("--config", "mlperf", "--scale", "0.002", "--threads", "1", "--steps")
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_rank_that_dies_ends_the_command_and_is_named() -> None:
+def test_the_command_ends_and_names_a_killed_rank() -> None:
     settings = Settings(config="mlperf", scale=0.002, ranks=3, threads=1, steps=500)
 
     def kill(step: int) -> None:
@@ -59,17 +59,17 @@ def dies(*arguments):
 Trainer.step = dies
 sys.exit(main())
 """
-"""The command, of which one rank is killed in its seventh step."""
+"""A program that runs the command, and kills one rank in its seventh step."""
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(tmp_path: Path, victim: int) -> None:
+def test_under_torchrun_the_other_rank_names_a_killed_rank(tmp_path: Path, victim: int) -> None:
     program = tmp_path / "program.py"
     program.write_text(VICTIM)
     done = subprocess.run(
         [
             *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            # It ends the other rank at once.
+            # torchrun ends the other rank at once.
             "--monitor-interval=0.001",
             *(str(program), *LONG, "500", "--out", str(tmp_path)),
         ],
@@ -82,13 +82,13 @@ def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(tmp_path: Path, vict
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("dlrm:")]
     assert said == [
-        f"dlrm: rank {victim} was lost in step 7: it ended without a message; no figures are left of this run"
+        f"dlrm: rank {victim} was lost in step 7: it ended without a message; this run has no results"
     ], done.stderr
     assert not (tmp_path / "dlrm.json").exists()
 
 
-def test_a_rank_without_torchrun_that_dies_is_named_by_the_other(tmp_path: Path) -> None:
-    """Ranks that are not ended when one is lost, as on separate machines."""
+def test_without_torchrun_the_other_rank_names_a_killed_rank(tmp_path: Path) -> None:
+    """Ranks that torchrun does not end when one is lost, as on separate machines."""
     program = tmp_path / "program.py"
     program.write_text(VICTIM)
     port = free_port()
@@ -107,12 +107,12 @@ def test_a_rank_without_torchrun_that_dies_is_named_by_the_other(tmp_path: Path)
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL, 1], said
-    line = "dlrm: rank 1 was lost in step 7: it ended without a message; no figures are left of this run"
+    line = "dlrm: rank 1 was lost in step 7: it ended without a message; this run has no results"
     assert said[0] == said[2] == [line]
 
 
-def test_a_rank_that_is_asked_to_end_ends(tmp_path: Path) -> None:
-    """SIGTERM is put off while another rank may be named, and no longer."""
+def test_a_rank_ends_on_sigterm(tmp_path: Path) -> None:
+    """SIGTERM is deferred only while a lost rank may still be reported."""
     rank = subprocess.Popen(
         [
             *(warm_python(), PROGRAM, *LONG, "100000"),
@@ -131,13 +131,13 @@ def test_a_rank_that_is_asked_to_end_ends(tmp_path: Path) -> None:
 
 
 def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What torchrun tells a rank."""
+    """The environment variables that torchrun sets for a rank."""
     of_rank = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     return {**os.environ, **of_rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def ranks_of_this_process() -> list[int]:
-    """Processes of ranks, in the order in which they were started."""
+    """Process ids of ranks, in the order in which they were started."""
     found: list[int] = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

@@ -1,7 +1,7 @@
-"""The order of a step: what is on its way while what is computed.
+"""The order of events in a step: which messages are in flight during which work.
 
-Overlap rests on the order in which autograd takes what was recorded; were it another one, results would be the same and
-nothing would be hidden.
+Overlap depends on the order in which autograd runs the backward nodes. In another order, results would be the same, but no
+message would be hidden.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Events(Timeline):
-    """Writes down what it is told."""
+    """A timeline that records events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 def events(ranks: Ranks, folder: Path, comm: Comm) -> list[str]:
-    """Of the second step of three."""
+    """The events of the second step of three."""
     settings = Settings(config="mlperf", scale=0.001, comm=comm)
     shape, line = settings.shape, Events()
     with open_store(settings, shape, folder, threads=1) as store:
@@ -109,26 +109,24 @@ def test_blocking_waits_for_each_message_where_it_begins(ranks: Ranks, tmp_path:
     ]
 
 
-def test_overlap_has_rows_and_gradients_on_their_way_beside_layers(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_overlap_sends_rows_and_gradients_during_the_layers(ranks: Ranks, tmp_path: Path) -> None:
     seen = events(ranks, tmp_path / "store", "overlap")
     reduced = [event for event in seen if event != "send allreduce"]
     buckets = len(seen) - len(reduced)
     assert reduced == [
-        # Rows are on their way since the step before.
+        # The rows have been in flight since the step before.
         *("bottom MLP", "lookup", "wait rows", "wait counts"),
         *("interaction", "top MLP"),
         *("top MLP backward", "interaction backward", "bottom MLP backward"),
         *("lookup backward", "send gradients", "bottom MLP backward"),
-        # The ids of the next batch before this one's gradients are waited for, its rows after they were updated.
+        # The ids of the next batch are sent before the wait for this batch's gradients, its rows after their update.
         *ASKING,
         *("lookup backward", "wait gradients"),
         *("lookup", *READING),
         *("optimizer", "wait allreduce"),
     ]
-    # Every bucket is on its way before anything is updated: those of the top MLP in its own backward, the last one
-    # behind the row gradients, with the bottom MLP.
+    # Every bucket is sent before anything is updated: those of the top MLP during its own backward pass, the last one
+    # after the row gradients, with the bottom MLP.
     after_top, after_send = seen.index("interaction backward"), seen.index("send gradients")
     last_wait = seen.index("wait gradients")
     assert seen[:after_top].count("send allreduce") == buckets - 1

@@ -1,4 +1,4 @@
-"""Where time goes, by a clock that the test moves."""
+"""The timeline of a step, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return go
 
 
-def test_a_phase_within_a_phase_counts_once(pass_s: Callable[[float], None]) -> None:
+def test_a_nested_phase_counts_once(pass_s: Callable[[float], None]) -> None:
     line = Timeline()
     for _ in range(2):
         with line.step():
@@ -57,7 +57,7 @@ def test_a_phase_within_a_phase_counts_once(pass_s: Callable[[float], None]) -> 
     assert line.times.phase_s == {"other": 66, "outer": 20, "inner": 8, "rest": 32}
 
 
-def test_what_travels_is_hidden_until_it_is_waited_for(pass_s: Callable[[float], None]) -> None:
+def test_a_collective_is_hidden_until_it_is_waited_for(pass_s: Callable[[float], None]) -> None:
     line, early, late = Timeline(), Work(), Work()
     with line.step():
         line.begun("rows", early)
@@ -71,7 +71,7 @@ def test_what_travels_is_hidden_until_it_is_waited_for(pass_s: Callable[[float],
             pass_s(8)
             late.end()
         pass_s(16)
-        # Nothing of it is on its way any more: this is no wait.
+        # No collective is in flight, so this is not exposed time.
         with line.waiting("rows"):
             pass_s(32)
     assert line.times.exposed_s == {"rows": 8}
@@ -79,7 +79,7 @@ def test_what_travels_is_hidden_until_it_is_waited_for(pass_s: Callable[[float],
     assert line.times.phase_s == {"work": 6, "other": 1 + 16 + 32}
 
 
-def test_what_is_on_its_way_at_the_end_of_a_step_counts_in_both(
+def test_a_collective_in_flight_across_steps_counts_in_both(
     pass_s: Callable[[float], None],
 ) -> None:
     line = Timeline()
@@ -98,7 +98,7 @@ def test_what_is_on_its_way_at_the_end_of_a_step_counts_in_both(
     assert line.times.total_s == {"rows": 2 + 4 + 8}
 
 
-def test_a_wait_that_fails_is_remembered(pass_s: Callable[[float], None]) -> None:
+def test_a_failed_wait_sets_lost(pass_s: Callable[[float], None]) -> None:
     line = Timeline()
 
     def fail() -> None:
@@ -123,5 +123,5 @@ def test_a_wait_that_fails_is_remembered(pass_s: Callable[[float], None]) -> Non
         ([(5, 6), (0, 1), (0.5, 5.5)], 6),
     ],
 )
-def test_spans_that_overlap_count_once(spans: list[tuple[float, float]], length: float) -> None:
+def test_overlapping_intervals_count_once(spans: list[tuple[float, float]], length: float) -> None:
     assert covered(spans) == length

@@ -1,7 +1,7 @@
-"""What the documents say must be true of the tree they lie in.
+"""Documents must match the tree.
 
-A block of Python that no longer runs, a link to a page that moved, a crate missing from the code
-map, a claim left out of the table: each is found here and named.
+These tests find and name Python blocks that no longer run, links to missing pages, crates that are missing in the code map,
+and claims that are missing in the table.
 """
 
 import re
@@ -54,7 +54,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Names of the headings of a page, as links spell them."""
+    """Anchors of the headings of a page."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {
@@ -63,7 +63,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_existing_targets(page: Path) -> None:
     # `[text](target)`, `[text](target#anchor)`, and either with a title: `[text](target "title")`.
     links = re.findall(r"\]\(([^)#:\s]*)(#[^)\s]*)?(?: \"[^\"]*\")?\)", page.read_text())
     broken: list[str] = []
@@ -76,13 +76,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_named_paths_exist(page: Path) -> None:
-    """A path in backticks that starts in one of our folders is really there."""
+    """A path in backticks that starts with one of our folders must exist."""
     rooms = "crates|python|tests|benchmarks|docs|tools|examples"
     named = re.findall(rf"`((?:{rooms})/[\w./-]+)`", page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_the_code_map_names_every_room() -> None:
+def test_the_code_map_names_every_crate_and_package() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     crates = [path.parent.name for path in (ROOT / "crates").glob("*/Cargo.toml")]
     package = ROOT / "python/rowmill"
@@ -102,7 +102,7 @@ def test_every_claim_has_one_row() -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIM_IDS)
-def test_claim_has_a_verdict_and_what_it_rests_on(claim: str) -> None:
+def test_claim_has_a_verdict_and_its_evidence(claim: str) -> None:
     _, text, command, figure, status = claims()[claim]
     assert text
     assert status in STATUSES or status.startswith(STATUSES[-1])
@@ -119,7 +119,7 @@ def test_readme_names_the_two_commands() -> None:
 
 
 def test_the_program_of_the_readme_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    """Killed after 30 of 60 steps and run again, it prints what an uninterrupted run prints last."""
+    """Killed after 30 of 60 steps and started again, it prints the last lines of an uninterrupted run."""
     program = tmp_path / "train.py"
     program.write_text("\n".join(python_blocks(ROOT / "README.md")))
 
@@ -136,7 +136,7 @@ def test_the_program_of_the_readme_resumes_to_the_same_bits(tmp_path: Path) -> N
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
-    # A process of its own: the store is opened again as soon as it is gone.
+    # In a separate process, so that the store can be opened again as soon as it has ended.
     with subprocess.Popen(
         [sys.executable, str(program)], cwd=killed, stdout=subprocess.PIPE, text=True
     ) as run:
@@ -144,5 +144,5 @@ def test_the_program_of_the_readme_resumes_to_the_same_bits(tmp_path: Path) -> N
         assert any(line.startswith("30 steps") for line in run.stdout)
         run.kill()
     resumed = lines_of_run(killed)
-    assert not resumed[0].startswith(("10 ", "20 ", "30 ")), "it began anew"
+    assert not resumed[0].startswith(("10 ", "20 ", "30 ")), "it started from the beginning"
     assert resumed[-1] == lines_of_run(whole)[-1]

@@ -1,6 +1,6 @@
-"""benchmarks/exchange in its smallest form: ranks that are processes, every strategy, and what is counted.
+"""benchmarks/exchange in its smallest form: ranks are processes, all strategies run, and counts are checked.
 
-How fast anything is, is not looked at. Messages and bytes are known beforehand, and are.
+Speed is not checked. Numbers of messages and bytes are known in advance and are checked.
 """
 
 import subprocess
@@ -35,11 +35,11 @@ def test_messages_of_every_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     of_rows = {strategy: found[strategy, "rounds_of_rows"] for strategy in exchange.STRATEGIES}
     assert of_rows == {"packed": 1, "fused": 2, "source-hash": 2, "per-category": 6}
-    # Counts, and the word of every rank beside its rows; then ids, rows and gradients of every lane.
+    # Counts, and a status word of every rank with its rows; then ids, rows and gradients of every lane.
     assert found["packed", "rounds"] == 2 + 3
     assert found["per-category", "rounds"] == 2 + 3 * 6
     assert found["source-hash", "rounds"] == 2 + 4 * 2
-    # The same ids in fewer messages.
+    # The same number of ids in fewer messages.
     entries = {of: found[of, "entries_per_message"] for of in exchange.STRATEGIES}
     assert entries["packed"] == pytest.approx(2 * entries["fused"])
     assert entries["packed"] == pytest.approx(6 * entries["per-category"])
@@ -53,7 +53,7 @@ def test_messages_of_every_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("forked")
-def test_batches_prepared_ahead_take_the_same_messages(
+def test_batches_prepared_ahead_need_the_same_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROWMILL_BENCH_DIR", str(tmp_path))
@@ -64,7 +64,7 @@ def test_batches_prepared_ahead_take_the_same_messages(
         name = f"{CELL.name}_{strategy}"
         for figure in ("rounds_of_rows", "entries_per_message", "bytes_per_message_of_rows"):
             assert made.summary[f"{name}_{figure}"] == ahead.summary[f"{name}_{figure}"]
-        # That there is no further batch is said once in a round.
+        # One message per round says that there is no further batch.
         more = ahead.summary[f"{name}_rounds"] - made.summary[f"{name}_rounds"]
         assert 0 < more <= 1
 
@@ -84,7 +84,7 @@ def test_in_bf16_rows_and_gradients_take_half_the_bytes(
         assert narrow.summary[f"{name}_rounds"] == wide.summary[f"{name}_rounds"]
 
 
-def test_operators_go_through_the_same_ids() -> None:
+def test_all_operators_process_the_same_ids() -> None:
     made = benchmark()
     operators.measure(made, batch=16, rounds=1, repeats=2)
     units = {cell["variant"]: cell["units"] for cell in made.cells}
@@ -95,7 +95,7 @@ def test_operators_go_through_the_same_ids() -> None:
     assert made.summary["rank_sort_one_ns_per_id"] > 0
 
 
-def test_operators_of_a_gpu_run_in_the_interpreter() -> None:
+def test_gpu_operators_run_in_tritons_interpreter() -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for Linux alone")
     from benchmarks.exchange import operators_gpu
 
@@ -111,7 +111,7 @@ def test_operators_of_a_gpu_run_in_the_interpreter() -> None:
         assert made.summary["gpu_rank_sort_waits"] == 0
 
 
-def test_a_machine_without_a_gpu_is_said_in_one_line() -> None:
+def test_device_cuda_without_a_gpu_is_a_one_line_error() -> None:
     if torch.cuda.is_available():
         pytest.skip("here is a GPU")
     ended = subprocess.run(

@@ -1,7 +1,7 @@
-"""Printed figures match the results that they link to, and results say what they measured.
+"""Printed numbers match the results that they link to, and results record their source.
 
-Not checked, because no test can tell a measured number from another one in prose: numbers outside tables of figures, whole
-numbers without a unit beside a linked figure (`at bound 80`), and whether a link names the right value of its file.
+A test cannot tell measured numbers from others in prose. So it does not check numbers outside tables of measurements, whole
+numbers without a unit next to a linked number (`at bound 80`), and whether a link names the intended value of its file.
 """
 
 import json
@@ -23,7 +23,7 @@ PAGES = [
     *sorted(ROOT.glob("benchmarks/**/*.md")),
 ]
 
-# Results from before they carried their source, to be taken again: reason -> files, without `.json`.
+# Results without a recorded source, which must be measured again: reason -> files, without `.json`.
 BEFORE_PROVENANCE = {
     "names a commit that a rebase removed": """
     change_feed click_models cost_model dlrm_scaling-large dlrm_scaling dlrm_shapes-large
@@ -70,7 +70,7 @@ def sources(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def problems(result: dict[str, Any]) -> list[str]:
-    """What a result does not say about where it comes from."""
+    """Problems with the recorded source of a result."""
     needed = {
         "": ("summary", "ranges", "cells", "machine", "source", "date", "command"),
         "source": ("commit", "dirty", "crates", "python"),
@@ -104,15 +104,15 @@ def test_printed_digits_match_the_results(page: Path) -> None:
 def test_measurements_in_tables_link_to_a_result(page: str) -> None:
     text = (ROOT / page).read_text()
     assert [f"{page}:{line}: {cell}" for line, cell in unlinked(text)] == []
-    assert any(figures(text)), "a page of figures has some"
+    assert any(figures(text)), "a page of measurements has some"
 
 
-def test_results_say_what_they_measured() -> None:
+def test_results_record_their_source() -> None:
     listed = " ".join(BEFORE_PROVENANCE.values()).split()
     assert len(listed) == len(set(listed))
     found = {name: said for name, result in results().items() if (said := problems(result))}
     assert {name: said for name, said in found.items() if name not in listed} == {}
-    assert set(listed) - set(found) == set(), "listed, but taken again or gone"
+    assert set(listed) - set(found) == set(), "listed, but measured again or deleted"
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -168,7 +168,7 @@ def check(text: str, path: str, folder: Path) -> None:
         (
             "0.98",
             "summary.rate",
-        ),  # A half is rounded away from zero, also where a float lies below it.
+        ),  # A half is rounded away from zero, also if the nearest float is below it.
         ("1", "summary.rate"),
         ("98 %", "summary.rate"),
         ("97.5 %", "summary.rate"),
@@ -192,7 +192,7 @@ def check(text: str, path: str, folder: Path) -> None:
         ("300", "cells.variant=b.rate / cells.0.rate *100"),
     ],
 )
-def test_a_true_figure_passes(text: str, path: str, tmp_path: Path) -> None:
+def test_a_matching_number_passes(text: str, path: str, tmp_path: Path) -> None:
     check(text, path, tmp_path)
 
 
@@ -215,7 +215,9 @@ def test_a_true_figure_passes(text: str, path: str, tmp_path: Path) -> None:
         ("1", "summary.rate / summary.none", "divides by zero"),
     ],
 )
-def test_a_false_figure_is_named(text: str, path: str, said: str, tmp_path: Path) -> None:
+def test_a_number_that_does_not_match_is_named(
+    text: str, path: str, said: str, tmp_path: Path
+) -> None:
     with pytest.raises(FigureError, match=re.escape(said)):
         check(text, path, tmp_path)
 

@@ -1,8 +1,8 @@
-"""benchmarks/gnn_out_of_core and gnn_quality in their smallest forms: the graph, the loop over a peer, and what is
-compared with what; splits whose results are kept.
+"""benchmarks/gnn_out_of_core and gnn_quality in their smallest forms: the graph, the loop over a peer, the comparisons, and
+stored results of splits.
 
-How fast anything is, is not looked at. The peer is an array here, since what may differ between the loops is not the
-engine; `crates/rowmill-peers` tests the real ones.
+Speed is not checked. The peer is an array, because these tests compare the loops and not the engines;
+`crates/rowmill-peers` tests the real ones.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ def benchmark() -> common.Benchmark:
     return common.Benchmark(common.Settings(True, 1, None, ""))
 
 
-def test_a_quarter_of_the_nodes_is_half_of_the_neighbours(tmp_path: Path) -> None:
+def test_the_most_frequent_quarter_of_nodes_is_half_of_the_neighbours(tmp_path: Path) -> None:
     shape = Shape(bits=16, batch=16)
     graph = shape.graph(tmp_path)
     assert len(graph.indices) / shape.nodes == pytest.approx(DEGREE, rel=0.05)
@@ -55,7 +55,7 @@ def test_a_quarter_of_the_nodes_is_half_of_the_neighbours(tmp_path: Path) -> Non
     ranked = counts[shape.at_ranks(np.arange(shape.nodes, dtype=np.uint64))]
     assert len(ranked) == len(counts) == shape.nodes
     assert ranked[: shape.nodes // 4].sum() / ranked.sum() == pytest.approx(0.5, abs=0.01)
-    # By number nothing is to be seen of ranks.
+    # Node numbers do not depend on frequency.
     assert counts[: shape.nodes // 4].sum() / counts.sum() == pytest.approx(0.25, abs=0.01)
 
 
@@ -68,7 +68,7 @@ def test_every_variant_is_compared_with_a_quarter(
     def probe(store: Path, number: int) -> float:
         assert (store / "group-0.log").stat().st_size > 0
         probed.append(number)
-        return 3.0  # So slow a device is the limit.
+        return 3.0  # A device so slow that it is the limit.
 
     made = gnn_out_of_core.Run(benchmark(), SIZE, threads=1, lookahead=4, probe=probe)
     graph = SHAPE.graph(tmp_path)
@@ -90,7 +90,7 @@ def test_every_variant_is_compared_with_a_quarter(
     def read_by_steps(cell: Any) -> float:
         return (1 - cell["hit_rate"]) * cell["distinct_rows_per_step"]
 
-    # Where nothing is announced, steps read every cold row themselves.
+    # Without lookahead, steps read every cold row themselves.
     for cell in cells["blind"]:
         assert read_by_steps(cell) == pytest.approx(cell["cold_rows_per_step"])
     for cell in cells["quarter"]:
@@ -108,7 +108,7 @@ def test_every_variant_is_compared_with_a_quarter(
     assert figures["quarter_blocks_read_per_step"] > 0
 
 
-def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None:
+def test_the_loop_over_a_peer_gives_the_losses_of_the_store(tmp_path: Path) -> None:
     graph = SHAPE.graph(tmp_path)
     learned: list[list[torch.Tensor]] = []
     for side in ("store", "peer"):
@@ -123,7 +123,7 @@ def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None
                 assert trainer.train(6) == 6 * SHAPE.batch
             else:
                 rows: Any = ArrayRows(task.table.get(torch.arange(SHAPE.nodes)).numpy())
-                # The graph of the task is the large one itself.
+                # The graph of this task is the large one itself.
                 small = replace(graph, features=Features(DIM))
                 over = PeerNodeTask(config, small, trainer.store, SHAPE, graph, rows)
                 loop = PeerLoop(rows, over)
@@ -141,7 +141,7 @@ NAME = "planted-graphsage"
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small graph, and a file of settings for it."""
+    """A small graph and a settings file for it."""
     graph = tmp_path / "planted.npz"
     make_nodes(graph, NodesConfig(nodes=400, classes=3, features=8))
     (tmp_path / f"{NAME}.toml").write_text(
@@ -165,7 +165,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return graph
 
 
-def test_splits_that_are_done_are_kept(planted: Path, tmp_path: Path) -> None:
+def test_results_of_finished_splits_are_reused(planted: Path, tmp_path: Path) -> None:
     settings = gnn_quality.Settings(NAME, planted, tmp_path / "kept")
     made = benchmark()
     for split in range(3):
@@ -178,12 +178,12 @@ def test_splits_that_are_done_are_kept(planted: Path, tmp_path: Path) -> None:
     ]
     found: list[Any] = [cell["accuracy"] for cell in made.cells]
     assert [cell["round"] for cell in made.cells] == [0, 1, 2]
-    assert len(set(found)) > 1, "every split and seed is another"
+    assert len(set(found)) > 1, "splits and seeds must differ"
     assert made.summary[f"{NAME}_accuracy"] == pytest.approx(mean(found))
     assert made.summary[f"{NAME}_accuracy_deviation"] == pytest.approx(stdev(found))
     assert (made.summary[f"{NAME}_splits"], made.summary[f"{NAME}_asked"]) == (3, 0.5)
 
-    planted.unlink()  # So nothing can be trained.
+    planted.unlink()  # So that training is impossible.
     again = benchmark()
     settings.measure(1)
     gnn_quality.summarize(again, gnn_quality.Settings(NAME, planted, tmp_path / "kept"), 3)
@@ -192,10 +192,10 @@ def test_splits_that_are_done_are_kept(planted: Path, tmp_path: Path) -> None:
     file = tmp_path / f"{NAME}.toml"
     file.write_text(file.read_text().replace("epochs = 3", "epochs = 4"))
     changed = gnn_quality.Settings(NAME, planted, tmp_path / "kept")
-    assert changed.results(3) == {}, "they belong to other settings"
+    assert changed.results(3) == {}, "the stored results belong to other settings"
 
 
-def test_a_split_that_was_interrupted_goes_on(
+def test_an_interrupted_split_is_resumed(
     planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = gnn_quality.Settings(NAME, planted, tmp_path / "whole")
@@ -211,7 +211,7 @@ def test_a_split_that_was_interrupted_goes_on(
             parts.measure(1)
     assert parts.results(2) == {}
     with monkeypatch.context() as during:
-        # All steps were made before.
+        # All steps ran before the interruption.
         during.setattr(Trainer, "train_step", interrupted)
         parts.measure(1)
     one, other = (settings.results(2)[1] for settings in (whole, parts))

@@ -1,8 +1,8 @@
-"""benchmarks/kge_out_of_core and kge_quality in their smallest forms: the graph, the loop over a peer, what is compared with
-what, and which runs are kept.
+"""benchmarks/kge_out_of_core and kge_quality in their smallest forms: the graph, the loop over a peer, the comparisons, and
+stored results of runs.
 
-How fast anything is, is not looked at. The peer is an array here, since what may differ between the loops is not the
-engine; `crates/rowmill-peers` tests the real ones.
+Speed is not checked. The peer is an array, because these tests compare the loops and not the engines;
+`crates/rowmill-peers` tests the real ones.
 """
 
 import json
@@ -54,7 +54,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> kge_out_of_core.Run
     )
 
 
-def test_few_entities_are_the_ends_of_most_triples() -> None:
+def test_few_entities_occur_in_most_triples() -> None:
     shape = replace(SHAPE, entities=100_000)
     triples = shape.draw(200_000, 1)
     assert triples.min() == 0
@@ -70,7 +70,7 @@ def test_both_orders_are_compared_with_the_lower_limit(made: kge_out_of_core.Run
     rows = ArrayRows(np.full((rows_of(SHAPE), 2 * SHAPE.dim), np.nan, np.float32))
     made.train(SHAPE.graph(), {"rocksdb": rows})  # pyright: ignore[reportArgumentType]
     assert np.isfinite(rows.rows).all()
-    # Of two loops all gets but the first, and those for which the loop before had announced others.
+    # All gets of two loops were announced, but for the first and those after the other loop's announcements.
     assert rows.foretold > rows.gets // 2
     kge_out_of_core.summarize(made.benchmark, SHAPE)
     figures = made.benchmark.summary
@@ -81,7 +81,7 @@ def test_both_orders_are_compared_with_the_lower_limit(made: kge_out_of_core.Run
             for side in ("quarter", "blind", "in_memory", "rocksdb")
         }
         assert [len(found) for found in cells.values()] == [2, 2, 2, 2]
-        # How many announced rows come in time depends on what else the machine does.
+        # The number of rows prefetched in time depends on the load of the machine.
         hits = {
             side: sum(cell["hit_rate"] for cell in cells[side]) for side in ("quarter", "blind")
         }
@@ -100,7 +100,7 @@ def test_both_orders_are_compared_with_the_lower_limit(made: kge_out_of_core.Run
             assert figures[f"{order}_{other}_joules_per_batch"] > 0
 
 
-def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None:
+def test_the_loop_over_a_peer_gives_the_losses_of_the_store(tmp_path: Path) -> None:
     graph = SHAPE.graph()
     store_config = StoreConfig(memory="64MiB")
     config = SHAPE.config(tmp_path, partitioned=True, store=store_config, threads=1)
@@ -129,10 +129,10 @@ def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None
     np.testing.assert_allclose(rows.rows, after, rtol=1e-3, atol=1e-5)
 
 
-def test_ranking_stays_within_its_group(
+def test_ranking_stays_within_its_memory_group(
     made: kge_out_of_core.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of real size is only the limit: what a process with torch needs beside the rows is part of it."""
+    """Only the memory limit has its real size, because it includes the memory of a process with torch."""
     try:
         (MOUNT / "rowmill-test").mkdir()
         (MOUNT / "rowmill-test").rmdir()
@@ -148,7 +148,7 @@ def test_ranking_stays_within_its_group(
     assert 1 / SHAPE.entities < figures["ranking_mrr"] < 1
 
 
-def test_runs_that_are_done_are_kept_and_told(
+def test_results_of_finished_runs_are_reused_and_summarized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = tmp_path / "graph"
@@ -185,7 +185,7 @@ def test_runs_that_are_done_are_kept_and_told(
     assert [(cell["seed"], cell["epochs"]) for cell in found["cells"]] == [(1, 2), (2, 2), (3, 2)]
     range_of_seeds = found["ranges"]["ring-distmult_mrr"]
     assert range_of_seeds["rounds"] == 3
-    assert 0 < range_of_seeds["min"] < range_of_seeds["max"] <= 1, "each seed is another run"
+    assert 0 < range_of_seeds["min"] < range_of_seeds["max"] <= 1, "seeds must differ"
 
     monkeypatch.setattr(
         "sys.argv", [*arguments[:4], "--quick", "--out", str(tmp_path / "quick.json")]
@@ -195,7 +195,7 @@ def test_runs_that_are_done_are_kept_and_told(
     assert [cell["epochs"] for cell in quick["cells"]] == [1]
     monkeypatch.setattr("sys.argv", arguments)
 
-    (graph / "train.tsv").unlink()  # So nothing can be trained.
+    (graph / "train.tsv").unlink()  # So that training is impossible.
     kge_quality.main()
     assert json.loads(out.read_text())["summary"] == found["summary"]
 
@@ -211,4 +211,4 @@ def test_runs_that_are_done_are_kept_and_told(
         now = Source("commit", dirty, "crates", "python")
         monkeypatch.setattr(Source, "now", lambda now=now: now)
         result = Outcomes(tmp_path / "kept").result("ring-distmult-1", config)
-        assert (result is not None) == dirty, "a clean tree takes no outcome of a dirty one"
+        assert (result is not None) == dirty, "a clean tree ignores results of a dirty one"

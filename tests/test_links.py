@@ -1,6 +1,6 @@
-"""benchmarks/slow_links/links.py on real namespaces: messages take as long as the rate says, and nothing is left behind.
+"""benchmarks/slow_links/links.py on real namespaces: messages take the time that the rate implies, and cleanup is complete.
 
-How fast links are at most is all that can be known on a busy machine: that is what a token bucket promises.
+On a busy machine only the lower bound of the time can be checked; a token bucket guarantees it.
 """
 
 import json
@@ -13,7 +13,7 @@ from benchmarks.slow_links import links
 
 RATE_BYTES = 1_000_000
 SENT_BYTES = 600_000
-# Connects to the first rank, sends, and waits for one byte in return.
+# Connects to rank 0, sends, and waits for one byte in return.
 PROGRAM = f"""
 import json, socket, sys, time
 rank, address = int(sys.argv[1]), sys.argv[2]
@@ -39,7 +39,7 @@ def namespaces() -> set[str]:
     return {line.split()[0] for line in listed.stdout.splitlines() if line}
 
 
-def test_a_message_takes_as_long_as_its_link_allows() -> None:
+def test_a_message_takes_at_least_the_time_of_its_links_rate() -> None:
     if reason := links.missing():
         pytest.skip(reason)
     before = namespaces()
@@ -57,7 +57,7 @@ def test_a_message_takes_as_long_as_its_link_allows() -> None:
                     commands[1], capture_output=True, text=True, check=True, timeout=60
                 )
                 assert first.wait(60) == 0
-            # What leaves at once does so at both ends of the bridge.
+            # The burst is sent at once at both ends of the bridge.
             least_s = (SENT_BYTES - 2 * links.BURST_BYTES) / RATE_BYTES
             assert json.loads(second.stdout) > least_s
     except RuntimeError as error:
@@ -65,7 +65,7 @@ def test_a_message_takes_as_long_as_its_link_allows() -> None:
     assert namespaces() == before
 
 
-def test_a_network_that_cannot_be_made_leaves_nothing() -> None:
+def test_a_network_that_cannot_be_made_is_removed() -> None:
     if reason := links.missing():
         pytest.skip(reason)
     before = namespaces()
@@ -74,11 +74,11 @@ def test_a_network_that_cannot_be_made_leaves_nothing() -> None:
     assert namespaces() == before
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_root_and_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert links.missing() == "links of namespaces need root"
+    assert links.missing() == "network namespaces need root"
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name: None if name == "tc" else name)
-    assert links.missing() == "no tc: apt install iproute2"
+    assert links.missing() == "tc is missing: run apt install iproute2"
     monkeypatch.setattr("shutil.which", lambda name: name)
     assert links.missing() is None

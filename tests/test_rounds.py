@@ -1,4 +1,4 @@
-"""benchmarks/rounds.py decides which rounds a figure is of: with rounds of given rates and a clock of its own."""
+"""benchmarks/rounds.py decides which rounds count; tested with given rates and a clock that the test controls."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from benchmarks.rounds import Cell, Patience, counted, run_rounds
 
 
 def variants(order: list[str], **rates: Sequence[float]) -> dict[str, Callable[[int], Cell]]:
-    """Variants with a rate for each round; the last goes on."""
+    """Variants with a given rate per round; the last rate repeats."""
 
     def variant(name: str) -> Callable[[int], Cell]:
         def one(number: int) -> Cell:
@@ -46,13 +46,13 @@ def test_rounds_that_are_never_stationary_end_by_the_clock(benchmark: common.Ben
     made = variants([], own=[10.0] * 20, peer=[10.0, 20.0] * 10)
     patience = Patience(rounds=2, minutes=6)
     run_rounds(benchmark, made, patience, name="zipf_", clock=lambda: 60.0 * next(minutes))
-    # The clock is read when it starts, and once for each round that might be the last.
+    # The clock is read at the start, and once per round that might be the last.
     assert benchmark.summary["zipf_rounds_run"] == 7
     assert benchmark.summary["zipf_stationary"] == 0
     assert benchmark.summary["peer_rate_spread"] == pytest.approx(10 / 15)
     assert [cell["round"] for cell in counted(benchmark, "own")] == [5, 6]
 
 
-def test_no_fewer_rounds_are_run_than_count(benchmark: common.Benchmark) -> None:
+def test_at_least_the_rounds_that_count_are_run(benchmark: common.Benchmark) -> None:
     run_rounds(benchmark, variants([], own=[7.0]), Patience(rounds=4, minutes=0))
     assert [cell["round"] for cell in counted(benchmark, "own")] == [0, 1, 2, 3]

@@ -1,7 +1,7 @@
-"""The arithmetic of benchmarks/slow_links and benchmarks/dlrm_scaling: what is compared with what, and a model by hand.
+"""The arithmetic of benchmarks/slow_links and of the model in benchmarks/dlrm_scaling, on numbers chosen by hand.
 
-What could break: ratios of variants that differ in two things, parts of a step that do not add up, and a model whose ranks all
-do the work of one. How fast anything is, is not looked at; links need root, and are not made.
+What could break: ratios of variants that differ in two flags, parts of a step that do not add up, and a model in which every
+rank does the work of all. Speed is not checked, and no links are made, because they need root.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ BLOCKING, OVERLAP = Variant("blocking"), Variant("overlap")
 NARROW = Variant("overlap", "bf16")
 
 
-def test_ratios_are_of_variants_that_differ_in_one_thing() -> None:
+def test_ratios_compare_variants_that_differ_in_one_flag() -> None:
     made = common.Benchmark(common.Settings(True, 1, None, ""))
     figures = {name: 0.0 for name in slow_links.FIGURES}
     rounds = {
@@ -32,13 +32,13 @@ def test_ratios_are_of_variants_that_differ_in_one_thing() -> None:
     slow_links.summarize(made, Cell("small", 2, "1gbit"), rounds)
     stem = "small_2048x2_1gbit"
     assert made.summary[f"{stem}_overlap_fp32_step_ms"] == 20
-    # Round by round, and not of medians.
+    # The median of ratios per round, not the ratio of medians.
     assert made.summary[f"{stem}_overlap_fp32_over_blocking_fp32_exposed"] == (0.5 + 0.25) / 2
     assert made.summary[f"{stem}_overlap_bf16_over_overlap_fp32_step"] == (0.5 + 0.25) / 2
     assert not any("bf16_over_blocking" in name for name in made.summary)
 
 
-def test_parts_of_a_step() -> None:
+def test_parts_of_a_step_add_up() -> None:
     collective = {"exposed_ms": 1.0, "total_ms": 4.0}
     run: dict[str, Any] = {
         "step_ms": 12.0,
@@ -50,20 +50,20 @@ def test_parts_of_a_step() -> None:
     assert found == {"step_ms": 12, "exposed_ms": 2, "messages_ms": 8, "work_ms": 10}
 
 
-def test_a_model_shares_samples_and_not_the_optimizer() -> None:
+def test_the_model_divides_samples_but_not_the_optimizer() -> None:
     settings = Settings(config="mlperf", scale=0.002, batch=128)
     one = {"phase_ms": {"lookup": 900.0, "optimizer": 100.0}}
     free = Link(*[Curve(0.0)] * 4)
     gains = scaling.modelled(settings, one, [1e6], free)
     assert gains[2] == 1
     assert gains[26] == pytest.approx((0.9 / 2 + 0.1) / (0.9 / 26 + 0.1))
-    # Two rounds of a ring of 26 ranks are 25 times those of two.
+    # The two passes of a ring of 26 ranks take 25 times the steps of two ranks.
     rings = Link(Curve(0), Curve(0), Curve(0.01), Curve(0))
     gains = scaling.modelled(settings, one, [1e6, 1e6], rings)
     assert gains[26] == pytest.approx((0.55 + 0.02) / (0.9 / 26 + 0.1 + 25 * 0.02))
 
 
-def test_what_a_rank_sends_shrinks_with_its_samples() -> None:
+def test_bytes_sent_by_a_rank_are_proportional_to_its_samples() -> None:
     settings = Settings(config="mlperf", scale=0.002, batch=128)
     two, many = (scaling.sends_of(settings, ranks, [8.0, 8.0]) for ranks in (2, 26))
     ids, rows, gradients = two.to_all

@@ -1,6 +1,6 @@
-"""The figures of benchmarks/store are arithmetic on the lines that its program prints: a ratio the wrong
-way round, or a limit taken from the wrong engine, would be published. The lines here are made up; that the
-program prints such lines is tested beside it (crates/rowmill-bench/tests).
+"""The results of benchmarks/store are computed from lines that its program prints. An inverted ratio, or a
+limit taken from the wrong engine, would be published. The lines here are made up;
+crates/rowmill-bench/tests checks that the program prints such lines.
 """
 
 import argparse
@@ -52,13 +52,13 @@ def test_cold_cells_compare_reads_with_the_probe_and_rows_with_peers() -> None:
     assert figures["x_hit_rate_over_best"] == pytest.approx(0.9375)
 
 
-def test_clocks_cost_the_time_they_add() -> None:
+def test_the_cost_of_clocks_is_the_added_time() -> None:
     figures = summarize("clocks", [engine("clocks_off", 1200), engine("clocks_on", 1000)])
     assert figures["x_overhead"] == pytest.approx(0.2)
     assert figures["x_on_ns_per_op"] == 1e9 * 2.0 / 1000 / 2
 
 
-def test_space_counts_from_the_first_rewriting_on() -> None:
+def test_space_counts_from_the_first_rewrite() -> None:
     look = {"index_bytes": 5_000, "pinned_bytes": 10_000, "write_amplification": 2.0}
     figures = summarize(
         "space",
@@ -82,7 +82,7 @@ def test_space_counts_from_the_first_rewriting_on() -> None:
     assert figures["x_get_beside_updates_p99_ms"] == 4
 
 
-def test_a_checkpoint_stalls_by_what_its_slowest_step_took_longer() -> None:
+def test_the_stall_of_a_checkpoint_is_the_extra_time_of_its_slowest_step() -> None:
     line = {
         "cut_ms": 1,
         "duration_ms": 300,
@@ -117,12 +117,12 @@ def test_training_is_limited_by_memory_or_by_the_device() -> None:
     assert by_memory["x_over_limit"] == pytest.approx(0.9)
     assert by_memory["x_rows_read_per_step"] == 30
     assert by_memory["x_over_lmdb_2_threads"] == 9
-    # 45 reads per second at 1 read for 10 rows: 450 rows per second.
+    # 45 reads per second with 1 read per 10 rows give 450 rows per second.
     by_device = summarize("training", lines(probe_reads=90))
     assert by_device["x_over_limit"] == pytest.approx(1.0)
 
 
-def test_every_cell_has_a_name_of_its_own_and_a_summary() -> None:
+def test_cells_have_distinct_names_and_a_summary() -> None:
     for quick in (True, False):
         names = [each.name for each in cells.cells(quick)]
         assert len(set(names)) == len(names)

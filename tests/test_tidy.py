@@ -34,7 +34,7 @@ UNSAFE_CRATES = {
     "rowmill-serve",
 }
 
-# Crates that may open sockets. Programs that only tests run, in `tests` and `examples`, are free to.
+# Crates that may open sockets. Programs in `tests` and `examples` that only tests run may too.
 SOCKET_CRATES = {"rowmill-remote", "rowmill-server", "rowmill-serve"}
 SOCKETS = r"\b(Tcp|Unix|Udp)(Stream|Listener|Socket|Datagram)\b|\b(tokio|std|unix)::net\b|\blibc::socket\b"
 # Packages that open sockets for their callers.
@@ -49,7 +49,7 @@ SOCKET_PACKAGES = {
     "tonic",
 }
 
-# Which crates a crate may build on: the road of ARCHITECTURE.md, one direction only.
+# The crates that a crate may depend on; ARCHITECTURE.md shows the order. Dependencies go in one direction only.
 CRATE_IMPORTS = {
     "rowmill-splitmix": set[str](),
     "rowmill-rows": set[str](),
@@ -91,9 +91,9 @@ CRATE_IMPORTS = {
 }
 
 # The folders of crates/rowmill-store/src, from the lowest layer to the highest, and what each may import. Files beside
-# the folders are as low as the first layer; all may import `error`.
+# the folders belong to the first layer; all may import `error`.
 STORE_FOLDERS = {
-    # Options and bugs on purpose, threads, budget, counters, files: they know no row.
+    # Options, seeded bugs, threads, memory budget, counters, files: these know nothing about rows.
     "error": set[str](),
     "options": set[str](),
     "seeded": set[str](),
@@ -123,7 +123,7 @@ STORE_FOLDERS = {
     "update": {"table", "staleness", "shard", "group", "lookup"},
     "lookahead": {"threads", "memory", "table", "shard", "group"},
     "feed": {"options", "threads", "files", "table", "shard", "group"},
-    # The store: groups, tables by name, and what is done with all of them.
+    # The store: groups, tables by name, and operations on all of them.
     "store": {
         "options",
         "threads",
@@ -159,8 +159,8 @@ STORE_FOLDERS = {
 }
 STORE_FLAT_MAX = 10
 
-# The layers of python/rowmill, the lowest first. A package imports packages of its own layer and of lower ones. The
-# settings of a task lie in its package and belong to a lower layer than the rest of it.
+# The layers of python/rowmill, lowest first. A package imports packages of its own layer and of lower ones. The settings
+# of a task are in its package, but belong to a lower layer than the rest of it.
 PYTHON_LAYERS = (
     {"_core", "_lazy", "errors", "files", "init", "size"},
     {"ops"},
@@ -176,12 +176,12 @@ PYTHON_LAYERS = (
     {"serve"},
     {"cli", "__main__"},
 )
-# Folders of models: the embeddings that these are given may lie anywhere.
+# Folders of models. Their embeddings are arguments, which may be stored anywhere.
 PYTHON_MODELS = "ctr/models"
 
-# Addresses a text may name: the licence, papers, pages of software we compare with, the namespace of SVG.
+# Hosts that a text may name: the licence, papers, pages of software we compare with, the namespace of SVG.
 HOSTS = {"www.apache.org", "arxiv.org", "doi.org", "www.w3.org"}
-# Cargo writes the name of its index into its lock.
+# Cargo writes the name of its index into the lock file.
 ADDRESS_FREE = {"Cargo.lock", "tools/faster/Cargo.lock"}
 
 
@@ -190,7 +190,7 @@ def tracked(*suffixes: str) -> list[Path]:
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split("\0")
     paths = [ROOT / name for name in listed if name and (not suffixes or name.endswith(suffixes))]
-    # A file deleted but not yet committed is still listed.
+    # A deleted file is listed until the deletion is committed.
     return [path for path in paths if path.is_file()]
 
 
@@ -231,7 +231,7 @@ def test_no_large_files() -> None:
     assert {name: size for name, size in sizes.items() if size > FILE_BYTES_MAX} == {}
 
 
-def test_nothing_is_left_unfinished() -> None:
+def test_no_markers_of_unfinished_work() -> None:
     # The patterns are written so that they do not match themselves.
     assert matches(r"\b(TO|FIX)(DO|ME)\b|\bXX{2}\b") == []
     assert matches(r"\b(todo|unimplemented|dbg)!\(|#\[ignore\]", ".rs") == []
@@ -242,7 +242,7 @@ def test_no_paths_of_one_machine() -> None:
     assert matches(r"(^|[^A-Za-z0-9_.])/(work|farm|root|home/\w+|Users/\w+)/") == []
 
 
-def test_no_addresses_but_of_papers_and_the_licence() -> None:
+def test_addresses_are_of_allowed_hosts_only() -> None:
     expression = re.compile(r"https?://([A-Za-z0-9.-]+)")
     found = [
         f"{name}:{number}: {host}"
@@ -255,7 +255,7 @@ def test_no_addresses_but_of_papers_and_the_licence() -> None:
     assert found == []
 
 
-def test_lines_end_clean() -> None:
+def test_no_trailing_whitespace_and_no_carriage_returns() -> None:
     assert matches(r"[ \t]+$|\r") == []
 
 
@@ -264,7 +264,7 @@ def crates() -> list[Path]:
 
 
 @pytest.mark.parametrize("crate", crates(), ids=lambda path: path.name)
-def test_crate_shares_the_lints_and_builds_on_earlier_rooms_only(crate: Path) -> None:
+def test_crate_shares_the_lints_and_depends_on_allowed_crates_only(crate: Path) -> None:
     manifest = tomllib.loads((crate / "Cargo.toml").read_text())
     assert manifest["package"]["name"] == crate.name
     assert manifest["lints"] == {"workspace": True}
@@ -291,13 +291,13 @@ def test_sockets_are_opened_by_servers_and_remote_copies_only(crate: Path) -> No
 
 
 def imported_folders(file: Path, source: Path) -> Iterator[str]:
-    """What a file of a crate imports from other folders of `source`. Unit tests may import anything."""
+    """Imports of a file from other folders of `source`. Unit tests may import anything."""
     code = "\n".join(
         line for line in file.read_text().splitlines() if not line.lstrip().startswith("//")
     )
     code = code.split("#[cfg(test)]\nmod tests {")[0]
     yield from re.findall(r"\bcrate::(\w+|\{)", code)
-    # `super` once for each folder leads to the root, where everything can be named.
+    # Enough `super`s lead to the root, from which everything can be named.
     depth = len(file.relative_to(source).parts) - (file.name == "mod.rs")
     yield from re.findall(rf"^use (?:super::){{{depth}}}(\w+|\{{|\*)", code, re.MULTILINE)
 
@@ -319,17 +319,19 @@ def test_folders_of_the_store_import_lower_ones_only() -> None:
     used: dict[str, set[str]] = {folder: set() for folder in folders}
     found: list[str] = []
     for folder, path in store_files():
-        assert folder in STORE_FOLDERS, f"say what {folder} may import"
+        assert folder in STORE_FOLDERS, f"add {folder} and its allowed imports to STORE_FOLDERS"
         for other in imported_folders(path, ROOT / "crates/rowmill-store/src"):
             used[folder].add(other)
             if other not in STORE_FOLDERS[folder] | {folder, "error"}:
                 found.append(f"{path.relative_to(ROOT)} imports {other}")
     assert found == []
     unused = {folder: STORE_FOLDERS[folder] - used[folder] for folder in folders}
-    assert {folder: rest for folder, rest in unused.items() if rest} == {}, "not imported any more"
+    assert {folder: rest for folder, rest in unused.items() if rest} == {}, (
+        "allowed but no longer imported"
+    )
 
 
-def test_folders_of_the_store_say_what_they_hold() -> None:
+def test_folders_of_the_store_have_a_module_header() -> None:
     source = ROOT / "crates/rowmill-store/src"
     assert len([path for path in tracked(".rs") if path.parent == source]) <= STORE_FLAT_MAX
     for folder in {path.parent for _, path in store_files()} - {source}:
@@ -340,7 +342,7 @@ def test_folders_of_the_store_say_what_they_hold() -> None:
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    """Modules of rowmill, without that name, that a module needs to run: not imports for the type checker alone."""
+    """Modules of rowmill, without that prefix, that a module imports at run time."""
     tree = ast.parse(path.read_text())
     for_types = {
         id(inner)
@@ -361,7 +363,7 @@ def imported_modules(path: Path) -> Iterator[str]:
 
 
 def layer_of(module: str) -> int | None:
-    """The layer of the longest name in the table that the module is or lies in; None for a name of rowmill itself."""
+    """The layer of the longest matching name in the table; None for names of rowmill itself."""
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
         for layer, names in enumerate(PYTHON_LAYERS):
@@ -382,9 +384,9 @@ def test_python_packages_import_their_own_and_lower_layers_only() -> None:
         if module == "__init__":
             continue
         layer = layer_of(module)
-        assert layer is not None, f"say in which layer {module} is"
+        assert layer is not None, f"add {module} to PYTHON_LAYERS"
         for other in imported_modules(path):
-            # A name that the top level gives, as `rowmill.open`, comes from the store or from below it.
+            # A name of the top level, such as `rowmill.open`, comes from the store or from below it.
             below = layer_of(other) or 0
             if below > layer:
                 found.append(f"{path.relative_to(ROOT)} imports {other} of a higher layer")
@@ -404,8 +406,8 @@ def test_private_python_packages_are_imported_within_their_parent_only() -> None
     assert found == []
 
 
-def test_models_do_not_know_where_their_rows_are() -> None:
-    """Click models build on each other and on operators on plain tensors; they know no lookup and no store."""
+def test_click_models_import_no_store() -> None:
+    """Click models import each other and operators on plain tensors, but no lookups and no store."""
     models = [path for path in python_modules().values() if PYTHON_MODELS in path.as_posix()]
     assert len(models) > 10
     allowed = (PYTHON_MODELS.replace("/", "."), "ops.interaction", "ops.linear")
@@ -418,8 +420,8 @@ def test_models_do_not_know_where_their_rows_are() -> None:
     assert found == []
 
 
-def test_placement_needs_the_standard_library_alone() -> None:
-    """Scheduling without Kubernetes: a package of another module may appear in tests only."""
+def test_placement_needs_only_the_standard_library() -> None:
+    """Placement works without Kubernetes: packages of other modules are allowed in tests only."""
     folder = ROOT / "scheduler/placement"
     own = "rowmill.io/scheduler/placement"
     foreign = [
@@ -449,7 +451,7 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_unsafe_blocks_are_documented_one_by_one_or_for_a_whole_impl() -> None:
-    """The lint is denied for all; where it is allowed, one comment answers for every method."""
+    """The lint is denied for all crates; where it is allowed, one comment covers every method."""
     lints = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["lints"]
     assert lints["clippy"]["undocumented_unsafe_blocks"] == "deny"
     bare = [
@@ -469,7 +471,7 @@ def comment_above(lines: list[str], number: int) -> Iterator[str]:
         yield above
 
 
-def test_every_benchmark_has_its_question_and_its_runner() -> None:
+def test_every_benchmark_has_a_question_and_a_runner() -> None:
     folders = {path.parent for path in tracked() if path.is_relative_to(ROOT / "benchmarks")}
     questions = folders - {ROOT / "benchmarks", ROOT / "benchmarks/results"}
     top = {
@@ -492,7 +494,7 @@ def test_locks_are_complete_and_hold_no_addresses() -> None:
 
 
 def test_documents_name_their_subjects() -> None:
-    """Write who or what acts: the caller, a thread, a follower."""
+    """Sentences name their subject, such as the caller, a thread or a follower."""
     # The pattern is written so that it does not match itself.
     assert (
         matches(r"(?i)\b(who(ever)|some(body)|no(body))\b", ".go", ".md", ".py", ".rs", ".toml")

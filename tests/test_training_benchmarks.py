@@ -1,7 +1,7 @@
-"""Benchmarks that train click models, in their smallest forms, trainer and store included.
+"""Benchmarks that train click models, in their smallest forms, with trainer and store.
 
-Benchmarks are run rarely; without this they would break unseen, or measure something else than they say: rows that
-are all in memory, steps that are not in flight, a ratio the wrong way round. How fast anything is, is not looked at.
+Benchmarks run rarely. Without these tests they could break unnoticed, or not measure what they claim: all rows in memory, no
+steps in flight, an inverted ratio. Speed is not checked.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ def cells(benchmark: common.Benchmark, variant: str) -> list[Any]:
 
 
 class MappedRows(ArrayRows):
-    """Rows by ids that are no positions."""
+    """Rows by arbitrary ids."""
 
     keys_max = 1000
 
@@ -67,7 +67,7 @@ def test_out_of_core_compares_with_the_lower_of_both_limits(
     def probe(store: Path, number: int) -> float:
         assert (store / "group-0.log").stat().st_size > 0
         probed.append(f"round {number}")
-        return 3.0  # So slow a device is the limit.
+        return 3.0  # A device so slow that it is the limit.
 
     rows: Any = MappedRows()
     load(rows, SHAPE, generated.DIM)
@@ -88,7 +88,7 @@ def test_out_of_core_compares_with_the_lower_of_both_limits(
     assert probed == ["round 0", "round 1"]
     for own, memory in zip(cells(benchmark, "quarter"), cells(benchmark, "in_memory"), strict=True):
         assert own["units"] == memory["units"] == 8 * SHAPE.batch
-        assert own["cold_rows_per_step"] > 1, "nothing ever left the memory"
+        assert own["cold_rows_per_step"] > 1, "rows must have been evicted"
         assert memory["cold_rows_per_step"] == 0
     quarter = cells(benchmark, "quarter")
     limits = [3.0 / cell["cold_rows_per_step"] * SHAPE.batch for cell in quarter]
@@ -104,7 +104,7 @@ def test_out_of_core_compares_with_the_lower_of_both_limits(
     assert figures["rate_over_faster"] == pytest.approx(median(over))
 
 
-def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None:
+def test_the_loop_over_a_peer_gives_the_losses_of_the_store(tmp_path: Path) -> None:
     options = {"share": None, "store": StoreConfig(lookahead=3), "train": TrainConfig(threads=1)}
     config = config_of(SHAPE, tmp_path, "store", **options)  # pyright: ignore[reportArgumentType]
     tables = [table_ids(SHAPE.log, number) for number in range(SHAPE.tables)]
@@ -132,11 +132,11 @@ def test_the_loop_over_a_peer_learns_what_the_store_does(tmp_path: Path) -> None
         np.testing.assert_allclose(rows.rows[key], row, rtol=1e-3, atol=1e-5)
 
 
-def test_staleness_quality_scores_every_bound_and_loses_nothing_at_0(
+def test_staleness_quality_reports_every_bound_with_loss_0_at_bound_0(
     benchmark: common.Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROWMILL_DATA", "")
-    monkeypatch.setattr(common, "REPOSITORY", tmp_path)  # No sample of Criteo there.
+    monkeypatch.setattr(common, "REPOSITORY", tmp_path)  # So that there is no Criteo sample.
     size = run.Size(seeds=2, bounds=(0, 4, None), log_rows=6_000)
     run.measure_quality(benchmark, size, tmp_path)
     assert {(cell["bound"], cell["seed"]) for cell in cells(benchmark, "quality_generated")} == {
@@ -177,18 +177,16 @@ def test_staleness_quality_measures_every_point_of_its_curves(
     assert set(names) == {f"rate_{name}_memory_0.25" for name in expected}
     for name in names:
         assert benchmark.summary[f"{name}_rows_per_s"] > 0
-        assert benchmark.summary[f"{name}_cold_rows_per_step"] > 0, "nothing ever left the memory"
-    assert not list(tmp_path.glob("rate_*")), "every point takes its store away"
+        assert benchmark.summary[f"{name}_cold_rows_per_step"] > 0, "rows must have been evicted"
+    assert not list(tmp_path.glob("rate_*")), "the store of every point must be deleted"
 
 
-def test_a_run_in_flight_is_what_the_quality_is_of() -> None:
+def test_more_steps_are_in_flight_than_any_bound_allows() -> None:
     assert max(bound for bound in quality.BOUNDS if bound is not None) + 1 < quality.IN_FLIGHT
     assert max(bound for bound in quality.BOUNDS if bound is not None) + 1 <= rate.IN_FLIGHT
 
 
-def test_click_models_learn_the_same_over_both_sides(
-    benchmark: common.Benchmark, tmp_path: Path
-) -> None:
+def test_click_models_compares_store_and_torch(benchmark: common.Benchmark, tmp_path: Path) -> None:
     sequences = SequencesConfig(users=50, items=60, events=15, places=5, candidates=20)
     click_models.measure(benchmark, ["din", "ncf"], tmp_path, sequences, seeds=2, epochs=1)
     assert [cell["variant"] for cell in benchmark.cells[:4]] == ["din_stored", "din_plain"] * 2
@@ -203,7 +201,7 @@ def test_click_models_learn_the_same_over_both_sides(
         assert figures[f"{kind}_stored_auc_spread"] > 0
 
 
-def test_click_models_generate_a_log_where_there_is_none(
+def test_click_models_generates_a_log_if_movielens_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROWMILL_DATA", "")
@@ -218,7 +216,9 @@ def test_click_models_generate_a_log_where_there_is_none(
 def test_precisions_are_compared_within_a_seed(
     benchmark: common.Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "multiplies_bf16", lambda: True)  # It is slow where it is not true.
+    monkeypatch.setattr(
+        dense, "multiplies_bf16", lambda: True
+    )  # Other processors compute the same, but slower.
     monkeypatch.setenv("ROWMILL_DATA", "")
     monkeypatch.setattr(common, "REPOSITORY", tmp_path)
     precision_quality.measure(benchmark, precision_quality.log(), tmp_path, seeds=2, rows=4000)
@@ -227,7 +227,7 @@ def test_precisions_are_compared_within_a_seed(
     less = [auc[0] - auc[1], auc[2] - auc[3]]
     assert benchmark.summary["split-bf16_loses_auc"] == pytest.approx(sum(less) / 2)
     assert benchmark.summary["split-bf16_loses_auc_at_most"] == max(less)
-    assert 0 < max(map(abs, less)) < 0.02, "two precisions, and near"
+    assert 0 < max(map(abs, less)) < 0.02, "the precisions must differ, but little"
 
 
 def test_criteo_quality_has_the_mean_and_range_of_seeds(
@@ -239,7 +239,7 @@ def test_criteo_quality_has_the_mean_and_range_of_seeds(
     auc = [float(str(cell["auc"])) for cell in benchmark.cells]
     assert benchmark.summary["auc"] == pytest.approx(sum(auc) / 2)
     assert benchmark.ranges["auc"] == {"rounds": 2, "min": min(auc), "max": max(auc)}
-    assert auc[0] != auc[1], "each seed is another run"
+    assert auc[0] != auc[1], "seeds must differ"
 
     again = common.Benchmark(benchmark.settings)
     (tmp_path / "kept/seed-2.json").unlink()
@@ -263,4 +263,6 @@ def test_quickstart_is_timed_from_an_empty_folder(
     reported = max(float(cell["run"]["seconds"]) for cell in benchmark.cells)  # pyright: ignore
     assert benchmark.ranges["seconds"]["max"] > reported, "the command takes longer than its steps"
     assert benchmark.ranges["auc"]["min"] == benchmark.ranges["auc"]["max"], "one seed, equal bits"
-    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"], "nothing is left"
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"], (
+        "the folder must be cleaned up"
+    )
