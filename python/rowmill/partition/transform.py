@@ -3,15 +3,18 @@
 | key | meaning |
 |---|---|
 | `inputs` | names in the signature of `dense` [B, N] float32, `ids` [B, S] int64 and, with histories, `lengths` [B] int64 |
-| `dense` | columns `{name, per}` of N numbers: log(1 + x), 0 for negative and missing values |
+| `dense` | columns `{name, per}` of N numbers: log(1 + x) in 64 bits, rounded once; 0 for negative and missing values |
 | `ids` | columns `{name, per, table}` of F ids: 64-bit integers, or strings in base `id_base` |
 | `histories` | columns `{name, per, of, places}` of lists of ids, oldest first, `of` one of `ids`; the last `places` ids count |
 | `id_base` | 10 or 16 |
-| `missing` | the raw id that stands for a missing value: no request may have it |
+| `missing` | the raw id that stands for a missing value; in a request, only int64 ids may have it, and those of a history may not |
 | `way` | `{"kind": "full"}`, `{"kind": "hash", "buckets"}` or `{"kind": "vocabulary", "values"}` |
 
 The columns of `ids` in a batch are the F ids, then the places of each history; a place behind the end of its list holds the
 missing value. `per` is `user` for columns that a ranking request gives once, `item` for those of each candidate.
+
+`rowmill serve` takes the columns by their names in place of the inputs, a history `X` as `X.values` and `X.offsets`
+(docs/guide/serving.md). Infinite numbers, lists of different lengths in one row, and texts that are no ids are errors.
 
 - `full`: the row id is the raw id.
 - `hash`: mix(raw ^ mix(f + 1)) modulo `buckets`, all unsigned, f the position in `ids`; a missing value is `buckets`. mix is
@@ -36,6 +39,7 @@ from rowmill.ctr.data import (
     batches,
     open_source,
 )
+from rowmill.ctr.data.text_ids import with_integer_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,6 +72,8 @@ def transform_of(schema: Schema, way: IdWay, inputs: Mapping[str, str]) -> dict[
 def apply_transform(transform: Mapping[str, Any], table: Any) -> dict[str, Tensor]:
     """The inputs of a bundle for an Arrow, polars or pandas table of raw columns: what servers are compared with.
 
+    Ids may be strings in base `id_base`, of which an empty one is a missing value.
+
     Raises:
         DataError: A column is missing or has a value that is not allowed; names row and column.
     """
@@ -79,7 +85,7 @@ def apply_transform(transform: Mapping[str, Any], table: Any) -> dict[str, Tenso
         places=transform["histories"][0]["places"] if transform["histories"] else 1,
         id_base=transform["id_base"],
     )
-    source = open_source(table, schema)
+    source = open_source(with_integer_ids(table, schema), schema)
     way = _read_way(transform["way"], tuple(schema.id_features))
     found = list(batches(source, way, start=0, stop=source.rows, batch=max(source.rows, 1)))
     names = transform["inputs"]
