@@ -6,19 +6,23 @@ mod failure;
 mod front_door;
 mod halves;
 mod messages;
+mod per;
 mod plan;
+mod transform;
 mod transport;
 mod worker;
 
 pub use arena::{Arena, ArenaError, Buffer, Lease};
 pub use batching::{Batch, BatchLimits, Batcher, Dispatcher, Job, Next, Refusal, Refused, ServiceTime};
 pub use failure::Failure;
-pub use front_door::{Answer, Ask, FrontDoor, Model, Statistics, TensorSpec};
-pub use halves::{Program, Task};
+pub use front_door::{Answer, Ask, FrontDoor, Given, Model, Statistics, TensorSpec};
+pub use halves::{Program, Task, TopK};
 pub use messages::{
     DType, HEADER_BYTES, Header, Intake, Kind, Limits, Message, MessageError, Received, SMALL_BYTES,
     SpoiledCause, Status, StreamError, Tensor, TensorName, VERSION, encode, read,
 };
+pub use per::Per;
+pub use transform::{Column, ColumnKind, ColumnSpec, Elements};
 pub use transport::{
     Address, AddressError, CallError, Client, ClientOptions, Incoming, Listener, Replier, Serving, serve,
 };

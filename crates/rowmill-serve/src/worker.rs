@@ -18,7 +18,10 @@ use tokio::runtime::Handle;
 use crate::front_door::{FrontDoor, Model, Statistics};
 use crate::halves::{Dense, DenseHalf, Half, LookupThreads, Program, Served, Signature, serve_dense};
 use crate::plan::{Plan, Weights};
-use crate::{Address, Arena, BatchLimits, Client, ClientOptions, Failure, Limits, Listener, Status, Tensor};
+use crate::transform::Transform;
+use crate::{
+    Address, Arena, BatchLimits, Client, ClientOptions, Failure, Given, Limits, Listener, Status, Tensor,
+};
 
 /// Bytes of the JSON part of a request at most.
 const JSON_BYTES_MAX: usize = 16 << 20;
@@ -97,6 +100,24 @@ impl Bundle {
     fn signature(&self) -> Result<Arc<Signature>, Failure> {
         Signature::parse(&self.text("signature.json")?).map(Arc::new)
     }
+
+    fn transform(&self, signature: &Signature) -> Result<Option<Transform>, Failure> {
+        if !self.folder.join("transform.json").exists() {
+            return Ok(None);
+        }
+        let transform = Transform::parse(&self.text("transform.json")?)?;
+        signature.check_transform(&transform)?;
+        let is_input = |name: &str| signature.inputs.iter().any(|input| input.name == name);
+        if let Some(column) = transform.columns().into_iter().find(|column| is_input(&column.name)) {
+            tracing::warn!(
+                model = self.name,
+                column = column.name,
+                "requests cannot have raw columns, because one is called as an input of the signature"
+            );
+            return Ok(None);
+        }
+        Ok(Some(transform))
+    }
 }
 
 impl Worker {
@@ -157,7 +178,7 @@ impl Worker {
             if bundle.folder.join(&file).exists() {
                 let weights = Weights::open(&bundle.folder.join("weights.safetensors"))?;
                 let plan = Plan::load(&bundle.text(&file)?, &weights, rows)?;
-                return Ok(Some(Half::Plan(Arc::new(plan), self.threads.clone())));
+                return Ok(Some(Half::Plan(Arc::new(plan))));
             }
             let one_by_one =
                 BatchLimits { batch_requests_max: 1, batch_rows_max: u32::MAX, ..self.options.batch };
@@ -181,7 +202,9 @@ impl Worker {
                 Some(Dense::Here(program))
             }
         };
-        let served = Arc::new(Served { signature, cpu, dense, post });
+        let transform = bundle.transform(&signature)?;
+        let (threads, arena) = (self.threads.clone(), self.arena.clone());
+        let served = Arc::new(Served { signature, transform, threads, arena, cpu, dense, post });
         let model = served.model(&bundle.name, &bundle.version, &self.runtime);
         self.models.lock().push((model, served));
         Ok(programs)
@@ -281,9 +304,12 @@ impl Worker {
         let (_, served) = found.ok_or_else(|| Failure::invalid(format!("no model {name:?}")))?;
         self.runtime.block_on(async {
             let deadline = Instant::now() + wait;
-            tokio::time::timeout_at(deadline.into(), served.answer(tensors, [0; 16], deadline))
-                .await
-                .unwrap_or_else(|_| Err(Failure::new(Status::Late, format!("no answer within {wait:?}"))))
+            tokio::time::timeout_at(
+                deadline.into(),
+                served.answer(Given::Tensors(tensors), None, [0; 16], deadline),
+            )
+            .await
+            .unwrap_or_else(|_| Err(Failure::new(Status::Late, format!("no answer within {wait:?}"))))
         })
     }
 

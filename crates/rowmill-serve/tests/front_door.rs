@@ -27,7 +27,15 @@ struct Door {
 }
 
 fn spec(name: &str, dtype: DType, shape: &[Option<u64>]) -> TensorSpec {
-    TensorSpec { name: name.into(), dtype, shape: shape.into() }
+    TensorSpec { name: name.into(), dtype, shape: shape.into(), per: Per::Item }
+}
+
+/// The bytes of all columns, each as one sum.
+fn bytes_of(columns: &[Column]) -> Tensor {
+    let bytes: Vec<u8> = columns.iter().flat_map(|column| column.data.to_vec()).collect();
+    let sums: Vec<u8> = bytes.iter().flat_map(|&byte| f32::from(byte).to_le_bytes()).collect();
+    let shape = [bytes.len() as u64];
+    Tensor::new(TensorName::Number(0), DType::Float32, &shape, Buffer::from(&sums[..]))
 }
 
 fn door() -> Door {
@@ -43,11 +51,15 @@ fn door_with(slo: Duration) -> Door {
         let floats = |tensor: &Tensor| -> Vec<f32> {
             tensor.data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
         };
+        let tensors = match ask.given {
+            Given::Tensors(tensors) => tensors,
+            Given::Columns(columns) => return ask.answer.reply(vec![bytes_of(&columns)]),
+        };
         assert!(
-            ask.tensors.iter().all(|tensor| tensor.data.as_ptr().addr().is_multiple_of(tensor.dtype.bytes()))
+            tensors.iter().all(|tensor| tensor.data.as_ptr().addr().is_multiple_of(tensor.dtype.bytes()))
         );
-        let values = floats(&ask.tensors[0]);
-        let offset = i64::from_le_bytes(ask.tensors[1].data[..].try_into().unwrap());
+        let values = floats(&tensors[0]);
+        let offset = i64::from_le_bytes(tensors[1].data[..].try_into().unwrap());
         match offset {
             -1 => ask.answer.fail(Status::Late, "its deadline is in 3ms".into()),
             -2 => drop(ask.answer),
@@ -73,6 +85,10 @@ fn door_with(slo: Duration) -> Door {
         name: "sums".into(),
         version: "3".into(),
         inputs: vec![spec("values", DType::Float32, &[None, Some(2)]), spec("offset", DType::Int64, &[])],
+        columns: vec![
+            ColumnSpec { name: "price".into(), kind: ColumnKind::Number, per: Per::Item },
+            ColumnSpec { name: "shop".into(), kind: ColumnKind::Id, per: Per::User },
+        ],
         outputs: vec![spec("sum", DType::Float32, &[None]), spec("count", DType::UInt8, &[])],
         infer: Arc::new(infer),
         loaded: Arc::new(true.into()),
@@ -315,4 +331,101 @@ fn malformed_requests_get_answers_and_leak_nothing() {
     }
     assert!((10..900).contains(&accepted), "changes of every kind: {accepted} accepted");
     until("memory returns", || door.arena.held_bytes() == 0);
+}
+
+#[test]
+fn raw_columns_come_as_json_and_as_binary_data() {
+    let door = door();
+    let sums = json!([{"name": "sum"}]);
+    let listed = json!({
+        "inputs": [
+            {"name": "shop", "datatype": "BYTES", "shape": [2, 1], "data": ["ab", null]},
+            {"name": "price", "datatype": "FP32", "shape": [2], "data": [null, 1.0]},
+        ],
+        "outputs": sums,
+    });
+    let expected: Vec<u8> =
+        [&f32::NAN.to_le_bytes()[..], &1_f32.to_le_bytes(), &[2, 0, 0, 0, b'a', b'b', 0, 0, 0, 0]].concat();
+    let found = door.infer(&listed, &[]).json();
+    let as_floats: Vec<f64> = expected.iter().map(|&byte| byte.into()).collect();
+    assert_eq!(found["outputs"][0]["data"], json!(as_floats));
+    let sized = |bytes: usize| json!({"binary_data_size": bytes});
+    let binary = json!({
+        "inputs": [
+            {"name": "price", "datatype": "FP32", "shape": [2], "parameters": sized(8)},
+            {"name": "shop", "datatype": "BYTES", "shape": [2], "parameters": sized(10)},
+        ],
+        "outputs": sums,
+    });
+    assert_eq!(door.infer(&binary, &expected).json()["outputs"][0]["data"], json!(as_floats));
+}
+
+#[test]
+fn wrong_columns_are_refused_with_the_reason() {
+    let door = door();
+    let price = json!({"name": "price", "datatype": "FP32", "shape": [1], "data": [1.0]});
+    let shop = json!({"name": "shop", "datatype": "INT64", "shape": [1], "data": [1]});
+    let offset = json!({"name": "offset", "datatype": "INT64", "shape": [], "data": [1]});
+    let with = |key: &str, value: Value| {
+        let mut changed = price.clone();
+        changed[key] = value;
+        json!([changed, shop])
+    };
+    for (inputs, expected) in [
+        (json!([price]), "column \"shop\" is missing"),
+        (json!([price, price, shop]), "column \"price\" occurs twice"),
+        (
+            json!([price, shop, offset]),
+            "the request has input \"offset\" and raw column \"price\": send either all inputs or all columns",
+        ),
+        (
+            json!([{"name": "x"}]),
+            "its inputs are [\"values\", \"offset\"], its raw columns [\"price\", \"shop\"]",
+        ),
+        (
+            with("datatype", json!("BYTES")),
+            "column \"price\": datatype is \"BYTES\", must be FP32 or FP64 or INT64 or INT32",
+        ),
+        (with("shape", json!([1, 2])), "column \"price\": shape is [1,2], must be [-1]"),
+        (with("shape", json!([3])), "column \"price\": the number of values is 1, must be 3"),
+        (with("data", json!(["x"])), "column \"price\": a value of data is \"x\", must be FP32"),
+        (
+            with("parameters", json!({"binary_data_size": 3})),
+            "column \"price\": binary_data_size is 3, must be 4 for its shape and at most 0",
+        ),
+    ] {
+        let reply = door.infer(&json!({ "inputs": inputs }), &[]);
+        assert_eq!(reply.0, 400);
+        assert!(reply.error().contains(expected), "{}", reply.error());
+    }
+}
+
+#[test]
+fn top_k_takes_a_count_and_the_name_of_an_output() {
+    let door = door();
+    let inputs = json!([{"name": "values", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]},
+        {"name": "offset", "datatype": "INT64", "shape": [], "data": [1]}]);
+    for (parameters, expected) in [
+        (json!({"top_k": 0, "top_k_output": "sum"}), "top_k is 0, must be a whole number from 1 on"),
+        (json!({"top_k": 1.5, "top_k_output": "sum"}), "top_k is 1.5"),
+        (json!({"top_k": 2}), "top_k_output is null, must name one of the outputs [\"sum\", \"count\"]"),
+        (json!({"top_k": 2, "top_k_output": "x"}), "has no output \"x\""),
+        (json!({"top_k_output": "sum"}), "top_k_output is \"sum\", but top_k is not given"),
+    ] {
+        let reply = door.infer(&json!({ "inputs": inputs, "parameters": parameters }), &[]);
+        assert_eq!(reply.0, 400);
+        assert!(reply.error().contains(expected), "{}", reply.error());
+    }
+}
+
+#[test]
+fn the_configuration_lists_raw_columns() {
+    let config = door().get("/v2/models/sums/config").json();
+    let columns = config["parameters"]["raw_columns"]["string_value"].as_str().unwrap();
+    let columns: Value = serde_json::from_str(columns).unwrap();
+    assert_eq!(
+        columns[1],
+        json!({"name": "shop", "kind": "id", "datatypes": ["INT64", "BYTES"], "per": "user"})
+    );
+    assert_eq!(config["parameters"]["user_inputs"]["string_value"], "[]");
 }

@@ -7,11 +7,11 @@ use rowmill_server::{Drain, Hold};
 use tokio::sync::oneshot;
 
 use super::inputs::aligned;
-use super::model::{Answer, Ask, Model};
+use super::model::{Answer, Ask, Given, Model};
 use super::problem::{Kind, Problem};
 use super::statistics::Open;
 use super::{FrontDoor, statistics};
-use crate::Tensor;
+use crate::{Tensor, TopK};
 
 /// A front door and the end of its process.
 pub(super) struct Door {
@@ -98,18 +98,22 @@ impl Call<'_> {
         Err(Problem::new(Kind::Unavailable, text))
     }
 
-    /// The outputs of the model, within `timeout` since the request began.
+    /// The outputs of the model, or the best candidates by one of them, within `timeout` since the request began.
     pub(super) async fn ask(
         &self,
-        tensors: Vec<Tensor>,
+        given: Given,
+        top: Option<TopK>,
         timeout: Option<Duration>,
         trace: [u8; 16],
     ) -> Result<Vec<Tensor>, Problem> {
         let Admitted { door: Door { front_door, .. }, begin, .. } = &self.admitted;
         let deadline = *begin + timeout.unwrap_or(front_door.slo);
-        let tensors = aligned(tensors, &front_door.arena, deadline).await?;
+        let given = match given {
+            Given::Tensors(tensors) => Given::Tensors(aligned(tensors, &front_door.arena, deadline).await?),
+            columns @ Given::Columns(_) => columns,
+        };
         let (sender, answer) = oneshot::channel();
-        (self.model.infer)(Ask { tensors, trace, deadline, answer: Answer(sender) });
+        (self.model.infer)(Ask { given, top, trace, deadline, answer: Answer(sender) });
         let outputs = tokio::time::timeout_at(deadline.into(), answer).await.map_err(|_| {
             let (name, taken) = (&self.model.name, begin.elapsed());
             Problem::new(Kind::Late, format!("no answer of model {name:?} within {taken:?}: allow more time"))

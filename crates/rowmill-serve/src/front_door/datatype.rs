@@ -1,6 +1,6 @@
 //! Types of elements by the protocol's names.
 
-use crate::DType;
+use crate::{DType, Elements};
 
 const NAMES: [(DType, &str); 10] = [
     (DType::Float32, "FP32"),
@@ -17,4 +17,12 @@ const NAMES: [(DType, &str); 10] = [
 
 pub(super) fn name(dtype: DType) -> &'static str {
     NAMES.iter().find(|(known, _)| *known == dtype).map_or("", |(_, name)| name)
+}
+
+/// The name of elements; `BYTES` for texts.
+pub(super) fn of(elements: Elements) -> &'static str {
+    match elements {
+        Elements::Numbers(dtype) => name(dtype),
+        Elements::Texts => "BYTES",
+    }
 }

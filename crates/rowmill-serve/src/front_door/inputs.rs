@@ -1,79 +1,160 @@
-//! The inputs of a request, checked against the signature of its model.
+//! The inputs of a request, checked against the signature of its model; or the raw columns in place of them.
 
 use std::fmt::Display;
 use std::time::Instant;
 
 use super::datatype;
-use super::model::{Model, TensorSpec};
+use super::model::{Given, Model, TensorSpec};
 use super::problem::Problem;
 use crate::messages::bytes_of;
-use crate::{Arena, Buffer, Tensor, TensorName};
+use crate::{Arena, Buffer, Column, ColumnSpec, Elements, Tensor, TensorName};
 
-/// Inputs as a protocol finds them, in any order.
+/// Inputs or columns as a protocol finds them, in any order.
 pub(super) struct Inputs<'m> {
     model: &'m Model,
     /// By their numbers in the signature.
-    found: Vec<Option<Tensor>>,
+    tensors: Vec<Option<Tensor>>,
+    /// By their numbers among the columns.
+    columns: Vec<Option<Column>>,
+}
+
+/// What a name in a request stands for, with its number.
+#[derive(Clone, Copy)]
+pub(super) enum Slot<'m> {
+    Input(usize, &'m TensorSpec),
+    Column(usize, &'m ColumnSpec),
 }
 
 impl<'m> Inputs<'m> {
     pub(super) fn of(model: &'m Model) -> Self {
-        Self { model, found: vec![None; model.inputs.len()] }
+        Self { model, tensors: vec![None; model.inputs.len()], columns: vec![None; model.columns.len()] }
     }
 
-    /// The number of an input, and what it must be.
-    pub(super) fn find(&self, name: &str) -> Result<(usize, &'m TensorSpec), Problem> {
-        let specs = &self.model.inputs;
-        let number = specs.iter().position(|spec| is_name_of(spec, name)).ok_or_else(|| {
-            let names: Vec<_> = specs.iter().map(|spec| &spec.name).collect();
-            let model = &self.model.name;
-            Problem::invalid(format!("model {model:?} has no input {name:?}, its inputs are {names:?}"))
-        })?;
-        Ok((number, &specs[number]))
-    }
-
-    /// Take the data of an input, which have the type of the signature and [`TensorSpec::bytes`] bytes.
-    pub(super) fn insert(&mut self, number: usize, shape: &[u64], data: Buffer) -> Result<(), Problem> {
-        let spec = &self.model.inputs[number];
-        let tensor = Tensor::new(TensorName::Number(number as u16), spec.dtype, shape, data);
-        match self.found[number].replace(tensor) {
-            Some(_) => Err(Problem::invalid(format!("input {:?} occurs twice", spec.name))),
-            None => Ok(()),
+    pub(super) fn find(&self, name: &str) -> Result<Slot<'m>, Problem> {
+        let (inputs, columns) = (&self.model.inputs, &self.model.columns);
+        if let Some(number) = inputs.iter().position(|spec| is_name_of(spec, name)) {
+            return Ok(Slot::Input(number, &inputs[number]));
         }
+        if let Some(number) = columns.iter().position(|spec| spec.name == name) {
+            return Ok(Slot::Column(number, &columns[number]));
+        }
+        let model = &self.model.name;
+        let names: Vec<_> = inputs.iter().map(|spec| &spec.name).collect();
+        let columns: Vec<_> = columns.iter().map(|spec| &spec.name).collect();
+        let or_columns =
+            if columns.is_empty() { String::new() } else { format!(", its raw columns {columns:?}") };
+        Err(Problem::invalid(format!(
+            "model {model:?} has no input {name:?}, its inputs are {names:?}{or_columns}"
+        )))
     }
 
-    /// All inputs in the order of the signature.
-    pub(super) fn finish(self) -> Result<Vec<Tensor>, Problem> {
-        let missing = |spec: &TensorSpec| Problem::invalid(format!("input {:?} is missing", spec.name));
-        self.found
-            .into_iter()
-            .zip(&self.model.inputs)
-            .map(|(found, spec)| found.ok_or_else(|| missing(spec)))
-            .collect()
+    /// Take the data of a slot, which have these elements and as many bytes as [`Slot::bytes`] says.
+    pub(super) fn insert(
+        &mut self,
+        slot: Slot<'m>,
+        elements: Elements,
+        shape: &[u64],
+        data: Buffer,
+    ) -> Result<(), Problem> {
+        let is_second = match slot {
+            Slot::Input(number, spec) => {
+                let tensor = Tensor::new(TensorName::Number(number as u16), spec.dtype, shape, data);
+                self.tensors[number].replace(tensor).is_some()
+            }
+            Slot::Column(number, _) => {
+                let count = shape.first().map_or(0, |&rows| rows as usize);
+                self.columns[number].replace(Column { elements, count, data }).is_some()
+            }
+        };
+        if is_second {
+            return Err(Problem::invalid(format!("{slot} occurs twice")));
+        }
+        Ok(())
+    }
+
+    /// All inputs in the order of the signature, or all columns in their order.
+    pub(super) fn finish(self) -> Result<Given, Problem> {
+        let Self { model, tensors, columns } = self;
+        let column = columns.iter().zip(&model.columns).find(|(found, _)| found.is_some());
+        let input = tensors.iter().zip(&model.inputs).find(|(found, _)| found.is_some());
+        if let (Some((_, column)), Some((_, input))) = (column, input) {
+            return Err(Problem::invalid(format!(
+                "the request has input {:?} and raw column {:?}: send either all inputs or all columns",
+                input.name, column.name
+            )));
+        }
+        if column.is_some() {
+            return all(columns, model.columns.iter().map(|spec| &spec.name), "column").map(Given::Columns);
+        }
+        all(tensors, model.inputs.iter().map(|spec| &spec.name), "input").map(Given::Tensors)
     }
 }
 
-impl TensorSpec {
-    /// A field of an input that is not what it must be.
+fn all<'n, T>(
+    found: Vec<Option<T>>,
+    names: impl Iterator<Item = &'n String>,
+    what: &str,
+) -> Result<Vec<T>, Problem> {
+    let missing = |name: &str| Problem::invalid(format!("{what} {name:?} is missing"));
+    found.into_iter().zip(names).map(|(found, name)| found.ok_or_else(|| missing(name))).collect()
+}
+
+impl Slot<'_> {
+    /// A field that is not what it must be.
     pub(super) fn wrong(&self, field: &str, found: impl Display, expected: impl Display) -> Problem {
-        Problem::invalid(format!("input {:?}: {field} is {found}, must be {expected}", self.name))
+        Problem::invalid(format!("{self}: {field} is {found}, must be {expected}"))
     }
 
-    /// Bytes of an input of this shape.
-    pub(super) fn bytes(&self, shape: &[u64]) -> Result<usize, Problem> {
-        if !self.fits(shape) {
+    /// The elements that a datatype stands for.
+    pub(super) fn elements(&self, datatype: &str) -> Result<Elements, Problem> {
+        self.accepted()
+            .into_iter()
+            .find(|&elements| datatype::of(elements) == datatype)
+            .ok_or_else(|| self.wrong("datatype", format_args!("{datatype:?}"), self.datatypes()))
+    }
+
+    /// The datatypes that it may have.
+    pub(super) fn datatypes(&self) -> String {
+        let names: Vec<&str> = self.accepted().into_iter().map(datatype::of).collect();
+        names.join(" or ")
+    }
+
+    fn accepted(&self) -> Vec<Elements> {
+        match self {
+            Self::Input(_, spec) => vec![Elements::Numbers(spec.dtype)],
+            Self::Column(_, spec) => spec.accepted().to_vec(),
+        }
+    }
+
+    /// The shape as the protocol has it: -1 for dimensions that differ.
+    pub(super) fn sizes(&self) -> Vec<i64> {
+        match self {
+            Self::Input(_, spec) => spec.sizes(),
+            Self::Column(..) => vec![-1],
+        }
+    }
+
+    /// Bytes of these elements in this shape; `None` for texts, which have any number.
+    pub(super) fn bytes(&self, elements: Elements, shape: &[u64]) -> Result<Option<usize>, Problem> {
+        let fits = match self {
+            Self::Input(_, spec) => spec.fits(shape),
+            // Clients that send tables often have one dimension more.
+            Self::Column(..) => matches!(shape, [_] | [_, 1]),
+        };
+        if !fits {
             return Err(self.wrong("shape", list(shape), list(&self.sizes())));
         }
-        let bytes = bytes_of(self.dtype, shape).and_then(|bytes| usize::try_from(bytes).ok());
-        bytes.ok_or_else(|| self.wrong("shape", list(shape), "of a size that fits into memory"))
+        let Elements::Numbers(dtype) = elements else { return Ok(None) };
+        let bytes = bytes_of(dtype, shape).and_then(|bytes| usize::try_from(bytes).ok());
+        bytes.map(Some).ok_or_else(|| self.wrong("shape", list(shape), "of a size that fits into memory"))
     }
+}
 
-    pub(super) fn check_datatype(&self, found: &str) -> Result<(), Problem> {
-        let expected = datatype::name(self.dtype);
-        if found == expected {
-            Ok(())
-        } else {
-            Err(self.wrong("datatype", format_args!("{found:?}"), expected))
+impl Display for Slot<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Input(_, spec) => write!(f, "input {:?}", spec.name),
+            Self::Column(_, spec) => write!(f, "column {:?}", spec.name),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A protocol ([`http`]) reads a request into the arena, finds its model, and gives its tensors to a [`call`]. The rest
 //! is the same for each protocol: [`inputs`] checks tensors against the model's signature, the call gives them to the
-//! model's function, and [`model`] checks its outputs. Tensors are addressed by their number in the signature. Of the
+//! model's function, and [`outputs`] checks what it gives. Tensors are addressed by their number in the signature. Of the
 //! repository, load and unload say whether a loaded model takes requests; shared memory, traces and settings of logs
 //! are unsupported.
 
@@ -11,6 +11,7 @@ mod datatype;
 mod http;
 mod inputs;
 mod model;
+mod outputs;
 mod problem;
 mod statistics;
 
@@ -21,7 +22,7 @@ use std::time::Duration;
 use axum::Router;
 use rowmill_server::Drain;
 
-pub use model::{Answer, Ask, Model, TensorSpec};
+pub use model::{Answer, Ask, Given, Model, TensorSpec};
 pub use statistics::Statistics;
 
 use crate::Arena;

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
+use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::problem::{Kind, Problem};
-use crate::{DType, Status, Tensor, TensorName};
+use super::datatype;
+use super::problem::Problem;
+use crate::{Column, ColumnSpec, DType, Per, Status, Tensor, TopK};
 
 /// A model and what it takes and gives.
 #[derive(Clone)]
@@ -19,6 +21,8 @@ pub struct Model {
     pub version: String,
     /// Its inputs, all of them required.
     pub inputs: Vec<TensorSpec>,
+    /// Raw columns that a request may give in place of all inputs.
+    pub columns: Vec<ColumnSpec>,
     /// Its outputs.
     pub outputs: Vec<TensorSpec>,
     /// Runs a request, in this thread or another, and answers it. It must not wait.
@@ -36,32 +40,24 @@ impl Model {
         self.loaded.store(loaded, Relaxed);
     }
 
+    /// What a configuration says beyond the protocol: inputs that a ranking request gives once, and raw columns, as JSON.
+    pub(super) fn parameters(&self) -> [(&'static str, String); 2] {
+        let once = self.inputs.iter().filter(|spec| spec.per == Per::User).map(|spec| &spec.name);
+        let column = |spec: &ColumnSpec| {
+            let datatypes: Vec<_> = spec.accepted().iter().map(|&elements| datatype::of(elements)).collect();
+            json!({ "name": spec.name, "kind": spec.kind, "datatypes": datatypes, "per": spec.per })
+        };
+        let columns = self.columns.iter().map(column);
+        let text = |values: Vec<Value>| Value::from(values).to_string();
+        [
+            ("user_inputs", text(once.map(|name| json!(name)).collect())),
+            ("raw_columns", text(columns.collect())),
+        ]
+    }
+
     /// Its state as the repository's index has it, and the reason.
     pub(super) fn state(&self) -> (&'static str, &'static str) {
         if self.is_loaded() { ("READY", "") } else { ("UNAVAILABLE", "unloaded") }
-    }
-
-    /// The number of an output.
-    pub(super) fn find_output(&self, name: &str) -> Result<usize, Problem> {
-        let number = self.outputs.iter().position(|spec| spec.name == name);
-        number.ok_or_else(|| {
-            let names: Vec<_> = self.outputs.iter().map(|spec| &spec.name).collect();
-            let model = &self.name;
-            Problem::invalid(format!("model {model:?} has no output {name:?}, its outputs are {names:?}"))
-        })
-    }
-
-    /// An output among those that the function gave, which must be as the signature says.
-    pub(super) fn output<'o>(&self, number: usize, given: &'o [Tensor]) -> Result<&'o Tensor, Problem> {
-        let spec = &self.outputs[number];
-        given
-            .iter()
-            .find(|output| output.name == TensorName::Number(number as u16))
-            .filter(|output| output.dtype == spec.dtype && spec.fits(&output.shape))
-            .ok_or_else(|| {
-                let text = format!("model {:?} gave no output {:?} of its signature", self.name, spec.name);
-                Problem::new(Kind::Failed, text)
-            })
     }
 }
 
@@ -83,6 +79,8 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// Its dimensions; `None` for one that differs between requests.
     pub shape: Vec<Option<u64>>,
+    /// How often a request gives it.
+    pub per: Per,
 }
 
 impl TensorSpec {
@@ -97,11 +95,22 @@ impl TensorSpec {
     }
 }
 
+/// What a request gives.
+#[derive(Debug)]
+pub enum Given {
+    /// Inputs in the order of the signature, named by their numbers.
+    Tensors(Vec<Tensor>),
+    /// All raw columns, in the order of the model's columns.
+    Columns(Vec<Column>),
+}
+
 /// A request to a model.
 #[derive(Debug)]
 pub struct Ask {
-    /// Its inputs in the order of the signature, named by their numbers.
-    pub tensors: Vec<Tensor>,
+    /// What it gives.
+    pub given: Given,
+    /// The best candidates that it wants in place of the outputs: their scores [k] and positions [k] int64.
+    pub top: Option<TopK>,
     /// Trace id as in W3C Trace Context, zeros where there is none.
     pub trace: [u8; 16],
     /// When its sender stops waiting.
@@ -115,7 +124,7 @@ pub struct Ask {
 pub struct Answer(pub(super) oneshot::Sender<Result<Vec<Tensor>, Problem>>);
 
 impl Answer {
-    /// Answer with the model's outputs, named by their numbers in the signature.
+    /// Answer with the model's outputs, or the best candidates, named by their numbers.
     pub fn reply(self, outputs: Vec<Tensor>) {
         // The sender of the request may have gone away.
         let _ = self.0.send(Ok(outputs));

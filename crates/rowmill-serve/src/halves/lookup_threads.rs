@@ -1,4 +1,4 @@
-//! A fixed number of threads that run plans, each a whole request at a time.
+//! A fixed number of threads that run transforms and plans, each a whole request at a time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,19 +8,20 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::plan::{Plan, Values};
+use crate::plan::Values;
 use crate::{Arena, Failure, Status};
 
-/// Threads that run plans. They end when the last clone is dropped.
+/// Threads that run transforms and plans. They end when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct LookupThreads {
     work: SyncSender<Work>,
     queue_max: usize,
 }
 
+type Job = Box<dyn FnOnce(&Arena) -> Result<Values, Failure> + Send>;
+
 struct Work {
-    plan: Arc<Plan>,
-    values: Values,
+    job: Job,
     deadline: Instant,
     answer: oneshot::Sender<Result<Values, Failure>>,
 }
@@ -42,18 +43,17 @@ impl LookupThreads {
         Ok(Self { work, queue_max })
     }
 
-    /// The outputs of a plan.
+    /// The values that `job` makes. It changes nothing outside of itself.
     ///
     /// # Errors
-    /// When the plan fails, its turn comes after `deadline`, or too many requests wait.
+    /// When the job fails, its turn comes after `deadline`, or too many requests wait.
     pub(crate) async fn run(
         &self,
-        plan: &Arc<Plan>,
-        values: Values,
         deadline: Instant,
+        job: impl FnOnce(&Arena) -> Result<Values, Failure> + Send + 'static,
     ) -> Result<Values, Failure> {
         let (answer, result) = oneshot::channel();
-        self.work.try_send(Work { plan: Arc::clone(plan), values, deadline, answer }).map_err(|error| {
+        self.work.try_send(Work { job: Box::new(job), deadline, answer }).map_err(|error| {
             let text = match error {
                 TrySendError::Full(_) => {
                     format!(
@@ -73,15 +73,15 @@ fn run(waiting: &Mutex<Receiver<Work>>, arena: &Arena) {
     loop {
         // One thread waits in the channel, the others at the lock.
         let received = waiting.lock().recv();
-        let Ok(Work { plan, values, deadline, answer }) = received else { return };
+        let Ok(Work { job, deadline, answer }) = received else { return };
         let late =
             || Failure::new(Status::Late, "its deadline passed before a lookup thread was free: retry later");
         let result = if Instant::now() >= deadline {
             Err(late())
         } else {
-            // A plan changes nothing but values of its own, so a panic leaves nothing half done.
-            catch_unwind(AssertUnwindSafe(|| plan.run(arena, &values))).unwrap_or_else(|_| {
-                tracing::error!("a plan panicked");
+            // A job changes nothing but values of its own, so a panic leaves nothing half done.
+            catch_unwind(AssertUnwindSafe(|| job(arena))).unwrap_or_else(|_| {
+                tracing::error!("a transform or plan panicked");
                 Err(Failure::new(Status::Failed, "the CPU half failed: see the worker's log"))
             })
         };

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 
 use crate::plan::{Array, Input, Size, Values};
+use crate::transform::Transform;
 use crate::{Failure, Status, Tensor, TensorName, TensorSpec};
 
 /// `signature.json` of a bundle.
@@ -64,6 +65,31 @@ impl Signature {
         self.output_shapes.iter().map(spec).collect()
     }
 
+    /// Check that a transform makes all inputs.
+    ///
+    /// # Errors
+    /// When it makes others; names what each of the two has.
+    pub(crate) fn check_transform(&self, transform: &Transform) -> Result<(), Failure> {
+        let made = transform.inputs();
+        let is_made = |input: &Input| {
+            made.iter().any(|&(name, dtype, width)| {
+                let shape_fits = match (&input.shape[..], width) {
+                    ([Size::Name(_)], None) => true,
+                    ([Size::Name(_), Size::Number(found)], Some(width)) => *found == width as i64,
+                    _ => false,
+                };
+                name == input.name && dtype == input.dtype && shape_fits
+            })
+        };
+        if made.len() == self.inputs.len() && self.inputs.iter().all(is_made) {
+            return Ok(());
+        }
+        let inputs: Vec<_> =
+            self.inputs.iter().map(|input| (&input.name, input.dtype, &input.shape)).collect();
+        let text = format!("transform.json makes the inputs {made:?}, but signature.json has {inputs:?}");
+        Err(Failure::new(Status::Failed, text))
+    }
+
     /// Check what arrives at the dense half.
     ///
     /// # Errors
@@ -98,6 +124,7 @@ fn spec(value: &Input) -> TensorSpec {
         name: value.name.clone(),
         dtype: value.dtype,
         shape: value.shape.iter().map(fixed).collect(),
+        per: value.per,
     }
 }
 

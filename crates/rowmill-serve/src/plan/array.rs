@@ -30,7 +30,7 @@ pub(super) fn count_of(shape: &[usize]) -> Result<usize, Failure> {
 
 impl Array {
     /// An array whose bytes `write` fills; they are zeros, or arbitrary in a large array.
-    pub(super) fn make(
+    pub(crate) fn make(
         arena: &Arena,
         dtype: DType,
         shape: &[usize],
@@ -72,7 +72,7 @@ impl Array {
     }
 
     /// Its elements as 64-bit integers; those of floats are cut.
-    pub(super) fn to_i64(&self) -> Vec<i64> {
+    pub(crate) fn to_i64(&self) -> Vec<i64> {
         match self.dtype {
             DType::Int64 => self.elements().iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
             DType::Int32 => self.elements().iter().map(|&bytes| i32::from_le_bytes(bytes).into()).collect(),
@@ -88,7 +88,7 @@ impl Array {
     }
 
     /// Its elements as 32-bit floats.
-    pub(super) fn to_f32(&self) -> Vec<f32> {
+    pub(crate) fn to_f32(&self) -> Vec<f32> {
         match self.dtype {
             DType::Float32 => self.elements().iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
             DType::BFloat16 => self
@@ -105,7 +105,7 @@ impl Array {
     }
 
     /// Its elements as 64-bit floats.
-    pub(super) fn to_f64(&self) -> Vec<f64> {
+    pub(crate) fn to_f64(&self) -> Vec<f64> {
         match self.dtype {
             DType::Float64 => self.elements().iter().map(|&bytes| f64::from_le_bytes(bytes)).collect(),
             DType::Float32 | DType::Float16 | DType::BFloat16 => {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Deserializer};
 
-use crate::{DType, Failure};
+use crate::{DType, Failure, Per};
 
 #[derive(Debug, Deserialize)]
 pub(super) struct PlanText {
@@ -20,6 +20,9 @@ pub(crate) struct Input {
     #[serde(deserialize_with = "dtype")]
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<Size>,
+    /// How often a request gives it.
+    #[serde(default)]
+    pub(crate) per: Per,
 }
 
 #[derive(Debug, Deserialize)]

@@ -1,6 +1,6 @@
 //! What the protocol tells about a server and its models, as JSON.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::super::model::{Model, TensorSpec};
 use super::super::statistics::{Counted, Statistics};
@@ -26,6 +26,8 @@ pub(super) fn config(model: &Model) -> Value {
         let datatype = format!("TYPE_{}", datatype::name(spec.dtype));
         json!({ "name": spec.name, "data_type": datatype, "dims": spec.sizes() })
     };
+    let texts = model.parameters().into_iter();
+    let parameters = texts.map(|(name, text)| (name.to_owned(), json!({ "string_value": text })));
     json!({
         "name": model.name,
         "platform": PLATFORM,
@@ -33,6 +35,7 @@ pub(super) fn config(model: &Model) -> Value {
         "max_batch_size": 0,
         "input": model.inputs.iter().map(tensor).collect::<Vec<_>>(),
         "output": model.outputs.iter().map(tensor).collect::<Vec<_>>(),
+        "parameters": parameters.collect::<Map<_, _>>(),
     })
 }
 

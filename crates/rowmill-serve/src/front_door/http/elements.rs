@@ -1,11 +1,33 @@
-//! Elements of tensors as JSON numbers.
+//! Elements of tensors as JSON numbers and texts.
 
 use serde_json::Value;
 
-use crate::DType;
+use crate::{DType, Elements};
 
-/// Append one element; `None` when the JSON value is not of the type, or the type has no JSON form.
-pub(super) fn push(bytes: &mut Vec<u8>, dtype: DType, value: &Value) -> Option<()> {
+/// Append one element; `None` when the JSON value is not of the type, or the type has no JSON form. Null stands for what is
+/// missing from a raw column: NaN, or an empty text.
+pub(super) fn push(bytes: &mut Vec<u8>, elements: Elements, value: &Value, is_raw: bool) -> Option<()> {
+    let is_missing = is_raw && value.is_null();
+    match elements {
+        Elements::Texts => {
+            let text = if is_missing { "" } else { value.as_str()? };
+            bytes.extend(u32::try_from(text.len()).ok()?.to_le_bytes());
+            bytes.extend(text.as_bytes());
+            Some(())
+        }
+        Elements::Numbers(DType::Float32) if is_missing => {
+            bytes.extend(f32::NAN.to_le_bytes());
+            Some(())
+        }
+        Elements::Numbers(DType::Float64) if is_missing => {
+            bytes.extend(f64::NAN.to_le_bytes());
+            Some(())
+        }
+        Elements::Numbers(dtype) => push_number(bytes, dtype, value),
+    }
+}
+
+fn push_number(bytes: &mut Vec<u8>, dtype: DType, value: &Value) -> Option<()> {
     let integer = || value.as_i64();
     match dtype {
         DType::Float32 => bytes.extend((value.as_f64()? as f32).to_le_bytes()),

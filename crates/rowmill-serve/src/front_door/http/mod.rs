@@ -131,8 +131,9 @@ async fn answer(front_door: &FrontDoor, call: &Call<'_>, headers: &HeaderMap, bo
         Problem::new(Kind::Slow, format!("the body did not arrive within {:?}", front_door.slo))
     })??;
     let request = request::parse(call.model, &body)?;
-    let outputs = call.ask(request.tensors, request.timeout, trace(headers)).await?;
-    reply::encode(call.model, &request.options, &outputs)
+    let request::Request { given, timeout, options } = request;
+    let outputs = call.ask(given, options.outputs.top, timeout, trace(headers)).await?;
+    reply::encode(call.model, &options, &outputs)
 }
 
 impl IntoResponse for Problem {

@@ -11,11 +11,15 @@ use super::elements;
 use super::request::ReplyOptions;
 use crate::Tensor;
 
-pub(super) fn encode(model: &Model, options: &ReplyOptions, outputs: &[Tensor]) -> Result<Response, Problem> {
+pub(super) fn encode(
+    model: &Model,
+    options: &ReplyOptions<'_>,
+    outputs: &[Tensor],
+) -> Result<Response, Problem> {
     let (mut entries, mut binary) = (Vec::new(), Vec::new());
-    for &(number, is_binary) in &options.outputs {
-        let spec = &model.outputs[number];
-        let output = model.output(number, outputs)?;
+    for &(number, is_binary) in &options.wanted {
+        let spec = &options.outputs.specs[number];
+        let output = options.outputs.tensor(number, outputs)?;
         let mut entry =
             json!({ "name": spec.name, "datatype": datatype::name(spec.dtype), "shape": output.shape });
         if is_binary {

@@ -1,0 +1,49 @@
+//! From raw ids to ids of rows: the 64-bit value, a hash, or its position in a vocabulary.
+
+/// Row ids of a vocabulary before its first value: of unknown and of missing values.
+const OUT_OF_VOCABULARY: i64 = 0;
+const MISSING_IN_VOCABULARY: i64 = 1;
+const FIRST_IN_VOCABULARY: i64 = 2;
+
+/// One of the three mappings, with what it needs. Features are columns of ids by their number.
+#[derive(Debug)]
+pub(super) enum RowIds {
+    /// The raw id.
+    Full,
+    /// A hash modulo this number.
+    Hash(u64),
+    /// The sorted values of each feature.
+    Vocabulary(Vec<Box<[i64]>>),
+}
+
+impl RowIds {
+    /// The row of a missing value, whose raw id is `missing`.
+    pub(super) fn of_missing(&self, missing: i64) -> i64 {
+        match self {
+            Self::Full => missing,
+            Self::Hash(buckets) => buckets.cast_signed(),
+            Self::Vocabulary(_) => MISSING_IN_VOCABULARY,
+        }
+    }
+
+    /// The row of a raw id that is not missing.
+    pub(super) fn of(&self, feature: usize, raw: i64) -> i64 {
+        match self {
+            Self::Full => raw,
+            Self::Hash(buckets) => {
+                let salt = mix64(feature as u64 + 1);
+                (mix64(raw.cast_unsigned() ^ salt) % buckets).cast_signed()
+            }
+            Self::Vocabulary(values) => values[feature]
+                .binary_search(&raw)
+                .map_or(OUT_OF_VOCABULARY, |at| at as i64 + FIRST_IN_VOCABULARY),
+        }
+    }
+}
+
+/// A bijection of 64-bit words whose output bits all depend on all input bits (Stafford's variant 13).
+fn mix64(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}

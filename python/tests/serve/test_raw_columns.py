@@ -1,0 +1,279 @@
+"""Requests with raw columns in place of inputs, and ranking requests, as clients send them to a worker.
+
+Scores are compared with `rowmill predict`, and in every bit with those of inputs that `apply_transform` makes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tritonclient import http
+from tritonclient.utils import InferenceServerException
+
+from python.tests.partition.test_export_run import (
+    config_of,
+    held_out,
+    predicted,
+    quiet,
+    scores_of,
+    train,
+    write_log,
+)
+from python.tests.serve.workers import worker
+from rowmill.cli import main
+from rowmill.ctr.data import MISSING_ID
+from rowmill.partition.transform import apply_transform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_FLAGS = ("--http-port", "0", "--metrics-port", "0", "--slo", "60", "--memory", "16MiB")
+_KINDS = {
+    "float32": "FP32",
+    "float64": "FP64",
+    "int64": "INT64",
+    "int32": "INT32",
+    "object": "BYTES",
+}
+
+Columns = dict[str, "NDArray[Any]"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model behind a worker, the log that it has not seen, and its scores by `rowmill predict`."""
+
+    name: str
+    address: str
+    transform: dict[str, Any]
+    log: pa.Table
+    scores: NDArray[np.float32]
+
+    @property
+    def base(self) -> int:
+        return self.transform["id_base"]
+
+    def ask(
+        self, inputs: Columns, *, binary: bool = True, **options: Any
+    ) -> dict[str, NDArray[Any]]:
+        with http.InferenceServerClient(self.address, network_timeout=60.0) as client:
+            given: list[http.InferInput] = []
+            for name, values in inputs.items():
+                given.append(http.InferInput(name, list(values.shape), _KINDS[str(values.dtype)]))
+                given[-1].set_data_from_numpy(values, binary_data=binary)
+            result = client.infer(self.name, given, **options)
+            return {
+                output["name"]: result.as_numpy(output["name"])
+                for output in result.get_response()["outputs"]
+            }
+
+    def answer(self, inputs: Columns) -> NDArray[np.float32]:
+        (scores,) = self.ask(inputs).values()
+        return scores
+
+    def columns(self, log: pa.Table, *, texts: bool) -> Columns:
+        """The columns of a log as a client sends them, ids as numbers or as texts."""
+
+        def ids(values: pa.Array) -> NDArray[Any]:
+            if not texts:
+                return values.fill_null(MISSING_ID).to_numpy(zero_copy_only=False)
+            form = "x" if self.base == 16 else "d"
+            raw = values.to_pylist()
+            return np.array(["" if one is None else f"{one:{form}}" for one in raw], dtype=object)
+
+        found: Columns = {}
+        for column in self.transform["dense"]:
+            found[column["name"]] = log[column["name"]].to_numpy(zero_copy_only=False)
+        for column in self.transform["ids"]:
+            found[column["name"]] = ids(log[column["name"]].combine_chunks())
+        for column in self.transform["histories"]:
+            lists = log[column["name"]].combine_chunks()
+            found[f"{column['name']}.values"] = ids(lists.flatten())
+            offsets = lists.offsets.to_numpy()
+            found[f"{column['name']}.offsets"] = offsets - offsets[0]
+        return found
+
+    def inputs(self, log: pa.Table) -> Columns:
+        """The inputs of the signature that the definition makes of a log."""
+        return {name: value.numpy() for name, value in apply_transform(self.transform, log).items()}
+
+    def of_one_user(self) -> tuple[pa.Table, pa.Table]:
+        """A row of the log, and a log of candidates for its user."""
+        items = {column["name"] for column in (*self.transform["dense"], *self.transform["ids"])
+                 if column["per"] == "item"}  # fmt: skip
+        candidates, user = self.log.slice(0, 40), self.log.slice(41, 1)
+        columns = {
+            name: candidates[name]
+            if name in items
+            else pa.chunked_array([user[name].combine_chunks()] * 40)
+            for name in self.log.column_names
+        }
+        return user, pa.table(columns)
+
+    def ranking(self, *, texts: bool) -> Columns:
+        """The columns of `of_one_user`, of which those per user come once."""
+        user, candidates = self.of_one_user()
+        once, each = self.columns(user, texts=texts), self.columns(candidates, texts=texts)
+        roles = (*self.transform["dense"], *self.transform["ids"], *self.transform["histories"])
+        of_user = {column["name"] for column in roles if column["per"] == "user"}
+        return {name: (once if name.rsplit(".", 1)[0] in of_user else each)[name] for name in each}
+
+
+def exported(folder: Path, kind: str, *, id_base: int, **flags: Any) -> Path:
+    """A run and its bundle."""
+    folder.mkdir()
+    write_log(folder / "log", kind)
+    schema = folder / "log" / "schema.toml"
+    schema.write_text(f"id_base = {id_base}\n{schema.read_text()}")
+    train(config_of(folder, kind, **flags), quiet())
+    assert main(["export", str(folder / "run"), "--out", str(folder / kind)]) == 0
+    return folder / kind
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
+    root = tmp_path_factory.mktemp("raw")
+    paths = [
+        exported(root / "a", "din", id_base=16),
+        exported(root / "b", "dlrm", id_base=10, data__ids="hash", data__buckets=30),
+    ]
+    found: dict[str, Served] = {}
+    with worker(*paths, *_FLAGS) as running:
+        for path in paths:
+            data = held_out(path.parent, labels=False)
+            scores = scores_of(predicted(path.parent / "run", data, path.parent / "scores.parquet"))
+            found[path.name] = Served(
+                path.name,
+                running.addresses["http"],
+                json.loads((path / "transform.json").read_text()),
+                pq.read_table(data),
+                scores[:, 0].numpy(),
+            )
+        yield found
+        assert not [line for line in running.log if '"ERROR"' in line], running.log
+
+
+@pytest.fixture(params=["din", "dlrm"])
+def served(both: dict[str, Served], request: pytest.FixtureRequest) -> Served:
+    return both[request.param]
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_raw_columns_have_the_scores_of_predict(served: Served, texts: bool) -> None:
+    scores = served.answer(served.columns(served.log, texts=texts))
+    np.testing.assert_allclose(scores, served.scores, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(scores, served.answer(served.inputs(served.log)))
+
+
+def test_columns_come_in_other_types_and_as_json(served: Served) -> None:
+    log = served.log.slice(0, 9)
+    columns = served.columns(log, texts=True)
+    expected = served.answer(columns)
+    for column in served.transform["dense"]:
+        columns[column["name"]] = columns[column["name"]].astype(np.float64).reshape(-1, 1)
+    np.testing.assert_array_equal(served.answer(columns), expected)
+    for column in served.transform[
+        "dense"
+    ]:  # JSON has no NaN; negative numbers have the same logarithm here.
+        columns[column["name"]] = np.nan_to_num(columns[column["name"]], nan=-1.0)
+    (scores,) = served.ask(columns, binary=False).values()
+    np.testing.assert_array_equal(scores, expected)
+
+
+def test_a_user_given_once_is_repeated_for_every_candidate(served: Served) -> None:
+    _, candidates = served.of_one_user()
+    expected = served.answer(served.inputs(candidates))
+    for texts in (False, True):
+        np.testing.assert_array_equal(served.answer(served.ranking(texts=texts)), expected)
+
+
+def test_top_k_gives_scores_and_positions(served: Served) -> None:
+    _, candidates = served.of_one_user()
+    inputs = served.inputs(candidates)
+    scores = served.answer(inputs)
+    order = np.argsort(-scores, kind="stable")
+    for request in (inputs, served.ranking(texts=True)):
+        for count in (1, 7, 40, 1000):
+            found = served.ask(request, parameters={"top_k": count})
+            assert list(found) == ["scores", "positions"]
+            np.testing.assert_array_equal(found["positions"], order[:count])
+            np.testing.assert_array_equal(found["scores"], scores[order[:count]])
+    with pytest.raises(
+        InferenceServerException, match="top_k is -1, must be a whole number from 1"
+    ):
+        served.ask(inputs, parameters={"top_k": -1})
+    with pytest.raises(InferenceServerException, match=r"no output \S+, its outputs are"):
+        served.ask(inputs, parameters={"top_k": 1, "top_k_output": "x"})
+
+
+def test_row_ids_of_a_user_come_once(both: dict[str, Served]) -> None:
+    served = both["din"]
+    _, candidates = served.of_one_user()
+    inputs = served.inputs(candidates)
+    expected = served.answer(inputs)
+    np.testing.assert_array_equal(
+        served.answer(inputs | {"lengths": inputs["lengths"][:1]}), expected
+    )
+    with pytest.raises(InferenceServerException, match="has 1 items in dimension 0"):
+        served.ask(inputs | {"dense": inputs["dense"][:1]})
+
+
+def test_the_configuration_describes_the_columns(served: Served) -> None:
+    with http.InferenceServerClient(served.address) as client:
+        config = client.get_model_config(served.name)
+        inputs = [given["name"] for given in client.get_model_metadata(served.name)["inputs"]]
+    columns = json.loads(config["parameters"]["raw_columns"]["string_value"])
+    sent = served.columns(served.log, texts=False)
+    assert [column["name"] for column in columns] == list(sent)
+    assert all(_KINDS[str(sent[column["name"]].dtype)] in column["datatypes"] for column in columns)
+    per = {column["name"]: column["per"] for column in columns}
+    assert (per["price"], per["user"], per["item"]) == ("item", "user", "item")
+    user_inputs = json.loads(config["parameters"]["user_inputs"]["string_value"])
+    assert user_inputs == [name for name in inputs if name == "lengths"]
+
+
+def test_wrong_columns_are_refused_with_column_row_and_value(both: dict[str, Served]) -> None:
+    served = both["din"]
+    right = served.columns(served.log.slice(0, 5), texts=True)
+    inputs = served.inputs(served.log.slice(0, 5))
+
+    def changed(name: str, row: int, value: Any) -> Columns:
+        values = right[name].copy()
+        values[row] = value
+        return right | {name: values}
+
+    for columns, reason in [
+        (changed("user", 3, "xyz"), 'column "user", row 3: "xyz" is no id'),
+        (changed("item", 2, "8000000000000000"), "reserved for missing values"),
+        (changed("price", 1, np.inf), 'column "price", row 1: inf is infinite'),
+        (changed("before.offsets", 0, 1), 'column "before.offsets" runs from 1'),
+        (right | {"price": right["price"][:4]}, "has 5 rows, must have 4"),
+        (right | {"shop": right["shop"][:2]}, 'column "shop" has 2 rows, must have 1 or 5'),
+        (
+            right | {"price": right["price"].reshape(1, 5)},
+            'column "price": shape is [1,5], must be',
+        ),
+        (
+            right | {"user": np.ones(5, np.int32)},
+            'column "user": datatype is "INT32", must be INT64',
+        ),
+        (right | {"ids": inputs["ids"]}, 'the request has input "ids" and raw column "age"'),
+        ({name: right[name] for name in list(right)[1:]}, 'column "age" is missing'),
+        (
+            right | {"colour": right["user"]},
+            'no input "colour", its inputs are ["dense", "ids", "len',
+        ),
+    ]:
+        with pytest.raises(InferenceServerException) as caught:
+            served.ask(columns)
+        assert reason in str(caught.value), caught.value
+    assert served.answer(right).shape == (5,)
