@@ -328,6 +328,7 @@ class WireBytes:
 class Program:
     closed: bool
     def take(self, wait_s: float) -> Batch | None: ...
+    def add_cpu(self, taken_s: float) -> None: ...
 
 @final
 class Batch:

@@ -91,6 +91,12 @@ impl Program {
         Ok(batch.map(|batch| Batch { batch: Mutex::new(Some(batch)), arena: self.arena.clone() }))
     }
 
+    /// Count CPU time that running the program has taken.
+    fn add_cpu(&self, py: Python<'_>, taken_s: f64) -> PyResult<()> {
+        self.program.add_cpu(seconds(py, taken_s)?);
+        Ok(())
+    }
+
     #[getter]
     fn closed(&self) -> bool {
         self.program.is_closed()

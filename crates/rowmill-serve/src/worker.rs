@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use rowmill_server::{Drain, Exposure, Server, bind_tcp};
@@ -16,7 +17,9 @@ use rowmill_store::Store;
 use tokio::runtime::Handle;
 
 use crate::front_door::{FrontDoor, Model, Statistics};
-use crate::halves::{Dense, DenseHalf, Half, LookupThreads, Program, Served, Signature, serve_dense};
+use crate::halves::{
+    CpuSeconds, Dense, DenseHalf, Half, LookupThreads, Program, Served, Signature, serve_dense,
+};
 use crate::plan::{Plan, Weights};
 use crate::transform::Transform;
 use crate::{
@@ -69,8 +72,15 @@ pub struct Worker {
     models: Mutex<Vec<(Model, Arc<Served>)>>,
     dense: Mutex<HashMap<u64, DenseHalf>>,
     programs: Mutex<Vec<Program>>,
+    program_cpu: Family<OfHalf, CpuSeconds>,
     is_ready: Arc<AtomicBool>,
     statistics: Statistics,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfHalf {
+    model: String,
+    half: &'static str,
 }
 
 /// Bytes of the arena that requests and replies hold.
@@ -141,6 +151,7 @@ impl Worker {
             models: Mutex::default(),
             dense: Mutex::default(),
             programs: Mutex::default(),
+            program_cpu: Family::default(),
             is_ready: Arc::default(),
             statistics: Statistics::default(),
         })
@@ -170,7 +181,7 @@ impl Worker {
         }
         let signature = bundle.signature()?;
         let mut programs = Vec::new();
-        let mut half = |name: &str| -> Result<Option<Half>, Failure> {
+        let mut half = |name: &'static str| -> Result<Option<Half>, Failure> {
             if signature.half(name).is_none() {
                 return Ok(None);
             }
@@ -182,7 +193,7 @@ impl Worker {
             }
             let one_by_one =
                 BatchLimits { batch_requests_max: 1, batch_rows_max: u32::MAX, ..self.options.batch };
-            let program = self.program(one_by_one);
+            let program = self.program(bundle, name, one_by_one);
             programs.push((name.to_owned(), program.clone()));
             Ok(Some(Half::Program(program)))
         };
@@ -197,7 +208,7 @@ impl Worker {
                 Some(Dense::There(client))
             }
             (Some(_), None) => {
-                let program = self.program(self.batches(&signature));
+                let program = self.program(bundle, "dense", self.batches(&signature));
                 programs.push(("dense".to_owned(), program.clone()));
                 Some(Dense::Here(program))
             }
@@ -219,7 +230,7 @@ impl Worker {
         if signature.half("dense").is_none() {
             return Ok(None);
         }
-        let program = self.program(self.batches(&signature));
+        let program = self.program(bundle, "dense", self.batches(&signature));
         let half = DenseHalf { signature, program: program.clone() };
         match self.dense.lock().insert(bundle.program, half) {
             Some(_) => {
@@ -234,8 +245,9 @@ impl Worker {
         if signature.can_join() { limits } else { BatchLimits { batch_requests_max: 1, ..limits } }
     }
 
-    fn program(&self, limits: BatchLimits) -> Program {
-        let program = Program::new(limits);
+    fn program(&self, bundle: &Bundle, half: &'static str, limits: BatchLimits) -> Program {
+        let cpu = self.program_cpu.get_or_create_owned(&OfHalf { model: bundle.name.clone(), half });
+        let program = Program::new(limits, cpu);
         self.programs.lock().push(program.clone());
         program
     }
@@ -264,6 +276,12 @@ impl Worker {
     pub fn listen_metrics(&self, address: &str, exposure: Exposure) -> Result<String, Failure> {
         let mut registry = Registry::default();
         self.statistics.register(&mut registry);
+        registry.register_with_unit(
+            "rowmill_serve_program_cpu",
+            "CPU time of the threads that run programs of torch, without the threads of torch's own pool",
+            Unit::Seconds,
+            self.program_cpu.clone(),
+        );
         registry.register_collector(Box::new(Held(self.arena.clone())));
         self.listen(address, exposure, rowmill_server::router(registry, &self.drain))
     }

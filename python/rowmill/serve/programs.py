@@ -6,6 +6,7 @@ Requests are used where they lie in the worker's arena. Where a batch joins seve
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
@@ -94,7 +95,10 @@ class ProgramThread:
     def _run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         rows = nullcontext() if self._rows is None else rows_from(self._rows)
         with self._device, torch.inference_mode(), rows:
-            return self._program(*tensors)
+            begun = time.thread_time()
+            outputs = self._program(*tensors)
+            self._queue.add_cpu(time.thread_time() - begun)
+            return outputs
 
     def _rows_are_independent(self) -> bool:
         """Run the program at the sizes of the examples, which warms it; whether joined requests have the answers of each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import urllib.request
@@ -100,6 +101,9 @@ def test_counts_and_the_state_of_models(monolith: Worker, bundles: Bundles) -> N
     assert 'rowmill_serve_requests_total{model="ragged",status="503"} 1' in text
     assert "rowmill_serve_request_duration_seconds_bucket" in text
     assert "rowmill_serve_wire_memory_bytes" in text
+    cpu_s = re.search(r'program_cpu_seconds_total\{model="dlrm",half="dense"\} (\S+)', text)
+    assert cpu_s is not None
+    assert float(cpu_s[1]) > 0, "it has answered at least the requests of its warm-up"
 
 
 def test_any_number_of_rows_and_many_requests_at_once(monolith: Worker, bundles: Bundles) -> None:

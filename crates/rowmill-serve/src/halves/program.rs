@@ -1,9 +1,10 @@
 //! A program that a thread of Python runs: requests wait in a deadline queue, and the thread takes batches.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::oneshot;
 
 use crate::{Batch, BatchLimits, Dispatcher, Failure, Refusal, Replier, Status, Tensor};
@@ -13,7 +14,11 @@ use crate::{Batch, BatchLimits, Dispatcher, Failure, Refusal, Replier, Status, T
 pub struct Program {
     queue: Arc<Dispatcher<Task>>,
     is_closed: Arc<AtomicBool>,
+    cpu: CpuSeconds,
 }
+
+/// CPU time that a program has taken, in seconds.
+pub(crate) type CpuSeconds = Counter<f64, AtomicU64>;
 
 /// A request to a program. Dropped without an answer, it fails.
 #[derive(Debug)]
@@ -31,8 +36,8 @@ enum Way {
 }
 
 impl Program {
-    /// A program whose batches have these limits.
-    pub fn new(limits: BatchLimits) -> Self {
+    /// A program whose batches have these limits, and whose CPU time is added to `cpu`.
+    pub fn new(limits: BatchLimits, cpu: CpuSeconds) -> Self {
         let refuse = |task: Task, refusal: Refusal| {
             let status = match refusal {
                 Refusal::TooLarge { .. } => Status::Invalid,
@@ -42,7 +47,7 @@ impl Program {
             };
             task.fail(Failure::new(status, refusal.to_string()));
         };
-        Self { queue: Dispatcher::new(limits, refuse), is_closed: Arc::default() }
+        Self { queue: Dispatcher::new(limits, refuse), is_closed: Arc::default(), cpu }
     }
 
     /// Queue a request of a peer, or refuse it at once.
@@ -66,6 +71,11 @@ impl Program {
     /// Wait for a batch, `wait` at most.
     pub fn take(&self, wait: Duration) -> Option<Batch<Task>> {
         self.queue.take(wait)
+    }
+
+    /// Count CPU time that running the program has taken.
+    pub fn add_cpu(&self, taken: Duration) {
+        self.cpu.inc_by(taken.as_secs_f64());
     }
 
     /// Requests that wait.
