@@ -77,9 +77,21 @@ def data_file(name: str) -> Path | None:
 
 def bench_program(peers: Sequence[str] = ()) -> Path:
     """Build the program of crates/rowmill-bench with the adapters of `peers`, and return its path."""
-    command = ["cargo", "build", "--release", "--locked", "-p", "rowmill-bench"]
-    if features := ",".join(peers):
-        command += ["--features", features]
+    features = ["--features", ",".join(peers)] if peers else []
+    packages = " and ".join(f"lib{peer}-dev" for peer in peers)
+    needed = f"; it needs {packages} of Debian" if packages else ""
+    return cargo_program("rowmill-bench", ["-p", "rowmill-bench", *features], needed)
+
+
+def cargo_program(name: str, arguments: Sequence[str], needed: str = "") -> Path:
+    """Build a program of this workspace in release mode, and return its path.
+
+    Args:
+        name: The program's name.
+        arguments: Arguments of `cargo build`.
+        needed: What to install if the build fails, for the end of the error message.
+    """
+    command = ["cargo", "build", "--release", "--locked", *arguments]
     built = subprocess.run(
         [*command, "--message-format", "json"],
         cwd=REPOSITORY,
@@ -88,11 +100,9 @@ def bench_program(peers: Sequence[str] = ()) -> Path:
         text=True,
     )
     if built.returncode != 0:
-        packages = " and ".join(f"lib{peer}-dev" for peer in peers)
-        needed = f"; it needs {packages} of Debian" if packages else ""
         sys.exit(f"{' '.join(command)} failed; the error is above{needed}")
     for message in map(json.loads, built.stdout.splitlines()):
-        if message.get("executable") and message["target"]["name"] == "rowmill-bench":
+        if message.get("executable") and message["target"]["name"] == name:
             return Path(message["executable"])
     raise RuntimeError("cargo reported no executable")
 

@@ -1,9 +1,10 @@
 //! Round trips of one request at a time: p50 and p99 over both transports, by size.
 //!
-//!     cargo run --release -p rowmill-serve --example round_trip -- [requests]
+//!     cargo run --release -p rowmill-serve --example round_trip -- [requests] [copied]
 //!
 //! The dense half is another process, which answers with one small tensor. Writing the payload is not timed: a CPU half
-//! pools rows straight into the arena. With other work on the machine the figures say little.
+//! pools rows straight into the arena. With `copied`, the payload is copied once more on each side, as without zero-copy
+//! messages; both copies are timed. With other work on the machine the figures say little.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader};
@@ -26,25 +27,47 @@ const DEADLINE: Duration = Duration::from_secs(10);
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
-        Some("dense") => dense(&arguments.next().ok_or("an address is missing")?.parse()?),
-        Some(requests) => measure(requests.parse()?),
-        None => measure(500),
+        Some("dense") => {
+            let address = arguments.next().ok_or("an address is missing")?.parse()?;
+            dense(&address, is_copied(arguments.next().as_deref())?)
+        }
+        Some(requests) => measure(requests.parse()?, is_copied(arguments.next().as_deref())?),
+        None => measure(500, false),
     }
 }
 
-fn dense(address: &Address) -> Result<(), Box<dyn Error>> {
+fn is_copied(argument: Option<&str>) -> Result<bool, Box<dyn Error>> {
+    match argument {
+        None => Ok(false),
+        Some("copied") => Ok(true),
+        Some(other) => Err(format!("{other:?} is not \"copied\"").into()),
+    }
+}
+
+/// The same bytes elsewhere in an arena.
+fn copy(arena: &Arena, bytes: &[u8]) -> Result<Buffer, Box<dyn Error>> {
+    let mut lease = arena.lease(bytes.len())?;
+    lease.copy_from_slice(bytes);
+    Ok(lease.share())
+}
+
+fn dense(address: &Address, copied: bool) -> Result<(), Box<dyn Error>> {
     let server = Server::start(1)?;
     let listener = server.handle().block_on(Listener::bind(address, Exposure::Loopback))?;
     println!("{}", listener.address()?);
     let arena = Arena::new(WIRE_MEMORY)?;
     let serving = Serving {
         programs: vec![PROGRAM],
-        arena,
+        arena: arena.clone(),
         limits: Limits::default(),
         connections_max: 8,
         in_flight_max: 64,
     };
-    server.handle().spawn(serve(listener, serving, server.drain().clone(), |incoming| {
+    server.handle().spawn(serve(listener, serving, server.drain().clone(), move |incoming| {
+        if copied {
+            let payload = copy(&arena, &incoming.request.tensors[0].data).expect("the arena has room");
+            std::hint::black_box(&*payload);
+        }
         let scores = Tensor::new(TensorName::Number(0), DType::Float32, &[256], Buffer::from(&[0; 1024][..]));
         drop(incoming.request);
         incoming.replier.reply(vec![scores]);
@@ -52,15 +75,15 @@ fn dense(address: &Address) -> Result<(), Box<dyn Error>> {
     Ok(server.run(DEADLINE)?)
 }
 
-fn measure(requests: usize) -> Result<(), Box<dyn Error>> {
+fn measure(requests: usize, copied: bool) -> Result<(), Box<dyn Error>> {
     let folder = std::env::temp_dir().join(format!("rowmill-round-trip-{}", std::process::id()));
     std::fs::create_dir(&folder)?;
-    let result = measure_in(&folder, requests);
+    let result = measure_in(&folder, requests, copied);
     std::fs::remove_dir_all(&folder)?;
     result
 }
 
-fn measure_in(folder: &std::path::Path, requests: usize) -> Result<(), Box<dyn Error>> {
+fn measure_in(folder: &std::path::Path, requests: usize, copied: bool) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     println!(
         "{requests} round trips each\n{:<10} {:>10} {:>10} {:>10}",
@@ -69,6 +92,7 @@ fn measure_in(folder: &std::path::Path, requests: usize) -> Result<(), Box<dyn E
     for address in [Address::Tcp("127.0.0.1:0".into()), Address::Shm(folder.join("dense.sock"))] {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["dense", &address.to_string()])
+            .args(copied.then_some("copied"))
             .stdout(Stdio::piped())
             .spawn()?;
         let mut line = String::new();
@@ -81,8 +105,12 @@ fn measure_in(folder: &std::path::Path, requests: usize) -> Result<(), Box<dyn E
                 let mut lease = arena.lease(bytes)?;
                 lease.fill(number as u8);
                 let shape = [bytes as u64 / 4];
-                let tensor = Tensor::new(TensorName::Number(0), DType::Float32, &shape, lease.share());
+                let mut payload = lease.share();
                 let begin = Instant::now();
+                if copied {
+                    payload = copy(&arena, &payload)?;
+                }
+                let tensor = Tensor::new(TensorName::Number(0), DType::Float32, &shape, payload);
                 runtime.block_on(client.call(vec![tensor], [0; 16], begin + DEADLINE))?;
                 if number >= WARM_UP {
                     times.record(begin.elapsed().as_nanos() as u64 / 100)?;

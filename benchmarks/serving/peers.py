@@ -1,0 +1,77 @@
+"""One process of rowmill and other servers, asked for the same answers of the same model."""
+
+import statistics
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import safetensors.torch
+
+from benchmarks.serving.load import Load, measured, warm_up
+from benchmarks.serving.part import Part, rotated
+from benchmarks.serving.peer_servers import PEERS, check, install, peer, write_model
+from benchmarks.serving.settings import SENDERS
+from benchmarks.serving.shapes import CLICKS, D
+from benchmarks.serving.worker import Worker, worker
+
+LOAD = 0.7
+"""Share of our capacity at which latency is measured."""
+_SLO_S = 1.0
+OURS = {"rowmill_1": 1, "rowmill_2": 2}
+"""Our server by the threads of torch."""
+
+
+def peers(part: Part) -> None:
+    """Requests per second of each server, then our latency at a share of ours."""
+    settings, requests = part.settings, part.bundles.requests(CLICKS)
+    names = [*OURS, *(server.name for server in PEERS)]
+    load = Load(CLICKS.name, requests, settings.loaded_s, _SLO_S, senders=SENDERS)
+    rates: dict[str, list[float]] = {name: [] for name in OURS}
+    with ExitStack() as stack:
+        started: dict[str, Worker] = {}
+
+        def ask(name: str, load: Load) -> dict[str, Any]:
+            if not started:
+                started.update(stack.enter_context(_servers(part)))
+            server = started[name]
+            return measured(load, {name: server}, server.addresses["http"])
+
+        for number in range(settings.rounds):
+            for name in rotated(names, number):
+                cell = part.cells.measure(
+                    lambda name=name: ask(name, load), part="peers", way=name, round=number
+                )
+                if name in OURS:
+                    rates[name].append(cell["report"]["goodput_per_s"])
+        best = max(OURS, key=lambda name: statistics.median(rates[name]))
+        rate = LOAD * statistics.median(rates[best])
+        calm = Load(CLICKS.name, requests, settings.loaded_s, _SLO_S, rate=rate)
+        for number in range(settings.rounds):
+            part.cells.measure(lambda: ask(best, calm), part="calm", way=best, round=number)
+
+
+@contextmanager
+def _servers(part: Part) -> Generator[dict[str, Worker]]:
+    """All servers; idle ones take no CPU time."""
+    requests = part.bundles.requests(CLICKS)
+    bundle = part.bundles.bundle(CLICKS)
+    tensors = safetensors.torch.load_file(bundle / "examples.safetensors")
+    first = {name: tensors[f"0.input.{name}"] for name in ("dense", "ids")}
+    packages = install(part.bundles.folder)
+    model = write_model(part.bundles)
+    rows = part.bundles.rows * CLICKS.features * D * 4
+    flags = ["--http-port", "0", "--metrics-port", "0"]
+    flags += ["--memory", f"{(rows * 5 // 4 >> 20) + 256}MiB"]
+    patient = Load(CLICKS.name, requests, 2.0, 60.0, senders=2)
+    with ExitStack() as stack:
+        found: dict[str, Worker] = {}
+        for name, threads in OURS.items():
+            started = worker([bundle, *flags], part.folder / f"{name}.log", threads=threads)
+            found[name] = stack.enter_context(started)
+        for server in PEERS:
+            started = peer(server, packages, model, part.folder / f"{server.name}.log")
+            found[server.name] = stack.enter_context(started)
+            check(found[server.name], first, tensors["0.output.0"])
+        for server in found.values():
+            warm_up(patient, server, server.addresses["http"], part.bundles.count)
+        yield found
