@@ -317,7 +317,10 @@ pub(crate) fn weights_backward(
     let mut factors = floats_mut(factors, "factors")?;
     let bags = Bags::read(bags)?;
     if bags.features.iter().any(|feature| matches!(feature.pooling, Pooling::Mean)) {
-        return Err(invalid(py, "factors are defined for sums only, got a feature with mean pooling"));
+        return Err(invalid(
+            py,
+            "weights of ids work only with sum pooling, got a feature with mean pooling",
+        ));
     }
     let (wire, gradients, factors) = (wire.values(), gradients.values(), factors.values_mut());
     py.detach(|| rowmill_kernels::weights_backward(&bags.recovery(), wire, gradients, factors));

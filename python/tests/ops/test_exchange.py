@@ -48,7 +48,7 @@ def assert_unique(got: Unique, wanted: Unique) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_ids_are_sorted_as_the_definition_says(case: str, ranks: int) -> None:
+def test_sorting_of_ids_equals_the_definition(case: str, ranks: int) -> None:
     ids, offsets, paddings, categories = arguments(case)
     unique = exchange.segment_unique(ids, offsets, paddings)
     assert_unique(unique, reference.segment_unique(ids, offsets, paddings))
@@ -80,7 +80,7 @@ def rows_of(unique: Unique, dims: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rows_and_gradients_are_those_of_the_definition(case: str) -> None:
+def test_rows_and_gradients_equal_the_definition(case: str) -> None:
     torch.manual_seed(3)
     ids, offsets, paddings, categories = arguments(case)
     dims = [(4, 1, 17)[number % 3] for number in range(len(categories))]
@@ -138,16 +138,16 @@ def test_rows_and_gradients_are_those_of_the_definition(case: str) -> None:
             torch.testing.assert_close(sums, wanted, atol=1e-6, rtol=many)
 
 
-def test_means_have_no_factors() -> None:
+def test_weights_with_mean_pooling_are_refused() -> None:
     message = Message(torch.ones(1, dtype=torch.int32), [2])
     feature = RecoveredFeature(2, 0, True)
     row = torch.zeros(1, dtype=torch.int32)
     bags = Bags(message, row, torch.tensor([0, 1]), None, [feature], 1, 2)
-    with pytest.raises(InvalidInput, match="factors are defined for sums only"):
+    with pytest.raises(InvalidInput, match="weights of ids work only with sum pooling"):
         exchange.weights_backward(torch.ones(2), torch.ones(1, 2), bags)
 
 
-def test_offsets_that_do_not_fit_are_refused() -> None:
+def test_invalid_offsets_are_refused() -> None:
     ids = torch.arange(3)
     for offsets in ([0, 2], [1, 3], [0, 3, 2, 3], [0, 4]):
         with pytest.raises(

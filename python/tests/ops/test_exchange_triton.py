@@ -45,7 +45,7 @@ ROWS: dict[str, list[list[int]]] = {
     "equal": [[5] * 53, [5] * 3, []],
     "odd": [[i * i % 17 - 8 for i in range(n)] for n in (1, 33, 0, 5)],
 }
-"""Fewer, for in the interpreter every row takes a millisecond."""
+"""Fewer in the interpreter, where every row takes a millisecond."""
 
 DEVICES = ["interpreter", "gpu"]
 
@@ -92,7 +92,7 @@ def assert_equal(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ranks", [1, 5])
-def test_ids_are_sorted_as_the_definition_says(
+def test_sorting_of_ids_equals_the_definition(
     case: str, ranks: int, device: str, kernels: ModuleType
 ) -> None:
     ids, offsets, paddings, categories, _ = arguments(CASES[case], device)
@@ -131,7 +131,7 @@ def moved(bags: Bags, device: str) -> Bags:
 
 
 @pytest.mark.parametrize("case", ROWS)
-def test_rows_and_gradients_are_those_of_the_definition(
+def test_rows_and_gradients_equal_the_definition(
     case: str, device: str, kernels: ModuleType
 ) -> None:
     torch.manual_seed(3)
@@ -185,17 +185,17 @@ def test_rows_and_gradients_are_those_of_the_definition(
         torch.testing.assert_close(got, sums + 1, atol=1e-6, rtol=1e-4)
 
 
-def test_means_have_no_factors(device: str, kernels: ModuleType) -> None:
+def test_weights_with_mean_pooling_are_refused(device: str, kernels: ModuleType) -> None:
     message = Message(torch.ones(1, dtype=torch.int32, device=device), [2])
     row = torch.zeros(1, dtype=torch.int32, device=device)
     ends = torch.tensor([0, 1], device=device)
     bags = Bags(message, row, ends, None, [RecoveredFeature(2, 0, True)], 1, 2)
     ones = torch.ones(1, 2, device=device)
-    with pytest.raises(InvalidInput, match="factors are defined for sums only"):
+    with pytest.raises(InvalidInput, match="weights of ids work only with sum pooling"):
         kernels.weights_backward(ones[0], ones, bags)
 
 
-def test_a_gpu_runs_them_by_itself(device: str) -> None:
+def test_operators_do_not_synchronise_with_the_gpu(device: str) -> None:
     if device != "cuda":
         pytest.skip("tensors of the CPU go to the kernels of the CPU")
     ids = torch.tensor([3, 3, 5], device=device)
@@ -234,7 +234,9 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_only_the_number_of_distinct_ids_is_waited_for(device: str, kernels: ModuleType) -> None:
+def test_only_reading_the_number_of_distinct_ids_synchronises(
+    device: str, kernels: ModuleType
+) -> None:
     ids, offsets, paddings, categories, dims = arguments(ROWS["odd"], device)
 
     def waits(call: Callable[[], Any]) -> tuple[Any, int]:

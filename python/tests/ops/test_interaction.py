@@ -38,7 +38,7 @@ def inputs(
 
 
 @pytest.mark.parametrize("shape", SHAPES + EMPTY)
-def test_values_and_gradients_are_those_of_the_definition(
+def test_values_and_gradients_equal_the_definition(
     shape: tuple[int, int, int], threads: int
 ) -> None:
     both = inputs(shape)
@@ -53,9 +53,7 @@ def test_values_and_gradients_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("shape", SHAPES + EMPTY)
-def test_of_bfloat16_only_what_comes_out_is_rounded(
-    shape: tuple[int, int, int], threads: int
-) -> None:
+def test_bfloat16_rounds_only_outputs(shape: tuple[int, int, int], threads: int) -> None:
     halves = tuple(t.detach().bfloat16().requires_grad_() for t in inputs(shape))
     wide = tuple(t.detach().float().requires_grad_() for t in halves)
     out, expected = interaction(*halves), interaction(*wide)
@@ -67,7 +65,7 @@ def test_of_bfloat16_only_what_comes_out_is_rounded(
         assert torch.equal(one, other.bfloat16())
 
 
-def test_threads_change_no_bit() -> None:
+def test_the_number_of_threads_changes_no_bit() -> None:
     both, before = inputs((700, 26, 128)), torch.get_num_threads()
     results: list[list[Tensor]] = []
     for count in (1, 2, 5):
@@ -100,7 +98,7 @@ def test_double_precision_and_second_derivatives() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient and is not a double:UserWarning")
-def test_the_kernels_gradient_is_that_of_its_differences() -> None:
+def test_the_kernels_gradient_equals_finite_differences() -> None:
     # The output is linear in each number of the input, so wide finite differences are exact up to rounding.
     both = inputs((2, 3, 4))
     assert torch.autograd.gradcheck(interaction, both, eps=2**-4, atol=1e-4, rtol=1e-3)
@@ -117,7 +115,7 @@ def test_second_derivatives_through_the_kernel() -> None:
         torch.testing.assert_close(one, other.float())
 
 
-def test_the_written_out_backward_is_torchs_own() -> None:
+def test_the_explicit_backward_equals_autograd() -> None:
     both = inputs((3, 4, 5), torch.float64)
     out = reference.interaction(*both)
     gradient = torch.rand_like(out)
@@ -130,12 +128,12 @@ def test_the_written_out_backward_is_torchs_own() -> None:
     ("dense", "pooled"),
     [((2, 3), (2, 4, 5)), ((2, 3), (4, 1, 3)), ((2, 3), (2, 3)), ((2, 1, 3), (2, 1, 3))],
 )
-def test_shapes_that_do_not_fit_are_named(dense: tuple[int, ...], pooled: tuple[int, ...]) -> None:
+def test_invalid_shapes_are_named(dense: tuple[int, ...], pooled: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput, match=r"must be \[B, D\] and \[B, F, D\], got \[2, "):
         interaction(torch.zeros(dense), torch.zeros(pooled))
 
 
-def test_other_types_and_devices_take_the_definition() -> None:
+def test_other_dtypes_and_devices_use_the_definition() -> None:
     both = inputs((3, 2, 4))
     half = interaction(*(tensor.half() for tensor in both))
     assert half.dtype == torch.float16
@@ -146,7 +144,7 @@ def test_other_types_and_devices_take_the_definition() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_device_gives_what_the_cpu_gives() -> None:
+def test_a_gpu_gives_the_values_of_the_cpu() -> None:
     both = inputs((5, 8, 64))
     there = interaction(*(tensor.cuda() for tensor in both))
     torch.testing.assert_close(there.cpu(), interaction(*both), atol=1e-4, rtol=1e-4)
@@ -170,7 +168,7 @@ def model() -> tuple[DLRM, tuple[Tensor, Tensor]]:
     return dlrm, (torch.rand(5, 2), torch.randint(10, (5, 3)))
 
 
-def test_an_exported_model_carries_the_operator() -> None:
+def test_an_exported_model_contains_the_operator() -> None:
     dlrm, arguments = model()
     exported = torch.export.export(dlrm.eval(), arguments)
     assert "rowmill.interaction.default" in str(exported.graph)
@@ -178,7 +176,7 @@ def test_an_exported_model_carries_the_operator() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # raised by torch itself
-def test_a_compiled_model_trains_as_an_eager_one() -> None:
+def test_a_compiled_model_trains_like_an_eager_one() -> None:
     gradients: list[list[Tensor | None]] = []
     for compiled in (False, True):
         dlrm, arguments = model()

@@ -41,7 +41,7 @@ def test_large_layers_have_the_values_and_gradients_of_torch(shape: tuple[int, i
         torch.testing.assert_close(one, other.float(), atol=1e-3, rtol=1e-4)
 
 
-def test_second_derivatives_are_those_of_torch() -> None:
+def test_second_derivatives_equal_torchs() -> None:
     results: list[tuple[Tensor, ...]] = []
     for layer in (linear, torch.nn.functional.linear):
         tensors = inputs(LARGE)
@@ -52,7 +52,7 @@ def test_second_derivatives_are_those_of_torch() -> None:
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
-def test_what_needs_no_gradient_gets_none() -> None:
+def test_inputs_without_requires_grad_get_no_gradient() -> None:
     x, weight, bias = inputs(LARGE)
     linear(x.detach(), weight, bias).sum().backward()
     assert x.grad is None
@@ -60,7 +60,7 @@ def test_what_needs_no_gradient_gets_none() -> None:
     assert bias.grad is not None
 
 
-def test_the_definition_runs_where_the_fast_way_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_inputs_use_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_fast(linear(*inputs(SMALL)))
     assert not is_fast(linear(*inputs(LARGE, torch.float64)))
     x, weight, bias = inputs(LARGE)
@@ -71,7 +71,7 @@ def test_the_definition_runs_where_the_fast_way_cannot(monkeypatch: pytest.Monke
     assert not is_fast(linear(x, weight, bias))
 
 
-def test_graphs_carry_torchs_own_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exported_graphs_contain_torchs_own_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PRODUCTS_MIN", 1)
     layers, x = mlp(5, [4, 3]), torch.rand(7, 5)
     exported = torch.export.export(layers, (x,))

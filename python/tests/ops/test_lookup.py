@@ -53,7 +53,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
         ([0, 1, 2, 1, 3], 1, "offsets must not decrease"),
     ],
 )
-def test_offsets_that_do_not_fit_are_named(
+def test_invalid_offsets_are_named(
     tables: list[rowmill.Table], offsets: list[int], feature: int, says: str
 ) -> None:
     ids, ends = torch.tensor([5, 6, 7]), torch.tensor(offsets, dtype=torch.int64)
@@ -133,7 +133,7 @@ def test_a_model_is_exported_with_any_batch_size(tables: list[rowmill.Table], st
 
 
 @pytest.mark.parametrize("padding", [0, -1, -(2**63), 2**63 - 1])
-def test_any_id_may_be_the_padding_of_an_exported_model(store: rowmill.Store, padding: int) -> None:
+def test_any_id_can_be_the_padding_of_an_exported_model(store: rowmill.Store, padding: int) -> None:
     table = store.table("padded", dim=3, optimizer=rowmill.optim.SGD(lr=1.0))
     table.put([padding, 5], torch.ones(2, 3))
     bag = EmbeddingBag(None, 3, mode="sum", padding_idx=padding, table=table).eval()
@@ -148,7 +148,7 @@ def test_export_in_training_mode_is_refused(tables: list[rowmill.Table]) -> None
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # raised by torch itself
-def test_a_compiled_model_trains_as_an_eager_one(store: rowmill.Store) -> None:
+def test_a_compiled_model_trains_like_an_eager_one(store: rowmill.Store) -> None:
     start, after = torch.rand(ROWS, 3), []
     for name in ("eager", "compiled"):
         torch.manual_seed(0)

@@ -151,7 +151,7 @@ def weights_backward(wire: Tensor, gradient: Tensor, bags: Bags) -> Tensor:
     """As `reference.weights_backward`."""
     if any(feature.mean for feature in bags.features):
         raise InvalidInput(
-            "factors are defined for sums only, got a feature whose bags become means"
+            "weights of ids work only with sum pooling, got a feature with mean pooling"
         )
     count = len(bags.combined)
     factors = torch.empty(count, device=wire.device)
