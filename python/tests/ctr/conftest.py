@@ -1,4 +1,4 @@
-"""Rows in Criteo's shape, made by hand so that a test knows every value."""
+"""Rows in the format of Criteo, made by hand so that tests know every value."""
 
 from pathlib import Path
 

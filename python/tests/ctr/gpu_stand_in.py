@@ -1,10 +1,11 @@
-"""A GPU for tests on machines without one: its tensors are in the memory of the CPU, and known by their storage.
+"""A simulated GPU for tests on machines without one: its tensors are in CPU memory and are recognised by their storage.
 
-`to("cuda:0")` and `device="cuda:0"` give such tensors, `device` says so of them and of all that is computed from them, and
-`cpu()` brings them back. A function that is given tensors of both sides raises, as it would with a GPU, and so does NumPy.
+`to("cuda:0")` and `device="cuda:0"` give tensors of the simulated GPU. `device` reports the GPU for them and for all results
+computed from them; `cpu()` copies them back. A function that gets tensors of both devices raises, as with a real GPU, and so
+does NumPy.
 
-What this does not see: threads other than the one of the mode; what torch does in C++, the derivatives of its own functions
-above all, which stay on the side of what they derive; and all that NCCL does, in whose place gloo is.
+Limits: it sees only the thread that entered the mode. It does not see operations inside torch's C++ code, above all
+derivatives of torch functions, whose results stay on the device of their inputs. gloo replaces NCCL.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 GPU = torch.device("cuda", 0)
 NAME = "a stand-in"
 
-# Each look at these makes another object, equal to the others.
+# Each access to these returns another object, equal to the others.
 _DEVICE, _IS_CUDA = Tensor.device.__get__, Tensor.is_cuda.__get__
 _MOVES = (Tensor.to, Tensor.cpu)
 _BETWEEN = (
@@ -36,19 +37,19 @@ _BETWEEN = (
     Tensor.data.__set__,
     torch._has_compatible_shallow_copy_type,
 )
-"""What takes tensors of both sides."""
+"""Functions that accept tensors of both devices."""
 
 
 class StandIn(TorchFunctionMode):
-    """Tensors of a GPU that is none."""
+    """Tracks which tensors are on the simulated GPU."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A reference keeps the place of a storage from being another one's.
+        # A weak reference keeps the address of a storage from being reused.
         self._storages: dict[int, StorageWeakRef] = {}
 
     def holds(self, of: Tensor | torch.UntypedStorage) -> bool:
-        """Whether a tensor is on it."""
+        """Whether a tensor is on the simulated GPU."""
         storage = of.untyped_storage() if isinstance(of, Tensor) else of
         return storage._cdata in self._storages
 
@@ -65,7 +66,7 @@ class StandIn(TorchFunctionMode):
         there = any(self.holds(tensor) for tensor in given)
         if func is Tensor.numpy and there:
             raise TypeError("numpy was given a tensor of the GPU")
-        # Single numbers go with tensors of either side.
+        # Scalars may be combined with tensors of either device.
         if func not in _BETWEEN and len({self.holds(one) for one in given if one.dim() > 0}) > 1:
             raise RuntimeError(f"{func.__name__} was given tensors of the CPU and of the GPU")
         settings = dict(kwargs or {})
@@ -100,7 +101,7 @@ class StandIn(TorchFunctionMode):
 
 @contextmanager
 def stand_in() -> Generator[StandIn]:
-    """Inside of it this machine has one GPU, NCCL, and a processor that does not multiply in bfloat16."""
+    """Within this context the machine has one GPU and NCCL, and a processor without bfloat16 products."""
     begin, autocast = dist.init_process_group, torch.autocast
     location_tag = torch.serialization.location_tag
 

@@ -1,5 +1,5 @@
-"""Files that are not what their name says, or no longer what they were: each is named, with the fix, and none is
-trained on as if it were whole.
+"""Files that are not what their names say, or that changed: each is named with the fix, and none is trained on as if it were
+valid.
 """
 
 import gzip
@@ -40,7 +40,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_windows_line_ends_give_the_same_rows(write_tsv: Lines, line: Line) -> None:
+def test_windows_line_endings_give_the_same_rows(write_tsv: Lines, line: Line) -> None:
     lines = [line(ids=[f"{row:x}", *["b"] * 24, ""]) for row in range(9)]
     unix = read_all(write_tsv(lines, "unix.tsv"))
     windows = write_tsv(lines, "windows.tsv")
@@ -49,7 +49,7 @@ def test_windows_line_ends_give_the_same_rows(write_tsv: Lines, line: Line) -> N
     assert len(unix) == 9
 
 
-def test_lines_that_end_with_a_carriage_return_alone_are_refused(
+def test_lines_that_end_with_only_a_carriage_return_are_refused(
     write_tsv: Lines, line: Line
 ) -> None:
     path = write_tsv([line()] * 5)
@@ -57,7 +57,7 @@ def test_lines_that_end_with_a_carriage_return_alone_are_refused(
     fails(path, r"clicks\.tsv ends its lines with CR alone")
 
 
-def test_a_header_line_is_called_one(write_tsv: Lines, line: Line) -> None:
+def test_the_error_for_a_header_line_says_so(write_tsv: Lines, line: Line) -> None:
     path = write_tsv(["\t".join(CRITEO.names), line()])
     fails(
         path,
@@ -66,9 +66,7 @@ def test_a_header_line_is_called_one(write_tsv: Lines, line: Line) -> None:
 
 
 @pytest.mark.parametrize("name", ["clicks.tsv", "clicks.tsv.gz", "clicks"])
-def test_a_compressed_file_is_called_so_whatever_its_name(
-    tmp_path: Path, line: Line, name: str
-) -> None:
+def test_the_error_for_a_compressed_file_says_so(tmp_path: Path, line: Line, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress(line().encode()))
     if name == "clicks":
@@ -77,7 +75,7 @@ def test_a_compressed_file_is_called_so_whatever_its_name(
         fails(path, "is compressed.*: unpack it first")
 
 
-def test_a_folder_of_compressed_files_names_one(tmp_path: Path, line: Line) -> None:
+def test_the_error_for_a_folder_of_compressed_files_names_one(tmp_path: Path, line: Line) -> None:
     (tmp_path / "day_0.tsv.gz").write_bytes(gzip.compress(line().encode()))
     fails(tmp_path, r"holds no \*\.parquet .*; unpack day_0\.tsv\.gz first")
 
@@ -97,7 +95,7 @@ def test_text_of_another_encoding_is_refused(write_tsv: Lines, line: Line) -> No
     fails(path, "holds zero bytes, so it is not UTF-8 text")
 
 
-def test_bytes_that_are_no_text_are_refused_without_a_word_from_the_reader(
+def test_binary_data_is_refused_without_output_of_the_reader(
     write_tsv: Lines, line: Line, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = write_tsv([line()])
@@ -116,7 +114,7 @@ def test_a_pipe_is_refused_and_does_not_hang(tmp_path: Path) -> None:
     fails(tmp_path / "a.tsv", r"a\.tsv is a pipe or a device")
 
 
-def test_a_file_that_may_not_be_read_is_named(write_tsv: Lines, line: Line) -> None:
+def test_a_file_without_read_permission_is_named(write_tsv: Lines, line: Line) -> None:
     path = write_tsv([line()])
     path.chmod(0)
     before = os.geteuid()
@@ -130,10 +128,10 @@ def test_a_file_that_may_not_be_read_is_named(write_tsv: Lines, line: Line) -> N
         os.seteuid(before)
 
 
-def test_any_flipped_bit_or_cut_of_a_generated_log_is_noticed_or_harmless(
+def test_flipped_bits_and_truncation_of_a_generated_log_are_detected_or_harmless(
     tmp_path: Path, log: Path
 ) -> None:
-    """Pages carry checksums, and what lies between them has a structure that breaks."""
+    """Pages have checksums; damage between them breaks the structure of the file."""
     intact = (log / "part-00000.parquet").read_bytes()
     expected = _values(log / "part-00000.parquet")
     stream = np.random.default_rng(7)
@@ -143,7 +141,7 @@ def test_any_flipped_bit_or_cut_of_a_generated_log_is_noticed_or_harmless(
         damaged = bytearray(intact)
         damaged[place] ^= 1 << int(stream.integers(8))
         noticed += _noticed(path, bytes(damaged), expected)
-    assert noticed > 140, "most bytes of the file are pages"
+    assert noticed > 140, "most bytes of the file are in pages"
     for length in stream.integers(0, len(intact), 20):
         assert _noticed(path, intact[:length], expected)
 
@@ -171,7 +169,7 @@ def _values(path: Path) -> list[Any]:
     ]
 
 
-def test_a_column_that_changes_its_type_between_files_is_named(tmp_path: Path, log: Path) -> None:
+def test_a_column_with_different_types_in_two_files_is_named(tmp_path: Path, log: Path) -> None:
     table = pq.read_table(log / "part-00000.parquet")
     shutil.copy(log / "part-00000.parquet", tmp_path / "a.parquet")
     words = table.set_column(14, "C1", pa.array(["word"] * table.num_rows))
@@ -180,7 +178,7 @@ def test_a_column_that_changes_its_type_between_files_is_named(tmp_path: Path, l
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"last_fifth": 3}', "\0"])
-def test_scores_that_are_no_scores_are_refused(tmp_path: Path, content: str) -> None:
+def test_invalid_scores_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / TEACHER_FILE).write_text(content)
     with pytest.raises(
         DataError, match=r"teacher\.json does not hold the metrics of a teacher: delete"
@@ -191,7 +189,7 @@ def test_scores_that_are_no_scores_are_refused(tmp_path: Path, content: str) -> 
             generate(tmp_path, GenerateConfig(rows=10))
 
 
-def test_a_log_is_not_generated_onto_a_file(tmp_path: Path) -> None:
+def test_generating_a_log_does_not_overwrite_a_file(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("mine")
     with pytest.raises(DataError, match="log is a file, but a log is a folder"):
         generate(tmp_path / "log", GenerateConfig(rows=10))
@@ -202,7 +200,7 @@ def test_a_log_is_not_generated_onto_a_file(tmp_path: Path) -> None:
     ("key", "value"),
     [("seed", 1 << 44), ("rows_per_table", 1 << 41), ("tables", 5000), ("rows", -1)],
 )
-def test_settings_beyond_what_the_generator_can_do_are_refused(key: str, value: int) -> None:
+def test_settings_beyond_the_limits_of_the_generator_are_refused(key: str, value: int) -> None:
     with pytest.raises(ConfigError, match=rf"generate\.{key} must be an integer of .* got {value}"):
         section_from("generate", {"rows": 10, key: value})
 
@@ -213,7 +211,7 @@ def test_the_largest_settings_generate(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "part-00000.parquet").num_rows == 10
 
 
-def test_a_schema_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_binary_schema_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_bytes(b"\xb6\xff")
     with pytest.raises(DataError, match=r"schema\.toml is not valid TOML"):
         load_schema(tmp_path / "schema.toml")

@@ -1,6 +1,6 @@
-"""Every click model through the trainer: beside plain torch, resumed, in flight, and where it has nothing to train on.
+"""Every click model in the trainer: compared with plain torch, resumed, with steps in flight, and with unsuitable data.
 
-Logs are small and generated; one test trains on real interactions where there are some.
+Logs are small and generated; one test uses real interactions if they are available.
 """
 
 from __future__ import annotations
@@ -77,18 +77,18 @@ def losses(config: Config, steps: int) -> list[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ids", ["full", "vocabulary"])
-def test_a_model_trains_as_its_twin_in_plain_torch(make: Make, kind: str, ids: str) -> None:
+def test_a_model_trains_as_in_plain_torch(make: Make, kind: str, ids: str) -> None:
     stored = losses(make(kind, data__ids=ids), 12)
     plain = losses(make(kind, "plain", train__plain=True, data__ids=ids), 12)
     assert np.allclose(stored, plain, rtol=0, atol=1e-5)
-    assert abs(stored[-1] - stored[0]) > 1e-3, "nothing was learned"
+    assert abs(stored[-1] - stored[0]) > 1e-3, "the loss must change"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_trains_in_bfloat16_as_in_float32(
     make: Make, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    # Others compute the same, and slower.
+    # Other processors compute the same, but slower.
     monkeypatch.setattr(dense, "multiplies_bf16", lambda: True)
     flags = {"train__dense_optimizer": "adagrad", "train__dense_lr": 0.01}
     exact = losses(make(kind, **flags), 12)
@@ -115,7 +115,7 @@ def test_a_model_over_histories_resumes_with_the_same_bits(make: Make, kind: str
     assert set(whole["test"]) == {"auc", "logloss", "ne", "hr_at_10", "ndcg_at_10"}
 
 
-def test_another_history_is_another_run(make: Make, log: Path, tmp_path: Path) -> None:
+def test_resume_refuses_another_history(make: Make, log: Path, tmp_path: Path) -> None:
     schema = tmp_path / "schema.toml"
     text = 'label = "label"\ndense = []\nids = ["user", "item"]\nplaces = {}\n[histories]\nitem = "items_before"\n'
     flags = {"data__schema": schema, "data__train_rows": 500}
@@ -126,19 +126,19 @@ def test_another_history_is_another_run(make: Make, log: Path, tmp_path: Path) -
         train(make("din", train__resume=True, **flags), quiet())
 
 
-def test_steps_in_flight_change_nothing_of_a_history(make: Make) -> None:
+def test_steps_in_flight_do_not_change_results_with_histories(make: Make) -> None:
     alone = train(make("din"), quiet())
     flying = train(make("din", "flying", train__in_flight=4, store__lookahead=0), quiet())
     assert flying["test"] == alone["test"]
 
 
-def test_further_tasks_are_tested_apart(make: Make) -> None:
+def test_further_tasks_have_their_own_metrics(make: Make) -> None:
     test = train(make("mt_wide_deep"), quiet())["test"]
     assert {"auc", "auc_liked", "hr_at_10"} <= set(test)
     assert "auc_liked" not in train(make("wide_deep", "one"), quiet())["test"]
 
 
-def test_lists_are_ranked_with_ties_shared() -> None:
+def test_ranks_of_lists_count_half_of_ties() -> None:
     metrics = ListMetrics(12)
     logits = torch.arange(12.0).repeat(3, 1)
     labels = torch.zeros(3, 12)
@@ -171,7 +171,7 @@ def test_lists_are_ranked_with_ties_shared() -> None:
         ),
     ],
 )
-def test_a_model_that_does_not_fit_the_settings_says_so(
+def test_errors_of_models_and_settings_that_contradict(
     make: Make, flags: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said), open_trainer(make(**flags), quiet()):
@@ -193,7 +193,7 @@ def test_a_model_that_does_not_fit_the_settings_says_so(
         ("mt_wide_deep", "'mt_wide_deep' needs at least 2 labels, but the log has 1"),
     ],
 )
-def test_a_model_that_does_not_fit_the_log_says_so(
+def test_errors_of_models_and_logs_that_contradict(
     make: Make, tmp_path: Path, kind: str, said: str
 ) -> None:
     columns = ("label", "x", "a", "b", "c")
@@ -204,7 +204,7 @@ def test_a_model_that_does_not_fit_the_log_says_so(
         pass
 
 
-def test_two_ways_to_make_the_data_are_refused() -> None:
+def test_two_sections_that_generate_data_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"\[generate\] and \[sequences\] both write data\.path"):
         load_config(None, {("generate", "rows"): 10, ("sequences", "users"): 10})
 
@@ -224,7 +224,7 @@ def test_the_commands_make_sequences_and_train_on_them(
 
 
 @pytest.mark.parametrize("key", ["train_rows", "candidates"])
-def test_lists_that_are_not_all_there_are_told_before_training(
+def test_incomplete_lists_are_an_error_before_training(
     make: Make, log: Path, tmp_path: Path, key: str
 ) -> None:
     shutil.copytree(log, tmp_path / "part")
@@ -235,10 +235,10 @@ def test_lists_that_are_not_all_there_are_told_before_training(
     config = make("din", data__path=tmp_path / "part")
     with pytest.raises(ConfigError, match="a file is missing or incomplete; make the log again"):
         train(config, quiet())
-    assert not config.train.out.exists(), "nothing was made"
+    assert not config.train.out.exists(), "no output folder was made"
 
 
-def test_real_interactions_train_as_their_twin(
+def test_real_interactions_train_as_in_plain_torch(
     make: Make, tmp_path: Path, shared_data: Path
 ) -> None:
     path = shared_data / "ml-100k/ml-100k.inter"

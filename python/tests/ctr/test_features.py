@@ -1,7 +1,7 @@
-"""Ids and counts as a model takes them: missing and unseen values keep ids of their own, batches keep their order.
+"""Ids and counts as model inputs: missing and unseen values have their own ids, and batches keep their order.
 
-What could break: a vocabulary that has seen the test part, a missing value that shares a row with a real one, a run
-that goes on from row r and meets other batches than the run that never stopped.
+What could break: a vocabulary that includes test rows, a missing value that shares a row with a real one, a resumed run whose
+batches differ from those of an uninterrupted run.
 """
 
 import numpy as np
@@ -39,20 +39,20 @@ def test_counts_become_logs_and_missing_or_negative_ones_zero() -> None:
     np.testing.assert_allclose(log_counts(dense), [[0, np.log(2), np.log(100), 0, 0]], rtol=1e-6)
 
 
-def test_logs_of_counts_are_the_nearest_floats() -> None:
+def test_logarithms_of_counts_are_rounded_to_the_nearest_float() -> None:
     counts = np.arange(0, 2**24, 331, dtype=np.float32)
     exact = np.log1p(counts.astype(np.longdouble)).astype(np.float32)
     np.testing.assert_array_equal(log_counts(counts), exact)
     assert not np.signbit(log_counts(np.full(33, -0.0, np.float32))).any()
 
 
-def test_full_ids_are_the_values() -> None:
+def test_ids_full_uses_the_values_as_ids() -> None:
     ids = np.array([[2**62, -1], [MISSING_ID, 0]], dtype=np.int64)
     np.testing.assert_array_equal(FullIds().apply(ids), ids)
     assert FullIds().rows(2) is None
 
 
-def test_hashed_ids_fill_the_buckets_evenly_differ_by_feature_and_keep_missing_apart() -> None:
+def test_hashed_ids_are_uniform_differ_by_feature_and_keep_missing_separate() -> None:
     values = np.arange(20_000, dtype=np.int64)
     ids = np.stack([values, values], axis=1)
     ids[0] = MISSING_ID
@@ -72,7 +72,7 @@ def test_mix64_is_a_bijection_on_a_sample() -> None:
     assert len(np.unique(mix64(words))) == len(words)
 
 
-def test_a_vocabulary_knows_what_the_train_part_holds_often_enough() -> None:
+def test_a_vocabulary_holds_frequent_values_of_the_training_rows() -> None:
     log = source([5, 5, 9, 5, None, 9, 7, 7, 7], [1, 1, 1, 1, 1, 1, 2, 2, 2])
     vocabulary = fit_vocabulary(log, rows=6, min_count=2)
     assert [values.tolist() for values in vocabulary.values] == [[5, 9], [1]]
@@ -104,7 +104,7 @@ def test_a_vocabulary_may_be_empty() -> None:
     assert vocabulary.apply(np.array([[1, 2]])).tolist() == [[OOV_ID, OOV_ID]]
 
 
-def test_fingerprints_tell_vocabularies_apart() -> None:
+def test_fingerprints_of_vocabularies_differ() -> None:
     one = fit_vocabulary(source([5, 5, 9, 9]), rows=4, min_count=2)
     same = fit_vocabulary(source([9, 9, 5, 5]), rows=4, min_count=2)
     other = fit_vocabulary(source([5, 5, 8, 8]), rows=4, min_count=2)
@@ -112,18 +112,18 @@ def test_fingerprints_tell_vocabularies_apart() -> None:
     assert FullIds().fingerprint() is HashedIds(3).fingerprint() is None
 
 
-def test_an_unknown_way_is_refused() -> None:
+def test_an_unknown_id_mapping_is_refused() -> None:
     with pytest.raises(ValueError, match="must be full, hash or vocabulary"):
         id_way("magic", source([1]), train_rows=1, buckets=1, min_count=1)
 
 
 @pytest.mark.parametrize("way", ["full", "hash", "vocabulary"])
-def test_each_way_by_its_name(way: str) -> None:
+def test_id_mappings_are_found_by_name(way: str) -> None:
     chosen = id_way(way, source([1, 1, 2]), train_rows=2, buckets=10, min_count=2)
     assert chosen.apply(np.array([[1, 1]])).shape == (1, 2)
 
 
-def test_batches_are_contiguous_tensors_of_the_promised_types() -> None:
+def test_batches_are_contiguous_tensors_of_documented_dtypes() -> None:
     batch = next(batches(source([1, None, 3]), FullIds(), start=0, stop=3, batch=2))
     assert (batch.dense.dtype, batch.ids.dtype, batch.labels.dtype) == (
         torch.float32,
@@ -137,8 +137,8 @@ def test_batches_are_contiguous_tensors_of_the_promised_types() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 64, 100])
-def test_a_run_that_goes_on_meets_the_batches_it_would_have_met(size: int) -> None:
-    # Blocks of awkward sizes, so that batches straddle them.
+def test_a_resumed_run_has_the_same_batches(size: int) -> None:
+    # Block sizes that are not multiples of the batch, so that batches span blocks.
     users = list(range(64))
     chunked = pa.concat_tables(
         pa.table({"y": [0] * n, "x": [0] * n, "user": users[a : a + n], "item": users[a : a + n]})
@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_meets_the_batches_it_would_have_met(size: int) -> No
         assert [later.ids.tolist() for later in rest] == expected
 
 
-def test_transform_keeps_labels_and_applies_both() -> None:
+def test_transform_keeps_labels_and_maps_ids_and_counts() -> None:
     raw = RowBlock(np.ones(1, np.float32), np.array([[np.e - 1]], np.float32), np.array([[4]]))
     block = transform(raw, FullIds())
     assert block.labels.tolist() == [1.0]

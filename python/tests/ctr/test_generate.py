@@ -1,7 +1,7 @@
-"""The generated log: equal settings give equal bytes, ids repeat as published, the teacher is right about itself.
+"""The generated log: equal settings give equal bytes, ids repeat as published, and the teacher's scores are correct.
 
-If the sidecar overstated the best AUC, every model would look bad; if ids repeated too often, every cache would
-look good. So the teacher's scores are computed a second way, and repetition is compared with the published figures.
+If the stated best AUC were too high, every model would look bad; if ids repeated too often, every cache would look good. So
+the teacher's scores are computed a second way, and repetition is compared with published numbers.
 """
 
 import json
@@ -39,7 +39,7 @@ from rowmill.errors import DataError
 SMALL = GenerateConfig(rows=70_000, seed=3, rows_per_table=5_000, tables=4)
 
 
-def test_equal_settings_give_equal_bytes_and_another_seed_others(tmp_path: Path) -> None:
+def test_equal_settings_give_equal_bytes_and_seeds_differ(tmp_path: Path) -> None:
     generate(tmp_path / "a", SMALL)
     generate(tmp_path / "b", SMALL)
     first, second = (tmp_path / name / "part-00000.parquet" for name in "ab")
@@ -49,7 +49,7 @@ def test_equal_settings_give_equal_bytes_and_another_seed_others(tmp_path: Path)
     assert not np.array_equal(other.ids[0], same.ids[0])
 
 
-def test_a_table_has_the_ids_of_the_log_and_the_frequent_ones_first() -> None:
+def test_table_ids_are_those_of_the_log_most_frequent_first() -> None:
     settings = GenerateConfig(rows=20_000, seed=3, rows_per_table=500, tables=2, zipf=1.05)
     block = next(log_blocks(settings))
     for table, ids in enumerate(block.ids):
@@ -59,7 +59,7 @@ def test_a_table_has_the_ids_of_the_log_and_the_frequent_ones_first() -> None:
         assert np.isin(ids, known[:50]).mean() > 0.5
 
 
-def test_a_log_is_kept_if_its_settings_agree_and_never_overwritten_if_not(tmp_path: Path) -> None:
+def test_a_log_with_equal_settings_is_reused_and_others_are_not_overwritten(tmp_path: Path) -> None:
     generate(tmp_path, SMALL)
     before = (tmp_path / "part-00000.parquet").stat().st_mtime_ns
     generate(tmp_path, SMALL)
@@ -71,7 +71,7 @@ def test_a_log_is_kept_if_its_settings_agree_and_never_overwritten_if_not(tmp_pa
         generate(tmp_path, SMALL)
 
 
-def test_a_generation_that_was_cut_off_begins_again(tmp_path: Path) -> None:
+def test_an_interrupted_generation_starts_again(tmp_path: Path) -> None:
     (tmp_path / ".unfinished").touch()
     (tmp_path / "part-00000.parquet").write_bytes(b"half")
     generate(tmp_path, SMALL)
@@ -79,7 +79,7 @@ def test_a_generation_that_was_cut_off_begins_again(tmp_path: Path) -> None:
     assert not (tmp_path / ".unfinished").exists()
 
 
-def test_scores_that_were_cut_off_are_written_again(
+def test_incomplete_scores_are_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def half(path: Path, text: str, **_: str) -> None:
@@ -93,7 +93,7 @@ def test_scores_that_were_cut_off_are_written_again(
     assert json.loads(generate(tmp_path, SMALL).read_text())["rows"] == SMALL.rows
 
 
-def test_the_log_reads_back_in_row_groups(tmp_path: Path) -> None:
+def test_the_log_can_be_read_in_row_groups(tmp_path: Path) -> None:
     generate(tmp_path, SMALL)
     file = pq.ParquetFile(tmp_path / "part-00000.parquet")
     assert file.metadata.num_row_groups == 2
@@ -169,21 +169,21 @@ def test_drawn_ids_repeat_as_computed(law) -> None:
     assert 0 <= ranks.min() <= ranks.max() < law.ids
     ids, hits = measured_reuse(ranks)
     expected_ids, expected_hits = expected_reuse(law, draws)
-    # Group sizes are sums of independent coin tosses: 5 standard deviations; an id on the edge of a
-    # group takes all its accesses with it.
+    # Group sizes are sums of independent Bernoulli trials, so allow 5 standard deviations. An id on the border of a
+    # group contributes all its accesses.
     slack = 5 * np.sqrt(expected_ids) + 3
     assert np.all(abs(ids - expected_ids) <= slack)
     assert np.all(abs(hits - expected_hits) <= slack * np.append(REUSE_EDGES[1:], draws))
 
 
-def test_zipf_has_the_asked_exponent() -> None:
+def test_zipf_has_the_given_exponent() -> None:
     ranks = zipf_law(100_000, 1.2).ranks(np.random.default_rng(6).random(400_000))
     counts = np.bincount(ranks, minlength=1000)[10:1000]
     slope = np.polyfit(np.log(np.arange(10, 1000) + 1.5), np.log(counts + 0.5), 1)[0]
     assert slope == pytest.approx(-1.2, abs=0.05)
 
 
-def test_the_fitted_law_is_near_the_published_statistics(shared_data: Path) -> None:
+def test_the_fitted_distribution_is_close_to_published_statistics(shared_data: Path) -> None:
     text = (shared_data / "locality/locality_stats_2021.txt").read_text()
     entry = text.split("fbgemm_t856_bs65536_0.pt")[1].split("\n\n")[0]
     mean = float(re.search(r"Avg col size: ([\d.]+)", entry)[1])

@@ -1,7 +1,7 @@
-"""Models over histories against definitions of a few lines, one row of a batch at a time.
+"""Models over histories compared with short definitions, one row of a batch at a time.
 
-A definition takes the places that are there from a list, so what a mask does wrong shows: every batch has an empty
-history, a full one, and places beyond the lengths that hold garbage.
+A definition uses a list of the valid places, so errors of masks show. Every batch has an empty history, a full one, and
+garbage in places beyond the lengths.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def vectors(bags: FeatureBags, ids: Tensor, length: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Of one row: the other feature's vector, the target's, and those of its history, oldest first."""
+    """For one row: the vector of the other feature, of the target, and of its history, oldest first."""
     user, item, kind = (bag.weight for bag in bags.bags)
     history = [torch.cat([item[ids[3 + p]], kind[ids[3 + P + p]]]) for p in range(length)]
     return user[ids[0]], torch.cat([item[ids[1]], kind[ids[2]]]), history
@@ -66,7 +66,7 @@ def test_a_layout_finds_targets_and_places() -> None:
     assert LAYOUT.taken(torch.tensor([0, 2])).tolist() == [[False] * 3, [True, True, False]]
 
 
-def test_din_sums_places_by_their_weights(bags: FeatureBags) -> None:
+def test_din_sums_places_with_attention_weights(bags: FeatureBags) -> None:
     model = DIN(bags, histories=LAYOUT, dim=D, dense_features=N, attention=[5, 3], hidden=[8])
     model.eval()
     dense, ids, lengths = batch()
@@ -85,7 +85,7 @@ def test_din_sums_places_by_their_weights(bags: FeatureBags) -> None:
         torch.testing.assert_close(logits[b], (last.weight @ z + last.bias)[0])
 
 
-def test_dice_bends_at_the_mean_of_the_batch_and_remembers_it() -> None:
+def test_dice_uses_the_mean_of_the_batch_and_keeps_running_statistics() -> None:
     torch.manual_seed(3)
     dice, x = Dice(5), torch.randn(64, 5) * 3 + 1
     nn.init.normal_(dice.alpha)
@@ -94,12 +94,12 @@ def test_dice_bends_at_the_mean_of_the_batch_and_remembers_it() -> None:
     torch.testing.assert_close(dice.running_mean, 0.1 * x.mean(0))
     mean, var = dice.running_mean.clone(), dice.running_var.clone()
     p = torch.sigmoid(batch_norm(x[:1], mean, var, eps=1e-8))
-    alone = dice(x[:1])  # One row has no spread: as in evaluation.
+    alone = dice(x[:1])  # One row has no variance, so it behaves as in evaluation.
     torch.testing.assert_close(alone, p * x[:1] + (1 - p) * dice.alpha * x[:1])
     assert torch.equal(dice.running_mean, mean)
 
 
-def test_an_attentional_gru_is_the_papers_equations() -> None:
+def test_an_attentional_gru_equals_the_papers_equations() -> None:
     torch.manual_seed(4)
     cell = AttentionalGRU(4, 4)
     for linear in (cell.inward, cell.recurrent):
@@ -149,7 +149,7 @@ def test_dien_evolves_interests_towards_the_target(bags: FeatureBags) -> None:
     ]
     model.train()
     model(dense, ids, lengths)
-    assert len(losses) == 1, "of rows 3 and 4, one place"
+    assert len(losses) == 1, "only rows 3 and 4 have a place with an auxiliary loss"
     torch.testing.assert_close(model.auxiliary_loss, torch.stack(losses).mean() / 2)
 
 
@@ -181,7 +181,7 @@ def test_bst_attends_among_target_and_places(bags: FeatureBags) -> None:
         torch.testing.assert_close(logits[b], (last.weight @ z + last.bias)[0])
 
 
-def test_two_tower_is_a_product_of_two_mlps(bags: FeatureBags) -> None:
+def test_two_tower_is_the_dot_product_of_two_mlps(bags: FeatureBags) -> None:
     model = TwoTower(
         bags, features=3, items=[1, 2], dim=D, dense_features=N, histories=LAYOUT, tower=[6]
     )
@@ -200,7 +200,7 @@ def two_layers(tower: nn.Sequential, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", [DIN, DIEN, BST, TwoTower])
-def test_places_that_are_not_taken_get_no_gradient(kind: type, bags: FeatureBags) -> None:
+def test_places_beyond_the_length_get_no_gradient(kind: type, bags: FeatureBags) -> None:
     two = {"features": 3, "items": [1, 2]} if kind is TwoTower else {}
     model = kind(bags, histories=LAYOUT, dim=D, dense_features=N, **two)
     dense, ids, lengths = batch()
@@ -211,7 +211,7 @@ def test_places_that_are_not_taken_get_no_gradient(kind: type, bags: FeatureBags
     assert torch.equal(touched, taken)
 
 
-def test_wrong_layouts_say_what_was_expected(bags: FeatureBags) -> None:
+def test_errors_of_layouts_say_what_was_expected(bags: FeatureBags) -> None:
     with pytest.raises(
         ValueError, match=r"targets must name at least one of the 2 features, got \[2\]"
     ):

@@ -1,4 +1,4 @@
-"""Metrics against their definitions, computed here pair by pair."""
+"""Metrics compared with their definitions, computed pair by pair."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import torch
 from rowmill.ctr.metrics import ClickMetrics
 
 
-def test_metrics_are_their_definitions() -> None:
+def test_metrics_equal_their_definitions() -> None:
     torch.manual_seed(0)
     logits = torch.randn(200).round(decimals=1)
     labels = (torch.rand(200) < 0.3).float()
@@ -30,13 +30,13 @@ def test_metrics_are_their_definitions() -> None:
     assert result["ne"] == pytest.approx(loss / entropy, rel=1e-6)
 
 
-def test_logits_that_only_differ_far_out_still_rank() -> None:
+def test_large_logits_are_ranked_although_their_probabilities_are_equal() -> None:
     metrics = ClickMetrics()
     metrics.update(torch.tensor([20.0, 22.0, 24.0]), torch.tensor([0.0, 0.0, 1.0]))
     assert metrics.compute()["auc"] == 1.0
 
 
-def test_what_rows_do_not_determine_is_none() -> None:
+def test_undefined_metrics_are_none() -> None:
     metrics = ClickMetrics()
     assert metrics.compute() == {"auc": None, "logloss": None, "ne": None}
     metrics.update(torch.tensor([0.0]), torch.tensor([1.0]))
@@ -45,7 +45,7 @@ def test_what_rows_do_not_determine_is_none() -> None:
     assert result["logloss"] == pytest.approx(math.log(2))
 
 
-def test_reset_forgets() -> None:
+def test_reset_removes_all_rows() -> None:
     metrics = ClickMetrics()
     metrics.update(torch.tensor([5.0, 0.0]), torch.tensor([0.0, 1.0]))
     metrics.reset()

@@ -1,6 +1,6 @@
-"""The models against forms of themselves that are written out by hand, element by element.
+"""The models compared with definitions that are computed element by element.
 
-A wrong triangle, a transposed weight or a cross with the wrong input would still train, only worse; here each shows.
+A wrong triangle, a transposed weight or a cross with the wrong input would still train, only worse; these tests find them.
 """
 
 import pytest
@@ -45,7 +45,7 @@ def test_dot_interaction_takes_each_pair_once_row_by_row() -> None:
     torch.testing.assert_close(dot_interaction(vectors), torch.tensor(expected))
 
 
-def test_dlrm_is_bottom_mlp_pairs_and_top_mlp(bags: FeatureBags) -> None:
+def test_dlrm_equals_bottom_mlp_pairs_and_top_mlp(bags: FeatureBags) -> None:
     model = DLRM(bags, features=F, dim=D, dense_features=N, bottom=[6], top=[8])
     dense, ids = batch()
     logits = model(dense, ids)
@@ -62,7 +62,7 @@ def test_dlrm_is_bottom_mlp_pairs_and_top_mlp(bags: FeatureBags) -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 2])
-def test_a_cross_is_the_papers_formula(rank: int | None) -> None:
+def test_a_cross_layer_equals_the_papers_formula(rank: int | None) -> None:
     torch.manual_seed(4)
     layer = CrossLayer(6, rank=rank)
     nn.init.normal_(layer.outward.bias)
@@ -98,7 +98,7 @@ def test_ffnn_is_one_mlp_over_everything(bags: FeatureBags) -> None:
     torch.testing.assert_close(model(dense, ids), (z @ last.weight.T + last.bias)[:, 0])
 
 
-def test_wide_and_deep_takes_the_first_weight_of_a_row_for_its_wide_half(bags: FeatureBags) -> None:
+def test_wide_and_deep_uses_the_first_weight_of_a_row_for_the_wide_part(bags: FeatureBags) -> None:
     model = WideDeep(bags, features=F, dim=D, dense_features=N, hidden=[8])
     nn.init.normal_(model.wide.weight)
     nn.init.normal_(model.wide.bias)
@@ -141,12 +141,12 @@ def test_ncf_joins_a_product_and_an_mlp() -> None:
     both = torch.cat([user * item, torch.relu(x @ hidden.weight.T + hidden.bias)], dim=1)
     expected = both @ model.join[0].weight[0] + model.join[0].bias[0]
     torch.testing.assert_close(model(dense, ids), expected)
-    # The same from one row per user and one per item.
+    # The same with one row per user and one per item.
     pairs = torch.stack([torch.cat([user, user_mlp], 1), torch.cat([item, item_mlp], 1)], 1)
     torch.testing.assert_close(model.logits(dense, pairs), expected)
 
 
-def test_two_towers_meet_in_a_product_only(bags: FeatureBags) -> None:
+def test_two_towers_are_joined_by_a_dot_product_only(bags: FeatureBags) -> None:
     model = TwoTower(bags, features=F, items=[0, 2], dim=D, dense_features=N, tower=[6], width=5)
     dense, ids = batch()
     rows = [bags.bags[f].weight[ids[:, f]] for f in range(F)]
@@ -172,7 +172,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_named_shapes_are_the_published_ones_and_run(name: str) -> None:
+def test_named_shapes_equal_the_published_ones_and_run(name: str) -> None:
     shape = SHAPES[name]
     assert (shape.tables, shape.rows, shape.dim, shape.lookups) == PUBLISHED[name]
     few = FeatureBags(nn.EmbeddingBag(5, shape.dim, mode="sum") for _ in range(shape.tables))
@@ -218,7 +218,7 @@ def test_one_id_per_bag_equals_bags_of_one(bags: FeatureBags) -> None:
     torch.testing.assert_close(model(dense, ids), model(dense, flat, offsets))
 
 
-def test_wrong_shapes_say_what_was_expected(bags: FeatureBags) -> None:
+def test_errors_of_shapes_say_what_was_expected(bags: FeatureBags) -> None:
     with pytest.raises(ValueError, match=r"ids must be \[B, 3\], got \[7, 2\]"):
         bags(torch.zeros(B, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="offsets need flat ids"):

@@ -1,6 +1,6 @@
-"""`rowmill train` on several ranks takes the steps of one process, and goes on where all of them were saved.
+"""`rowmill train` on several ranks gives the steps of one process, and resumes from checkpoints of all ranks.
 
-The ranks are processes of the command with the environment that torchrun gives; one test has torchrun itself.
+Ranks are processes of the command with the environment variables of torchrun; one test uses torchrun itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 LOG = GenerateConfig(rows=4_001, seed=3, rows_per_table=500)
 TRAIN_ROWS = 3_201
-"""Fifty batches of 64 and one of 1, of which all ranks but the last have nothing."""
+"""Fifty batches of 64 and one of 1, in which all ranks but the last have no rows."""
 
 
 def arguments(log: Path, out: Path, *more: str) -> list[str]:
@@ -54,7 +54,7 @@ def arguments(log: Path, out: Path, *more: str) -> list[str]:
 def start(
     server: ForkServerContext, count: int, of_rank: list[list[str]], folder: Path
 ) -> list[BaseProcess]:
-    """Ranks, each with its arguments; what they print is in `printed-<rank>` of the folder."""
+    """Start ranks, each with its arguments; their output is in `printed-<rank>` of the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     return [
@@ -75,7 +75,7 @@ def start(
 
 
 def run(server: ForkServerContext, count: int, log: Path, out: Path, *more: str) -> list[str]:
-    """All ranks to the end, which must be a good one; what each printed."""
+    """Wait until all ranks have succeeded; returns the output of each."""
     ranks = start(server, count, [arguments(log, out, *more)] * count, out)
     codes = [ended(rank) for rank in ranks]
     said = printed(out, count)
@@ -90,7 +90,7 @@ def printed(out: Path, count: int) -> list[str]:
 def start_any(
     server: ForkServerContext, count: int, log: Path, out: Path, *more: str
 ) -> tuple[list[int], list[str]]:
-    """Exit codes, and what was printed, of a run of one process without torchrun or of several ranks."""
+    """Exit codes and output of a run of one process without torchrun, or of several ranks."""
     if count > 1:
         ranks = start(server, count, [arguments(log, out, *more)] * count, out)
         return [ended(rank) for rank in ranks], printed(out, count)
@@ -125,7 +125,7 @@ def measured(out: Path) -> dict[str, Any]:
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """The same steps, but for the order of sums."""
+    """Check that two runs have the same steps, except for the order of sums."""
     assert one["run"] == other["run"]
     assert [point[:2] for point in one["curve"]] == [point[:2] for point in other["curve"]]
     losses = [point[2] for point in other["curve"]]
@@ -135,7 +135,7 @@ def alike(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def alone(log: Path, server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process leaves behind."""
+    """The files of a run of one process."""
     out = tmp_path_factory.mktemp("alone")
     assert ended(fork(server, arguments(log, out), out / "printed")) == 0
     return out
@@ -143,29 +143,29 @@ def alone(log: Path, server: ForkServerContext, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def two(log: Path, server: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks leave behind."""
+    """The files of a run of two ranks."""
     out = tmp_path_factory.mktemp("two")
     run(server, 2, log, out)
     return out
 
 
-def test_two_ranks_take_the_steps_of_one_process(alone: Path, two: Path) -> None:
+def test_two_ranks_give_the_steps_of_one_process(alone: Path, two: Path) -> None:
     alike(measured(two), measured(alone))
     first, second = printed(two, 2)
     assert "test AUC" in first
-    assert second == "", "one rank speaks for all"
+    assert second == "", "only one rank prints"
     assert json.loads((two / "report.json").read_text())["run"]["ranks"] == 2
 
 
-def test_three_ranks_with_steps_in_flight_take_them_too(
+def test_three_ranks_with_steps_in_flight_give_the_steps_of_one_process(
     alone: Path, log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
-    """At bound 0, which lets no row be read before its last update."""
+    """At bound 0 no row is read before its last update."""
     run(server, 3, log, tmp_path / "three", "--in-flight", "3")
     alike(measured(tmp_path / "three"), measured(alone))
 
 
-def test_rows_of_histories_and_lists_of_candidates_are_those_of_one_process(
+def test_histories_and_candidate_lists_give_the_results_of_one_process(
     server: ForkServerContext, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -182,7 +182,7 @@ def test_rows_of_histories_and_lists_of_candidates_are_those_of_one_process(
     assert "hr_at_10" in measured(tmp_path / "two")["test"]
 
 
-def test_narrow_rows_on_the_wire_are_another_run(
+def test_resume_refuses_another_dtype_of_rows_in_messages(
     two: Path, log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     out = tmp_path / "bf16"
@@ -197,7 +197,7 @@ def test_narrow_rows_on_the_wire_are_another_run(
 
 
 def killed(server: ForkServerContext, log: Path, out: Path) -> str:
-    """Two ranks, of which the second is killed behind the second checkpoint; what the first says."""
+    """Start two ranks and kill the second after the second checkpoint; returns the output of the first."""
     ranks = start(server, 2, [arguments(log, out)] * 2, out)
 
     def saved() -> bool:
@@ -212,7 +212,7 @@ def killed(server: ForkServerContext, log: Path, out: Path) -> str:
     return printed(out, 2)[0]
 
 
-def test_a_rank_that_is_killed_is_named_and_the_run_goes_on_with_its_bits(
+def test_a_killed_rank_is_named_and_the_run_resumes_to_the_same_bits(
     two: Path, log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     said = killed(server, log, tmp_path)
@@ -226,7 +226,7 @@ def test_a_rank_that_is_killed_is_named_and_the_run_goes_on_with_its_bits(
     assert "Nothing to do" in again
 
 
-def test_other_numbers_of_ranks_take_a_run_over(
+def test_a_run_resumes_with_another_number_of_ranks(
     alone: Path, log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     killed(server, log, tmp_path)
@@ -235,7 +235,7 @@ def test_other_numbers_of_ranks_take_a_run_over(
     alike(measured(tmp_path), measured(alone))
 
 
-def test_a_folder_is_of_one_process_or_of_ranks(
+def test_a_run_of_one_process_does_not_resume_with_ranks_or_the_reverse(
     alone: Path, two: Path, log: Path, server: ForkServerContext
 ) -> None:
     last = alone / "printed-last"
@@ -250,7 +250,7 @@ def test_a_folder_is_of_one_process_or_of_ranks(
     assert all(said in text for text in printed(alone, 2))
 
 
-def test_a_new_run_is_refused_by_all_ranks_where_a_checkpoint_is(
+def test_all_ranks_refuse_a_new_run_in_a_folder_with_a_checkpoint(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     few = "--train-rows", "200"
@@ -266,7 +266,7 @@ def test_a_new_run_is_refused_by_all_ranks_where_a_checkpoint_is(
         assert files(out) == kept
 
 
-def test_a_new_run_clears_what_another_number_of_processes_left_without_a_checkpoint(
+def test_a_new_run_clears_files_of_other_ranks_without_a_checkpoint(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     few = "--train-rows", "200"
@@ -293,7 +293,7 @@ def test_a_new_run_clears_what_another_number_of_processes_left_without_a_checkp
     ],
     ids=str,
 )
-def test_ranks_that_were_told_different_things_say_which(
+def test_ranks_with_different_settings_name_the_setting(
     log: Path, server: ForkServerContext, tmp_path: Path, more: list[str], message: str
 ) -> None:
     told = [arguments(log, tmp_path), arguments(log, tmp_path, *more)]
@@ -302,7 +302,7 @@ def test_ranks_that_were_told_different_things_say_which(
         assert said == f"rowmill: ranks disagree on {message}\n"
 
 
-def test_a_backend_that_one_rank_lacks_is_told_by_all(
+def test_all_ranks_report_a_backend_that_one_rank_lacks(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     told = [arguments(log, tmp_path), arguments(log, tmp_path, "--backend", "oneccl")]
@@ -311,8 +311,8 @@ def test_a_backend_that_one_rank_lacks_is_told_by_all(
     assert printed(tmp_path, 2) == [said, said]
 
 
-def test_ranks_over_oneccl_take_the_same_steps(log: Path, two: Path, tmp_path: Path) -> None:
-    """The exchange, batches ahead, checkpoints of all ranks and the watch, every message of them by libccl."""
+def test_ranks_over_oneccl_give_the_same_steps(log: Path, two: Path, tmp_path: Path) -> None:
+    """The exchange, prefetched batches, checkpoints of all ranks and the watch, with all messages over libccl."""
     packages = Path(__file__).parents[1] / "distributed/oneccl/packages.lock"
     ran = subprocess.run(
         [
@@ -328,7 +328,7 @@ def test_ranks_over_oneccl_take_the_same_steps(log: Path, two: Path, tmp_path: P
     alike(measured(tmp_path), measured(two))
 
 
-def test_torchrun_starts_it(log: Path, tmp_path: Path) -> None:
+def test_torchrun_starts_the_ranks(log: Path, tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *("-m", "rowmill", *arguments(log, tmp_path, "--train-rows", "640")),
@@ -360,7 +360,7 @@ def open_log(*arguments):
 Trainer.train_step, Log.open = train_step, open_log
 sys.exit(main())
 """
-"""The command, of which one rank is killed in its seventh step, or when it reads the log."""
+"""A program that runs the command, and kills one rank in its seventh step or when it reads the log."""
 
 
 @pytest.mark.parametrize(
@@ -372,14 +372,14 @@ sys.exit(main())
         (1, "log", "before its first step"),
     ],
 )
-def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(
+def test_under_torchrun_the_other_rank_names_a_killed_rank(
     log: Path, tmp_path: Path, victim: int, where: str, lost: str
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(VICTIM)
     command = [
         *(warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-        # It ends the other rank at once.
+        # torchrun ends the other rank at once.
         *("--monitor-interval=0.001", str(program), *arguments(log, tmp_path / "run")),
     ]
     environment = {**os.environ, "VICTIM": str(victim), "WHERE": where}
@@ -402,7 +402,7 @@ def test_a_rank_of_torchrun_that_dies_is_named_by_the_other(
         ("checkpoint", "push", "file:///tmp/there", "checkpoint.push"),
     ],
 )
-def test_what_one_process_alone_can_do_is_refused(
+def test_settings_of_a_single_process_are_refused_with_ranks(
     section: str, key: str, value: Any, named: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:

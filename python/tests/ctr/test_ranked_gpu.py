@@ -1,8 +1,8 @@
-"""`rowmill train --backend nccl`: the dense half of every rank on a GPU, rows in the memory of the CPU.
+"""`rowmill train --backend nccl`: the dense layers of every rank on a GPU, rows in CPU memory.
 
-What could break: a tensor that is on the wrong side, weights that are drawn otherwise, predictions that reach metrics on the
-GPU, a checkpoint that goes on only where it was made. Where there is no GPU, one rank takes its steps on a stand-in, whose
-tensors may not meet those of the CPU; what NCCL does is seen on a machine with GPUs alone.
+What could break: a tensor on the wrong device, different initial weights, predictions that reach metrics on the GPU, a
+checkpoint that resumes only on the device where it was made. Without a GPU, one rank runs on a simulated GPU, whose tensors
+must not be combined with CPU tensors. NCCL itself is only tested on machines with GPUs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GPUS = torch.cuda.device_count()
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is the only rank of a run, on a processor of any kind."""
+    """Make this process the only rank of a run, on any processor."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -53,7 +53,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _metrics_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ranks tell each other for their metrics is in the memory of the CPU."""
+    """Ranks exchange predictions for metrics in CPU memory."""
     update = OfAllRanks.update
 
     def update_here(metrics: OfAllRanks, logits: torch.Tensor, labels: torch.Tensor) -> None:
@@ -64,7 +64,7 @@ def _metrics_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def alike_here(there: dict[str, Any], here: dict[str, Any], *, rel: float = 1e-5) -> None:
-    """Reports of the same steps, but for the order of sums in layers and optimizers."""
+    """Check that reports show the same steps, except for the order of sums in layers and optimizers."""
     for report, device in ((there, NAME), (here, "cpu")):
         assert report["run"]["device"] == device
         assert report["test"]["auc"] is not None
@@ -91,15 +91,17 @@ SPLIT = {"train__precision": "split-bf16", "rows__dtype": "split-bf16"}
     ids=str,
 )
 @pytest.mark.usefixtures("alone", "_metrics_here")
-def test_what_meets_the_dense_half_is_moved(make: Make, settings: dict[str, Any]) -> None:
+def test_inputs_of_the_dense_layers_are_moved_to_the_gpu(
+    make: Make, settings: dict[str, Any]
+) -> None:
     with stand_in():
         there = train(make("gpu", **settings, train__backend="nccl"), quiet())
     alike_here(there, train(make("cpu", **settings), quiet()))
 
 
 @pytest.mark.usefixtures("alone", "_metrics_here")
-def test_so_are_narrow_rows(make: Make) -> None:
-    """The CPU has a kernel of the dot interaction, which adds up in float32."""
+def test_bfloat16_rows_are_moved_to_the_gpu(make: Make) -> None:
+    """On the CPU, a kernel computes the dot interaction with float32 sums."""
     settings = {**SPLIT, "train__dense_optimizer": "adagrad", "model__kind": "dlrm"}
     with stand_in():
         there = train(make("gpu", **settings, train__backend="nccl"), quiet())
@@ -108,7 +110,7 @@ def test_so_are_narrow_rows(make: Make) -> None:
 
 @pytest.mark.parametrize("kind", ["two_tower", "din", "bst"])
 @pytest.mark.usefixtures("alone")
-def test_so_are_the_lengths_of_histories(make: Make, tmp_path: Path, kind: str) -> None:
+def test_lengths_of_histories_are_moved_to_the_gpu(make: Make, tmp_path: Path, kind: str) -> None:
     log = tmp_path / "sequences"
     make_sequences(log, SequencesConfig(users=40, items=60, events=12, places=5, candidates=10))
     settings = {"data__path": log, "model__kind": kind, "model__dim": 8}
@@ -121,7 +123,7 @@ def test_so_are_the_lengths_of_histories(make: Make, tmp_path: Path, kind: str) 
 @pytest.mark.parametrize("way", [("nccl", "gloo"), ("gloo", "nccl")], ids="-".join)
 @pytest.mark.parametrize("settings", [{}, {**SPLIT, "train__dense_optimizer": "adagrad"}], ids=str)
 @pytest.mark.usefixtures("alone")
-def test_a_run_goes_on_where_the_other_device_left_it(
+def test_a_run_resumes_on_the_other_device(
     make: Make, settings: dict[str, Any], way: tuple[str, str]
 ) -> None:
     settings = {**settings, "train__dense_decay_from": 1.0}
@@ -142,7 +144,7 @@ def test_a_run_goes_on_where_the_other_device_left_it(
     assert test == pytest.approx(straight["test"], rel=1e-5)
 
 
-def test_the_stand_in_refuses_what_a_gpu_would() -> None:
+def test_the_simulated_gpu_refuses_mixed_devices() -> None:
     layer = torch.nn.Linear(3, 2)
     with stand_in() as gpu:
         layer.to(GPU)
@@ -162,7 +164,7 @@ def test_the_stand_in_refuses_what_a_gpu_would() -> None:
 
 
 @pytest.mark.skipif(GPUS >= 2, reason=f"{GPUS} GPUs are here, enough for both ranks")
-def test_a_rank_without_a_gpu_is_told_by_all(
+def test_all_ranks_report_a_rank_without_a_gpu(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     told = [arguments(log, tmp_path / "out", "--backend", "nccl")] * 2
@@ -175,7 +177,7 @@ def test_a_rank_without_a_gpu_is_told_by_all(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_torch_without_nccl_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_build_without_nccl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     check_gpus("gloo", 3)
@@ -194,7 +196,7 @@ def test_a_backend_without_ranks_is_refused(make: Make) -> None:
             pass
 
 
-def test_it_is_the_device_that_must_multiply_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_of_the_dense_layers_must_support_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = TrainConfig(precision="bf16")
     with stand_in():
         check_precision(narrow, GPU)
@@ -208,16 +210,16 @@ def test_it_is_the_device_that_must_multiply_in_bf16(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(GPUS == 0, reason="needs a CUDA device")
 @pytest.mark.parametrize("flags", [(), ("--in-flight", "3"), ("--model", "ffnn")], ids=str)
-def test_ranks_over_nccl_take_the_steps_of_gloo(
+def test_ranks_over_nccl_give_the_steps_of_gloo(
     log: Path, server: ForkServerContext, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """As many ranks as there are GPUs, three at most; their run goes on without them, and the other way round."""
+    """Uses one rank per GPU, three at most; the run resumes on CPUs, and the reverse."""
     count = min(GPUS, 3)
     for backend in ("nccl", "gloo"):
         run(server, count, log, tmp_path / backend, "--backend", backend, *flags)
     there, here = (measured(tmp_path / backend) for backend in ("nccl", "gloo"))
     assert there["run"] == here["run"]
-    # What a GPU adds up in another order Adam makes more of.
+    # Adam amplifies the rounding differences of sums on a GPU.
     assert there["test"] == pytest.approx(here["test"], rel=1e-3)
     for backend, other in (("nccl", "gloo"), ("gloo", "nccl")):
         more = "--backend", other, "--resume", "--epochs", "2"

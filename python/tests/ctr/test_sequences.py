@@ -1,4 +1,4 @@
-"""Logs of sequences against their definition, row by row, and what is said of input that makes none."""
+"""Logs of sequences compared with their definition, row by row, and errors for unsuitable input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = Schema(
 )
 
 
-def test_a_log_is_what_its_definition_says() -> None:
+def test_a_log_equals_its_definition() -> None:
     found = generate_interactions(SMALL)
     table, train_rows = sequence_table(found, SMALL)
     rows = table.to_pylist()
@@ -50,7 +50,7 @@ def test_a_log_is_what_its_definition_says() -> None:
         assert [r["label"] for r in group] == [1] + [0] * (SMALL.candidates - 1)
         assert shown[0] == events[place][1]
         assert len(set(shown)) == SMALL.candidates
-        assert not set(shown[1:]) & set(seen[user]), "a candidate the user has met"
+        assert not set(shown[1:]) & set(seen[user]), "a candidate that the user has interacted with"
         assert all(r["items_before"] == seen[user][-SMALL.places :] for r in group)
         row += len(group)
     assert row == len(rows)
@@ -59,7 +59,7 @@ def test_a_log_is_what_its_definition_says() -> None:
     assert not clicked & shown
 
 
-def test_an_only_interaction_is_trained_on_and_ties_do_not_depend_on_the_file() -> None:
+def test_a_single_interaction_is_for_training_and_ties_do_not_depend_on_file_order() -> None:
     users, items = np.array([1, 2, 1, 3]), np.array([5, 5, 6, 7])
     settings = SequencesConfig(negatives=1, candidates=2)
     times = np.zeros(4, np.int64)
@@ -72,7 +72,7 @@ def test_an_only_interaction_is_trained_on_and_ties_do_not_depend_on_the_file() 
     assert rows[-1] == {"label": 0, "user": 1, "item": 7, "items_before": [5]}
 
 
-def test_users_who_met_nearly_everything_still_get_others() -> None:
+def test_users_with_nearly_all_items_still_get_candidates() -> None:
     items = 40
     users = np.repeat([1, 2], items - 1)
     met = np.concatenate([np.arange(items - 1), np.arange(items - 1)[::-1] + 1])
@@ -80,12 +80,12 @@ def test_users_who_met_nearly_everything_still_get_others() -> None:
     settings = SequencesConfig(negatives=5, candidates=2)
     table, train_rows = sequence_table(interactions, settings)
     others = [r for r in table.to_pylist()[:train_rows] if not r["label"]]
-    # Left out is the last one: 38 of user 1, item 1 of user 2.
+    # The last item of each user is left out: 38 of user 1, item 1 of user 2.
     assert {r["item"] for r in others if r["user"] == 1} == {38, 39}
     assert {r["item"] for r in others if r["user"] == 2} == {0, 1}
 
 
-def test_a_generated_order_means_something_and_repeats_with_its_seed() -> None:
+def test_generated_orders_are_informative_and_repeat_with_the_seed() -> None:
     settings = SequencesConfig(users=200, items=100, events=30)
     one, two = generate_interactions(settings), generate_interactions(settings)
     assert np.array_equal(one.items, two.items)
@@ -143,14 +143,16 @@ def test_interactions_of_either_format_are_the_same(tmp_path: Path) -> None:
         ("user\titem\titem\ttimestamp\n1\t2\t2\t3\n", "has 2 columns 'item': keep only one"),
     ],
 )
-def test_interactions_that_cannot_be_read_say_why(tmp_path: Path, text: str, said: str) -> None:
+def test_unreadable_interactions_are_errors_with_the_reason(
+    tmp_path: Path, text: str, said: str
+) -> None:
     file = tmp_path / "bad.tsv"
     file.write_text(text)
     with pytest.raises(DataError, match=said):
         read_interactions(file)
 
 
-def test_ids_beyond_64_bits_with_a_sign_are_refused(tmp_path: Path) -> None:
+def test_ids_beyond_signed_64_bits_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     columns = {"user": pa.array([2**64 - 1], pa.uint64()), "item": [1], "timestamp": [1]}
     pq.write_table(pa.table(columns), file)
@@ -158,7 +160,7 @@ def test_ids_beyond_64_bits_with_a_sign_are_refused(tmp_path: Path) -> None:
         read_interactions(file)
 
 
-def test_interactions_that_make_no_sequences_say_why() -> None:
+def test_interactions_without_sequences_are_errors_with_the_reason() -> None:
     def table(users: list[int], items: list[int], **settings: int) -> None:
         times = np.arange(len(users))
         interactions = Interactions(np.array(users), np.array(items), times, None)
@@ -178,7 +180,7 @@ def test_interactions_that_make_no_sequences_say_why() -> None:
         read_interactions(Path("absent"))
 
 
-def test_a_log_is_kept_and_never_mixed_with_another(tmp_path: Path) -> None:
+def test_a_log_is_reused_and_other_logs_are_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "log"
     sidecar = make_sequences(out, SMALL)
     before = (out / "part-00000.parquet").stat().st_mtime_ns
@@ -228,7 +230,7 @@ def test_a_block_holds_the_last_places_of_histories() -> None:
     assert joined.lengths.tolist() == [3, 2]
 
 
-def test_places_are_hashed_and_numbered_as_their_target() -> None:
+def test_places_are_hashed_and_numbered_like_their_target() -> None:
     source = open_source(lists([5, 6], [6], [0, 1, 2]), SCHEMA)
     (block,) = source.blocks(0, 3)
     assert source.schema.id_features == [0, 1, 1, 1, 1]
@@ -259,12 +261,14 @@ def test_places_are_hashed_and_numbered_as_their_target() -> None:
         ),
     ],
 )
-def test_histories_that_are_none_say_where(table: pa.Table, said: str) -> None:
+def test_invalid_histories_are_named(table: pa.Table, said: str) -> None:
     with pytest.raises(DataError, match=said):
         list(open_source(table, SCHEMA).blocks(0, table.num_rows))
 
 
-def test_histories_of_one_row_are_equally_long_and_never_in_text(tmp_path: Path) -> None:
+def test_histories_of_a_row_need_equal_lengths_and_are_refused_in_text_files(
+    tmp_path: Path,
+) -> None:
     schema = Schema(
         label="label",
         dense=(),

@@ -1,6 +1,6 @@
-"""Reading click logs: every format gives the same rows, from any row on; bad input names its place and the fix.
+"""Reading click logs: every format gives the same rows, from any starting row; errors name the position and the fix.
 
-A reader that loses the row number, swallows a short line or hands on a float id trains on garbage without a word.
+A reader that loses the row number, skips a short line or returns a float id would silently train on wrong data.
 """
 
 from collections.abc import Callable, Iterator
@@ -160,21 +160,21 @@ def test_a_line_with_twelve_integers_is_named(write_tsv: Lines, line: Line) -> N
         ({"ids": ["8000000000000000", *["1"] * 25]}, "line 2: C1 is .*reserved for missing"),
     ],
 )
-def test_a_bad_value_in_a_tsv_file_is_named(
+def test_an_invalid_value_in_a_tsv_file_is_named(
     write_tsv: Lines, line: Line, change: dict[str, Any], message: str
 ) -> None:
     fails(write_tsv([line(), line(**change), line()]), rf"clicks\.tsv, {message}")
 
 
-def test_an_empty_line_is_an_error_not_a_lost_row(write_tsv: Lines, line: Line) -> None:
+def test_an_empty_line_is_an_error(write_tsv: Lines, line: Line) -> None:
     fails(write_tsv([line(), "", line()]), "line 2: label 'label' is missing")
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file_is_an_error() -> None:
     fails(Path("nowhere.parquet"), r"nowhere\.parquet does not exist")
 
 
-def test_a_file_of_another_kind(tmp_path: Path) -> None:
+def test_a_file_of_an_unknown_format_is_an_error(tmp_path: Path) -> None:
     other = tmp_path / "notes.md"
     other.write_text("hello")
     fails(other, "is not a Parquet file, and its name does not end in")
@@ -187,7 +187,7 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
     fails(3.5, "cannot read a float")
 
 
-def test_two_formats_in_one_folder(tmp_path: Path) -> None:
+def test_two_formats_in_one_folder_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"")
     (tmp_path / "b.tsv").write_bytes(b"")
     fails(tmp_path, r"holds both a\.parquet and b\.tsv")
@@ -226,7 +226,7 @@ def test_two_formats_in_one_folder(tmp_path: Path) -> None:
         ("x", pa.array([1.0, float("inf"), 0.0]), r"row 1 \(from 0\): 'x' is infinite"),
     ],
 )
-def test_a_bad_column_is_named_in_files_and_tables(
+def test_an_invalid_column_is_named_in_files_and_tables(
     tmp_path: Path, column: str, values: pa.Array, message: str
 ) -> None:
     table = small_table()
@@ -237,7 +237,7 @@ def test_a_bad_column_is_named_in_files_and_tables(
     fails(path, rf"log\.parquet, .*{message}" if "row" in message else message, SMALL)
 
 
-def test_a_column_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_column_lists_the_existing_ones(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     pq.write_table(small_table().drop_columns("item"), path)
     fails(
@@ -280,13 +280,13 @@ def test_schema_file(tmp_path: Path) -> None:
         ("label = y", "not valid TOML"),
     ],
 )
-def test_a_wrong_schema_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_of_schema_files(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "schema.toml"
     path.write_text(text)
     with pytest.raises(DataError, match=message):
         load_schema(path)
 
 
-def test_a_schema_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_schema_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         load_schema(tmp_path / "schema.toml")

@@ -1,4 +1,4 @@
-"""Configurations of runs in the process of a test."""
+"""Configurations of runs that execute in the process of a test."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.console import Console
 from rowmill.config import Config
 
 Make = Callable[..., Config]
-"""What the fixture `make` gives: a configuration by the name of its folder, and settings as `section__key=value`."""
+"""Type of the fixture `make`: makes a configuration from the name of its folder, and settings as `section__key=value`."""
 
 
 def quiet() -> Console:
-    """Prints nowhere."""
+    """A console that prints nothing."""
     return Console(file=io.StringIO())

@@ -1,4 +1,4 @@
-"""Runs that stop at a step, for tests that go on with them in the same process."""
+"""Runs that stop at a step, for tests that resume them in the same process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class CutOffError(Exception):
-    """Stands for a kill in tests that look at one process only."""
+    """Simulates a kill, for tests in one process."""
 
 
 @contextmanager
 def cut_off(step: int, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """The run of the block raises before the step after this one."""
+    """In this context, a run raises before the step after the given one."""
     original = Trainer.train_step
 
     def some(trainer: Trainer, batch: Any, rows: Any) -> torch.Tensor:

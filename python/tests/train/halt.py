@@ -1,24 +1,24 @@
-"""Stopping a run at an instant, and telling from outside what it was doing.
+"""Stop a run at some point, and tell from outside what it was doing.
 
-SIGSTOP holds every thread where it is. What the run was in the middle of then shows in the files of its store and in
-the system call that each thread was in, so nothing in the product takes part. Only what is certain counts:
+SIGSTOP stops every thread. What the run was doing then follows from the files of its store and from the system call of each
+thread, without any support in the product. Only certain evidence counts:
 
-| phase | what shows it |
+ phase | evidence |
 |---|---|
-| starting | the store is not locked by this process |
-| opening | it is, but the thread that cleans is not there yet |
-| checkpoint: attachment | an attachment of the coming checkpoint is there |
-| checkpoint: rows | and the index log of the one after it: the cut was made |
-| checkpoint: manifest | and a new manifest that has not replaced the old one |
-| checkpoint: removal | the manifest is the new one, and attachments of an earlier one are there |
-| flush | a thread is in a write to a log |
-| compaction | the thread that cleans is in a read; it reads nothing but segments to clean |
-| test | none of these, and the last checkpoint but one is durable |
-| report | none of these, and the last checkpoint is durable |
-| training | none of these |
+ starting | the store is not locked by this process |
+ opening | the store is locked, but the compaction thread does not run yet |
+ checkpoint: attachment | an attachment of the coming checkpoint exists |
+ checkpoint: rows | in addition, the index log of the checkpoint after it exists: the log was cut |
+ checkpoint: manifest | in addition, a new manifest exists that has not replaced the old one |
+ checkpoint: removal | the manifest is the new one, and attachments of an earlier checkpoint exist |
+ flush | a thread is writing to a log |
+ compaction | the compaction thread is reading; it only reads segments to clean |
+ test | none of these, and the second-to-last checkpoint is durable |
+ report | none of these, and the last checkpoint is durable |
+ training | none of these |
 
-A file counts only if it changed since the process began: those that an earlier kill left behind look alike. For the
-same reason what is to be removed counts only once this process has replaced the manifest.
+A file counts only if it changed after the process began, because files left by an earlier kill look the same. For the same
+reason, files that will be removed count only after this process has replaced the manifest.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from python.tests.train.runs import DEADLINE_S, epoch
 INSIDE = ("checkpoint", "flush", "compaction")
 """Phases in which files of the store are being written, read back or removed."""
 
-# Linux keeps 15 characters of the name of a thread.
+# Linux keeps 15 characters of a thread's name.
 _CLEANER = "rowmill-compaction"[:15]
-# Numbers of pread64 and pwrite64; that of io_uring_enter is the same everywhere.
+# System call numbers of pread64 and pwrite64; io_uring_enter has the same number everywhere.
 _PREAD, _PWRITE = {"x86_64": ("17", "18"), "aarch64": ("67", "68")}.get(
     platform.machine(), (None, None)
 )
 _IO_URING_ENTER = "426"
-# How long a thread in the kernel may take to come to a stop.
+# How long a thread in the kernel may take to stop.
 _PATIENCE_S = 0.5
 
 
 def need_system_calls() -> None:
-    """Skip on systems that do not show the current system call of a process."""
+    """Skip the test on systems that do not show the current system call of a process."""
     if _PREAD is None:
         pytest.skip(f"the numbers of system calls on {platform.machine()} are not known here")
     try:
@@ -58,11 +58,11 @@ def need_system_calls() -> None:
 
 
 class Halt:
-    """A process of a run, to be looked at and stopped.
+    """The process of a run, to observe and stop.
 
     Args:
-        store: Folder of its rows, as it is before the process begins.
-        checkpoints: How many a whole run makes; the last two are those of the end of training and of the test.
+        store: Folder of its store, in the state before the process begins.
+        checkpoints: Number of checkpoints of a whole run; the last two are at the end of training and of the test.
     """
 
     def __init__(self, store: Path, checkpoints: int) -> None:
@@ -73,12 +73,12 @@ class Halt:
         self._process = Path()
 
     def follow(self, pid: int | None) -> None:
-        """The process has begun."""
+        """Record that the process has begun."""
         assert pid is not None
         self._process = Path(f"/proc/{pid}")
 
     def stop(self) -> bool:
-        """Stop every thread where it is; False if the process is gone."""
+        """Stop all threads; False if the process has ended."""
         begun = time.monotonic()
         try:
             os.kill(int(self._process.name), signal.SIGSTOP)
@@ -86,18 +86,18 @@ class Halt:
             return False
         while (states := {_state(task) for task in self._tasks()}) - {"T", "Z", ""}:
             waited = time.monotonic() - begun
-            # A thread that is ending waits in the kernel for workers of its ring, and they are stopped too.
+            # An ending thread waits in the kernel for workers of its io_uring, which are stopped too.
             if waited > _PATIENCE_S and not states - {"T", "Z", "", "D"}:
                 break
             assert waited < DEADLINE_S, f"the process cannot be stopped: {states}"
         return "T" in states
 
     def go_on(self) -> None:
-        """Let the stopped process run."""
+        """Let the stopped process continue."""
         os.kill(int(self._process.name), signal.SIGCONT)
 
     def phases(self) -> list[str]:
-        """What the process is doing: exact if it is stopped, else a hint."""
+        """The current phase of the process: exact if it is stopped, otherwise a hint."""
         calls = [(_read(task / "comm"), _read(task / "syscall").split()) for task in self._tasks()]
         if not any(name == _CLEANER for name, _ in calls):
             locked = _read(self._store / "LOCK") == self._process.name
@@ -139,7 +139,10 @@ class Halt:
     def _tasks(self) -> list[Path]:
         try:
             return list((self._process / "task").iterdir())
-        except (FileNotFoundError, ProcessLookupError):  # Gone before, or while they were listed.
+        except (
+            FileNotFoundError,
+            ProcessLookupError,
+        ):  # The process ended before or during the listing.
             return []
 
 
@@ -147,7 +150,7 @@ _Files = dict[str, tuple[int, int]]
 
 
 def _files(store: Path) -> _Files:
-    """Time of the last change and size of every file of a store."""
+    """Modification time and size of every file of a store."""
     found: _Files = {}
     for path in store.glob("*"):
         try:
@@ -159,7 +162,7 @@ def _files(store: Path) -> _Files:
 
 
 def _state(task: Path) -> str:
-    """One letter, as in `ps`; nothing if the thread is gone."""
+    """The state of a thread, one letter as in `ps`; empty if the thread has ended."""
     return _read(task / "stat").rpartition(")")[2][1:2]
 
 

@@ -1,7 +1,7 @@
 """Runs of `rowmill train` as processes, for tests that stop and kill them.
 
-The processes are forked from one that has loaded the modules already, which would take most of a short run; what
-they run is the command itself, `rowmill.cli.main`.
+The processes are forked from one that has already imported the modules, because the import would take most of the time of a
+short run. They run the command itself, `rowmill.cli.main`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def fork(
     environment: Mapping[str, str] | None = None,
     tell: tuple[int, Path] | None = None,
 ) -> BaseProcess:
-    """Start `rowmill` with these arguments; what it prints is added to a file.
+    """Start `rowmill` with these arguments; its output is appended to a file.
 
-    With `tell` the process makes that file when it begins its training step of that number, counted from 1.
+    With `tell`, the process creates that file when it begins the training step with that number, counted from 1.
     """
     process = server.Process(target=_command, args=(arguments, printed, environment or {}, tell))
     process.start()
@@ -46,23 +46,23 @@ def fork(
 
 
 def ended(process: BaseProcess) -> int:
-    """Wait for the end of a run; its exit code."""
+    """Wait for the end of a run; returns its exit code."""
     process.join(DEADLINE_S)
-    assert process.exitcode is not None, "the run does not come to an end"
+    assert process.exitcode is not None, "the run does not end"
     return process.exitcode
 
 
 def until(met: Callable[[], bool], runs: Callable[[], bool]) -> None:
-    """Wait for a moment of a run."""
+    """Wait until a condition holds during a run."""
     deadline = time.monotonic() + DEADLINE_S
     while not met():
-        assert runs(), "the run ended before that moment"
-        assert time.monotonic() < deadline, "the run never came to that moment"
+        assert runs(), "the run ended before the condition held"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.0005)
 
 
 def epoch(store: Path) -> int:
-    """Number of the last checkpoint, 0 before the first."""
+    """Number of the last checkpoint; 0 before the first."""
     try:
         return json.loads((store / "MANIFEST").read_text().split("\n", 1)[1])["epoch"]
     except FileNotFoundError:
@@ -70,9 +70,9 @@ def epoch(store: Path) -> int:
 
 
 def scalars(events: Path, *tags: str) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a folder of events: step and value of every point, by tag."""
+    """The points that TensorBoard shows for a folder of events: step and value by tag."""
     with TemporaryDirectory() as name:
-        # It reads files by name, and names begin with the second they were made in: too coarse for short runs.
+        # TensorBoard orders files by name, and names contain the second of creation, which is too coarse for short runs.
         files = sorted(events.iterdir(), key=lambda file: file.stat().st_mtime_ns)
         for number, file in enumerate(files):
             shutil.copy(file, Path(name) / f"events.out.tfevents.{number:010}")

@@ -1,4 +1,4 @@
-"""Large tensors of one step after another take the same memory."""
+"""Large tensors of consecutive steps reuse the same memory."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(how: str) -> int:
-    """Page faults of 3 tensors of 64 MiB, once as many were freed before."""
+    """Page faults of 3 tensors of 64 MiB, after the same number were freed."""
     plain = {key: value for key, value in os.environ.items() if key != "THP_MEM_ALLOC_ENABLE"}
     ran = subprocess.run(
         [sys.executable, "-c", _FAULTS, how], capture_output=True, text=True, check=True, env=plain
@@ -35,6 +35,6 @@ def faults(how: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-def test_large_tensors_fault_once() -> None:
+def test_freed_large_tensors_are_reused_without_page_faults() -> None:
     assert faults("given back") > 10_000
     assert faults("kept") < 1_000

@@ -1,7 +1,7 @@
-"""The dense half in bfloat16: with weights of float32, and with split ones.
+"""Dense layers in bfloat16: with float32 weights, and with split weights.
 
-The figures of a run hardly change; what it goes on from does not at all. Processors that do not multiply in bfloat16 compute
-the same, and slower, which is why a run refuses: the tests do not.
+Metrics change little, and resuming changes no bit. A run refuses bfloat16 on a processor without bfloat16 instructions,
+because it would be slower with the same results; these tests run anyway.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in dense_state(trainer.task.model).items()}
 
 
-def test_figures_are_those_of_float32(make: Make) -> None:
+def test_metrics_are_close_to_float32(make: Make) -> None:
     reports = {
         precision: train(make(precision, train__precision=precision, rows__dtype=rows), quiet())
         for precision, rows in (("fp32", "fp32"), ("bf16", "fp32"), ("split-bf16", "split-bf16"))
@@ -43,14 +43,14 @@ def test_figures_are_those_of_float32(make: Make) -> None:
     exact = reports.pop("fp32")
     assert exact["test"]["auc"] > 0.6
     for report in reports.values():
-        # Of 1,200 rows: an AUC of as many others would differ by as much.
+        # Of 1,200 test rows: the AUC of another sample of that size would differ as much.
         assert abs(report["test"]["auc"] - exact["test"]["auc"]) < 0.03
         assert abs(report["test"]["logloss"] - exact["test"]["logloss"]) < 0.02
         assert report["test"] != exact["test"]
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
-def test_a_run_goes_on_with_its_split_weights_to_the_last_bit(make: Make, optimizer: str) -> None:
+def test_a_run_with_split_weights_resumes_to_the_same_bits(make: Make, optimizer: str) -> None:
     flags = {
         "train__precision": "split-bf16",
         "train__dense_optimizer": optimizer,
@@ -78,7 +78,7 @@ def test_a_run_goes_on_with_its_split_weights_to_the_last_bit(make: Make, optimi
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_dense_half_is_split_or_not(make: Make) -> None:
+def test_precision_selects_split_or_plain_weights(make: Make) -> None:
     config = make("sgd", train__precision="split-bf16", train__dense_optimizer="sgd")
     with open_trainer(config, quiet()) as trainer:
         assert isinstance(trainer.task.optimizer, SplitSGD)
@@ -90,7 +90,7 @@ def test_a_dense_half_is_split_or_not(make: Make) -> None:
 
 
 @pytest.mark.parametrize("setting", ["train__precision", "train__dense_optimizer"])
-def test_another_precision_is_another_run(make: Make, setting: str) -> None:
+def test_resume_refuses_another_precision(make: Make, setting: str) -> None:
     with open_trainer(make(), quiet()) as trainer:
         trainer.save()
     other = {"train__precision": "bf16", "train__dense_optimizer": "sgd"}[setting]
@@ -102,7 +102,7 @@ def test_another_precision_is_another_run(make: Make, setting: str) -> None:
         pass
 
 
-def test_what_has_no_split_form_or_no_instructions_is_refused(
+def test_unsupported_optimizers_and_processors_are_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="'split-bf16' needs --dense-optimizer adagrad or sgd"):

@@ -1,13 +1,13 @@
 """Exactly-once training: a run that is killed again and again leaves results bit-identical to an uninterrupted run.
 
-A seed chooses what each `kill -9` aims at: a training step, a checkpoint being written, rows being flushed to the log, a
-segment being cleaned. `halt` proves what was hit. The run goes on with `--resume`, is killed again, and so on
-until one of its parts reaches the end. Then everything it leaves must be equal, to the last bit: metrics and curves,
-dense weights and their optimizer, the random stream, every row with its optimizer state. Memory for a fraction of the
-rows makes eviction, cleaning and lookahead part of it; memory for all leaves only checkpoints to write. Nothing is
-simulated: these are processes of `rowmill train`, and their files.
+A seed chooses the target of each `kill -9`: a training step, a checkpoint that is being written, rows that are flushed to the
+log, a segment that is being cleaned. `halt` checks what was hit. The run is resumed with `--resume` and killed again, until
+one process reaches the end. Then all its files must be bit-identical: metrics and curves, dense weights and their optimizer,
+the random stream, every row with its optimizer state. With row memory for a fraction of the rows, the run includes eviction,
+cleaning and lookahead; with row memory for all rows, only checkpoints write. Nothing is simulated: these are processes of
+`rowmill train` and their files.
 
-What a kill cannot show is a loss of power; the tests of the store in Rust do that with a simulated disk.
+A kill cannot simulate a loss of power; tests of the store in Rust do that with a simulated disk.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ pytestmark = pytest.mark.slow
 
 SEED = 1
 STEP = "step"
-"""Aim of a kill that comes a moment after a training step has begun, whatever the run does then."""
+"""Target: shortly after a training step has begun, in any phase."""
 EACH = ("checkpoint: rows", "checkpoint: manifest", "flush", "compaction", "opening", STEP, STEP)
-"""Aims of every variant in `make test`."""
+"""Targets of every variant in `make test`."""
 ONCE = ("checkpoint: attachment", "checkpoint: removal", "test", "report")
-"""Aims of one variant more: they do not depend on optimizer and memory."""
+"""Additional targets of one variant, because they do not depend on optimizer and memory."""
 LONG = {
     "checkpoint: attachment": 3,
     "checkpoint: rows": 5,
@@ -56,12 +56,12 @@ LONG = {
     "report": 2,
     STEP: 16,
 }
-"""Aims of every variant in `make test-long`, and how many kills each."""
+"""Targets of every variant in `make test-long`, with the number of kills for each."""
 STEPS_MAX = 24
-"""A kill aimed at a step waits for one of the first so many of its process: a whole run has 110."""
+"""A kill with the target `step` waits for one of the first steps of its process, up to this; a whole run has 110."""
 RUNS_MAX = 100
 OUTSIDE = ("starting", "opening", "test", "report")
-"""Phases of a run that does not train."""
+"""Phases in which a run does not train."""
 
 CONFIG = """
 [generate]
@@ -98,7 +98,7 @@ log_every = 5
 
 @dataclass(frozen=True)
 class Kill:
-    """What a kill aimed at, and what it hit."""
+    """The target of a kill, and the phase that it hit."""
 
     aim: str
     phases: list[str]
@@ -119,7 +119,7 @@ class Kill:
 
 @dataclass
 class Run:
-    """The command, the folder it runs in, and what has killed it so far."""
+    """The command, its folder, and the kills so far."""
 
     server: ForkServerContext
     config: Path
@@ -142,7 +142,7 @@ class Run:
         assert ended(fork(self.server, self.arguments(), self.printed)) == 0, self.last_words()
 
     def killed(self, aim: str, step: int, checkpoints: int) -> bool:
-        """Run until the kill; False if the end came first. `step` counts where the aim is a step."""
+        """Run until the kill; False if the run ended first. `step` is the number of the step if the target is a step."""
         halt = Halt(self.store, checkpoints)
         begun = self.out.with_suffix(".begun")
         begun.unlink(missing_ok=True)
@@ -174,7 +174,7 @@ class Run:
 
 
 def outcome(out: Path) -> dict[str, Any]:
-    """Everything that a run leaves and that must not depend on kills: not times, nor where rows were found."""
+    """All files of a run that must not depend on kills; without times and counts of where rows were found."""
     report = json.loads((out / "report.json").read_text())
     figures = (
         "steps",
@@ -197,7 +197,7 @@ def outcome(out: Path) -> dict[str, Any]:
         assert packed is not None
         content = torch.load(io.BytesIO(packed), weights_only=True)
         state = json.loads(content.pop("state"))
-        # Hashes of the settings among others, which name the folder of each run.
+        # These hashes include the settings, which contain the folder of the run.
         del content["files"]
         left["state"] = {
             name: state[name] for name in ("epoch", "row", "step", "looked_up", "test")
@@ -217,7 +217,7 @@ def measured(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def bits(value: Any) -> Any:
-    """Tensors as bytes, wherever they are in lists and dictionaries."""
+    """Tensors as bytes, at any depth of lists and dictionaries."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape), value.numpy().tobytes()
     if isinstance(value, dict):
@@ -232,7 +232,7 @@ def all_rows(table: rowmill.Table) -> tuple[bytes, bytes, bytes]:
 
 
 def differences(one: Any, other: Any, where: str = "") -> list[str]:
-    """Names of the parts that are not equal."""
+    """The names of the parts that differ."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [
             part for name in one for part in differences(one[name], other[name], f"{where}/{name}")
@@ -247,7 +247,7 @@ def table_of(kills: list[Kill], title: str) -> str:
     )
 
 
-# Rows that go and ids that get none: which ones must not depend on kills either.
+# With eviction and admission: which rows and ids are affected must not depend on kills.
 REMOVAL = """
 [eviction]
 {rule}
@@ -261,7 +261,7 @@ bytes = "8KiB"
 
 @pytest.mark.parametrize("row_memory", ["96KiB", "32MiB"])
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
-def test_a_killed_run_ends_with_the_bits_of_one_that_never_was(
+def test_a_killed_run_ends_bit_identical_to_an_uninterrupted_one(
     server: ForkServerContext,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -275,7 +275,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_never_was(
 @pytest.mark.long
 @pytest.mark.parametrize("row_memory", ["96KiB", "32MiB"])
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
-def test_a_run_killed_50_times_ends_with_the_bits_of_one_that_never_was(
+def test_a_run_killed_50_times_ends_bit_identical_to_an_uninterrupted_one(
     server: ForkServerContext,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -291,7 +291,7 @@ def test_a_run_killed_50_times_ends_with_the_bits_of_one_that_never_was(
     ['rule = "ttl"\nsteps = 20', 'rule = "least_frequent"\nmax_rows = 90'],
     ids=["ttl", "least_frequent"],
 )
-def test_kills_change_neither_which_rows_are_evicted_nor_which_ids_are_admitted(
+def test_kills_do_not_change_eviction_and_admission(
     server: ForkServerContext, tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str
 ) -> None:
     killed_runs(
@@ -306,11 +306,11 @@ def test_kills_change_neither_which_rows_are_evicted_nor_which_ids_are_admitted(
     with rowmill.open(tmp_path / "whole" / "store", read_only=True) as store:
         tables = store.stats()["tables"].values()
         assert sum(table["evicted"] for table in tables) > 100
-        # Of the ids that were asked for, some were never born, and some more than once.
+        # Some requested ids were never admitted, and some were created more than once.
         assert all(table["births"] < table["accesses"] for table in tables)
 
 
-def test_kills_change_no_bit_of_rows_that_are_rounded_at_random(
+def test_kills_change_no_bit_with_stochastic_rounding(
     server: ForkServerContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     killed_runs(
@@ -336,7 +336,7 @@ def killed_runs(
     row_memory: str,
     sections: str = "",
 ) -> None:
-    """Kill runs at all that is aimed at, and compare what they leave with that of one that was not killed."""
+    """Kill runs at all targets, and compare their results with those of an uninterrupted run."""
     need_system_calls()
     config = tmp_path / "config.toml"
     config.write_text(
@@ -353,7 +353,7 @@ def killed_runs(
     kills: list[Kill] = []
     runs = 0
     while aims:
-        assert runs < RUNS_MAX, f"no run came to a kill aimed at {aims[-1]}"
+        assert runs < RUNS_MAX, f"no run reached a kill with the target {aims[-1]}"
         run = Run(server, config, tmp_path / f"killed {runs}")
         try:
             while aims and run.killed(aims[-1], draw.randint(1, STEPS_MAX), checkpoints):

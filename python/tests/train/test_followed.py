@@ -1,7 +1,7 @@
-"""Following a run of `rowmill train` while it trains: the command in another process sees its rows.
+"""Following a run of `rowmill train` during training: another process sees its rows.
 
-What could break: the setting does not reach the store, or the follower needs something that the run does not leave in
-its folder. And a feed that had to pause must be said, once, by the run, not only in figures that users do not read.
+What could break: the setting does not reach the store, or the follower needs files that the run does not write. A paused feed
+must be reported once by the run, not only in metrics.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOG = GenerateConfig(rows=4_000, seed=7, rows_per_table=500)
 SETTINGS = {"train__batch": 64, "store__feed": "32MiB"}
 
 
-def test_the_command_sees_the_rows_of_a_run_that_goes_on(
+def test_the_follow_command_sees_rows_during_training(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     store = tmp_path / "run" / "store"
@@ -106,14 +106,14 @@ def test_a_follower_has_the_rows_of_a_run_at_its_checkpoint(make: Make) -> None:
             assert (table.get(ids) == expected).all()
 
 
-def test_a_feed_that_had_to_pause_is_said_once(make: Make) -> None:
-    """Nothing is published in time, and rows that leave memory are more than may wait."""
+def test_a_paused_feed_is_reported_once(make: Make) -> None:
+    """Nothing is published in time, and more rows leave memory than may wait."""
     printed = io.StringIO()
     console = Console(file=printed, width=1000)
     settings = {"store__row_memory": "512KiB", "store__feed_waiting": "1MiB"}
     with open_trainer(make(store__feed_interval_s=600, **settings), console) as trainer:
         table = trainer.rows.tables[0]
-        # Deleted ids wait like rows: sixteen bytes each.
+        # Deleted ids wait like rows, with sixteen bytes each.
         for first in range(0, 100_000, 20_000):
             ids = np.arange(first, first + 20_000)
             table.put(ids, np.ones((20_000, 16), np.float32))

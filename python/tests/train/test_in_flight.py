@@ -1,8 +1,8 @@
-"""More than one step in flight: rows are read early, and as stale as the bound allows, never more.
+"""With several steps in flight, rows are read early, but never more stale than the bound.
 
-Read too early, rows miss updates and a model is quietly worse. So at bound 0 every bit must be that of one step at a
-time, and at a bound of s a row is read with all but its last s updates: what the steps hold is looked at while they
-run. A loop that fails must leave neither a thread nor a clock behind.
+If rows are read too early, they miss updates and the model is silently worse. So at bound 0 results must be bit-identical to
+one step at a time, and at bound s a row must include all but its last s updates; the tests check the rows of running steps.
+A loop that fails must leave no thread and no clock behind.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def threads() -> int:
 
 
 def open_steps(trainer: Trainer, expected: int) -> int:
-    """Steps that hold clocks or wait for some, once no more of them begin."""
+    """The number of steps that hold clocks or wait for some, once no more steps begin."""
     deadline = time.monotonic() + 20
     stats = trainer.rows.store.stats
     while stats()["tickets"] < expected and time.monotonic() < deadline:
         time.sleep(0.001)
-    time.sleep(0.05)  # For one too many to show.
+    time.sleep(0.05)  # So that a step too many would show.
     return stats()["tickets"]
 
 
@@ -54,14 +54,14 @@ def test_at_bound_0_steps_in_flight_change_no_bit(make: Make, row_memory: str | 
 @pytest.mark.parametrize(
     ("bound", "in_flight", "expected"),
     [
-        # Every batch holds the first ids of the tables: as many steps as the bound and one, and one that waits.
+        # Every batch has the first ids of the tables: bound + 1 steps are open, and one waits.
         (0, 16, 2),
         (3, 16, 5),
         (None, 6, 6),
         (20, 6, 6),
     ],
 )
-def test_as_many_steps_are_open_as_bound_and_setting_allow(
+def test_open_steps_are_limited_by_bound_and_setting(
     make: Make, bound: int | None, in_flight: int, expected: int
 ) -> None:
     config = make(store__staleness_bound=bound, train__in_flight=in_flight)
@@ -74,7 +74,7 @@ def test_as_many_steps_are_open_as_bound_and_setting_allow(
     assert threads() == 0
 
 
-def test_rows_read_early_are_stale(make: Make) -> None:
+def test_rows_read_early_lack_recent_updates(make: Make) -> None:
     one = train(make("one"), quiet())
     stale = {"store__staleness_bound": None, "train__in_flight": 30}
     many = train(make("many", **stale), quiet())
@@ -82,9 +82,7 @@ def test_rows_read_early_are_stale(make: Make) -> None:
     assert many["test"]["logloss"] != one["test"]["logloss"]
 
 
-def test_a_checkpoint_is_made_while_no_step_is_open(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_made_between_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"store__staleness_bound": None, "train__in_flight": 6}
     open_then: list[int] = []
     original = Trainer.save
@@ -98,7 +96,7 @@ def test_a_checkpoint_is_made_while_no_step_is_open(
     assert open_then == [0] * (2 * ROWS // BATCH // 9 + 2)
 
 
-def test_a_resumed_run_goes_on_with_the_same_bits(make: Make) -> None:
+def test_a_run_resumes_to_the_same_bits(make: Make) -> None:
     settings = {"train__in_flight": 5, "train__checkpoint_every": 10, "train__dense_decay_from": 1}
     whole = train(make("whole", train__epochs=2, **settings), quiet())
     train(make("parts", **settings), quiet())
@@ -120,12 +118,12 @@ def test_a_loop_that_fails_leaves_no_thread_and_no_clock(make: Make, bound: int 
         batch.dense.fill_(torch.nan)
         with pytest.raises(TrainingDiverged):
             trainer.train_step(batch, pooled)
-        steps.close()  # While `pooled` still holds the failed step's graph.
+        steps.close()  # While `pooled` still holds the graph of the failed step.
         assert threads() == 0
         assert trainer.rows.store.stats()["tickets"] == 0
 
 
-def test_an_error_of_the_lookup_reaches_the_loop(
+def test_an_error_in_a_lookup_is_raised_in_the_loop(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_trainer(make(train__in_flight=3), quiet()) as trainer:

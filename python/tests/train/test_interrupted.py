@@ -1,8 +1,8 @@
-"""A run that is interrupted says how to go on, and one that meets another leaves it alone.
+"""An interrupted run prints how to resume, and a second run in the same folder leaves the first alone.
 
-Ctrl-C comes in the middle of training, while modules load, and to a run in the background; `kill -9` comes again and
-again before the run has done anything; a second run comes into a folder that is in use. Nothing is simulated: these are
-processes of `rowmill train`. Kills at any instant are in `test_exactly_once.py`.
+Ctrl-C is sent during training, while modules load, and to a run in the background. `kill -9` is sent repeatedly before the
+run has done anything. A second run starts in a folder that is in use. Nothing is simulated: these are processes of
+`rowmill train`. `test_exactly_once.py` kills at any point.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def start(log: Path, out: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def measured(out: Path) -> dict[str, Any]:
-    """What must not depend on kills: all of the report but times, and where rows were found."""
+    """The results that must not depend on kills: the report without times and counts of where rows were found."""
     report = json.loads((out / "report.json").read_text())
     curve = [
         {name: point[name] for name in ("step", "rows", "logloss", "auc", "ne")}
@@ -74,10 +74,10 @@ def measured(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_run_killed_again_and_again_while_it_begins_is_where_it_was(
+def test_kills_during_the_start_lose_no_progress(
     log: Path, whole: Path, server: ForkServerContext, tmp_path: Path, after: int
 ) -> None:
-    """As soon as it has locked its store: before the first checkpoint, and on its way back to the third."""
+    """Killed as soon as it has locked its store: before the first checkpoint, and when it resumes from the third."""
     out, printed = tmp_path / "killed", tmp_path / "printed.txt"
     moments: list[Callable[[int | None], bool]] = [lambda _: epoch(out / "store") >= after]
     moments += [lambda pid: locked_by(out / "store", pid)] * 3
@@ -98,7 +98,7 @@ def locked_by(store: Path, pid: int | None) -> bool:
     return lock.exists() and lock.read_text() == f"{pid}\n"
 
 
-def test_ctrl_c_ends_a_run_with_one_line_that_says_how_to_go_on(
+def test_ctrl_c_ends_a_run_with_one_line_that_says_how_to_resume(
     log: Path, whole: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     out = tmp_path / "interrupted"
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_how_to_go_on(
     assert measured(out) == measured(whole)
 
 
-def test_ctrl_c_while_modules_load_is_one_line_too(log: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_modules_load_prints_one_line(log: Path, tmp_path: Path) -> None:
     process = start(log, tmp_path / "out")
     loads = Path(f"/proc/{process.pid}/maps")
     until(lambda: "/torch/" in loads.read_text(), lambda: process.poll() is None)
@@ -126,8 +126,8 @@ def test_ctrl_c_while_modules_load_is_one_line_too(log: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_ctrl_c_is_not_heard_by_a_run_in_the_background(log: Path, tmp_path: Path) -> None:
-    """A shell starts those with the signal ignored."""
+def test_a_background_run_ignores_ctrl_c(log: Path, tmp_path: Path) -> None:
+    """A shell starts background processes with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = start(log, tmp_path / "out", "--epochs", "0")

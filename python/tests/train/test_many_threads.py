@@ -1,6 +1,6 @@
-"""Runs with more threads than the machine has cores come to their end, and two of them have equal bits.
+"""Runs with more threads than cores end, and two such runs are bit-identical.
 
-Batches are large enough that every call of the store is shared by its threads, and the rows do not fit into memory.
+Batches are large enough that every store call is divided over threads, and the rows do not fit into memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOG = GenerateConfig(rows=16_000, seed=9, rows_per_table=4_000)
 HANGS_S = 240.0
-"""A run that takes longer hangs: a quiet machine takes some seconds."""
+"""A run that takes longer counts as hanging; on an idle machine it takes some seconds."""
 
 
 def arguments(log: Path, out: Path, *more: str) -> list[str]:
@@ -46,7 +46,7 @@ def arguments(log: Path, out: Path, *more: str) -> list[str]:
 
 
 def to_the_end(run: BaseProcess, printed: Path) -> None:
-    """Wait for a run; one that hangs is killed, and fails the test."""
+    """Wait for a run; a hanging run is killed and fails the test."""
     run.join(HANGS_S)
     if run.exitcode is None:
         run.kill()
@@ -56,7 +56,7 @@ def to_the_end(run: BaseProcess, printed: Path) -> None:
 
 
 def left(out: Path) -> dict[str, Any]:
-    """Everything of a run that its bits are: losses, figures of the test, rows with their state, dense weights."""
+    """All results of a run that must be bit-identical: losses, test metrics, rows with state, dense weights."""
     report = json.loads((out / "report.json").read_text())
     found: dict[str, Any] = {
         "test": report["test"],
@@ -77,7 +77,7 @@ def left(out: Path) -> dict[str, Any]:
 
 @pytest.mark.timeout(3 * HANGS_S)
 @pytest.mark.parametrize("more", [(), ("--in-flight", "4", "--staleness-bound", "2")], ids=str)
-def test_two_runs_with_sixteen_threads_end_and_have_equal_bits(
+def test_two_runs_with_sixteen_threads_end_and_are_bit_identical(
     log: Path, server: ForkServerContext, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     outs = [tmp_path / "one", tmp_path / "two"]
@@ -86,7 +86,7 @@ def test_two_runs_with_sixteen_threads_end_and_have_equal_bits(
         to_the_end(fork(server, arguments(log, out, "--threads", "16", *more), printed), printed)
     one, two = map(left, outs)
     assert len(one["curve"]) > 4
-    if not more:  # Beyond bound 0 the order of steps is a matter of time.
+    if not more:  # Above bound 0, the order of steps depends on timing.
         assert [name for name in one if one[name] != two[name]] == []
 
 
@@ -101,7 +101,7 @@ def test_two_ranks_with_eight_threads_each_and_steps_in_flight_end(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # A group of processes of its own, to be killed together.
+        start_new_session=True,  # A process group, so that all ranks can be killed together.
     )
     try:
         printed, _ = run.communicate(timeout=HANGS_S)

@@ -1,7 +1,7 @@
-"""Checkpoints of a run go to an object store beside the training.
+"""Checkpoints of a run are pushed to an object store during training.
 
-What could break: training waits for a slow place or ends with a broken one; the last checkpoint never arrives. The place
-is a folder here; the S3 protocol is the matter of `test_remote.py`.
+What could break: training waits for a slow object store or ends with a broken one; the last checkpoint never arrives. The
+object store is a folder here; `test_remote.py` tests the S3 protocol.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def settings(folder: Path, url: str, **more: object) -> dict[tuple[str, str], ob
     return values | {("train", key): value for key, value in more.items()}
 
 
-def test_the_last_checkpoint_of_a_run_is_there_and_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_the_last_checkpoint_of_a_run_is_pushed_and_can_be_resumed(tmp_path: Path) -> None:
     url = (tmp_path / "place").as_uri()
     console = Console(file=io.StringIO())
     values = settings(tmp_path, url)
@@ -50,7 +50,7 @@ def test_the_last_checkpoint_of_a_run_is_there_and_can_be_gone_on_with(tmp_path:
     found = [checkpoint["epoch"] for checkpoint in rowmill.checkpoints(url)]
     assert found[-1] == last
     assert 1 <= len(found) <= 2
-    # The restored rows are those of the run: resumed, it finds nothing to do.
+    # The restored rows are those of the finished run, so resuming has nothing to do.
     rowmill.restore(url, tmp_path / "restored")
     values |= {("store", "path"): tmp_path / "restored", ("train", "resume"): True}
     values[("checkpoint", "push")] = None
@@ -59,7 +59,7 @@ def test_the_last_checkpoint_of_a_run_is_there_and_can_be_gone_on_with(tmp_path:
     assert f"the run is complete, at step {report['run']['steps']}" in told.getvalue()
 
 
-def test_training_goes_on_when_a_push_fails(tmp_path: Path) -> None:
+def test_training_continues_when_a_push_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     url = (tmp_path / "file/place").as_uri()
     told = io.StringIO()

@@ -1,4 +1,4 @@
-"""The report: one file without outside parts, figures that are there, curves in their frame."""
+"""The report: a single file without external parts, with all available metrics and well-formed charts."""
 
 import itertools
 import json
@@ -60,7 +60,7 @@ def a_report(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_page_shows_the_figures_and_loads_nothing() -> None:
+def test_the_page_shows_the_metrics_and_loads_nothing() -> None:
     page = report_page(a_report())
     for figure in ("0.7123", "0.7789", "0.4500", "12,346", "98.7%", "2.0%", "2.1M", "256.3 MiB"):
         assert figure in page, figure
@@ -80,13 +80,13 @@ def test_every_chart_is_well_formed_and_inside_its_frame() -> None:
             assert 0 <= float(circle.attrib["cy"]) <= height
 
 
-def test_a_run_without_a_test_part_a_teacher_or_a_curve_has_a_page_too() -> None:
+def test_a_run_without_test_rows_teacher_or_curve_has_a_page() -> None:
     nothing = {"auc": None, "logloss": None, "ne": None}
     page = report_page(a_report(test=nothing, teacher=None, curve=[]))
     assert page.count("no figures") == 6
 
 
-def test_json_holds_null_for_figures_that_do_not_exist(tmp_path: Path) -> None:
+def test_json_holds_null_for_undefined_metrics(tmp_path: Path) -> None:
     write_report(a_report(), tmp_path)
     content = json.loads((tmp_path / "report.json").read_text())
     assert content["curve"][1]["logloss"] is None
@@ -94,10 +94,8 @@ def test_json_holds_null_for_figures_that_do_not_exist(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
 
 
-def test_a_report_that_is_cut_off_has_no_json_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that finds its report.json takes the report for complete."""
+def test_report_json_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that finds report.json takes the report for complete."""
     replace = Path.replace
 
     def only_the_first(path: Path, target: Path) -> None:
@@ -156,12 +154,12 @@ def test_early_points_do_not_flatten_a_robust_chart() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-17, 5e-324, -3e-20])
-def test_a_curve_that_stays_next_to_nothing_has_a_chart(value: float) -> None:
+def test_a_nearly_constant_curve_has_a_chart(value: float) -> None:
     chart = line_chart([Line("loss", [(1, value), (2, value)])], title="loss", form=str)
     assert ElementTree.fromstring(chart).tag.endswith("svg")
 
 
-def test_short_counts() -> None:
+def test_counts_are_abbreviated() -> None:
     assert [short_count(value) for value in (0, 0.5, 999, 1000, 1_500_000, 2e9)] == [
         "0", "0.5", "999", "1k", "1.5M", "2G",
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""What `--resume` meets beside a run that was cut off: a complete one, half a report, other settings, old folders.
+"""`--resume` in unusual folders: a complete run, an incomplete report, other settings, old folders.
 
-Each of these folders can be left by a kill at the wrong instant, and each must lead to the figures of the run that the
-settings describe, or to one line that says why not. The figures themselves are compared in `test_exactly_once.py`.
+A kill at some point can leave each of these folders. Each must lead to the results of the run that the settings describe, or
+to one line with the reason. `test_exactly_once.py` compares the results themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., str]:
-    """Runs `rowmill train` in an empty folder; gives what it printed."""
+    """A function that runs `rowmill train` in an empty folder and returns its output."""
     monkeypatch.chdir(tmp_path)
 
     def run(*more: str, code: int = 0) -> str:
@@ -63,7 +63,7 @@ def shown(tag: str) -> list[tuple[int, float]]:
     return scalars(Path("out/events"), tag)[tag]
 
 
-def test_a_complete_run_is_left_as_it_is(command: Callable[..., str]) -> None:
+def test_resuming_a_complete_run_changes_nothing(command: Callable[..., str]) -> None:
     command()
 
     def left() -> dict[Path, bytes]:
@@ -81,10 +81,10 @@ def test_a_complete_run_is_left_as_it_is(command: Callable[..., str]) -> None:
     assert left() == before
 
 
-def test_a_report_that_was_not_finished_is_written_again(command: Callable[..., str]) -> None:
+def test_an_incomplete_report_is_written_again(command: Callable[..., str]) -> None:
     command()
     first = report()
-    # The last file of a report is report.json.
+    # report.json is the last file of a report.
     Path("out/report.json").rename("out/.report.json")
     Path("out/report.html").write_text("<!doctype html><ht")
     assert "is complete, at step 12: writing the missing report" in command("--resume")
@@ -97,7 +97,7 @@ def test_a_report_that_was_not_finished_is_written_again(command: Callable[..., 
         assert shown(f"test/{name}") == [(12, pytest.approx(value))]
 
 
-def test_a_folder_never_holds_the_report_of_an_earlier_run(
+def test_a_new_run_removes_the_report_of_an_earlier_run(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command("--seed", "1")
@@ -107,13 +107,13 @@ def test_a_folder_never_holds_the_report_of_an_earlier_run(
     assert list(Path("out").glob("report.*")) == []
 
 
-def test_tensorboard_is_told_of_every_step_once(
+def test_tensorboard_shows_every_step_once(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command()
     whole = {tag: shown(tag) for tag in ("train/logloss", "train/auc", "test/auc")}
-    # A new run takes back what the one before it in this folder has shown; one that goes on, what was shown after
-    # its checkpoint at step 4 or 8 by the part that was cut off.
+    # A new run removes the points of the run before it in the folder. A resumed run removes the points after its checkpoint
+    # at step 4 or 8.
     for step in (7, 11):
         shutil.rmtree("out/store")
         with cut_off(step, monkeypatch):
@@ -123,7 +123,7 @@ def test_tensorboard_is_told_of_every_step_once(
         assert {tag: shown(tag) for tag in whole} == whole
 
 
-def test_points_are_on_disk_before_a_checkpoint_counts_on_them(
+def test_points_are_flushed_before_a_checkpoint(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -144,17 +144,17 @@ def test_points_are_on_disk_before_a_checkpoint_counts_on_them(
     before = {calls[number - 1] for number, name in enumerate(calls) if name == "save"}
     assert calls.count("save") == 5
     assert calls.count("add_scalar") > 20
-    assert before == {"flush", "save"}, "the last one, after the test, has no new point"
+    assert before == {"flush", "save"}, "the last checkpoint, after the test, has no new point"
 
 
 def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    """Files with their time of change; the lock says who had a store open last."""
+    """Files with their modification times, without the lock, which records the last opening."""
     files = (file for file in folder.rglob("*") if file.is_file() and file.name != "LOCK")
     return {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
 
 
 @pytest.mark.parametrize("flags", [(), ("--plain",), ("--store", "rows")], ids=str)
-def test_a_new_run_is_refused_where_a_checkpoint_is(
+def test_a_new_run_is_refused_in_a_folder_with_a_checkpoint(
     command: Callable[..., str], flags: tuple[str, ...]
 ) -> None:
     command()
@@ -167,7 +167,7 @@ def test_a_new_run_is_refused_where_a_checkpoint_is(
     command("--out", "other")
 
 
-def test_a_new_run_is_refused_where_the_store_it_names_has_a_checkpoint(
+def test_a_new_run_is_refused_if_its_store_has_a_checkpoint(
     command: Callable[..., str],
 ) -> None:
     command("--store", "rows")
@@ -179,12 +179,12 @@ def test_a_new_run_is_refused_where_the_store_it_names_has_a_checkpoint(
     assert "Nothing to do" in command("--store", "rows", "--resume")
 
 
-def test_a_new_run_clears_what_a_run_left_before_its_first_checkpoint(
+def test_a_new_run_clears_files_of_a_run_without_a_checkpoint(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command()
     first = report()["test"]
-    for name in ("STORE", "MANIFEST"):  # A store gets them with its first checkpoint.
+    for name in ("STORE", "MANIFEST"):  # Files that a store gets with its first checkpoint.
         (Path("out/store") / name).unlink()
 
     def killed(_: Path) -> None:
@@ -193,12 +193,12 @@ def test_a_new_run_clears_what_a_run_left_before_its_first_checkpoint(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", killed)
         command(code=130)
-    # A run that is killed while it clears leaves a folder that the next one clears.
+    # A run that is killed while it clears leaves a folder that the next run clears.
     assert "Nothing to do" not in command()
     assert report()["test"] == first
 
 
-def test_a_complete_run_goes_on_when_more_epochs_are_asked_for(command: Callable[..., str]) -> None:
+def test_a_complete_run_continues_with_more_epochs(command: Callable[..., str]) -> None:
     Path("constant.toml").write_text("[train]\ndense_decay_from = 1\n")
     constant = ("--config", "constant.toml")
     command(*constant, "--epochs", "2")
@@ -212,7 +212,7 @@ def test_a_complete_run_goes_on_when_more_epochs_are_asked_for(command: Callable
     ]
 
 
-def test_memory_lookahead_and_checkpoints_may_change_on_the_way(
+def test_memory_lookahead_and_checkpoints_may_change_on_resume(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command()
@@ -228,7 +228,7 @@ def test_memory_lookahead_and_checkpoints_may_change_on_the_way(
     assert points - {point["step"] for point in whole["curve"]} == {9}
 
 
-def test_conditions_that_bits_depend_on_are_noted_when_they_change(
+def test_changed_conditions_that_affect_bits_are_reported(
     command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cut_off(6, monkeypatch):
@@ -242,8 +242,8 @@ def test_conditions_that_bits_depend_on_are_noted_when_they_change(
     assert "Note" not in command("--resume")
 
 
-def test_columns_of_other_names_are_another_run(command: Callable[..., str]) -> None:
-    """They would be other tables: the rows of the first ones would be left behind in silence."""
+def test_resume_refuses_other_column_names(command: Callable[..., str]) -> None:
+    """They would create other tables, and the rows of the first tables would be lost silently."""
     Path("clicks.tsv").write_text("".join(f"{n % 2}\t{n}\t{n % 7:x}\n" for n in range(500)))
     for name, user in (("one", "user"), ("two", "visitor")):
         Path(f"{name}.toml").write_text(
@@ -255,7 +255,7 @@ def test_columns_of_other_names_are_another_run(command: Callable[..., str]) -> 
     assert "cannot resume: columns was ['y', 'n', 'user'] and is ['y', 'n', 'visitor']" in printed
 
 
-def test_a_packed_run_is_put_back_whole() -> None:
+def test_a_saved_state_restores_everything() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.Adam(model.parameters())
     about: dict[str, Any] = {"identity": {"seed": 1}, "conditions": {"threads": 1}}
@@ -281,7 +281,7 @@ def test_a_packed_run_is_put_back_whole() -> None:
     assert moved.unpack(packed) == ["threads was 1 and is 2"]
 
 
-def test_a_run_draws_from_no_stream_that_a_checkpoint_does_not_hold(
+def test_a_run_only_uses_random_streams_that_checkpoints_hold(
     command: Callable[..., str],
 ) -> None:
     before = random.getstate(), str(np.random.get_state())

@@ -1,8 +1,7 @@
-"""Training end to end: against plain torch, with hardly any memory, and cut off in the middle.
+"""Training end to end: compared with plain torch, with hardly any memory, and interrupted.
 
-The store may not change a single number: not by where rows lie, not by fetching them early, not by being closed and
-opened half-way. Plain torch updates the same model in the same order; it adds up in another order, so it agrees
-within 1e-5 of loss, not to the bit.
+The store must not change any number: not by the placement of rows, not by prefetching, not by closing and reopening. Plain
+torch updates the same model in the same order, but sums in another order, so losses agree within 1e-5.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def fit(trainer: Trainer, out: Path) -> None:
 
 
 def all_rows(trainer: Trainer) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Ids, weights and optimizer state of every table, by id."""
+    """Weights and optimizer state of every table, ordered by id."""
     found = {}
     for table in trainer.rows.tables:
         ids = np.sort(np.concatenate([ids for ids, _ in table.scan()]))
@@ -76,7 +75,7 @@ def test_losses_agree_with_plain_torch(make: Make, model: str, optimizer: str) -
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_rows_learn_in_both(make: Make) -> None:
+def test_rows_change_with_and_without_a_store(make: Make) -> None:
     with open_trainer(make(), quiet()) as trainer:
         losses(trainer, 5)
         for table in trainer.rows.tables[:3]:
@@ -95,7 +94,7 @@ def test_rows_learn_in_both(make: Make) -> None:
         ({}, optim.FTRL(0.5)),
     ],
 )
-def test_rows_are_updated_by_the_optimizer_that_is_set(
+def test_rows_use_the_optimizer_of_the_settings(
     make: Make, tmp_path: Path, parameters: dict[str, Any], expected: optim.OptimizerSpec
 ) -> None:
     kind = optimizer_to_dict(expected)["kind"]
@@ -125,13 +124,13 @@ def test_hardly_any_memory_and_any_lookahead_change_no_bit(make: Make) -> None:
             results.append((trainer.test(), all_rows(trainer)))
             summary = trainer.report(trainer.test())["run"]
             if name != "all":
-                assert summary["device_blocks_read"] > 1000, "nothing ever left the memory"
+                assert summary["device_blocks_read"] > 1000, "rows must have been evicted"
     for test, rows in results[1:]:
         assert test == results[0][0]
         same_rows(rows, results[0][1])
 
 
-def test_a_run_cut_off_anywhere_goes_on_to_the_same_bits(
+def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"train__checkpoint_every": 10, "train__epochs": 2, "store__row_memory": "1MiB"}
@@ -160,7 +159,7 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_bits(
 
 
 def cut_off(config: Config, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run until `steps` steps are done, then fail inside the next one, after its backward pass."""
+    """Run `steps` steps, then fail inside the next one, after its backward pass."""
     with open_trainer(config, quiet()) as trainer, monkeypatch.context() as patched:
         original = trainer.optimizer.step
 
@@ -213,9 +212,7 @@ def test_a_given_store_must_be_empty(make: Make, tmp_path: Path) -> None:
         train(make(store__path=tmp_path / "rows", data__train_rows=256), quiet())
 
 
-def test_each_batch_is_announced_once_and_order_is_kept(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_batch_is_announced_once_in_order(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make(store__lookahead=3, data__train_rows=128 * 8)
     with open_trainer(config, quiet()) as trainer:
         announced: list[torch.Tensor] = []
@@ -229,9 +226,9 @@ def test_each_batch_is_announced_once_and_order_is_kept(
         seen = []
         for batch in trainer.ahead(0):
             seen.append(batch.ids)
-            # The store knows of at most three batches beyond this one, and of all of them while there are any.
+            # The store knows at most three batches after this one, and exactly three while there are enough.
             assert len(announced) == min(len(seen) + 2, 7)
-        assert ahead == [2, 3, 4, 4, 4, 4, 4], "batch 1 comes while batch 0 is still to begin"
+        assert ahead == [2, 3, 4, 4, 4, 4, 4], "batch 1 is announced before batch 0 begins"
         plain = trainer.ahead(0)
         assert all(torch.equal(a, b.ids) for a, b in zip(seen, plain, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(announced[:7], seen[1:], strict=True))
@@ -247,7 +244,7 @@ def test_a_step_makes_one_store_call_forward_and_one_backward(make: Make) -> Non
     assert after["updates"] - before["updates"] == 3
 
 
-def test_testing_keeps_no_row(make: Make) -> None:
+def test_evaluation_inserts_no_rows(make: Make) -> None:
     with open_trainer(make(data__train_rows=1000), quiet()) as trainer:
         losses(trainer, 7)
         before = {table.name: len(table) for table in trainer.rows.tables}
@@ -256,14 +253,14 @@ def test_testing_keeps_no_row(make: Make) -> None:
 
 
 @pytest.mark.parametrize("way", ["hash", "vocabulary"])
-def test_other_ways_of_ids_train_too(make: Make, way: str) -> None:
+def test_all_id_mappings_train(make: Make, way: str) -> None:
     config = make(data__ids=way, data__buckets=1000, data__train_rows=2560)
     report = train(config, quiet())
     assert report["run"]["live_rows"] > 1000
     assert report["test"]["auc"] is not None
 
 
-def test_rows_of_half_the_bytes_and_of_two_planes_learn_as_well(make: Make) -> None:
+def test_bf16_and_split_rows_learn_as_well(make: Make) -> None:
     reports = {
         dtype: train(make(dtype, rows__dtype=dtype, train__epochs=2), quiet())
         for dtype in ("fp32", "bf16", "split-bf16")
@@ -274,12 +271,12 @@ def test_rows_of_half_the_bytes_and_of_two_planes_learn_as_well(make: Make) -> N
         assert abs(other["test"]["auc"] - full["test"]["auc"]) < 0.01
         assert other["test"] != full["test"]
         assert other["run"]["live_rows"] == full["run"]["live_rows"]
-    # 16 weights and as many floats of state: 96 bytes instead of 128.
+    # 16 weights and 16 floats of state: 96 bytes instead of 128.
     assert half["run"]["live_row_bytes"] == full["run"]["live_row_bytes"] * 3 // 4
     assert split["run"]["live_row_bytes"] == full["run"]["live_row_bytes"]
 
 
-def test_a_run_goes_on_with_the_dtype_it_began_with(make: Make) -> None:
+def test_resume_refuses_another_dtype(make: Make) -> None:
     with open_trainer(make("run", rows__dtype="bf16"), quiet()) as trainer:
         trainer.save()
     with (
@@ -289,14 +286,14 @@ def test_a_run_goes_on_with_the_dtype_it_began_with(make: Make) -> None:
         pass
 
 
-def test_raw_criteo_files_train_as_they_are(make: Make, shared_data: Path) -> None:
+def test_raw_criteo_files_can_be_trained_on(make: Make, shared_data: Path) -> None:
     report = train(make(data__path=shared_data / "criteo-raw"), quiet())
     assert (report["run"]["train_rows"], report["run"]["test_rows"]) == (6400, 1600)
     assert report["test"]["auc"] > 0.6
 
 
-def test_criteo_sample_reaches_the_promised_figures(make: Make, shared_data: Path) -> None:
-    """Default settings, first 64,000 rows train, last 16,000 test; the same bits with a tenth of the memory."""
+def test_the_criteo_sample_reaches_the_documented_metrics(make: Make, shared_data: Path) -> None:
+    """Default settings, first 64,000 rows for training, last 16,000 for testing; bit-identical with a tenth of the memory."""
     flags = {"data__path": shared_data / "criteo/criteo80k.parquet", "train__batch": 256}
     report = train(make("criteo", **flags), quiet())
     assert report["run"]["train_rows"] == 64_000
